@@ -1,0 +1,124 @@
+"""The exception tree of paro-advise, importable from every room.
+
+ParoAdviseError                   exit 1   something failed
++-- UsageError                    exit 2   the command line asks for something impossible
++-- InputError                    exit 3   the input cannot be used
+|   +-- NoInputError              E301     nothing to read under the given paths
+|   +-- UnknownFormatError        E302     the file is of no kind we know
+|   +-- BrokenInputError          E303     the file holds nothing that can be salvaged
+|   +-- HostileInputError         E304     the file would exhaust memory or run code
+|   `-- ForeignDataError          E305     a JSON file of ours has another format or version
+`-- OutputError                   exit 1   the result cannot be written
+    `-- WouldOverwriteError       E401     a file exists and --force was not given
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BrokenInputError",
+    "ForeignDataError",
+    "HostileInputError",
+    "InputError",
+    "NoInputError",
+    "OutputError",
+    "ParoAdviseError",
+    "UnknownFormatError",
+    "UsageError",
+    "WouldOverwriteError",
+]
+
+
+class ParoAdviseError(Exception):
+    """Base of all errors that a user may see.
+
+    Attributes:
+        what: the rule that was broken, with expected and got.
+        where: the file or option concerned, or None.
+        hint: the next step for the user, or None.
+        code: stable identifier, the argument of ``paro-advise explain``.
+        exit_code: the process exit code (reference: formats, exit codes).
+    """
+
+    code = "E100"
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.hint = hint
+
+    def lines(self) -> list[str]:
+        """Return the message as printed on stderr: rule, place, next step."""
+        out = [f"error[{self.code}]: {self.what}"]
+        if self.where:
+            out.append(f"  --> {self.where}")
+        if self.hint:
+            out.append(f"  help: {self.hint}")
+        return out
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Keep the keyword attributes when the error crosses a process border."""
+        return (_rebuild, (type(self), self.what, self.where, self.hint))
+
+
+def _rebuild(
+    kind: type[ParoAdviseError], what: str, where: str | None, hint: str | None
+) -> ParoAdviseError:
+    return kind(what, where=where, hint=hint)
+
+
+class UsageError(ParoAdviseError):
+    """The options contradict each other or name something that does not exist."""
+
+    code = "E200"
+    exit_code = 2
+
+
+class InputError(ParoAdviseError):
+    """The input cannot be used."""
+
+    code = "E300"
+    exit_code = 3
+
+
+class NoInputError(InputError):
+    """Nothing to read under the given paths."""
+
+    code = "E301"
+
+
+class UnknownFormatError(InputError):
+    """The file is of no kind that trace_parsers knows."""
+
+    code = "E302"
+
+
+class BrokenInputError(InputError):
+    """The file is of a known kind but nothing in it could be read."""
+
+    code = "E303"
+
+
+class HostileInputError(InputError):
+    """Reading the file would exhaust memory or execute code."""
+
+    code = "E304"
+
+
+class ForeignDataError(InputError):
+    """A JSON document of ours has another format or major version."""
+
+    code = "E305"
+
+
+class OutputError(ParoAdviseError):
+    """The result cannot be written."""
+
+    code = "E400"
+
+
+class WouldOverwriteError(OutputError):
+    """The output exists already and --force was not given."""
+
+    code = "E401"

@@ -1,0 +1,1 @@
+"""Strategies as values: what is possible and what it costs."""

@@ -1,0 +1,1 @@
+"""Makes a strategy happen in a training process."""

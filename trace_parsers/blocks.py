@@ -1,0 +1,232 @@
+"""Bounded, streaming decompression of one input: plain, gzip, zstd, or a member of a tar."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from paro_advise.errors import HostileInputError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+READ_BYTES = 128 * 1024
+_OUTPUT_BYTES = 1 << 20
+# Real traces compress 10 to 20 times, extreme ones about 60; a bomb reaches 1000.
+_MAX_RATIO = 250
+_FREE_BYTES = 64 << 20
+_MAX_OUTPUT_BYTES = 256 << 30
+
+try:  # isal inflates about three times as fast as zlib; an optional extra
+    from isal import isal_zlib as _inflate
+except ImportError:  # pragma: no cover - depends on the installation
+    _inflate = zlib
+_INFLATE_ERRORS: tuple[type[Exception], ...] = (zlib.error, _inflate.error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRef:
+    """Where an input lies: a file, or a member of a tar archive."""
+
+    path: Path
+    member: str | None = None
+
+    @property
+    def label(self) -> str:
+        """Return the name shown to people: ``path`` or ``path!member``."""
+        return str(self.path) if self.member is None else f"{self.path}!{self.member}"
+
+    @property
+    def file_name(self) -> str:
+        """Return the last part of the member or path."""
+        return Path(self.member or self.path).name
+
+
+class BlockReader:
+    """Iterates over the decompressed bytes of one input.
+
+    After iteration: ``input_bytes`` and ``sha256`` describe the bytes as stored,
+    ``output_bytes`` counts what came out, ``truncated`` says why the stream ended early or "".
+
+    Raises (while iterating):
+        HostileInputError: the data expands more than 250 times.
+        InputError: the file cannot be opened or needs a package that is not installed.
+    """
+
+    def __init__(self, ref: SourceRef) -> None:
+        self.ref = ref
+        self.input_bytes = 0
+        self.output_bytes = 0
+        self.truncated = ""
+        self._hash = hashlib.sha256()
+
+    @property
+    def sha256(self) -> str:
+        """Return the hash of the stored bytes read so far."""
+        return self._hash.hexdigest()
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            if self.ref.member is None:
+                with self.ref.path.open("rb") as file:
+                    yield from self._decoded(file)
+            else:
+                yield from self._member()
+        except OSError as error:
+            raise InputError(
+                f"an input must be a readable file, got: {error.strerror or error}", where=self.ref.label
+            ) from error
+
+    def finish(self) -> None:
+        """Read the stored bytes to the end, so that ``sha256`` covers the whole input."""
+        if self.ref.member is None and self.input_bytes < self.ref.path.stat().st_size:
+            with self.ref.path.open("rb") as file:
+                file.seek(self.input_bytes)
+                while block := file.read(1 << 20):
+                    self._note(block)
+
+    def _member(self) -> Iterator[bytes]:
+        try:
+            with tarfile.open(self.ref.path, mode="r|*") as archive:
+                for info in archive:
+                    if info.name == self.ref.member and info.isfile():
+                        handle = archive.extractfile(info)
+                        if handle is not None:
+                            yield from self._decoded(handle)
+                        return
+        except (tarfile.TarError, EOFError, *_INFLATE_ERRORS) as error:
+            self.truncated = f"archive ends early ({error})"
+
+    def _decoded(self, file: IO[bytes]) -> Iterator[bytes]:
+        first = file.read(READ_BYTES)
+        self._note(first)
+        if first.startswith(b"\x1f\x8b"):
+            yield from self._counted(self._gunzip(first, file))
+        elif first.startswith(b"\x28\xb5\x2f\xfd"):
+            yield from self._counted(self._unzstd(first, file))
+        else:
+            while first:
+                self.output_bytes += len(first)
+                yield first
+                first = file.read(READ_BYTES)
+                self._note(first)
+
+    def _note(self, block: bytes) -> None:
+        self.input_bytes += len(block)
+        self._hash.update(block)
+
+    def _counted(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        for block in blocks:
+            self.output_bytes += len(block)
+            allowed = min(_FREE_BYTES + _MAX_RATIO * self.input_bytes, _MAX_OUTPUT_BYTES)
+            if self.output_bytes > allowed:
+                raise HostileInputError(
+                    f"compressed input must expand at most {_MAX_RATIO} times, this one expands "
+                    f"more ({self.output_bytes} bytes out of {self.input_bytes})",
+                    where=self.ref.label,
+                    hint="decompress it yourself and pass the plain file if it is really a trace",
+                )
+            yield block
+
+    def _gunzip(self, data: bytes, file: IO[bytes]) -> Iterator[bytes]:
+        stream = _inflate.decompressobj(31)
+        inside = False
+        while data:
+            if not inside and not data.startswith(b"\x1f\x8b"):
+                self.truncated = "bytes after the compressed data were ignored"
+                return
+            inside = True
+            try:
+                out = stream.decompress(data, _OUTPUT_BYTES)
+            except _INFLATE_ERRORS as error:
+                self.truncated = f"compressed data is broken ({error})"
+                return
+            if out:
+                yield out
+            data = stream.unconsumed_tail
+            if stream.eof:
+                inside = False
+                data = stream.unused_data.lstrip(b"\0")
+                stream = _inflate.decompressobj(31)
+            if not data:
+                data = file.read(READ_BYTES)
+                self._note(data)
+        if inside:
+            self.truncated = "compressed data ends early"
+            try:
+                rest = stream.flush()
+            except _INFLATE_ERRORS:
+                return
+            if rest:
+                yield rest
+
+    def _unzstd(self, data: bytes, file: IO[bytes]) -> Iterator[bytes]:
+        try:
+            import zstandard
+        except ImportError:
+            raise InputError(
+                "zstd input needs the package zstandard, which is not installed",
+                where=self.ref.label,
+                hint="pip install 'paro-advise[fast]'",
+            ) from None
+        reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(
+            cast("IO[bytes]", _Prefixed(data, file, self._note)), read_across_frames=True
+        )
+        while True:
+            try:
+                out = reader.read(_OUTPUT_BYTES)
+            except zstandard.ZstdError as error:
+                self.truncated = f"compressed data is broken ({error})"
+                return
+            if not out:
+                return
+            yield out
+
+
+class _Prefixed:
+    """A reader that gives bytes already read first, and reports what it reads after."""
+
+    def __init__(self, first: bytes, file: IO[bytes], note: Any) -> None:
+        self._first = first
+        self._file = file
+        self._note = note
+
+    def read(self, size: int = -1) -> bytes:
+        if self._first:
+            out, self._first = self._first, b""
+            return out
+        out = self._file.read(size if size > 0 else READ_BYTES)
+        self._note(out)
+        return out
+
+
+def archive_members(path: Path, limit: int = 4096) -> list[str]:
+    """Return the names of the regular files in a tar archive, in order.
+
+    Raises:
+        InputError: the archive cannot be read at all.
+        HostileInputError: it holds more than ``limit`` members or expands without bound.
+    """
+    names: list[str] = []
+    total = 0
+    allowed = _FREE_BYTES + _MAX_RATIO * path.stat().st_size
+    try:
+        with tarfile.open(path, mode="r|*") as archive:
+            for info in archive:
+                total += max(0, info.size)
+                if len(names) >= limit or total > allowed:
+                    raise HostileInputError(
+                        f"an archive must hold at most {limit} files that expand at most "
+                        f"{_MAX_RATIO} times",
+                        where=str(path),
+                    )
+                if info.isfile():
+                    names.append(info.name)
+    except (tarfile.TarError, EOFError, *_INFLATE_ERRORS) as error:
+        if not names:
+            raise InputError(f"the archive cannot be read ({error})", where=str(path)) from error
+    return names

@@ -1,0 +1,170 @@
+"""Cuts a Kineto JSON stream into its head, chunks of whole events, and its tail.
+
+The text between two events is learned from the first one, so that every layout since 2020
+(several fields a line, one field a line, one line in all) is cut the same way. A wrong cut can
+only make a decode fail, which is repaired or counted later; it can never alter data silently.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+CHUNK_BYTES = 512 * 1024
+_MAX_PENDING_BYTES = 64 << 20
+_ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BARE_LIST = re.compile(rb"^\s*(?:\xef\xbb\xbf)?\s*\[\s*\{")
+_SPACES_AND_COMMA = re.compile(rb"\s*,\s*(?=\{)")
+_FALLBACK_BOUNDARIES = (b"\n  },\n  {", b'},{"ph"', b'}, {"ph"', b'},\n{"ph"', b'},{"name"', b'}, {"name"')
+_MAX_FIRST_EVENT_BYTES = 4 << 20
+
+
+class EventChunks:
+    """Splits blocks of bytes into chunks of whole events.
+
+    Attributes (complete after iteration):
+        head: the text before the event array, "" for a bare list.
+        tail: the text after the event array.
+        boundary: the bytes from the end of one event to the start of the next.
+        lost_bytes: bytes given up because no event boundary was found in 64 MiB.
+        is_open: the array was never closed, so the file ends early.
+    """
+
+    def __init__(self, blocks: Iterable[bytes]) -> None:
+        self._blocks = iter(blocks)
+        self.head = b""
+        self.tail = b""
+        self.boundary = b""
+        self.lost_bytes = 0
+        self.is_open = False
+        self.found_array = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield chunks: event texts joined by ``boundary``, without the outer braces."""
+        pending = self._find_array()
+        if pending is None:
+            return
+        pending = self._learn_boundary(pending)
+        if not self.boundary:
+            yield from self._last(pending)
+            return
+        parts = [pending]
+        size = len(pending)
+        for block in self._blocks:
+            parts.append(block)
+            size += len(block)
+            if size < CHUNK_BYTES:
+                continue
+            pending = b"".join(parts)
+            cut = pending.rfind(self.boundary)
+            if cut > 0:
+                yield pending[pending.find(b"{") + 1 : cut]
+                # The next chunk starts at the boundary's own opening brace.
+                pending = b"{" + self._reopened() + pending[cut + len(self.boundary) :]
+            elif len(pending) > _MAX_PENDING_BYTES:
+                self.lost_bytes += len(pending)
+                pending = b"{"
+            parts = [pending]
+            size = len(pending)
+        yield from self._last(b"".join(parts))
+
+    def _find_array(self) -> bytes | None:
+        """Read up to the event array; return what follows its bracket, None when there is none."""
+        pending = b""
+        for block in self._blocks:
+            pending += block
+            if _BARE_LIST.match(pending):
+                self.found_array = True
+                return pending[pending.index(b"[") + 1 :]
+            if found := _ARRAY.search(pending):
+                self.found_array = True
+                self.head = pending[: found.start()]
+                return pending[found.end() :]
+            if len(pending) > _MAX_PENDING_BYTES:
+                self.lost_bytes = len(pending)
+                break
+        self.head = pending[:_MAX_PENDING_BYTES]
+        return None
+
+    def _learn_boundary(self, pending: bytes) -> bytes:
+        """Set ``boundary`` from the first two events; return the bytes read so far."""
+        decoder = json.JSONDecoder(strict=False)
+        ended = False
+        while True:
+            start = pending.find(b"{")
+            if start >= 0:
+                # Latin-1 keeps one character a byte, so offsets carry over.
+                text = pending[start : start + _MAX_FIRST_EVENT_BYTES].decode("latin-1")
+                try:
+                    _, end = decoder.raw_decode(text)
+                except (ValueError, RecursionError):
+                    end = 0
+                if end and (gap := _SPACES_AND_COMMA.match(pending, start + end)):
+                    line_start = pending.rfind(b"\n", start, start + end) + 1
+                    closing = pending[line_start : start + end]
+                    prefix = b"\n" + closing if line_start and closing.strip() == b"}" else b"}"
+                    self.boundary = prefix + gap.group() + b"{" + self._first_key(pending, gap.end())
+                    return pending
+                if end and (ended or b"]" in pending[start + end : start + end + 64]):
+                    return pending
+            if ended or len(pending) > _MAX_FIRST_EVENT_BYTES:
+                counts = [(pending.count(known), known) for known in _FALLBACK_BOUNDARIES]
+                count, best = max(counts)
+                self.boundary = best if count else b""
+                return pending
+            block = next(self._blocks, b"")
+            ended = not block
+            pending += block
+
+    @staticmethod
+    def _first_key(pending: bytes, brace: int) -> bytes:
+        """Return nothing for multi-line layouts, the first key for one-line ones.
+
+        On one line ``},{`` also separates nested objects, so the cut includes the key that
+        opens an event.
+        """
+        if pending[brace + 1 : brace + 2] != b'"':
+            return b""
+        end = pending.find(b'"', brace + 2)
+        return pending[brace + 1 : end + 1] if 0 < end - brace < 16 else b""
+
+    def _last(self, pending: bytes) -> Iterator[bytes]:
+        """Split the final piece into events and tail."""
+        start = pending.find(b"{")
+        if start < 0:
+            self.tail = pending
+            self.is_open = b"]" not in pending
+            return
+        cut = pending.rfind(self.boundary) if self.boundary else -1
+        if cut > start:
+            yield pending[start + 1 : cut]
+            pending = b"{" + self._reopened() + pending[cut + len(self.boundary) :]
+            start = 0
+        text = pending[start:].decode("latin-1")
+        position, events = 0, []
+        decoder = json.JSONDecoder(strict=False)
+        while text.startswith("{", position):
+            try:
+                _, end = decoder.raw_decode(text, position)
+            except (ValueError, RecursionError):
+                break
+            events.append(text[position:end])
+            gap = re.compile(r"[\s,]*").match(text, end)
+            position = gap.end() if gap else end
+        rest = text[position:].encode("latin-1")
+        if events:
+            yield ",".join(events).encode("latin-1")[1:-1]
+        elif (closing := rest.rfind(b"]")) > 0 and (brace := rest.rfind(b"}", 0, closing)) > 0:
+            # The last event itself is broken: hand it on so that it is repaired or counted.
+            yield rest[1:brace]
+            rest = rest[closing:]
+        self.tail = rest
+        self.is_open = b"]" not in rest
+
+    def _reopened(self) -> bytes:
+        """Return the part of the boundary that belongs to the next event (its first key)."""
+        return self.boundary[self.boundary.rindex(b"{") + 1 :]

@@ -1,0 +1,75 @@
+"""What a device row is: compute, communication, memory or synchronisation.
+
+Broader than HTA's rule (names starting ``nccl``), which counts RCCL generic kernels, oneCCL,
+MSCCL++, NVSHMEM/DeepEP, custom all-reduce and symmetric-memory kernels as compute.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+
+from paro_advise.trace_parsers.tables import Op
+
+
+class KernelKind(IntEnum):
+    """Kind of a device row; the value is what the ``kind`` column holds."""
+
+    COMPUTE = 0
+    COMMUNICATION = 1
+    MEMORY = 2
+    SYNC = 3
+
+
+_COMMUNICATION = re.compile(
+    r"nccl|rccl|oneccl|hccl|mscclpp|msccl_|nvshmem|deep_?ep::|cross_device_reduce|quickreduce"
+    r"|multimem_|symm_mem|one_shot_all|two_shot_all|lamport"
+    r"|(?<![a-z])all_?reduce|(?<![a-z])all_?gather|reduce_?scatter|(?<![a-z])all_?to_?all"
+    r"|(?:intra|inter)node::(?:dispatch|combine|notify)|^gloo:",
+    re.IGNORECASE,
+)
+_NOT_COMMUNICATION = re.compile(r"multi_tensor|at::native::.*elementwise", re.IGNORECASE)
+_SYNC = re.compile(r"^(?:Stream|Event|Context|Device) (?:Sync|Wait)", re.IGNORECASE)
+_MEMORY = re.compile(r"^(?:hip)?Mem(?:cpy|set)|^Copy(?:Host|Device)|^FillBuffer", re.IGNORECASE)
+
+_OPS: tuple[tuple[str, Op], ...] = (
+    ("reducescatter", Op.REDUCE_SCATTER),
+    ("allgather", Op.ALL_GATHER),
+    ("allreduce", Op.ALL_REDUCE),
+    ("alltoall", Op.ALL_TO_ALL),
+    ("crossdevicereduce", Op.ALL_REDUCE),
+    ("broadcast", Op.BROADCAST),
+    ("sendrecv", Op.SEND_RECV),
+    ("gather", Op.GATHER),
+    ("scatter", Op.SCATTER),
+    ("barrier", Op.BARRIER),
+    ("dispatch", Op.ALL_TO_ALL),
+    ("combine", Op.ALL_TO_ALL),
+    ("send", Op.SEND),
+    ("recv", Op.RECV),
+    ("reduce", Op.REDUCE),
+)
+
+
+def kind_of_kernel(name: str) -> KernelKind:
+    """Classify a device row by its name.
+
+    Args:
+        name: kernel or copy name as recorded.
+    """
+    if _MEMORY.search(name):
+        return KernelKind.MEMORY
+    if _SYNC.search(name):
+        return KernelKind.SYNC
+    if _COMMUNICATION.search(name) and not _NOT_COMMUNICATION.search(name):
+        return KernelKind.COMMUNICATION
+    return KernelKind.COMPUTE
+
+
+def op_of_name(name: str) -> Op:
+    """Return the collective that a kernel, span, operator or log name stands for."""
+    plain = name.lower().replace("_", "").replace(" ", "")
+    for needle, op in _OPS:
+        if needle in plain:
+            return op
+    return Op.UNKNOWN

@@ -1,0 +1,246 @@
+"""Steps, backward passes and enclosing annotations of a Kineto trace."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paro_advise.trace_parsers.kineto_rows import HostKind
+from paro_advise.trace_parsers.tables import HostSpan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+_EVALUATE = "autograd::engine::evaluate_function"
+_STEP = re.compile(r"^ProfilerStep#?\s*(\d+)")
+# One per forward of the whole model. FSDP1's and DDP's may nest: only outermost ones count.
+_ROOT_FORWARD = ("FSDP::root_pre_forward", "FullyShardedDataParallel.forward", "DistributedDataParallel.forward")
+_OWNER_OPERATORS = ("c10d::", "_c10d_functional::", "aten::linalg_vector_norm", "paro_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRows:
+    """Host rows of one trace as arrays of equal length, sorted by start."""
+
+    start_us: NDArray[np.float64]
+    end_us: NDArray[np.float64]
+    tid: NDArray[np.int32]
+    name: NDArray[np.uint32]
+    kind: NDArray[np.int8]
+    external: NDArray[np.int64]
+    sequence: NDArray[np.int64]
+    correlation: NDArray[np.int64]
+    names: tuple[str, ...]
+
+    def select(self, mask: NDArray[np.bool_]) -> list[HostSpan]:
+        """Return the rows under a mask as spans, by start."""
+        return [
+            HostSpan(start_us=start, end_us=end, tid=tid, name=self.names[name])
+            for start, end, tid, name in zip(
+                self.start_us[mask].tolist(),
+                self.end_us[mask].tolist(),
+                self.tid[mask].tolist(),
+                self.name[mask].tolist(),
+                strict=True,
+            )
+        ]
+
+    def codes(self, wanted: Iterable[bool]) -> NDArray[np.bool_]:
+        """Return a mask over rows from one truth value per distinct name."""
+        import numpy as np
+
+        table = np.fromiter(wanted, dtype=bool, count=len(self.names))
+        return table[self.name] if len(table) else np.zeros(len(self.name), dtype=bool)
+
+
+def profiler_steps(rows: HostRows) -> list[HostSpan]:
+    """Return the ``ProfilerStep#N`` spans; failing those, windows between optimizer steps."""
+    is_annotation = rows.kind == HostKind.ANNOTATION
+    marks = rows.select(is_annotation & rows.codes(bool(_STEP.match(name)) for name in rows.names))
+    if marks:
+        return sorted(marks, key=lambda span: span.start_us)
+    outer = outermost(optimizer_spans(rows))
+    return [
+        HostSpan(start_us=before.end_us, end_us=after.end_us, tid=after.tid, name=f"optimizer step {index}")
+        for index, (before, after) in enumerate(zip(outer, outer[1:], strict=False), start=1)
+    ]
+
+
+def optimizer_spans(rows: HostRows) -> list[HostSpan]:
+    """Return the ``Optimizer.step#...`` annotations, nested ones included."""
+    return rows.select(
+        (rows.kind == HostKind.ANNOTATION)
+        & rows.codes(name.startswith("Optimizer.step#") for name in rows.names)
+    )
+
+
+def outermost(spans: Sequence[HostSpan]) -> list[HostSpan]:
+    """Return the spans that lie in no other of the sequence (by start)."""
+    out: list[HostSpan] = []
+    for span in sorted(spans, key=lambda item: (item.start_us, -item.end_us)):
+        if not out or span.start_us >= out[-1].end_us:
+            out.append(span)
+    return out
+
+
+def backward_passes(rows: HostRows) -> list[tuple[float, float]]:
+    """Return (start_us, end_us) of each backward pass, in order.
+
+    The autograd engine runs nodes of one pass in falling sequence number; a node recorded after
+    the pass began has a higher number than all of it, so a number above the pass's maximum
+    opens the next pass.
+    """
+    import numpy as np
+
+    mask = rows.codes(name.startswith(_EVALUATE) for name in rows.names)
+    index = np.flatnonzero(mask)
+    passes: list[tuple[float, float]] = []
+    start = end = float("-inf")
+    top = -1
+    outer_end: dict[int, float] = {}
+    for begin, finish, sequence, tid in zip(
+        rows.start_us[index].tolist(),
+        rows.end_us[index].tolist(),
+        rows.sequence[index].tolist(),
+        rows.tid[index].tolist(),
+        strict=True,
+    ):
+        if begin < outer_end.get(tid, float("-inf")):
+            continue
+        outer_end[tid] = finish
+        if top < 0 or (sequence > top and end > start):
+            if end > start:
+                passes.append((start, end))
+            start, end, top = begin, finish, max(sequence, 0)
+        end = max(end, finish)
+        top = max(top, sequence)
+    if end > start:
+        passes.append((start, end))
+    return passes
+
+
+class PhaseClock:
+    """Tells the phase of training at a host time.
+
+    forward and backward are those of a micro-batch; boundary lies after the last backward of a
+    step, update from the start of the optimizer's step on.
+    """
+
+    def __init__(
+        self,
+        passes: Sequence[tuple[float, float]],
+        steps: Sequence[HostSpan],
+        optimizer: Sequence[HostSpan] = (),
+    ) -> None:
+        self._starts = [start for start, _ in passes]
+        self._ends = [end for _, end in passes]
+        self._step_starts = [step.start_us for step in steps]
+        self._step_ends = [step.end_us for step in steps]
+        self._updates = sorted(span.start_us for span in optimizer)
+
+    def step_of(self, time_us: float) -> int:
+        """Return the index of the step that holds a time, -1 when none does."""
+        index = bisect_right(self._step_starts, time_us) - 1
+        return index if index >= 0 and time_us < self._step_ends[index] else -1
+
+    def phase(self, time_us: float) -> str:
+        """Return "forward", "backward", "boundary", "update", or "" when it cannot be told."""
+        before = bisect_right(self._starts, time_us) - 1
+        if before >= 0 and time_us <= self._ends[before]:
+            return "backward"
+        step = self.step_of(time_us)
+        if step < 0:
+            return "forward" if before < 0 and self._starts else ""
+        begins, ends = self._step_starts[step], self._step_ends[step]
+        if before + 1 < len(self._starts) and self._starts[before + 1] < ends:
+            return "forward"
+        if before < 0 or self._ends[before] <= begins:
+            return ""
+        update = bisect_right(self._updates, time_us) - 1
+        return "update" if update >= 0 and self._updates[update] >= self._ends[before] else "boundary"
+
+    def micro_batch(self, time_us: float) -> int | None:
+        """Return the index within its step of the micro-batch that a time belongs to."""
+        step = self.step_of(time_us)
+        if step < 0 or not self._starts:
+            return None
+        first = bisect_right(self._starts, self._step_starts[step])
+        ended = bisect_right(self._ends, time_us)
+        last = bisect_right(self._starts, self._step_ends[step]) - 1
+        return max(0, min(ended, last) - first)
+
+
+def micro_batches(
+    steps: Sequence[HostSpan], spans: Sequence[HostSpan], passes: Sequence[tuple[float, float]]
+) -> int | None:
+    """Return the micro-batches per step (median over steps), None when nothing tells.
+
+    Counted from the root module's forward annotations, else from backward passes.
+    """
+    if not steps:
+        return None
+    roots: list[float] = []
+    for prefix in _ROOT_FORWARD:
+        roots = [span.start_us for span in outermost([span for span in spans if span.name == prefix])]
+        if roots:
+            break
+    marks = roots or [start for start, _ in passes]
+    counts = sorted(sum(step.start_us <= mark < step.end_us for mark in marks) for step in steps)
+    middle = counts[len(counts) // 2]
+    return middle or None
+
+
+def owner_mask(rows: HostRows) -> NDArray[np.bool_]:
+    """Mark the rows that may enclose the issue of a collective and tell what it is for."""
+    import numpy as np
+
+    def is_owner(name: str) -> bool:
+        return name.startswith((_EVALUATE, *_OWNER_OPERATORS))
+
+    annotations = (rows.kind == HostKind.ANNOTATION) & rows.codes(
+        not name.startswith(("nccl:", "gloo:", "ProfilerStep")) for name in rows.names
+    )
+    mask: NDArray[np.bool_] = (
+        annotations | (rows.kind == HostKind.PYTHON) | rows.codes(is_owner(name) for name in rows.names)
+    )
+    return mask
+
+
+def owners_at(rows: HostRows, queries: Sequence[tuple[float, int]]) -> list[str]:
+    """Return, for each (time_us, tid), the names of the spans open there, outer to inner.
+
+    Spans come from ``owner_mask``; names are joined with " > ".
+    """
+    import numpy as np
+
+    index = np.flatnonzero(owner_mask(rows))
+    by_tid: dict[int, list[int]] = {}
+    for position, tid in enumerate(rows.tid[index].tolist()):
+        by_tid.setdefault(tid, []).append(position)
+    starts, ends = rows.start_us[index].tolist(), rows.end_us[index].tolist()
+    names = rows.name[index].tolist()
+    out = [""] * len(queries)
+    asked: dict[int, list[int]] = {}
+    for number, (_, tid) in enumerate(queries):
+        asked.setdefault(tid, []).append(number)
+    for tid, numbers in asked.items():
+        positions = by_tid.get(tid, [])
+        stack: list[int] = []
+        cursor = 0
+        for number in sorted(numbers, key=lambda item: queries[item][0]):
+            time = queries[number][0]
+            while cursor < len(positions) and starts[positions[cursor]] <= time:
+                begin = starts[positions[cursor]]
+                while stack and ends[stack[-1]] <= begin:
+                    stack.pop()
+                stack.append(positions[cursor])
+                cursor += 1
+            while stack and ends[stack[-1]] < time:
+                stack.pop()
+            out[number] = " > ".join(rows.names[names[item]] for item in stack if ends[item] >= time)
+    return out

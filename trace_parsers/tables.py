@@ -1,0 +1,202 @@
+"""The tables in which every kind of input ends, and what is known about their source.
+
+Times are microseconds, sizes bytes. Every time of one source is relative to that source's
+``origin_ns`` (host clock, nanoseconds since the epoch when the input says so, else 0 based).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from paro_advise.trace_parsers.notice import Notice
+
+
+class SourceKind(StrEnum):
+    """The kinds of file that can be read."""
+
+    KINETO = "kineto"
+    NCCL_LOG = "nccl_log"
+    NCCL_TESTS = "nccl_tests"
+    INSPECTOR = "nccl_inspector"
+    PROFILER_PLUGIN = "nccl_profiler_plugin"
+    FLIGHT_RECORDER = "flight_recorder"
+    COMMS_LOGGER = "deepspeed_comms_logger"
+    NSYS = "nsys_sqlite"
+    NCCL_TOPOLOGY = "nccl_topology"
+    TRAIN_LOG = "train_log"
+
+
+class Op(StrEnum):
+    """Collective operations by their standard names."""
+
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_REDUCE = "all_reduce"
+    BROADCAST = "broadcast"
+    REDUCE = "reduce"
+    ALL_TO_ALL = "all_to_all"
+    GATHER = "gather"
+    SCATTER = "scatter"
+    SEND = "send"
+    RECV = "recv"
+    SEND_RECV = "send_recv"
+    BARRIER = "barrier"
+    UNKNOWN = "unknown"
+
+
+# One row per collective on one rank. `bytes` is the full buffer in nccl-tests' convention:
+# all-gather: gathered output; reduce-scatter: input; others: the tensor.
+COLLECTIVE_COLUMNS: dict[str, str] = {
+    "start_us": "f64",  # execution start (kernel or worker thread), null when not timed
+    "end_us": "f64",
+    "issue_us": "f64",  # when the host issued it, null when unknown
+    "issue_tid": "i64",
+    "op": "str",  # an Op value
+    "bytes": "i64",  # null when unknown
+    "dtype": "str",
+    "group_size": "i64",
+    "group_name": "str",
+    "group_desc": "str",
+    "group_ranks": "str",  # comma separated, "" when unknown
+    "seq": "i64",  # per-group sequence number, null when unknown
+    "stream": "i64",  # CUDA stream or worker thread
+    "name": "str",  # kernel or span name as recorded
+    "host_op": "str",  # issuing c10d operator, "" when unknown
+    "owner": "str",  # enclosing annotations of the issuing call, outer to inner, " > " separated
+    "phase": "str",  # forward, backward, boundary, update, "" when unknown
+    "micro_batch": "i64",  # index within the step, null when unknown
+}
+
+# One row per measurement of a link by a benchmark or a logger.
+LINK_SAMPLE_COLUMNS: dict[str, str] = {
+    "op": "str",
+    "bytes": "i64",  # nccl-tests' convention
+    "group_size": "i64",
+    "num_nodes": "i64",  # null when unknown
+    "time_us": "f64",
+    "busbw_gbps": "f64",
+}
+
+_POLARS_NAMES = {"f64": "Float64", "i64": "Int64", "str": "String"}
+
+
+def empty_table(columns: dict[str, str]) -> pl.DataFrame:
+    """Return a table of the given columns without rows."""
+    return table_of(columns, {name: [] for name in columns})
+
+
+def table_of(columns: dict[str, str], data: dict[str, Any]) -> pl.DataFrame:
+    """Build a table with exactly these columns and types.
+
+    Args:
+        columns: name to type, one of the constants above.
+        data: name to sequence; every column must be there and of equal length.
+    """
+    import polars as pl
+
+    return pl.DataFrame(
+        {name: data[name] for name in columns},
+        schema={name: getattr(pl, _POLARS_NAMES[kind]) for name, kind in columns.items()},
+        strict=False,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessGroup:
+    """A communicator as the trace describes it."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]  # global ranks, () when unknown
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """One input file, as it stands in provenance."""
+
+    path: str  # as given, with "!member" for a file inside an archive
+    bytes: int  # on disk (of the member as stored in the archive)
+    sha256: str
+    kind: SourceKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceHeader:
+    """What an input says about itself; None where it is silent."""
+
+    rank: int | None = None
+    rank_source: str = ""  # "content", "name" or "" (unknown)
+    world_size: int | None = None
+    host: str | None = None
+    backend: str | None = None
+    device_index: int | None = None
+    gpus_per_node: int | None = None
+    num_nodes: int | None = None
+    device_name: str | None = None
+    device_memory_bytes: int | None = None
+    nccl_version: str | None = None
+    origin_ns: int = 0
+    groups: tuple[ProcessGroup, ...] = ()
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSpan:
+    """A named span on a host thread (annotation or operator)."""
+
+    start_us: float
+    end_us: float
+    tid: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventTables:
+    """Timed events of one rank (Kineto or Nsight Systems).
+
+    Attributes:
+        device: DataFrame start_us, end_us, stream (i64), kind (u8, see kernel_kinds), name (u32
+            code into ``names``), launch_us (f64, NaN when unknown). On CPU runs: the host
+            operators that compute, with kind COMPUTE.
+        names: the names behind the codes.
+        steps: (label, start_us, end_us) of each profiler step on the host, in order.
+        spans: annotations that tell phases and owners, by start.
+        backward_passes: (start_us, end_us) of each backward pass, in order.
+        is_gpu: whether device rows come from an accelerator.
+    """
+
+    device: pl.DataFrame
+    names: tuple[str, ...]
+    steps: tuple[HostSpan, ...]
+    spans: tuple[HostSpan, ...]
+    backward_passes: tuple[tuple[float, float], ...] = ()
+    is_gpu: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedSource:
+    """Everything one file gave.
+
+    Attributes:
+        collectives: COLLECTIVE_COLUMNS, by start.
+        link_samples: LINK_SAMPLE_COLUMNS.
+        events: timed events, None for logs and dumps.
+        num_micro_batches: micro-batches per step as the trace shows them, None when unknown.
+        notices: what was skipped, repaired or guessed.
+        num_events: rows seen in the file, kept or not.
+    """
+
+    source: SourceFile
+    header: SourceHeader
+    collectives: pl.DataFrame
+    link_samples: pl.DataFrame
+    events: EventTables | None
+    num_micro_batches: int | None = None
+    notices: tuple[Notice, ...]
+    num_events: int
