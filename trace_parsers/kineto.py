@@ -25,6 +25,7 @@ from paro_advise.trace_parsers.kineto_phases import (
     micro_batches,
     optimizer_spans,
     profiler_steps,
+    with_tails,
 )
 from paro_advise.trace_parsers.kineto_rows import Detail, HostKind, KinetoRows
 from paro_advise.trace_parsers.notice import Notice, Severity
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 # with nanoseconds. The digits that all events share are cut off the text before decoding.
 _LONG_TS = re.compile(rb'"ts"\s*:\s*(\d{7})\d{9}(?:\.\d+)?\s*,')
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])rank[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_AUTOGRAD_MARKS = ("PreBackwardFunctionForModule", "PostBackwardFunctionModule", "ZeroStage3")
 _STEP_SPANS = ("ProfilerStep", "nccl:", "gloo:")
 
 
@@ -133,8 +135,10 @@ class _Builder:
         header = self._header(origin_us)
         groups = {group.name: group for group in header.groups}
         steps = profiler_steps(host)
-        passes = backward_passes(host)
-        clock = PhaseClock(passes, steps, optimizer_spans(host))
+        updates = optimizer_spans(host)
+        cuts = [step.end_us for step in steps] + [update.start_us for update in updates]
+        passes = with_tails(host, backward_passes(host), cuts)
+        clock = PhaseClock(passes, steps, updates)
         is_gpu = len(self._raw.device.start) > 0
         spans = host.select(
             (host.kind == HostKind.ANNOTATION)
@@ -389,7 +393,13 @@ class _Builder:
             nccl_version=_text(info.get("nccl_version")),
             origin_ns=base_ns + int((origin_us + self._shift_us) * 1000),
             groups=_groups(info.get("pg_config")),
+            metadata=self._framework_marks(),
         )
+
+    def _framework_marks(self) -> dict[str, str]:
+        """Return names that only one framework leaves in autograd, for runs without annotations."""
+        found = {mark for name in self._raw.host.names for mark in _AUTOGRAD_MARKS if mark in name}
+        return {"autograd_marks": ",".join(sorted(found))} if found else {}
 
     def _device_index(self) -> int | None:
         for _, args in self._raw.device.comm[:1]:

@@ -124,6 +124,41 @@ def backward_passes(rows: HostRows) -> list[tuple[float, float]]:
     return passes
 
 
+# Where forward operators were not read, the first part of the time between two backward passes
+# counts as the tail of the first: frameworks flush their last bucket there.
+_TAIL_SHARE = 0.05
+
+
+def with_tails(
+    rows: HostRows, passes: Sequence[tuple[float, float]], cuts_us: Sequence[float]
+) -> list[tuple[float, float]]:
+    """Extend each backward pass of a step but its last to the first forward operator after it.
+
+    Reductions that a framework flushes after the engine returned belong to the pass. Forward
+    operators carry a sequence number; autograd nodes lie inside passes.
+
+    Args:
+        rows: all host rows.
+        passes: of the whole trace, in order.
+        cuts_us: ends of steps and starts of optimizer steps; no tail crosses one.
+    """
+    import numpy as np
+
+    is_forward = (rows.sequence >= 0) & rows.codes(not name.startswith(_EVALUATE) for name in rows.names)
+    starts = rows.start_us[is_forward]
+    out = []
+    for (begin, end), (following, _) in zip(passes, passes[1:], strict=False):
+        if any(end <= cut <= following for cut in cuts_us):
+            out.append((begin, end))
+            continue
+        index = int(np.searchsorted(starts, end, side="right"))
+        if index < len(starts) and starts[index] < following:
+            out.append((begin, max(end, float(np.nextafter(starts[index], 0)))))
+        else:
+            out.append((begin, end + _TAIL_SHARE * (following - end)))
+    return out + list(passes[-1:])
+
+
 class PhaseClock:
     """Tells the phase of training at a host time.
 

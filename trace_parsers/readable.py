@@ -28,19 +28,23 @@ class Readable:
         self._limit_bytes = limit_bytes
         self.num_cut_lines = 0
 
-    def read_all(self) -> bytes:
+    def read_all(self, at_most_bytes: int | None = None) -> bytes:
         """Return everything.
 
+        Args:
+            at_most_bytes: a limit of the format, where it is below that of this object.
+
         Raises:
-            HostileInputError: there is more than ``limit_bytes``.
+            HostileInputError: there is more than either limit.
         """
+        limit = min(self._limit_bytes, at_most_bytes or self._limit_bytes)
         parts: list[bytes] = []
         num_bytes = 0
         for block in self._blocks:
             num_bytes += len(block)
-            if num_bytes > self._limit_bytes:
+            if num_bytes > limit:
                 raise HostileInputError(
-                    f"an input of this kind must hold at most {self._limit_bytes} bytes, this one holds more",
+                    f"an input of this kind must hold at most {limit} bytes, this one holds more",
                     hint="pass a smaller file of the same run",
                 )
             parts.append(block)

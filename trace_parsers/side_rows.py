@@ -10,7 +10,6 @@ from paro_advise.trace_parsers.tables import COLLECTIVE_COLUMNS, Op, ParsedSourc
 
 if TYPE_CHECKING:
     import polars as pl
-
     from paro_advise.trace_parsers.readable import Readable
     from paro_advise.trace_parsers.tables import EventTables, SourceFile, SourceHeader
 
@@ -41,13 +40,17 @@ def real(value: object, low: float = 0.0, high: float = 1e18) -> float | None:
 
 def short(value: object, limit: int = MAX_TEXT) -> str:
     """Return text of at most ``limit`` characters, "" for anything that is not text."""
-    return value[:limit] if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return ""
+    cut = value[:limit]
+    # JSON and pickles can hold halves of surrogate pairs, which no table can.
+    return cut if cut.isascii() else cut.encode("utf-8", "replace").decode("utf-8")
 
 
 def number(text: str) -> float | None:
     """Return the finite, non-negative number that a log printed, None for anything else."""
     try:
-        return real(float(text))
+        return real(float(text)) if len(text) <= 64 else None
     except ValueError:
         return None
 

@@ -1,0 +1,252 @@
+"""The analysis of a run as values; the JSON format ``paro-advise/analysis`` is exactly these.
+
+Times are microseconds, sizes bytes, bandwidths GB/s (1e9 bytes/s). None means: cannot be known,
+and ``data_quality`` says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FORMAT = "paro-advise/analysis"
+FORMAT_VERSION = "1.0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyEntry:
+    """The strategy the run uses (see strategy.Strategy)."""
+
+    triple: str | None
+    triple_at_rest: str | None
+    group_size: int | None
+    source: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputEntry:
+    """One input file."""
+
+    path: str
+    bytes: int
+    sha256: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What ran, as far as the inputs tell."""
+
+    world_size: int | None
+    ranks: tuple[int, ...]
+    ranks_missing: tuple[int, ...]
+    gpus_per_node: int | None
+    gpus_per_node_source: str
+    num_nodes: int | None
+    backend: str | None
+    framework: str
+    strategy: StrategyEntry
+    num_steps: int
+    micro_batches: int | None
+    parameter_count: int | None
+    device_name: str | None
+    device_memory_bytes: int | None
+    nccl_version: str | None
+    metadata: dict[str, str]
+    inputs: tuple[InputEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Step times over steps (mean over ranks each), warm-up included."""
+
+    median: float | None
+    p5: float | None
+    p95: float | None
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """Means over ranks and steps; the four parts sum to the mean step time."""
+
+    compute: float | None
+    exposed_communication: float | None
+    other: float | None
+    idle: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateEntry:
+    """One model state, per rank and step."""
+
+    count: float
+    bytes: float | None
+    total_us: float | None
+    exposed_us: float | None
+    hidden_us: float | None
+    transfer_us: float | None
+    wait_us: float | None
+    regime: str
+    evidence: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkEntry:
+    """A fitted link (see links.Link)."""
+
+    op: str
+    span: str
+    group_size: int
+    num_samples: int
+    alpha_us: float | None
+    busbw_gbps: float | None
+    busbw_low_gbps: float | None
+    busbw_high_gbps: float | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerEntry:
+    """A rank that others wait for."""
+
+    rank: int
+    lateness_us: float
+    share_of_steps: float
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveEntry:
+    """All collectives of one kind: state, operation, size and group."""
+
+    state: str
+    detail: str
+    op: str
+    bytes: int | None
+    group_size: int | None
+    span: str
+    count: float  # per rank and step
+    p50_us: float | None
+    p95_us: float | None
+    p99_us: float | None
+    exposed_us: float | None  # per rank and step
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEntry:
+    """One rank, means over its steps."""
+
+    rank: int
+    node: int | None
+    host: str | None
+    num_steps: int
+    step_time_us: float
+    compute_us: float
+    exposed_communication_us: float
+    other_us: float
+    idle_us: float
+    state_exposed_us: dict[str, float]
+    wait_us: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictEntry:
+    """What limits the step."""
+
+    regime: str
+    limiting_state: str | None
+    text: str
+    case: str
+    case_text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """Figures of merit; None where an ingredient is missing.
+
+    Attributes:
+        inter_node_busy_share: share of the step during which traffic across nodes transfers.
+        mfu: model FLOPs utilisation, 6 * parameters * tokens / (step time * peak).
+        tokens_per_step, peak_tflops: as the user gave them or from the device table.
+    """
+
+    inter_node_busy_share: float | None
+    overlap_share: float | None  # communication hidden behind compute, of all communication
+    mfu: float | None
+    tokens_per_step: int | None
+    peak_tflops: float | None
+    peak_source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityEntry:
+    """What was skipped, repaired, guessed or cannot be known."""
+
+    code: str
+    severity: str
+    message: str
+    help: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """The whole analysis."""
+
+    format: str
+    format_version: str
+    run: Run
+    step_time_us: StepTime
+    breakdown_us: Breakdown
+    states: dict[str, StateEntry]
+    links: tuple[LinkEntry, ...]
+    stragglers: tuple[StragglerEntry, ...]
+    clock_offsets_us: dict[str, float]
+    clock_error_us: float | None
+    verdict: VerdictEntry
+    collectives: tuple[CollectiveEntry, ...]
+    ranks: tuple[RankEntry, ...]
+    efficiency: Efficiency
+    data_quality: tuple[QualityEntry, ...]
+
+
+def to_json(value: object) -> bytes:
+    """Return a value as indented UTF-8 JSON with sorted keys; equal values give equal bytes."""
+    import msgspec
+
+    encoded = msgspec.json.encode(value, order="sorted", enc_hook=str)
+    return msgspec.json.format(encoded, indent=2) + b"\n"
+
+
+def from_json(data: bytes, where: str) -> Analysis:
+    """Read an analysis back.
+
+    Raises:
+        ForeignDataError: another format or a newer major version, or not an analysis at all.
+    """
+    import msgspec
+
+    from paro_advise.errors import ForeignDataError
+
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ForeignDataError(f"the file must be a {FORMAT} JSON, it is not: {error}", where=where) from error
+    if head.format != FORMAT or head.format_version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
+        raise ForeignDataError(
+            f"the file must be {FORMAT} {FORMAT_VERSION.split('.')[0]}.x, got {head.format} {head.format_version}",
+            where=where,
+            hint="write it again with `paro-advise analyze PATH --json FILE`",
+        )
+    try:
+        return msgspec.json.decode(data, type=Analysis)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ForeignDataError(f"the analysis is not complete: {error}", where=where) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    format: str = ""
+    format_version: str = ""

@@ -1,0 +1,142 @@
+"""The command line: options, one library call a verb, errors as text and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any
+
+import click
+
+from paro_advise.errors import ParoAdviseError
+
+VERBS = ("analyze", "doctor", "explain", "schema", "show", "slice")
+
+
+class VerbGroup(click.Group):
+    """Imports a verb's module when it is used; a path in place of a verb means ``analyze``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the verbs in order of the workflow."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Return the verb's command, None for an unknown one."""
+        if cmd_name not in VERBS:
+            return None
+        from importlib import import_module
+
+        module = import_module(f"paro_advise.advisor.commands.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Take ``paro-advise DIR`` for ``paro-advise analyze DIR``; suggest close verbs."""
+        name = args[0]
+        if name not in VERBS and not name.startswith("-"):
+            if os.path.exists(name) or any(char in name for char in "*?[") or os.sep in name:  # noqa: PTH110
+                args = ["analyze", *args]
+            else:
+                from difflib import get_close_matches
+
+                close = get_close_matches(name, VERBS, n=1)
+                tip = f" Did you mean {close[0]!r}?" if close else " Pass a trace or one of: " + ", ".join(VERBS)
+                raise click.UsageError(f"No such command or file: {name!r}.{tip}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _colour(mode: str) -> bool | None:
+    """Return whether to colour: option, then NO_COLOR, then FORCE_COLOR, then the terminal."""
+    if mode != "auto":
+        return mode == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    return True if os.environ.get("FORCE_COLOR") else None
+
+
+@click.group(
+    cls=VerbGroup,
+    invoke_without_command=True,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "auto_envvar_prefix": "PARO_ADVISE",
+        "max_content_width": 100,
+    },
+)
+@click.version_option(package_name="paro-advise", message="paro-advise %(version)s")
+@click.option(
+    "--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True, help="Colour the output."
+)
+@click.pass_context
+def cli(ctx: click.Context, color: str) -> None:
+    """Tell what limits a ZeRO/FSDP training run, state by state.
+
+    \b
+    Examples:
+      paro-advise traces/                       what limits this run
+      paro-advise analyze traces/ -o run.html   the same, with a report
+      paro-advise explain PARO020               what a finding means
+    """
+    ctx.color = _colour(color)
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: list[str]) -> int:
+    """Run the command line.
+
+    Returns:
+        0 done, 1 failure, 2 usage, 3 input unusable, 4 plan stale, 5 regression (formats).
+    """
+    try:
+        result: Any = cli.main(argv, prog_name="paro-advise", standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("stopped", err=True)
+        return 1
+    except click.ClickException as error:
+        _usage(error)
+        return error.exit_code
+    except ParoAdviseError as error:
+        _report(error, as_json="--json" in argv and argv[argv.index("--json") + 1 : argv.index("--json") + 2] == ["-"])
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our output went away; nothing is left to say.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except MemoryError:
+        click.echo("error[E101]: not enough memory; pass fewer files or --jobs 1", err=True)
+        return 1
+    except Exception as error:  # noqa: BLE001 - the last line of defence against tracebacks
+        if os.environ.get("PARO_ADVISE_DEBUG"):
+            traceback.print_exc()
+        click.echo(f"error[E100]: a defect of paro-advise: {type(error).__name__}: {str(error)[:300]}", err=True)
+        click.echo("  help: report it with the output of `paro-advise doctor`; PARO_ADVISE_DEBUG=1 shows more", err=True)
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def _usage(error: click.ClickException) -> None:
+    context = getattr(error, "ctx", None)
+    if context is not None:
+        click.echo(context.get_usage(), err=True)
+    click.echo(f"error[E200]: {error.format_message()}", err=True)
+
+
+def _report(error: ParoAdviseError, *, as_json: bool) -> None:
+    from paro_advise.advisor.terminal import plain
+
+    if as_json:
+        from paro_advise.advisor.analysis import to_json
+
+        body = {"code": error.code, "message": error.what, "where": error.where, "hint": error.hint}
+        sys.stdout.write(to_json({"error": body}).decode())
+    for line in error.lines():
+        click.echo(plain(line), err=True)

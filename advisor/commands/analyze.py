@@ -1,0 +1,131 @@
+"""``paro-advise analyze``: traces and logs to a verdict per model state."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command(
+    "analyze",
+    short_help="Read traces and logs; say what limits the run.",
+)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("-o", "--output", metavar="FILE", help="Write the report as one HTML file.")
+@click.option("--json", "json_target", metavar="FILE", help="Write the analysis as JSON; - for stdout.")
+@click.option("--force", is_flag=True, help="Replace output files that exist.")
+@click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
+@click.option("--skip-steps", type=click.IntRange(0), default=0, show_default=True, help="Warm-up steps to leave out.")
+@click.option("--tokens-per-step", type=click.IntRange(1), help="Tokens of all ranks in a step, for MFU.")
+@click.option("--peak-tflops", type=click.FloatRange(0, min_open=True), help="Dense peak of one device, for MFU.")
+@click.option("--with-hta", is_flag=True, help="Add HolisticTraceAnalysis' figures and ours in its rules.")
+@click.option("--jobs", type=click.IntRange(1), help="Processes that read files.  [default: all cores]")
+@click.option("--cache/--no-cache", "use_cache", default=True, show_default=True, help="Keep facts of files read.")
+@click.option("-q", "--quiet", is_flag=True, help="Results only.")
+def command(  # noqa: PLR0913 - one parameter an option
+    *,
+    paths: tuple[str, ...],
+    output: str | None,
+    json_target: str | None,
+    force: bool,
+    gpus_per_node: int | None,
+    skip_steps: int,
+    tokens_per_step: int | None,
+    peak_tflops: float | None,
+    with_hta: bool,
+    jobs: int | None,
+    use_cache: bool,
+    quiet: bool,
+) -> None:
+    """Read torch profiler traces, NCCL logs and dumps, and say what limits the run.
+
+    PATH is a file, a folder, an archive, a quoted glob, or - for a trace on standard input; of
+    one or many ranks, of any supported kind, mixed.
+
+    \b
+    Examples:
+      paro-advise analyze trace.json
+      paro-advise analyze 'traces/rank*.json.gz' -o run.html --json run.json
+      paro-advise analyze traces/ nccl.log --gpus-per-node 8
+    """
+    from paro_advise.advisor.build import Options, build_analysis
+    from paro_advise.advisor.gather import default_cache, gather
+    from paro_advise.advisor.output import refuse_overwrite, write_output
+    from paro_advise.advisor.progress import Progress
+    from paro_advise.trace_parsers.discover import find_inputs
+
+    for target in (output, json_target):
+        refuse_overwrite(target, force=force)
+    progress = Progress(quiet=quiet)
+    with _stdin_as_file(paths) as expanded:
+        refs, is_collection = find_inputs(expanded)
+        progress.say(f"found {len(refs)} file{'s' if len(refs) != 1 else ''}")
+        gathered = gather(
+            refs,
+            is_collection=is_collection or len(refs) > 1,
+            cache=default_cache() if use_cache and "-" not in paths else None,
+            jobs=jobs or os.cpu_count() or 1,
+            progress=progress.step,
+        )
+        hta = None
+        if with_hta:
+            from paro_advise.advisor.hta import hta_figures
+
+            hta = hta_figures(refs)
+    progress.say(f"read {sum(item.num_events for item in gathered.facts):,} events")
+    options = Options(
+        gpus_per_node=gpus_per_node,
+        tokens_per_step=tokens_per_step,
+        peak_tflops=peak_tflops,
+        skip_steps=skip_steps,
+    )
+    notices = [*gathered.notices, *(hta.notices if hta else ())]
+    analysis = build_analysis(gathered.facts, notices, options)
+    if json_target:
+        from paro_advise.advisor.analysis import to_json
+
+        write_output(json_target, to_json(analysis), force=force)
+    if output:
+        from paro_advise.advisor.commands.common import report_bytes
+
+        write_output(output, report_bytes(analysis, gathered.facts, hta), force=force)
+    if json_target != "-":
+        from paro_advise.advisor.terminal import analysis_text
+
+        click.echo(analysis_text(analysis))
+        if hta:
+            from paro_advise.advisor.hta import hta_text
+
+            click.echo(hta_text(hta))
+    progress.notices(analysis.data_quality)
+    for target in (output, json_target):
+        if target and target != "-":
+            progress.say(f"wrote {target} ({Path(target).stat().st_size / 1024:.0f} KiB)")
+    if not output:
+        progress.say(f"next: paro-advise analyze {' '.join(paths)} -o report.html")
+
+
+class _stdin_as_file:  # noqa: N801 - used as a function
+    """Spools standard input to a temporary file when ``-`` is among the paths."""
+
+    def __init__(self, paths: tuple[str, ...]) -> None:
+        self._paths = paths
+        self._temporary: Path | None = None
+
+    def __enter__(self) -> tuple[str, ...]:
+        if "-" not in self._paths:
+            return self._paths
+        import shutil
+        import tempfile
+
+        with tempfile.NamedTemporaryFile(prefix="stdin-", suffix=".trace", delete=False) as file:
+            self._temporary = Path(file.name)
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        return tuple(str(self._temporary) if path == "-" else path for path in self._paths)
+
+    def __exit__(self, *_: object) -> None:
+        if self._temporary:
+            self._temporary.unlink(missing_ok=True)

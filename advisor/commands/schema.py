@@ -1,0 +1,27 @@
+"""``paro-advise schema``: the JSON schema of a format."""
+
+from __future__ import annotations
+
+import click
+
+from paro_advise.errors import UsageError
+
+_FORMATS = ("analysis",)
+
+
+@click.command("schema", short_help="Print the JSON schema of a format.")
+@click.argument("name", type=str)
+def command(name: str) -> None:
+    """Print the JSON schema of format NAME (analysis).
+
+    \b
+    Example:
+      paro-advise schema analysis > analysis.schema.json
+    """
+    if name not in _FORMATS:
+        raise UsageError(f"a format must be one of {', '.join(_FORMATS)}, got {name!r}")
+    import msgspec
+
+    from paro_advise.advisor.analysis import Analysis, to_json
+
+    click.echo(to_json(msgspec.json.schema(Analysis)), nl=False)

@@ -1,0 +1,188 @@
+"""Joins the collectives of all ranks: clock offsets, waiting and transferring.
+
+A collective cannot end anywhere before its last rank arrived, and ends nearly at once on all.
+So ends give the hosts' clock offsets, and on aligned clocks the last arrival parts each rank's
+duration into wait (before) and transfer (after).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paro_advise.advisor.rank_facts import RankFacts, read_table
+from paro_advise.trace_parsers.tables import Op
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import polars as pl
+    from numpy.typing import NDArray
+
+_ROOTED = (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER, Op.SEND, Op.RECV)
+_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matched:
+    """All timed collectives of all ranks.
+
+    Attributes:
+        table: the columns of RankFacts' table and rank (i64), match (i64, null when alone),
+            arrival_us and finish_us (aligned clock), transfer_us and wait_us (null when alone).
+        offset_us: each rank's host clock minus that of the lowest rank.
+        clock_error_us: spread of collective ends that the offsets leave, None when not estimated.
+        num_alone: collectives that no other rank's trace shows.
+        num_unequal: joins refused because the ranks disagree on the bytes.
+        partial_groups: share of joined collectives of which some rank has no trace.
+    """
+
+    table: pl.DataFrame
+    offset_us: dict[int, float]
+    clock_error_us: float | None
+    num_alone: int
+    num_unequal: int
+    partial_groups: float
+
+
+def match_ranks(ranks: Sequence[tuple[int, RankFacts]], clock_of: Mapping[int, str]) -> Matched:
+    """Join the ranks of one run.
+
+    Args:
+        ranks: (rank, facts), by rank, timed sources only.
+        clock_of: rank to the name of the clock it uses (its host).
+    """
+    import polars as pl
+
+    origin_ns = min((facts.header.origin_ns for _, facts in ranks), default=0)
+    frames = []
+    for rank, facts in ranks:
+        shift = (facts.header.origin_ns - origin_ns) / 1000.0
+        labels = [step.label for step in facts.steps]
+        frame = read_table(facts.collectives_ipc)
+        step = frame["step"].to_list()
+        frames.append(
+            frame.with_columns(
+                pl.lit(rank, dtype=pl.Int64).alias("rank"),
+                pl.Series("step_label", [labels[i] if 0 <= i < len(labels) else "" for i in step], pl.String),
+                (pl.col("start_us") + shift).alias("arrival_us"),
+                (pl.col("end_us") + shift).alias("finish_us"),
+            )
+        )
+    table = pl.concat(frames).filter(pl.col("start_us").is_not_null() & (pl.col("step") >= 0))
+    table, num_unequal = _with_match(table)
+    return _aligned(table, [rank for rank, _ in ranks], clock_of, num_unequal)
+
+
+def _with_match(table: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """Add ``match``: equal for the rows of one collective on its ranks."""
+    import polars as pl
+
+    group = (
+        pl.when(pl.col("group_ranks") != "")
+        .then(pl.col("group_ranks"))
+        .otherwise(
+            pl.concat_str(
+                pl.lit("?"), "group_name", "group_desc", pl.col("group_size").fill_null(-1), separator="|"
+            )
+        )
+    )
+    table = table.with_columns(group.alias("group_key"))
+    use_seq = pl.col("seq").is_not_null().all().over("group_key")
+    order = pl.col("issue_us").fill_null(pl.col("start_us")).rank("ordinal")
+    table = table.with_columns(
+        pl.when(use_seq)
+        .then(pl.concat_str(pl.lit("seq"), pl.col("seq").fill_null(-1), separator="|"))
+        .otherwise(
+            pl.concat_str(
+                "step_label", "op", order.over("rank", "group_key", "step_label", "op"), separator="|"
+            )
+        )
+        .alias("position")
+    )
+    # A sequence number may cover several kernels of one call on one rank.
+    table = table.with_columns(
+        pl.col("start_us").rank("ordinal").over("rank", "group_key", "position").alias("part")
+    )
+    key = ("group_key", "position", "part")
+    table = table.with_columns(
+        pl.col("rank").n_unique().over(key).alias("joined_ranks"),
+        (pl.col("bytes").n_unique().over(key) > 1).alias("is_unequal"),
+        pl.struct(key).rank("dense").cast(pl.Int64).alias("match"),
+    )
+    num_unequal = table.filter("is_unequal")["match"].n_unique()
+    alone = (pl.col("joined_ranks") < 2) | pl.col("is_unequal")
+    table = table.with_columns(pl.when(alone).then(None).otherwise(pl.col("match")).alias("match"))
+    return table.drop("position", "part", "is_unequal"), num_unequal
+
+
+def _aligned(
+    table: pl.DataFrame, ranks: Sequence[int], clock_of: Mapping[int, str], num_unequal: int
+) -> Matched:
+    import polars as pl
+
+    joined = table.filter(pl.col("match").is_not_null())
+    clocks = sorted({clock_of[rank] for rank in ranks}, key=lambda clock: _first_rank(clock, clock_of))
+    index_of = {clock: index for index, clock in enumerate(clocks)}
+    offsets = np.zeros(len(clocks))
+    error: float | None = 0.0 if len(clocks) == 1 else None
+    if len(joined) and len(clocks) > 1:
+        offsets, error = _clock_offsets(joined, clock_of, index_of)
+    by_rank = {rank: float(offsets[index_of[clock_of[rank]]]) for rank in ranks}
+    shift = pl.col("rank").replace_strict(by_rank, return_dtype=pl.Float64)
+    table = table.with_columns(
+        (pl.col("arrival_us") - shift).alias("arrival_us"), (pl.col("finish_us") - shift).alias("finish_us")
+    )
+    has_match = pl.col("match").is_not_null()
+    last = pl.col("arrival_us").max().over("match")
+    duration = pl.col("end_us") - pl.col("start_us")
+    transfer = (pl.col("finish_us") - last).clip(0.0, duration)
+    table = table.with_columns(pl.when(has_match).then(transfer).alias("transfer_us"))
+    table = table.with_columns((duration - pl.col("transfer_us")).alias("wait_us"))
+    partial = joined.filter(pl.col("group_size").is_not_null()).select(
+        (pl.col("joined_ranks") < pl.col("group_size")).mean()
+    )
+    return Matched(
+        table=table,
+        offset_us=by_rank,
+        clock_error_us=error,
+        num_alone=int(table["match"].null_count()),
+        num_unequal=num_unequal,
+        partial_groups=float(partial.item() or 0.0),
+    )
+
+
+def _first_rank(clock: str, clock_of: Mapping[int, str]) -> int:
+    return min(rank for rank, name in clock_of.items() if name == clock)
+
+
+def _clock_offsets(
+    joined: pl.DataFrame, clock_of: Mapping[int, str], index_of: Mapping[str, int]
+) -> tuple[NDArray[np.float64], float | None]:
+    """Estimate clock offsets by alternating medians of collective ends."""
+    import polars as pl
+
+    usable = joined.filter(~pl.col("op").is_in([op.value for op in _ROOTED]))
+    usable = usable if len(usable) else joined
+    clock = np.array([index_of[clock_of[rank]] for rank in usable["rank"].to_list()])
+    _, match = np.unique(usable["match"].to_numpy(), return_inverse=True)
+    finish = usable["finish_us"].to_numpy()
+    num_matches, num_clocks = int(match.max()) + 1, len(index_of)
+    ends = np.full((num_matches, num_clocks), np.nan)
+    order = np.lexsort((finish, clock, match))
+    cell = match[order] * num_clocks + clock[order]
+    cells, first, count = np.unique(cell, return_index=True, return_counts=True)
+    ends.flat[cells] = finish[order][first + (count - 1) // 2]
+    ends = ends[(~np.isnan(ends)).sum(axis=1) > 1]
+    if not len(ends):
+        return np.zeros(num_clocks), None
+    offsets = np.zeros(num_clocks)
+    seen = ~np.isnan(ends).all(axis=0)
+    for _ in range(_ROUNDS):
+        centre = np.nanmedian(ends - offsets, axis=1, keepdims=True)
+        offsets[seen] = np.nanmedian((ends - centre)[:, seen], axis=0)
+    offsets -= offsets[0] if seen[0] else 0.0
+    residual = ends - offsets - np.nanmedian(ends - offsets, axis=1, keepdims=True)
+    return offsets, float(1.4826 * np.nanmedian(np.abs(residual)))

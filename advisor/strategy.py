@@ -1,0 +1,190 @@
+"""Infers the running strategy from the attributed collectives of one rank's typical step.
+
+A strategy is a triple of levels for (parameter, gradient, optimizer): N replicated, I sharded in
+a group, G sharded over the world (reference: strategies sections 1 and 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.states import State
+from paro_advise.trace_parsers.dtypes import dtype_bytes
+from paro_advise.trace_parsers.tables import Op
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """The strategy of a run.
+
+    Attributes:
+        triple: levels while computing; a parameter that is gathered once per micro-batch and
+            kept for backward counts as N. None when it cannot be told.
+        triple_at_rest: levels between steps.
+        group_size: ranks of the group that level I refers to, None without one.
+        source: "inferred" or "" when nothing was found.
+        reasons: the observations it rests on.
+    """
+
+    triple: str | None
+    triple_at_rest: str | None
+    group_size: int | None
+    source: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Groups:
+    """Group sizes seen per purpose (None in a set: the size is unknown)."""
+
+    forward: set[int]
+    backward: set[int]
+    reduced: set[int]  # gradients, every kind of reduction but replicas
+    reduced_each_pass: bool
+    scattered: bool
+    replicas: set[int]
+    updated: set[int]
+
+
+def _sizes(table: pl.DataFrame) -> set[int]:
+    return {int(size) for size in table["group_size"].drop_nulls().to_list()}
+
+
+def _observe(step: pl.DataFrame, micro_batches: int) -> _Groups:
+    import polars as pl
+
+    def of(state: State) -> pl.DataFrame:
+        return step.filter(pl.col("state") == state.value)
+
+    gathers = of(State.PARAMETER)
+    in_backward = pl.col("detail").str.starts_with("backward")
+    gradients = of(State.GRADIENT)
+    replicas = gradients.filter(pl.col("detail") == "replica")
+    main = gradients.filter(pl.col("detail") != "replica")
+    passes = main.filter(pl.col("phase") != "boundary")["micro_batch"].n_unique()
+    in_passes = main.filter(pl.col("phase") == "backward")
+    return _Groups(
+        forward=_sizes(gathers.filter(~in_backward)),
+        backward=_sizes(gathers.filter(in_backward)),
+        reduced=_sizes(main),
+        reduced_each_pass=len(in_passes) > 0 and passes >= micro_batches,
+        scattered=bool((main["op"] == Op.REDUCE_SCATTER.value).any()),
+        replicas=_sizes(replicas),
+        updated=_sizes(of(State.OPTIMIZER)),
+    )
+
+
+def infer_strategy(step: pl.DataFrame, world_size: int | None, micro_batches: int, framework: str) -> Strategy:
+    """Infer the strategy.
+
+    Args:
+        step: attributed collectives of one rank and step (RankFacts' table).
+        world_size: None when unknown; then the largest group stands in for it.
+        micro_batches: per step.
+        framework: as RankFacts names it.
+    """
+    seen = _observe(step, micro_batches)
+    everything = seen.forward | seen.backward | seen.reduced | seen.replicas | seen.updated
+    if not everything:
+        return Strategy(triple=None, triple_at_rest=None, group_size=None, source="", reasons=())
+    world = world_size or max(everything)
+    inner = {size for size in seen.forward | seen.reduced | seen.updated if size < world}
+    reasons: list[str] = []
+
+    def level(sizes: set[int]) -> str:
+        return "G" if not sizes or max(sizes) >= world else "I"
+
+    if seen.forward or seen.backward:
+        rest_p = level(seen.forward or seen.backward)
+        kept = bool(seen.forward) and not seen.backward
+        peak_p = "N" if kept else rest_p
+        reasons.append(
+            f"parameters gathered over {_list(seen.forward or seen.backward)} ranks in forward and "
+            + ("kept for backward" if kept else f"over {_list(seen.backward)} again in backward")
+        )
+    else:
+        rest_p = peak_p = "N"
+        reasons.append("parameters never gathered for compute")
+    gradient = _gradient_level(seen, rest_p, world, framework, reasons)
+    optimizer = _optimizer_level(seen, rest_p, gradient, world, reasons)
+    groups = sorted(inner) if "I" in (rest_p, gradient, optimizer) else []
+    return Strategy(
+        triple=peak_p + gradient + optimizer,
+        triple_at_rest=rest_p + gradient + optimizer,
+        group_size=groups[0] if groups else None,
+        source="inferred",
+        reasons=tuple(reasons),
+    )
+
+
+def _list(sizes: set[int]) -> str:
+    return "/".join(map(str, sorted(sizes)))
+
+
+def _gradient_level(
+    seen: _Groups, parameter: str, world: int, framework: str, reasons: list[str]
+) -> str:
+    if not seen.reduced:
+        reasons.append("no gradient reduction seen: taken at the parameters' level")
+        return parameter
+    size = "G" if max(seen.reduced) >= world else "I"
+    if seen.scattered:
+        reasons.append(f"gradients reduce-scattered over {_list(seen.reduced)} ranks")
+        return size
+    reasons.append(f"gradients all-reduced over {_list(seen.reduced)} ranks")
+    if parameter != "N":
+        reasons.append("each rank keeps its shard: parameters are sharded too")
+        return parameter
+    is_bucketed_by_zero = framework not in ("DDP", "DDP + ZeroRedundancyOptimizer")
+    if seen.updated and seen.reduced_each_pass and is_bucketed_by_zero:
+        reasons.append("reduced in every backward and updated parameters gathered: ZeRO-2")
+        return size
+    return "N"
+
+
+def _optimizer_level(
+    seen: _Groups, parameter: str, gradient: str, world: int, reasons: list[str]
+) -> str:
+    if seen.updated:
+        spans_world = max(seen.updated) >= world
+        across_groups = parameter == "I" and not spans_world
+        reasons.append(f"updated parameters gathered over {_list(seen.updated)} ranks after the step")
+        if spans_world or across_groups:
+            return "G"
+        return "I"
+    order = "NIG"
+    finest = max((parameter, gradient), key=order.index)
+    reasons.append("nothing moves after the step: optimizer states lie where gradients end")
+    return finest
+
+
+def parameter_count(step: pl.DataFrame, micro_batches: int) -> int | None:
+    """Return the trainable parameters as the reductions of one step show them (with padding).
+
+    None when neither gradients nor gathers tell.
+    """
+    import polars as pl
+
+    def elements(rows: pl.DataFrame) -> int | None:
+        total = 0
+        for size, dtype in rows.select("bytes", "dtype").iter_rows():
+            width = dtype_bytes(dtype) if dtype else None
+            if size is None or not width:
+                return None
+            total += size // width
+        return total or None
+
+    gradients = step.filter((pl.col("state") == State.GRADIENT.value) & (pl.col("detail") != "replica"))
+    counted = elements(gradients)
+    if counted:
+        passes = gradients.filter(pl.col("phase") != "boundary")["micro_batch"].n_unique()
+        return counted // max(1, passes)
+    gathers = step.filter(
+        (pl.col("state") == State.PARAMETER.value) & ~pl.col("detail").str.starts_with("backward")
+    )
+    counted = elements(gathers)
+    return counted // max(1, micro_batches) if counted else None

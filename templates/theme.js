@@ -1,0 +1,1 @@
+(() => { const root = document.documentElement; root.classList.add("js"); try { const theme = localStorage.getItem("paro-theme"); if (theme === "dark" || theme === "light") root.dataset.theme = theme; } catch (error) { root.dataset.unsaved = "1"; } })();

@@ -1,0 +1,78 @@
+"""Finds the inputs under the paths a user gave."""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paro_advise.errors import InputError, NoInputError
+from paro_advise.trace_parsers.blocks import SourceRef, archive_members
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+# Never traces: what we write ourselves, code, pictures, papers.
+_SKIPPED_SUFFIXES = {".html", ".htm", ".py", ".png", ".jpg", ".jpeg", ".svg", ".pdf", ".ipynb", ".pyc", ".sh"}
+_MAX_FILES = 20_000
+
+
+def find_inputs(paths: Iterable[str]) -> tuple[list[SourceRef], bool]:
+    """Expand files, folders, globs and archives into single inputs, sorted and without repeats.
+
+    Args:
+        paths: as typed by the user; globs may be quoted.
+
+    Returns:
+        The inputs, and whether any path was a folder, glob or archive (so that unknown files
+        are skipped with a notice rather than refused).
+
+    Raises:
+        NoInputError: a path does not exist or holds no file.
+        InputError: an archive cannot be read, or there are more than 20,000 files.
+    """
+    found: dict[str, SourceRef] = {}
+    is_collection = False
+    for text in paths:
+        files, expanded = _expand(text)
+        is_collection |= expanded
+        if not files:
+            raise NoInputError(
+                "a path must lead to at least one file, this one leads to none",
+                where=text,
+                hint="pass trace files, folders that hold them, or quoted globs",
+            )
+        for path in files:
+            if path.name.lower().endswith(_ARCHIVES):
+                is_collection = True
+                for member in archive_members(path):
+                    ref = SourceRef(path=path, member=member)
+                    found[_identity(path) + "!" + member] = ref
+            else:
+                found[_identity(path)] = SourceRef(path=path)
+            if len(found) > _MAX_FILES:
+                raise InputError(f"one analysis takes at most {_MAX_FILES} files", where=text)
+    return [found[key] for key in sorted(found)], is_collection
+
+
+def _identity(path: Path) -> str:
+    return str(path.resolve())
+
+
+def _expand(text: str) -> tuple[list[Path], bool]:
+    path = Path(text)
+    if path.is_dir():
+        files = [item for item in sorted(path.rglob("*")) if item.is_file() and not _is_hidden(item, path)]
+        return [item for item in files if item.suffix.lower() not in _SKIPPED_SUFFIXES], True
+    if path.exists():
+        return [path], False
+    matches = [Path(item) for item in sorted(glob.glob(text, recursive=True))]  # noqa: PTH207 - absolute patterns
+    files = []
+    for match in matches:
+        files += _expand(str(match))[0] if match.is_dir() else [match]
+    return files, True
+
+
+def _is_hidden(item: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in item.relative_to(root).parts)

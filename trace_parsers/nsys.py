@@ -1,0 +1,320 @@
+"""Nsight Systems reports exported to SQLite (nsys export --type sqlite)."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from array import array
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from paro_advise.errors import BrokenInputError
+from paro_advise.trace_parsers.foreign_database import Database
+from paro_advise.trace_parsers.kernel_kinds import KernelKind, kind_of_kernel, op_of_name
+from paro_advise.trace_parsers.nccl_names import dtype_of_name
+from paro_advise.trace_parsers.side_rows import NoticeList, RowBuffer, parsed_source, short, whole
+from paro_advise.trace_parsers.tables import COLLECTIVE_COLUMNS, EventTables, HostSpan, SourceHeader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paro_advise.trace_parsers.tables import ParsedSource, SourceFile
+
+_MAGIC = b"SQLite format 3\0"
+_MAX_DEVICE_ROWS = 20_000_000
+_MAX_SPANS = 2_000_000
+_MAX_NAMES = 1_000_000
+_KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
+_MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
+_MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
+_RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_COPIES = {
+    1: "HtoD",
+    2: "DtoH",
+    3: "HtoA",
+    4: "AtoH",
+    5: "AtoA",
+    6: "AtoD",
+    7: "DtoA",
+    8: "DtoD",
+    9: "HtoH",
+    10: "PtoP",
+}
+_RANGE_TYPES = (59, 60)  # push/pop and start/end; others are marks, names and domains
+_STEP = re.compile(r"(?:ProfilerStep#|(?:train[ _])?(?:step|iteration|iter)[ _#:]*)(\d{1,9})", re.IGNORECASE)
+_MPI_RANK = re.compile(r"MPI Rank (\d{1,7})")
+_KERNEL_DTYPE = re.compile(r"_(bf16|f16|f32|f64|i8|u8|i32|u32|i64|u64)(?=_|\(|$)")
+
+
+@dataclass(slots=True)
+class _Rows:
+    start_us: array[float] = field(default_factory=lambda: array("d"))
+    end_us: array[float] = field(default_factory=lambda: array("d"))
+    stream: array[int] = field(default_factory=lambda: array("q"))
+    kind: array[int] = field(default_factory=lambda: array("B"))
+    name: array[int] = field(default_factory=lambda: array("L"))
+    launch_us: array[float] = field(default_factory=lambda: array("d"))
+    names: dict[str, int] = field(default_factory=dict)
+    kinds: list[int] = field(default_factory=list)
+    num_broken: int = 0
+
+    def add(
+        self,
+        times: tuple[object, object],
+        stream: object,
+        name: str,
+        launch_us: float,
+        kind: KernelKind | None,
+    ) -> None:
+        start, end = whole(times[0]), whole(times[1])
+        if start is None or end is None or end < start or len(self.names) >= _MAX_NAMES:
+            self.num_broken += 1
+            return
+        code = self.names.setdefault(name, len(self.names))
+        if code == len(self.kinds):
+            self.kinds.append(int(kind_of_kernel(name) if kind is None else kind))
+        self.start_us.append(start / 1e3)
+        self.end_us.append(end / 1e3)
+        self.stream.append(whole(stream) or 0)
+        self.kind.append(self.kinds[code])
+        self.name.append(code)
+        self.launch_us.append(launch_us)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Report:
+    rows: _Rows
+    issues: dict[float, int]  # launch time to thread
+    spans: list[HostSpan]
+    steps: list[HostSpan]
+    rank: int | None
+    places: list[tuple[object, object]]
+    num_events: int
+
+
+def looks_like(head: bytes) -> bool:
+    """Return whether the file is an SQLite database."""
+    return head.startswith(_MAGIC)
+
+
+def parse(path: Path, source: SourceFile) -> ParsedSource:
+    """Read device rows, collectives and NVTX ranges; times are us since the session began.
+
+    Args:
+        path: the database itself, not compressed.
+        source: where it comes from.
+
+    Raises:
+        BrokenInputError: it is no database of Nsight Systems or nothing in it can be read.
+    """
+    try:
+        with closing(Database(path, path.stat().st_size)) as database:
+            if not database.tables.keys() & {_KERNEL, _MEMCPY, "NVTX_EVENTS", "StringIds"}:
+                raise BrokenInputError(
+                    "an export of Nsight Systems was expected, the database has none of its tables",
+                    where=source.path,
+                    hint="export the report with: nsys export --type sqlite report.nsys-rep",
+                )
+            return _read(database, source)
+    except (sqlite3.Error, OSError) as error:
+        raise BrokenInputError(
+            f"the SQLite database cannot be opened ({error})", where=source.path
+        ) from error
+
+
+def _read(database: Database, source: SourceFile) -> ParsedSource:
+    strings = {
+        code: short(value, 4096)
+        for code, value in database.select("StringIds", ("id", "value"), _MAX_NAMES)
+        if isinstance(code, int)
+    }
+    places = _places(database)
+    report = _device_rows(database, strings, places)
+    _nvtx(database, strings, places[0][0] if places else None, report)
+    if not report.rows.start_us and not report.spans:
+        raise BrokenInputError(
+            f"the export of Nsight Systems holds no kernel, copy or NVTX range {database.problem}".rstrip(),
+            where=source.path,
+            hint="record with: nsys profile --trace=cuda,nvtx",
+        )
+    collectives = _collectives(report)
+    header = _header(database, report)
+    notices = _notices(database, report)
+    if collectives.num_dropped:
+        notices.warn("Q202", f"{collectives.num_dropped} collectives were left out")
+    return parsed_source(
+        source, header, notices, report.num_events, collectives=collectives, events=_event_tables(report)
+    )
+
+
+def _places(database: Database) -> list[tuple[object, object]]:
+    """Return (process, device) of all rows, in order; one rank is one of them."""
+    found: set[tuple[int, int]] = set()
+    for table in (_KERNEL, _MEMCPY):
+        columns = ("globalPid", "deviceId")
+        where = "GROUP BY 1, 2" if database.tables.get(table) else ""
+        for process, device in database.select(table, columns, 4096, where):
+            found.add((whole(process) or 0, whole(device) or 0))
+    return sorted(found)
+
+
+def _launches(database: Database, process: object) -> tuple[dict[int, float], dict[float, int]]:
+    """Return correlation to launch time and launch time to thread, for one process."""
+    launches: dict[int, float] = {}
+    threads: dict[float, int] = {}
+    columns = ("correlationId", "start", "globalTid")
+    for correlation, start, thread in database.select(_RUNTIME, columns, _MAX_DEVICE_ROWS):
+        tid = whole(thread) or 0
+        # The upper bits of a thread's id are those of its process.
+        if (
+            isinstance(correlation, int)
+            and isinstance(start, int)
+            and (not process or tid >> 24 == int(str(process)) >> 24)
+        ):
+            launches[correlation] = start / 1e3
+            threads[start / 1e3] = tid & 0xFFFFFF
+    return launches, threads
+
+
+def _device_rows(database: Database, strings: dict[int, str], places: list[tuple[object, object]]) -> _Report:
+    rows = _Rows()
+    process, device = places[0] if places else (None, None)
+    launches, threads = _launches(database, process)
+    num_events = 0
+    for table, label in ((_KERNEL, "demangledName"), (_MEMCPY, "copyKind"), (_MEMSET, "")):
+        columns = ("start", "end", "streamId", "correlationId", "globalPid", "deviceId", label, "shortName")
+        for cells in database.select(table, columns, _MAX_DEVICE_ROWS):
+            num_events += 1
+            start, end, stream, correlation, pid, number, what, short_name = cells
+            if (whole(pid) or 0, whole(number) or 0) != (process, device):
+                continue
+            kind = None if table == _KERNEL else KernelKind.MEMORY
+            if table == _KERNEL:
+                name = _text(strings, what) or _text(strings, short_name) or "unknown kernel"
+            elif table == _MEMCPY:
+                name = f"Memcpy {_COPIES.get(whole(what) or 0, 'unknown')}"
+            else:
+                name = "Memset (Device)"
+            launch_us = launches.get(whole(correlation) or -1, float("nan"))
+            rows.add((start, end), stream, name, launch_us, kind)
+    return _Report(
+        rows=rows, issues=threads, spans=[], steps=[], rank=None, places=places, num_events=num_events
+    )
+
+
+def _text(strings: dict[int, str], code: object) -> str:
+    return strings.get(code, "") if isinstance(code, int) else ""
+
+
+def _nvtx(database: Database, strings: dict[int, str], process: object, report: _Report) -> None:
+    columns = ("start", "end", "eventType", "text", "textId", "globalTid")
+    for start, end, kind, text, code, thread in database.select("NVTX_EVENTS", columns, _MAX_SPANS):
+        report.num_events += 1
+        name = short(text, 1000) or _text(strings, code)
+        tid = whole(thread) or 0
+        if process and tid >> 24 != int(str(process)) >> 24:
+            continue
+        if report.rank is None and (rank := _MPI_RANK.fullmatch(name)):
+            report.rank = int(rank[1])
+        first, last = whole(start), whole(end)
+        if kind not in _RANGE_TYPES or first is None or last is None or last < first or not name:
+            continue
+        span = HostSpan(start_us=first / 1e3, end_us=last / 1e3, tid=tid & 0xFFFFFF, name=name)
+        (report.steps if _STEP.fullmatch(name) else report.spans).append(span)
+    report.spans.sort(key=lambda span: (span.start_us, -span.end_us, span.name))
+    report.steps.sort(key=lambda span: (span.start_us, -span.end_us, span.name))
+
+
+def _event_tables(report: _Report) -> EventTables:
+    import polars as pl
+
+    rows = report.rows
+    device = pl.DataFrame(
+        {
+            "start_us": pl.Series(rows.start_us, dtype=pl.Float64),
+            "end_us": pl.Series(rows.end_us, dtype=pl.Float64),
+            "stream": pl.Series(rows.stream, dtype=pl.Int64),
+            "kind": pl.Series(rows.kind, dtype=pl.UInt8),
+            "name": pl.Series(rows.name, dtype=pl.UInt32),
+            "launch_us": pl.Series(rows.launch_us, dtype=pl.Float64),
+        }
+    ).sort("start_us", maintain_order=True)
+    return EventTables(
+        device=device,
+        names=tuple(rows.names),
+        steps=tuple(report.steps),
+        spans=tuple(report.spans),
+        is_gpu=True,
+    )
+
+
+def _collectives(report: _Report) -> RowBuffer:
+    rows = report.rows
+    out = RowBuffer(COLLECTIVE_COLUMNS)
+    names = tuple(rows.names)
+    for index, kind in enumerate(rows.kind):
+        if kind != KernelKind.COMMUNICATION:
+            continue
+        name = names[rows.name[index]]
+        dtype = _KERNEL_DTYPE.search(name)
+        launch_us = rows.launch_us[index]
+        is_launched = launch_us == launch_us  # NaN when unknown
+        out.add(
+            start_us=rows.start_us[index],
+            end_us=rows.end_us[index],
+            issue_us=launch_us if is_launched else None,
+            issue_tid=report.issues.get(launch_us) if is_launched else None,
+            op=op_of_name(name.partition("(")[0]).value,
+            dtype=dtype_of_name(dtype[1]) if dtype else "",
+            stream=rows.stream[index],
+            name=short(name),
+        )
+    return out
+
+
+def _header(database: Database, report: _Report) -> SourceHeader:
+    gpus = list(database.select("TARGET_INFO_GPU", ("id", "name", "totalMemory"), 1024))
+    device = report.places[0][1] if report.places else None
+    mine = next((cells for cells in gpus if cells[0] == device), gpus[0] if gpus else (None, None, None))
+    epoch = next(database.select("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",), 1), (None,))[0]
+    host = database.named_value("TARGET_INFO_SYSTEM_ENV", "Hostname")
+    version = database.named_value("EXPORT_META_DATA", "EXPORT_PRODUCT_VERSION")
+    return SourceHeader(
+        rank=report.rank,
+        rank_source="" if report.rank is None else "content",
+        host=short(host, 255) or None,
+        backend="nccl" if any("nccl" in name.lower() for name in report.rows.names) else None,
+        device_index=whole(device),
+        gpus_per_node=len(gpus) or None,
+        device_name=short(mine[1], 200) or None,
+        device_memory_bytes=whole(mine[2], 1),
+        origin_ns=whole(epoch) or 0,
+        metadata={"nsys_version": short(version, 40)} if version else {},
+    )
+
+
+def _notices(database: Database, report: _Report) -> NoticeList:
+    notices = NoticeList()
+    notices.skipped(report.rows.num_broken, "device rows of Nsight Systems")
+    if len(report.places) > 1:
+        notices.warn(
+            "Q270",
+            f"the report holds {len(report.places)} pairs of process and device; only the first was read",
+            "let every rank write its own report: nsys profile -o report_%q{RANK}",
+        )
+    if missing := sorted({_KERNEL, "NVTX_EVENTS", _RUNTIME} - database.tables.keys()):
+        notices.warn(
+            "Q271",
+            f"the export lacks {', '.join(missing)}; what rests on them is unknown",
+            "record with: nsys profile --trace=cuda,nvtx",
+        )
+    if database.problem:
+        notices.warn(
+            "Q272", f"the database is damaged or too complex, reading stopped early: {database.problem}"
+        )
+    if any(kind == KernelKind.COMMUNICATION for kind in report.rows.kind):
+        notices.info(
+            "Q273", "Nsight Systems records neither sizes nor groups of collectives, only their times"
+        )
+    return notices

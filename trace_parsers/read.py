@@ -1,0 +1,113 @@
+"""Recognises an input and reads it: one door to all parsers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paro_advise.errors import UnknownFormatError
+from paro_advise.trace_parsers import (
+    comms_logger,
+    flight_recorder,
+    inspector,
+    nccl_log,
+    nccl_tests,
+    nccl_topology,
+    nsys,
+    profiler_plugin,
+    train_log,
+)
+from paro_advise.trace_parsers.blocks import BlockReader, SourceRef
+from paro_advise.trace_parsers.kineto import read_kineto
+from paro_advise.trace_parsers.readable import Readable
+from paro_advise.trace_parsers.tables import ParsedSource, SourceFile, SourceKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paro_advise.trace_parsers.kineto_rows import Detail
+
+HEAD_BYTES = 64 * 1024
+_MAX_TEXT_BYTES = 4 << 30
+
+# In order: the more specific signature first. Kineto comes after the formats that look like it.
+_STREAMED: tuple[tuple[SourceKind, Callable[[bytes], bool], Callable[[Readable, SourceFile], ParsedSource]], ...] = (
+    (SourceKind.FLIGHT_RECORDER, flight_recorder.looks_like, flight_recorder.parse),
+    (SourceKind.NCCL_TOPOLOGY, nccl_topology.looks_like, nccl_topology.parse),
+    (SourceKind.PROFILER_PLUGIN, profiler_plugin.looks_like, profiler_plugin.parse),
+    (SourceKind.INSPECTOR, inspector.looks_like, inspector.parse),
+)
+_TEXT: tuple[tuple[SourceKind, Callable[[bytes], bool], Callable[[Readable, SourceFile], ParsedSource]], ...] = (
+    (SourceKind.NCCL_LOG, nccl_log.looks_like, nccl_log.parse),
+    (SourceKind.NCCL_TESTS, nccl_tests.looks_like, nccl_tests.parse),
+    (SourceKind.COMMS_LOGGER, comms_logger.looks_like, comms_logger.parse),
+    (SourceKind.TRAIN_LOG, train_log.looks_like, train_log.parse),
+)
+
+
+def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
+    """Read one input of any kind.
+
+    Args:
+        ref: where it lies.
+        detail: for Kineto traces, see read_kineto.
+
+    Raises:
+        UnknownFormatError: no parser recognises it.
+        InputError: it cannot be used (broken, hostile, unreadable).
+    """
+    head = read_head(ref)
+    if nsys.looks_like(head):
+        reader = BlockReader(ref)
+        reader.finish()
+        return nsys.parse(
+            ref.path,
+            SourceFile(path=ref.label, bytes=reader.input_bytes, sha256=reader.sha256, kind=SourceKind.NSYS),
+        )
+    for kind, looks_like, parse in _STREAMED:
+        if looks_like(head):
+            return _read_streamed(ref, kind, parse)
+    if looks_like_kineto(head):
+        return read_kineto(ref, detail)
+    for kind, looks_like, parse in _TEXT:
+        if looks_like(head):
+            return _read_streamed(ref, kind, parse)
+    raise UnknownFormatError(
+        "an input must be a torch profiler trace, an NCCL log or dump, a flight-recorder dump, an "
+        "Nsight Systems export or a training log; this file is none of them",
+        where=ref.label,
+        hint="see `paro-advise explain E302` for the kinds and how to record them",
+    )
+
+
+def read_head(ref: SourceRef) -> bytes:
+    """Return the first 64 KiB of the decompressed content."""
+    parts: list[bytes] = []
+    size = 0
+    for block in BlockReader(ref):
+        parts.append(block)
+        size += len(block)
+        if size >= HEAD_BYTES:
+            break
+    return b"".join(parts)[:HEAD_BYTES]
+
+
+def looks_like_kineto(head: bytes) -> bool:
+    """Tell whether the content is a chrome trace as torch's profiler writes it."""
+    text = head.lstrip(b"\xef\xbb\xbf \r\n\t")
+    if text.startswith(b"{"):
+        marks = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
+        return any(mark in head for mark in marks)
+    return text.startswith(b"[") and b'"ph"' in head and b'"ts"' in head
+
+
+def _read_streamed(
+    ref: SourceRef, kind: SourceKind, parse: Callable[[Readable, SourceFile], ParsedSource]
+) -> ParsedSource:
+    from dataclasses import replace
+
+    reader = BlockReader(ref)
+    blank = SourceFile(path=ref.label, bytes=0, sha256="", kind=kind)
+    parsed = parse(Readable(reader, _MAX_TEXT_BYTES), blank)
+    reader.finish()
+    source = SourceFile(path=ref.label, bytes=reader.input_bytes, sha256=reader.sha256, kind=kind)
+    return replace(parsed, source=source)
