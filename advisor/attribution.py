@@ -132,7 +132,8 @@ def _by_annotation(call: Call, context: RunContext) -> Attribution | None:
         return _by_fsdp1(call)
     if "Optimizer.step#" in owner and call.op in _GATHERS:
         return _annotated(State.OPTIMIZER, "updated parameters")
-    if "DistributedDataParallel.forward" in owner and "evaluate_function" not in owner:
+    in_ddp_forward = "DistributedDataParallel.forward" in owner and "evaluate_function" not in owner
+    if in_ddp_forward and call.op in (Op.BROADCAST, Op.ALL_REDUCE):
         return _annotated(State.OTHER, "DDP buffers or buckets")
     in_accumulate = "AccumulateGrad" in owner or "reducer::" in owner
     if context.is_ddp and in_accumulate and call.op == Op.ALL_REDUCE and not _is_scalar(call):

@@ -14,12 +14,12 @@ from paro_advise.advisor.attribution import Attribution, Call, RunContext, attri
 from paro_advise.advisor.intervals import EMPTY, Intervals, exposed_lengths
 from paro_advise.advisor.states import STATES
 from paro_advise.trace_parsers.kernel_kinds import KernelKind
+from paro_advise.trace_parsers.notice import Notice  # noqa: TC001 - the cache decodes by these types
 from paro_advise.trace_parsers.tables import Op, ParsedSource, SourceFile, SourceHeader
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from paro_advise.trace_parsers.notice import Notice
     from paro_advise.trace_parsers.tables import EventTables
 
 _TIMELINE_BOXES = 600
@@ -110,7 +110,7 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
         header=parsed.header,
         is_gpu=parsed.events.is_gpu if parsed.events else False,
         has_events=parsed.events is not None,
-        framework=_framework(context_text),
+        framework=_framework(context_text, table),
         steps=steps,
         num_micro_batches=parsed.num_micro_batches,
         collectives_ipc=_ipc(table),
@@ -147,8 +147,19 @@ def _context_text(parsed: ParsedSource) -> str:
     return "\n".join([*owners, *sorted(names), *groups, marks])
 
 
-def _framework(text: str) -> str:
-    return next((framework for mark, framework in _FRAMEWORK_MARKS if mark in text), "unknown")
+def _framework(text: str, table: pl.DataFrame) -> str:
+    import polars as pl
+
+    named = next((framework for mark, framework in _FRAMEWORK_MARKS if mark in text), "")
+    if named:
+        return named
+    # DeepSpeed's ZeRO-1/2 leave no name, but gather after the optimizer's step, outside of it.
+    gathers = table.filter(
+        (pl.col("op") == Op.ALL_GATHER.value)
+        & (pl.col("phase") == "update")
+        & ~pl.col("owner").str.contains("Optimizer.step#", literal=True)
+    )
+    return "DeepSpeed" if len(gathers) else "unknown"
 
 
 def _windows(parsed: ParsedSource) -> list[tuple[str, float, float]]:

@@ -46,6 +46,7 @@ class _Groups:
     reduced: set[int]  # gradients, every kind of reduction but replicas
     reduced_each_pass: bool
     scattered: bool
+    held_unreduced: bool  # reduced in fewer micro-batches than there are
     replicas: set[int]
     updated: set[int]
 
@@ -72,6 +73,7 @@ def _observe(step: pl.DataFrame, micro_batches: int) -> _Groups:
         backward=_sizes(gathers.filter(in_backward)),
         reduced=_sizes(main),
         reduced_each_pass=len(in_passes) > 0 and passes >= micro_batches,
+        held_unreduced=0 < passes < micro_batches,
         scattered=bool((main["op"] == Op.REDUCE_SCATTER.value).any()),
         replicas=_sizes(replicas),
         updated=_sizes(of(State.OPTIMIZER)),
@@ -132,6 +134,9 @@ def _gradient_level(
         reasons.append("no gradient reduction seen: taken at the parameters' level")
         return parameter
     size = "G" if max(seen.reduced) >= world else "I"
+    if seen.scattered and seen.held_unreduced:
+        reasons.append(f"gradients accumulated whole, reduce-scattered over {_list(seen.reduced)} ranks once a step")
+        return "N"
     if seen.scattered:
         reasons.append(f"gradients reduce-scattered over {_list(seen.reduced)} ranks")
         return size

@@ -19,7 +19,15 @@ from paro_advise.errors import BrokenInputError, InputError
 from paro_advise.trace_parsers.dtypes import dtype_bytes
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
 from paro_advise.trace_parsers.safe_pickle import MAX_BYTES, load_plain
-from paro_advise.trace_parsers.side_rows import NoticeList, RowBuffer, parsed_source, real, short, whole
+from paro_advise.trace_parsers.side_rows import (
+    NoticeList,
+    RowBuffer,
+    integer,
+    parsed_source,
+    real,
+    short,
+    whole,
+)
 from paro_advise.trace_parsers.tables import COLLECTIVE_COLUMNS, Op, ProcessGroup, SourceHeader
 
 if TYPE_CHECKING:
@@ -34,7 +42,7 @@ _MAX_FRAMES = 6
 _MAX_TENSORS = 4096
 _MAX_ENTRIES = 200_000
 # A pickle can repeat one long list of shapes or frames at the price of two bytes.
-_MAX_VISITS = 20_000_000
+_MAX_VISITS = 3_000_000
 _MAX_GROUPS = 65536
 _MAX_WORLD = 1 << 20
 
@@ -66,17 +74,17 @@ class _Scan:
         is_p2p = entry.get("is_p2p") is True
         seq = whole(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id", entry.get("seq_id")))
         self._state(entry, created, f"{name} seq {seq} of group {group or '?'} {description}".strip())
-        dtype, num_bytes = _size(entry, op) if self._affords(entry) else ("", None)
+        is_affordable = self._affords(entry)
+        dtype, num_bytes = _size(entry, op) if is_affordable else ("", None)
         self.num_without_size += num_bytes is None
         known = self.groups.get(group)
         start_ns, end_ns = self._times(entry)
         thread = entry.get("thread_id")
-        thread = int(thread) if isinstance(thread, str) and thread.isdigit() and len(thread) < 19 else thread
         self.rows.add(
             start_us=start_ns,
             end_us=end_ns,
             issue_us=created,
-            issue_tid=whole(thread),
+            issue_tid=integer(thread) if isinstance(thread, str) else whole(thread),
             op=op.value,
             bytes=num_bytes,
             dtype=dtype,
@@ -86,7 +94,7 @@ class _Scan:
             group_ranks=",".join(map(str, known.ranks)) if known else "",
             seq=seq,
             name=name,
-            owner=_owner(entry.get("frames")) if self._affords(entry) else "",
+            owner=_owner(entry.get("frames")) if is_affordable else "",
             phase="backward" if short(entry.get("thread_name")).startswith("pt_autograd") else "",
         )
 
@@ -133,7 +141,8 @@ def _tensors_bytes(sizes: object, dtypes: object) -> tuple[str, int | None]:
     total = 0
     for index, shape in enumerate(sizes[:_MAX_TENSORS]):
         size = dtype_bytes(short(dtypes[min(index, len(dtypes) - 1)], 40))
-        dims = [whole(dim) for dim in shape[:16]] if isinstance(shape, list | tuple) else [None]
+        is_shape = isinstance(shape, list | tuple) and len(shape) <= 16
+        dims = [whole(dim) for dim in shape] if is_shape else [None]
         if size is None or None in dims:
             return first, None
         total += size * prod(dim for dim in dims if dim is not None)
@@ -183,7 +192,7 @@ def _groups(config: object) -> dict[str, ProcessGroup]:
 def _ranks(value: object) -> tuple[int, ...]:
     if isinstance(value, str):
         texts = value.strip("[] ").split(",")[:_MAX_WORLD]
-        value = [int(text) for text in texts if text.strip().isdigit() and len(text) < 10]
+        value = [integer(text.strip()) for text in texts]
     if not isinstance(value, list | tuple):
         return ()
     return tuple(rank for rank in map(whole, value[:_MAX_WORLD]) if rank is not None)
@@ -303,8 +312,9 @@ def _pending(status: object) -> str:
 
 
 def _counter(value: object) -> int | None:
-    text = value if isinstance(value, str) else ""
-    return int(text) if text.lstrip("-").isdecimal() and len(text) < 19 else whole(value, -1)
+    if isinstance(value, str):
+        return -1 if value == "-1" else integer(value)
+    return whole(value, -1)
 
 
 def _notices(scan: _Scan, content: dict[str, Any], notices: NoticeList) -> None:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 _LONG_TS = re.compile(rb'"ts"\s*:\s*(\d{7})\d{9}(?:\.\d+)?\s*,')
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])rank[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _AUTOGRAD_MARKS = ("PreBackwardFunctionForModule", "PostBackwardFunctionModule", "ZeroStage3")
+_CALL_NAMES = ("record_param_comms", "paro_param_comms", "c10d::")
 _STEP_SPANS = ("ProfilerStep", "nccl:", "gloo:")
 
 
@@ -72,6 +73,10 @@ def read_kineto(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
     if wanted is None and rows.detail == Detail.LEAN and not len(rows.device.start):
         # A trace from a GPU machine that recorded CPU activities only.
         reader, chunks, rows, shift_us = _read_rows(ref, Detail.FULL)
+    elif wanted is None and _lacks_issuers(rows):
+        # Older traces link kernels to the host by launches only, which the lean reading skips.
+        reader, chunks, rows, shift_us = _read_rows(ref, Detail.HTA)
+        rows.device.drop_kind_sync()
     reader.finish()
     if not chunks.found_array or rows.num_events == 0:
         raise BrokenInputError(
@@ -100,6 +105,20 @@ def _read_rows(ref: SourceRef, detail: Detail | None) -> tuple[BlockReader, Even
                 old, new = b'"ts": ' + lead, b'"ts": 1'
         rows.add(chunk.replace(old, new) if old else chunk, chunks.boundary)
     return reader, chunks, rows or KinetoRows(Detail.FULL), shift_us
+
+
+def _lacks_issuers(rows: KinetoRows) -> bool:
+    """Tell whether most communication kernels cannot be linked to their host calls by id."""
+    names = rows.device.names.values_in_order()
+    talks = [kind_of_kernel(name) == KernelKind.COMMUNICATION for name in names]
+    kernels = [row for row, code in enumerate(rows.device.name) if talks[code]]
+    if not kernels or not len(rows.host.start):
+        return False
+    host = rows.host.names.values_in_order()
+    calls = [name.startswith(_CALL_NAMES) for name in host]
+    known = {rows.host.external[row] for row, code in enumerate(rows.host.name) if calls[code]}
+    linked = sum(rows.device.external[row] in known for row in kernels)
+    return linked < 0.5 * len(kernels)
 
 
 def rank_in_name(name: str) -> int | None:
@@ -254,6 +273,7 @@ class _Builder:
         is_peer_copy = np.array(["PtoP" in name or "Peer" in name for name in names], dtype=bool)
         if is_peer_copy.any() and len(comms):
             kind[is_peer_copy[code] & np.isin(external, comms)] = KernelKind.COMMUNICATION
+        rows = np.flatnonzero(kind == KernelKind.COMMUNICATION).tolist()
         kernels = [
             CommKernel(
                 start_us=float(start[row]),
@@ -263,11 +283,19 @@ class _Builder:
                 external=int(external[row]),
                 args=args.get(row),
             )
-            for row in np.flatnonzero(kind == KernelKind.COMMUNICATION).tolist()
+            for row in rows
         ]
-        kernels.sort(key=lambda kernel: kernel.start_us)
-        collectives = kernel_collectives(kernels, calls, host, clock, groups)
-        launch = self._launch_times(host)
+        launch, launch_tid = self._launch_times(host)
+        launched = [(float(launch[row]), int(launch_tid[row])) for row in rows]
+        order = sorted(range(len(kernels)), key=lambda index: kernels[index].start_us)
+        collectives = kernel_collectives(
+            [kernels[index] for index in order],
+            [launched[index] for index in order],
+            calls,
+            host,
+            clock,
+            groups,
+        )
         device = pl.DataFrame(
             {
                 "start_us": start,
@@ -280,21 +308,23 @@ class _Builder:
         ).sort("start_us", maintain_order=True)
         return device, names, collectives
 
-    def _launch_times(self, host: HostRows) -> NDArray[np.float64]:
-        """Return each device row's launch time on the host, NaN without runtime rows."""
+    def _launch_times(self, host: HostRows) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+        """Return each device row's launch time and thread on the host, NaN and -1 without runtime rows."""
         import numpy as np
 
         correlation = np.frombuffer(self._raw.device.correlation, dtype=np.int64)
         out = np.full(len(correlation), np.nan)
+        tids = np.full(len(correlation), -1, dtype=np.int32)
         runtime = np.flatnonzero((host.kind == HostKind.RUNTIME) & (host.correlation >= 0))
         if not len(runtime):
-            return out
+            return out, tids
         ids = host.correlation[runtime]
         order = np.argsort(ids, kind="stable")
         place = np.minimum(np.searchsorted(ids[order], correlation), len(ids) - 1)
         found = (ids[order][place] == correlation) & (correlation >= 0)
         out[found] = host.start_us[runtime][order][place][found]
-        return out
+        tids[found] = host.tid[runtime][order][place][found]
+        return out, tids
 
     def _host_calls(self, origin_us: float) -> list[HostCall]:
         raw = self._raw.host
@@ -302,7 +332,7 @@ class _Builder:
         calls = []
         for row, args in raw.comm:
             name = codes[raw.name[row]]
-            if name.startswith(("record_param_comms", "paro_param_comms", "c10d::")):
+            if name.startswith((*_CALL_NAMES, "nccl:")):
                 begin = raw.start[row] - origin_us
                 calls.append(
                     HostCall(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -103,26 +104,36 @@ class CollectiveRows:
 
 def kernel_collectives(
     kernels: Sequence[CommKernel],
+    launched: Sequence[tuple[float, int]],
     calls: Sequence[HostCall],
     rows: HostRows,
     clock: PhaseClock,
     groups: Mapping[str, ProcessGroup],
 ) -> CollectiveRows:
-    """Build rows from NCCL-like kernels and the host calls that launched them."""
+    """Build rows from NCCL-like kernels and the host calls that launched them.
+
+    Args:
+        kernels: by start.
+        launched: each kernel's launch as (time_us, tid), (NaN, -1) when unknown.
+        calls: host rows of collectives, by which kernels are explained.
+        rows: all host rows.
+        clock: tells phases.
+        groups: process groups by name.
+    """
     by_external: dict[int, HostCall] = {}
     for call in calls:
         # `record_param_comms` carries the arguments; a plain c10d row only stands in for it.
         if call.external >= 0 and (call.name in _COMMS_ROWS or call.external not in by_external):
             by_external[call.external] = call
-    issuers = [by_external.get(kernel.external) for kernel in kernels]
+    around = _enclosing(calls, launched)
+    issuers = [by_external.get(kernel.external) or found for kernel, found in zip(kernels, around, strict=True)]
     owners = owners_at(rows, [(call.start_us, call.tid) if call else (-1.0, -1) for call in issuers])
     out = CollectiveRows()
     described: set[int] = set()
     for kernel, call, owner in zip(kernels, issuers, owners, strict=True):
-        args = kernel.args or (call.args if call and call.args.collective is not None else CommArgs())
-        op = op_of_name(str(args.collective)) if args.collective else Op.UNKNOWN
-        if op == Op.UNKNOWN:
-            op = op_of_name(kernel.name)
+        args = kernel.args or (call.args if call else CommArgs())
+        named = [str(args.collective or ""), call.name if call and call.name.startswith("nccl:") else "", kernel.name]
+        op = next((op for op in map(op_of_name, named) if op != Op.UNKNOWN), Op.UNKNOWN)
         # Several kernels of one call share its bytes: only the first one counts them.
         repeated = kernel.external >= 0 and kernel.external in described
         if args.collective is not None and kernel.external >= 0:
@@ -135,8 +146,8 @@ def kernel_collectives(
             issue_us=issue,
             issue_tid=call.tid if call else None,
             op=op.value,
-            bytes=0 if repeated else full_bytes(op, args),
-            dtype=str(args.dtype or ""),
+            bytes=0 if repeated else (full_bytes(op, args) or _bytes_of_shapes(args, op)),
+            dtype=str(args.dtype or _dtype_of(args)),
             group_size=size if size and 0 < size < 1 << 24 else None,
             group_name=str(args.group_name or ""),
             group_desc=str(args.group_desc or ""),
@@ -150,6 +161,37 @@ def kernel_collectives(
             micro_batch=clock.micro_batch(issue) if issue is not None else None,
         )
     return out
+
+
+def _enclosing(calls: Sequence[HostCall], launched: Sequence[tuple[float, int]]) -> list[HostCall | None]:
+    """Return the innermost call open on the launching thread at each launch.
+
+    Older traces link a kernel to its launch only; the call around the launch tells the rest.
+    """
+    by_tid: dict[int, list[HostCall]] = {}
+    for call in sorted(calls, key=lambda item: item.start_us):
+        by_tid.setdefault(call.tid, []).append(call)
+    starts = {tid: [call.start_us for call in group] for tid, group in by_tid.items()}
+    out: list[HostCall | None] = []
+    for time, tid in launched:
+        group = by_tid.get(tid, [])
+        place = bisect_right(starts.get(tid, []), time) if time == time else 0  # noqa: PLR0124 - not NaN
+        nearest = group[max(0, place - 3) : place]
+        out.append(next((call for call in reversed(nearest) if call.end_us >= time), None))
+    return out
+
+
+def _dtype_of(args: CommArgs) -> str:
+    types = args.input_type if isinstance(args.input_type, list) else []
+    return next((item for item in types if isinstance(item, str) and dtype_bytes(item)), "")
+
+
+def _bytes_of_shapes(args: CommArgs, op: Op) -> int | None:
+    """Return the bytes that the recorded input shapes tell; a gather's output they do not."""
+    if op in (Op.ALL_GATHER, Op.UNKNOWN) or not isinstance(args.input_dims, list) or not args.input_dims:
+        return None
+    elements, size = total_elements(args.input_dims[0]), dtype_bytes(_dtype_of(args) or "?")
+    return elements * size if elements and size else None
 
 
 def _host_op(owner: str, fallback: str) -> str:

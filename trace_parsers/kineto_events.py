@@ -69,6 +69,19 @@ class _HostEvent(msgspec.Struct, gc=False):
     args: _HostArgs | None = None
 
 
+class _TimedArgs(msgspec.Struct, gc=False):
+    stream: Any = None
+    correlation: Any = None
+
+
+class _TimedEvent(msgspec.Struct, gc=False):
+    name: Any = None
+    cat: Any = None
+    ts: int | float | None = None
+    dur: int | float | None = None
+    args: _TimedArgs | None = None
+
+
 class AnyEvent(msgspec.Struct):
     """An event of any phase and category, for rows that need all fields and odd layouts."""
 
@@ -84,6 +97,7 @@ class AnyEvent(msgspec.Struct):
 
 _DECODE_DEVICE = msgspec.json.Decoder(list[_DeviceEvent])
 _DECODE_HOST = msgspec.json.Decoder(list[_HostEvent])
+_DECODE_TIMED = msgspec.json.Decoder(list[_TimedEvent])
 _DECODE_ANY = msgspec.json.Decoder(list[AnyEvent])
 _DECODE_ONE = msgspec.json.Decoder(AnyEvent)
 
@@ -159,6 +173,13 @@ class DeviceColumns:
         self.external.extend(external)
         self.correlation.extend(correlation)
 
+    def drop_kind_sync(self) -> None:
+        """Shorten synchronisation rows to nothing: they are waits, not work."""
+        sync = {code for name, code in self.names.items() if " Sync" in name or name == "Stream Wait Event"}
+        for row, code in enumerate(self.name):
+            if code in sync:
+                self.duration[row] = 0.0
+
     def append(self, event: AnyEvent, args: CommArgs, start: float, duration: float) -> None:
         """Append one row of any shape."""
         if args.collective is not None:
@@ -220,6 +241,63 @@ class HostColumns:
         self.correlation.append(as_id(args.correlation))
 
 
+class TimedColumns:
+    """Columns of every row that has a category and a duration, whatever it is (us).
+
+    Attributes:
+        num_fractional: events of any shape whose ``ts`` is written with decimals.
+        num_untimed: events of any shape without ``ts``.
+    """
+
+    def __init__(self) -> None:
+        self.start = array("d")
+        self.duration = array("d")
+        self.stream = array("q")
+        self.correlation = array("q")
+        self.name = array("I")
+        self.names = Codes()
+        self.num_fractional = 0
+        self.num_untimed = 0
+
+    def extend(self, joined: bytes) -> None:
+        """Append the rows among ``[{...},{...}]``; all or nothing (see DeviceColumns.extend)."""
+        events = _DECODE_TIMED.decode(joined)
+        rows = [
+            event
+            for event in events
+            if event.dur is not None and event.ts is not None and event.cat not in _UNTIMED_CATEGORIES
+        ]
+        args = [row.args or _NO_TIMED_ARGS for row in rows]
+        start = array("d", [row.ts for row in rows])
+        duration = array("d", [row.dur for row in rows])
+        codes = self.names
+        self.stream.extend([as_id(item.stream) for item in args])
+        self.correlation.extend([as_id(item.correlation) for item in args])
+        self.name.extend([codes[str(row.name)] for row in rows])
+        self.start.extend(start)
+        self.duration.extend(duration)
+        times = [event.ts for event in events]
+        self.num_fractional += sum(type(time) is float for time in times)
+        self.num_untimed += times.count(None)
+
+    def append(self, event: AnyEvent) -> None:
+        """Append an event of any shape if it is such a row."""
+        start, duration = as_float(event.ts), as_float(event.dur)
+        self.num_fractional += isinstance(event.ts, float)
+        self.num_untimed += start is None
+        if start is None or duration is None or event.cat in _UNTIMED_CATEGORIES:
+            return
+        args = event.args if isinstance(event.args, dict) else {}
+        self.start.append(start)
+        self.duration.append(duration)
+        self.stream.append(as_id(args.get("stream")))
+        self.correlation.append(as_id(args.get("correlation")))
+        self.name.append(self.names[str(event.name)])
+
+
+# "Trace" rows say how long the profiler itself ran.
+_UNTIMED_CATEGORIES = (None, "Trace")
+_NO_TIMED_ARGS = _TimedArgs()
 _NO_DEVICE_ARGS = _DeviceArgs()
 _NO_HOST_ARGS = _HostArgs()
 _NO_COMM_ARGS = CommArgs()

@@ -11,6 +11,7 @@ from paro_advise.trace_parsers.kineto_events import (
     AnyEvent,
     DeviceColumns,
     HostColumns,
+    TimedColumns,
     as_float,
     comm_args,
     decode_any,
@@ -158,6 +159,24 @@ class KinetoRows:
                 self.thread_names[tid] = label
 
 
+class TimedRows:
+    """Collects every row that has a duration, for rules that know no categories (HTA's)."""
+
+    def __init__(self) -> None:
+        self.columns = TimedColumns()
+
+    def add(self, chunk: bytes, boundary: bytes) -> None:
+        """Read one chunk of EventChunks; what cannot be read is left out."""
+        parts = split_events(chunk, boundary)
+        try:
+            self.columns.extend(_join(parts))
+        except _DECODE_ERRORS:
+            for part in parts:
+                event, _ = salvage_one(part)
+                if event is not None:
+                    self.columns.append(event)
+
+
 class _Groups:
     """The rows of a chunk by destination; reused from chunk to chunk."""
 
@@ -235,9 +254,11 @@ class _Layout:
             if not (part[:at] == before and part[at : at + 1] in (b"s", b"t", b"f", b"i", b"C"))
         ]
         operators, wide = self._split_operators()
-        annotations = [row for row in self._annotations if b'"gloo:' not in row]
+        # Spans that carry a collective's shape: gloo's always, NCCL's where kernels lack it.
+        wide_mark = b'"nccl:' if self._detail == Detail.HTA else b'"gloo:'
+        annotations = [row for row in self._annotations if wide_mark not in row and b'"gloo:' not in row]
         if len(annotations) != len(self._annotations):
-            other += [row for row in self._annotations if b'"gloo:' in row]
+            other += [row for row in self._annotations if wide_mark in row or b'"gloo:' in row]
         groups.host = [(HostKind.OPERATOR, operators), (HostKind.ANNOTATION, annotations)]
         if self._detail == Detail.HTA:
             groups.host.append((HostKind.RUNTIME, list(self._runtime)))

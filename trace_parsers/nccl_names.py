@@ -39,9 +39,9 @@ def element_bytes(dtype: str) -> int | None:
 
 def algorithm_name(text: str) -> str:
     """Return the algorithm of a TUNING line; releases before 2.24 print its number."""
-    return _ALGORITHMS[int(text)] if text.isdigit() and int(text) < len(_ALGORITHMS) else text
+    return _ALGORITHMS[int(text)] if text.isdecimal() and int(text) < len(_ALGORITHMS) else text
 
 
 def protocol_name(text: str) -> str:
     """Return the protocol of a TUNING line; releases before 2.24 print its number."""
-    return _PROTOCOLS[int(text)] if text.isdigit() and int(text) < len(_PROTOCOLS) else text
+    return _PROTOCOLS[int(text)] if text.isdecimal() and int(text) < len(_PROTOCOLS) else text

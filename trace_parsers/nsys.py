@@ -89,7 +89,7 @@ class _Report:
     spans: list[HostSpan]
     steps: list[HostSpan]
     rank: int | None
-    places: list[tuple[object, object]]
+    places: list[tuple[int, int]]
     num_events: int
 
 
@@ -131,7 +131,7 @@ def _read(database: Database, source: SourceFile) -> ParsedSource:
     }
     places = _places(database)
     report = _device_rows(database, strings, places)
-    _nvtx(database, strings, places[0][0] if places else None, report)
+    _nvtx(database, strings, places[0][0] if places else 0, report)
     if not report.rows.start_us and not report.spans:
         raise BrokenInputError(
             f"the export of Nsight Systems holds no kernel, copy or NVTX range {database.problem}".rstrip(),
@@ -148,7 +148,7 @@ def _read(database: Database, source: SourceFile) -> ParsedSource:
     )
 
 
-def _places(database: Database) -> list[tuple[object, object]]:
+def _places(database: Database) -> list[tuple[int, int]]:
     """Return (process, device) of all rows, in order; one rank is one of them."""
     found: set[tuple[int, int]] = set()
     for table in (_KERNEL, _MEMCPY):
@@ -159,7 +159,7 @@ def _places(database: Database) -> list[tuple[object, object]]:
     return sorted(found)
 
 
-def _launches(database: Database, process: object) -> tuple[dict[int, float], dict[float, int]]:
+def _launches(database: Database, process: int) -> tuple[dict[int, float], dict[float, int]]:
     """Return correlation to launch time and launch time to thread, for one process."""
     launches: dict[int, float] = {}
     threads: dict[float, int] = {}
@@ -170,16 +170,16 @@ def _launches(database: Database, process: object) -> tuple[dict[int, float], di
         if (
             isinstance(correlation, int)
             and isinstance(start, int)
-            and (not process or tid >> 24 == int(str(process)) >> 24)
+            and (not process or tid >> 24 == process >> 24)
         ):
             launches[correlation] = start / 1e3
             threads[start / 1e3] = tid & 0xFFFFFF
     return launches, threads
 
 
-def _device_rows(database: Database, strings: dict[int, str], places: list[tuple[object, object]]) -> _Report:
+def _device_rows(database: Database, strings: dict[int, str], places: list[tuple[int, int]]) -> _Report:
     rows = _Rows()
-    process, device = places[0] if places else (None, None)
+    process, device = places[0] if places else (0, 0)
     launches, threads = _launches(database, process)
     num_events = 0
     for table, label in ((_KERNEL, "demangledName"), (_MEMCPY, "copyKind"), (_MEMSET, "")):
@@ -207,13 +207,13 @@ def _text(strings: dict[int, str], code: object) -> str:
     return strings.get(code, "") if isinstance(code, int) else ""
 
 
-def _nvtx(database: Database, strings: dict[int, str], process: object, report: _Report) -> None:
+def _nvtx(database: Database, strings: dict[int, str], process: int, report: _Report) -> None:
     columns = ("start", "end", "eventType", "text", "textId", "globalTid")
     for start, end, kind, text, code, thread in database.select("NVTX_EVENTS", columns, _MAX_SPANS):
         report.num_events += 1
         name = short(text, 1000) or _text(strings, code)
         tid = whole(thread) or 0
-        if process and tid >> 24 != int(str(process)) >> 24:
+        if process and tid >> 24 != process >> 24:
             continue
         if report.rank is None and (rank := _MPI_RANK.fullmatch(name)):
             report.rank = int(rank[1])

@@ -1,0 +1,39 @@
+"""Analyses in one call."""
+
+from __future__ import annotations
+
+from paro_advise.advisor.build import Options, build_analysis
+from paro_advise.advisor.gather import gather
+from paro_advise.advisor.rank_facts import rank_facts, read_table
+from paro_advise.trace_parsers.blocks import SourceRef
+from paro_advise.trace_parsers.discover import find_inputs
+from paro_advise.trace_parsers.read import read_source
+
+
+def read(path):
+    return read_source(SourceRef(path=path))
+
+
+def facts_of(path):
+    return rank_facts(read(path))
+
+
+def collectives_of(path):
+    return read_table(facts_of(path).collectives_ipc)
+
+
+def gathered(*paths, cache=None, jobs=1):
+    refs, is_collection = find_inputs([str(path) for path in paths])
+    return gather(refs, is_collection=is_collection, cache=cache, jobs=jobs)
+
+
+def analyze(*paths, **options):
+    found = gathered(*paths)
+    return build_analysis(found.facts, found.notices, Options(**options))
+
+
+def write_run(folder, builders, suffix=".json"):
+    folder.mkdir(exist_ok=True)
+    for builder in builders:
+        builder.write(folder / f"rank{builder.rank}{suffix}")
+    return folder

@@ -1,0 +1,150 @@
+"""Synthetic NCCL runs with known answers: every figure against truth.json."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from helpers import analyze, collectives_of, facts_of, gathered
+from trace_builder import fsdp_rank
+
+from paro_advise.advisor.matching import match_ranks
+from paro_advise.advisor.ranks import rank_set
+
+RUNS = ("ddp-big", "ds-zero3", "fsdp2-inter-bw", "fsdp2-straggler")
+STATES = ("parameter", "gradient", "optimizer", "other")
+
+
+@pytest.fixture(scope="module")
+def analyses():
+    return {}
+
+
+@pytest.fixture(params=RUNS)
+def run(request, shared, analyses):
+    folder = shared / "nccl_like" / request.param
+    if request.param not in analyses:
+        truth = json.loads((folder / "truth.json").read_text())
+        analyses[request.param] = (folder, truth, analyze(folder / "traces"))
+    return analyses[request.param]
+
+
+def close(got, expected, share, floor=0.0):
+    assert abs(got - expected) <= share * abs(expected) + floor, (got, expected)
+
+
+def test_breakdown_of_every_rank_and_step(run):
+    folder, truth, _ = run
+    for path in sorted((folder / "traces").iterdir()):
+        facts = facts_of(path)
+        for step, expected in zip(facts.steps, truth["ranks"][str(facts.header.rank)], strict=True):
+            for name in ("compute_us", "exposed_communication_us", "other_us", "idle_us"):
+                close(getattr(step, name), expected[name], 0, floor=0.01 * step.wall_us)
+
+
+def test_states(run):
+    _, truth, analysis = run
+    step = analysis.step_time_us.median
+    for state in STATES:
+        expected, got = truth["summary"]["states"][state], analysis.states[state]
+        assert got.count == expected["count"]
+        assert got.bytes == expected["bytes_full"]
+        # 3 % of the value; a transfer or wait far below the clock error (1e-4 of the step) is noise.
+        for name, key in (("exposed_us", "exposed_us"), ("transfer_us", "transfer_us"), ("wait_us", "wait_us")):
+            close(getattr(got, name), expected[key], 0.03, floor=5e-4 * step)
+        close(got.total_us, expected["total_us"], 0.03)
+    assert analysis.states["unknown"].count == 0
+
+
+def test_collectives_have_the_right_state_bytes_and_order(run):
+    folder, truth, _ = run
+    columns = truth["collective_columns"]
+    expected = Counter()
+    for row in truth["collectives"]:
+        entry = dict(zip(columns, row, strict=True))
+        expected[(entry["pg_name"], entry["seq"], entry["state"], entry["op"], entry["bytes_full"])] += 1
+    table = collectives_of(folder / "traces/rank0_trace.json.gz")
+    got = Counter(table.select("group_name", "seq", "state", "op", "bytes").iter_rows())
+    assert got == expected
+
+
+def test_links(run):
+    _, truth, analysis = run
+    for expected in truth["links"]:
+        (got,) = [link for link in analysis.links if link.op == expected["op"]]
+        assert (got.span, got.group_size) == (expected["span"], expected["group_size"])
+        if expected["busbw_gbps"] is None:
+            assert got.busbw_gbps is None
+            close(got.alpha_us, expected["alpha_us"], 0.1)
+        else:
+            close(got.busbw_gbps, expected["busbw_gbps"], 0.10)
+
+
+def test_host_clocks(run):
+    _, truth, analysis = run
+    per_node = truth["run"]["gpus_per_node"]
+    for rank, offset in analysis.clock_offsets_us.items():
+        close(offset, truth["clock"]["offset_us"][str(int(rank) // per_node)], 0, floor=5.0)
+    assert analysis.clock_error_us < 5.0
+
+
+def test_strategy_regimes_and_stragglers(run):
+    _, truth, analysis = run
+    assert analysis.run.strategy.triple in truth["run"]["strategy"]["accepted_triples"]
+    assert analysis.run.micro_batches == truth["run"]["micro_steps"]
+    assert analysis.run.parameter_count == truth["model"]["psi"]
+    assert (analysis.run.gpus_per_node, analysis.run.num_nodes) == (truth["run"]["gpus_per_node"], truth["run"]["nodes"])
+    regimes = {"bandwidth": "bandwidth_inter", "wait": "straggler", "none": "absent", "hidden": "hidden"}
+    for state in STATES:
+        assert analysis.states[state].regime == regimes[truth["summary"]["states"][state]["regime"]]
+    late = truth["compute"]["straggler_rank"]
+    assert [(item.rank, item.cause) for item in analysis.stragglers] == ([(late, "late compute")] if late >= 0 else [])
+
+
+def test_rank_0_alone_says_what_cannot_be_known(run):
+    folder, truth, whole = run
+    analysis = analyze(folder / "traces/rank0_trace.json.gz")
+    assert analysis.run.strategy.triple in truth["run"]["strategy"]["accepted_triples"]
+    for state in STATES:
+        expected, got = truth["ranks"]["0"][0]["states"][state], analysis.states[state]
+        assert (got.count, got.bytes) == (expected["count"], expected["bytes_full"])
+        if got.count:
+            assert got.transfer_us is None
+            assert got.wait_us is None
+    assert "Q313" in {item.code for item in analysis.data_quality}
+    assert analysis.stragglers == ()
+    assert analysis.clock_error_us is None or len(analysis.clock_offsets_us) == 1
+    mean_exposed = sum(step["exposed_communication_us"] for step in truth["ranks"]["0"]) / len(truth["ranks"]["0"])
+    close(analysis.breakdown_us.exposed_communication, mean_exposed, 0, floor=0.01 * whole.step_time_us.median)
+
+
+def test_dlrm_transfers_and_clocks(shared):
+    """8 V100 in one box: the first all-to-all takes 10 us everywhere, the rest is waiting."""
+    archive = shared / "corpus/facebookresearch+param/et_replay/tests/inputs/dlrm_kineto.tar.gz"
+    found = rank_set(gathered(archive).facts)
+    assert [rank for rank, _ in found.timed] == list(range(8))
+    matched = match_ranks(found.timed, {rank: f"clock {rank}" for rank, _ in found.timed})
+    assert all(abs(offset) <= 5.0 for offset in matched.offset_us.values())
+    table = matched.table.filter(matched.table["name"].str.contains("SendRecv")).sort("arrival_us")
+    first = table.filter(table["match"] == table["match"][0])
+    assert len(first) == 8
+    for duration, transfer, wait in zip(
+        (first["end_us"] - first["start_us"]).to_list(), first["transfer_us"].to_list(), first["wait_us"].to_list(), strict=True
+    ):
+        assert transfer == pytest.approx(10, abs=3)
+        assert wait == pytest.approx(duration - transfer)
+
+
+def test_hand_written_clock_offset_and_wait(tmp_path):
+    """Rank 1's clock is 700 us ahead and it arrives 30 us late at one gather a step."""
+    fsdp_rank(0).write(tmp_path / "rank0.json")
+    trace = fsdp_rank(1, late_us=30, clock_offset_us=700.0)
+    trace.gpus_per_node = 1
+    trace.write(tmp_path / "rank1.json")
+    analysis = analyze(tmp_path, gpus_per_node=1)
+    assert analysis.clock_offsets_us == {"0": 0.0, "1": pytest.approx(700.0, abs=0.01)}
+    # Of 250 us of gathers on rank 0, 30 are waiting; rank 1 (220 us) waits for nobody.
+    assert analysis.states["parameter"].wait_us == pytest.approx(15, abs=0.1)
+    assert analysis.states["parameter"].transfer_us == pytest.approx(220, abs=0.1)
+    assert analysis.states["gradient"].wait_us == pytest.approx(0, abs=0.1)
