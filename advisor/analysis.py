@@ -227,7 +227,6 @@ def from_json(data: bytes, where: str) -> Analysis:
         ForeignDataError: another format or a newer major version, or not an analysis at all.
     """
     import msgspec
-
     from paro_advise.errors import ForeignDataError
 
     try:

@@ -25,7 +25,10 @@ _OTHER_GROUP = re.compile(
 )
 _DATA_GROUP = re.compile(r"DATA_PARALLEL|DISTRIBUTED_OPTIMIZER|^mesh_(?:dp|fsdp|shard|replicate|efsdp)")
 _STACK_RULES: tuple[tuple[re.Pattern[str], State], ...] = (
-    (re.compile(r"avg_scatter|reduce_ipg|reduce_independent|allreduce_gradients|average_tensor"), State.GRADIENT),
+    (
+        re.compile(r"avg_scatter|reduce_ipg|reduce_independent|allreduce_gradients|average_tensor"),
+        State.GRADIENT,
+    ),
     (re.compile(r"_post_step|all_gather_dp_groups|all_gather_into_tensor_dp_groups"), State.OPTIMIZER),
     (re.compile(r"fetch_sub_module|all_gather_params|all_gather_coalesced"), State.PARAMETER),
     (re.compile(r"start_grad_sync|finish_grad_sync"), State.GRADIENT),
@@ -149,9 +152,7 @@ def _by_fsdp1(call: Call) -> Attribution | None:
         return _annotated(State.GRADIENT, "replica" if call.op == Op.ALL_REDUCE else "reduce")
     if call.op in _GATHERS:
         backward = "_pre_backward" in owner or "_post_backward" in owner
-        return _annotated(
-            State.PARAMETER, _gather_detail(backward=backward, prefetched="_prefetch" in owner)
-        )
+        return _annotated(State.PARAMETER, _gather_detail(backward=backward, prefetched="_prefetch" in owner))
     return None
 
 

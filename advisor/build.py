@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from paro_advise.advisor import analysis as out
 from paro_advise.advisor.efficiency import efficiency
 from paro_advise.advisor.links import fit_links, samples_of, span_column
@@ -16,9 +15,10 @@ from paro_advise.advisor.ranks import RankSet, rank_set
 from paro_advise.advisor.regimes import CASES, StepEvidence, Verdict, judge_step
 from paro_advise.advisor.state_summary import StateSummary, summarise_states
 from paro_advise.advisor.states import State
-from paro_advise.advisor.strategy import Strategy, infer_strategy, parameter_count
 from paro_advise.advisor.stragglers import Straggler, find_stragglers
+from paro_advise.advisor.strategy import Strategy, infer_strategy, parameter_count
 from paro_advise.advisor.topology import Topology, find_topology
+from paro_advise.advisor.units import time_text
 from paro_advise.advisor.untimed import log_links, log_metadata, log_states
 from paro_advise.trace_parsers.notice import Notice, Severity
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import polars as pl
-
     from paro_advise.advisor.links import Link
 
 
@@ -65,9 +64,7 @@ def build_analysis(facts: Sequence[RankFacts], notices: Sequence[Notice], option
     micro = _micro_batches(found)
     typical = _typical_step(found)
     strategy = _strategy(typical, found, micro, notes)
-    states = (
-        summarise_states(matched, found, links, _mean_step(found)) if matched else log_states(found)
-    )
+    states = summarise_states(matched, found, links, _mean_step(found)) if matched else log_states(found)
     verdict = _verdict(found, states, links, topology, strategy)
     _note_unknowns(notes, found, matched, topology, impossible, spans_known)
     count = parameter_count(typical, micro or 1) if typical is not None else None
@@ -95,7 +92,11 @@ def _matched(found: RankSet, topology: Topology, notes: list[Notice]) -> tuple[M
         return None, False
     clock_of = {
         rank: facts.header.host
-        or (f"node {topology.node_of[rank]}" if rank in topology.node_of and topology.source == "metadata" else f"rank {rank}")
+        or (
+            f"node {topology.node_of[rank]}"
+            if rank in topology.node_of and topology.source == "metadata"
+            else f"rank {rank}"
+        )
         for rank, facts in found.timed
     }
     matched = match_ranks(found.timed, clock_of)
@@ -156,9 +157,7 @@ def _typical_step(found: RankSet) -> pl.DataFrame | None:
     return None
 
 
-def _strategy(
-    typical: pl.DataFrame | None, found: RankSet, micro: int | None, notes: list[Notice]
-) -> Strategy:
+def _strategy(typical: pl.DataFrame | None, found: RankSet, micro: int | None, notes: list[Notice]) -> Strategy:
     empty = Strategy(triple=None, triple_at_rest=None, group_size=None, source="", reasons=())
     if typical is None:
         return empty
@@ -211,7 +210,10 @@ def _verdict_entry(verdict: Verdict, stragglers: Sequence[Straggler]) -> out.Ver
     text = verdict.text
     if stragglers:
         worst = stragglers[0]
-        text += f" Rank {worst.rank} arrives late ({worst.cause}): others wait {worst.lateness_us / 1e3:.3g} ms a step for it."
+        text += (
+            f" Rank {worst.rank} arrives late ({worst.cause}): others wait "
+            f"{time_text(worst.lateness_us)} a step for it."
+        )
     return out.VerdictEntry(
         regime=verdict.regime.value,
         limiting_state=verdict.limiting_state,
@@ -397,7 +399,7 @@ def _note_unknowns(
         note("Q315", Severity.INFO,
              f"{matched.num_alone} of {len(matched.table)} collectives were found on one rank only")  # fmt: skip
     if not topology.gpus_per_node and not spans_known and (found.world_size or 1) > 1:
-        note("Q316", Severity.WARNING, "which ranks share a node is unknown: intra- and inter-node cannot be told apart",
+        note("Q316", Severity.WARNING, "the nodes of the ranks are unknown: intra- and inter-node cannot be told apart",
              "pass --gpus-per-node")  # fmt: skip
     if impossible:
         note("Q317", Severity.WARNING,

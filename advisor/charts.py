@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
-
 from paro_advise.advisor.units import time_text
 
 if TYPE_CHECKING:
@@ -110,7 +109,16 @@ def stacked_bars(chart_id: str, title: str, description: str, bars: Sequence[Bar
                     Markup(
                         '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">'
                         "<title>{}: {} {}</title></rect>"
-                    ).format(segment.kind, x, y + 2, width, row - 4, bar.label, segment.name, time_text(segment.value_us))
+                    ).format(
+                        segment.kind,
+                        x,
+                        y + 2,
+                        width,
+                        row - 4,
+                        bar.label,
+                        segment.name,
+                        time_text(segment.value_us),
+                    )
                 )
             elif width >= 0.3:
                 paths.setdefault(segment.kind, []).append(f"M{x:.1f} {y:.1f}h{width:.1f}v{row - 1:.1f}h-{width:.1f}z")
@@ -119,7 +127,14 @@ def stacked_bars(chart_id: str, title: str, description: str, bars: Sequence[Bar
     return _svg(chart_id, title, description, height, parts)
 
 
-def timeline(chart_id: str, title: str, description: str, boxes: Sequence[Box], high_us: float, lanes: Sequence[tuple[str, str]]) -> Markup:
+def timeline(
+    chart_id: str,
+    title: str,
+    description: str,
+    boxes: Sequence[Box],
+    high_us: float,
+    lanes: Sequence[tuple[str, str]],
+) -> Markup:
     """Draw one step as lanes of boxes.
 
     Args:
@@ -151,7 +166,8 @@ def timeline(chart_id: str, title: str, description: str, boxes: Sequence[Box], 
             end_px = max(end_px, x + width)
             parts.append(
                 Markup(
-                    '<rect class="s-{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{} {}</title></rect>'
+                    '<rect class="s-{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">'
+                    "<title>{} {}</title></rect>"
                 ).format(lane, x, y + 3, width, row - 6, box.label, time_text(box.end_us - box.start_us))
             )
     return _svg(chart_id, title, description, height, parts)

@@ -8,7 +8,6 @@ import traceback
 from typing import Any
 
 import click
-
 from paro_advise.errors import ParoAdviseError
 
 VERBS = ("analyze", "doctor", "explain", "schema", "show", "slice")
@@ -68,7 +67,11 @@ def _colour(mode: str) -> bool | None:
 )
 @click.version_option(package_name="paro-advise", message="paro-advise %(version)s")
 @click.option(
-    "--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True, help="Colour the output."
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    help="Colour the output.",
 )
 @click.pass_context
 def cli(ctx: click.Context, color: str) -> None:
@@ -105,7 +108,10 @@ def run(argv: list[str]) -> int:
         _usage(error)
         return error.exit_code
     except ParoAdviseError as error:
-        _report(error, as_json="--json" in argv and argv[argv.index("--json") + 1 : argv.index("--json") + 2] == ["-"])
+        _report(
+            error,
+            as_json="--json" in argv and argv[argv.index("--json") + 1 : argv.index("--json") + 2] == ["-"],
+        )
         return error.exit_code
     except BrokenPipeError:
         # The reader of our output went away; nothing is left to say.
@@ -118,7 +124,10 @@ def run(argv: list[str]) -> int:
         if os.environ.get("PARO_ADVISE_DEBUG"):
             traceback.print_exc()
         click.echo(f"error[E100]: a defect of paro-advise: {type(error).__name__}: {str(error)[:300]}", err=True)
-        click.echo("  help: report it with the output of `paro-advise doctor`; PARO_ADVISE_DEBUG=1 shows more", err=True)
+        click.echo(
+            "  help: report it with the output of `paro-advise doctor`; PARO_ADVISE_DEBUG=1 shows more",
+            err=True,
+        )
         return 1
     return result if isinstance(result, int) else 0
 

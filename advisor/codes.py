@@ -28,7 +28,9 @@ def known_codes() -> dict[str, Explanation]:
     ends = [mark.start() for mark in marks[1:]] + [len(text)]
     return {
         mark.group(1): Explanation(
-            code=mark.group(1), title=mark.group(2), text=re.split(r"^# ", text[mark.end() : end], flags=re.MULTILINE)[0].strip()
+            code=mark.group(1),
+            title=mark.group(2),
+            text=re.split(r"^# ", text[mark.end() : end], flags=re.MULTILINE)[0].strip(),
         )
         for mark, end in zip(marks, ends, strict=True)
     }

@@ -63,7 +63,10 @@ def _pandas() -> Check:
     needed = _version("HolisticTraceAnalysis") is not None
     ok = not needed or (found is not None and int(found.split(".")[0]) < 3)
     return Check(
-        name="pandas", ok=ok, found=found or "not installed", help="HolisticTraceAnalysis 0.5.0 fails on pandas 3"
+        name="pandas",
+        ok=ok,
+        found=found or "not installed",
+        help="HolisticTraceAnalysis 0.5.0 fails on pandas 3",
     )
 
 
@@ -73,5 +76,8 @@ def _cache() -> Check:
     folder = default_cache()
     parent = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     return Check(
-        name="cache folder", ok=os.access(parent, os.W_OK), found=str(folder), help="set PARO_ADVISE_CACHE to a writable folder"
+        name="cache folder",
+        ok=os.access(parent, os.W_OK),
+        found=str(folder),
+        help="set PARO_ADVISE_CACHE to a writable folder",
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from paro_advise.advisor.analysis import Efficiency
 from paro_advise.advisor.intervals import Intervals
 
@@ -71,9 +70,7 @@ def _busy_share(matched: Matched | None, found: RankSet) -> float | None:
     wall = sum(step.wall_us for _, facts in found.timed for step in facts.steps)
     if matched is None or wall <= 0:
         return None
-    rows = matched.table.filter(
-        pl.col("span").is_in(["inter", "mixed"]) & pl.col("transfer_us").is_not_null()
-    )
+    rows = matched.table.filter(pl.col("span").is_in(["inter", "mixed"]) & pl.col("transfer_us").is_not_null())
     if not len(rows):
         return None
     busy = 0.0

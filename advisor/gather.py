@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import BrokenInputError, InputError, UnknownFormatError
-from paro_advise.trace_parsers.blocks import SourceRef
 from paro_advise.trace_parsers.notice import Notice, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paro_advise.advisor.rank_facts import RankFacts
+    from paro_advise.trace_parsers.blocks import SourceRef
 
 # Change it whenever facts made from the same file would differ.
 READER_VERSION = 1
@@ -39,7 +39,7 @@ def gather(
     is_collection: bool,
     cache: Path | None,
     jobs: int,
-    progress: Callable[[int, int, str], None] = lambda done, total, label: None,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> Gathered:
     """Read inputs.
 
@@ -61,11 +61,13 @@ def gather(
             for done, future in enumerate(as_completed(futures), start=1):
                 index = futures[future]
                 results[index] = _result_of(future.result, refs[index])
-                progress(done, len(refs), refs[index].label)
+                if progress:
+                    progress(done, len(refs), refs[index].label)
     else:
         for index, ref in enumerate(refs):
             results[index] = _read_one(ref, cache)
-            progress(index + 1, len(refs), ref.label)
+            if progress:
+                progress(index + 1, len(refs), ref.label)
     return _sorted_out([results[index] for index in range(len(refs))], refs, is_collection=is_collection)
 
 
@@ -124,7 +126,7 @@ def _read_one(ref: SourceRef, cache: Path | None) -> RankFacts | InputError:
         return error
     except OSError as error:
         return InputError(f"an input must be a readable file: {error.strerror or error}", where=ref.label)
-    except Exception as error:  # noqa: BLE001 - hostile input must never end in a traceback
+    except Exception as error:
         if os.environ.get("PARO_ADVISE_DEBUG"):
             raise
         return BrokenInputError(
@@ -151,7 +153,6 @@ def _cache_key(ref: SourceRef) -> str:
 
 def _load(entry: Path) -> RankFacts | None:
     import msgspec
-
     from paro_advise.advisor.rank_facts import RankFacts
 
     try:

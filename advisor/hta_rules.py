@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
 from paro_advise.trace_parsers.blocks import BlockReader
 from paro_advise.trace_parsers.chunks import EventChunks
 from paro_advise.trace_parsers.kineto import rank_in_name
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
-
     from paro_advise.trace_parsers.blocks import SourceRef
     from paro_advise.trace_parsers.kineto_events import TimedColumns
 
@@ -46,7 +44,7 @@ class HtaNumbers:
         compute_time_us: union of compute kernels.
         non_compute_time_us: the rest.
         idle_time_pctg, compute_time_pctg, non_compute_time_pctg: of kernel_time_us, two digits.
-        comp_comm_overlap_pctg: share of communication behind compute, two digits.
+        comp_comm_overlap_pctg: share of communication behind compute, two digits (HTA: nan, inf for None).
     """
 
     idle_time_us: float | None
@@ -121,7 +119,7 @@ def hta_rules(ref: SourceRef, include_last_step: bool = False) -> HtaRow:  # noq
     steps = {code for code, name in enumerate(names) if _STEP in name}
     kept = _kept_rows(columns, names, steps, include_last_step=include_last_step)
     numbers = _numbers(kept)
-    return HtaRow(label=ref.label, rank=_rank(chunks.head, ref), num_steps=len(steps), **numbers)
+    return HtaRow(label=ref.label, rank=_rank(chunks.head, ref), num_steps=len(steps), own=None, **numbers)
 
 
 def _rank(head: bytes, ref: SourceRef) -> int | None:

@@ -43,9 +43,7 @@ class Intervals:
         """Return the part inside a window."""
         first = int(np.searchsorted(self.end_us, low_us, side="right"))
         last = int(np.searchsorted(self.start_us, high_us, side="left"))
-        return Intervals(
-            np.maximum(self.start_us[first:last], low_us), np.minimum(self.end_us[first:last], high_us)
-        )
+        return Intervals(np.maximum(self.start_us[first:last], low_us), np.minimum(self.end_us[first:last], high_us))
 
     def join(self, other: Intervals) -> Intervals:
         """Return the union with another union."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from paro_advise.trace_parsers.tables import Op
 
 if TYPE_CHECKING:
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 
     import polars as pl
     from numpy.typing import NDArray
-
     from paro_advise.advisor.topology import Topology
 
 # A message this small is all latency on any link: it says nothing about bandwidth.
@@ -105,7 +103,12 @@ def samples_of(table: pl.DataFrame) -> pl.DataFrame:
         .drop("match")
     )
     lone = known.filter(pl.col("match").is_null()).select(
-        "op", "span", "group_size", "bytes", pl.col("duration_us").alias("time_us"), pl.lit(value=True).alias("lone")
+        "op",
+        "span",
+        "group_size",
+        "bytes",
+        pl.col("duration_us").alias("time_us"),
+        pl.lit(value=True).alias("lone"),
     )
     return pl.concat([joined, lone]).filter(pl.col("time_us") > 0)
 
@@ -132,7 +135,13 @@ def fit_links(samples: pl.DataFrame) -> tuple[list[Link], int]:
 
 
 def _fit(
-    op: str, span: str, group_size: int, wire: NDArray[np.float64], time_us: NDArray[np.float64], *, lone: bool
+    op: str,
+    span: str,
+    group_size: int,
+    wire: NDArray[np.float64],
+    time_us: NDArray[np.float64],
+    *,
+    lone: bool,
 ) -> Link:
     sizes = np.unique(wire)
     # Waiting and contention only ever add time, so the lower part of each size is the link.

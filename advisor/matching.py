@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from paro_advise.advisor.rank_facts import RankFacts, read_table
 from paro_advise.trace_parsers.tables import Op
 
@@ -86,9 +85,7 @@ def _with_match(table: pl.DataFrame) -> tuple[pl.DataFrame, int]:
         pl.when(pl.col("group_ranks") != "")
         .then(pl.col("group_ranks"))
         .otherwise(
-            pl.concat_str(
-                pl.lit("?"), "group_name", "group_desc", pl.col("group_size").fill_null(-1), separator="|"
-            )
+            pl.concat_str(pl.lit("?"), "group_name", "group_desc", pl.col("group_size").fill_null(-1), separator="|")
         )
     )
     table = table.with_columns(group.alias("group_key"))
@@ -98,16 +95,12 @@ def _with_match(table: pl.DataFrame) -> tuple[pl.DataFrame, int]:
         pl.when(use_seq)
         .then(pl.concat_str(pl.lit("seq"), pl.col("seq").fill_null(-1), separator="|"))
         .otherwise(
-            pl.concat_str(
-                "step_label", "op", order.over("rank", "group_key", "step_label", "op"), separator="|"
-            )
+            pl.concat_str("step_label", "op", order.over("rank", "group_key", "step_label", "op"), separator="|")
         )
         .alias("position")
     )
     # A sequence number may cover several kernels of one call on one rank.
-    table = table.with_columns(
-        pl.col("start_us").rank("ordinal").over("rank", "group_key", "position").alias("part")
-    )
+    table = table.with_columns(pl.col("start_us").rank("ordinal").over("rank", "group_key", "position").alias("part"))
     key = ("group_key", "position", "part")
     table = table.with_columns(
         pl.col("rank").n_unique().over(key).alias("joined_ranks"),
@@ -120,9 +113,7 @@ def _with_match(table: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     return table.drop("position", "part", "is_unequal"), num_unequal
 
 
-def _aligned(
-    table: pl.DataFrame, ranks: Sequence[int], clock_of: Mapping[int, str], num_unequal: int
-) -> Matched:
+def _aligned(table: pl.DataFrame, ranks: Sequence[int], clock_of: Mapping[int, str], num_unequal: int) -> Matched:
     import polars as pl
 
     joined = table.filter(pl.col("match").is_not_null())

@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING
 
 import click
-
 from paro_advise.advisor.terminal import plain
 
 if TYPE_CHECKING:
@@ -24,9 +23,7 @@ class Progress:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        self._live = (
-            sys.stderr.isatty() and not quiet and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
-        )
+        self._live = sys.stderr.isatty() and not quiet and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
         self._begin = time.monotonic()
 
     def say(self, text: str) -> None:

@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from paro_advise.advisor.attribution import Attribution, Call, RunContext, attribute
 from paro_advise.advisor.intervals import EMPTY, Intervals, exposed_lengths
 from paro_advise.advisor.states import STATES
 from paro_advise.trace_parsers.kernel_kinds import KernelKind
-from paro_advise.trace_parsers.notice import Notice  # noqa: TC001 - the cache decodes by these types
+from paro_advise.trace_parsers.notice import Notice  # noqa: TC002 - the cache decodes by these types
 from paro_advise.trace_parsers.tables import Op, ParsedSource, SourceFile, SourceHeader
 
 if TYPE_CHECKING:
     import polars as pl
-
     from paro_advise.trace_parsers.tables import EventTables
 
 _TIMELINE_BOXES = 600
@@ -290,15 +288,15 @@ def _timeline(step: StepFacts, table: pl.DataFrame, compute: Intervals) -> tuple
     import polars as pl
 
     rows = table.filter((pl.col("end_us") > low) & (pl.col("start_us") < high)).head(_TIMELINE_BOXES)
-    for row in rows.iter_rows(named=True):
-        boxes.append(
-            TimelineBox(
-                lane=row["state"],
-                start_us=max(0.0, row["start_us"] - low),
-                end_us=min(row["end_us"], high) - low,
-                label=f"{row['op']} {row['detail']}".strip(),
-            )
+    boxes += [
+        TimelineBox(
+            lane=row["state"],
+            start_us=max(0.0, row["start_us"] - low),
+            end_us=min(row["end_us"], high) - low,
+            label=f"{row['op']} {row['detail']}".strip(),
         )
+        for row in rows.iter_rows(named=True)
+    ]
     return tuple(boxes)
 
 
@@ -306,5 +304,3 @@ def _coarse(intervals: Intervals, gap_us: float) -> list[tuple[float, float]]:
     merged = Intervals.union_of(intervals.start_us, intervals.end_us + gap_us)
     pairs = [(a, b - gap_us) for a, b in zip(merged.start_us.tolist(), merged.end_us.tolist(), strict=True)]
     return sorted(sorted(pairs, key=lambda pair: pair[0] - pair[1])[:_TIMELINE_BOXES])
-
-

@@ -146,7 +146,6 @@ def _without_warmup(item: RankFacts, skip_steps: int) -> RankFacts:
     import io
 
     import polars as pl
-
     from paro_advise.advisor.rank_facts import read_table
 
     skip = min(skip_steps, max(0, len(item.steps) - 1))

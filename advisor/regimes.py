@@ -89,13 +89,11 @@ def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> J
     if evidence.inter_share > 0.5:
         return Judgement(
             regime=Regime.BANDWIDTH_INTER,
-            text=f"{exposed}; {evidence.inter_share:.0%} of the transfer crosses nodes and its "
-            "bandwidth binds it",
+            text=f"{exposed}; {evidence.inter_share:.0%} of the transfer crosses nodes and its bandwidth binds it",
         )
     return Judgement(
         regime=Regime.BANDWIDTH_INTRA,
-        text=f"{exposed}; {1 - evidence.inter_share:.0%} of the transfer stays inside nodes and its "
-        "bandwidth binds it",
+        text=f"{exposed}; {1 - evidence.inter_share:.0%} of the transfer stays inside nodes and its bandwidth binds it",
     )
 
 
@@ -148,8 +146,8 @@ def judge_step(evidence: StepEvidence) -> Verdict:
     return Verdict(
         regime=regime,
         limiting_state=state.value,
-        text=f"{_HEADLINE[regime]} {state} communication limits the step: {time_text(evidence.exposed_by_state[state])} "
-        f"exposed, {min(share, 1.0):.0%} of all exposed communication ({split}).",
+        text=f"{_HEADLINE[regime]} {state} communication limits the step: "
+        f"{time_text(evidence.exposed_by_state[state])} exposed, {min(share, 1.0):.0%} of all exposed communication ({split}).",
         case=_case(evidence, comm),
     )
 

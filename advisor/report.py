@@ -14,14 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from markupsafe import Markup
-
     from paro_advise.advisor.analysis import Analysis, RankEntry
     from paro_advise.advisor.rank_facts import TimelineBox
 
 # Above this many ranks only the ones that stand out are drawn (reference: user experience 2.1).
 _MAX_RANKS = 128
 _WORST, _BEST = 16, 4
-_PARTS = (("compute", "compute"), ("exposed", "exposed communication"), ("rest", "memory copies and sync"), ("idle", "idle"))
+_PARTS = (
+    ("compute", "compute"),
+    ("exposed", "exposed communication"),
+    ("rest", "memory copies and sync"),
+    ("idle", "idle"),
+)
 _STATES = ("parameter", "gradient", "optimizer", "other", "unknown")
 
 
@@ -153,9 +157,7 @@ def confidence(analysis: Analysis) -> str:
         return "The inputs carry no step times."
     of = f" of {run.world_size}" if run.world_size else ""
     text = f"Seen: {len(run.ranks)}{of} ranks, {run.num_steps} step{'s' if run.num_steps != 1 else ''} each."
-    shares = {
-        name: entry.evidence for name, entry in analysis.states.items() if entry.count and name in _STATES[:3]
-    }
+    shares = {name: entry.evidence for name, entry in analysis.states.items() if entry.count and name in _STATES[:3]}
     if shares:
         text += " Attribution rests on " + ", ".join(f"{kind} ({name})" for name, kind in shares.items()) + "."
     unknown = analysis.states["unknown"]
@@ -230,7 +232,18 @@ def _state_table(analysis: Analysis) -> Table:
                 ),
             )
         )
-    names = ("state", "regime", "calls #", "bytes #", "exposed #", "hidden #", "transfer #", "wait #", "evidence", "why")
+    names = (
+        "state",
+        "regime",
+        "calls #",
+        "bytes #",
+        "exposed #",
+        "hidden #",
+        "transfer #",
+        "wait #",
+        "evidence",
+        "why",
+    )
     return make_table("table-states", "Per rank and step; bytes count the full buffer", names, rows)
 
 
@@ -244,7 +257,12 @@ def _timeline_chart(boxes: Sequence[TimelineBox], analysis: Analysis) -> Markup:
     lanes = [lane for lane in _LANES if lane[0] in present]
     share = share_text(analysis.efficiency.overlap_share)
     return timeline(
-        "chart-timeline", f"{share} of the communication runs behind compute", "One step by lanes", drawn, high, lanes
+        "chart-timeline",
+        f"{share} of the communication runs behind compute",
+        "One step by lanes",
+        drawn,
+        high,
+        lanes,
     )
 
 
@@ -306,7 +324,10 @@ def _rank_table(analysis: Analysis) -> Table:
             id=f"rank-{entry.rank}",
             cells=(
                 number(float(entry.rank), str(entry.rank)),
-                number(None if entry.node is None else float(entry.node), "unknown" if entry.node is None else str(entry.node)),
+                number(
+                    None if entry.node is None else float(entry.node),
+                    "unknown" if entry.node is None else str(entry.node),
+                ),
                 *(
                     number(value, time_text(value))
                     for value in (
@@ -322,7 +343,16 @@ def _rank_table(analysis: Analysis) -> Table:
         )
         for entry in shown_ranks(analysis.ranks)
     ]
-    names = ("rank #", "node #", "step #", "compute #", "exposed #", "copies and sync #", "idle #", "waiting #")
+    names = (
+        "rank #",
+        "node #",
+        "step #",
+        "compute #",
+        "exposed #",
+        "copies and sync #",
+        "idle #",
+        "waiting #",
+    )
     return make_table("table-ranks", "Means over steps; waiting counts hidden and exposed", names, rows)
 
 
@@ -366,7 +396,19 @@ def _collective_table(analysis: Analysis) -> Table:
         )
         for entry in analysis.collectives
     ]
-    names = ("state", "detail", "op", "bytes #", "ranks #", "span", "calls #", "p50 #", "p95 #", "p99 #", "exposed #")
+    names = (
+        "state",
+        "detail",
+        "op",
+        "bytes #",
+        "ranks #",
+        "span",
+        "calls #",
+        "p50 #",
+        "p95 #",
+        "p99 #",
+        "exposed #",
+    )
     caption = f"The {len(rows)} kinds that are exposed longest; calls and exposure per rank and step"
     return make_table("table-collectives", caption, names, rows)
 
@@ -409,7 +451,9 @@ def _quality_table(analysis: Analysis) -> Table:
         )
         for item in analysis.data_quality[:200]
     ]
-    return make_table("table-quality", f"{len(analysis.data_quality)} notes", ("code", "weight", "what", "what to do"), rows)
+    return make_table(
+        "table-quality", f"{len(analysis.data_quality)} notes", ("code", "weight", "what", "what to do"), rows
+    )
 
 
 def _provenance_table(analysis: Analysis, provenance: Provenance) -> Table:
@@ -433,7 +477,10 @@ def _provenance_table(analysis: Analysis, provenance: Provenance) -> Table:
         ("steps (us)", ", ".join(f"{value:.0f}" for value in analysis.step_time_us.values[:20])),
     ]  # fmt: skip
     pairs += [(key, value) for key, value in list(run.metadata.items())[:40]]
-    rows = [Row(cells=(Cell(text=name), Cell(text="unknown" if value in (None, "") else str(value)))) for name, value in pairs]
+    rows = [
+        Row(cells=(Cell(text=name), Cell(text="unknown" if value in (None, "") else str(value))))
+        for name, value in pairs
+    ]
     return make_table("table-provenance", "Where the numbers come from", ("what", "value"), rows)
 
 
@@ -453,13 +500,24 @@ def _input_table(analysis: Analysis) -> Table:
 
 
 _METHOD = (
-    "Breakdown: within each profiler step of each rank, compute is the union of compute kernels (on CPU runs: of "
-    "operators), exposed communication the union of collectives minus compute, other the union of copies minus both, "
-    "idle the rest. The four sum to the step.",
-    "Attribution: by the annotations around the issuing call, the process group's description, Python stacks, the phase "
-    "of training, repetition, in this order. What none of them tells is shown as unknown and never folded into a state.",
-    "Waiting and transfer: collectives are joined across ranks by group and sequence number, else by step, operation and "
-    "order. Host clocks are aligned on the ends of collectives; transfer runs from the last arrival to the end.",
-    "Limits: a link shared by two collectives shows the bandwidth that each got. The profiler itself slows short steps. "
-    "Savings are upper bounds: they assume that exposed time vanishes and that nothing else takes its place.",
+    (
+        "Breakdown: within each profiler step of each rank, compute is the union of compute kernels (on CPU runs: "
+        "of operators), exposed communication the union of collectives minus compute, other the union of copies "
+        "minus both, idle the rest. The four sum to the step."
+    ),
+    (
+        "Attribution: by the annotations around the issuing call, the process group's description, Python stacks, "
+        "the phase of training, repetition, in this order. What none of them tells is shown as unknown and never "
+        "folded into a state."
+    ),
+    (
+        "Waiting and transfer: collectives are joined across ranks by group and sequence number, else by step, "
+        "operation and order. Host clocks are aligned on the ends of collectives; transfer runs from the last "
+        "arrival to the end."
+    ),
+    (
+        "Limits: a link shared by two collectives shows the bandwidth that each got. The profiler itself slows "
+        "short steps. Savings are upper bounds: they assume that exposed time vanishes and that nothing else takes "
+        "its place."
+    ),
 )

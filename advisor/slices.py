@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-
 from paro_advise.advisor.rank_facts import RankFacts, rank_facts, read_table
 from paro_advise.errors import InputError, UsageError
 from paro_advise.trace_parsers.blocks import BlockReader, SourceRef
@@ -114,9 +113,7 @@ def _events_within(ref: SourceRef, window: tuple[float, float]) -> Iterator[tupl
         if phase not in _KEPT_PHASES:
             continue
         start = as_float(event.get("ts"))
-        if phase == "M":
-            yield event, text
-        elif start is not None and start < high and start + (as_float(event.get("dur")) or 0.0) > low:
+        if phase == "M" or (start is not None and start < high and start + (as_float(event.get("dur")) or 0.0) > low):
             yield event, text
 
 
@@ -129,21 +126,27 @@ def _markers(facts: RankFacts, index: int, zero_us: float) -> list[dict[str, Any
     )
     states = sorted(set(table["state"].to_list()))
     out: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": _MARKER_PID, "tid": 0, "args": {"name": "paro-advise: model states"}}
+        {
+            "ph": "M",
+            "name": "process_name",
+            "pid": _MARKER_PID,
+            "tid": 0,
+            "args": {"name": "paro-advise: model states"},
+        }
     ]
     for number, state in enumerate(states):
         out.append({"ph": "M", "name": "thread_name", "pid": _MARKER_PID, "tid": number, "args": {"name": state}})
-    for row in table.iter_rows(named=True):
-        out.append(
-            {
-                "ph": "X",
-                "cat": "paro_advise",
-                "name": f"{row['state']} {row['detail']}".strip(),
-                "pid": _MARKER_PID,
-                "tid": states.index(row["state"]),
-                "ts": zero_us + row["start_us"],
-                "dur": row["end_us"] - row["start_us"],
-                "args": {key: row[key] for key in ("op", "bytes", "group_size", "exposed_us", "evidence")},
-            }
-        )
+    out += [
+        {
+            "ph": "X",
+            "cat": "paro_advise",
+            "name": f"{row['state']} {row['detail']}".strip(),
+            "pid": _MARKER_PID,
+            "tid": states.index(row["state"]),
+            "ts": zero_us + row["start_us"],
+            "dur": row["end_us"] - row["start_us"],
+            "args": {key: row[key] for key in ("op", "bytes", "group_size", "exposed_us", "evidence")},
+        }
+        for row in table.iter_rows(named=True)
+    ]
     return out

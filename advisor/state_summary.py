@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from paro_advise.advisor.analysis import StateEntry
 from paro_advise.advisor.intervals import Intervals
 from paro_advise.advisor.links import alpha_share
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import polars as pl
-
     from paro_advise.advisor.links import Link
     from paro_advise.advisor.matching import Matched
     from paro_advise.advisor.ranks import RankSet
@@ -80,9 +78,7 @@ def summarise_states(
 
 
 def _sum(found: RankSet, field: str, state: State) -> float:
-    return float(
-        sum(getattr(step, field).get(state.value, 0.0) for _, facts in found.timed for step in facts.steps)
-    )
+    return float(sum(getattr(step, field).get(state.value, 0.0) for _, facts in found.timed for step in facts.steps))
 
 
 def _wait(rows: pl.DataFrame, total_us: float) -> float | None:
@@ -160,9 +156,7 @@ def _weakest(rows: pl.DataFrame) -> Evidence:
     """Return the weakest evidence that more than 5 % of the state's time rests on."""
     import polars as pl
 
-    times = dict(
-        rows.group_by("evidence").agg((pl.col("end_us") - pl.col("start_us")).sum().alias("t")).iter_rows()
-    )
+    times = dict(rows.group_by("evidence").agg((pl.col("end_us") - pl.col("start_us")).sum().alias("t")).iter_rows())
     total = sum(times.values())
     weakest = Evidence.NONE if not times else EVIDENCE_ORDER[0]
     for evidence in EVIDENCE_ORDER:

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import polars as pl
-
     from paro_advise.advisor.rank_facts import RankFacts
 
 # A rank is a straggler when the others wait for it at least this share of a step ...

@@ -127,9 +127,7 @@ def _list(sizes: set[int]) -> str:
     return "/".join(map(str, sorted(sizes)))
 
 
-def _gradient_level(
-    seen: _Groups, parameter: str, world: int, framework: str, reasons: list[str]
-) -> str:
+def _gradient_level(seen: _Groups, parameter: str, world: int, framework: str, reasons: list[str]) -> str:
     if not seen.reduced:
         reasons.append("no gradient reduction seen: taken at the parameters' level")
         return parameter
@@ -151,9 +149,7 @@ def _gradient_level(
     return "N"
 
 
-def _optimizer_level(
-    seen: _Groups, parameter: str, gradient: str, world: int, reasons: list[str]
-) -> str:
+def _optimizer_level(seen: _Groups, parameter: str, gradient: str, world: int, reasons: list[str]) -> str:
     if seen.updated:
         spans_world = max(seen.updated) >= world
         across_groups = parameter == "I" and not spans_world
@@ -188,8 +184,6 @@ def parameter_count(step: pl.DataFrame, micro_batches: int) -> int | None:
     if counted:
         passes = gradients.filter(pl.col("phase") != "boundary")["micro_batch"].n_unique()
         return counted // max(1, passes)
-    gathers = step.filter(
-        (pl.col("state") == State.PARAMETER.value) & ~pl.col("detail").str.starts_with("backward")
-    )
+    gathers = step.filter((pl.col("state") == State.PARAMETER.value) & ~pl.col("detail").str.starts_with("backward"))
     counted = elements(gathers)
     return counted // max(1, micro_batches) if counted else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
-
 from paro_advise.advisor.findings import APPLIES, NOT_JUDGED, findings
 from paro_advise.advisor.report import confidence
 from paro_advise.advisor.units import bytes_text, count_text, gbps_text, share_text, time_text
@@ -38,9 +37,9 @@ def _run_lines(analysis: Analysis) -> list[str]:
     group = f", groups of {strategy.group_size}" if strategy.group_size else ""
     rest = f" ({strategy.triple_at_rest} at rest)" if strategy.triple_at_rest != strategy.triple else ""
     node = f"{run.gpus_per_node} per node ({run.gpus_per_node_source})" if run.gpus_per_node else "nodes unknown"
+    steps = f"{run.micro_batches or '?'} micro-batch(es), {count_text(run.parameter_count)} parameters"
     lines = [
-        f"run        {plain(run.framework)}, strategy {strategy.triple or 'unknown'}{rest}{group}, "
-        f"{run.micro_batches or '?'} micro-batch(es), {count_text(run.parameter_count)} parameters",
+        f"run        {plain(run.framework)}, strategy {strategy.triple or 'unknown'}{rest}{group}, {steps}",
         f"ranks      {len(run.ranks)} of {run.world_size or '?'} seen, {node}",
     ]
     if analysis.step_time_us.median is not None:
@@ -62,10 +61,8 @@ def _run_lines(analysis: Analysis) -> list[str]:
 
 
 def _state_lines(analysis: Analysis) -> list[str]:
-    lines = [
-        f"{'state':<10} {'calls':>7} {'bytes':>9} {'exposed':>9} {'hidden':>9} {'transfer':>9} {'wait':>9}  "
-        f"{'regime':<16} evidence"
-    ]
+    heads = "".join(f"{name:>10}" for name in ("bytes", "exposed", "hidden", "transfer", "wait"))
+    lines = [f"{'state':<10} {'calls':>7}{heads}  {'regime':<16} evidence"]
     for name in _STATES:
         entry = analysis.states[name]
         if not entry.count:

@@ -36,9 +36,7 @@ class Topology:
         return "inter" if distinct == len(nodes) else "mixed"
 
 
-def find_topology(
-    ranks: Sequence[tuple[int, RankFacts]], world_size: int | None, flag: int | None
-) -> Topology:
+def find_topology(ranks: Sequence[tuple[int, RankFacts]], world_size: int | None, flag: int | None) -> Topology:
     """Find nodes from, in this order: the user, host names, device lists, group sizes.
 
     Args:
@@ -72,6 +70,4 @@ def find_topology(
 
 
 def _regular(per_node: int, source: str, world: range) -> Topology:
-    return Topology(
-        gpus_per_node=per_node, source=source, node_of={rank: rank // per_node for rank in world}
-    )
+    return Topology(gpus_per_node=per_node, source=source, node_of={rank: rank // per_node for rank in world})

@@ -65,9 +65,7 @@ def _measure(work: Callable[[], int]) -> dict[str, Any]:
     cpu, wall = _used()
     rows = work()
     cpu_end, wall_end = _used()
-    peaks = [
-        resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    ]
+    peaks = [resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {
         "rows": rows,
         "cpu_s": cpu_end - cpu,
@@ -81,7 +79,6 @@ def _measure(work: Callable[[], int]) -> dict[str, Any]:
 def _child_ours(paths: list[Path], _: Path) -> dict[str, Any]:
     import isal.isal_zlib  # noqa: F401
     import polars  # noqa: F401
-
     from paro_advise.advisor.build import Options, build_analysis
     from paro_advise.advisor.rank_facts import rank_facts
     from paro_advise.trace_parsers.blocks import SourceRef
@@ -97,9 +94,8 @@ def _child_ours(paths: list[Path], _: Path) -> dict[str, Any]:
 
 def _child_gather(paths: list[Path], cache: Path, jobs: int = 1) -> dict[str, Any]:
     import isal.isal_zlib  # noqa: F401
-    import polars  # noqa: F401
-
     import paro_advise.trace_parsers.read  # noqa: F401
+    import polars  # noqa: F401
     from paro_advise.advisor.build import Options, build_analysis
     from paro_advise.advisor.gather import gather
     from paro_advise.trace_parsers.blocks import SourceRef
@@ -290,9 +286,7 @@ def single_file(sizes: tuple[int, ...], repeats: int, hta_repeats_600: int) -> d
         for size in sizes:
             with tempfile.TemporaryDirectory() as folder:
                 for kind in kinds:
-                    if size == 600 and (
-                        kind == "simdjson_whole" or (kind == "hta" and turn >= hta_repeats_600)
-                    ):
+                    if size == 600 and (kind == "simdjson_whole" or (kind == "hta" and turn >= hta_repeats_600)):
                         continue
                     series[kind, size].samples.append(launch(kind, paths[size], Path(folder)))
                     print(f"turn {turn + 1}/{repeats}: {size} MB {kind}", file=sys.stderr, flush=True)
@@ -320,9 +314,7 @@ def figures_of(single: dict[tuple[str, int], Series], scale: dict[int, Series]) 
         ours = single["ours", size]
         cpu = ours.median("cpu_s")
         floors = [
-            single[kind, size].median("cpu_s")
-            for kind in ("simdjson", "simdjson_whole")
-            if (kind, size) in single
+            single[kind, size].median("cpu_s") for kind in ("simdjson", "simdjson_whole") if (kind, size) in single
         ]
         first, second = single["cache_first", size], single["cache_second", size]
         out |= {
@@ -395,17 +387,11 @@ def verdict(figures: dict[str, float]) -> dict[str, Any]:
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="60 MB only, one repetition, few ranks")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument(
-        "--hta-repeats", type=int, default=2, help="of HTA at 600 MB, where a run takes a minute"
-    )
-    parser.add_argument(
-        "--ranks", type=int, nargs="*", default=list(SCALE_RANKS), help="counts of files, 64 at most"
-    )
+    parser.add_argument("--hta-repeats", type=int, default=2, help="of HTA at 600 MB, where a run takes a minute")
+    parser.add_argument("--ranks", type=int, nargs="*", default=list(SCALE_RANKS), help="counts of files, 64 at most")
     parser.add_argument("--child", choices=sorted(CHILDREN), help=argparse.SUPPRESS)
     parser.add_argument("--core", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--cache", type=Path, default=INPUTS, help=argparse.SUPPRESS)
@@ -423,9 +409,7 @@ def main() -> int:
     scale = many_ranks(counts)
     print_tables(single, scale)
     if not args.quick and hta_repeats < repeats:
-        print(
-            f"\nmedians; HTA at 600 MB ran {hta_repeats} times, everything else {repeats} times, ranks once"
-        )
+        print(f"\nmedians; HTA at 600 MB ran {hta_repeats} times, everything else {repeats} times, ranks once")
     print(json.dumps(verdict(figures_of(single, scale))))
     return 0
 

@@ -233,9 +233,7 @@ class GpuTimeline:
             functor = name.removeprefix("aten::").strip("_")
             self._launch(_elementwise(f"CUDAFunctor_{functor}<float>"), COMPUTE_STREAM, thread, external, 6.0)
 
-    def _runtime(
-        self, name: str, cbid: int, thread: int, external: int, median_us: float, until_ns: int = 0
-    ) -> int:
+    def _runtime(self, name: str, cbid: int, thread: int, external: int, median_us: float, until_ns: int = 0) -> int:
         """Add a runtime call; return its correlation."""
         self._correlation += 1
         start = self._now

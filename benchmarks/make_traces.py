@@ -110,9 +110,7 @@ def write_traces(
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write to")
     parser.add_argument("--mb", type=float, default=60.0, help="size of one file's JSON in 10^6 bytes")
     parser.add_argument("--ranks", type=int, default=1, help="files to write")

@@ -62,9 +62,7 @@ class ParoAdviseError(Exception):
         return (_rebuild, (type(self), self.what, self.where, self.hint))
 
 
-def _rebuild(
-    kind: type[ParoAdviseError], what: str, where: str | None, hint: str | None
-) -> ParoAdviseError:
+def _rebuild(kind: type[ParoAdviseError], what: str, where: str | None, hint: str | None) -> ParoAdviseError:
     return kind(what, where=where, hint=hint)
 
 

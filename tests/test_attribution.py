@@ -7,7 +7,6 @@ import json
 
 import pytest
 from helpers import analyze, collectives_of, facts_of, read
-
 from paro_advise.advisor.attribution import Call, RunContext, attribute
 from paro_advise.advisor.states import Evidence, State
 from paro_advise.trace_parsers.tables import Op
@@ -109,7 +108,9 @@ def test_phase_and_operation_decide_without_annotations(op, phase, nbytes, state
 
 def test_a_reduction_that_forward_does_too_is_an_activation():
     shape = ("0,1", Op.ALL_REDUCE, 1 << 20)
-    context = RunContext(is_ddp=False, forward_reductions=frozenset([shape]), largest_bytes=1 << 26, has_update_mark=True)
+    context = RunContext(
+        is_ddp=False, forward_reductions=frozenset([shape]), largest_bytes=1 << 26, has_update_mark=True
+    )
     got = attribute(call(Op.ALL_REDUCE, phase="backward", nbytes=1 << 20), context)
     assert got.state == State.OTHER
 
@@ -119,7 +120,13 @@ def test_what_nothing_tells_stays_unknown():
     assert (got.state, got.evidence) == (State.UNKNOWN, Evidence.NONE)
 
 
-TRUTH_STATE = {"param_fwd": "parameter", "param_bwd": "parameter", "grad": "gradient", "updated": "optimizer", "other": "other"}
+TRUTH_STATE = {
+    "param_fwd": "parameter",
+    "param_bwd": "parameter",
+    "grad": "gradient",
+    "updated": "optimizer",
+    "other": "other",
+}
 RUNS = (
     "ddp_acc4", "ds_z1_acc4", "ds_z3_acc1", "ds_z3_release_acc2", "fsdp2_ggg_acc1", "fsdp2_ggg_stack", "fsdp2_hsdp_gated_acc4",
     "fsdp2_hsdp_ungated_ac_acc4", "largemsg_fsdp2_ggg", "straggler_fsdp2_ggg", "zero1_acc1",
@@ -128,14 +135,14 @@ RUNS = (
 
 def truth_of(folder, rank):
     """The call-site log, by the c10d row it belongs to (us on the trace's own axis)."""
-    lines = gzip.open(folder / f"collectives_rank{rank}.jsonl.gz", "rt").read().splitlines()
+    lines = gzip.decompress((folder / f"collectives_rank{rank}.jsonl.gz").read_bytes()).splitlines()
     return {round(entry["ts_us"], 2): entry for entry in map(json.loads, lines)}
 
 
 def score(folder, path):
     """Return (time on the right state, all time, wrong rows with annotation evidence)."""
     parsed, facts = read(path), facts_of(path)
-    base_ns = json.load(gzip.open(path))["baseTimeNanoseconds"]
+    base_ns = json.loads(gzip.decompress(path.read_bytes()))["baseTimeNanoseconds"]
     shift_us = (parsed.header.origin_ns - base_ns) / 1000
     truth = truth_of(folder, facts.header.rank)
     right = total = 0.0
@@ -144,7 +151,12 @@ def score(folder, path):
         duration = row["end_us"] - row["start_us"]
         total += duration
         known = next(
-            (truth[key] for nudge in (0, 0.01, -0.01) if (key := round(row["issue_us"] + shift_us + nudge, 2)) in truth), None
+            (
+                truth[key]
+                for nudge in (0, 0.01, -0.01)
+                if (key := round(row["issue_us"] + shift_us + nudge, 2)) in truth
+            ),
+            None,
         )
         if known and TRUTH_STATE[known["state"]] == row["state"]:
             right += duration

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import analyze, facts_of, write_run
-from trace_builder import TraceBuilder, fsdp_rank
-
 from paro_advise.advisor.intervals import Intervals, exposed_lengths
+from trace_builder import TraceBuilder, fsdp_rank
 
 
 def test_parts_of_the_hand_written_step(tmp_path):
@@ -60,7 +59,9 @@ def test_communication_is_more_than_nccl_names(tmp_path, kernel):
     assert step.compute_us == pytest.approx(10)
 
 
-@pytest.mark.parametrize("kernel", ["void at::native::reduce_kernel<512, 1>()", "small_reduce_kernel", "flash_bwd_dispatch"])
+@pytest.mark.parametrize(
+    "kernel", ["void at::native::reduce_kernel<512, 1>()", "small_reduce_kernel", "flash_bwd_dispatch"]
+)
 def test_reductions_that_compute_are_compute(tmp_path, kernel):
     trace = TraceBuilder(0, 8)
     trace.step(1, 0, 100)

@@ -7,10 +7,9 @@ from collections import Counter
 
 import pytest
 from helpers import analyze, collectives_of, facts_of, gathered
-from trace_builder import fsdp_rank
-
 from paro_advise.advisor.matching import match_ranks
 from paro_advise.advisor.ranks import rank_set
+from trace_builder import fsdp_rank
 
 RUNS = ("ddp-big", "ds-zero3", "fsdp2-inter-bw", "fsdp2-straggler")
 STATES = ("parameter", "gradient", "optimizer", "other")
@@ -51,7 +50,11 @@ def test_states(run):
         assert got.count == expected["count"]
         assert got.bytes == expected["bytes_full"]
         # 3 % of the value; a transfer or wait far below the clock error (1e-4 of the step) is noise.
-        for name, key in (("exposed_us", "exposed_us"), ("transfer_us", "transfer_us"), ("wait_us", "wait_us")):
+        for name, key in (
+            ("exposed_us", "exposed_us"),
+            ("transfer_us", "transfer_us"),
+            ("wait_us", "wait_us"),
+        ):
             close(getattr(got, name), expected[key], 0.03, floor=5e-4 * step)
         close(got.total_us, expected["total_us"], 0.03)
     assert analysis.states["unknown"].count == 0
@@ -94,7 +97,10 @@ def test_strategy_regimes_and_stragglers(run):
     assert analysis.run.strategy.triple in truth["run"]["strategy"]["accepted_triples"]
     assert analysis.run.micro_batches == truth["run"]["micro_steps"]
     assert analysis.run.parameter_count == truth["model"]["psi"]
-    assert (analysis.run.gpus_per_node, analysis.run.num_nodes) == (truth["run"]["gpus_per_node"], truth["run"]["nodes"])
+    assert (analysis.run.gpus_per_node, analysis.run.num_nodes) == (
+        truth["run"]["gpus_per_node"],
+        truth["run"]["nodes"],
+    )
     regimes = {"bandwidth": "bandwidth_inter", "wait": "straggler", "none": "absent", "hidden": "hidden"}
     for state in STATES:
         assert analysis.states[state].regime == regimes[truth["summary"]["states"][state]["regime"]]
@@ -130,7 +136,10 @@ def test_dlrm_transfers_and_clocks(shared):
     first = table.filter(table["match"] == table["match"][0])
     assert len(first) == 8
     for duration, transfer, wait in zip(
-        (first["end_us"] - first["start_us"]).to_list(), first["transfer_us"].to_list(), first["wait_us"].to_list(), strict=True
+        (first["end_us"] - first["start_us"]).to_list(),
+        first["transfer_us"].to_list(),
+        first["wait_us"].to_list(),
+        strict=True,
     ):
         assert transfer == pytest.approx(10, abs=3)
         assert wait == pytest.approx(duration - transfer)

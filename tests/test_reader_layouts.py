@@ -9,9 +9,8 @@ import tarfile
 
 import pytest
 from helpers import analyze, collectives_of, facts_of, gathered, read
-from trace_builder import LAYOUTS, fsdp_rank
-
 from paro_advise.errors import InputError
+from trace_builder import LAYOUTS, fsdp_rank
 
 
 def codes(parsed):
@@ -169,6 +168,13 @@ def test_rank_lists_cut_by_kineto_are_rebuilt(tmp_path):
     cut = "[" + ", ".join(map(str, range(30))) + ", ...]"
     for event in trace.events:
         if "Process Group Ranks" in event["args"]:
-            event["args"].update({"Process Group Ranks": cut, "Process Group Name": "other", "Global rank start": 0, "Global rank stride": 1})
+            event["args"].update(
+                {
+                    "Process Group Ranks": cut,
+                    "Process Group Name": "other",
+                    "Global rank start": 0,
+                    "Global rank stride": 1,
+                }
+            )
     table = collectives_of(trace.write(tmp_path / "rank0.json"))
     assert set(table["group_ranks"]) == {",".join(map(str, range(64)))}

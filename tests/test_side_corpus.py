@@ -61,9 +61,7 @@ def parse_any(path):
     raise AssertionError(f"nobody recognises {path}")
 
 
-needs_corpus = pytest.mark.skipif(
-    not corpus(), reason="the folder ../shared/corpus with real files is absent"
-)
+needs_corpus = pytest.mark.skipif(not corpus(), reason="the folder ../shared/corpus with real files is absent")
 
 
 @needs_corpus

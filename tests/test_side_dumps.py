@@ -52,9 +52,7 @@ def test_inspector_sizes_are_full_buffers_and_bandwidth_is_recomputed():
     records = [
         inspector_record(),
         inspector_record(coll="AllReduce", coll_sn=0),
-        inspector_record(
-            coll="ReduceScatter", coll_sn=0, event_trace_ts={"coll_start_ts": 1_700_000_000_000_010}
-        ),
+        inspector_record(coll="ReduceScatter", coll_sn=0, event_trace_ts={"coll_start_ts": 1_700_000_000_000_010}),
     ]
     parsed = read(inspector, "\n".join(map(json.dumps, records)))
     by_op = {row["op"]: row for row in parsed.link_samples.to_dicts()}
@@ -222,9 +220,7 @@ def test_flight_recorder_entries_become_rows(encode):
 
 def test_flight_recorder_names_the_first_open_collective():
     dump = flight_dump()
-    second = flight_dump(state="scheduled", profiling_name="nccl:send 0->1", is_p2p=True, p2p_seq_id=9)[
-        "entries"
-    ]
+    second = flight_dump(state="scheduled", profiling_name="nccl:send 0->1", is_p2p=True, p2p_seq_id=9)["entries"]
     parsed = read(flight_recorder, pickle.dumps(dump | {"entries": dump["entries"] + second}, 2))
     (notice,) = [notice for notice in parsed.notices if notice.code == "Q250"]
     assert "1 of 2" in notice.message and "send 0->1 seq 9" in notice.message

@@ -59,10 +59,8 @@ def nccl_sample():
     lines = [INIT.format(n=r // 2, r=r) for r in range(4)]
     lines += [
         "0: " + COLL.format(n=0, r=0, op="AllGather", seq="1a", count=4096, type=9, stream="0x10"),
-        "[default0]:"
-        + COLL.format(n=0, r=0, op="ReduceScatter", seq="1b", count=100, type=7, stream="(nil)"),
-        "2026-03-01 10:00:00 "
-        + COLL.format(n=0, r=0, op="AllReduce", seq="1c", count=5, type=6, stream="0x10"),
+        "[default0]:" + COLL.format(n=0, r=0, op="ReduceScatter", seq="1b", count=100, type=7, stream="(nil)"),
+        "2026-03-01 10:00:00 " + COLL.format(n=0, r=0, op="AllReduce", seq="1c", count=5, type=6, stream="0x10"),
         "node0:70:70 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/0/GDRDMA/Shared\n",
         "node0:70:70 [0] NCCL INFO Channel 01/0 : 1[1] -> 2[0] [send] via NET/IB/1(0)/GDRDMA\n",
         "node0:70:70 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC/read\n",
@@ -204,8 +202,7 @@ def test_comms_logger_table_recomputes_bandwidth():
     )
     busbw = gbit * (n - 1) / n
     row = "".join(
-        f"{cell: <20}"
-        for cell in ("", "64.0 MB", "5", "10.0", f"{latency_ms}", f"{gbit:.2f}", f"{busbw:.2f}")
+        f"{cell: <20}" for cell in ("", "64.0 MB", "5", "10.0", f"{latency_ms}", f"{gbit:.2f}", f"{busbw:.2f}")
     )
     ops = ("reduce_scatter_tensor | [Caller Func: f]", "all_gather_into_tensor", "all_reduce")
     parsed = read(comms_logger, f"{head}\n" + "".join(f"{op}\n{row}\n" for op in ops))
@@ -223,9 +220,7 @@ def test_training_log_facts():
         f"sd-1:  iteration {i:8d}/     100 | elapsed time per iteration (ms): {time} | global batch size: 8\n"
         for i, time in enumerate([900.0, 200.0, 210.0], 1)
     )
-    content = (
-        "using world size: 16, data-parallel-size: 4, tensor-model-parallel size: 4\n" + steps + steps[-60:]
-    )
+    content = "using world size: 16, data-parallel-size: 4, tensor-model-parallel size: 4\n" + steps + steps[-60:]
     header = read(train_log, content).header
     assert header.world_size == 16
     assert header.metadata["median_iteration_ms"] == "210.000"

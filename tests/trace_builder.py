@@ -27,7 +27,16 @@ class TraceBuilder:
 
     def row(self, cat, name, ts, dur, tid=1, **args):
         self.events.append(
-            {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts + self.offset, "dur": dur, "args": args}
+            {
+                "ph": "X",
+                "cat": cat,
+                "name": name,
+                "pid": 1,
+                "tid": tid,
+                "ts": ts + self.offset,
+                "dur": dur,
+                "args": args,
+            }
         )
 
     def step(self, number, ts, dur):
@@ -41,21 +50,51 @@ class TraceBuilder:
         self.row("cpu_op", name, ts, dur, tid, **{"External id": self.next_id(), "Sequence number": sequence})
 
     def compute(self, ts, dur, name="sm90_gemm", stream=7):
-        self.row("kernel", name, ts, dur, stream, stream=stream, correlation=self.next_id(), **{"External id": self.next_id()})
+        self.row(
+            "kernel",
+            name,
+            ts,
+            dur,
+            stream,
+            stream=stream,
+            correlation=self.next_id(),
+            **{"External id": self.next_id()},
+        )
 
     def copy(self, ts, dur):
         self.row("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", ts, dur, 7, stream=7, correlation=self.next_id())
 
     def collective(
-        self, kind, ts, dur, *, nelems, issue, seq, owners=(), tid=1, group="0", dtype="BFloat16", stream=20, kernel=None
+        self,
+        kind,
+        ts,
+        dur,
+        *,
+        nelems,
+        issue,
+        seq,
+        owners=(),
+        tid=1,
+        group="0",
+        dtype="BFloat16",
+        stream=20,
+        kernel=None,
     ):
         """kind: AllGather, ReduceScatter or AllReduce; nelems: elements of the full buffer."""
         name, desc, ranks = next(item for item in self.groups if item[0] == group)
-        recorded = {"AllGather": "_allgather_base", "ReduceScatter": "_reduce_scatter_base", "AllReduce": "allreduce"}[kind]
+        recorded = {
+            "AllGather": "_allgather_base",
+            "ReduceScatter": "_reduce_scatter_base",
+            "AllReduce": "allreduce",
+        }[kind]
         shard = nelems // len(ranks)
         inputs = shard if kind == "AllGather" else nelems
         outputs = shard if kind == "ReduceScatter" else nelems
-        operator = {"AllGather": "c10d::_allgather_base_", "ReduceScatter": "c10d::_reduce_scatter_base_", "AllReduce": "c10d::allreduce_"}[kind]
+        operator = {
+            "AllGather": "c10d::_allgather_base_",
+            "ReduceScatter": "c10d::_reduce_scatter_base_",
+            "AllReduce": "c10d::allreduce_",
+        }[kind]
         for depth, owner in enumerate(owners):
             self.annotation(owner, issue - 5 + depth * 0.1, 20 - depth * 0.2, tid)
         self.row("cpu_op", operator, issue, 8, tid, **{"External id": self.next_id()})
@@ -121,7 +160,13 @@ def _torch2020(head, events):
         + "\n    }\n  }"
         for event in events
     ]
-    return "\n" + json.dumps(head)[:-1] + ',\n  "traceEvents": [\n' + ",\n".join(rendered) + '\n  ],\n  "traceName": "t.json"\n}\n'
+    return (
+        "\n"
+        + json.dumps(head)[:-1]
+        + ',\n  "traceEvents": [\n'
+        + ",\n".join(rendered)
+        + '\n  ],\n  "traceName": "t.json"\n}\n'
+    )
 
 
 LAYOUTS = {
@@ -150,7 +195,15 @@ def fsdp_rank(rank, world=2, *, late_us=0.0, clock_offset_us=0.0, steps=2):
         seq = index * 10
         trace.step(index + 5, base, 1000.0)
         trace.annotation("FSDP::root_pre_forward", base + 1, 100)
-        trace.collective("AllGather", base + 10, 50, nelems=4000, issue=base + 5, seq=seq, owners=("FSDP::pre_forward", "FSDP::all_gather"))
+        trace.collective(
+            "AllGather",
+            base + 10,
+            50,
+            nelems=4000,
+            issue=base + 5,
+            seq=seq,
+            owners=("FSDP::pre_forward", "FSDP::all_gather"),
+        )
         trace.compute(base + 60, 10)
         trace.collective(
             "AllGather", base + 70 + late_us, 100 - late_us, nelems=64000, issue=base + 30, seq=seq + 1,

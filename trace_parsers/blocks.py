@@ -21,11 +21,12 @@ _MAX_RATIO = 250
 _FREE_BYTES = 64 << 20
 _MAX_OUTPUT_BYTES = 256 << 30
 
+_inflate: Any
 try:  # isal inflates about three times as fast as zlib; an optional extra
     from isal import isal_zlib as _inflate
-except ImportError:  # pragma: no cover - depends on the installation
+except ImportError:
     _inflate = zlib
-_INFLATE_ERRORS: tuple[type[Exception], ...] = (zlib.error, _inflate.error)
+_INFLATE_ERRORS: tuple[type[Exception], ...] = (zlib.error, cast("type[Exception]", _inflate.error))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,8 +221,7 @@ def archive_members(path: Path, limit: int = 4096) -> list[str]:
                 total += max(0, info.size)
                 if len(names) >= limit or total > allowed:
                     raise HostileInputError(
-                        f"an archive must hold at most {limit} files that expand at most "
-                        f"{_MAX_RATIO} times",
+                        f"an archive must hold at most {limit} files that expand at most {_MAX_RATIO} times",
                         where=str(path),
                     )
                 if info.isfile():

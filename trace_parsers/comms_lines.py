@@ -108,9 +108,7 @@ class CommsTables:
             self.num_calls += int(row[3])
             self._keep(self._op, tensor_bytes, cells[1] * 1e3, cells[2], cells[3])
 
-    def _keep(
-        self, op: Op, tensor_bytes: int, latency_us: float, algbw: float | None, busbw: float | None
-    ) -> None:
+    def _keep(self, op: Op, tensor_bytes: int, latency_us: float, algbw: float | None, busbw: float | None) -> None:
         if len(self._entries) < _MAX_ENTRIES:
             self._entries.append(
                 _Entry(op=op, tensor_bytes=tensor_bytes, latency_us=latency_us, algbw=algbw, busbw=busbw)

@@ -100,9 +100,7 @@ class _Scan:
 
     def _affords(self, entry: dict[str, Any]) -> bool:
         lists = [entry.get(name) for name in ("frames", "input_sizes", "output_sizes")]
-        self._num_visits += sum(
-            min(len(item), _MAX_TENSORS) for item in lists if isinstance(item, list | tuple)
-        )
+        self._num_visits += sum(min(len(item), _MAX_TENSORS) for item in lists if isinstance(item, list | tuple))
         return self._num_visits <= _MAX_VISITS
 
     def _state(self, entry: dict[str, Any], created: int | None, what: str) -> None:
@@ -183,9 +181,7 @@ def _groups(config: object) -> dict[str, ProcessGroup]:
             continue
         name = short(value.get("name"), 200) or short(key, 200)
         ranks = _ranks(value.get("ranks"))
-        groups[name] = ProcessGroup(
-            name=name, description=short(value.get("desc"), 200), ranks=ranks, size=len(ranks)
-        )
+        groups[name] = ProcessGroup(name=name, description=short(value.get("desc"), 200), ranks=ranks, size=len(ranks))
     return groups
 
 
@@ -213,15 +209,11 @@ def _content(data: bytes, path: str) -> dict[str, Any]:
     except InputError as error:
         raise type(error)(error.what, where=path, hint=error.hint) from error
     except (ValueError, RecursionError) as error:
-        raise BrokenInputError(
-            f"the JSON of a flight-recorder dump is cut or damaged ({error})", where=path
-        ) from error
+        raise BrokenInputError(f"the JSON of a flight-recorder dump is cut or damaged ({error})", where=path) from error
     if isinstance(value, list):  # before version 1.1 the entries stood alone
         value = {"entries": value}
     if not isinstance(value, dict) or not {"entries", "pg_config"} & value.keys():
-        raise BrokenInputError(
-            "a flight-recorder dump must hold 'entries' or 'pg_config', got neither", where=path
-        )
+        raise BrokenInputError("a flight-recorder dump must hold 'entries' or 'pg_config', got neither", where=path)
     return value
 
 
@@ -267,9 +259,7 @@ def _header(
     if named and rank is None:
         rank, rank_source = int(named[1]), "name"
     elif named and rank != int(named[1]):
-        notices.warn(
-            "Q252", f"the file is named after rank {named[1]}, but its groups are those of rank {rank}"
-        )
+        notices.warn("Q252", f"the file is named after rank {named[1]}, but its groups are those of rank {rank}")
     if rank is None:
         notices.warn(
             "Q253",
@@ -343,6 +333,4 @@ def _notices(scan: _Scan, content: dict[str, Any], notices: NoticeList) -> None:
             "use a profiler's trace for times",
         )
     if scan.num_without_size:
-        notices.warn(
-            "Q212", f"{scan.num_without_size} collectives have no size: unknown element type or shape"
-        )
+        notices.warn("Q212", f"{scan.num_without_size} collectives have no size: unknown element type or shape")

@@ -296,8 +296,7 @@ def _notices(scan: _Scan) -> NoticeList:
         notices.warn(
             "Q232",
             f"NCCL Inspector overwrote {lost} records before it could write them",
-            "raise NCCL_INSPECTOR_DUMP_COLL_RING_SIZE, or shorten "
-            "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS",
+            "raise NCCL_INSPECTOR_DUMP_COLL_RING_SIZE, or shorten NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS",
         )
     missing = sum(last - first + 1 - count for first, last, count in scan.sequences.values())
     if missing > 0:
@@ -309,11 +308,7 @@ def _notices(scan: _Scan) -> NoticeList:
             "set NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES=0 and a larger ring if all are needed",
         )
     if scan.num_without_sample:
-        notices.info(
-            "Q234", f"{scan.num_without_sample} records of one rank, no bytes or 0 us say nothing about links"
-        )
+        notices.info("Q234", f"{scan.num_without_sample} records of one rank, no bytes or 0 us say nothing about links")
     if len({rank for _, rank in scan.ranks}) > 1 and len(scan.ranks) > len(scan.comms):
-        notices.info(
-            "Q214", f"{len(scan.ranks)} ranks wrote into this file; its collectives are those of all"
-        )
+        notices.info("Q214", f"{len(scan.ranks)} ranks wrote into this file; its collectives are those of all")
     return notices

@@ -84,9 +84,7 @@ def read_kineto(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
             where=ref.label,
             hint="record it again; see `paro-advise explain E303`",
         )
-    source = SourceFile(
-        path=ref.label, bytes=reader.input_bytes, sha256=reader.sha256, kind=SourceKind.KINETO
-    )
+    source = SourceFile(path=ref.label, bytes=reader.input_bytes, sha256=reader.sha256, kind=SourceKind.KINETO)
     return _Builder(ref, source, reader, chunks, rows, shift_us).build()
 
 
@@ -160,8 +158,7 @@ class _Builder:
         clock = PhaseClock(passes, steps, updates)
         is_gpu = len(self._raw.device.start) > 0
         spans = host.select(
-            (host.kind == HostKind.ANNOTATION)
-            & host.codes(not name.startswith(_STEP_SPANS) for name in host.names)
+            (host.kind == HostKind.ANNOTATION) & host.codes(not name.startswith(_STEP_SPANS) for name in host.names)
         )
         if is_gpu:
             device, names, collectives = self._gpu_tables(host, clock, groups, origin_us)
@@ -174,7 +171,11 @@ class _Builder:
             collectives=collectives.table(),
             link_samples=empty_table(LINK_SAMPLE_COLUMNS),
             events=EventTables(
-                device=device, names=names, steps=tuple(steps), spans=tuple(spans), is_gpu=is_gpu,
+                device=device,
+                names=names,
+                steps=tuple(steps),
+                spans=tuple(spans),
+                is_gpu=is_gpu,
                 backward_passes=tuple(passes),
             ),
             num_micro_batches=micro_batches(steps, spans, passes),
@@ -448,9 +449,11 @@ def _groups(config: Any) -> tuple[ProcessGroup, ...]:
         if not isinstance(item, dict):
             continue
         ranks = item.get("ranks")
-        members = tuple(
-            rank for rank in (as_int(value) for value in ranks) if rank is not None
-        ) if isinstance(ranks, list) else ()
+        members = (
+            tuple(rank for rank in (as_int(value) for value in ranks) if rank is not None)
+            if isinstance(ranks, list)
+            else ()
+        )
         size = as_int(item.get("pg_size")) or len(members)
         out.append(
             ProcessGroup(
@@ -474,7 +477,13 @@ def _cpu_compute(host: HostRows, workers: set[int]) -> tuple[pl.DataFrame, tuple
 
     def computes(name: str) -> bool:
         head = name.partition("::")[0]
-        return "::" in name and head not in ("c10d", "_c10d_functional", "autograd", "torch", "record_param_comms")
+        return "::" in name and head not in (
+            "c10d",
+            "_c10d_functional",
+            "autograd",
+            "torch",
+            "record_param_comms",
+        )
 
     def waits(name: str) -> bool:
         return name.startswith(("c10d::", "_c10d_functional::"))

@@ -12,7 +12,6 @@ from paro_advise.trace_parsers.kernel_kinds import op_of_name
 from paro_advise.trace_parsers.kineto_events import CommArgs, as_int
 from paro_advise.trace_parsers.kineto_gloo import (
     GlooCall,
-    GlooPair,
     GlooSpan,
     groups_of_threads,
     pair_gloo,
@@ -121,10 +120,10 @@ def kernel_collectives(
         groups: process groups by name.
     """
     by_external: dict[int, HostCall] = {}
-    for call in calls:
+    for known in calls:
         # `record_param_comms` carries the arguments; a plain c10d row only stands in for it.
-        if call.external >= 0 and (call.name in _COMMS_ROWS or call.external not in by_external):
-            by_external[call.external] = call
+        if known.external >= 0 and (known.name in _COMMS_ROWS or known.external not in by_external):
+            by_external[known.external] = known
     around = _enclosing(calls, launched)
     issuers = [by_external.get(kernel.external) or found for kernel, found in zip(kernels, around, strict=True)]
     owners = owners_at(rows, [(call.start_us, call.tid) if call else (-1.0, -1) for call in issuers])
@@ -132,7 +131,11 @@ def kernel_collectives(
     described: set[int] = set()
     for kernel, call, owner in zip(kernels, issuers, owners, strict=True):
         args = kernel.args or (call.args if call else CommArgs())
-        named = [str(args.collective or ""), call.name if call and call.name.startswith("nccl:") else "", kernel.name]
+        named = [
+            str(args.collective or ""),
+            call.name if call and call.name.startswith("nccl:") else "",
+            kernel.name,
+        ]
         op = next((op for op in map(op_of_name, named) if op != Op.UNKNOWN), Op.UNKNOWN)
         # Several kernels of one call share its bytes: only the first one counts them.
         repeated = kernel.external >= 0 and kernel.external in described
@@ -175,7 +178,7 @@ def _enclosing(calls: Sequence[HostCall], launched: Sequence[tuple[float, int]])
     out: list[HostCall | None] = []
     for time, tid in launched:
         group = by_tid.get(tid, [])
-        place = bisect_right(starts.get(tid, []), time) if time == time else 0  # noqa: PLR0124 - not NaN
+        place = bisect_right(starts.get(tid, []), time) if time == time else 0
         nearest = group[max(0, place - 3) : place]
         out.append(next((call for call in reversed(nearest) if call.end_us >= time), None))
     return out
@@ -212,9 +215,7 @@ def gloo_collectives(
         The rows, the number of spans without a call, and of calls without a span.
     """
     pairs = pair_gloo(calls, spans)
-    owners = owners_at(
-        rows, [(pair.call.start_us, pair.call.tid) if pair.call else (-1.0, -1) for pair in pairs]
-    )
+    owners = owners_at(rows, [(pair.call.start_us, pair.call.tid) if pair.call else (-1.0, -1) for pair in pairs])
     group_of = groups_of_threads(pairs, owners, groups)
     out = CollectiveRows()
     for pair, owner in zip(pairs, owners, strict=True):
@@ -247,4 +248,3 @@ def gloo_collectives(
         )
     unpaired = sum(pair.call is None for pair in pairs)
     return out, unpaired, len(calls) - (len(pairs) - unpaired)
-

@@ -263,17 +263,16 @@ class TimedColumns:
         """Append the rows among ``[{...},{...}]``; all or nothing (see DeviceColumns.extend)."""
         events = _DECODE_TIMED.decode(joined)
         rows = [
-            event
+            (event.ts, event.dur, event.name, event.args or _NO_TIMED_ARGS)
             for event in events
             if event.dur is not None and event.ts is not None and event.cat not in _UNTIMED_CATEGORIES
         ]
-        args = [row.args or _NO_TIMED_ARGS for row in rows]
-        start = array("d", [row.ts for row in rows])
-        duration = array("d", [row.dur for row in rows])
+        start = array("d", [row[0] for row in rows])
+        duration = array("d", [row[1] for row in rows])
         codes = self.names
-        self.stream.extend([as_id(item.stream) for item in args])
-        self.correlation.extend([as_id(item.correlation) for item in args])
-        self.name.extend([codes[str(row.name)] for row in rows])
+        self.name.extend([codes[str(row[2])] for row in rows])
+        self.stream.extend([as_id(row[3].stream) for row in rows])
+        self.correlation.extend([as_id(row[3].correlation) for row in rows])
         self.start.extend(start)
         self.duration.extend(duration)
         times = [event.ts for event in events]

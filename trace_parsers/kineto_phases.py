@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.trace_parsers.kineto_rows import HostKind
 from paro_advise.trace_parsers.tables import HostSpan
+import itertools
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 _EVALUATE = "autograd::engine::evaluate_function"
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)")
 # One per forward of the whole model. FSDP1's and DDP's may nest: only outermost ones count.
-_ROOT_FORWARD = ("FSDP::root_pre_forward", "FullyShardedDataParallel.forward", "DistributedDataParallel.forward")
+_ROOT_FORWARD = (
+    "FSDP::root_pre_forward",
+    "FullyShardedDataParallel.forward",
+    "DistributedDataParallel.forward",
+)
 _OWNER_OPERATORS = ("c10d::", "_c10d_functional::", "aten::linalg_vector_norm", "paro_")
 
 
@@ -67,15 +72,14 @@ def profiler_steps(rows: HostRows) -> list[HostSpan]:
     outer = outermost(optimizer_spans(rows))
     return [
         HostSpan(start_us=before.end_us, end_us=after.end_us, tid=after.tid, name=f"optimizer step {index}")
-        for index, (before, after) in enumerate(zip(outer, outer[1:], strict=False), start=1)
+        for index, (before, after) in enumerate(itertools.pairwise(outer), start=1)
     ]
 
 
 def optimizer_spans(rows: HostRows) -> list[HostSpan]:
     """Return the ``Optimizer.step#...`` annotations, nested ones included."""
     return rows.select(
-        (rows.kind == HostKind.ANNOTATION)
-        & rows.codes(name.startswith("Optimizer.step#") for name in rows.names)
+        (rows.kind == HostKind.ANNOTATION) & rows.codes(name.startswith("Optimizer.step#") for name in rows.names)
     )
 
 
@@ -147,7 +151,7 @@ def with_tails(
     is_forward = (rows.sequence >= 0) & rows.codes(not name.startswith(_EVALUATE) for name in rows.names)
     starts = rows.start_us[is_forward]
     out = []
-    for (begin, end), (following, _) in zip(passes, passes[1:], strict=False):
+    for (begin, end), (following, _) in itertools.pairwise(passes):
         if any(end <= cut <= following for cut in cuts_us):
             out.append((begin, end))
             continue
@@ -232,7 +236,6 @@ def micro_batches(
 
 def owner_mask(rows: HostRows) -> NDArray[np.bool_]:
     """Mark the rows that may enclose the issue of a collective and tell what it is for."""
-    import numpy as np
 
     def is_owner(name: str) -> bool:
         return name.startswith((_EVALUATE, *_OWNER_OPERATORS))

@@ -218,7 +218,7 @@ class _Layout:
             b"overhe": self._skipped,
             b'Trace"': self._skipped,
             b"cpu_in": self._skipped,
-            b"ac2g\",": self._skipped,
+            b'ac2g",': self._skipped,
             b"fwdbwd": self._skipped,
         }
         if not is_hta:

@@ -33,9 +33,7 @@ _INIT = re.compile(
     rf"comm ({_POINTER}) rank (\d{{1,9}}) nranks (\d{{1,9}}) cudaDev (\d{{1,4}})"
     r"(?:.{0,60}? commId (0x[0-9a-f]{1,16}))?.{0,80} - Init (?:START|COMPLETE)"
 )
-_NODES = re.compile(
-    rf"comm ({_POINTER}) rank \d{{1,9}} n[Rr]anks \d{{1,9}} nNodes (\d{{1,9}}) localRanks (\d{{1,9}})"
-)
+_NODES = re.compile(rf"comm ({_POINTER}) rank \d{{1,9}} n[Rr]anks \d{{1,9}} nNodes (\d{{1,9}}) localRanks (\d{{1,9}})")
 _CHANNEL = re.compile(
     r"Channel \d{1,4}(?:/\d{1,4})? : (\d{1,9}\[\w{1,8}\]) -> (\d{1,9}\[\w{1,8}\]) "
     r"(?:\[\w{1,8}\] )?via (\S.{0,100})"
@@ -122,9 +120,7 @@ class NcclLines:
             if _CELL.fullmatch(host[: len(host) - len(longest)]):
                 start += len(host) - len(longest)
                 host = longest
-        return NcclLine(
-            front=line[:start], host=host, pid=int(found[2]), level=found[5], body=found[6].rstrip()
-        )
+        return NcclLine(front=line[:start], host=host, pid=int(found[2]), level=found[5], body=found[6].rstrip())
 
     def use(self, line: NcclLine) -> None:
         """Take over one message; a message that holds a second one is counted as torn."""
@@ -261,8 +257,7 @@ class NcclLines:
     def process_groups(self) -> tuple[ProcessGroup, ...]:
         """Return the communicators by name; their ranks are not known as global ones."""
         return tuple(
-            ProcessGroup(name=name, description="", ranks=(), size=size)
-            for name, size in sorted(self.groups.items())
+            ProcessGroup(name=name, description="", ranks=(), size=size) for name, size in sorted(self.groups.items())
         )
 
     def metadata(self) -> dict[str, str]:

@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.readable import Readable
     from paro_advise.trace_parsers.tables import ParsedSource, SourceFile
 
-_MESSAGE = re.compile(
-    rb"\[\d{1,4}\] (?:\S{1,200} )?NCCL (?:INFO|WARN|TRACE) |^NCCL (?:INFO|WARN) ", re.MULTILINE
-)
+_MESSAGE = re.compile(rb"\[\d{1,4}\] (?:\S{1,200} )?NCCL (?:INFO|WARN|TRACE) |^NCCL (?:INFO|WARN) ", re.MULTILINE)
 
 
 def looks_like(head: bytes) -> bool:

@@ -118,9 +118,7 @@ def parse(path: Path, source: SourceFile) -> ParsedSource:
                 )
             return _read(database, source)
     except (sqlite3.Error, OSError) as error:
-        raise BrokenInputError(
-            f"the SQLite database cannot be opened ({error})", where=source.path
-        ) from error
+        raise BrokenInputError(f"the SQLite database cannot be opened ({error})", where=source.path) from error
 
 
 def _read(database: Database, source: SourceFile) -> ParsedSource:
@@ -167,11 +165,7 @@ def _launches(database: Database, process: int) -> tuple[dict[int, float], dict[
     for correlation, start, thread in database.select(_RUNTIME, columns, _MAX_DEVICE_ROWS):
         tid = whole(thread) or 0
         # The upper bits of a thread's id are those of its process.
-        if (
-            isinstance(correlation, int)
-            and isinstance(start, int)
-            and (not process or tid >> 24 == process >> 24)
-        ):
+        if isinstance(correlation, int) and isinstance(start, int) and (not process or tid >> 24 == process >> 24):
             launches[correlation] = start / 1e3
             threads[start / 1e3] = tid & 0xFFFFFF
     return launches, threads
@@ -198,9 +192,7 @@ def _device_rows(database: Database, strings: dict[int, str], places: list[tuple
                 name = "Memset (Device)"
             launch_us = launches.get(whole(correlation) or -1, float("nan"))
             rows.add((start, end), stream, name, launch_us, kind)
-    return _Report(
-        rows=rows, issues=threads, spans=[], steps=[], rank=None, places=places, num_events=num_events
-    )
+    return _Report(rows=rows, issues=threads, spans=[], steps=[], rank=None, places=places, num_events=num_events)
 
 
 def _text(strings: dict[int, str], code: object) -> str:
@@ -310,11 +302,7 @@ def _notices(database: Database, report: _Report) -> NoticeList:
             "record with: nsys profile --trace=cuda,nvtx",
         )
     if database.problem:
-        notices.warn(
-            "Q272", f"the database is damaged or too complex, reading stopped early: {database.problem}"
-        )
+        notices.warn("Q272", f"the database is damaged or too complex, reading stopped early: {database.problem}")
     if any(kind == KernelKind.COMMUNICATION for kind in report.rows.kind):
-        notices.info(
-            "Q273", "Nsight Systems records neither sizes nor groups of collectives, only their times"
-        )
+        notices.info("Q273", "Nsight Systems records neither sizes nor groups of collectives, only their times")
     return notices

@@ -183,9 +183,7 @@ def _time_of(moment: object) -> float | None:
 
 def _widen(call: _Call | None, start_us: float, end_us: float) -> None:
     if call is not None:
-        call.kernel_start_us = min(
-            start_us, start_us if call.kernel_start_us is None else call.kernel_start_us
-        )
+        call.kernel_start_us = min(start_us, start_us if call.kernel_start_us is None else call.kernel_start_us)
         call.kernel_end_us = max(end_us, end_us if call.kernel_end_us is None else call.kernel_end_us)
 
 
@@ -211,9 +209,7 @@ def _chrome_call(record: dict[str, Any], start_us: float) -> _Call | None:
     )
 
 
-def _flat_call(
-    details: dict[str, Any], rank: int | None, comm: str, start_us: float, end_us: float
-) -> _Call | None:
+def _flat_call(details: dict[str, Any], rank: int | None, comm: str, start_us: float, end_us: float) -> _Call | None:
     func, count = short(details.get("func"), 80), whole(details.get("count"))
     if not func or count is None:
         return None
@@ -298,8 +294,7 @@ def _header(scan: _Scan) -> SourceHeader:
         world_size=max(scan.sizes.values(), default=None),
         backend="nccl",
         groups=tuple(
-            ProcessGroup(name=name, description="", ranks=(), size=size)
-            for name, size in sorted(scan.sizes.items())
+            ProcessGroup(name=name, description="", ranks=(), size=size) for name, size in sorted(scan.sizes.items())
         ),
         metadata={"num_ranks_logged": str(len(ranks))},
     )
@@ -317,9 +312,7 @@ def _notices(scan: _Scan, counts: Counter[str]) -> NoticeList:
             "add the kernel channel bit (64) to NCCL_PROFILE_EVENT_MASK",
         )
     if counts["no_size"]:
-        notices.warn(
-            "Q212", f"{counts['no_size']} collectives have no size: unknown element type or communicator"
-        )
+        notices.warn("Q212", f"{counts['no_size']} collectives have no size: unknown element type or communicator")
     if scan.num_dropped:
         notices.warn("Q202", f"{scan.num_dropped} events were left out because too many had not ended")
     if len({call.rank for call in scan.calls}) > 1:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import polars as pl
-
     from paro_advise.trace_parsers.notice import Notice
 
 

@@ -68,10 +68,7 @@ def parse_text(data: Readable, source: SourceFile, expected: str) -> ParsedSourc
     """
     scan = TextScan(data)
     nccl, benchmark, comms = scan.nccl, scan.benchmark, scan.comms
-    if (
-        not (nccl.num_lines or benchmark.samples.num_rows or comms.samples.num_rows)
-        and scan.training.is_empty
-    ):
+    if not (nccl.num_lines or benchmark.samples.num_rows or comms.samples.num_rows) and scan.training.is_empty:
         raise BrokenInputError(
             f"{expected} was expected, but none of the {scan.num_lines} lines is known",
             where=source.path,
@@ -154,13 +151,9 @@ def _nccl_notices(scan: TextScan, notices: NoticeList) -> None:
         _RECORD_KINETO,
     )
     if nccl.num_without_size:
-        notices.warn(
-            "Q212", f"{nccl.num_without_size} collectives have no size: unknown element type or communicator"
-        )
+        notices.warn("Q212", f"{nccl.num_without_size} collectives have no size: unknown element type or communicator")
     if blanked := nccl.drop_stuck_sequences():
-        notices.info(
-            "Q213", f"opCount never advances in this log; {blanked} collectives have no sequence number"
-        )
+        notices.info("Q213", f"opCount never advances in this log; {blanked} collectives have no sequence number")
     if len(nccl.ranks) > 1:
         notices.info("Q214", f"{len(nccl.ranks)} ranks wrote into this log; its collectives are those of all")
 
@@ -208,9 +201,7 @@ def _comms_notices(scan: TextScan, notices: NoticeList) -> None:
             f"group size {comms.group_size} follows from busbw / algbw; it is that of the world",
         )
     if comms.num_without_size:
-        notices.warn(
-            "Q262", f"{comms.num_without_size} entries were left out because the group size is unknown"
-        )
+        notices.warn("Q262", f"{comms.num_without_size} entries were left out because the group size is unknown")
     if comms.num_impossible:
         notices.warn(
             "Q263",

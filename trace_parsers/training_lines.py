@@ -155,9 +155,7 @@ class TrainingFacts:
         if self._tokens:
             out["median_tokens_per_second"] = f"{median(self._tokens):.6g}"
         if self._faults:
-            out["fault_types"] = ",".join(f"{rank}:{kind}" for rank, kind in sorted(self._faults.items()))[
-                :4000
-            ]
+            out["fault_types"] = ",".join(f"{rank}:{kind}" for rank, kind in sorted(self._faults.items()))[:4000]
         if self._hints:
             out["framework"] = "+".join(sorted(self._hints))
         return dict(sorted(out.items()))

@@ -25,7 +25,7 @@ import click
 @click.option("--jobs", type=click.IntRange(1), help="Processes that read files.  [default: all cores]")
 @click.option("--cache/--no-cache", "use_cache", default=True, show_default=True, help="Keep facts of files read.")
 @click.option("-q", "--quiet", is_flag=True, help="Results only.")
-def command(  # noqa: PLR0913 - one parameter an option
+def command(
     *,
     paths: tuple[str, ...],
     output: str | None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import click
-
 from paro_advise.errors import UsageError
 
 

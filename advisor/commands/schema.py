@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import click
-
 from paro_advise.errors import UsageError
 
 _FORMATS = ("analysis",)
@@ -21,7 +20,6 @@ def command(name: str) -> None:
     if name not in _FORMATS:
         raise UsageError(f"a format must be one of {', '.join(_FORMATS)}, got {name!r}")
     import msgspec
-
     from paro_advise.advisor.analysis import Analysis, to_json
 
     click.echo(to_json(msgspec.json.schema(Analysis)), nl=False)

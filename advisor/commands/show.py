@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-
 from paro_advise.errors import ForeignDataError, InputError
 
 

@@ -9,7 +9,13 @@ import click
 @click.argument("path", metavar="TRACE")
 @click.option("-o", "--output", required=True, metavar="FILE", help="Where to write (.json or .json.gz).")
 @click.option("--step", type=click.IntRange(0), help="Index of the step.  [default: the slowest]")
-@click.option("--max-mb", type=click.FloatRange(0.1, 200), default=10.0, show_default=True, help="Upper bound of the file.")
+@click.option(
+    "--max-mb",
+    type=click.FloatRange(0.1, 200),
+    default=10.0,
+    show_default=True,
+    help="Upper bound of the file.",
+)
 @click.option("--force", is_flag=True, help="Replace the output file if it exists.")
 def command(*, path: str, output: str, step: int | None, max_mb: float, force: bool) -> None:
     """Cut one step out of TRACE and add tracks that name each collective's model state.

@@ -1,0 +1,61 @@
+# `make demo` and `make test` need nothing but Python 3.11 or newer: each creates .venv and
+# installs what it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+ROOMS := errors trace_parsers policies advisor runtime templates
+DEMO := .demo
+RANKS ?= 4
+
+.PHONY: help demo test lint types contract unit bench-analyze clean
+
+help: ## Show this help
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/demo.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing what the demo needs (once, a minute or two) ..."
+	$(PIP) --editable '.[runtime,fast]'
+	@touch $@
+
+.venv/test.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing what the tests need (once, a few minutes) ..."
+	$(PIP) --editable '.[runtime,hta,fast,test]'
+	@touch $@ .venv/demo.stamp
+
+demo: .venv/demo.stamp ## Train a small model with FSDP2, analyze its traces, write a report
+	rm -rf $(DEMO)
+	@echo "training on $(RANKS) ranks with unmodified FSDP2 under torch.profiler ..."
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node $(RANKS) examples/train.py --traces $(DEMO)/traces
+	$(BIN)/paro-advise analyze $(DEMO)/traces -o $(DEMO)/report.html --json $(DEMO)/analysis.json
+	@echo
+	@echo "report: $(DEMO)/report.html"
+	@echo "your own run: paro-advise analyze YOUR_TRACES -o report.html"
+
+test: lint types contract unit ## Run all checks: ruff, strict typing, import contract, tests
+
+lint: .venv/test.stamp ## Style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# Type checkers do not follow the mapping of the folders to paro_advise.*, so they see links.
+types: .venv/test.stamp ## Strict typing
+	@rm -rf build/types && mkdir -p build/types/paro_advise
+	@for room in $(ROOMS); do ln -s ../../../$$room build/types/paro_advise/$$room; done
+	MYPYPATH=build/types $(BIN)/mypy $(ROOMS:%=-p paro_advise.%)
+
+contract: .venv/test.stamp ## Imports between the rooms
+	@rm -rf build/contract && mkdir -p build/contract/paro_advise
+	@for room in $(ROOMS); do ln -s ../../../$$room build/contract/paro_advise/$$room; done
+	PYTHONPATH=build/contract $(BIN)/lint-imports --config pyproject.toml --no-cache
+
+unit: .venv/test.stamp ## Tests
+	$(BIN)/python -m pytest -n 2
+
+bench-analyze: .venv/test.stamp ## Speed, memory, scale and cache beside HTA and simdjson (half an hour)
+	$(BIN)/python benchmarks/bench_analyze.py
+
+clean: ## Remove everything that make created
+	rm -rf .venv build $(DEMO) .bench .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,240 @@
+"""The command line as scripts rely on it: commands, options, exit codes, streams, files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from helpers import write_run
+from paro_advise.advisor.cli import VERBS, cli, run
+from trace_builder import fsdp_rank
+
+OPTIONS = {
+    "analyze": {"-o", "--output", "--json", "--force", "--gpus-per-node", "--skip-steps", "--tokens-per-step", "--peak-tflops",
+                "--with-hta", "--jobs", "--cache", "-q", "--quiet"},
+    "doctor": {"--json"},
+    "explain": set(),
+    "schema": set(),
+    "show": {"--json", "--force"},
+    "slice": {"-o", "--output", "--step", "--max-mb", "--force"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def traces(tmp_path):
+    return write_run(tmp_path / "traces", [fsdp_rank(0), fsdp_rank(1, late_us=30)])
+
+
+def test_verbs_and_options_are_frozen():
+    assert set(VERBS) == set(OPTIONS)
+    for verb, expected in OPTIONS.items():
+        command = cli.get_command(None, verb)
+        got = {text for parameter in command.params for text in parameter.opts if text.startswith("-")}
+        assert got == expected, verb
+
+
+def test_every_verb_explains_itself_with_an_example(capsys):
+    for verb in VERBS:
+        assert run([verb, "--help"]) == 0
+        assert "Example" in capsys.readouterr().out, verb
+
+
+def test_analyze_prints_results_on_stdout_and_commentary_on_stderr(traces, capsys):
+    assert run(["analyze", str(traces)]) == 0
+    out, err = capsys.readouterr()
+    assert "parameter" in out.splitlines()[0]
+    assert "strategy GGG" in out
+    assert "found 2 files" in err
+    assert err.strip().splitlines()[-1].startswith(". next: paro-advise analyze")
+    assert "\x1b" not in out
+
+
+def test_a_path_in_place_of_a_verb_means_analyze(traces, capsys):
+    assert run([str(traces)]) == 0
+    assert "strategy GGG" in capsys.readouterr().out
+
+
+def test_json_has_the_keys_that_scripts_rely_on(traces, tmp_path, capsys):
+    target = tmp_path / "a.json"
+    assert run(["analyze", str(traces), "--json", str(target), "-q"]) == 0
+    data = json.loads(target.read_text())
+    assert list(data)[0:1] == sorted(data)[0:1]
+    assert (data["format"], data["format_version"]) == ("paro-advise/analysis", "1.0")
+    run_keys = {"world_size", "ranks", "ranks_missing", "gpus_per_node", "gpus_per_node_source", "backend", "framework", "strategy",
+                "num_steps", "micro_batches", "parameter_count", "inputs"}  # fmt: skip
+    assert run_keys <= set(data["run"])
+    assert {"triple", "group_size", "source"} <= set(data["run"]["strategy"])
+    assert {"path", "bytes", "sha256", "kind"} <= set(data["run"]["inputs"][0])
+    assert set(data["step_time_us"]) == {"median", "p5", "p95", "values"}
+    assert set(data["breakdown_us"]) == {"compute", "exposed_communication", "other", "idle"}
+    assert set(data["states"]) == {"parameter", "gradient", "optimizer", "other", "unknown"}
+    state_keys = {
+        "count",
+        "bytes",
+        "total_us",
+        "exposed_us",
+        "hidden_us",
+        "transfer_us",
+        "wait_us",
+        "regime",
+        "evidence",
+    }
+    assert state_keys <= set(data["states"]["parameter"])
+    assert {"op", "span", "group_size", "num_samples", "alpha_us", "busbw_gbps", "source"} <= set(data["links"][0])
+    assert {"regime", "limiting_state", "text"} <= set(data["verdict"])
+    assert {"clock_offsets_us", "clock_error_us", "stragglers", "data_quality"} <= set(data)
+
+
+def test_json_on_stdout_is_nothing_but_json(traces, capsys):
+    assert run(["analyze", str(traces), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"]["world_size"] == 2
+
+
+def test_the_same_input_gives_the_same_bytes(traces, tmp_path):
+    for name, options in (("a", []), ("b", []), ("c", ["--no-cache"]), ("d", ["--jobs", "2"])):
+        assert run(["analyze", str(traces), "--json", str(tmp_path / name), "-q", *options]) == 0
+    first = (tmp_path / "a").read_bytes()
+    assert all((tmp_path / name).read_bytes() == first for name in "bcd")
+
+
+def test_outputs_are_not_overwritten_without_force(traces, tmp_path, capsys):
+    target = tmp_path / "report.html"
+    target.write_text("mine")
+    assert run(["analyze", str(traces), "-o", str(target)]) == 1
+    assert "E401" in capsys.readouterr().err
+    assert target.read_text() == "mine"
+    assert run(["analyze", str(traces), "-o", str(target), "--force"]) == 0
+    assert target.read_text().startswith("\n<!doctype html>") or target.read_text().lstrip().startswith(
+        "<!doctype html>"
+    )
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".report")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["analyze", "no/such/path"], 3, "E301"),
+        (["analyze"], 2, "E200"),
+        (["analyze", "--bogus"], 2, "E200"),
+        (["anlyze"], 2, "Did you mean 'analyze'"),
+        (["explain", "PARO02"], 2, "did you mean PARO02"),
+        (["schema", "nothing"], 2, "analysis"),
+        (["show", "no/such/file"], 3, "E300"),
+        (["slice", "no/such/file", "-o", "x.json"], 3, "E300"),
+    ],
+)
+def test_exit_codes_and_messages(arguments, code, text, capsys):
+    assert run(arguments) == code
+    err = capsys.readouterr().err
+    assert text in err
+    assert "Traceback" not in err
+
+
+def test_unusable_inputs_are_exit_3_with_a_reason(tmp_path, capsys):
+    for name, content in {
+        "empty.json": b"",
+        "noise.bin": bytes(range(256)) * 40,
+        "other.json": b'{"hello": 1}',
+        "cut.json": b'{"schemaVersion": 1, "traceEv',
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        assert run(["analyze", str(tmp_path / name)]) == 3, name
+        err = capsys.readouterr().err
+        assert "error[E3" in err
+        assert "help:" in err
+
+
+def test_errors_as_json(tmp_path, capsys):
+    (tmp_path / "x.json").write_bytes(b"")
+    assert run(["analyze", str(tmp_path / "x.json"), "--json", "-"]) == 3
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert set(error) == {"code", "message", "where", "hint"}
+
+
+def test_a_broken_file_among_good_ones_is_reported_not_fatal(traces, capsys):
+    (traces / "rank2.json").write_text('{"schemaVersion": 1, "traceEvents": [')
+    (traces / "notes.csv").write_text("1,2,3\n")
+    assert run(["analyze", str(traces)]) == 0
+    err = capsys.readouterr().err
+    assert "error[Q301]: rank2.json" in err
+    assert "notes.csv" in err
+
+
+def test_standard_input(traces, capsys, monkeypatch):
+    import io
+
+    class Stdin:
+        buffer = io.BytesIO((traces / "rank0.json").read_bytes())
+
+    monkeypatch.setattr(sys, "stdin", Stdin())
+    assert run(["analyze", "-"]) == 0
+    assert "1 of 2 seen" in capsys.readouterr().out
+
+
+def test_show_reads_a_report_back(traces, tmp_path, capsys):
+    report, data = tmp_path / "r.html", tmp_path / "r.json"
+    assert run(["analyze", str(traces), "-o", str(report), "--json", str(data), "-q"]) == 0
+    capsys.readouterr()
+    assert run(["show", str(report), "--json", "-"]) == 0
+    assert capsys.readouterr().out.encode() == data.read_bytes()
+    data.write_text(data.read_text().replace('"1.0"', '"2.0"'))
+    assert run(["show", str(data)]) == 3
+
+
+def test_slice_is_a_small_trace_with_our_tracks(traces, tmp_path, capsys):
+    target = tmp_path / "worst.json"
+    assert run(["slice", str(traces / "rank0.json"), "-o", str(target), "--step", "1"]) == 0
+    events = json.loads(target.read_text())["traceEvents"]
+    ours = [event for event in events if event.get("cat") == "paro_advise"]
+    assert sorted({event["name"] for event in ours}) == [
+        "gradient reduce",
+        "parameter backward",
+        "parameter forward",
+    ]
+    kernels = {event["ts"] for event in events if event.get("cat") == "kernel"}
+    assert {event["ts"] for event in ours} <= kernels
+    (mark,) = [event for event in events if event["name"].startswith("ProfilerStep")]
+    assert mark["name"] == "ProfilerStep#6"
+
+
+def test_doctor_and_explain(capsys):
+    assert run(["doctor"]) == 0
+    assert "[OK]   python" in capsys.readouterr().out
+    assert run(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checks"]
+    assert run(["explain", "paro020"]) == 0
+    assert "set_requires_all_reduce" in capsys.readouterr().out
+
+
+def test_schema_accepts_a_real_analysis(traces, tmp_path, capsys):
+    assert run(["schema", "analysis"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert "Analysis" in schema["$defs"]
+    assert set(schema["$defs"]["StateEntry"]["required"]) >= {"exposed_us", "regime"}
+
+
+@pytest.mark.parametrize(("variable", "expected"), [("NO_COLOR", False), ("FORCE_COLOR", True)])
+def test_colour_follows_the_environment(traces, variable, expected, monkeypatch, capsys):
+    monkeypatch.setenv(variable, "1")
+    assert run(["analyze", str(traces), "-q"]) == 0
+    assert ("\x1b[" in capsys.readouterr().out) is expected
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from paro_advise.advisor.cli import run; run(['analyze', '--help']); "
+        "heavy = {'torch', 'polars', 'numpy', 'pandas', 'hta', 'jinja2', 'msgspec'} & set(sys.modules); "
+        "sys.exit(','.join(sorted(heavy)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_hostile_names_cannot_steer_the_terminal(tmp_path, capsys):
+    trace = fsdp_rank(0)
+    trace.groups = [("0", "\x1b]0;owned\x07<script>alert(1)</script>", [0, 1])]
+    assert run(["analyze", str(trace.write(tmp_path / "rank0.json"))]) == 0
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err
