@@ -176,7 +176,7 @@ def _by_group(call: Call) -> Attribution | None:
 
 
 def _by_stack(call: Call) -> Attribution | None:
-    frames = [part for part in call.owner.split(" > ") if ".py(" in part]
+    frames = [part for part in call.owner.split(" > ") if ".py(" in part or ".py:" in part]
     for frame in reversed(frames):
         for pattern, state in _STACK_RULES:
             if pattern.search(frame):

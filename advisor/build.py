@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from paro_advise.advisor import analysis as out
 from paro_advise.advisor.efficiency import efficiency
+from paro_advise.advisor.joining import join_stacks
 from paro_advise.advisor.links import fit_links, samples_of, span_column
 from paro_advise.advisor.matching import Matched, match_ranks
 from paro_advise.advisor.rank_facts import RankFacts, read_table
@@ -19,7 +20,7 @@ from paro_advise.advisor.stragglers import Straggler, find_stragglers
 from paro_advise.advisor.strategy import Strategy, infer_strategy, parameter_count
 from paro_advise.advisor.topology import Topology, find_topology
 from paro_advise.advisor.units import time_text
-from paro_advise.advisor.untimed import log_links, log_metadata, log_states
+from paro_advise.advisor.untimed import log_collectives, log_links, log_metadata, log_states, log_verdict
 from paro_advise.trace_parsers.notice import Notice, Severity
 
 if TYPE_CHECKING:
@@ -54,8 +55,9 @@ def build_analysis(facts: Sequence[RankFacts], notices: Sequence[Notice], option
         notices: from reading them.
         options: see Options.
     """
+    facts, joins = join_stacks(facts)
     found = rank_set(facts, options.skip_steps)
-    notes = [*notices, *found.notices]
+    notes = [*notices, *joins, *found.notices]
     topology = find_topology(found.timed, found.world_size, options.gpus_per_node)
     topology = _topology_of_logs(topology, found, options)
     matched, spans_known = _matched(found, topology, notes)
@@ -65,7 +67,7 @@ def build_analysis(facts: Sequence[RankFacts], notices: Sequence[Notice], option
     typical = _typical_step(found)
     strategy = _strategy(typical, found, micro, notes)
     states = summarise_states(matched, found, links, _mean_step(found)) if matched else log_states(found)
-    verdict = _verdict(found, states, links, topology, strategy)
+    verdict = _verdict(found, states, links, topology, strategy) if found.timed else log_verdict(found, links)
     _note_unknowns(notes, found, matched, topology, impossible, spans_known)
     count = parameter_count(typical, micro or 1) if typical is not None else None
     return out.Analysis(
@@ -255,7 +257,7 @@ def _collectives(matched: Matched | None, found: RankSet) -> tuple[out.Collectiv
     import polars as pl
 
     if matched is None or not len(matched.table):
-        return ()
+        return log_collectives(found)
     rank_steps = max(1, sum(len(facts.steps) for _, facts in found.timed))
     keys = ["state", "detail", "op", "bytes", "group_size", "span", "evidence"]
     duration = (pl.col("end_us") - pl.col("start_us")).alias("duration_us")

@@ -148,40 +148,49 @@ def _library(remarks: _Remarks) -> Any:
     return TraceAnalysis
 
 
+class _Impossible(Exception):  # noqa: N818 - a reason, not a failure
+    """Why HTA has no answer, in our words."""
+
+
 def _reason(error: BaseException) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text[:120]}" if text else type(error).__name__
+    text = str(error).strip().partition("\n")[0][:120]
+    kind = "" if isinstance(error, _Impossible) else type(error).__name__
+    return ": ".join(part for part in (kind, text) if part)
 
 
 def _theirs(analysis: Any, ref: SourceRef, row: HtaRow, remarks: _Remarks) -> HtaOwn | None:
     """Let HTA compute its figures for one trace; None when it cannot read it."""
-    rank = row.rank or 0
-
-    def attempt(code: str, what: str, call: Callable[[], Any]) -> Any:
-        try:
-            with _quiet():
-                return call()
-        except Exception as error:  # noqa: BLE001 - whatever HTA raises, the analysis goes on
-            remarks.add(code, ref.file_name, f"HTA cannot {what} ({_reason(error)})")
-            return None
-
     with tempfile.TemporaryDirectory(prefix="paro-advise-hta-") as folder:
-        path = attempt("Q331", "be given the trace", lambda: _acceptable(ref, Path(folder)))
-        if path is None:
+
+        def attempt(what: str, call: Callable[[], Any], code: str = "Q332") -> Any:
+            try:
+                with _quiet():
+                    return call()
+            except Exception as error:  # noqa: BLE001 - whatever HTA raises, the analysis goes on
+                reason = _reason(error).replace(folder + os.sep, "")
+                remarks.add(code, ref.file_name, f"HTA cannot {what} ({reason})")
+                return None
+
+        rank = row.rank or 0
+        loaded = attempt(
+            "read the trace",
+            lambda: analysis(trace_files={rank: str(_acceptable(ref, Path(folder)))}),
+            code="Q331",
+        )
+        if loaded is None:
             return None
-        loaded = attempt("Q331", "read the trace", lambda: analysis(trace_files={rank: str(path)}))
-    if loaded is None:
-        return None
-    breakdown = attempt("Q332", "compute its temporal breakdown", lambda: _breakdown(loaded))
-    overlap = attempt("Q332", "compute its overlap", lambda: _overlap(loaded))
-    idle = attempt("Q332", "compute its idle time breakdown", lambda: _idle(loaded, rank))
-    path_shares = attempt("Q332", "compute its critical path", lambda: _critical_path(loaded, rank, row.num_steps))
-    known: dict[str, float | None] = {**(breakdown or {}), **(overlap or {})}
-    if differing := [name for name in known if not _equal(known[name], getattr(row, name))]:
-        name = differing[0]
-        remarks.add("Q333", ref.file_name, f"{name} is {getattr(row, name)} by our reading of HTA's rules, "
-                    f"{known[name]} by HTA itself")  # fmt: skip
-    return HtaOwn(**{**dict.fromkeys(_NUMBERS), **known}, idle_us=idle or {}, critical_path_pctg=path_shares or {})
+        known: dict[str, float | None] = {
+            **(attempt("compute its temporal breakdown", lambda: _breakdown(loaded)) or {}),
+            **(attempt("compute its overlap", lambda: _overlap(loaded)) or {}),
+        }
+        idle = attempt("compute its idle time breakdown", lambda: _idle(loaded, rank))
+        critical = attempt("compute its critical path", lambda: _critical_path(loaded, rank, row.num_steps))
+    differing = [name for name in known if not _equal(known[name], getattr(row, name))]
+    for name in differing[:1]:
+        ours = _figure(getattr(row, name))
+        reason = f"{name} is {ours} by our reading of HTA's rules, {_figure(known[name])} by HTA itself"
+        remarks.add("Q333", ref.file_name, reason)
+    return HtaOwn(**{**dict.fromkeys(_NUMBERS), **known}, idle_us=idle or {}, critical_path_pctg=critical or {})
 
 
 def _acceptable(ref: SourceRef, folder: Path) -> Path:
@@ -233,10 +242,10 @@ def _idle(loaded: Any, rank: int) -> dict[str, float]:
 def _critical_path(loaded: Any, rank: int, num_steps: int) -> dict[str, float]:
     """Return what bounds the critical path of the second step (HTA: the first lacks events)."""
     if not num_steps:
-        raise ValueError("the trace has no ProfilerStep marks")
+        raise _Impossible("the trace has no ProfilerStep marks")
     graph, found = loaded.critical_path_analysis(rank, "ProfilerStep", 1 if num_steps > 2 else 0)
     if not found:
-        raise ValueError("it reports failure")
+        raise _Impossible("it reports failure")
     shares = {str(cause): _known(share) for cause, share in graph.summary().items() if cause}
     return {cause: round(share, 2) for cause, share in shares.items() if share is not None}
 
@@ -316,7 +325,7 @@ def _agreement(row: HtaRow) -> str:
 
 
 def _figure(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:g}"
+    return "unknown" if value is None else f"{value:.10g}"
 
 
 def _cause(row: HtaRow, cause: str) -> Cell:

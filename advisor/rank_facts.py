@@ -111,8 +111,8 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
         framework=_framework(context_text, table),
         steps=steps,
         num_micro_batches=parsed.num_micro_batches,
-        collectives_ipc=_ipc(table),
-        link_samples_ipc=_ipc(parsed.link_samples),
+        collectives_ipc=table_bytes(table),
+        link_samples_ipc=table_bytes(parsed.link_samples),
         timeline=timeline,
         timeline_step=timeline_step,
         notices=parsed.notices,
@@ -129,7 +129,8 @@ def read_table(data: bytes) -> pl.DataFrame:
     return pl.read_ipc_stream(io.BytesIO(data))
 
 
-def _ipc(table: pl.DataFrame) -> bytes:
+def table_bytes(table: pl.DataFrame) -> bytes:
+    """Return a table as an Arrow IPC stream."""
     import io
 
     buffer = io.BytesIO()
@@ -170,6 +171,12 @@ def _windows(parsed: ParsedSource) -> list[tuple[str, float, float]]:
     low = min((float(value) for value in starts if value is not None), default=0.0)  # type: ignore[arg-type]
     high = max((float(value) for value in ends if value is not None), default=0.0)  # type: ignore[arg-type]
     return [("whole trace", low, high)] if high > low else []
+
+
+def reattributed(table: pl.DataFrame, framework: str) -> pl.DataFrame:
+    """Attribute a table anew after its owners changed."""
+    names = "\n".join([*table["owner"].unique(maintain_order=True).to_list(), framework])
+    return _attributed(table.drop("state", "detail", "evidence"), names)
 
 
 def _attributed(table: pl.DataFrame, context_text: str) -> pl.DataFrame:

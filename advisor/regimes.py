@@ -147,7 +147,8 @@ def judge_step(evidence: StepEvidence) -> Verdict:
         regime=regime,
         limiting_state=state.value,
         text=f"{_HEADLINE[regime]} {state} communication limits the step: "
-        f"{time_text(evidence.exposed_by_state[state])} exposed, {min(share, 1.0):.0%} of all exposed communication ({split}).",
+        f"{time_text(evidence.exposed_by_state[state])} exposed, "
+        f"{min(share, 1.0):.0%} of all exposed communication ({split}).",
         case=_case(evidence, comm),
     )
 

@@ -93,5 +93,9 @@ def _finding_lines(analysis: Analysis) -> list[str]:
     for number, item in enumerate((item for item in found if item.status == APPLIES), start=1):
         saving = f"  (up to -{time_text(item.saving_us)})" if item.saving_us is not None else ""
         lines.append(f"  {number}. {item.code}  {plain(item.text)}{saving}")
-    lines += [f"  not judged: {item.code}  {item.text}" for item in found if item.status == NOT_JUDGED]
+    missing: dict[str, list[str]] = {}
+    for item in found:
+        if item.status == NOT_JUDGED:
+            missing.setdefault(item.text, []).append(item.code)
+    lines += [f"  not judged: {', '.join(codes)}  {text}" for text, codes in missing.items()]
     return ["", "findings", *lines] if lines else []

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.analysis import StateEntry
+from paro_advise.advisor.analysis import CollectiveEntry, StateEntry
 from paro_advise.advisor.links import Link, fit_links
 from paro_advise.advisor.rank_facts import read_table
+from paro_advise.advisor.regimes import Verdict
 from paro_advise.advisor.state_summary import StateSummary
 from paro_advise.advisor.states import STATES, Evidence, Regime, State
+from paro_advise.advisor.units import bytes_text, gbps_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paro_advise.advisor.ranks import RankSet
 
 
@@ -82,3 +86,53 @@ def log_metadata(found: RankSet) -> dict[str, str]:
         for key, value in facts.header.metadata.items():
             merged.setdefault(key, value)
     return dict(sorted(merged.items())[:200])
+
+
+def log_collectives(found: RankSet) -> tuple[CollectiveEntry, ...]:
+    """Return the kinds of collectives in logs and dumps with their counts; times are unknown."""
+    import polars as pl
+
+    tables = [read_table(facts.collectives_ipc) for facts in found.untimed]
+    if not tables:
+        return ()
+    keys = ["state", "detail", "op", "bytes", "group_size", "evidence"]
+    grouped = pl.concat(tables).group_by(keys).agg(pl.len().alias("count"))
+    order = ["count", *keys]
+    grouped = grouped.sort(order, descending=[True] + [False] * len(keys), nulls_last=True).head(60)
+    return tuple(
+        CollectiveEntry(
+            state=row["state"],
+            detail=row["detail"],
+            op=row["op"],
+            bytes=row["bytes"],
+            group_size=row["group_size"],
+            span="unknown",
+            count=float(row["count"]),
+            p50_us=None,
+            p95_us=None,
+            p99_us=None,
+            exposed_us=None,
+            evidence=row["evidence"],
+        )
+        for row in grouped.iter_rows(named=True)
+    )
+
+
+def log_verdict(found: RankSet, links: Sequence[Link]) -> Verdict:
+    """Say what inputs without step times tell: a hang, volumes, links."""
+    hangs = sum(notice.code == "Q250" for facts in found.untimed for notice in facts.notices)
+    tables = [read_table(facts.collectives_ipc) for facts in found.untimed]
+    count = sum(map(len, tables))
+    volume = sum(float(table["bytes"].sum() or 0) for table in tables)
+    parts = []
+    if hangs:
+        parts.append(f"The run probably hung: {hangs} of {len(found.untimed)} dumps hold collectives that never ended")
+    if count:
+        parts.append(f"{count} collectives of {bytes_text(volume)} were counted")
+    known = [link for link in links if link.busbw_gbps]
+    if known:
+        best = max(known, key=lambda link: link.busbw_gbps or 0.0)
+        parts.append(f"{best.op} over {best.group_size} ranks reaches {gbps_text(best.busbw_gbps)} bus bandwidth")
+    parts.append("the inputs carry no step times, so what limits a step cannot be told")
+    text = "; ".join(parts) + "."
+    return Verdict(regime=Regime.UNKNOWN, limiting_state=None, text=text[0].upper() + text[1:], case="")

@@ -10,6 +10,7 @@ from helpers import analyze, collectives_of, facts_of, read
 from paro_advise.advisor.attribution import Call, RunContext, attribute
 from paro_advise.advisor.states import Evidence, State
 from paro_advise.trace_parsers.tables import Op
+from trace_builder import TraceBuilder
 
 NO_CONTEXT = RunContext(is_ddp=False, forward_reductions=frozenset(), largest_bytes=1 << 30, has_update_mark=True)
 DDP = RunContext(is_ddp=True, forward_reductions=frozenset(), largest_bytes=1 << 30, has_update_mark=True)
@@ -212,3 +213,27 @@ def test_the_straggler_of_the_lab_is_named(shared):
     assert late.rank == 2
     assert late.cause == "host"  # it sleeps: it computes as long as the others
     assert late.share_of_steps == 1.0
+
+
+def test_stacks_of_the_flight_recorder_explain_a_trace(tmp_path):
+    """A DeepSpeed-like trace without annotations or phases, and a dump of the same rank."""
+    trace = TraceBuilder(0, 2)
+    trace.step(1, 0, 1000)
+    trace.collective("AllReduce", 100, 200, nelems=1 << 20, issue=50, seq=41)
+    trace.collective("AllReduce", 400, 100, nelems=1 << 20, issue=350, seq=42)
+    trace.write(tmp_path / "rank0.json")
+    frames = [{"name": "__avg_scatter_contiguous_grads", "filename": "deepspeed/runtime/zero/stage3.py", "line": 1741}]
+    entry = {
+        "frames": frames, "record_id": 1, "pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": 41, "p2p_seq_id": 0,
+        "op_id": 1, "profiling_name": "nccl:all_reduce", "time_created_ns": 10, "input_sizes": [[1 << 20]], "output_sizes": [[1 << 20]],
+        "input_dtypes": ["BFloat16"], "output_dtypes": ["BFloat16"], "state": "completed", "is_p2p": False,
+    }  # fmt: skip
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    dump = {"version": "2.9", "rank": 0, "pg_config": config, "pg_status": {}, "entries": [entry]}
+    (tmp_path / "nccl_trace_rank_0").write_text(json.dumps(dump))
+    analysis = analyze(tmp_path)
+    assert "Q318" in {item.code for item in analysis.data_quality}
+    gradient, unknown = analysis.states["gradient"], analysis.states["unknown"]
+    assert (gradient.count, gradient.total_us, gradient.exposed_us) == (1, 200, 200)
+    assert gradient.evidence == "stack"
+    assert (unknown.count, unknown.total_us) == (1, 100)

@@ -13,11 +13,10 @@ from contextlib import contextmanager
 
 import pytest
 from conftest import SHARED
-from trace_builder import LAYOUTS, fsdp_rank
-
 from paro_advise.advisor.cli import run
 from paro_advise.errors import HostileInputError, InputError
 from paro_advise.trace_parsers.blocks import BlockReader, SourceRef
+from trace_builder import LAYOUTS, fsdp_rank
 
 NUM_MUTATIONS = 2000
 NUM_SHARDS = 20
@@ -171,7 +170,9 @@ def test_one_endless_event_does_not_fill_memory(tmp_path):
 
 
 def test_deep_nesting(tmp_path):
-    event = '{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1, "args": ' + '{"a":' * 50_000 + "1" + "}" * 50_001
+    event = (
+        '{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1, "args": ' + '{"a":' * 50_000 + "1" + "}" * 50_001
+    )
     (tmp_path / "rank0.json").write_text('{"schemaVersion": 1, "traceEvents": [' + event + "]}")
     assert run(["analyze", str(tmp_path / "rank0.json")]) in (0, 3)
     (tmp_path / "deep.json").write_text('{"schemaVersion": ' + "[" * 200_000)

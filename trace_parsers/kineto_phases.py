@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from paro_advise.trace_parsers.kineto_rows import HostKind
 from paro_advise.trace_parsers.tables import HostSpan
-import itertools
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.errors import UnknownFormatError
+from paro_advise.errors import InputError, UnknownFormatError
 from paro_advise.trace_parsers import (
     comms_logger,
     flight_recorder,
@@ -57,12 +57,7 @@ def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
     """
     head = read_head(ref)
     if nsys.looks_like(head):
-        reader = BlockReader(ref)
-        reader.finish()
-        return nsys.parse(
-            ref.path,
-            SourceFile(path=ref.label, bytes=reader.input_bytes, sha256=reader.sha256, kind=SourceKind.NSYS),
-        )
+        return _read_database(ref)
     for kind, looks_like, parse in _STREAMED:
         if looks_like(head):
             return _read_streamed(ref, kind, parse)
@@ -77,6 +72,21 @@ def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
         where=ref.label,
         hint="see `paro-advise explain E302` for the kinds and how to record them",
     )
+
+
+def _read_database(ref: SourceRef) -> ParsedSource:
+    with ref.path.open("rb") as file:
+        is_plain = ref.member is None and nsys.looks_like(file.read(64))
+    if not is_plain:
+        raise InputError(
+            "an Nsight Systems export must lie uncompressed on disk, this one is packed",
+            where=ref.label,
+            hint="unpack it first",
+        )
+    reader = BlockReader(ref)
+    reader.finish()
+    source = SourceFile(path=ref.label, bytes=reader.input_bytes, sha256=reader.sha256, kind=SourceKind.NSYS)
+    return nsys.parse(ref.path, source)
 
 
 def read_head(ref: SourceRef) -> bytes:

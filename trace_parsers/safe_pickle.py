@@ -7,6 +7,7 @@ float, bool and None can be built, nothing can be imported, called or looked up.
 from __future__ import annotations
 
 import pickletools
+import warnings
 from typing import Any
 
 from paro_advise.errors import BrokenInputError, HostileInputError
@@ -117,6 +118,15 @@ class _Machine:
             target[key] = value
 
 
+def _carry_out(machine: _Machine, data: bytes) -> None:
+    for index, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+        if index >= MAX_OPCODES:
+            raise HostileInputError(f"a pickle must hold at most {MAX_OPCODES} operations")
+        if opcode.name == "STOP":
+            return
+        machine.run(opcode.name, argument)
+
+
 def load_plain(data: bytes) -> object:
     """Return the value in a pickle of plain values.
 
@@ -128,12 +138,10 @@ def load_plain(data: bytes) -> object:
         raise HostileInputError(f"a pickle must hold at most {MAX_BYTES} bytes, got {len(data)}")
     machine = _Machine()
     try:
-        for index, (opcode, argument, _) in enumerate(pickletools.genops(data)):
-            if index >= MAX_OPCODES:
-                raise HostileInputError(f"a pickle must hold at most {MAX_OPCODES} operations")
-            if opcode.name == "STOP":
-                break
-            machine.run(opcode.name, argument)
+        with warnings.catch_warnings():
+            # Old text opcodes may hold escapes that Python warns of; the dump's author cannot read that.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            _carry_out(machine, data)
         (value,) = machine.stack
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, EOFError) as error:
         raise BrokenInputError(f"the pickle is cut or damaged ({error})"[:300]) from error

@@ -5,8 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.analysis import Analysis
+    from paro_advise.advisor.gather import Gathered
+    from paro_advise.advisor.hta import HtaFigures
+    from paro_advise.advisor.progress import Progress
 
 
 @click.command(
@@ -52,14 +59,36 @@ def command(
       paro-advise analyze traces/ nccl.log --gpus-per-node 8
     """
     from paro_advise.advisor.build import Options, build_analysis
-    from paro_advise.advisor.gather import default_cache, gather
-    from paro_advise.advisor.output import refuse_overwrite, write_output
+    from paro_advise.advisor.output import refuse_overwrite
     from paro_advise.advisor.progress import Progress
-    from paro_advise.trace_parsers.discover import find_inputs
 
     for target in (output, json_target):
         refuse_overwrite(target, force=force)
     progress = Progress(quiet=quiet)
+    gathered, hta = _gather(paths, progress, with_hta=with_hta, jobs=jobs, use_cache=use_cache)
+    options = Options(
+        gpus_per_node=gpus_per_node,
+        tokens_per_step=tokens_per_step,
+        peak_tflops=peak_tflops,
+        skip_steps=skip_steps,
+    )
+    notices = [*gathered.notices, *(hta.notices if hta else ())]
+    analysis = build_analysis(gathered.facts, notices, options)
+    _write(analysis, gathered, hta, output=output, json_target=json_target, force=force)
+    progress.notices(analysis.data_quality)
+    for target in (output, json_target):
+        if target and target != "-":
+            progress.say(f"wrote {target} ({Path(target).stat().st_size / 1024:.0f} KiB)")
+    if not output:
+        progress.say(f"next: paro-advise analyze {' '.join(paths)} -o report.html")
+
+
+def _gather(
+    paths: tuple[str, ...], progress: Progress, *, with_hta: bool, jobs: int | None, use_cache: bool
+) -> tuple[Gathered, HtaFigures | None]:
+    from paro_advise.advisor.gather import default_cache, gather
+    from paro_advise.trace_parsers.discover import find_inputs
+
     with _stdin_as_file(paths) as expanded:
         refs, is_collection = find_inputs(expanded)
         progress.say(f"found {len(refs)} file{'s' if len(refs) != 1 else ''}")
@@ -70,20 +99,25 @@ def command(
             jobs=jobs or os.cpu_count() or 1,
             progress=progress.step,
         )
-        hta = None
-        if with_hta:
-            from paro_advise.advisor.hta import hta_figures
+        progress.say(f"read {sum(item.num_events for item in gathered.facts):,} events")
+        if not with_hta:
+            return gathered, None
+        from paro_advise.advisor.hta import hta_figures
 
-            hta = hta_figures(refs)
-    progress.say(f"read {sum(item.num_events for item in gathered.facts):,} events")
-    options = Options(
-        gpus_per_node=gpus_per_node,
-        tokens_per_step=tokens_per_step,
-        peak_tflops=peak_tflops,
-        skip_steps=skip_steps,
-    )
-    notices = [*gathered.notices, *(hta.notices if hta else ())]
-    analysis = build_analysis(gathered.facts, notices, options)
+        return gathered, hta_figures(refs)
+
+
+def _write(
+    analysis: Analysis,
+    gathered: Gathered,
+    hta: HtaFigures | None,
+    *,
+    output: str | None,
+    json_target: str | None,
+    force: bool,
+) -> None:
+    from paro_advise.advisor.output import write_output
+
     if json_target:
         from paro_advise.advisor.analysis import to_json
 
@@ -100,12 +134,6 @@ def command(
             from paro_advise.advisor.hta import hta_text
 
             click.echo(hta_text(hta))
-    progress.notices(analysis.data_quality)
-    for target in (output, json_target):
-        if target and target != "-":
-            progress.say(f"wrote {target} ({Path(target).stat().st_size / 1024:.0f} KiB)")
-    if not output:
-        progress.say(f"next: paro-advise analyze {' '.join(paths)} -o report.html")
 
 
 class _stdin_as_file:  # noqa: N801 - used as a function

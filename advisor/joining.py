@@ -1,0 +1,93 @@
+"""Joins sources of one run where they overlap: Python stacks of flight-recorder dumps with traces.
+
+A trace without annotations (DeepSpeed, Megatron) says what moved and when; the flight recorder
+says which code issued it. Rank, process group and sequence number are the same in both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.rank_facts import RankFacts, read_table, reattributed, table_bytes
+from paro_advise.advisor.states import Evidence
+from paro_advise.trace_parsers.notice import Notice, Severity
+from paro_advise.trace_parsers.tables import SourceKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import polars as pl
+    from paro_advise.advisor.rank_facts import StepFacts
+
+_KEY = ["group_name", "seq"]
+# Annotations and groups outrank stacks (reference: traces section 3.8).
+_WEAKER = [Evidence.PHASE.value, Evidence.REPETITION.value, Evidence.NONE.value]
+
+
+def join_stacks(facts: Sequence[RankFacts]) -> tuple[list[RankFacts], list[Notice]]:
+    """Explain collectives of traces by the stacks of flight-recorder dumps of the same rank.
+
+    Returns:
+        The facts with better attribution where stacks were found, and a notice saying how many.
+    """
+    stacks = {
+        item.header.rank: read_table(item.collectives_ipc)
+        for item in facts
+        if item.source.kind == SourceKind.FLIGHT_RECORDER and item.header.rank is not None
+    }
+    if not stacks:
+        return list(facts), []
+    out, num_joined = [], 0
+    for item in facts:
+        frames = stacks.get(item.header.rank) if item.has_events else None
+        if frames is None:
+            out.append(item)
+            continue
+        joined, count = _joined(item, frames)
+        out.append(joined)
+        num_joined += count
+    notices = []
+    if num_joined:
+        notices.append(
+            Notice(
+                code="Q318",
+                severity=Severity.INFO,
+                message=f"{num_joined} collectives are explained by Python stacks of flight-recorder dumps",
+            )
+        )
+    return out, notices
+
+
+def _joined(item: RankFacts, frames: pl.DataFrame) -> tuple[RankFacts, int]:
+    import polars as pl
+
+    table = read_table(item.collectives_ipc)
+    known = (
+        frames.filter((pl.col("owner") != "") & pl.col("seq").is_not_null() & (pl.col("group_name") != ""))
+        .select(*_KEY, pl.col("owner").alias("stack"))
+        .unique(_KEY, keep="first", maintain_order=True)
+    )
+    merged = table.join(known, on=_KEY, how="left", maintain_order="left")
+    helps = pl.col("stack").is_not_null() & pl.col("evidence").is_in(_WEAKER)
+    count = merged.filter(helps).height
+    if not count:
+        return item, 0
+    owner = pl.when(helps).then(pl.concat_str("owner", "stack", separator=" > ")).otherwise(pl.col("owner"))
+    better = reattributed(merged.with_columns(owner.alias("owner")).drop("stack"), item.framework)
+    steps = tuple(_with_states(step, better.filter(pl.col("step") == index)) for index, step in enumerate(item.steps))
+    return replace(item, steps=steps, collectives_ipc=table_bytes(better)), count
+
+
+def _with_states(step: StepFacts, rows: pl.DataFrame) -> StepFacts:
+    """Sum up the states of a step anew from its collectives."""
+    from paro_advise.advisor.intervals import Intervals
+    from paro_advise.advisor.states import STATES
+
+    totals, exposed = {}, {}
+    for state in STATES:
+        part = rows.filter(rows["state"] == state.value)
+        union = Intervals.union_of(part["start_us"].to_numpy(), part["end_us"].to_numpy())
+        totals[state.value] = union.length_us
+        exposed[state.value] = min(float(part["exposed_us"].sum()), union.length_us)
+    return replace(step, state_total_us=totals, state_exposed_us=exposed)
