@@ -254,7 +254,10 @@ def hta_text(figures: HtaFigures | None) -> str:
     """Return the figures as a few lines for a terminal, "" for None."""
     if figures is None:
         return ""
-    lines = ["", f"by HolisticTraceAnalysis' rules ({_VERSION}: whole microseconds, last profiler step left out)"]
+    lines = [
+        "",
+        f"by HolisticTraceAnalysis' rules ({_VERSION}: whole microseconds, without what it takes for the last step)",
+    ]
     timed = [row for row in figures.rows if row.kernel_time_us is not None]
     if not timed:
         lines.append(f"  they know device rows only; {len(figures.rows)} torch profiler traces, none has any")
@@ -303,8 +306,9 @@ def hta_table(figures: HtaFigures) -> Table:
         "host wait #", "kernel wait #", "other wait #", "critical path",
     )  # fmt: skip
     caption = (
-        f"HolisticTraceAnalysis {_VERSION}'s rules as we compute them, not our breakdown: whole microseconds, all "
-        "steps but the last, synchronisation counts as busy. Waits (all streams) and critical path: HTA itself"
+        f"HolisticTraceAnalysis {_VERSION}'s rules as we compute them, not our breakdown: whole microseconds, "
+        "without what HTA takes for the last step, synchronisation counts as busy. Waits (all streams) and critical "
+        "path: HTA itself"
     )
     return make_table("table-hta", caption, names, rows)
 

@@ -2,7 +2,8 @@
 
 These are not our own figures: they round times to whole microseconds (which loses much of short
 kernels), count synchronisation as busy, know only kernels named ``nccl...Kernel...`` as
-communication, and leave out what the last profiler step launched. Ties and types follow pandas,
+communication, and leave out what the last profiler step launched (whose start they take from a
+device annotation when there is one, later than the host's). Ties and types follow pandas,
 because negative durations that the rounding makes count differently in another order.
 """
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paro_advise.advisor.rank_facts import RankFacts
+    from paro_advise.trace_parsers.peek import Peek
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +161,21 @@ def _without_warmup(item: RankFacts, skip_steps: int) -> RankFacts:
         collectives_ipc=buffer.getvalue(),
         timeline_step=max(0, item.timeline_step - skip),
     )
+
+
+def ranks_text(peeked: Peek) -> str:
+    """Say which ranks are there, missing and double, from a first look at the inputs."""
+    if not peeked.ranks:
+        return "no trace says its rank"
+    world = peeked.world_size
+    text = f"ranks {_ranges(sorted(peeked.ranks))}" + (f" of {world}" if world else "")
+    if world and world <= 1 << 20 and peeked.missing:
+        text += f"; missing {_ranges(peeked.missing)}"
+    if peeked.doubles:
+        text += f"; several traces of {_ranges(peeked.doubles)}"
+    if peeked.num_unnamed:
+        text += f"; {peeked.num_unnamed} traces without a rank"
+    return text
 
 
 def _world_size(inputs: Sequence[RankFacts], timed: Sequence[tuple[int, RankFacts]]) -> int | None:

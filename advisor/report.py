@@ -115,6 +115,11 @@ def render_report(
         state_chart=_state_chart(analysis),
         state_legend=[("exposed", "exposed"), ("hidden", "hidden behind compute")],
         state_table=_state_table(analysis),
+        state_reasons=[
+            (name, analysis.states[name].regime.replace("_", " "), analysis.states[name].text)
+            for name in _STATES
+            if analysis.states[name].count
+        ],
         timeline_chart=_timeline_chart(boxes, analysis),
         timeline_table=_timeline_table(boxes),
         timeline_rank=timeline_rank,
@@ -228,7 +233,6 @@ def _state_table(analysis: Analysis) -> Table:
                     number(entry.transfer_us, time_text(entry.transfer_us)),
                     number(entry.wait_us, time_text(entry.wait_us)),
                     Cell(text=entry.evidence),
-                    Cell(text=entry.text),
                 ),
             )
         )
@@ -242,7 +246,6 @@ def _state_table(analysis: Analysis) -> Table:
         "transfer #",
         "wait #",
         "evidence",
-        "why",
     )
     return make_table("table-states", "Per rank and step; bytes count the full buffer", names, rows)
 
@@ -267,7 +270,7 @@ def _timeline_chart(boxes: Sequence[TimelineBox], analysis: Analysis) -> Markup:
 
 
 def _timeline_table(boxes: Sequence[TimelineBox]) -> Table:
-    shown = [box for box in boxes if box.lane != "compute"][:120]
+    shown = [box for box in boxes if box.lane != "compute"][:60]
     rows = [
         Row(
             cells=(

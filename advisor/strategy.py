@@ -94,7 +94,8 @@ def infer_strategy(step: pl.DataFrame, world_size: int | None, micro_batches: in
     if not everything:
         return Strategy(triple=None, triple_at_rest=None, group_size=None, source="", reasons=())
     world = world_size or max(everything)
-    inner = {size for size in seen.forward | seen.reduced | seen.updated if size < world}
+    # What follows the step may cross groups: only when nothing else tells is it the group's size.
+    inner = {size for size in (seen.forward | seen.reduced) or seen.updated if size < world}
     reasons: list[str] = []
 
     def level(sizes: set[int]) -> str:

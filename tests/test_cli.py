@@ -47,6 +47,7 @@ def test_analyze_prints_results_on_stdout_and_commentary_on_stderr(traces, capsy
     assert "parameter" in out.splitlines()[0]
     assert "strategy GGG" in out
     assert "found 2 files" in err
+    assert "ranks 0-1 of 2" in err
     assert err.strip().splitlines()[-1].startswith(". next: paro-advise analyze")
     assert "\x1b" not in out
 

@@ -87,11 +87,15 @@ def _gather(
     paths: tuple[str, ...], progress: Progress, *, with_hta: bool, jobs: int | None, use_cache: bool
 ) -> tuple[Gathered, HtaFigures | None]:
     from paro_advise.advisor.gather import default_cache, gather
+    from paro_advise.advisor.ranks import ranks_text
     from paro_advise.trace_parsers.discover import find_inputs
+    from paro_advise.trace_parsers.peek import peek
 
     with _stdin_as_file(paths) as expanded:
         refs, is_collection = find_inputs(expanded)
         progress.say(f"found {len(refs)} file{'s' if len(refs) != 1 else ''}")
+        if len(refs) > 1:
+            progress.say(ranks_text(peek(refs)))
         gathered = gather(
             refs,
             is_collection=is_collection or len(refs) > 1,

@@ -1,0 +1,255 @@
+"""Strategies, regimes, links, topology and figures of merit from numbers alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+from helpers import analyze, write_run
+from trace_builder import TraceBuilder, fsdp_rank
+
+from paro_advise.advisor.links import alpha_share, fit_links, wire_factor
+from paro_advise.advisor.regimes import StateEvidence, StepEvidence, judge_state, judge_step
+from paro_advise.advisor.states import Regime, State
+from paro_advise.advisor.strategy import infer_strategy, parameter_count
+
+STEP_US = 1000.0
+
+
+def evidence(**changes):
+    numbers = {
+        "count": 10.0, "total_us": 400.0, "exposed_us": 300.0, "wait_us": 10.0, "alpha_share": 0.1, "inter_share": 1.0,
+        "overlapped_slowdown": 1.0, "overlapped_share": 0.25,
+    }  # fmt: skip
+    return StateEvidence(**{**numbers, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "regime"),
+    [
+        ({"count": 0.0}, Regime.ABSENT),
+        ({"exposed_us": 19.9}, Regime.HIDDEN),  # below 2 % of the step
+        ({"exposed_us": 20.1}, Regime.BANDWIDTH_INTER),
+        ({}, Regime.BANDWIDTH_INTER),
+        ({"inter_share": 0.2}, Regime.BANDWIDTH_INTRA),
+        ({"inter_share": None}, Regime.UNKNOWN),
+        ({"wait_us": 201.0}, Regime.STRAGGLER),
+        ({"wait_us": None}, Regime.BANDWIDTH_INTER),
+        ({"alpha_share": 0.51}, Regime.LATENCY),
+        ({"overlapped_slowdown": 1.5, "overlapped_share": 0.6}, Regime.CONTENTION),
+        ({"overlapped_slowdown": 1.5, "overlapped_share": 0.4}, Regime.BANDWIDTH_INTER),
+    ],
+)
+def test_regime_of_a_state(changes, regime):
+    got = judge_state(State.PARAMETER, evidence(**changes), STEP_US)
+    assert got.regime == regime
+    assert got.text
+
+
+def step_evidence(**changes):
+    numbers = {
+        "step_time_us": STEP_US, "compute_us": 500.0, "exposed_us": 400.0, "idle_us": 100.0,
+        "exposed_by_state": {State.PARAMETER: 300.0, State.GRADIENT: 100.0},
+        "regime_by_state": {State.PARAMETER: Regime.BANDWIDTH_INTER, State.GRADIENT: Regime.HIDDEN},
+        "num_nodes": 4, "inter_gbps": 20.0, "intra_gbps": 200.0, "shards_globally": True,
+    }  # fmt: skip
+    return StepEvidence(**{**numbers, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "regime", "case"),
+    [
+        ({}, Regime.BANDWIDTH_INTER, "communication_bound"),
+        ({"num_nodes": 2}, Regime.BANDWIDTH_INTER, "memory_bound_few_nodes"),
+        ({"num_nodes": 1}, Regime.BANDWIDTH_INTER, ""),
+        ({"inter_gbps": 150.0}, Regime.BANDWIDTH_INTER, "fast_fabric"),
+        ({"exposed_us": 40.0, "compute_us": 900.0, "idle_us": 60.0}, Regime.COMPUTE_BOUND, "fast_fabric"),
+        ({"exposed_us": 100.0, "compute_us": 300.0, "idle_us": 600.0}, Regime.HOST_BOUND, ""),
+        ({"step_time_us": 0.0}, Regime.UNKNOWN, ""),
+    ],
+)
+def test_verdict_on_the_step(changes, regime, case):
+    got = judge_step(step_evidence(**changes))
+    assert (got.regime, got.case) == (regime, case)
+    assert (got.limiting_state == "parameter") == (regime == Regime.BANDWIDTH_INTER)
+
+
+def step_of(*rows):
+    """rows: (state, detail, op, group size, phase, micro-batch)."""
+    names = ("state", "detail", "op", "group_size", "phase", "micro_batch")
+    data = {name: [row[index] for row in rows] for index, name in enumerate(names)}
+    return pl.DataFrame({**data, "bytes": [400] * len(rows), "dtype": ["float"] * len(rows)})
+
+
+def gather(size, detail="forward", micro=0):
+    return ("parameter", detail, "all_gather", size, detail.split(",")[0], micro)
+
+
+def scatter(size, micro=0, phase="backward"):
+    return ("gradient", "reduce", "reduce_scatter", size, phase, micro)
+
+
+def reduce(size, micro=0, detail="reduce", phase="backward"):
+    return ("gradient", detail, "all_reduce", size, phase, micro)
+
+
+def updated(size):
+    return ("optimizer", "updated parameters", "all_gather", size, "update", None)
+
+
+STRATEGIES = [
+    ("GGG", None, 1, "FSDP2", [gather(32), gather(32, "backward"), scatter(32)]),
+    ("NGG", None, 1, "FSDP2", [gather(32), scatter(32)]),  # reshard_after_forward=False
+    ("III", 8, 1, "FSDP2", [gather(8), gather(8, "backward"), scatter(8), reduce(4, detail="replica")]),
+    ("NII", 8, 1, "FSDP2", [gather(8), scatter(8), reduce(4, detail="replica")]),
+    ("NNN", None, 4, "DDP", [reduce(32, micro=3)]),
+    ("NNN", None, 1, "DDP", [reduce(32)]),
+    ("NNG", None, 4, "DeepSpeed", [reduce(32, phase="boundary", micro=3), updated(32)]),
+    ("NGG", None, 2, "DeepSpeed", [reduce(32), reduce(32, micro=1), updated(32)]),
+    ("NNG", None, 1, "DDP + ZeroRedundancyOptimizer", [reduce(32), updated(32)]),
+    ("GGG", None, 1, "DeepSpeed", [gather(32), gather(32, "backward"), reduce(32)]),
+    ("IIG", 8, 2, "unknown", [gather(8), gather(8, "backward"), scatter(8), scatter(8, 1), updated(4)]),
+    ("IGG", 8, 2, "unknown", [gather(8), gather(8, "backward"), scatter(32), scatter(32, 1), updated(4)]),
+    ("NIG", 8, 2, "unknown", [scatter(8), scatter(8, 1), updated(32)]),
+    ("GNG", None, 4, "FSDP2", [gather(32), gather(32, "backward"), scatter(32, micro=3)]),
+    (None, None, 1, "unknown", []),
+]
+
+
+@pytest.mark.parametrize(("triple", "group", "micro", "framework", "rows"), STRATEGIES)
+def test_strategy_from_what_moves(triple, group, micro, framework, rows):
+    table = step_of(*rows) if rows else step_of(("other", "", "barrier", None, "", None))
+    got = infer_strategy(table, 32, micro, framework)
+    assert (got.triple, got.group_size) == (triple, group)
+    assert bool(got.reasons) is (triple is not None)
+
+
+def test_parameters_are_counted_once_per_reduction_pass():
+    # 400 bytes of fp32 are 100 elements; two units, reduced in each of two micro-batches.
+    rows = [scatter(8, micro) for micro in (0, 1) for _ in range(2)]
+    assert parameter_count(step_of(*rows), 2) == 200
+    assert parameter_count(step_of(gather(8), gather(8, "backward")), 1) == 100
+    assert parameter_count(step_of(("other", "", "barrier", None, "", None)), 1) is None
+
+
+@pytest.mark.parametrize(
+    ("op", "size", "factor"),
+    [
+        ("all_reduce", 8, 2 * 7 / 8),
+        ("all_gather", 8, 7 / 8),
+        ("reduce_scatter", 4, 3 / 4),
+        ("broadcast", 8, 1.0),
+        ("all_gather", 1, 0.0),
+    ],
+)
+def test_bus_bandwidth_factors_are_those_of_nccl_tests(op, size, factor):
+    assert wire_factor(op, size) == pytest.approx(factor)
+
+
+def samples(sizes, *, alpha_us, busbw_gbps, noise=0.0, slow_share=0.0, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = []
+    for size in sizes:
+        for _ in range(12):
+            time = alpha_us + size * 7 / 8 / busbw_gbps / 1e3
+            time *= 1 + noise * abs(rng.normal())
+            time *= 3.0 if rng.random() < slow_share else 1.0
+            rows.append(("all_gather", "inter", 8, size, time, False))
+    return pl.DataFrame(rows, schema=["op", "span", "group_size", "bytes", "time_us", "lone"], orient="row")
+
+
+def test_latency_and_bandwidth_are_recovered_from_noisy_transfers():
+    data = samples([1 << 16, 1 << 20, 1 << 24, 1 << 27], alpha_us=40, busbw_gbps=25, noise=0.05, slow_share=0.2)
+    ((link,), impossible) = fit_links(data)
+    assert impossible == 0
+    assert link.busbw_gbps == pytest.approx(25, rel=0.1)
+    assert link.alpha_us == pytest.approx(40, rel=0.3)
+    assert link.busbw_low_gbps <= link.busbw_gbps * 1.05
+    assert link.source == "measured"
+    assert alpha_share([link], "all_gather", "inter", 8, 1 << 10) > 0.9
+    assert alpha_share([link], "all_gather", "inter", 8, 1 << 27) < 0.05
+
+
+def test_what_the_sizes_cannot_tell_stays_unknown():
+    ((small,), _) = fit_links(samples([256], alpha_us=40, busbw_gbps=25))
+    assert small.busbw_gbps is None
+    assert small.alpha_us == pytest.approx(40, rel=0.01)
+    ((large,), _) = fit_links(samples([1 << 26], alpha_us=40, busbw_gbps=25))
+    assert large.alpha_us is None
+    assert large.busbw_gbps == pytest.approx(25, rel=0.05)
+
+
+def test_impossible_bandwidths_are_flagged_not_averaged(tmp_path):
+    good = samples([1 << 26], alpha_us=10, busbw_gbps=25)
+    wrong = good.with_columns(pl.lit(5.0).alias("time_us")).head(3)
+    ((link,), impossible) = fit_links(pl.concat([good, wrong]))
+    assert impossible == 3
+    assert link.busbw_gbps == pytest.approx(25, rel=0.05)
+    trace = TraceBuilder(0, 2)
+    trace.step(1, 0, 1000)
+    trace.collective("AllReduce", 10, 1, nelems=1 << 32, issue=5, seq=1)
+    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    assert "Q317" in {item.code for item in analysis.data_quality}
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus", "expected"),
+    [({}, 8, (8, "metadata", 1)), ({"gpus_per_node": 2}, 8, (2, "flag", 2)), ({}, 2, (2, "metadata", 2))],
+)
+def test_nodes_come_from_the_flag_or_the_metadata(tmp_path, options, gpus, expected):
+    builders = [fsdp_rank(rank, 4) for rank in range(4)]
+    for builder in builders:
+        builder.gpus_per_node = gpus
+    run = analyze(write_run(tmp_path / "run", builders), **options).run
+    per_node, source, nodes = expected
+    assert (run.gpus_per_node, run.gpus_per_node_source, run.num_nodes) == (min(per_node, 4), source, nodes)
+
+
+def test_gaps_doubles_and_strangers_are_reported(tmp_path):
+    folder = write_run(tmp_path / "run", [fsdp_rank(0, 4), fsdp_rank(1, 4), fsdp_rank(3, 4)])
+    fsdp_rank(1, 4, steps=1).write(folder / "again.json")
+    fsdp_rank(5, 16).write(folder / "other_run.json")
+    analysis = analyze(folder)
+    notes = {item.code: item.message for item in analysis.data_quality}
+    assert analysis.run.ranks == (0, 1, 3)
+    assert analysis.run.ranks_missing == (2,)
+    assert "missing: 2" in notes["Q303"]
+    assert "again.json (rank 1)" in notes["Q305"]
+    assert "world size is not 4" in notes["Q304"]
+
+
+def test_warm_up_steps_can_be_left_out(tmp_path):
+    trace = fsdp_rank(0, steps=4)
+    trace.events = [
+        event for event in trace.events if not (event["name"] == "sm90_gemm" and event["ts"] < trace.offset + 1000)
+    ]
+    path = trace.write(tmp_path / "rank0.json")
+    whole, warm = analyze(path), analyze(path, skip_steps=1)
+    assert (whole.run.num_steps, warm.run.num_steps) == (4, 3)
+    assert warm.breakdown_us.compute == pytest.approx(540)
+    assert whole.breakdown_us.compute == pytest.approx(540 * 3 / 4)
+    assert warm.states["parameter"].count == whole.states["parameter"].count == 3
+
+
+def test_model_flops_utilisation(tmp_path):
+    trace = fsdp_rank(0)
+    analysis = analyze(trace.write(tmp_path / "rank0.json"), tokens_per_step=4096)
+    parameters, step_s, ranks = 68_000, 1e-3, 2
+    expected = 6 * parameters * 4096 / ranks / step_s / 989e12  # H100 by the trace, dense bf16
+    assert analysis.run.parameter_count == parameters
+    assert analysis.efficiency.mfu == pytest.approx(expected)
+    assert analyze(tmp_path / "rank0.json").efficiency.mfu is None
+
+
+def test_a_late_rank_needs_two_steps_to_be_named(tmp_path):
+    def late(rank, steps):
+        trace = fsdp_rank(rank, 4, late_us=60 if rank == 2 else 0, steps=steps)
+        if rank == 2:
+            for index in range(steps):
+                trace.compute(index * 1000.0 + 70, 60)  # what makes it late
+        return trace
+
+    run = analyze(write_run(tmp_path / "long", [late(rank, 3) for rank in range(4)]))
+    assert [(item.rank, item.cause) for item in run.stragglers] == [(2, "late compute")]
+    run = analyze(write_run(tmp_path / "short", [late(rank, 1) for rank in range(4)]))
+    assert run.stragglers == ()

@@ -1,0 +1,68 @@
+"""A quick look at the heads of inputs: which ranks are there, before any work is done."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paro_advise.errors import InputError
+from paro_advise.trace_parsers.kineto import rank_in_name
+from paro_advise.trace_parsers.read import looks_like_kineto, read_head
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.trace_parsers.blocks import SourceRef
+
+_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*(\d{1,9})\b')
+_WORLD = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"world_size"\s*:\s*(\d{1,9})\b')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peek:
+    """What the heads say.
+
+    Attributes:
+        ranks: rank to the number of traces that claim it.
+        world_size: the largest one claimed, None when none is.
+        num_unnamed: traces whose rank neither content nor name tells.
+    """
+
+    ranks: dict[int, int]
+    world_size: int | None
+    num_unnamed: int
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Return the ranks of the world that no trace claims."""
+        world = min(self.world_size or 0, 1 << 20)
+        return tuple(sorted(set(range(world)) - set(self.ranks)))
+
+    @property
+    def doubles(self) -> tuple[int, ...]:
+        """Return the ranks that several traces claim."""
+        return tuple(sorted(rank for rank, count in self.ranks.items() if count > 1))
+
+
+def peek(refs: Sequence[SourceRef]) -> Peek:
+    """Look at the first 64 KiB of every trace; what cannot be read is left to the reading proper."""
+    ranks: dict[int, int] = {}
+    worlds: list[int] = []
+    unnamed = 0
+    for ref in refs:
+        try:
+            head = read_head(ref)
+        except InputError:
+            continue
+        if not looks_like_kineto(head):
+            continue
+        found, world = _RANK.search(head), _WORLD.search(head)
+        rank = int(found.group(1)) if found else rank_in_name(ref.label)
+        if world:
+            worlds.append(int(world.group(1)))
+        if rank is None:
+            unnamed += 1
+        else:
+            ranks[rank] = ranks.get(rank, 0) + 1
+    return Peek(ranks=ranks, world_size=max(worlds, default=None), num_unnamed=unnamed)
