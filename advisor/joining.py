@@ -40,7 +40,8 @@ def join_stacks(facts: Sequence[RankFacts]) -> tuple[list[RankFacts], list[Notic
         return list(facts), []
     out, num_joined = [], 0
     for item in facts:
-        frames = stacks.get(item.header.rank) if item.has_events else None
+        rank = item.header.rank
+        frames = stacks.get(rank) if item.has_events and rank is not None else None
         if frames is None:
             out.append(item)
             continue

@@ -33,7 +33,9 @@ def test_nothing_unfinished_and_no_path_of_any_machine():
 
 def used_codes():
     text = "\n".join(
-        path.read_text() for room in ("errors", "trace_parsers", "advisor") for path in (ROOT / room).rglob("*.py")
+        path.read_text()
+        for room in ("errors", "trace_parsers", "advisor", "runtime")
+        for path in (ROOT / room).rglob("*.py")
     )
     return set(re.findall(r"\b(?:Q\d{3}|E\d{3}|PARO\d{3})\b", text))
 

@@ -6,12 +6,11 @@ import numpy as np
 import polars as pl
 import pytest
 from helpers import analyze, write_run
-from trace_builder import TraceBuilder, fsdp_rank
-
 from paro_advise.advisor.links import alpha_share, fit_links, wire_factor
 from paro_advise.advisor.regimes import StateEvidence, StepEvidence, judge_state, judge_step
 from paro_advise.advisor.states import Regime, State
 from paro_advise.advisor.strategy import infer_strategy, parameter_count
+from trace_builder import TraceBuilder, fsdp_rank
 
 STEP_US = 1000.0
 

@@ -27,6 +27,7 @@ try:  # isal inflates about three times as fast as zlib; an optional extra
 except ImportError:
     _inflate = zlib
 _INFLATE_ERRORS: tuple[type[Exception], ...] = (zlib.error, cast("type[Exception]", _inflate.error))
+_ARCHIVE_ERRORS: tuple[type[Exception], ...] = (tarfile.TarError, EOFError, *_INFLATE_ERRORS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class BlockReader:
                         if handle is not None:
                             yield from self._decoded(handle)
                         return
-        except (tarfile.TarError, EOFError, *_INFLATE_ERRORS) as error:
+        except _ARCHIVE_ERRORS as error:
             self.truncated = f"archive ends early ({error})"
 
     def _decoded(self, file: IO[bytes]) -> Iterator[bytes]:
@@ -226,7 +227,7 @@ def archive_members(path: Path, limit: int = 4096) -> list[str]:
                     )
                 if info.isfile():
                     names.append(info.name)
-    except (tarfile.TarError, EOFError, *_INFLATE_ERRORS) as error:
+    except _ARCHIVE_ERRORS as error:
         if not names:
             raise InputError(f"the archive cannot be read ({error})", where=str(path)) from error
     return names

@@ -75,8 +75,7 @@ def read_kineto(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
         reader, chunks, rows, shift_us = _read_rows(ref, Detail.FULL)
     elif wanted is None and _lacks_issuers(rows):
         # Older traces link kernels to the host by launches only, which the lean reading skips.
-        reader, chunks, rows, shift_us = _read_rows(ref, Detail.HTA)
-        rows.device.drop_kind_sync()
+        reader, chunks, rows, shift_us = _read_rows(ref, Detail.LAUNCHES)
     reader.finish()
     if not chunks.found_array or rows.num_events == 0:
         raise BrokenInputError(

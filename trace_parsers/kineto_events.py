@@ -173,13 +173,6 @@ class DeviceColumns:
         self.external.extend(external)
         self.correlation.extend(correlation)
 
-    def drop_kind_sync(self) -> None:
-        """Shorten synchronisation rows to nothing: they are waits, not work."""
-        sync = {code for name, code in self.names.items() if " Sync" in name or name == "Stream Wait Event"}
-        for row, code in enumerate(self.name):
-            if code in sync:
-                self.duration[row] = 0.0
-
     def append(self, event: AnyEvent, args: CommArgs, start: float, duration: float) -> None:
         """Append one row of any shape."""
         if args.collective is not None:

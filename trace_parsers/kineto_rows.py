@@ -33,7 +33,7 @@ class Detail(IntEnum):
 
     LEAN = 0  # GPU run: device rows, annotations, collectives, autograd; other operators skipped
     FULL = 1  # CPU run: all operators as well
-    HTA = 2  # everything that HTA's numbers rest on: runtime calls and synchronisations too
+    LAUNCHES = 2  # runtime calls as well: older traces link kernels to the host by them only
 
 
 _LAYOUT = re.compile(rb'^(\s*"ph":\s*")X(",\s*"cat":\s*")(\w[\w ]*)(",\s*"name":\s*")')
@@ -130,7 +130,7 @@ class KinetoRows:
             self.num_dropped += 1
             return
         category = str(event.cat).lower() if event.cat else ""
-        if category in _DEVICE or (category == "cuda_sync" and self.detail == Detail.HTA):
+        if category in _DEVICE:
             self.device.append(event, comm_args(event), start, duration or 0.0)
             return
         kind = self._host_kind(category, name)
@@ -145,7 +145,7 @@ class KinetoRows:
                 keep = self.detail != Detail.LEAN or name.startswith(_KEEP_NAME)
                 return HostKind.OPERATOR if keep else None
             case "cuda_runtime" | "cuda_driver" | "runtime":
-                return HostKind.RUNTIME if self.detail == Detail.HTA else None
+                return HostKind.RUNTIME if self.detail == Detail.LAUNCHES else None
             case "python_function":
                 return HostKind.PYTHON if _STACK_OF_INTEREST.search(name.encode()) else None
             case _:
@@ -203,8 +203,7 @@ class _Layout:
         self._python: list[bytes] = []
         self._skipped: list[bytes] = []
         self._unknown: list[bytes] = []
-        is_hta = detail == Detail.HTA
-        runtime = self._runtime if is_hta else self._skipped
+        runtime = self._runtime if detail == Detail.LAUNCHES else self._skipped
         routes = {
             b"kernel": self._device,
             b"gpu_me": self._device,
@@ -220,9 +219,8 @@ class _Layout:
             b"cpu_in": self._skipped,
             b'ac2g",': self._skipped,
             b"fwdbwd": self._skipped,
+            b"cuda_s": self._skipped,
         }
-        if not is_hta:
-            routes[b"cuda_s"] = self._skipped
         self._routes = {prefix + key: rows.append for key, rows in routes.items()}
         self._lists = (
             self._device, self._operators, self._annotations, self._runtime,
@@ -255,12 +253,12 @@ class _Layout:
         ]
         operators, wide = self._split_operators()
         # Spans that carry a collective's shape: gloo's always, NCCL's where kernels lack it.
-        wide_mark = b'"nccl:' if self._detail == Detail.HTA else b'"gloo:'
+        wide_mark = b'"nccl:' if self._detail == Detail.LAUNCHES else b'"gloo:'
         annotations = [row for row in self._annotations if wide_mark not in row and b'"gloo:' not in row]
         if len(annotations) != len(self._annotations):
             other += [row for row in self._annotations if wide_mark in row or b'"gloo:' in row]
         groups.host = [(HostKind.OPERATOR, operators), (HostKind.ANNOTATION, annotations)]
-        if self._detail == Detail.HTA:
+        if self._detail == Detail.LAUNCHES:
             groups.host.append((HostKind.RUNTIME, list(self._runtime)))
         if self._python:
             stacks = [row for row in self._python if _STACK_OF_INTEREST.search(row)]
