@@ -1,0 +1,76 @@
+"""Bytes that the model states of one rank take under a strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paro_advise.policies.strategy import Level
+
+if TYPE_CHECKING:
+    from paro_advise.policies.strategy import Strategy
+    from paro_advise.policies.traffic import Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widths:
+    """Bytes per element of each state; the defaults are mixed-precision Adam.
+
+    ``optimizer_bytes``: fp32 master copy and two moments (ZeRO paper, section 3.1).
+    """
+
+    parameter_bytes: float = 2.0
+    gradient_bytes: float = 2.0
+    optimizer_bytes: float = 12.0
+
+
+MIXED_PRECISION_ADAM = Widths()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes of each state on one rank."""
+
+    parameter: float
+    gradient: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """Return the bytes of all three."""
+        return self.parameter + self.gradient + self.optimizer
+
+
+def shards(level: Level, shape: Shape) -> int:
+    """Return over how many ranks a level spreads a state."""
+    match level:
+        case Level.N:
+            return 1
+        case Level.I:
+            return shape.group_size
+        case Level.G:
+            return shape.world_size
+
+
+def state_bytes(
+    strategy: Strategy,
+    shape: Shape,
+    parameters: float,
+    trainable: float | None = None,
+    widths: Widths = MIXED_PRECISION_ADAM,
+) -> StateBytes:
+    """Return the bytes of the model states on one rank (reference strategies, section 3).
+
+    Args:
+        strategy: the triple.
+        shape: groups and their size.
+        parameters: number of parameters.
+        trainable: how many of them train, None for all; only they have gradients and optimizer states.
+        widths: bytes per element.
+    """
+    trained = parameters if trainable is None else trainable
+    return StateBytes(
+        parameter=widths.parameter_bytes * parameters / shards(strategy.parameter, shape),
+        gradient=widths.gradient_bytes * trained / shards(strategy.gradient, shape),
+        optimizer=widths.optimizer_bytes * trained / shards(strategy.optimizer, shape),
+    )
