@@ -8,19 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# The format is decoded by these types, so they are needed at run time.
+from paro_advise.advisor.links import Link  # noqa: TC002
+from paro_advise.advisor.stragglers import Straggler  # noqa: TC002
+from paro_advise.advisor.strategy import Strategy  # noqa: TC002
+
 FORMAT = "paro-advise/analysis"
 FORMAT_VERSION = "1.0"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StrategyEntry:
-    """The strategy the run uses (see strategy.Strategy)."""
-
-    triple: str | None
-    triple_at_rest: str | None
-    group_size: int | None
-    source: str
-    reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +39,7 @@ class Run:
     num_nodes: int | None
     backend: str | None
     framework: str
-    strategy: StrategyEntry
+    strategy: Strategy
     num_steps: int
     micro_batches: int | None
     parameter_count: int | None
@@ -90,31 +84,6 @@ class StateEntry:
     regime: str
     evidence: str
     text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkEntry:
-    """A fitted link (see links.Link)."""
-
-    op: str
-    span: str
-    group_size: int
-    num_samples: int
-    alpha_us: float | None
-    busbw_gbps: float | None
-    busbw_low_gbps: float | None
-    busbw_high_gbps: float | None
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StragglerEntry:
-    """A rank that others wait for."""
-
-    rank: int
-    lateness_us: float
-    share_of_steps: float
-    cause: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,8 +170,8 @@ class Analysis:
     step_time_us: StepTime
     breakdown_us: Breakdown
     states: dict[str, StateEntry]
-    links: tuple[LinkEntry, ...]
-    stragglers: tuple[StragglerEntry, ...]
+    links: tuple[Link, ...]
+    stragglers: tuple[Straggler, ...]
     clock_offsets_us: dict[str, float]
     clock_error_us: float | None
     verdict: VerdictEntry

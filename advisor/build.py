@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -77,8 +77,8 @@ def build_analysis(facts: Sequence[RankFacts], notices: Sequence[Notice], option
         step_time_us=_step_time(found),
         breakdown_us=_breakdown(found),
         states={state.value: entry.entry for state, entry in states.items()},
-        links=tuple(out.LinkEntry(**asdict(link)) for link in links),
-        stragglers=tuple(out.StragglerEntry(**asdict(item)) for item in stragglers),
+        links=tuple(links),
+        stragglers=tuple(stragglers),
         clock_offsets_us={str(rank): value for rank, value in matched.offset_us.items()} if matched else {},
         clock_error_us=matched.clock_error_us if matched else None,
         verdict=_verdict_entry(verdict, stragglers),
@@ -354,7 +354,7 @@ def _run(
         num_nodes=nodes,  # type: ignore[arg-type]
         backend=first("backend"),  # type: ignore[arg-type]
         framework=found.framework,
-        strategy=out.StrategyEntry(**asdict(strategy)),
+        strategy=strategy,
         num_steps=max((len(item.steps) for _, item in found.timed), default=0),
         micro_batches=micro,
         parameter_count=count,

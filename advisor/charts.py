@@ -15,6 +15,8 @@ from paro_advise.advisor.units import time_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paro_advise.advisor.rank_facts import TimelineBox
+
 _WIDTH = 960.0
 _LABEL = 118.0
 _MAX_MARKS = 5000
@@ -35,16 +37,6 @@ class Bar:
 
     label: str
     segments: tuple[Segment, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
-    """A box on a lane of the timeline; times from the start of the step (us)."""
-
-    lane: str
-    start_us: float
-    end_us: float
-    label: str
 
 
 def nice_ticks(high: float, count: int = 6) -> list[float]:
@@ -131,7 +123,7 @@ def timeline(
     chart_id: str,
     title: str,
     description: str,
-    boxes: Sequence[Box],
+    boxes: Sequence[TimelineBox],
     high_us: float,
     lanes: Sequence[tuple[str, str]],
 ) -> Markup:

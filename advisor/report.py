@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paro_advise.advisor.analysis import to_json
-from paro_advise.advisor.charts import Bar, Box, Segment, stacked_bars, timeline
+from paro_advise.advisor.charts import Bar, Segment, stacked_bars, timeline
 from paro_advise.advisor.findings import findings
 from paro_advise.advisor.units import bytes_text, count_text, gbps_text, share_text, time_text
 
@@ -256,14 +256,13 @@ _LANES = (("compute", "compute"), *((state, state) for state in _STATES))
 def _timeline_chart(boxes: Sequence[TimelineBox], analysis: Analysis) -> Markup:
     present = {box.lane for box in boxes}
     high = max((box.end_us for box in boxes), default=0.0)
-    drawn = [Box(lane=box.lane, start_us=box.start_us, end_us=box.end_us, label=box.label) for box in boxes]
     lanes = [lane for lane in _LANES if lane[0] in present]
     share = share_text(analysis.efficiency.overlap_share)
     return timeline(
         "chart-timeline",
         f"{share} of the communication runs behind compute",
         "One step by lanes",
-        drawn,
+        boxes,
         high,
         lanes,
     )
