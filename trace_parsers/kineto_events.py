@@ -10,7 +10,7 @@ import json
 import re
 from array import array
 from collections import defaultdict
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -20,15 +20,15 @@ NO_ID = -1
 
 
 class _DeviceArgs(msgspec.Struct, gc=False):
-    external_id: int | str | None = msgspec.field(name="External id", default=None)
-    stream: int | str | None = None
-    correlation: int | str | None = None
+    external_id: int | str | None = msgspec.field(name="External id", default=NO_ID)
+    stream: int | str | None = NO_ID
+    correlation: int | str | None = NO_ID
 
 
 class _HostArgs(msgspec.Struct, gc=False):
-    external_id: int | str | None = msgspec.field(name="External id", default=None)
-    sequence: int | str | None = msgspec.field(name="Sequence number", default=None)
-    correlation: int | str | None = None
+    external_id: int | str | None = msgspec.field(name="External id", default=NO_ID)
+    sequence: int | str | None = msgspec.field(name="Sequence number", default=NO_ID)
+    correlation: int | str | None = NO_ID
 
 
 class CommArgs(msgspec.Struct):
@@ -162,9 +162,9 @@ class DeviceColumns:
         """
         events = _DECODE_DEVICE.decode(joined)
         args = [event.args or _NO_DEVICE_ARGS for event in events]
-        stream = array("q", [as_id(item.stream) for item in args])
-        external = array("q", [as_id(item.external_id) for item in args])
-        correlation = array("q", [as_id(item.correlation) for item in args])
+        stream = _ids([item.stream for item in args])
+        external = _ids([item.external_id for item in args])
+        correlation = _ids([item.correlation for item in args])
         codes = self.names
         self.start.extend([event.ts for event in events])
         self.duration.extend([event.dur for event in events])
@@ -206,9 +206,9 @@ class HostColumns:
         """Append plain host rows of one kind; all or nothing (see DeviceColumns.extend)."""
         events = _DECODE_HOST.decode(joined)
         args = [event.args or _NO_HOST_ARGS for event in events]
-        external = array("q", [as_id(item.external_id) for item in args])
-        sequence = array("q", [as_id(item.sequence) for item in args])
-        correlation = array("q", [as_id(item.correlation) for item in args])
+        external = _ids([item.external_id for item in args])
+        sequence = _ids([item.sequence for item in args])
+        correlation = _ids([item.correlation for item in args])
         codes, tids = self.names, self.tids
         self.start.extend([event.ts for event in events])
         self.duration.extend([event.dur for event in events])
@@ -293,6 +293,14 @@ _NO_TIMED_ARGS = _TimedArgs()
 _NO_DEVICE_ARGS = _DeviceArgs()
 _NO_HOST_ARGS = _HostArgs()
 _NO_COMM_ARGS = CommArgs()
+
+
+def _ids(values: list[int | str | None]) -> array[int]:
+    """Return identifiers as int64; almost always they are integers already."""
+    try:
+        return array("q", cast("list[int]", values))
+    except (TypeError, OverflowError):
+        return array("q", [as_id(value) for value in values])
 
 
 def as_id(value: Any) -> int:

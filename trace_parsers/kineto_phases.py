@@ -257,6 +257,11 @@ def owners_at(rows: HostRows, queries: Sequence[tuple[float, int]]) -> list[str]
     import numpy as np
 
     index = np.flatnonzero(owner_mask(rows))
+    # Only spans in which some call was issued matter: a small part of all autograd nodes.
+    asked_us = np.sort(np.array([time for time, _ in queries], dtype=np.float64))
+    first = np.searchsorted(asked_us, rows.start_us[index], side="left")
+    last = np.searchsorted(asked_us, rows.end_us[index], side="right")
+    index = index[last > first]
     by_tid: dict[int, list[int]] = {}
     for position, tid in enumerate(rows.tid[index].tolist()):
         by_tid.setdefault(tid, []).append(position)

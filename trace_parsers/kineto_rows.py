@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
+from itertools import compress, repeat
+from operator import itemgetter
 from typing import Any
 
 from paro_advise.trace_parsers.kineto_events import (
@@ -42,6 +44,9 @@ _KEEP_NAME = ("c10d", "_c10", "reco", "paro", "auto", "fsdp", "torc", "Dist", "d
 _FULL_DETAIL_NAME = ("c10d", "reco", "paro", "_c10")
 _STACK_OF_INTEREST = re.compile(rb"deepspeed|megatron", re.IGNORECASE)
 _INDEX_CHECK_BYTES = 6
+_NAME_LETTERS = 4
+_WIDE_NAMES = frozenset(name.encode() for name in _FULL_DETAIL_NAME)
+_LEAN_NAMES = frozenset(name.encode() for name in _KEEP_NAME) - _WIDE_NAMES
 
 
 class KinetoRows:
@@ -177,6 +182,22 @@ class TimedRows:
                     self.columns.append(event)
 
 
+class _Route(IntEnum):
+    """Where an event goes."""
+
+    SKIPPED = 0
+    DEVICE = 1
+    OPERATOR = 2
+    ANNOTATION = 3
+    RUNTIME = 4
+    PYTHON = 5
+    UNKNOWN = 6
+
+
+# Translation tables that turn routes into truth values.
+_IS_ROUTE = tuple(bytes(int(code == route) for code in range(256)) for route in _Route)
+
+
 class _Groups:
     """The rows of a chunk by destination; reused from chunk to chunk."""
 
@@ -191,41 +212,31 @@ class _Layout:
 
     def __init__(self, found: re.Match[bytes], detail: Detail) -> None:
         self._detail = detail
-        self._phase_at = len(found.group(1))
         prefix = found.group(1) + b"X" + found.group(2)
-        self._key_bytes = len(prefix) + _INDEX_CHECK_BYTES
         self._name_gap = len(prefix) + len(found.group(4))
-        self._before_phase = found.group(1)
-        self._device: list[bytes] = []
-        self._operators: list[bytes] = []
-        self._annotations: list[bytes] = []
-        self._runtime: list[bytes] = []
-        self._python: list[bytes] = []
-        self._skipped: list[bytes] = []
-        self._unknown: list[bytes] = []
-        runtime = self._runtime if detail == Detail.LAUNCHES else self._skipped
+        runtime = _Route.RUNTIME if detail == Detail.LAUNCHES else _Route.SKIPPED
         routes = {
-            b"kernel": self._device,
-            b"gpu_me": self._device,
-            b"cpu_op": self._operators,
-            b"user_a": self._annotations,
+            b"kernel": _Route.DEVICE,
+            b"gpu_me": _Route.DEVICE,
+            b"cpu_op": _Route.OPERATOR,
+            b"user_a": _Route.ANNOTATION,
             b"cuda_r": runtime,
             b"cuda_d": runtime,
-            b"python": self._python,
-            b"gpu_us": self._skipped,
-            b"cuda_p": self._skipped,
-            b"overhe": self._skipped,
-            b'Trace"': self._skipped,
-            b"cpu_in": self._skipped,
-            b'ac2g",': self._skipped,
-            b"fwdbwd": self._skipped,
-            b"cuda_s": self._skipped,
+            b"python": _Route.PYTHON,
+            b"gpu_us": _Route.SKIPPED,
+            b"cuda_p": _Route.SKIPPED,
+            b"overhe": _Route.SKIPPED,
+            b'Trace"': _Route.SKIPPED,
+            b"cpu_in": _Route.SKIPPED,
+            b'ac2g",': _Route.SKIPPED,
+            b"fwdbwd": _Route.SKIPPED,
+            b"cuda_s": _Route.SKIPPED,
         }
-        self._routes = {prefix + key: rows.append for key, rows in routes.items()}
-        self._lists = (
-            self._device, self._operators, self._annotations, self._runtime,
-            self._python, self._skipped, self._unknown,
-        )  # fmt: skip
+        self._routes = {prefix + key: int(route) for key, route in routes.items()}
+        self._key = itemgetter(slice(0, len(prefix) + _INDEX_CHECK_BYTES))
+        # Flow, instant and counter events carry no span of time.
+        self._spanless = {found.group(1) + phase: 0 for phase in (b"s", b"t", b"f", b"i", b"C")}
+        self._phase_key = itemgetter(slice(0, len(found.group(1)) + 1))
 
     @classmethod
     def learn(cls, parts: list[bytes], detail: Detail) -> _Layout | None:
@@ -237,45 +248,42 @@ class _Layout:
 
     def route(self, parts: list[bytes]) -> _Groups:
         """Sort parts by destination. What does not fit the layout is decoded in full."""
-        for rows in self._lists:
-            rows.clear()
-        size, find, unknown = self._key_bytes, self._routes.get, self._unknown.append
-        for part in parts:
-            find(part[:size], unknown)(part)
+        # All of it runs in C: a loop over millions of events in Python would cost more than decoding.
+        routes = bytes(map(self._routes.get, map(self._key, parts), repeat(_Route.UNKNOWN)))
+        unknown = _selected(parts, routes, _Route.UNKNOWN)
+        spanless = bytes(map(self._spanless.get, map(self._phase_key, unknown), repeat(1)))
         groups = _Groups()
-        groups.device = self._device
-        before, at = self._before_phase, self._phase_at
-        # Flow and instant events carry no time span; everything else unknown is looked at.
-        other = [
-            part
-            for part in self._unknown
-            if not (part[:at] == before and part[at : at + 1] in (b"s", b"t", b"f", b"i", b"C"))
-        ]
-        operators, wide = self._split_operators()
+        groups.device = _selected(parts, routes, _Route.DEVICE)
+        other = list(compress(unknown, spanless))
+        operators, wide = self._split_operators(_selected(parts, routes, _Route.OPERATOR))
         # Spans that carry a collective's shape: gloo's always, NCCL's where kernels lack it.
         wide_mark = b'"nccl:' if self._detail == Detail.LAUNCHES else b'"gloo:'
-        annotations = [row for row in self._annotations if wide_mark not in row and b'"gloo:' not in row]
-        if len(annotations) != len(self._annotations):
-            other += [row for row in self._annotations if wide_mark in row or b'"gloo:' in row]
+        spans = _selected(parts, routes, _Route.ANNOTATION)
+        annotations = [row for row in spans if wide_mark not in row and b'"gloo:' not in row]
+        if len(annotations) != len(spans):
+            other += [row for row in spans if wide_mark in row or b'"gloo:' in row]
         groups.host = [(HostKind.OPERATOR, operators), (HostKind.ANNOTATION, annotations)]
         if self._detail == Detail.LAUNCHES:
-            groups.host.append((HostKind.RUNTIME, list(self._runtime)))
-        if self._python:
-            stacks = [row for row in self._python if _STACK_OF_INTEREST.search(row)]
-            groups.host.append((HostKind.PYTHON, stacks))
+            groups.host.append((HostKind.RUNTIME, _selected(parts, routes, _Route.RUNTIME)))
+        if _Route.PYTHON in routes:
+            frames = _selected(parts, routes, _Route.PYTHON)
+            groups.host.append((HostKind.PYTHON, [row for row in frames if _STACK_OF_INTEREST.search(row)]))
         groups.other = other + wide
         return groups
 
-    def _split_operators(self) -> tuple[list[bytes], list[bytes]]:
+    def _split_operators(self, rows: list[bytes]) -> tuple[list[bytes], list[bytes]]:
         """Return the operators to keep, and those whose arguments are needed."""
         at = self._name_gap + len(b"cpu_op")
-        end = at + 4
-        wide_names = {name.encode() for name in _FULL_DETAIL_NAME}
-        wide = [row for row in self._operators if row[at:end] in wide_names]
+        names = list(map(itemgetter(slice(at, at + _NAME_LETTERS)), rows))
+        wide = list(compress(rows, map(_WIDE_NAMES.__contains__, names)))
         if self._detail == Detail.LEAN:
-            names = {name.encode() for name in _KEEP_NAME} - wide_names
-            return [row for row in self._operators if row[at:end] in names], wide
-        return [row for row in self._operators if row[at:end] not in wide_names], wide
+            return list(compress(rows, map(_LEAN_NAMES.__contains__, names))), wide
+        return [row for row, name in zip(rows, names, strict=True) if name not in _WIDE_NAMES], wide
+
+
+def _selected(parts: list[bytes], routes: bytes, route: int) -> list[bytes]:
+    """Return the parts that go one way."""
+    return list(compress(parts, routes.translate(_IS_ROUTE[route])))
 
 
 def split_events(chunk: bytes, boundary: bytes) -> list[bytes]:
