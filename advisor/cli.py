@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -90,6 +92,8 @@ def cli(ctx: click.Context, color: str) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    # Ended from outside (timeout, scancel): leave through the clean-up of every open block.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 
@@ -116,6 +120,10 @@ def run(argv: list[str]) -> int:
     except BrokenPipeError:
         # The reader of our output went away; nothing is left to say.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        with suppress(OSError):
+            click.echo(f"error[E400]: an output cannot be written: {error.strerror or error}", err=True)
         return 1
     except MemoryError:
         click.echo("error[E101]: not enough memory; pass fewer files or --jobs 1", err=True)

@@ -27,7 +27,7 @@ _PACKAGES = (
     ("jinja2", "pip install paro-advise"),
     ("isal", "reads gzip faster: pip install 'paro-advise[fast]'"),
     ("zstandard", "reads .zst: pip install 'paro-advise[fast]'"),
-    ("torch", "runs and captures training: pip install 'paro-advise[runtime]'"),
+    ("torch", "make demo and the lab: pip install 'paro-advise[runtime]'"),
     ("HolisticTraceAnalysis", "analyze --with-hta: pip install 'paro-advise[hta]'"),
 )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,12 +58,19 @@ def gather(
     results: dict[int, RankFacts | InputError] = {}
     if jobs > 1 and len(refs) > 1 and size > _POOL_BYTES:
         with ProcessPoolExecutor(min(jobs, len(refs)), mp_context=get_context("spawn")) as pool:
-            futures = {pool.submit(_read_one, ref, cache): index for index, ref in enumerate(refs)}
-            for done, future in enumerate(as_completed(futures), start=1):
-                index = futures[future]
-                results[index] = _result_of(future.result, refs[index])
-                if progress:
-                    progress(done, len(refs), refs[index].label)
+            try:
+                futures = {pool.submit(_read_one, ref, cache): index for index, ref in enumerate(refs)}
+                for done, future in enumerate(as_completed(futures), start=1):
+                    index = futures[future]
+                    results[index] = _result_of(future.result, refs[index])
+                    if progress:
+                        progress(done, len(refs), refs[index].label)
+            except BaseException:
+                # Interrupted: the workers must not outlive us.
+                pool.shutdown(wait=False, cancel_futures=True)
+                for worker in active_children():
+                    worker.terminate()
+                raise
     else:
         for index, ref in enumerate(refs):
             results[index] = _read_one(ref, cache)
@@ -142,7 +150,9 @@ def default_cache() -> Path:
     chosen = os.environ.get("PARO_ADVISE_CACHE")
     if chosen:
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paro-advise"
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    # The XDG specification: a relative path is invalid and ignored.
+    return (base if base.is_absolute() else Path(os.path.expanduser("~")) / ".cache") / "paro-advise"  # noqa: PTH111
 
 
 def _cache_key(ref: SourceRef) -> str:
@@ -175,7 +185,8 @@ def _store(entry: Path, facts: RankFacts) -> None:
         temporary.replace(entry)
         _prune(entry.parent)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def _prune(folder: Path) -> None:

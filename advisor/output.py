@@ -6,16 +6,29 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paro_advise.errors import OutputError, WouldOverwriteError
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-def refuse_overwrite(target: str | None, *, force: bool) -> None:
-    """Raise before any work is done if a target exists.
+
+def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] = ()) -> None:
+    """Raise before any work is done if a target exists, is an input, or lies in no writable folder.
 
     Raises:
-        WouldOverwriteError: the file exists and ``force`` is off.
+        WouldOverwriteError: the file exists and ``force`` is off, or it is one of the inputs.
+        OutputError: its folder cannot be written.
     """
+    if not target or target == "-":
+        return
+    path = Path(target)
+    if any(Path(text).exists() and path.exists() and path.samefile(text) for text in inputs):
+        raise WouldOverwriteError("an output must not be one of the inputs", where=target, hint="name another file")
+    parent = next((folder for folder in path.absolute().parents if folder.exists()), None)
+    if path.is_dir() or parent is None or not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise OutputError("an output must be a file in a folder that can be written", where=target)
     if target and target != "-" and not force and Path(target).exists():
         raise WouldOverwriteError(
             "an output must not exist yet, this one does", where=target, hint="pass --force to replace it"

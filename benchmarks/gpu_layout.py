@@ -15,6 +15,7 @@ PID = 41872
 DEVICE = 0
 NUM_DEVICES = 8
 WINDOW_NS = 4_458_676_605_205_277
+_FLOW_END = ', "bp": "e"'
 _MARKED_ARGS = {"External id": "E", "Ev Idx": "N", "Sequence number": "Q"}
 
 
@@ -42,12 +43,8 @@ def flow(name: str, number: str, where: tuple[int, int], start_ns: int, *, is_en
     return (
         f'  {{\n    "ph": "{"f" if is_end else "s"}",\n    "id": {number},\n'
         f'    "pid": {where[0]},\n    "tid": {where[1]},\n    "ts": {mark("T", start_ns)},\n'
-        f'    "cat": "{name}",\n    "name": "{name}"\n    {", " if is_end else ""}'
-        f"{_END if is_end else ''}\n  }}"
+        f'    "cat": "{name}",\n    "name": "{name}"\n    {_FLOW_END if is_end else ""}\n  }}'
     )
-
-
-_END = '"bp": "e"'
 
 
 def label(name: str, where: tuple[int, int], args: str) -> str:
@@ -126,8 +123,8 @@ def tail(length_ns: int) -> str:
     start, end = us(WINDOW_NS), us(WINDOW_NS + length_ns)
     return (
         '  {\n    "ph": "X",\n    "cat": "Trace",\n    "name": "PyTorch Profiler (0)",\n    "pid": "Spans",\n'
-        f'    "tid": "PyTorch Profiler",\n    "ts": {start},\n    "dur": {us(length_ns)}\n    ,\n    "args": {{\n'
-        '      "Op count": 0\n    }\n  },\n  {\n    "ph": "M",\n    "name": "process_sort_index",\n'
+        f'    "tid": "PyTorch Profiler",\n    "ts": {start},\n    "dur": {us(length_ns)}\n    ,\n'
+        '    "args": {\n      "Op count": 0\n    }\n  },\n  {\n    "ph": "M",\n    "name": "process_sort_index",\n'
         f'    "ts": {start},\n    "pid": "Spans",\n    "tid": 0,\n    "args": {{\n'
         '      "sort_index": 536870912\n    }\n  },\n  {\n    "ph": "i",\n    \n    "s": "g",\n'
         '    "name": "Iteration Start: PyTorch Profiler",\n    "pid": "Traces",\n'

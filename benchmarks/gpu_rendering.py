@@ -22,7 +22,7 @@ BACKWARD_THREAD = PID + 611
 COMPUTE_STREAM, COPY_IN_STREAM, GATHER_STREAM, SCATTER_STREAM, REDUCE_STREAM = 7, 20, 24, 28, 32
 STREAMS = [COMPUTE_STREAM, COPY_IN_STREAM, GATHER_STREAM, SCATTER_STREAM, REDUCE_STREAM]
 # The recorded model is tiny: its collectives count for a model this many times wider.
-_ELEMENTS_SCALE = 512
+_SHARD_SCALE = 64
 _BYTES_PER_NS = 180.0
 _LAUNCHES_OF_A_LIST = 4
 _EVALUATE = "autograd::engine::evaluate_function"
@@ -50,6 +50,7 @@ _FLASH = (
     "false>(pytorch_flash::Flash_{1}_params)"
 )
 _NORM = "void at::native::(anonymous namespace)::{}<c10::BFloat16, float>(int, float, c10::BFloat16 const*)"
+_SPACE = "at::native::(anonymous namespace)"
 _SUM = (
     "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<{0}, at::native::func_wrapper_t<{0}, "
     "at::native::sum_functor<{0}, float, {0}>::operator()(at::TensorIterator&)::{{lambda(float, float)#1}}>, "
@@ -62,26 +63,42 @@ _KERNELS: dict[str, tuple[tuple[str, ...], float]] = {
     "aten::addmm": ((_GEMM.format("bias_TNN"),), 60.0),
     "aten::native_layer_norm": ((_NORM.format("vectorized_layer_norm_kernel"),), 9.0),
     "aten::native_layer_norm_backward": (
-        (_NORM.format("layer_norm_grad_input_kernel_vectorized"), _NORM.format("GammaBetaBackwardCUDAKernelTemplate")),
+        tuple(map(_NORM.format, ("layer_norm_grad_input_kernel_vectorized", "GammaBetaBackwardCUDAKernel"))),
         12.0,
     ),
     "aten::_scaled_dot_product_flash_attention": ((_FLASH.format("flash_fwd_kernel", "fwd"),), 80.0),
     "aten::_scaled_dot_product_flash_attention_backward": (
-        tuple(_FLASH.format(f"flash_bwd_{part}_kernel", "bwd") for part in ("dot_do_o", "dq_dk_dv", "convert_dq")),
+        tuple(_FLASH.format(f"flash_bwd_{part}", "bwd") for part in ("dot_do_o", "dq_dk_dv", "convert_dq")),
         70.0,
     ),
     "aten::sum": ((_SUM.format("c10::BFloat16"),), 8.0),
     "aten::linalg_vector_norm": ((_SUM.format("float"),), 7.0),
     "aten::_foreach_norm": ((_foreach("LpNormFunctor", 1), _foreach("LpNormCleanup", 1)), 15.0),
-    "aten::index_select": (("void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16, long>()",), 11.0),
-    "aten::split_with_sizes_copy": (("void at::native::detail::split_with_sizes_copy_out_contiguous_no_cast_kernel(char*)",), 14.0),
-    "aten::_chunk_cat": (("void at::native::detail::chunk_cat_cuda_kernel<float, c10::BFloat16>(c10::BFloat16**)",), 16.0),
+    "aten::index_select": ((f"void {_SPACE}::indexSelectLargeIndex<c10::BFloat16, long>()",), 11.0),
+    "aten::split_with_sizes_copy": (
+        ("void at::native::detail::split_with_sizes_copy_out_contiguous_no_cast_kernel(char*)",),
+        14.0,
+    ),
+    "aten::_chunk_cat": (
+        ("void at::native::detail::chunk_cat_cuda_kernel<float, c10::BFloat16>(c10::BFloat16**)",),
+        16.0,
+    ),
     "aten::_foreach_copy_": ((_foreach("Copy", 2),), 10.0),
-}  # fmt: skip
+}
 _HOST_ONLY = {
-    "aten::as_strided", "aten::view", "aten::empty", "aten::empty_strided", "aten::resolve_conj", "aten::resize_",
-    "aten::result_type", "aten::to", "aten::_unsafe_view", "aten::lift_fresh", "aten::alias", "aten::detach_",
-}  # fmt: skip
+    "aten::_unsafe_view",
+    "aten::alias",
+    "aten::as_strided",
+    "aten::detach_",
+    "aten::empty",
+    "aten::empty_strided",
+    "aten::lift_fresh",
+    "aten::resize_",
+    "aten::resolve_conj",
+    "aten::result_type",
+    "aten::to",
+    "aten::view",
+}
 _COLLECTIVES = {
     "c10d::_allgather_base_": ("_allgather_base", "_all_gather_base", "AllGather", GATHER_STREAM),
     "c10d::_reduce_scatter_base_": (
@@ -162,10 +179,8 @@ class GpuTimeline:
         is_step = name.startswith("ProfilerStep#")
         place = len(self._host)
         self._host.append(("", is_step))
-        self._external += 1
-        self._index += 1
-        external = self._external
-        numbers = {"External id": external, "Ev Idx": self._index - 1}
+        external, index = self._numbers()
+        numbers = {"External id": external, "Ev Idx": index}
         if is_annotation:
             self._open.append(_Open())
         start = self._now
@@ -238,7 +253,8 @@ class GpuTimeline:
         self._correlation += 1
         start = self._now
         length = self._spend(median_us, until_ns)
-        args = f'"External id": {mark("E", external)},"cbid": {cbid}, "correlation": {mark("C", self._correlation)}'
+        number = mark("C", self._correlation)
+        args = f'"External id": {mark("E", external)},"cbid": {cbid}, "correlation": {number}'
         self._device.append((span("cuda_runtime", name, (PID, thread), start, length, args), False))
         return self._correlation
 
@@ -257,8 +273,8 @@ class GpuTimeline:
         args = (
             f'"External id": {mark("E", external)},"queued": 0, "device": {DEVICE}, "context": 1, '
             f'"stream": {stream}, "correlation": {mark("C", correlation)}, "registers per thread": '
-            f'{96 if extra else 64}, "shared memory": {82240 if extra else 0}, "blocks per SM": {blocks / 132:.6f}, '
-            f'"warps per SM": {blocks * threads / 32 / 132:.6f}, "grid": [{blocks}, 1, 1], '
+            f'{96 if extra else 64}, "shared memory": {82240 if extra else 0}, '
+            f'"blocks per SM": {blocks / 132:.6f}, "warps per SM": {blocks * threads / 32 / 132:.6f}, "grid": [{blocks}, 1, 1], '
             f'"block": [{threads}, 1, 1], "est. achieved occupancy %": {0 if extra else 50}{extra}'
         )
         return self._on_device("kernel", kernel, stream, thread, launched, length, correlation, args)
@@ -295,7 +311,8 @@ class GpuTimeline:
         args = (
             f'"cuda_sync_kind": "Stream Wait Event", "wait_on_stream": {awaited}, '
             f'"wait_on_cuda_event_record_corr_id": {mark("C", recorded)}, "wait_on_cuda_event_id": 17, '
-            f'"stream": {waiting}, "correlation": {mark("C", self._correlation)}, "device": {DEVICE}, "context": 1'
+            f'"stream": {waiting}, "correlation": {mark("C", self._correlation)}, '
+            f'"device": {DEVICE}, "context": 1'
         )
         place = (DEVICE, waiting)
         self._device.append((span("cuda_sync", "Stream Wait Event", place, self._now, 500, args), False))
@@ -323,49 +340,63 @@ class GpuTimeline:
     def _collect(self, name: str, node: HostNode, thread: int) -> None:
         """Add what NCCL's process group leaves of one collective."""
         collective, annotation, algorithm, stream = _COLLECTIVES[name]
-        dims = node.args.get("Input Dims", [[], []])
-        sizes = [math.prod(dim) if dim and isinstance(dim[0], int) else 1 for dim in dims[:2]]
-        output, given = (sizes[0], sizes[-1]) if collective != "allreduce" else (0, 0)
-        # Recorded with two ranks: the shard stays, the full buffer grows with the world.
-        shard = max(1, min(output, given)) * _ELEMENTS_SCALE // 8
-        full = shard * self._world
-        inputs, outputs = {"_allgather_base": (shard, full), "_reduce_scatter_base": (full, shard)}.get(
-            collective, (1, 1)
-        )
-        self._external += 1
-        self._index += 1
-        self._collective += 1
-        external, index = self._external, self._index - 1
-        start = self._now
-        self._spend(4.0)
-        place = len(self._host)
+        inputs, outputs = self._elements(collective, node)
+        place, start = len(self._host), self._now
         self._host.append(("", False))
-        self._open.append(_Open())
+        external, index = self._numbers()
+        self._collective += 1
+        self._spend(4.0)
         self._wait(COMPUTE_STREAM, stream, thread, external)
         args = self._collective_args(collective, inputs, outputs)
-        self._external += 1
-        self._index += 1
-        inner, begun = self._external, self._now
+        begun = self._now
+        inner, inner_index = self._numbers()
+        self._open.append(_Open())
         dtype_bytes = 4 if collective == "allreduce" else 2
         length_us = 14.0 + max(inputs, outputs) * dtype_bytes / _BYTES_PER_NS / 1000
         kernel = f"ncclDevKernel_{algorithm}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
         self._launch(kernel, stream, thread, external, length_us, f", {args}")
         self._runtime("cudaEventRecord", 135, thread, external, 0.9)
-        row = span(
-            "user_annotation", f"nccl:{annotation}", (PID, thread), begun, self._now - begun,
-            f'"External id": {mark("E", inner)},"Record function id": 0, "Ev Idx": {mark("N", self._index - 1)}',
-        )  # fmt: skip
+        self._add_host("user_annotation", f"nccl:{annotation}", thread, begun, inner, inner_index)
         self._close(f"nccl:{annotation}", inner, is_step=False)
         self._spend(1.0)
-        more = f'"Global rank start": 0, "Global rank stride": 1, "Rank": 0, "Is asynchronized op": false, "Ev Idx": {mark("N", index)}'
-        issued = span(
-            "cpu_op", "record_param_comms", (PID, thread), start, self._now - start,
-            f'"External id": {mark("E", external)},"Record function id": 0, {args}, {more}',
-        )  # fmt: skip
-        self._host[place] = (issued, False)
-        self._host.append((row, False))
+        more = '"Global rank start": 0, "Global rank stride": 1, "Rank": 0, "Is asynchronized op": false'
+        self._add_host("cpu_op", "record_param_comms", thread, start, external, index, f"{args}, {more}, ", place)
         if collective == "allreduce":
             self._wait(stream, COMPUTE_STREAM, thread, external)
+
+    def _numbers(self) -> tuple[int, int]:
+        """Return the External id and the index of the next host row."""
+        self._external += 1
+        self._index += 1
+        return self._external, self._index - 1
+
+    def _elements(self, collective: str, node: HostNode) -> tuple[int, int]:
+        """Return the elements that go in and out on one rank of the job."""
+        dims = node.args.get("Input Dims", [[], []])
+        sizes = [math.prod(dim) if dim and isinstance(dim[0], int) else 1 for dim in dims[:2]]
+        # Recorded with two ranks: the shard stays, the full buffer grows with the world.
+        shard = max(1, min(sizes)) * _SHARD_SCALE
+        full = shard * self._world
+        return {"_allgather_base": (shard, full), "_reduce_scatter_base": (full, shard)}.get(collective, (1, 1))
+
+    def _add_host(
+        self,
+        category: str,
+        name: str,
+        thread: int,
+        start: int,
+        external: int,
+        index: int,
+        args: str = "",
+        place: int | None = None,
+    ) -> None:
+        """Add a host row that the recording lacks, or put it where a place was kept for it."""
+        text = f'"External id": {mark("E", external)},"Record function id": 0, {args}"Ev Idx": {mark("N", index)}'
+        row = span(category, name, (PID, thread), start, self._now - start, text)
+        if place is None:
+            self._host.append((row, False))
+        else:
+            self._host[place] = (row, False)
 
     def _collective_args(self, collective: str, inputs: int, outputs: int) -> str:
         shown = ", ".join(map(str, range(min(self._world, 30)))) + (", ..." if self._world > 30 else "")
@@ -373,8 +404,8 @@ class GpuTimeline:
         address = 139_887_722_364_928 + self._collective * 4_194_304
         return (
             f'"Collective name": "{collective}", "In msg nelems": {inputs}, "Out msg nelems": {outputs}, '
-            f'"Group size": {self._world}, "dtype": "{dtype}", "In split size": "[]", "Out split size": "[]", '
-            f'"Process Group Name": "0", "Process Group Description": "default_pg", '
+            f'"Group size": {self._world}, "dtype": "{dtype}", "In split size": "[]", '
+            '"Out split size": "[]", "Process Group Name": "0", "Process Group Description": "default_pg", '
             f'"Process Group Ranks": "[{shown}]", "Input Tensors start": "[{address}]", '
             f'"Output Tensors start": "[{address + 2_097_152}]", "Seq": {mark("S", self._collective)}, '
             f'"Comms Id": {mark("H", self._random.getrandbits(64))}'

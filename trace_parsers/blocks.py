@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tarfile
 import zlib
 from dataclasses import dataclass
@@ -40,12 +41,13 @@ class SourceRef:
     @property
     def label(self) -> str:
         """Return the name shown to people: ``path`` or ``path!member``."""
-        return str(self.path) if self.member is None else f"{self.path}!{self.member}"
+        name = str(self.path) if self.member is None else f"{self.path}!{self.member}"
+        return os.fsencode(name).decode("utf-8", "replace")
 
     @property
     def file_name(self) -> str:
         """Return the last part of the member or path."""
-        return Path(self.member or self.path).name
+        return os.fsencode(Path(self.member or self.path).name).decode("utf-8", "replace")
 
 
 class BlockReader:

@@ -65,8 +65,9 @@ class HostRows:
 
 def profiler_steps(rows: HostRows) -> list[HostSpan]:
     """Return the ``ProfilerStep#N`` spans; failing those, windows between optimizer steps."""
-    is_annotation = rows.kind == HostKind.ANNOTATION
-    marks = rows.select(is_annotation & rows.codes(bool(_STEP.match(name)) for name in rows.names))
+    # The oldest traces record the marks as operators.
+    may_mark = (rows.kind == HostKind.ANNOTATION) | (rows.kind == HostKind.OPERATOR)
+    marks = rows.select(may_mark & rows.codes(bool(_STEP.match(name)) for name in rows.names))
     if marks:
         return sorted(marks, key=lambda span: span.start_us)
     outer = outermost(optimizer_spans(rows))

@@ -40,7 +40,7 @@ class Detail(IntEnum):
 
 _LAYOUT = re.compile(rb'^(\s*"ph":\s*")X(",\s*"cat":\s*")(\w[\w ]*)(",\s*"name":\s*")')
 _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events", "hpu_op", "xpu_runtime_kernel"}
-_KEEP_NAME = ("c10d", "_c10", "reco", "paro", "auto", "fsdp", "torc", "Dist", "deep", "nccl")
+_KEEP_NAME = ("Prof", "Opti", "c10d", "_c10", "reco", "paro", "auto", "fsdp", "torc", "Dist", "deep", "nccl")
 _FULL_DETAIL_NAME = ("c10d", "reco", "paro", "_c10")
 _STACK_OF_INTEREST = re.compile(rb"deepspeed|megatron", re.IGNORECASE)
 _INDEX_CHECK_BYTES = 6
@@ -111,6 +111,8 @@ class KinetoRows:
         except _DECODE_ERRORS:
             self._salvage(rows)
             return
+        # Where the text between events varies, a row may hold several.
+        self.num_events += len(events) - len(rows)
         for event in events:
             self._place(event)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.readable import Readable
     from paro_advise.trace_parsers.tables import ParsedSource, SourceFile
 
-_RECORD_KINETO = "record a few steps with paro-advise capture, or with the PyTorch profiler on every rank"
+_RECORD_KINETO = "record a few steps with the PyTorch profiler on every rank"
 
 
 class TextScan:

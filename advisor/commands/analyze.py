@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis import Analysis
@@ -63,7 +66,9 @@ def command(
     from paro_advise.advisor.progress import Progress
 
     for target in (output, json_target):
-        refuse_overwrite(target, force=force)
+        refuse_overwrite(target, force=force, inputs=paths)
+    if output and output == json_target:
+        raise UsageError(f"the report and the JSON need different files, both are {output}")
     progress = Progress(quiet=quiet)
     gathered, hta = _gather(paths, progress, with_hta=with_hta, jobs=jobs, use_cache=use_cache)
     options = Options(
@@ -80,7 +85,9 @@ def command(
         if target and target != "-":
             progress.say(f"wrote {target} ({Path(target).stat().st_size / 1024:.0f} KiB)")
     if not output:
-        progress.say(f"next: paro-advise analyze {' '.join(paths)} -o report.html")
+        known = {"--gpus-per-node": gpus_per_node, "--skip-steps": skip_steps or None}
+        words = [word for option, value in known.items() if value for word in (option, str(value))]
+        progress.say(f"next: paro-advise analyze {shlex.join([*paths, *words])} -o report.html")
 
 
 def _gather(
@@ -99,7 +106,7 @@ def _gather(
         gathered = gather(
             refs,
             is_collection=is_collection or len(refs) > 1,
-            cache=default_cache() if use_cache and "-" not in paths else None,
+            cache=default_cache() if use_cache and not any(map(_is_stream, paths)) else None,
             jobs=jobs or os.cpu_count() or 1,
             progress=progress.step,
         )
@@ -141,23 +148,40 @@ def _write(
 
 
 class _stdin_as_file:  # noqa: N801 - used as a function
-    """Spools standard input to a temporary file when ``-`` is among the paths."""
+    """Spools standard input (``-``) and pipes to temporary files, since inputs are read twice."""
 
     def __init__(self, paths: tuple[str, ...]) -> None:
         self._paths = paths
-        self._temporary: Path | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> tuple[str, ...]:
-        if "-" not in self._paths:
+        if not any(map(_is_stream, self._paths)):
             return self._paths
-        import shutil
-        import tempfile
+        self._folder = tempfile.TemporaryDirectory(prefix="paro-advise-")
+        try:
+            return tuple(
+                self._spool(path, number) if _is_stream(path) else path for number, path in enumerate(self._paths)
+            )
+        except BaseException:
+            self._folder.cleanup()
+            raise
 
-        with tempfile.NamedTemporaryFile(prefix="stdin-", suffix=".trace", delete=False) as file:
-            self._temporary = Path(file.name)
-            shutil.copyfileobj(sys.stdin.buffer, file)
-        return tuple(str(self._temporary) if path == "-" else path for path in self._paths)
+    def _spool(self, path: str, number: int) -> str:
+        import shutil
+
+        target = Path(self._folder.name if self._folder else ".") / f"stdin-{number}"
+        with target.open("wb") as file:
+            if path == "-":
+                shutil.copyfileobj(sys.stdin.buffer, file)
+            else:
+                with Path(path).open("rb") as pipe:
+                    shutil.copyfileobj(pipe, file)
+        return str(target)
 
     def __exit__(self, *_: object) -> None:
-        if self._temporary:
-            self._temporary.unlink(missing_ok=True)
+        if self._folder:
+            self._folder.cleanup()
+
+
+def _is_stream(path: str) -> bool:
+    return path == "-" or Path(path).is_fifo()

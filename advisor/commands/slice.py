@@ -29,7 +29,7 @@ def command(*, path: str, output: str, step: int | None, max_mb: float, force: b
     from paro_advise.advisor.output import refuse_overwrite, write_output
     from paro_advise.advisor.slices import cut_slice
 
-    refuse_overwrite(output, force=force)
+    refuse_overwrite(output, force=force, inputs=(path,))
     result = cut_slice(path, step=step, max_bytes=int(max_mb * (1 << 20)), compress=output.endswith(".gz"))
     write_output(output, result.data, force=force)
     click.echo(
