@@ -151,6 +151,23 @@ class Efficiency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FindingEntry:
+    """A finding.
+
+    Attributes:
+        code: stable identifier, the argument of ``paro-advise explain``.
+        status: "applies", "does not apply" or "could not be judged".
+        text: the finding with its numbers, or what is missing.
+        saving_us: upper bound of what a step can win, None when it does not apply.
+    """
+
+    code: str
+    status: str
+    text: str
+    saving_us: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QualityEntry:
     """What was skipped, repaired, guessed or cannot be known."""
 
@@ -178,6 +195,7 @@ class Analysis:
     collectives: tuple[CollectiveEntry, ...]
     ranks: tuple[RankEntry, ...]
     efficiency: Efficiency
+    findings: tuple[FindingEntry, ...]
     data_quality: tuple[QualityEntry, ...]
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from paro_advise.advisor import analysis as out
 from paro_advise.advisor.efficiency import efficiency
+from paro_advise.advisor.findings import findings
 from paro_advise.advisor.joining import join_stacks
 from paro_advise.advisor.links import fit_links, samples_of, span_column
 from paro_advise.advisor.matching import Matched, match_ranks
@@ -70,7 +71,7 @@ def build_analysis(facts: Sequence[RankFacts], notices: Sequence[Notice], option
     verdict = _verdict(found, states, links, topology, strategy) if found.timed else log_verdict(found, links)
     _note_unknowns(notes, found, matched, topology, impossible, spans_known)
     count = parameter_count(typical, micro or 1) if typical is not None else None
-    return out.Analysis(
+    analysis = out.Analysis(
         format=out.FORMAT,
         format_version=out.FORMAT_VERSION,
         run=_run(facts, found, topology, strategy, micro, count),
@@ -85,8 +86,10 @@ def build_analysis(facts: Sequence[RankFacts], notices: Sequence[Notice], option
         collectives=_collectives(matched, found),
         ranks=_ranks(found, topology, matched),
         efficiency=efficiency(matched, found, count, options),
+        findings=(),
         data_quality=_quality(notes),
     )
+    return replace(analysis, findings=tuple(findings(analysis)))
 
 
 def _matched(found: RankSet, topology: Topology, notes: list[Notice]) -> tuple[Matched | None, bool]:
@@ -107,8 +110,6 @@ def _matched(found: RankSet, topology: Topology, notes: list[Notice]) -> tuple[M
     if matched.num_unequal:
         message = f"{matched.num_unequal} collectives were not joined: the ranks disagree on their bytes"
         notes.append(Notice(code="Q311", severity=Severity.WARNING, message=message))
-    from dataclasses import replace
-
     known = bool((table["span"] != "").any()) if len(table) else False
     return replace(matched, table=table), known
 
@@ -204,6 +205,8 @@ def _verdict(
             inter_gbps=best(("inter", "mixed")),
             intra_gbps=best(("intra",)),
             shards_globally="G" in (strategy.triple_at_rest or "")[:1],
+            sees_all_ranks=found.sees_all,
+            is_cut=found.is_cut,
         )
     )
 
@@ -394,9 +397,9 @@ def _note_unknowns(
              "one rank only: waiting cannot be told from transferring, stragglers and clock offsets are unknown",
              "add the trace of at least one more rank, best one per node")  # fmt: skip
     elif matched is not None and matched.partial_groups > 0.01:
-        note("Q314", Severity.INFO,
+        note("Q314", Severity.WARNING,
              f"{matched.partial_groups:.0%} of the joined collectives have ranks without a trace: "
-             "waiting for such a rank counts as transfer")  # fmt: skip
+             "waiting for such a rank counts as transfer, and bandwidths are lower bounds")  # fmt: skip
     if matched is not None and matched.num_alone and len(found.timed) > 1:
         note("Q315", Severity.INFO,
              f"{matched.num_alone} of {len(matched.table)} collectives were found on one rank only")  # fmt: skip

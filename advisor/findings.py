@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.analysis import FindingEntry
 from paro_advise.advisor.units import time_text
 
 if TYPE_CHECKING:
@@ -17,24 +17,7 @@ NOT_JUDGED = "could not be judged"
 _MIN_SHARE = 0.02
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One finding.
-
-    Attributes:
-        code: stable identifier, the argument of ``paro-advise explain``.
-        status: one of the three constants above.
-        text: the finding with its numbers, or what is missing.
-        saving_us: upper bound of what a step can win, None when it does not apply.
-    """
-
-    code: str
-    status: str
-    text: str
-    saving_us: float | None
-
-
-def findings(analysis: Analysis) -> list[Finding]:
+def findings(analysis: Analysis) -> list[FindingEntry]:
     """Return all findings: those that apply by saving, then the others."""
     found = [
         _exposed_state(analysis, "parameter", "PARO010"),
@@ -56,15 +39,15 @@ def _step(analysis: Analysis) -> float:
     return sum(value or 0.0 for value in (parts.compute, parts.exposed_communication, parts.other, parts.idle))
 
 
-def _finding(code: str, status: str, text: str, saving_us: float | None = None) -> Finding:
-    return Finding(code=code, status=status, text=text, saving_us=saving_us)
+def _finding(code: str, status: str, text: str, saving_us: float | None = None) -> FindingEntry:
+    return FindingEntry(code=code, status=status, text=text, saving_us=saving_us)
 
 
-def _no_times(code: str) -> Finding:
+def _no_times(code: str) -> FindingEntry:
     return _finding(code, NOT_JUDGED, "no input times the steps; record a torch profiler trace")
 
 
-def _exposed_state(analysis: Analysis, state: str, code: str) -> Finding:
+def _exposed_state(analysis: Analysis, state: str, code: str) -> FindingEntry:
     step = _step(analysis)
     if not step:
         return _no_times(code)
@@ -75,7 +58,7 @@ def _exposed_state(analysis: Analysis, state: str, code: str) -> Finding:
     return _finding(code, DOES_NOT_APPLY, f"{state} communication: {entry.text}")
 
 
-def _ungated_replicas(analysis: Analysis) -> Finding:
+def _ungated_replicas(analysis: Analysis) -> FindingEntry:
     code = "PARO020"
     micro = analysis.run.micro_batches
     if not _step(analysis):
@@ -97,7 +80,7 @@ def _ungated_replicas(analysis: Analysis) -> Finding:
     return _finding(code, DOES_NOT_APPLY, "the replica all-reduce runs once per step already")
 
 
-def _late_gathers(analysis: Analysis) -> Finding:
+def _late_gathers(analysis: Analysis) -> FindingEntry:
     code = "PARO021"
     if not _step(analysis):
         return _no_times(code)
@@ -117,7 +100,7 @@ def _late_gathers(analysis: Analysis) -> Finding:
     return _finding(code, DOES_NOT_APPLY, "all-gathers that were not prefetched are hidden")
 
 
-def _small_messages(analysis: Analysis) -> Finding:
+def _small_messages(analysis: Analysis) -> FindingEntry:
     code = "PARO022"
     if not _step(analysis):
         return _no_times(code)
@@ -131,8 +114,12 @@ def _small_messages(analysis: Analysis) -> Finding:
     return _finding(code, DOES_NOT_APPLY, "no state is bound by latency")
 
 
-def _straggler(analysis: Analysis) -> Finding:
+def _straggler(analysis: Analysis) -> FindingEntry:
     code = "PARO030"
+    if not _step(analysis):
+        return _no_times(code)
+    if analysis.run.world_size == 1:
+        return _finding(code, DOES_NOT_APPLY, "there is one rank only")
     if len(analysis.ranks) < 2:
         return _finding(code, NOT_JUDGED, "one rank only: add traces of more ranks, best one per node")
     if analysis.stragglers:
@@ -143,10 +130,12 @@ def _straggler(analysis: Analysis) -> Finding:
             f"rank {worst.rank} arrives late in {worst.share_of_steps:.0%} of the steps (cause: {worst.cause}); the "
             f"others wait {time_text(worst.lateness_us)} a step for it, hidden or exposed",
         )
+    if analysis.run.ranks_missing:
+        return _finding(code, NOT_JUDGED, "no rank seen is late, but a rank without a trace may be")
     return _finding(code, DOES_NOT_APPLY, "no rank is late in most steps")
 
 
-def _host(analysis: Analysis) -> Finding:
+def _host(analysis: Analysis) -> FindingEntry:
     code = "PARO031"
     step = _step(analysis)
     if not step:
@@ -158,8 +147,10 @@ def _host(analysis: Analysis) -> Finding:
     return _finding(code, DOES_NOT_APPLY, f"devices are idle for {idle / step:.1%} of the step")
 
 
-def _unattributed(analysis: Analysis) -> Finding:
+def _unattributed(analysis: Analysis) -> FindingEntry:
     code = "PARO040"
+    if not _step(analysis):
+        return _no_times(code)
     total = sum(entry.total_us or 0.0 for entry in analysis.states.values())
     unknown = analysis.states["unknown"].total_us or 0.0
     if total and unknown >= _MIN_SHARE * total:

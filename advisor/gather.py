@@ -6,7 +6,7 @@ import hashlib
 import os
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,7 +96,7 @@ def _sorted_out(
     for result, ref in zip(results, refs, strict=True):
         if not isinstance(result, InputError):
             facts.append(result)
-            notices.extend(result.notices)
+            notices.extend(_named(notice, ref) for notice in result.notices)
         elif isinstance(result, UnknownFormatError) and is_collection:
             unknown.append(ref.file_name)
             failures.append(result)
@@ -116,6 +116,13 @@ def _sorted_out(
             )
         )
     return Gathered(facts=tuple(facts), notices=tuple(notices))
+
+
+def _named(notice: Notice, ref: SourceRef) -> Notice:
+    """Return a notice that names its file."""
+    if ref.file_name in notice.message:
+        return notice
+    return replace(notice, message=f"{ref.file_name}: {notice.message}")
 
 
 def _read_one(ref: SourceRef, cache: Path | None) -> RankFacts | InputError:

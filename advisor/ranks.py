@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from paro_advise.errors import UsageError
 from paro_advise.trace_parsers.notice import Notice, Severity
 from paro_advise.trace_parsers.tables import SourceKind
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.rank_facts import RankFacts
     from paro_advise.trace_parsers.peek import Peek
+
+
+_CUT_CODES = ("Q101", "Q102", "Q105")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,16 @@ class RankSet:
     framework: str
     notices: tuple[Notice, ...]
 
+    @property
+    def is_cut(self) -> bool:
+        """Tell whether the figures rest on traces that end early."""
+        return any(is_cut(item) for _, item in self.timed)
+
+    @property
+    def sees_all(self) -> bool:
+        """Tell whether every rank of the world has a trace, so that every wait can be seen."""
+        return self.world_size is not None and len(self.timed) >= self.world_size
+
 
 def rank_set(facts: Sequence[RankFacts], skip_steps: int = 0) -> RankSet:
     """Sort inputs into ranks.
@@ -48,8 +62,10 @@ def rank_set(facts: Sequence[RankFacts], skip_steps: int = 0) -> RankSet:
     notices: list[Notice] = []
     timed_inputs = [item for item in facts if item.has_events]
     untimed = tuple(item for item in facts if not item.has_events)
-    timed_inputs = _one_run(timed_inputs, notices)
+    timed_inputs = _whole_ones(_one_run(timed_inputs, notices), notices)
     timed = _one_per_rank(timed_inputs, notices)
+    if skip_steps and skip_steps >= max((len(item.steps) for _, item in timed), default=skip_steps + 1):
+        raise UsageError(f"--skip-steps must leave a step, the traces hold at most {skip_steps}")
     if skip_steps:
         timed = [(rank, _without_warmup(item, skip_steps)) for rank, item in timed]
     world = _world_size([item for _, item in timed] or list(untimed), timed)
@@ -76,23 +92,56 @@ def rank_set(facts: Sequence[RankFacts], skip_steps: int = 0) -> RankSet:
     )
 
 
+def _belongs(item: RankFacts, world_size: int) -> bool:
+    header = item.header
+    if header.world_size is not None:
+        return header.world_size == world_size
+    return header.rank is not None and header.rank < world_size
+
+
 def _one_run(inputs: list[RankFacts], notices: list[Notice]) -> list[RankFacts]:
     """Keep the traces of the largest run when world sizes differ."""
     sizes = Counter(item.header.world_size for item in inputs if item.header.world_size)
-    if len(sizes) < 2:
+    if not sizes:
         return inputs
     chosen = max(sizes, key=lambda size: (sizes[size], size))
-    kept = [item for item in inputs if item.header.world_size in (chosen, None)]
+    kept = [item for item in inputs if _belongs(item, chosen)]
     left = len(inputs) - len(kept)
+    if not left:
+        return inputs
     notices.append(
         Notice(
             code="Q304",
             severity=Severity.WARNING,
-            message=f"the traces come from different runs: {left} whose world size is not {chosen} were left out",
+            message=f"the traces come from different runs: {left} that do not belong to the one with "
+            f"{chosen} ranks were left out",
             help="analyze one run at a time",
         )
     )
     return kept
+
+
+def is_cut(item: RankFacts) -> bool:
+    """Tell whether the input ends early, so that what is missing would look like idle time."""
+    return any(notice.code in _CUT_CODES for notice in item.notices)
+
+
+def _whole_ones(inputs: list[RankFacts], notices: list[Notice]) -> list[RankFacts]:
+    """Leave out traces that end early when whole ones are there."""
+    cut = [item for item in inputs if is_cut(item)]
+    if not cut or len(cut) == len(inputs):
+        return inputs
+    notices.append(
+        Notice(
+            code="Q307",
+            severity=Severity.WARNING,
+            message=f"{len(cut)} traces that end early are left out of all figures: "
+            + ", ".join(_name(item) for item in cut[:4])
+            + (", ..." if len(cut) > 4 else ""),
+            help="what is missing at their end would look like idle time: record them again",
+        )
+    )
+    return [item for item in inputs if not is_cut(item)]
 
 
 def _one_per_rank(inputs: list[RankFacts], notices: list[Notice]) -> list[tuple[int, RankFacts]]:
@@ -166,7 +215,7 @@ def _without_warmup(item: RankFacts, skip_steps: int) -> RankFacts:
 def ranks_text(peeked: Peek) -> str:
     """Say which ranks are there, missing and double, from a first look at the inputs."""
     if not peeked.ranks:
-        return "no trace says its rank"
+        return "no trace says its rank" if peeked.num_unnamed else "no traces, only logs and dumps"
     world = peeked.world_size
     text = f"ranks {_ranges(sorted(peeked.ranks))}" + (f" of {world}" if world else "")
     if world and world <= 1 << 20 and peeked.missing:

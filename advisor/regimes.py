@@ -14,6 +14,7 @@ _CONTENTION_RATIO = 1.3
 _CONTENTION_SHARE = 0.5
 _HOST_IDLE_SHARE = 0.2
 _COMPUTE_SHARE = 0.05
+UNSEEN = "waiting for a rank that has no trace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class StateEvidence:
     inter_share: float | None  # share of the transfer that crosses nodes; None: nodes unknown
     overlapped_slowdown: float | None  # same collective while computing over while not
     overlapped_share: float  # share of the state's time while something computes
+    sees_all_ranks: bool  # else a late rank without a trace looks like a slow link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +71,12 @@ def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> J
             regime=Regime.STRAGGLER,
             text=f"{exposed}; {wait_share:.0%} of it is waiting for a later rank, not transfer",
         )
+    doubt = "" if evidence.sees_all_ranks else f", or {UNSEEN}"
     if evidence.alpha_share is not None and evidence.alpha_share > _LATENCY_SHARE:
         return Judgement(
             regime=Regime.LATENCY,
             text=f"{exposed}; {evidence.alpha_share:.0%} of the transfer is latency of "
-            f"{evidence.count:.0f} calls a step",
+            f"{evidence.count:.0f} calls a step{doubt}",
         )
     slowdown = evidence.overlapped_slowdown
     if slowdown is not None and slowdown > _CONTENTION_RATIO and evidence.overlapped_share > _CONTENTION_SHARE:
@@ -81,19 +84,18 @@ def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> J
             regime=Regime.CONTENTION,
             text=f"{exposed}; transfers are {slowdown:.2f}x slower while something computes",
         )
+    cause = f"its bandwidth binds it{doubt}"
+    time = "transfer" if wait_share is not None else "time"
     if evidence.inter_share is None:
-        return Judgement(
-            regime=Regime.UNKNOWN,
-            text=f"{exposed}; bandwidth binds it, but which ranks share a node is unknown",
-        )
+        return Judgement(regime=Regime.UNKNOWN, text=f"{exposed}; {cause}; where its ranks lie is unknown")
     if evidence.inter_share > 0.5:
         return Judgement(
             regime=Regime.BANDWIDTH_INTER,
-            text=f"{exposed}; {evidence.inter_share:.0%} of the transfer crosses nodes and its bandwidth binds it",
+            text=f"{exposed}; {evidence.inter_share:.0%} of the {time} crosses nodes and {cause}",
         )
     return Judgement(
         regime=Regime.BANDWIDTH_INTRA,
-        text=f"{exposed}; {1 - evidence.inter_share:.0%} of the transfer stays inside nodes and its bandwidth binds it",
+        text=f"{exposed}; {1 - evidence.inter_share:.0%} of the {time} stays inside nodes and {cause}",
     )
 
 
@@ -111,6 +113,8 @@ class StepEvidence:
     inter_gbps: float | None  # fitted bus bandwidth across nodes
     intra_gbps: float | None
     shards_globally: bool
+    sees_all_ranks: bool
+    is_cut: bool  # the traces end early: what is missing looks idle
 
 
 def judge_step(evidence: StepEvidence) -> Verdict:
@@ -121,6 +125,14 @@ def judge_step(evidence: StepEvidence) -> Verdict:
             regime=Regime.UNKNOWN,
             limiting_state=None,
             text="the input carries no step times, so what limits the step cannot be told",
+            case="",
+        )
+    if evidence.is_cut:
+        return Verdict(
+            regime=Regime.UNKNOWN,
+            limiting_state=None,
+            text="No verdict: the trace ends early, and what is missing would look like idle time. "
+            "The figures below cover what is there; record it again.",
             case="",
         )
     comm, idle, compute = (value / step for value in (evidence.exposed_us, evidence.idle_us, evidence.compute_us))
@@ -146,7 +158,7 @@ def judge_step(evidence: StepEvidence) -> Verdict:
     return Verdict(
         regime=regime,
         limiting_state=state.value,
-        text=f"{_HEADLINE[regime]} {state} communication limits the step: "
+        text=f"{_headline(regime, evidence)} {state} communication limits the step: "
         f"{time_text(evidence.exposed_by_state[state])} exposed, "
         f"{min(share, 1.0):.0%} of all exposed communication ({split}).",
         case=_case(evidence, comm),
@@ -162,6 +174,14 @@ _HEADLINE = {
     Regime.HIDDEN: "Many small exposures:",
     Regime.UNKNOWN: "Communication bound, by what cannot be told:",
 }
+
+
+def _headline(regime: Regime, evidence: StepEvidence) -> str:
+    headline = _HEADLINE[regime]
+    if regime not in (Regime.STRAGGLER, Regime.HIDDEN) and not evidence.sees_all_ranks:
+        return headline.rstrip(":") + f", or {UNSEEN}:"
+    return headline
+
 
 CASES = {
     "communication_bound": "communication-bound pretraining over several nodes: replicating or group-sharding "

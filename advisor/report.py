@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from paro_advise.advisor.analysis import to_json
 from paro_advise.advisor.charts import Bar, Segment, stacked_bars, timeline
-from paro_advise.advisor.findings import findings
 from paro_advise.advisor.units import bytes_text, count_text, gbps_text, share_text, time_text
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ def confidence(analysis: Analysis) -> str:
     """Say in one sentence how much the verdict rests on."""
     run = analysis.run
     if not analysis.ranks:
-        return "The inputs carry no step times."
+        return "Logs and dumps only: record torch profiler traces of the same run to see where a step goes."
     of = f" of {run.world_size}" if run.world_size else ""
     text = f"Seen: {len(run.ranks)}{of} ranks, {run.num_steps} step{'s' if run.num_steps != 1 else ''} each."
     shares = {name: entry.evidence for name, entry in analysis.states.items() if entry.count and name in _STATES[:3]}
@@ -369,7 +368,7 @@ def _findings_table(analysis: Analysis) -> Table:
                 number(item.saving_us, "" if item.saving_us is None else f"up to {time_text(item.saving_us)}"),
             ),
         )
-        for item in findings(analysis)
+        for item in analysis.findings
     ]
     return make_table(
         "table-findings",

@@ -56,6 +56,7 @@ def summarise_states(
             inter_share=_inter(rows),
             overlapped_slowdown=_slowdown(rows),
             overlapped_share=1 - exposed / total if total > 0 else 0.0,
+            sees_all_ranks=found.sees_all,
         )
         judgement = judge_state(state, evidence, step_time_us)
         counted = rows["bytes"].null_count() < len(rows) or not len(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
-from paro_advise.advisor.findings import APPLIES, NOT_JUDGED, findings
+from paro_advise.advisor.findings import APPLIES, NOT_JUDGED
 from paro_advise.advisor.report import confidence
 from paro_advise.advisor.units import bytes_text, count_text, gbps_text, share_text, time_text
 
@@ -88,7 +88,7 @@ def _link_lines(analysis: Analysis) -> list[str]:
 
 
 def _finding_lines(analysis: Analysis) -> list[str]:
-    found = findings(analysis)
+    found = analysis.findings
     lines = []
     for number, item in enumerate((item for item in found if item.status == APPLIES), start=1):
         saving = f"  (up to -{time_text(item.saving_us)})" if item.saving_us is not None else ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paro_advise.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -46,6 +48,8 @@ def find_topology(ranks: Sequence[tuple[int, RankFacts]], world_size: int | None
     """
     world = range(world_size or (max((rank for rank, _ in ranks), default=-1) + 1))
     if flag:
+        if len(world) and len(world) % flag:
+            raise UsageError(f"--gpus-per-node must divide the {len(world)} ranks of the run, got {flag}")
         return _regular(flag, "flag", world)
     hosts = {rank: facts.header.host for rank, facts in ranks if facts.header.host}
     names = sorted(set(hosts.values()), key=lambda name: min(r for r, n in hosts.items() if n == name))

@@ -11,6 +11,7 @@ from paro_advise.advisor.regimes import Verdict
 from paro_advise.advisor.state_summary import StateSummary
 from paro_advise.advisor.states import STATES, Evidence, Regime, State
 from paro_advise.advisor.units import bytes_text, gbps_text
+from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,19 +121,25 @@ def log_collectives(found: RankSet) -> tuple[CollectiveEntry, ...]:
 
 def log_verdict(found: RankSet, links: Sequence[Link]) -> Verdict:
     """Say what inputs without step times tell: a hang, volumes, links."""
-    hangs = sum(notice.code == "Q250" for facts in found.untimed for notice in facts.notices)
+    dumps = [facts for facts in found.untimed if facts.source.kind == SourceKind.FLIGHT_RECORDER]
+    hangs = sum(notice.code == "Q250" for facts in dumps for notice in facts.notices)
     tables = [read_table(facts.collectives_ipc) for facts in found.untimed]
     count = sum(map(len, tables))
     volume = sum(float(table["bytes"].sum() or 0) for table in tables)
     parts = []
     if hangs:
-        parts.append(f"The run probably hung: {hangs} of {len(found.untimed)} dumps hold collectives that never ended")
+        parts.append(f"The run probably hung: {hangs} of {len(dumps)} dumps hold collectives that never ended")
     if count:
         parts.append(f"{count} collectives of {bytes_text(volume)} were counted")
     known = [link for link in links if link.busbw_gbps]
     if known:
         best = max(known, key=lambda link: link.busbw_gbps or 0.0)
         parts.append(f"{best.op} over {best.group_size} ranks reaches {gbps_text(best.busbw_gbps)} bus bandwidth")
-    parts.append("the inputs carry no step times, so what limits a step cannot be told")
+    for facts in found.untimed:
+        median_ms = facts.header.metadata.get("median_iteration_ms")
+        if median_ms:
+            parts.append(f"iterations take {median_ms} ms (median of the training log)")
+            break
+    parts.append("the inputs do not time what happens inside a step, so what limits it cannot be told")
     text = "; ".join(parts) + "."
     return Verdict(regime=Regime.UNKNOWN, limiting_state=None, text=text[0].upper() + text[1:], case="")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -84,10 +85,9 @@ def _measure(work: Callable[[], int]) -> dict[str, Any]:
 
 def _import_ours() -> None:
     """Import what the analysis imports when it first needs it."""
-
-    import paro_advise.advisor.build
-    import paro_advise.advisor.rank_facts
-    import paro_advise.trace_parsers.read  # noqa: F401
+    modules = ("advisor.build", "advisor.gather", "advisor.rank_facts", "trace_parsers.read")
+    for name in ("isal.isal_zlib", "numpy.ma", "polars", *(f"paro_advise.{module}" for module in modules)):
+        importlib.import_module(name)
 
 
 def _child_ours(paths: list[Path], _: Path) -> dict[str, Any]:

@@ -78,3 +78,22 @@ def test_the_package_data_is_installed():
 
     for package, name in (("advisor", "docs/codes.md"), ("templates", "analysis.html.j2"), ("templates", "style.css")):
         assert resources.files(f"paro_advise.{package}").joinpath(name).is_file()
+
+
+def test_a_wheel_holds_what_the_package_reads(tmp_path):
+    """Built from the declared package data, not from what an editable install sees."""
+    import tomllib
+
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {ROOT / folder for folder in table["package-dir"].values()}
+    packaged = {path for folder in folders for pattern in table["package-data"]["*"] for path in folder.glob(pattern)}
+    wanted = {
+        path
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc") and "__pycache__" not in path.parts
+    }
+    assert wanted == packaged
+    modules = {path.parent for folder in folders for path in folder.rglob("*.py")}
+    names = {str(path.relative_to(ROOT)).replace("/", ".") for path in modules}
+    assert {f"paro_advise.{name}" for name in names} == set(table["packages"])

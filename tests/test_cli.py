@@ -239,3 +239,69 @@ def test_hostile_names_cannot_steer_the_terminal(tmp_path, capsys):
     assert run(["analyze", str(trace.write(tmp_path / "rank0.json"))]) == 0
     out, err = capsys.readouterr()
     assert "\x1b" not in out + err
+
+
+def test_an_output_is_never_an_input(traces, tmp_path, capsys):
+    trace = traces / "rank0.json"
+    before = trace.read_bytes()
+    assert run(["analyze", str(trace), "-o", str(trace), "--force"]) == 1
+    assert run(["slice", str(trace), "-o", str(trace), "--force"]) == 1
+    assert trace.read_bytes() == before
+    assert run(["analyze", str(trace), "-o", str(tmp_path / "x"), "--json", str(tmp_path / "x")]) == 2
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(traces, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run(["analyze", str(traces), "-o", str(tmp_path / "file" / "r.html")]) == 1
+    err = capsys.readouterr().err
+    assert "E400" in err
+    assert "found" not in err
+
+
+def test_the_suggested_command_can_be_pasted(tmp_path, capsys):
+    path = fsdp_rank(0).write(tmp_path / "my trace rank0.json")
+    assert run(["analyze", str(path), "--gpus-per-node", "1"]) == 0
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"analyze '{path}' --gpus-per-node 1 -o report.html" in last
+
+
+@pytest.mark.parametrize("folder", ["/dev/null", "relative"])
+def test_a_cache_that_cannot_be_used_is_no_error(traces, folder, monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv("PARO_ADVISE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", folder)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert run(["analyze", str(traces)]) == 0
+    assert not (tmp_path / "relative").exists()
+
+
+def test_file_names_of_any_bytes(tmp_path, capsys):
+    import os
+
+    name = os.fsdecode(os.fsencode(str(tmp_path)) + b"/r\xff\xfe0.json")
+    with open(name, "w") as file:  # noqa: PTH123 - bytes that pathlib would show the same way
+        file.write(fsdp_rank(0).text())
+    assert run(["analyze", name, "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"]["ranks"] == [0]
+
+
+def test_pipes_are_read_once(tmp_path, capsys):
+    import os
+    import threading
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    data = fsdp_rank(0).text().encode()
+    writer = threading.Thread(target=lambda: pipe.write_bytes(data))
+    writer.start()
+    assert run(["analyze", str(pipe)]) == 0
+    writer.join()
+    assert "strategy GGG" in capsys.readouterr().out
+
+
+def test_findings_stand_in_the_json(traces, capsys):
+    assert run(["analyze", str(traces), "--json", "-"]) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert {"PARO010", "PARO030"} <= {item["code"] for item in findings}
+    assert {"applies", "does not apply"} >= {item["status"] for item in findings}

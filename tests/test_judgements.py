@@ -10,6 +10,7 @@ from paro_advise.advisor.links import alpha_share, fit_links, wire_factor
 from paro_advise.advisor.regimes import StateEvidence, StepEvidence, judge_state, judge_step
 from paro_advise.advisor.states import Regime, State
 from paro_advise.advisor.strategy import infer_strategy, parameter_count
+from paro_advise.errors import UsageError
 from trace_builder import TraceBuilder, fsdp_rank
 
 STEP_US = 1000.0
@@ -18,7 +19,7 @@ STEP_US = 1000.0
 def evidence(**changes):
     numbers = {
         "count": 10.0, "total_us": 400.0, "exposed_us": 300.0, "wait_us": 10.0, "alpha_share": 0.1, "inter_share": 1.0,
-        "overlapped_slowdown": 1.0, "overlapped_share": 0.25,
+        "overlapped_slowdown": 1.0, "overlapped_share": 0.25, "sees_all_ranks": True,
     }  # fmt: skip
     return StateEvidence(**{**numbers, **changes})
 
@@ -50,7 +51,7 @@ def step_evidence(**changes):
         "step_time_us": STEP_US, "compute_us": 500.0, "exposed_us": 400.0, "idle_us": 100.0,
         "exposed_by_state": {State.PARAMETER: 300.0, State.GRADIENT: 100.0},
         "regime_by_state": {State.PARAMETER: Regime.BANDWIDTH_INTER, State.GRADIENT: Regime.HIDDEN},
-        "num_nodes": 4, "inter_gbps": 20.0, "intra_gbps": 200.0, "shards_globally": True,
+        "num_nodes": 4, "inter_gbps": 20.0, "intra_gbps": 200.0, "shards_globally": True, "sees_all_ranks": True, "is_cut": False,
     }  # fmt: skip
     return StepEvidence(**{**numbers, **changes})
 
@@ -65,6 +66,7 @@ def step_evidence(**changes):
         ({"exposed_us": 40.0, "compute_us": 900.0, "idle_us": 60.0}, Regime.COMPUTE_BOUND, "fast_fabric"),
         ({"exposed_us": 100.0, "compute_us": 300.0, "idle_us": 600.0}, Regime.HOST_BOUND, ""),
         ({"step_time_us": 0.0}, Regime.UNKNOWN, ""),
+        ({"is_cut": True}, Regime.UNKNOWN, ""),
     ],
 )
 def test_verdict_on_the_step(changes, regime, case):
@@ -214,7 +216,7 @@ def test_gaps_doubles_and_strangers_are_reported(tmp_path):
     assert analysis.run.ranks_missing == (2,)
     assert "missing: 2" in notes["Q303"]
     assert "again.json (rank 1)" in notes["Q305"]
-    assert "world size is not 4" in notes["Q304"]
+    assert "do not belong to the one with 4 ranks" in notes["Q304"]
 
 
 def test_warm_up_steps_can_be_left_out(tmp_path):
@@ -252,3 +254,34 @@ def test_a_late_rank_needs_two_steps_to_be_named(tmp_path):
     assert [(item.rank, item.cause) for item in run.stragglers] == [(2, "late compute")]
     run = analyze(write_run(tmp_path / "short", [late(rank, 1) for rank in range(4)]))
     assert run.stragglers == ()
+
+
+def test_a_rank_without_a_trace_may_be_what_looks_like_a_slow_link(tmp_path):
+    whole = [fsdp_rank(rank, 4, late_us=60 if rank == 2 else 0) for rank in range(4)]
+    analysis = analyze(write_run(tmp_path / "part", [builder for builder in whole if builder.rank != 2]))
+    assert "waiting for a rank that has no trace" in analysis.verdict.text
+    assert "waiting for a rank that has no trace" in analysis.states["parameter"].text
+    assert {item.code for item in analysis.data_quality if item.severity == "warning"} >= {"Q314"}
+    (finding,) = [item for item in analysis.findings if item.code == "PARO030"]
+    assert finding.status == "could not be judged"
+    analysis = analyze(write_run(tmp_path / "all", whole))
+    assert "no trace" not in analysis.verdict.text
+
+
+def test_a_cut_trace_gets_no_verdict_and_does_not_spoil_the_others(tmp_path):
+    folder = write_run(tmp_path / "run", [fsdp_rank(0, 3), fsdp_rank(1, 3)])
+    text = fsdp_rank(2, 3).text()
+    (folder / "rank2.json").write_text(text[: int(len(text) * 0.6)])
+    analysis = analyze(folder)
+    assert analysis.run.ranks == (0, 1)
+    assert analysis.breakdown_us.compute == pytest.approx(540)
+    assert "Q307" in {item.code for item in analysis.data_quality}
+    alone = analyze(folder / "rank2.json")
+    assert alone.verdict.regime == "unknown"
+    assert alone.verdict.text.startswith("No verdict: the trace ends early")
+
+
+@pytest.mark.parametrize("wrong", [{"gpus_per_node": 3}, {"skip_steps": 2}])
+def test_options_that_do_not_fit_the_run_are_refused(tmp_path, wrong):
+    with pytest.raises(UsageError):
+        analyze(write_run(tmp_path / "run", [fsdp_rank(0, 4), fsdp_rank(1, 4)]), **wrong)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.errors import InputError, UnknownFormatError
+from paro_advise.errors import BrokenInputError, InputError, UnknownFormatError
 from paro_advise.trace_parsers import (
     comms_logger,
     flight_recorder,
@@ -93,11 +93,16 @@ def read_head(ref: SourceRef) -> bytes:
     """Return the first 64 KiB of the decompressed content."""
     parts: list[bytes] = []
     size = 0
-    for block in BlockReader(ref):
+    reader = BlockReader(ref)
+    for block in reader:
         parts.append(block)
         size += len(block)
         if size >= HEAD_BYTES:
             break
+    if ref.member is not None and not parts and reader.truncated:
+        raise BrokenInputError(
+            f"the archive must hold this file whole: {reader.truncated}", where=ref.label, hint="copy the archive again"
+        )
     return b"".join(parts)[:HEAD_BYTES]
 
 
