@@ -406,6 +406,10 @@ def _note_unknowns(
     if not topology.gpus_per_node and not spans_known and (found.world_size or 1) > 1:
         note("Q316", Severity.WARNING, "the nodes of the ranks are unknown: intra- and inter-node cannot be told apart",
              "pass --gpus-per-node")  # fmt: skip
+    if topology.source == "hosts" and len(set(topology.node_of.values())) == 1 and len(found.timed) > 1:
+        note("Q319", Severity.INFO,
+             "all ranks name the same host, so they count as one node; containers and cloned machines may share a name",
+             "pass --gpus-per-node if they are several nodes")  # fmt: skip
     if impossible:
         note("Q317", Severity.WARNING,
              f"{impossible} collectives claim more than 2000 GB/s and were left out of the link fit")  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,7 +39,7 @@ def efficiency(matched: Matched | None, found: RankSet, parameters: int | None, 
     peak, source = _peak(found, options)
     world = found.world_size
     mfu = None
-    if options.tokens_per_step and parameters and wall and peak and world:
+    if options.tokens_per_step and parameters and wall and peak and world and math.isfinite(peak):
         # 6 FLOPs per parameter and token: forward 2, backward 4 (Kaplan et al. 2020).
         flops_per_device = 6.0 * parameters * options.tokens_per_step / world
         mfu = flops_per_device / (wall * 1e-6) / (peak * 1e12)

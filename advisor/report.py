@@ -122,6 +122,7 @@ def render_report(
         timeline_chart=_timeline_chart(boxes, analysis),
         timeline_table=_timeline_table(boxes),
         timeline_rank=timeline_rank,
+        timeline_legend=[(f"s-{lane}", text) for lane, text in _LANES if any(box.lane == lane for box in boxes)],
         rank_chart=_rank_chart(analysis),
         rank_legend=_PARTS,
         rank_note=_rank_note(analysis),
