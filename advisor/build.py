@@ -16,7 +16,7 @@ from paro_advise.advisor.rank_facts import RankFacts, read_table
 from paro_advise.advisor.ranks import RankSet, rank_set
 from paro_advise.advisor.regimes import CASES, StepEvidence, Verdict, judge_step
 from paro_advise.advisor.state_summary import StateSummary, summarise_states
-from paro_advise.advisor.states import State
+from paro_advise.advisor.states import Regime, State
 from paro_advise.advisor.stragglers import Straggler, find_stragglers
 from paro_advise.advisor.strategy import Strategy, infer_strategy, parameter_count
 from paro_advise.advisor.topology import Topology, find_topology
@@ -215,10 +215,13 @@ def _verdict_entry(verdict: Verdict, stragglers: Sequence[Straggler]) -> out.Ver
     text = verdict.text
     if stragglers:
         worst = stragglers[0]
-        text += (
-            f" Rank {worst.rank} arrives late ({worst.cause}): others wait "
-            f"{time_text(worst.lateness_us)} a step for it."
-        )
+        waits = f"the others wait {time_text(worst.lateness_us)} a step for it"
+        if verdict.regime == Regime.STRAGGLER:
+            rest = text.partition(": ")[2]
+            text = f"Straggler bound: rank {worst.rank} arrives late ({worst.cause}) and {waits}. "
+            text += rest[:1].upper() + rest[1:].replace(" limits the step:", " suffers most:")
+        else:
+            text += f" Rank {worst.rank} arrives late ({worst.cause}): {waits}."
     return out.VerdictEntry(
         regime=verdict.regime.value,
         limiting_state=verdict.limiting_state,
