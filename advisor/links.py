@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ _LATENCY_BYTES = 64 << 10
 # No interconnect moves more per GPU today; beyond it the recorded times cannot be transfers.
 _IMPOSSIBLE_GBPS = 2000.0
 _MIN_RATIO = 4.0
+_MAX_SIZES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +145,8 @@ def _fit(
     *,
     lone: bool,
 ) -> Link:
-    sizes = np.unique(wire)
     # Waiting and contention only ever add time, so the lower part of each size is the link.
-    quantile = 0.1 if lone else 0.25
-    typical = np.array([float(np.quantile(time_us[wire == size], quantile)) for size in sizes])
+    sizes, typical = _typical(wire, time_us, quantile=0.1 if lone else 0.25)
     alpha, per_byte = _line(sizes, typical)
     large = wire >= _LATENCY_BYTES
     single = wire[large] / np.maximum(time_us[large] - (alpha or 0.0), 1e-3) / 1e3
@@ -161,6 +161,29 @@ def _fit(
         busbw_high_gbps=float(np.quantile(single, 0.9)) if len(single) else None,
         source="measured",
     )
+
+
+def _typical(
+    wire: NDArray[np.float64], time_us: NDArray[np.float64], *, quantile: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return distinct sizes and a low quantile of their times.
+
+    Beyond 64 sizes (all-to-all, list collectives) neighbours share a bin, represented by its
+    middle, so that the fit over pairs of sizes stays small.
+    """
+    order = np.argsort(wire, kind="stable")
+    wire, time_us = wire[order], time_us[order]
+    distinct, first = np.unique(wire, return_index=True)
+    if len(distinct) > _MAX_SIZES:
+        first = first[np.linspace(0, len(distinct) - 1, _MAX_SIZES, dtype=np.int64)]
+        first = np.unique(first)
+    edges = np.append(first, len(wire))
+    sizes, times = [], []
+    for low, high in itertools.pairwise(edges):
+        middle = float(np.median(wire[low:high]))
+        sizes.append(middle)
+        times.append(float(np.quantile(time_us[low:high], quantile)))
+    return np.array(sizes), np.array(times)
 
 
 def _line(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float | None, float | None]:

@@ -285,3 +285,14 @@ def test_a_cut_trace_gets_no_verdict_and_does_not_spoil_the_others(tmp_path):
 def test_options_that_do_not_fit_the_run_are_refused(tmp_path, wrong):
     with pytest.raises(UsageError):
         analyze(write_run(tmp_path / "run", [fsdp_rank(0, 4), fsdp_rank(1, 4)]), **wrong)
+
+
+def test_thousands_of_sizes_are_fitted_in_bounded_memory():
+    sizes = [10_000 + 6_400 * number for number in range(20_000)]
+    times = [30 + size * 7 / 8 / 25e3 for size in sizes]
+    columns = {"op": "all_to_all", "span": "inter", "group_size": 8, "lone": False}
+    data = pl.DataFrame({"bytes": sizes, "time_us": times}).with_columns(
+        **{name: pl.lit(value) for name, value in columns.items()}
+    )
+    ((link,), _) = fit_links(data)
+    assert link.busbw_gbps == pytest.approx(25, rel=0.05)
