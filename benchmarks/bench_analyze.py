@@ -6,6 +6,12 @@ Every measurement is a fresh process; the kinds take turns (A B C A B C ...), so
 machine hits all alike. Single-file kinds are pinned to one core. CPU seconds and wall time count
 from the moment all imports are done; what the process spent in all is shown beside them. The last
 line of the output is JSON.
+
+What runs: ``ours`` reads one trace and builds the analysis; ``hta`` loads it with HTA's defaults
+and computes its overlap and its temporal breakdown; ``simdjson`` decompresses and parses the JSON
+and does nothing else, in chunks or as a whole, which is the least a reader can cost; ``cache_*``
+analyse the same trace twice with a cache; ranks are files analysed together by two processes. Ours
+keeps the rows it needs, HTA keeps all: reading less is part of the design.
 """
 
 from __future__ import annotations

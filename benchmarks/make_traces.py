@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from gpu_layout import KINDS, WINDOW_NS, head, labels, tail
+from gpu_layout import KINDS, head, labels, tail
 from gpu_rendering import BACKWARD_THREAD, MAIN_THREAD, STREAMS, GpuTimeline, Rendered
 from recording import record
 
@@ -126,7 +126,7 @@ def main() -> int:
         world=args.world, seed=args.seed, level=args.level, every_step=args.every_step,
     )  # fmt: skip
     total = sum(path.stat().st_size for path in paths)
-    print(f"{len(paths)} files, {total / 1e6:.1f} MB compressed, seed {args.seed}, base {WINDOW_NS} ns")
+    print(f"{len(paths)} files in {args.out}, {total / 1e6:.1f} MB compressed")
     return 0
 
 
