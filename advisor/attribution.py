@@ -74,12 +74,14 @@ class RunContext:
         forward_reductions: (group, op, bytes) of reductions issued in forward: activations.
         largest_bytes: the largest collective of the trace.
         has_update_mark: an Optimizer.step annotation tells the update phase.
+        names_gathers: the framework annotates every gather of parameters, or makes none.
     """
 
     is_ddp: bool
     forward_reductions: frozenset[tuple[str, str, int | None]]
     largest_bytes: int
     has_update_mark: bool
+    names_gathers: bool = False
 
     @classmethod
     def of(cls, calls: list[Call], owners: str = "") -> RunContext:
@@ -98,6 +100,9 @@ class RunContext:
             ),
             largest_bytes=max((call.bytes or 0 for call in calls), default=0),
             has_update_mark="Optimizer.step#" in owners,
+            names_gathers=any(
+                name in owners for name in ("FSDP::all_gather", "FullyShardedDataParallel.", "DistributedDataParallel")
+            ),
         )
 
 
@@ -197,6 +202,8 @@ def _by_phase(call: Call, context: RunContext) -> Attribution | None:
     state, detail = State.UNKNOWN, ""
     if call.op in _GATHERS:
         match call.phase:
+            case "forward" | "backward" if call.op == Op.ALL_GATHER and context.names_gathers:
+                state, detail = State.OTHER, "gather outside of FSDP"
             case "forward" | "backward" if call.op == Op.ALL_GATHER:
                 state, detail = State.PARAMETER, call.phase
             case "update":

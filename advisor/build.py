@@ -279,7 +279,7 @@ def _collectives(matched: Matched | None, found: RankSet) -> tuple[out.Collectiv
             pl.col("exposed_us").sum(),
         )
         .sort(["exposed_us", *keys], descending=[True] + [False] * len(keys), nulls_last=True)
-        .head(60)
+        .head(240)
     )
     return tuple(
         out.CollectiveEntry(

@@ -151,6 +151,33 @@ def _first_rank(clock: str, clock_of: Mapping[int, str]) -> int:
     return min(rank for rank, name in clock_of.items() if name == clock)
 
 
+def _chained_offsets(ends: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return first offsets: from clock to clock along the pairs that share most collectives.
+
+    Most collectives may run between few clocks; medians over all of them alone would never move
+    the others.
+    """
+    num_clocks = ends.shape[1]
+    offsets = np.zeros(num_clocks)
+    has = ~np.isnan(ends)
+    shared = has.T.astype(np.int64) @ has.astype(np.int64)
+    np.fill_diagonal(shared, 0)
+    links = np.zeros(num_clocks, dtype=np.int64)  # most collectives shared with a clock reached
+    source = np.zeros(num_clocks, dtype=np.int64)
+    waiting = np.ones(num_clocks, dtype=bool)
+    for _ in range(num_clocks):
+        target = int(np.argmax(np.where(waiting, links, -1)))
+        if links[target] > 0:
+            gap = ends[:, target] - ends[:, source[target]]
+            offsets[target] = offsets[source[target]] + np.nanmedian(gap)
+        # Without a link it opens a part that nothing joins to the others; its offset stays 0.
+        waiting[target] = False
+        closer = shared[target] > links
+        links = np.where(closer, shared[target], links)
+        source = np.where(closer, target, source)
+    return offsets
+
+
 def _clock_offsets(
     joined: pl.DataFrame, clock_of: Mapping[int, str], index_of: Mapping[str, int]
 ) -> tuple[NDArray[np.float64], float | None]:
@@ -171,7 +198,7 @@ def _clock_offsets(
     ends = ends[(~np.isnan(ends)).sum(axis=1) > 1]
     if not len(ends):
         return np.zeros(num_clocks), None
-    offsets = np.zeros(num_clocks)
+    offsets = _chained_offsets(ends)
     seen = ~np.isnan(ends).all(axis=0)
     for _ in range(_ROUNDS):
         centre = np.nanmedian(ends - offsets, axis=1, keepdims=True)

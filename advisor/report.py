@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Above this many ranks only the ones that stand out are drawn (reference: user experience 2.1).
 _MAX_RANKS = 128
 _WORST, _BEST = 16, 4
+_MAX_COLLECTIVES = 60
 _PARTS = (
     ("compute", "compute"),
     ("exposed", "exposed communication"),
@@ -396,7 +397,7 @@ def _collective_table(analysis: Analysis) -> Table:
                 number(entry.exposed_us, time_text(entry.exposed_us)),
             )
         )
-        for entry in analysis.collectives
+        for entry in analysis.collectives[:_MAX_COLLECTIVES]
     ]
     names = (
         "state",

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import polars as pl
     from paro_advise.advisor.rank_facts import RankFacts
 
+# A pipeline's neighbours and a broadcast's root wait by design.
+_ONE_SIDED = ("broadcast", "send", "recv", "send_recv")
 # A rank is a straggler when the others wait for it at least this share of a step ...
 _MIN_SHARE_OF_STEP = 0.02
 # ... in at least this share of the steps ...
@@ -53,7 +55,7 @@ def find_stragglers(
     """
     import polars as pl
 
-    joined = table.filter(pl.col("match").is_not_null() & (pl.col("op") != "broadcast"))
+    joined = table.filter(pl.col("match").is_not_null() & ~pl.col("op").is_in(_ONE_SIDED))
     if len(joined) == 0 or step_time_us <= 0:
         return []
     blamed = (

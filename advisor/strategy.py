@@ -93,7 +93,12 @@ def infer_strategy(step: pl.DataFrame, world_size: int | None, micro_batches: in
     everything = seen.forward | seen.backward | seen.reduced | seen.replicas | seen.updated
     if not everything:
         return Strategy(triple=None, triple_at_rest=None, group_size=None, source="", reasons=())
-    world = world_size or max(everything)
+    # Tensor or pipeline parallelism leaves fewer data-parallel ranks than the world has.
+    inner_size = max(seen.forward | seen.reduced | seen.backward, default=1)
+    across = max(seen.replicas, default=1)
+    if seen.updated and max(seen.updated) < inner_size:
+        across = max(across, *seen.updated)
+    world = min(world_size or 1 << 62, max(inner_size * across, *everything))
     # What follows the step may cross groups: only when nothing else tells is it the group's size.
     inner = {size for size in (seen.forward | seen.reduced) or seen.updated if size < world}
     reasons: list[str] = []

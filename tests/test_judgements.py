@@ -112,6 +112,8 @@ STRATEGIES = [
     ("IIG", 8, 2, "unknown", [gather(8), gather(8, "backward"), scatter(8), scatter(8, 1), updated(4)]),
     ("IGG", 8, 2, "unknown", [gather(8), gather(8, "backward"), scatter(32), scatter(32, 1), updated(4)]),
     ("NIG", 8, 2, "unknown", [scatter(8), scatter(8, 1), updated(32)]),
+    ("GGG", None, 1, "FSDP2", [gather(4), gather(4, "backward"), scatter(4)]),  # 4 of 32: the rest is TP and PP
+    ("NGG", None, 1, "Megatron-LM", [scatter(4), updated(4)]),
     ("GNG", None, 4, "FSDP2", [gather(32), gather(32, "backward"), scatter(32, micro=3)]),
     (None, None, 1, "unknown", []),
 ]
@@ -296,3 +298,24 @@ def test_thousands_of_sizes_are_fitted_in_bounded_memory():
     )
     ((link,), _) = fit_links(data)
     assert link.busbw_gbps == pytest.approx(25, rel=0.05)
+
+
+def test_a_frozen_forward_is_no_micro_batch(tmp_path):
+    trace = fsdp_rank(0)
+    for index in range(2):
+        trace.annotation("FSDP::root_pre_forward", index * 1000.0 + 120, 10)
+    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    assert (analysis.run.micro_batches, analysis.run.strategy.triple) == (1, "GGG")
+
+
+def test_a_gather_that_ddp_cannot_have_made_is_other(tmp_path):
+    trace = TraceBuilder(0, 2)
+    trace.step(1, 0, 1000)
+    trace.annotation("DistributedDataParallel.forward", 5, 300)
+    trace.collective("AllGather", 100, 10, nelems=512, issue=60, seq=1)
+    trace.backward(400, 300, sequence=9)
+    trace.collective("AllReduce", 600, 50, nelems=1 << 22, issue=500, seq=2, tid=2, owners=("x AccumulateGrad",))
+    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    assert analysis.run.strategy.triple == "NNN"
+    assert analysis.states["parameter"].count == 0
+    assert analysis.states["other"].count == 1

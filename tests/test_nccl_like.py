@@ -9,7 +9,7 @@ import pytest
 from helpers import analyze, collectives_of, facts_of, gathered
 from paro_advise.advisor.matching import match_ranks
 from paro_advise.advisor.ranks import rank_set
-from trace_builder import fsdp_rank
+from trace_builder import TraceBuilder, fsdp_rank
 
 RUNS = ("ddp-big", "ds-zero3", "fsdp2-inter-bw", "fsdp2-straggler")
 STATES = ("parameter", "gradient", "optimizer", "other")
@@ -157,3 +157,29 @@ def test_hand_written_clock_offset_and_wait(tmp_path):
     assert analysis.states["parameter"].wait_us == pytest.approx(15, abs=0.1)
     assert analysis.states["parameter"].transfer_us == pytest.approx(220, abs=0.1)
     assert analysis.states["gradient"].wait_us == pytest.approx(0, abs=0.1)
+
+
+def test_clocks_are_linked_through_rare_collectives(tmp_path):
+    """Two nodes of two ranks: many collectives inside the nodes, one a step over all four."""
+    offsets = {0: 0.0, 1: 10.0, 2: 700.0, 3: 900.0}
+    for rank, offset in offsets.items():
+        pair = [0, 1] if rank < 2 else [2, 3]
+        trace = TraceBuilder(
+            rank,
+            4,
+            clock_offset_us=offset,
+            groups=[("0", "default_pg", [0, 1, 2, 3]), (str(pair[0] + 1), "mesh_shard", pair)],
+        )
+        for index in range(3):
+            base = index * 1000.0
+            trace.step(index, base, 1000)
+            for number in range(8):
+                trace.collective(
+                    "AllGather", base + 100 + 50 * number, 30, nelems=1 << 16, issue=base + 50 + number, seq=index * 8 + number,
+                    group=str(pair[0] + 1),
+                )  # fmt: skip
+            trace.collective("AllReduce", base + 700, 100, nelems=1 << 16, issue=base + 650, seq=index)
+        trace.write(tmp_path / f"rank{rank}.json")
+    analysis = analyze(tmp_path, gpus_per_node=2)
+    assert {int(rank): value for rank, value in analysis.clock_offsets_us.items()} == pytest.approx(offsets, abs=0.01)
+    assert all(entry.wait_us == pytest.approx(0, abs=0.01) for entry in analysis.states.values())

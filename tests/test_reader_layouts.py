@@ -178,3 +178,18 @@ def test_rank_lists_cut_by_kineto_are_rebuilt(tmp_path):
             )
     table = collectives_of(trace.write(tmp_path / "rank0.json"))
     assert set(table["group_ranks"]) == {",".join(map(str, range(64)))}
+
+
+@pytest.mark.parametrize("layout", ["torch213", "compact"])
+def test_a_roll_over_of_long_timestamps_keeps_the_order(tmp_path, layout):
+    """The leading digits that are cut off change every 1000 s, here in the middle of a step."""
+    trace = fsdp_rank(0, steps=1)
+    trace.offset = 0.0
+    for event in trace.events:
+        event["ts"] += 1712195999999500.0 - 1_000_000.0
+    head = {key: value for key, value in trace.head().items() if key != "baseTimeNanoseconds"}
+    (tmp_path / "rank0.json").write_text(LAYOUTS[layout](head, trace.events))
+    facts = facts_of(tmp_path / "rank0.json")
+    assert facts.steps[0].compute_us == pytest.approx(540, abs=2)
+    assert facts.steps[0].exposed_communication_us == pytest.approx(250, abs=2)
+    assert facts.header.origin_ns == pytest.approx(1712195999999500000, abs=2_000_000)

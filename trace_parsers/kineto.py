@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 _LONG_TS = re.compile(rb'"ts"\s*:\s*(\d{7})\d{9}(?:\.\d+)?\s*,')
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])rank[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _AUTOGRAD_MARKS = ("PreBackwardFunctionForModule", "PostBackwardFunctionModule", "ZeroStage3")
+_LONGEST_SHIFTED_US = 1e13
 _CALL_NAMES = ("record_param_comms", "paro_param_comms", "c10d::")
 _STEP_SPANS = ("ProfilerStep", "nccl:", "gloo:")
 
@@ -101,7 +102,18 @@ def _read_rows(ref: SourceRef, detail: Detail | None) -> tuple[BlockReader, Even
                 shift_us = (int(lead) - 1) * 10**9
                 old, new = b'"ts": ' + lead, b'"ts": 1'
         rows.add(chunk.replace(old, new) if old else chunk, chunks.boundary)
-    return reader, chunks, rows or KinetoRows(Detail.FULL), shift_us
+    rows = rows or KinetoRows(Detail.FULL)
+    if shift_us:
+        _shift_rest(rows, shift_us)
+    return reader, chunks, rows, shift_us
+
+
+def _shift_rest(rows: KinetoRows, shift_us: int) -> None:
+    """Bring events onto the shifted axis whose text had another lead (a roll-over, another layout)."""
+    for column in (rows.device.start, rows.host.start):
+        for row, start in enumerate(column):
+            if start > _LONGEST_SHIFTED_US:
+                column[row] = start - shift_us
 
 
 def _lacks_issuers(rows: KinetoRows) -> bool:

@@ -149,7 +149,7 @@ def kernel_collectives(
             issue_us=issue,
             issue_tid=call.tid if call else None,
             op=op.value,
-            bytes=0 if repeated else (full_bytes(op, args) or _bytes_of_shapes(args, op)),
+            bytes=None if repeated else (full_bytes(op, args) or _bytes_of_shapes(args, op)),
             dtype=str(args.dtype or _dtype_of(args)),
             group_size=size if size and 0 < size < 1 << 24 else None,
             group_name=str(args.group_name or ""),

@@ -229,10 +229,14 @@ def micro_batches(
         roots = [span.start_us for span in outermost([span for span in spans if span.name == prefix])]
         if roots:
             break
-    marks = roots or [start for start, _ in passes]
-    counts = sorted(sum(step.start_us <= mark < step.end_us for mark in marks) for step in steps)
-    middle = counts[len(counts) // 2]
-    return middle or None
+
+    def per_step(marks: Sequence[float]) -> int:
+        counts = sorted(sum(step.start_us <= mark < step.end_us for mark in marks) for step in steps)
+        return counts[len(counts) // 2]
+
+    forwards, backwards = per_step(roots), per_step([start for start, _ in passes])
+    # A forward without a backward (a frozen reference model, evaluation) is no micro-batch.
+    return min(forwards, backwards) if forwards and backwards else forwards or backwards or None
 
 
 def owner_mask(rows: HostRows) -> NDArray[np.bool_]:
