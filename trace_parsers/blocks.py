@@ -15,8 +15,8 @@ from paro_advise.errors import HostileInputError, InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-READ_BYTES = 128 * 1024
-_OUTPUT_BYTES = 1 << 20
+READ_BYTES = 32 * 1024
+_OUTPUT_BYTES = 256 * 1024
 # Real traces compress 10 to 20 times, extreme ones about 60; a bomb reaches 1000.
 _MAX_RATIO = 250
 _FREE_BYTES = 64 << 20

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-CHUNK_BYTES = 512 * 1024
+CHUNK_BYTES = 768 * 1024
 _MAX_PENDING_BYTES = 64 << 20
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_LIST = re.compile(rb"^\s*(?:\xef\xbb\xbf)?\s*\[\s*\{")
@@ -52,25 +52,22 @@ class EventChunks:
         if not self.boundary:
             yield from self._last(pending)
             return
-        parts = [pending]
-        size = len(pending)
+        # Texts of events without their outer braces; the last one is still open.
+        parts = [pending[pending.find(b"{") + 1 :]]
+        size = len(parts[0])
         for block in self._blocks:
-            parts.append(block)
             size += len(block)
-            if size < CHUNK_BYTES:
-                continue
-            pending = b"".join(parts)
-            cut = pending.rfind(self.boundary)
-            if cut > 0:
-                yield pending[pending.find(b"{") + 1 : cut]
-                # The next chunk starts at the boundary's own opening brace.
-                pending = b"{" + self._reopened() + pending[cut + len(self.boundary) :]
-            elif len(pending) > _MAX_PENDING_BYTES:
-                self.lost_bytes += len(pending)
-                pending = b"{"
-            parts = [pending]
-            size = len(pending)
-        yield from self._last(b"".join(parts))
+            cut = block.rfind(self.boundary) if size >= CHUNK_BYTES else -1
+            if cut >= 0:
+                yield b"".join((*parts, memoryview(block)[:cut]))
+                parts = [self._reopened() + block[cut + len(self.boundary) :]]
+                size = len(parts[0])
+            elif size <= _MAX_PENDING_BYTES:
+                parts.append(block)
+            else:
+                self.lost_bytes += size
+                parts, size = [], 0
+        yield from self._last(b"{" + b"".join(parts))
 
     def _find_array(self) -> bytes | None:
         """Read up to the event array; return what follows its bracket, None when there is none."""

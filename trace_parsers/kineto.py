@@ -118,16 +118,15 @@ def _shift_rest(rows: KinetoRows, shift_us: int) -> None:
 
 def _lacks_issuers(rows: KinetoRows) -> bool:
     """Tell whether most communication kernels cannot be linked to their host calls by id."""
-    names = rows.device.names.values_in_order()
-    talks = [kind_of_kernel(name) == KernelKind.COMMUNICATION for name in names]
-    kernels = [row for row, code in enumerate(rows.device.name) if talks[code]]
-    if not kernels or not len(rows.host.start):
+    import numpy as np
+
+    if not len(rows.device.start) or not len(rows.host.start):
         return False
-    host = rows.host.names.values_in_order()
-    calls = [name.startswith(_CALL_NAMES) for name in host]
-    known = {rows.host.external[row] for row, code in enumerate(rows.host.name) if calls[code]}
-    linked = sum(rows.device.external[row] in known for row in kernels)
-    return linked < 0.5 * len(kernels)
+    kinds = [kind_of_kernel(name) == KernelKind.COMMUNICATION for name in rows.device.names]
+    calls = [name.startswith(_CALL_NAMES) for name in rows.host.names]
+    kernels = np.array(rows.device.external)[np.array(kinds)[np.array(rows.device.name)]]
+    known = np.array(rows.host.external)[np.array(calls)[np.array(rows.host.name)]]
+    return bool(np.isin(kernels, known).sum() < 0.5 * len(kernels))
 
 
 def rank_in_name(name: str) -> int | None:

@@ -72,6 +72,22 @@ def group_ranks(args: CommArgs, groups: Mapping[str, ProcessGroup]) -> tuple[int
     return ()
 
 
+class _GroupTexts:
+    """The global ranks of groups as text; the same few groups come again and again."""
+
+    def __init__(self, groups: Mapping[str, ProcessGroup]) -> None:
+        self._groups = groups
+        self._known: dict[tuple[str, ...], str] = {}
+
+    def of(self, args: CommArgs) -> str:
+        """Return the ranks of a collective's group, comma separated, "" when unknown."""
+        asked = (args.group_ranks, args.group_name, args.group_size, args.rank_start, args.rank_stride)
+        key = tuple(map(str, asked))
+        if key not in self._known:
+            self._known[key] = ",".join(map(str, group_ranks(args, self._groups)))
+        return self._known[key]
+
+
 def full_bytes(op: Op, args: CommArgs) -> int | None:
     """Return the bytes of the full buffer in nccl-tests' convention, None when unknown."""
     inputs, outputs = as_int(args.in_nelems), as_int(args.out_nelems)
@@ -128,6 +144,7 @@ def kernel_collectives(
     issuers = [by_external.get(kernel.external) or found for kernel, found in zip(kernels, around, strict=True)]
     owners = owners_at(rows, [(call.start_us, call.tid) if call else (-1.0, -1) for call in issuers])
     out = CollectiveRows()
+    texts = _GroupTexts(groups)
     described: set[int] = set()
     for kernel, call, owner in zip(kernels, issuers, owners, strict=True):
         args = kernel.args or (call.args if call else CommArgs())
@@ -154,7 +171,7 @@ def kernel_collectives(
             group_size=size if size and 0 < size < 1 << 24 else None,
             group_name=str(args.group_name or ""),
             group_desc=str(args.group_desc or ""),
-            group_ranks=",".join(map(str, group_ranks(args, groups))),
+            group_ranks=texts.of(args),
             seq=as_int(args.seq),
             stream=kernel.stream,
             name=kernel.name,

@@ -10,11 +10,12 @@ import json
 import re
 from array import array
 from collections import defaultdict
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import msgspec
 
 _DECODE_ERRORS = (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError, TypeError)
+_Event = TypeVar("_Event")
 _INT64_MAX = (1 << 63) - 1
 NO_ID = -1
 
@@ -23,6 +24,7 @@ class _DeviceArgs(msgspec.Struct, gc=False):
     external_id: int | str | None = msgspec.field(name="External id", default=NO_ID)
     stream: int | str | None = NO_ID
     correlation: int | str | None = NO_ID
+    collective: str | None = msgspec.field(name="Collective name", default=None)
 
 
 class _HostArgs(msgspec.Struct, gc=False):
@@ -31,7 +33,7 @@ class _HostArgs(msgspec.Struct, gc=False):
     correlation: int | str | None = NO_ID
 
 
-class CommArgs(msgspec.Struct):
+class CommArgs(msgspec.Struct, gc=False):
     """Arguments of a row that describes a collective; values as recorded, any type."""
 
     external_id: Any = msgspec.field(name="External id", default=None)
@@ -82,6 +84,16 @@ class _TimedEvent(msgspec.Struct, gc=False):
     args: _TimedArgs | None = None
 
 
+class DescribedEvent(msgspec.Struct, gc=False):
+    """A row of a collective: all arguments are needed."""
+
+    name: str
+    ts: float
+    args: CommArgs
+    tid: int | str | None = None
+    dur: float = 0.0
+
+
 class AnyEvent(msgspec.Struct):
     """An event of any phase and category, for rows that need all fields and odd layouts."""
 
@@ -98,6 +110,7 @@ class AnyEvent(msgspec.Struct):
 _DECODE_DEVICE = msgspec.json.Decoder(list[_DeviceEvent])
 _DECODE_HOST = msgspec.json.Decoder(list[_HostEvent])
 _DECODE_TIMED = msgspec.json.Decoder(list[_TimedEvent])
+_DECODE_DESCRIBED = msgspec.json.Decoder(list[DescribedEvent])
 _DECODE_ANY = msgspec.json.Decoder(list[AnyEvent])
 _DECODE_ONE = msgspec.json.Decoder(AnyEvent)
 
@@ -154,26 +167,31 @@ class DeviceColumns:
         self.names = Codes()
         self.comm: list[tuple[int, CommArgs]] = []  # (row, arguments)
 
-    def extend(self, joined: bytes) -> None:
-        """Append plain kernels and copies from ``[{...},{...}]``; all or nothing.
+    def extend(self, joined: bytes, count: int) -> list[int]:
+        """Append kernels and copies from ``[{...},{...}]``, ``count`` of them; all or nothing.
+
+        Returns:
+            The places of rows that describe a collective: these need all their arguments and
+            are left out.
 
         Raises:
             msgspec.DecodeError, OverflowError, RecursionError: the caller salvages one by one.
         """
-        events = _DECODE_DEVICE.decode(joined)
+        events = _exactly(count, _DECODE_DEVICE.decode(joined))
         args = [event.args or _NO_DEVICE_ARGS for event in events]
-        stream = _ids([item.stream for item in args])
-        external = _ids([item.external_id for item in args])
-        correlation = _ids([item.correlation for item in args])
+        described = [place for place, item in enumerate(args) if item.collective is not None]
+        for place in reversed(described):
+            del events[place], args[place]
         codes = self.names
-        self.start.extend([event.ts for event in events])
-        self.duration.extend([event.dur for event in events])
-        self.name.extend([codes[event.name] for event in events])
-        self.stream.extend(stream)
-        self.external.extend(external)
-        self.correlation.extend(correlation)
+        self.start.fromlist([event.ts for event in events])
+        self.duration.fromlist([event.dur for event in events])
+        self.name.fromlist([codes[event.name] for event in events])
+        _add_ids(self.stream, [item.stream for item in args])
+        _add_ids(self.external, [item.external_id for item in args])
+        _add_ids(self.correlation, [item.correlation for item in args])
+        return described
 
-    def append(self, event: AnyEvent, args: CommArgs, start: float, duration: float) -> None:
+    def append(self, event: AnyEvent | DescribedEvent, args: CommArgs, start: float, duration: float) -> None:
         """Append one row of any shape."""
         if args.collective is not None:
             self.comm.append((len(self.start), args))
@@ -202,24 +220,23 @@ class HostColumns:
         self.tids = Codes()
         self.comm: list[tuple[int, CommArgs]] = []
 
-    def extend(self, joined: bytes, kind: int) -> None:
+    def extend(self, joined: bytes, count: int, kind: int) -> None:
         """Append plain host rows of one kind; all or nothing (see DeviceColumns.extend)."""
-        events = _DECODE_HOST.decode(joined)
+        events = _exactly(count, _DECODE_HOST.decode(joined))
         args = [event.args or _NO_HOST_ARGS for event in events]
-        external = _ids([item.external_id for item in args])
-        sequence = _ids([item.sequence for item in args])
-        correlation = _ids([item.correlation for item in args])
         codes, tids = self.names, self.tids
-        self.start.extend([event.ts for event in events])
-        self.duration.extend([event.dur for event in events])
-        self.tid.extend([tids[event.tid] for event in events])
-        self.name.extend([codes[event.name] for event in events])
-        self.kind.extend([kind] * len(events))
-        self.external.extend(external)
-        self.sequence.extend(sequence)
-        self.correlation.extend(correlation)
+        self.start.fromlist([event.ts for event in events])
+        self.duration.fromlist([event.dur for event in events])
+        self.tid.fromlist([tids[event.tid] for event in events])
+        self.name.fromlist([codes[event.name] for event in events])
+        self.kind.extend(array("b", [kind]) * len(events))
+        _add_ids(self.external, [item.external_id for item in args])
+        _add_ids(self.sequence, [item.sequence for item in args])
+        _add_ids(self.correlation, [item.correlation for item in args])
 
-    def append(self, event: AnyEvent, args: CommArgs, kind: int, start: float, duration: float) -> None:
+    def append(
+        self, event: AnyEvent | DescribedEvent, args: CommArgs, kind: int, start: float, duration: float
+    ) -> None:
         """Append one row of any shape."""
         if args.collective is not None or args.input_dims is not None:
             self.comm.append((len(self.start), args))
@@ -295,12 +312,11 @@ _NO_HOST_ARGS = _HostArgs()
 _NO_COMM_ARGS = CommArgs()
 
 
-def _ids(values: list[int | str | None]) -> array[int]:
-    """Return identifiers as int64; almost always they are integers already."""
+def _add_ids(column: array[int], values: list[Any]) -> None:
     try:
-        return array("q", cast("list[int]", values))
-    except (TypeError, OverflowError):
-        return array("q", [as_id(value) for value in values])
+        column.fromlist(values)
+    except (TypeError, OverflowError):  # some are text, null or too big
+        column.fromlist([as_id(value) for value in values])
 
 
 def as_id(value: Any) -> int:
@@ -316,6 +332,22 @@ def comm_args(event: AnyEvent) -> CommArgs:
     if not isinstance(event.args, dict):
         return _NO_COMM_ARGS
     return msgspec.convert(event.args, CommArgs, strict=False)
+
+
+def decode_described(joined: bytes, count: int) -> list[DescribedEvent]:
+    """Decode ``[{...},{...}]`` into rows of collectives, ``count`` of them.
+
+    Raises:
+        msgspec.DecodeError, RecursionError: some rows have another shape.
+    """
+    return _exactly(count, _DECODE_DESCRIBED.decode(joined))
+
+
+def _exactly(count: int, events: list[_Event]) -> list[_Event]:
+    """Return events that were cut apart as they should be; a text may hold two by a wrong cut."""
+    if len(events) != count:
+        raise msgspec.DecodeError("an event's text holds several events")
+    return events
 
 
 def decode_any(joined: bytes) -> list[AnyEvent]:

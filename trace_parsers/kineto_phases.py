@@ -104,29 +104,32 @@ def backward_passes(rows: HostRows) -> list[tuple[float, float]]:
 
     mask = rows.codes(name.startswith(_EVALUATE) for name in rows.names)
     index = np.flatnonzero(mask)
-    passes: list[tuple[float, float]] = []
-    start = end = float("-inf")
-    top = -1
-    outer_end: dict[int, float] = {}
-    for begin, finish, sequence, tid in zip(
-        rows.start_us[index].tolist(),
-        rows.end_us[index].tolist(),
-        rows.sequence[index].tolist(),
-        rows.tid[index].tolist(),
-        strict=True,
-    ):
-        if begin < outer_end.get(tid, float("-inf")):
-            continue
-        outer_end[tid] = finish
-        if top < 0 or (sequence > top and end > start):
-            if end > start:
-                passes.append((start, end))
-            start, end, top = begin, finish, max(sequence, 0)
-        end = max(end, finish)
-        top = max(top, sequence)
-    if end > start:
-        passes.append((start, end))
-    return passes
+    index = index[_is_outermost(rows, index)]
+    if not len(index):
+        return []
+    sequence = rows.sequence[index]
+    opens = np.append(True, sequence[1:] > np.maximum.accumulate(np.maximum(sequence, 0))[:-1])
+    first = np.flatnonzero(opens)
+    ends = np.maximum.reduceat(rows.end_us[index], first)
+    starts = rows.start_us[index][first]
+    return [(start, end) for start, end in zip(starts.tolist(), ends.tolist(), strict=True) if end > start]
+
+
+# float64 holds absolute times to about a nanosecond: rows that touch may seem to overlap.
+_TOUCH_US = 0.01
+
+
+def _is_outermost(rows: HostRows, index: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Mark those of some rows that no earlier one of them on their thread still encloses."""
+    import numpy as np
+
+    mask = np.zeros(len(index), dtype=bool)
+    tids = rows.tid[index]
+    for tid in np.unique(tids).tolist():
+        mine = np.flatnonzero(tids == tid)
+        ends = np.maximum.accumulate(rows.end_us[index[mine]])
+        mask[mine] = rows.start_us[index[mine]] >= np.append(-np.inf, ends[:-1]) - _TOUCH_US
+    return mask
 
 
 # Where forward operators were not read, the first part of the time between two backward passes

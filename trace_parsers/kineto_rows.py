@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import IntEnum
-from itertools import compress, repeat
-from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from paro_advise.trace_parsers.event_scan import BoundaryFinder, EventScan, WordTable
 from paro_advise.trace_parsers.kineto_events import (
     _DECODE_ERRORS,
     AnyEvent,
@@ -17,8 +18,12 @@ from paro_advise.trace_parsers.kineto_events import (
     as_float,
     comm_args,
     decode_any,
+    decode_described,
     salvage_one,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class HostKind(IntEnum):
@@ -44,9 +49,7 @@ _KEEP_NAME = ("Prof", "Opti", "c10d", "_c10", "reco", "paro", "auto", "fsdp", "t
 _FULL_DETAIL_NAME = ("c10d", "reco", "paro", "_c10")
 _STACK_OF_INTEREST = re.compile(rb"deepspeed|megatron", re.IGNORECASE)
 _INDEX_CHECK_BYTES = 6
-_NAME_LETTERS = 4
-_WIDE_NAMES = frozenset(name.encode() for name in _FULL_DETAIL_NAME)
-_LEAN_NAMES = frozenset(name.encode() for name in _KEEP_NAME) - _WIDE_NAMES
+_LEARN_EVENTS = 2000
 
 
 class KinetoRows:
@@ -69,39 +72,57 @@ class KinetoRows:
         self.thread_names: dict[Any, str] = {}
         self._layout: _Layout | None = None
         self._layout_tries = 0
+        self._finder: BoundaryFinder | None = None
 
     def add(self, chunk: bytes, boundary: bytes) -> None:
         """Read one chunk of EventChunks."""
-        parts = split_events(chunk, boundary)
-        self.num_events += len(parts)
+        if self._finder is None:
+            self._finder = BoundaryFinder(boundary)
+        scan = EventScan(chunk, self._finder)
+        self.num_events += len(scan)
         if self._layout is None and self._layout_tries < 8:
-            self._layout = _Layout.learn(parts, self.detail)
+            self._layout = _Layout.learn(scan.first_texts(_LEARN_EVENTS), self.detail)
             self._layout_tries += 1
         if self._layout is None:
-            self._add_any(parts)
+            self._add_any(scan.first_texts(len(scan)))
             return
-        groups = self._layout.route(parts)
+        groups = self._layout.route(scan)
         self._add_device(groups.device)
         for kind, rows in groups.host:
             self._add_host(rows, kind)
+        self._add_described(groups.described, HostKind.OPERATOR)
         self._add_any(groups.other)
 
     def _add_device(self, rows: list[bytes]) -> None:
-        plain = [row for row in rows if b'"Collective name"' not in row]
-        if len(plain) != len(rows):
-            self._add_any([row for row in rows if b'"Collective name"' in row])
-        if plain:
+        if rows:
             try:
-                self.device.extend(_join(plain))
+                described = self.device.extend(_join(rows), len(rows))
             except _DECODE_ERRORS:
-                self._salvage(plain)
+                self._add_any(rows)
+            else:
+                self._add_described([rows[place] for place in described], None)
+
+    def _add_described(self, rows: list[bytes], kind: HostKind | None) -> None:
+        """Add rows of collectives, of the host where a kind is given, else of the device."""
+        if not rows:
+            return
+        try:
+            events = decode_described(_join(rows), len(rows))
+        except _DECODE_ERRORS:
+            self._add_any(rows)
+            return
+        for event in events:
+            if kind is None:
+                self.device.append(event, event.args, event.ts, event.dur)
+            else:
+                self.host.append(event, event.args, kind, event.ts, event.dur)
 
     def _add_host(self, rows: list[bytes], kind: HostKind) -> None:
         if rows:
             try:
-                self.host.extend(_join(rows), kind)
+                self.host.extend(_join(rows), len(rows), kind)
             except _DECODE_ERRORS:
-                self._salvage(rows)
+                self._add_any(rows)
 
     def _add_any(self, rows: list[bytes]) -> None:
         if not rows:
@@ -184,29 +205,48 @@ class TimedRows:
                     self.columns.append(event)
 
 
-class _Route(IntEnum):
-    """Where an event goes."""
-
-    SKIPPED = 0
-    DEVICE = 1
-    OPERATOR = 2
-    ANNOTATION = 3
-    RUNTIME = 4
-    PYTHON = 5
-    UNKNOWN = 6
-
-
-# Translation tables that turn routes into truth values.
-_IS_ROUTE = tuple(bytes(int(code == route) for code in range(256)) for route in _Route)
-
-
+@dataclass(slots=True)
 class _Groups:
-    """The rows of a chunk by destination; reused from chunk to chunk."""
+    """The texts of a chunk's events by destination."""
 
-    def __init__(self) -> None:
-        self.device: list[bytes] = []
-        self.host: list[tuple[HostKind, list[bytes]]] = []
-        self.other: list[bytes] = []
+    device: list[bytes]
+    host: list[tuple[HostKind, list[bytes]]]
+    described: list[bytes]  # operators whose arguments are needed
+    other: list[bytes]
+
+
+class _Route(IntEnum):
+    """Where a category's rows go."""
+
+    UNKNOWN = 0
+    SKIP = 1
+    DEVICE = 2
+    OPERATOR = 3
+    ANNOTATION = 4
+    RUNTIME = 5
+    PYTHON = 6
+
+
+# By the first six letters of the category.
+_ROUTES = {
+    b"kernel": _Route.DEVICE,
+    b"gpu_me": _Route.DEVICE,
+    b"cpu_op": _Route.OPERATOR,
+    b"user_a": _Route.ANNOTATION,
+    b"cuda_r": _Route.RUNTIME,
+    b"cuda_d": _Route.RUNTIME,
+    b"cuda_s": _Route.SKIP,
+    b"python": _Route.PYTHON,
+    b"gpu_us": _Route.SKIP,
+    b"cuda_p": _Route.SKIP,
+    b"overhe": _Route.SKIP,
+    b'Trace"': _Route.SKIP,
+    b"cpu_in": _Route.SKIP,
+    b'ac2g",': _Route.SKIP,
+    b"fwdbwd": _Route.SKIP,
+}
+_KEEP, _WIDE = 1, 2
+_SPAN, _SPANLESS = 1, 2  # flow and instant events carry no time span
 
 
 class _Layout:
@@ -214,78 +254,64 @@ class _Layout:
 
     def __init__(self, found: re.Match[bytes], detail: Detail) -> None:
         self._detail = detail
-        prefix = found.group(1) + b"X" + found.group(2)
-        self._name_gap = len(prefix) + len(found.group(4))
-        runtime = _Route.RUNTIME if detail == Detail.LAUNCHES else _Route.SKIPPED
-        routes = {
-            b"kernel": _Route.DEVICE,
-            b"gpu_me": _Route.DEVICE,
-            b"cpu_op": _Route.OPERATOR,
-            b"user_a": _Route.ANNOTATION,
-            b"cuda_r": runtime,
-            b"cuda_d": runtime,
-            b"python": _Route.PYTHON,
-            b"gpu_us": _Route.SKIPPED,
-            b"cuda_p": _Route.SKIPPED,
-            b"overhe": _Route.SKIPPED,
-            b'Trace"': _Route.SKIPPED,
-            b"cpu_in": _Route.SKIPPED,
-            b'ac2g",': _Route.SKIPPED,
-            b"fwdbwd": _Route.SKIPPED,
-            b"cuda_s": _Route.SKIPPED,
-        }
-        self._routes = {prefix + key: int(route) for key, route in routes.items()}
-        self._key = itemgetter(slice(0, len(prefix) + _INDEX_CHECK_BYTES))
-        # Flow, instant and counter events carry no span of time.
-        self._spanless = {found.group(1) + phase: 0 for phase in (b"s", b"t", b"f", b"i", b"C")}
-        self._phase_key = itemgetter(slice(0, len(found.group(1)) + 1))
+        self._before_phase = found.group(1)
+        self._prefix = found.group(1) + b"X" + found.group(2)
+        self._name_at = len(self._prefix) + len(b"cpu_op") + len(found.group(4))
+        routes = dict(_ROUTES)
+        if detail != Detail.LAUNCHES:
+            routes |= {b"cuda_r": _Route.SKIP, b"cuda_d": _Route.SKIP}
+        # The letter of a phase with as much of what precedes it as fits into a word.
+        before = self._before_phase[-7:]
+        phases = {before + letter: _SPANLESS for letter in (b"s", b"t", b"f", b"i", b"C")}
+        self._phases = WordTable({**phases, before + b"X": _SPAN})
+        self._categories = WordTable({word: int(route) for word, route in routes.items()})
+        names = dict.fromkeys(_KEEP_NAME, _KEEP) | dict.fromkeys(_FULL_DETAIL_NAME, _WIDE)
+        self._names = WordTable({name.encode(): value for name, value in names.items()})
 
     @classmethod
     def learn(cls, parts: list[bytes], detail: Detail) -> _Layout | None:
         """Learn from the first complete event that has the usual key order; None without one."""
-        for part in parts[:2000]:
+        for part in parts:
             if found := _LAYOUT.match(part):
                 return cls(found, detail)
         return None
 
-    def route(self, parts: list[bytes]) -> _Groups:
-        """Sort parts by destination. What does not fit the layout is decoded in full."""
-        # All of it runs in C: a loop over millions of events in Python would cost more than decoding.
-        routes = bytes(map(self._routes.get, map(self._key, parts), repeat(_Route.UNKNOWN)))
-        unknown = _selected(parts, routes, _Route.UNKNOWN)
-        spanless = bytes(map(self._spanless.get, map(self._phase_key, unknown), repeat(1)))
-        groups = _Groups()
-        groups.device = _selected(parts, routes, _Route.DEVICE)
-        other = list(compress(unknown, spanless))
-        operators, wide = self._split_operators(_selected(parts, routes, _Route.OPERATOR))
+    def route(self, scan: EventScan) -> _Groups:
+        """Sort events by destination. What does not fit the layout is decoded in full."""
+        route = self._routes(scan)
+        kept, wide = self._operators(scan, np.flatnonzero(route == _Route.OPERATOR))
+        annotations = scan.texts(np.flatnonzero(route == _Route.ANNOTATION))
+        other = scan.texts(np.flatnonzero(route == _Route.UNKNOWN))
         # Spans that carry a collective's shape: gloo's always, NCCL's where kernels lack it.
         wide_mark = b'"nccl:' if self._detail == Detail.LAUNCHES else b'"gloo:'
-        spans = _selected(parts, routes, _Route.ANNOTATION)
-        annotations = [row for row in spans if wide_mark not in row and b'"gloo:' not in row]
-        if len(annotations) != len(spans):
-            other += [row for row in spans if wide_mark in row or b'"gloo:' in row]
-        groups.host = [(HostKind.OPERATOR, operators), (HostKind.ANNOTATION, annotations)]
+        plain = [row for row in annotations if wide_mark not in row and b'"gloo:' not in row]
+        if len(plain) != len(annotations):
+            other += [row for row in annotations if wide_mark in row or b'"gloo:' in row]
+        host = [(HostKind.OPERATOR, kept), (HostKind.ANNOTATION, plain)]
         if self._detail == Detail.LAUNCHES:
-            groups.host.append((HostKind.RUNTIME, _selected(parts, routes, _Route.RUNTIME)))
-        if _Route.PYTHON in routes:
-            frames = _selected(parts, routes, _Route.PYTHON)
-            groups.host.append((HostKind.PYTHON, [row for row in frames if _STACK_OF_INTEREST.search(row)]))
-        groups.other = other + wide
-        return groups
+            host.append((HostKind.RUNTIME, scan.texts(np.flatnonzero(route == _Route.RUNTIME))))
+        stacks = scan.texts(np.flatnonzero(route == _Route.PYTHON))
+        host.append((HostKind.PYTHON, [row for row in stacks if _STACK_OF_INTEREST.search(row)]))
+        device = scan.texts(np.flatnonzero(route == _Route.DEVICE))
+        return _Groups(device=device, host=host, described=wide, other=other)
 
-    def _split_operators(self, rows: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    def _routes(self, scan: EventScan) -> NDArray[np.uint8]:
+        """Return where each event goes; what does not look as learned is UNKNOWN."""
+        phase_at, category_at = len(self._before_phase), len(self._prefix)
+        if scan.num_bytes < category_at + 8:
+            return np.zeros(len(scan), dtype=np.uint8)
+        phase = self._phases.values(scan.words(phase_at + 1 - self._phases.size))
+        route = self._categories.values(scan.words(category_at))
+        route *= (phase == _SPAN) & scan.have(category_at, self._prefix)
+        route[phase == _SPANLESS] = _Route.SKIP
+        route[scan.shorter_than(category_at + 8)] = _Route.UNKNOWN
+        return route
+
+    def _operators(self, scan: EventScan, rows: NDArray[np.intp]) -> tuple[list[bytes], list[bytes]]:
         """Return the operators to keep, and those whose arguments are needed."""
-        at = self._name_gap + len(b"cpu_op")
-        names = list(map(itemgetter(slice(at, at + _NAME_LETTERS)), rows))
-        wide = list(compress(rows, map(_WIDE_NAMES.__contains__, names)))
-        if self._detail == Detail.LEAN:
-            return list(compress(rows, map(_LEAN_NAMES.__contains__, names))), wide
-        return [row for row, name in zip(rows, names, strict=True) if name not in _WIDE_NAMES], wide
-
-
-def _selected(parts: list[bytes], routes: bytes, route: int) -> list[bytes]:
-    """Return the parts that go one way."""
-    return list(compress(parts, routes.translate(_IS_ROUTE[route])))
+        value = self._names.values(scan.words(self._name_at, rows))
+        kept = value == _KEEP if self._detail == Detail.LEAN else value != _WIDE
+        return scan.texts(rows[kept]), scan.texts(rows[value == _WIDE])
 
 
 def split_events(chunk: bytes, boundary: bytes) -> list[bytes]:
