@@ -8,20 +8,28 @@ ParoAdviseError                   exit 1   something failed
 |   +-- BrokenInputError          E303     the file holds nothing that can be salvaged
 |   +-- HostileInputError         E304     the file would exhaust memory or run code
 |   `-- ForeignDataError          E305     a JSON file of ours has another format or version
-`-- OutputError                   exit 1   the result cannot be written
-    `-- WouldOverwriteError       E401     a file exists and --force was not given
++-- OutputError                   exit 1   the result cannot be written
+|   `-- WouldOverwriteError       E401     a file exists and --force was not given
+`-- TrainingError                 exit 1   the training job cannot go on as asked
+    +-- DivergedError             E511     the ranks do not agree on what to do
+    +-- CommunicationError        E512     a rank or the backend failed in a collective
+    `-- SwitchError               E513     a switch broke off; the model cannot be used any more
 """
 
 from __future__ import annotations
 
 __all__ = [
     "BrokenInputError",
+    "CommunicationError",
+    "DivergedError",
     "ForeignDataError",
     "HostileInputError",
     "InputError",
     "NoInputError",
     "OutputError",
     "ParoAdviseError",
+    "SwitchError",
+    "TrainingError",
     "UnknownFormatError",
     "UsageError",
     "WouldOverwriteError",
@@ -120,3 +128,27 @@ class WouldOverwriteError(OutputError):
     """The output exists already and --force was not given."""
 
     code = "E401"
+
+
+class TrainingError(ParoAdviseError):
+    """The training job cannot go on as asked."""
+
+    code = "E510"
+
+
+class DivergedError(TrainingError):
+    """The ranks do not hold the same model, strategy or library versions."""
+
+    code = "E511"
+
+
+class CommunicationError(TrainingError):
+    """A collective failed: another rank is gone, or the backend is wrong."""
+
+    code = "E512"
+
+
+class SwitchError(TrainingError):
+    """A live switch broke off half way."""
+
+    code = "E513"

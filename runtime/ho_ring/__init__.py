@@ -5,7 +5,7 @@ between nodes; what a hop brought is spread inside the node while the next hop i
 (reference strategies, section 5.2). Each block enters each node once.
 """
 
-from paro_advise.runtime.ho_ring.collectives import HoRing
+from paro_advise.runtime.ho_ring.collectives import HoRing, Sent
 from paro_advise.runtime.ho_ring.grid import Grid
 
-__all__ = ["Grid", "HoRing"]
+__all__ = ["Grid", "HoRing", "Sent"]

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from paro_advise.errors import UsageError
 from paro_advise.runtime.ho_ring.grid import Grid
+from paro_advise.runtime.ho_ring.spans import span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +40,24 @@ class Pending(Protocol):
         """Block until it is done."""
 
 
+@dataclass(slots=True)
+class Sent:
+    """What one rank has sent so far.
+
+    Attributes:
+        messages: point-to-point messages.
+        num_bytes: their payload.
+    """
+
+    messages: int = 0
+    num_bytes: int = 0
+
+    def add(self, piece: torch.Tensor) -> None:
+        """Count one message."""
+        self.messages += 1
+        self.num_bytes += piece.numel() * piece.element_size()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rails:
     """The two communicators of a rank.
@@ -61,7 +80,12 @@ class HoRing:
     """Collectives of one group of ranks.
 
     Every rank of the group must make it, at the same point and with the same arguments, and call
-    the same collectives in the same order.
+    the same collectives in the same order. The buffers of N blocks may be given flat, or shaped
+    (nodes, ranks per node, S) with contiguous blocks at any stride: a caller that keeps its blocks
+    in another order passes a permuted view.
+
+    Attributes:
+        sent_between, sent_inside: what this rank has sent between and inside nodes.
 
     Args:
         group: the group; None for all ranks.
@@ -77,21 +101,31 @@ class HoRing:
         self._rails = _make_rails(self.grid, tuple(ranks))
         self._num_chunks = num_chunks
         self._tag = 0
+        self._ranks = ranks
+        self.sent_between, self.sent_inside = Sent(), Sent()
+
+    @property
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return self.grid.size
 
     def all_gather(self, output: torch.Tensor, block: torch.Tensor) -> None:
         """Gather every rank's block into the output, in order of the group.
 
         Args:
-            output: N * S elements, contiguous.
+            output: N * S elements, flat or (nodes, ranks per node, S).
             block: S elements, contiguous; may be this rank's place in the output.
 
         Raises:
             UsageError: the sizes do not fit.
         """
+        blocks = self._blocks(output, block, "an all-gather's output")
+        with span("all_gather", block, block.numel(), output.numel(), self._ranks):
+            self._all_gather(blocks, block)
+
+    def _all_gather(self, blocks: torch.Tensor, block: torch.Tensor) -> None:
         grid = self.grid
         size = block.numel()
-        _check(output, block, size * grid.size, "an all-gather's output")
-        blocks = output.view(grid.num_nodes, grid.ranks_per_node, size)
         mine = blocks[grid.node, grid.local]
         if mine.data_ptr() != block.data_ptr():
             mine.copy_(block.view(-1))
@@ -127,17 +161,27 @@ class HoRing:
 
         Args:
             output: S elements, contiguous; must not lie in ``blocks``.
-            blocks: N * S elements, contiguous; not changed.
+            blocks: N * S elements, flat or (nodes, ranks per node, S); not changed.
             op: SUM, AVG (floating point only) or MAX.
 
         Raises:
             UsageError: the sizes do not fit, or the reduction is not supported.
         """
+        parts = self._blocks(blocks, output, "a reduce-scatter's input")
+        combine = _combiner(op, output.dtype)
+        with span("reduce_scatter", output, blocks.numel(), output.numel(), self._ranks):
+            self._reduce_scatter(output, parts, combine)
+            if op == dist.ReduceOp.AVG:
+                output.div_(self.grid.size)
+
+    def _reduce_scatter(
+        self,
+        output: torch.Tensor,
+        parts: torch.Tensor,
+        combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> None:
         grid = self.grid
         size = output.numel()
-        _check(blocks, output, size * grid.size, "a reduce-scatter's input")
-        combine = _combiner(op, output.dtype)
-        parts = blocks.view(grid.num_nodes, grid.ranks_per_node, size)
         chunks = self._chunks(size, output.element_size())
         base = self._tags(grid.num_nodes * len(chunks))
         scratch = _Scratch(self, parts, chunks, base)
@@ -165,8 +209,6 @@ class HoRing:
                     pending.append(self._to_ring(piece, base + step * len(chunks) + number))
         for work in pending:
             work.wait()
-        if op == dist.ReduceOp.AVG:
-            output.div_(grid.size)
 
     def all_reduce(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
         """Reduce a tensor of any size over all ranks, in place: a reduce-scatter and an all-gather.
@@ -194,6 +236,21 @@ class HoRing:
         edges = [size * number // count for number in range(count + 1)]
         return list(itertools.pairwise(edges))
 
+    def _blocks(self, large: torch.Tensor, small: torch.Tensor, what: str) -> torch.Tensor:
+        """Return a buffer as (nodes, ranks per node, S) after checking it."""
+        grid = self.grid
+        shape = (grid.num_nodes, grid.ranks_per_node, small.numel())
+        if large.numel() != small.numel() * grid.size or large.dtype != small.dtype:
+            expected = f"{small.numel() * grid.size} elements of {small.dtype}"
+            raise UsageError(f"{what} must hold {expected}, got {large.numel()} of {large.dtype}")
+        if not small.is_contiguous():
+            raise UsageError("buffers of a collective must be contiguous")
+        if large.shape == shape and large.numel() and large.stride(2) == 1:
+            return large
+        if not large.is_contiguous():
+            raise UsageError("buffers of a collective must be contiguous")
+        return large.view(shape)
+
     def _tags(self, count: int) -> int:
         """Reserve message tags; equal on all ranks because all call the same collectives."""
         first = self._tag
@@ -205,12 +262,14 @@ class HoRing:
         return _receive(target, source, self._rails.ring, tag)
 
     def _to_ring(self, piece: torch.Tensor, tag: int) -> Pending:
+        self.sent_between.add(piece)
         return _send(piece, self._rails.ring_ranks[(self.grid.node + 1) % self.grid.num_nodes], self._rails.ring, tag)
 
     def _from_peer(self, target: torch.Tensor, peer: int, tag: int) -> Pending:
         return _receive(target, self._rails.inside_ranks[peer], self._rails.inside, tag)
 
     def _to_peer(self, piece: torch.Tensor, peer: int, tag: int) -> Pending:
+        self.sent_inside.add(piece)
         return _send(piece, self._rails.inside_ranks[peer], self._rails.inside, tag)
 
 
@@ -265,13 +324,6 @@ def _combiner(op: Any, dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tens
     if op == dist.ReduceOp.AVG and not dtype.is_floating_point:
         raise UsageError(f"an average needs a floating-point type, got {dtype}", hint="use SUM and divide")
     return _COMBINE[op]
-
-
-def _check(large: torch.Tensor, small: torch.Tensor, expected: int, what: str) -> None:
-    if large.numel() != expected or large.dtype != small.dtype:
-        raise UsageError(f"{what} must hold {expected} elements of {small.dtype}, got {large.numel()} of {large.dtype}")
-    if not (large.is_contiguous() and small.is_contiguous()):
-        raise UsageError("buffers of a collective must be contiguous")
 
 
 def _send(piece: torch.Tensor, rank: int, group: dist.ProcessGroup | None, tag: int) -> Pending:

@@ -1,0 +1,1 @@
+"""PaRO sharding of any PyTorch model: parameters, gradients and optimizer states each at their level."""

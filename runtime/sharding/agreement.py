@@ -1,0 +1,71 @@
+"""Makes sure that all ranks hold the same model and the same wish before anything is touched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from paro_advise.errors import CommunicationError, DivergedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from paro_advise.runtime.sharding.units import UnitSpec
+
+_SAMPLE = 4096
+
+
+def fingerprint(specs: Iterable[UnitSpec]) -> str:
+    """Return a digest of a model's parameters: names, shapes, types, and samples of their values."""
+    digest = hashlib.sha256()
+    for spec in specs:
+        for slot in spec.slots:
+            digest.update(f"{spec.name}|{slot.name}|{tuple(slot.shape)}|{slot.dtype}|{slot.trains}".encode())
+            if not slot.parameter.is_meta:
+                digest.update(_sample(slot.parameter.detach()))
+    return digest.hexdigest()
+
+
+def _sample(values: torch.Tensor) -> bytes:
+    """Return some values spread over a tensor, as bytes."""
+    flat = values.reshape(-1)
+    step = max(1, flat.numel() // _SAMPLE)
+    return flat[::step].to(torch.float32).cpu().numpy().tobytes()
+
+
+def agree(facts: Mapping[str, Any], hint: str = "") -> None:
+    """Compare facts on all ranks.
+
+    Args:
+        facts: JSON values by what they are called in an error.
+        hint: what to do about a difference.
+
+    Raises:
+        DivergedError: on every rank, when they differ on any.
+        CommunicationError: a rank did not take part.
+    """
+    mine = {name: json.dumps(value, sort_keys=True, default=str) for name, value in facts.items()}
+    everyone: list[dict[str, str] | None] = [None] * dist.get_world_size()
+    try:
+        dist.all_gather_object(everyone, mine)
+    except RuntimeError as error:
+        raise CommunicationError(f"all ranks must take part in the comparison of {', '.join(mine)}, got: {error}") from error
+    for name in mine:
+        values = [found.get(name) if found else None for found in everyone]
+        if len(set(values)) > 1:
+            usual = max(set(values), key=values.count)
+            odd = [rank for rank, value in enumerate(values) if value != usual]
+            raise DivergedError(
+                f"all ranks must have the same {name}, got another one on rank{'s' * (len(odd) > 1)} "
+                f"{', '.join(map(str, odd[:8]))}{' ...' * (len(odd) > 8)}: "
+                f"{_short(values[odd[0]])} where the others have {_short(usual)}",
+                hint=hint or None,
+            )
+
+
+def _short(value: str | None) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."  # noqa: PLR2004 - a line's worth

@@ -1,0 +1,209 @@
+"""Where the rows of a unit's parameters lie: in blocks for collectives, and in shards of ranks.
+
+A unit is what is gathered and reduced together (a transformer block, say). With m ranks a group,
+g groups and N = m * g ranks, local rank k of group j (rank j * m + k) owns at level G a *slice* of
+every parameter, r rows long, and at level I all that the slices of local rank k in all groups
+hold. Going between the two levels so needs traffic across groups only (reference strategies,
+section 1.2). There are two ways to cut:
+
+* by bands: band k holds c rows from row k * c on, and slice (k, j) the r rows from j * r on in it.
+  Needed wherever parameters or optimizer states rest at level I.
+* by ranks: slice (k, j) holds the r rows from (j * m + k) * r on, as FSDP2 cuts over all ranks.
+
+Rows are cut as torch.chunk and DTensor cut them; a last shard may be short or empty, and is padded
+with zeros in buffers. A buffer of a unit holds m slabs. A slab is either *packed*, a band of one
+parameter after the other, or *nested*: g pieces, each with one slice of every parameter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The rows of one parameter.
+
+    Attributes:
+        num_rows: length of the first dimension; 1 for a scalar.
+        row_elements: elements of a row.
+        band_rows: rows of a band (c); 0 when cut by ranks.
+        slice_rows: rows of a slice (r).
+        group_size: ranks of a group (m).
+    """
+
+    num_rows: int
+    row_elements: int
+    band_rows: int
+    slice_rows: int
+    group_size: int
+
+    def band(self, local: int) -> tuple[int, int]:
+        """Return the first row of a band and the one behind its last."""
+        return min(self.num_rows, local * self.band_rows), min(self.num_rows, (local + 1) * self.band_rows)
+
+    def slice(self, local: int, group: int) -> tuple[int, int]:
+        """Return the first row of a slice and the one behind its last."""
+        if not self.band_rows:
+            place = group * self.group_size + local
+            return min(self.num_rows, place * self.slice_rows), min(self.num_rows, (place + 1) * self.slice_rows)
+        start, stop = self.band(local)
+        return min(stop, start + group * self.slice_rows), min(stop, start + (group + 1) * self.slice_rows)
+
+    @property
+    def band_elements(self) -> int:
+        """Return the elements of a band in a buffer, padding included."""
+        return self.band_rows * self.row_elements
+
+    @property
+    def slice_elements(self) -> int:
+        """Return the elements of a slice in a buffer, padding included."""
+        return self.slice_rows * self.row_elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitLayout:
+    """The layout of a unit's buffers.
+
+    Attributes:
+        rows: one entry per parameter, in the unit's order.
+        group_size: ranks of a group (m).
+        num_groups: groups (g).
+        nested: slabs are nested, else packed.
+    """
+
+    rows: tuple[Rows, ...]
+    group_size: int
+    num_groups: int
+    nested: bool
+
+    @classmethod
+    def of(
+        cls, shapes: Sequence[Sequence[int]], *, group_size: int, num_groups: int, nested: bool, by_ranks: bool
+    ) -> UnitLayout:
+        """Lay out parameters of given shapes.
+
+        Args:
+            shapes: one per parameter.
+            group_size: ranks of a group (m).
+            num_groups: groups (g).
+            nested: see UnitLayout.
+            by_ranks: cut by ranks, else by bands.
+        """
+        rows = []
+        for shape in shapes:
+            count = shape[0] if len(shape) else 1
+            slices = -(-count // (group_size * num_groups))
+            bands = 0 if by_ranks else -(-count // group_size)
+            rows.append(
+                Rows(
+                    num_rows=count,
+                    row_elements=prod(shape[1:]),
+                    band_rows=bands,
+                    slice_rows=slices,
+                    group_size=group_size,
+                )
+            )
+        return cls(rows=tuple(rows), group_size=group_size, num_groups=num_groups, nested=nested)
+
+    @property
+    def slice_elements(self) -> int:
+        """Return the elements of one rank's slices (S)."""
+        return sum(rows.slice_elements for rows in self.rows)
+
+    @property
+    def packed_elements(self) -> int:
+        """Return the elements of a packed slab."""
+        return sum(rows.band_elements for rows in self.rows)
+
+    @property
+    def slab_elements(self) -> int:
+        """Return the elements of a slab."""
+        return self.num_groups * self.slice_elements if self.nested else self.packed_elements
+
+    def fill(self, buffer: torch.Tensor, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Write whole parameters (or gradients) into a buffer.
+
+        Args:
+            buffer: m * slab elements.
+            tensors: one per parameter, of its shape; None for zeros.
+        """
+        slabs = buffer.view(self.group_size, self.slab_elements)
+        for local in range(self.group_size):
+            self._fill_slab(slabs[local], tensors, local)
+
+    def _fill_slab(self, slab: torch.Tensor, tensors: Sequence[torch.Tensor | None], local: int) -> None:
+        for (rows, places), tensor in zip(self._places(slab), tensors, strict=True):
+            for group, place in enumerate(places):
+                start, stop = rows.slice(local, group) if self.nested else rows.band(local)
+                _write(place, tensor, start, stop, rows.row_elements)
+
+    def spread(self, buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+        """Read whole parameters out of a buffer: the reverse of ``fill``."""
+        slabs = buffer.view(self.group_size, self.slab_elements)
+        for local in range(self.group_size):
+            for (rows, places), tensor in zip(self._places(slabs[local]), tensors, strict=True):
+                for group, place in enumerate(places):
+                    start, stop = rows.slice(local, group) if self.nested else rows.band(local)
+                    _read(place, tensor, start, stop, rows.row_elements)
+
+    def nest(self, slab: torch.Tensor, packed: torch.Tensor) -> None:
+        """Reorder a packed slab into a nested one."""
+        for (rows, places), band in zip(self._places(slab), self.views_of_band(packed), strict=True):
+            for group, place in enumerate(places):
+                start = min(group * rows.slice_rows, rows.band_rows)
+                stop = min(start + rows.slice_rows, rows.band_rows)
+                _write(place, band, start, stop, rows.row_elements)
+
+    def unnest(self, slab: torch.Tensor, bands: Sequence[torch.Tensor]) -> None:
+        """Write a nested slab into the bands of the parameters.
+
+        Args:
+            slab: g * S elements.
+            bands: one per parameter, with the rows that this rank really has, or all with padding.
+        """
+        for (rows, places), band in zip(self._places(slab), bands, strict=True):
+            for group, place in enumerate(places):
+                have = band.numel() // max(1, rows.row_elements)
+                start = min(group * rows.slice_rows, rows.band_rows, have)
+                stop = min(start + rows.slice_rows, rows.band_rows, have)
+                _read(place, band, start, stop, rows.row_elements)
+
+    def _places(self, slab: torch.Tensor) -> list[tuple[Rows, list[torch.Tensor]]]:
+        """Return each parameter's pieces of a slab: g if nested, one otherwise."""
+        if not self.nested:
+            return [(rows, [view]) for rows, view in zip(self.rows, self.views_of_band(slab), strict=True)]
+        pieces = slab.view(self.num_groups, self.slice_elements)
+        per_group = [self.views_of_slice(piece) for piece in pieces]
+        return [(rows, [views[place] for views in per_group]) for place, rows in enumerate(self.rows)]
+
+    def views_of_band(self, packed: torch.Tensor) -> list[torch.Tensor]:
+        """Return each parameter's flat part of a packed slab, padding included."""
+        return list(packed.split([rows.band_elements for rows in self.rows]))
+
+    def views_of_slice(self, piece: torch.Tensor) -> list[torch.Tensor]:
+        """Return each parameter's flat part of S elements, padding included."""
+        return list(piece.split([rows.slice_elements for rows in self.rows]))
+
+
+def _write(place: torch.Tensor, tensor: torch.Tensor | None, start: int, stop: int, width: int) -> None:
+    """Copy rows of a tensor to the start of a place and clear the rest of it."""
+    used = (stop - start) * width if tensor is not None else 0
+    if tensor is not None and used:
+        place[:used].copy_(tensor.reshape(-1)[start * width : stop * width])
+    if used < place.numel():
+        place[used:].zero_()
+
+
+def _read(place: torch.Tensor, tensor: torch.Tensor, start: int, stop: int, width: int) -> None:
+    """Copy the start of a place to rows of a tensor."""
+    used = (stop - start) * width
+    if used:
+        tensor.view(-1)[start * width : stop * width].copy_(place[:used])

@@ -1,0 +1,257 @@
+"""The public verb: make a model and its optimizer train under a strategy."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from paro_advise.errors import UsageError
+from paro_advise.policies.strategy import KEPT, Strategy, dominated_by
+from paro_advise.runtime.sharding import states
+from paro_advise.runtime.sharding.agreement import agree, fingerprint
+from paro_advise.runtime.sharding.channels import GroupGrid
+from paro_advise.runtime.sharding.engine import Engine, Settings
+from paro_advise.runtime.sharding.optimizer import OptimizerShards
+from paro_advise.runtime.sharding.units import UnitSpec, find_units
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+_Model = TypeVar("_Model", bound=nn.Module)
+_ENGINES: weakref.WeakKeyDictionary[nn.Module, Engine] = weakref.WeakKeyDictionary()
+_MIN_TORCH = (2, 9)
+
+
+class ShardedModule:
+    """Mixed into the class of a user's model; FSDP2's flags mean the same here."""
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:  # noqa: ARG002
+        """Say whether the next backward pass is an accumulation boundary."""
+        engine_of(self).set_synchronizes(requires_gradient_sync)
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:  # noqa: ARG002
+        """Say whether the next backward pass is an accumulation boundary."""
+        engine_of(self).set_synchronizes(requires_all_reduce)
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Say whether the next backward pass is an accumulation boundary."""
+        engine_of(self).set_synchronizes(is_last_backward)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only add gradients up in backward passes inside this context."""
+        engine = engine_of(self)
+        before = engine.synchronizes
+        engine.set_synchronizes(False)
+        try:
+            yield
+        finally:
+            engine.set_synchronizes(before)
+
+
+class _Attachment:
+    """What the optimizer sees of the engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def before_step(self) -> None:
+        self._engine.before_step()
+
+    def after_step(self) -> None:
+        self._engine.after_step()
+
+    def discard_gradients(self) -> None:
+        self._engine.discard_gradients()
+
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        return states.optimizer_state(self._engine)
+
+    def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
+        states.load_optimizer_state(self._engine, state)
+
+
+def engine_of(model: Any) -> Engine:
+    """Return the engine of a sharded model.
+
+    Raises:
+        UsageError: it is not sharded.
+    """
+    engine = _ENGINES.get(model)
+    if engine is None:
+        raise UsageError(
+            f"the model must be sharded by paro_advise.runtime.shard, got a plain {type(model).__name__}",
+        )
+    return engine
+
+
+def shard(
+    model: _Model,
+    optimizer: torch.optim.Optimizer,
+    strategy: str | Strategy,
+    *,
+    group_size: int | None = None,
+    device_mesh: DeviceMesh | None = None,
+    units: Sequence[type[nn.Module] | nn.Module] | None = None,
+    param_dtype: torch.dtype | None = None,
+    reduce_dtype: torch.dtype | None = None,
+    init: Callable[[nn.Module], None] | None = None,
+    reshard_root: bool = False,
+    overlap_updates: bool = False,
+    ranks_per_node: int | None = None,
+) -> tuple[_Model, torch.optim.Optimizer]:
+    """Let a model and its optimizer train under a strategy, in place.
+
+    Every rank calls it at the same point, with the same model. Afterwards training is ordinary
+    PyTorch: forward, backward, ``torch.nn.utils.clip_grad_norm_``, ``optimizer.step()``,
+    ``zero_grad()``. Every backward pass outside ``model.no_sync()`` is an accumulation boundary.
+
+    Args:
+        model: whole on every rank, with equal parameters (or on the meta device, see ``init``).
+        optimizer: new, over the model's parameters; schedulers may hold it already.
+        strategy: one of the 14 kept triples, such as "IIG".
+        group_size: ranks that share fast links and divide the world; None for those of a node.
+        device_mesh: a mesh of one dimension over all ranks, or of two, (groups, ranks of a group),
+            instead of ``group_size``.
+        units: modules, or classes of modules, that are gathered and reduced together; None for the
+            repeated blocks. The rest of the model is one more unit.
+        param_dtype: type to compute in, torch.bfloat16 for mixed precision: parameters are kept and
+            sent in it while the optimizer works on a copy in the parameters' own type.
+        reduce_dtype: type in which gradients are added up and sent; None for ``param_dtype``.
+        init: fills a module made on the meta device, called for one unit after the other; rank 0's
+            values count.
+        reshard_root: free the parameters outside the blocks after forward too.
+        overlap_updates: let the next forward wait for updated parameters instead of
+            ``optimizer.step()``; parameters must then not be read between the two.
+        ranks_per_node: None for the environment's LOCAL_WORLD_SIZE.
+
+    Returns:
+        The same two objects.
+
+    Raises:
+        UsageError: something of the above cannot be.
+        DivergedError: the ranks do not hold the same model, optimizer or wish.
+        CommunicationError: a rank is missing, or the backend computes wrongly.
+    """
+    _check_torch()
+    wanted = _strategy(strategy)
+    grid = _grid(group_size, device_mesh, ranks_per_node)
+    if reduce_dtype == torch.float16:
+        raise UsageError("gradients must be reduced in float32 or bfloat16, got float16, which overflows")
+    if model in _ENGINES:
+        raise UsageError("a model must be sharded once, got one that is sharded already", hint="use switch() to change it")
+    specs = find_units(model, units)
+    device = _device(model)
+    slots = {slot.name: slot for spec in specs for slot in spec.slots}
+    shards = OptimizerShards(optimizer, slots)
+    settings = Settings(
+        param_dtype=param_dtype, reduce_dtype=reduce_dtype, reshard_root=reshard_root, overlap_updates=overlap_updates
+    )
+    agree(
+        {
+            "strategy": [str(wanted), grid.group_size, str(settings)],
+            "torch version": torch.__version__,
+            "optimizer": [type(optimizer).__name__, [_plain(group) for group in optimizer.param_groups]],
+            "model": fingerprint(specs),
+        },
+        hint="seed all ranks alike before the model is made, or load one checkpoint on all of them",
+    )
+    engine = Engine(
+        model, specs, shards, strategy=wanted, grid=grid, settings=settings, device=device
+    )
+    engine.reducing.self_check()
+    _settle(engine, init)
+    shards.attach(_Attachment(engine))
+    model.__class__ = type(f"Sharded{type(model).__name__}", (ShardedModule, type(model)), {})
+    _ENGINES[model] = engine
+    return model, optimizer
+
+
+def _settle(engine: Engine, init: Callable[[nn.Module], None] | None) -> None:
+    """Bring all units to rest, one after the other, and the optimizer to its rows."""
+    for unit in engine.units:
+        if any(slot.parameter.is_meta for slot in unit.spec.slots):
+            _materialize(engine, unit.spec, init)
+        masters = states.own_rows(engine, unit) if engine.has_own_masters() else None
+        engine.home_unit(unit)
+        engine.bind_masters(unit, masters)
+    engine.place_shards()
+    engine.start()
+
+
+def _materialize(engine: Engine, spec: UnitSpec, init: Callable[[nn.Module], None] | None) -> None:
+    if init is None:
+        raise UsageError(
+            "a model on the meta device must be filled, got no init function",
+            hint="pass init=lambda module: module.reset_parameters() or load a checkpoint after it",
+        )
+    is_root = spec.module is engine.model
+    inner = {id(part) for other in engine.specs if other is not spec for part in other.module.modules()}
+    for part in spec.module.modules():
+        if is_root and id(part) in inner:
+            continue
+        part.to_empty(device=engine.device, recurse=False)
+        init(part)
+    for slot in spec.slots:
+        dist.broadcast(slot.parameter.detach(), 0)
+    for part in spec.module.modules():
+        if not (is_root and id(part) in inner):
+            for buffer in part.buffers(recurse=False):
+                dist.broadcast(buffer, 0)
+
+
+def _strategy(strategy: str | Strategy) -> Strategy:
+    wanted = Strategy.parse(strategy) if isinstance(strategy, str) else strategy
+    if wanted not in KEPT:
+        better = dominated_by(wanted)
+        raise UsageError(
+            f"the strategy must be one of {', '.join(map(str, KEPT))}, got {wanted}",
+            hint=f"{better} needs no more memory and sends no more" if better else None,
+        )
+    return wanted
+
+
+def _grid(group_size: int | None, mesh: DeviceMesh | None, ranks_per_node: int | None) -> GroupGrid:
+    if not dist.is_initialized():
+        raise UsageError("torch.distributed must be initialized before shard", hint="call dist.init_process_group()")
+    world_size = dist.get_world_size()
+    per_node = ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    if mesh is not None:
+        if group_size is not None:
+            raise UsageError("shard takes a group size or a device mesh, got both")
+        if mesh.mesh.numel() != world_size or mesh.mesh.flatten().tolist() != list(range(world_size)):
+            raise UsageError(f"the device mesh must hold all {world_size} ranks in order, got {mesh.mesh.tolist()}")
+        if mesh.ndim not in {1, 2}:
+            raise UsageError(f"the device mesh must have one or two dimensions, got {mesh.ndim}")
+        group_size = mesh.mesh.shape[-1] if mesh.ndim > 1 else None
+    if group_size is None:
+        group_size = per_node if world_size % per_node == 0 else world_size
+    return GroupGrid(
+        rank=dist.get_rank(), world_size=world_size, group_size=group_size, ranks_per_node=per_node
+    )
+
+
+def _device(model: nn.Module) -> torch.device:
+    devices = {parameter.device for parameter in model.parameters()} - {torch.device("meta")}
+    if len(devices) > 1:
+        raise UsageError(f"the model must be on one device, got {', '.join(sorted(map(str, devices)))}")
+    if devices:
+        return devices.pop()
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _plain(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"} | {"num_params": len(group["params"])}
+
+
+def _check_torch() -> None:
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < _MIN_TORCH:
+        raise UsageError(f"torch must be {_MIN_TORCH[0]}.{_MIN_TORCH[1]} or later, got {torch.__version__}")

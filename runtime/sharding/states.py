@@ -1,0 +1,73 @@
+"""The state of a sharded model and its optimizer by qualified names, whole or as shards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from paro_advise.policies.strategy import Level
+from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from paro_advise.runtime.sharding.engine import Engine
+    from paro_advise.runtime.sharding.procedure import UnitState
+
+
+def own_rows(engine: Engine, unit: UnitState) -> list[torch.Tensor]:
+    """Copy this rank's rows at the optimizer's level out of whole parameters, in their own type."""
+    found = []
+    for place, slot in enumerate(unit.spec.training):
+        start, stop = engine.rows_at(engine.levels.optimizer, unit, place)
+        found.append(slot.parameter.detach()[start:stop].to(engine.master_dtype(slot), copy=True))
+    return found
+
+
+def optimizer_state(engine: Engine) -> dict[str, Any]:
+    """Return the optimizer's state in the layout of torch's distributed checkpoints."""
+    shards = engine.shards
+    groups = []
+    for group, names in zip(shards.optimizer.param_groups, shards.group_names, strict=True):
+        groups.append({**{key: value for key, value in group.items() if key != "params"}, "params": list(names)})
+    state = {name: dict(shards.optimizer.state[shard]) for name, shard in shards.shards.items() if shard in shards.optimizer.state}
+    return {"state": state, "param_groups": groups}
+
+
+def load_optimizer_state(engine: Engine, state: dict[str, Any]) -> None:
+    """Take a state that ``optimizer_state`` returned, with the same shards."""
+    shards = engine.shards
+    for group, theirs in zip(shards.optimizer.param_groups, state["param_groups"], strict=True):
+        group.update({key: value for key, value in theirs.items() if key != "params"})
+    for name, values in state["state"].items():
+        shards.optimizer.state[shards.shards[name]] = dict(values)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's rows of a tensor, without autograd."""
+    return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()  # noqa: SLF001 - to_local() makes a view
+
+
+def whole(engine: Engine, unit: UnitState, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Gather a unit's tensors whole from each rank's rows at the optimizer's level.
+
+    All ranks call it at once; the result takes the memory of the unit.
+    """
+    if not rows:
+        return []
+    layout, channels, level = unit.layout, engine.gathering, engine.levels.optimizer
+    if level == Level.N:
+        return [row.clone() for row in rows]
+    dtype, device = rows[0].dtype, rows[0].device
+    band = level == Level.I
+    part = torch.zeros(layout.slab_elements if band else layout.slice_elements, dtype=dtype, device=device)
+    places = layout.views_of_band(part) if band else layout.views_of_slice(part)
+    for place, row in zip(places, rows, strict=True):
+        place[: row.numel()].copy_(row.reshape(-1))
+    grid = engine.grid
+    buffer = torch.empty(grid.group_size * layout.slab_elements, dtype=dtype, device=device)
+    if band:
+        channels.gather_inside(buffer, part)
+    else:
+        channels.gather_all(buffer, part)
+    found = [torch.empty(slot.shape, dtype=dtype, device=device) for slot in unit.spec.training]
+    layout.spread(buffer, found)
+    return found
