@@ -176,7 +176,11 @@ class Engine:
             self._homes.handles.append(unit.spec.module.register_forward_pre_hook(hook, prepend=True))
         for unit in self.units:
             for slot in unit.spec.training:
-                self._exposure.allow(slot.parameter, self.reduce_dtype(slot))
+                if slot.parameter.dtype != self.reduce_dtype(slot):
+                    # Whole gradients are then added up in the type they are reduced in; FSDP2 does
+                    # that itself and puts its own on the parameter for a moment.
+                    is_whole = self.levels.parameter == Level.N
+                    slot.parameter.grad_dtype = self.reduce_dtype(slot) if is_whole else None
 
     def stop(self) -> None:
         """Undo ``start`` and take parameters out of FSDP2; slots keep what they hold at rest."""

@@ -22,11 +22,6 @@ class Exposure:
         self._shown: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self.discarded = False
 
-    def allow(self, parameter: torch.Tensor, dtype: torch.dtype) -> None:
-        """Let a parameter have gradients of another type than its own."""
-        if parameter.dtype != dtype:
-            parameter.grad_dtype = dtype
-
     def show(self, parameter: torch.Tensor, shard: torch.Tensor, gradient: torch.Tensor) -> None:
         """Show a gradient on a model's parameter and on the optimizer's.
 
