@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from paro_advise.errors import TrainingError
 from torch import nn
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed._composable_state import _module_state_mapping
@@ -90,6 +91,7 @@ def wrap(
     assert isinstance(module, FSDPModule)
     if not unit.slots:
         return
+    _check_order(unit, module)
     module.set_custom_all_gather(_Gatherer(gather))
     module.set_custom_reduce_scatter(_Deliverer(deliver))
     # Sums come to us as they are: no scaling by FSDP2.
@@ -99,6 +101,21 @@ def wrap(
         module.set_reduce_scatter_unused_params(True, recurse=False)
     for slot in unit.training:
         slot.parameter.register_post_accumulate_grad_hook(_drop_gradient)
+
+
+def _check_order(unit: UnitSpec, module: FSDPModule) -> None:
+    """Refuse to go on when FSDP2 would put the parameters into its buffers in another order than we.
+
+    Raises:
+        TrainingError: gradients would be mixed up.
+    """
+    group = module._get_fsdp_state()._fsdp_param_group  # noqa: SLF001
+    theirs = [id(parameter.sharded_param) for parameter in group.fsdp_params] if group else []
+    if theirs != [id(slot.parameter) for slot in unit.slots]:
+        raise TrainingError(
+            f"FSDP2 must lay the parameters of a unit out in module order, got another order in {unit.name or 'the root'}",
+            hint=f"torch {torch.__version__} is not supported; use 2.13",
+        )
 
 
 def _drop_gradient(parameter: torch.Tensor) -> None:

@@ -88,7 +88,9 @@ def find_units(model: nn.Module, chosen: Sequence[type[nn.Module] | nn.Module] |
         for attribute, parameter in module._parameters.items():  # noqa: SLF001 - includes duplicates
             if parameter is not None:
                 places.setdefault(id(parameter), []).append((name, module, attribute))
-    for name, parameter in model.named_parameters():
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for parameter in _children_first(model):
+        name = names[id(parameter)]
         if parameter.dim() == 0:
             raise UsageError(f"a sharded parameter must have a dimension, got the scalar {name}", where=name)
         found = places[id(parameter)]
@@ -109,6 +111,23 @@ def find_units(model: nn.Module, chosen: Sequence[type[nn.Module] | nn.Module] |
     specs = [UnitSpec(name=name, module=modules[name], slots=tuple(in_unit[name])) for name in modules]
     specs.append(UnitSpec(name="", module=model, slots=tuple(in_unit.get("", ()))))
     return [spec for spec in specs if spec.slots or spec.module is model]
+
+
+def _children_first(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters in the order of FSDP2's buffers: those of submodules before a module's own."""
+    found: dict[int, nn.Parameter] = {}
+    visited = set()
+
+    def visit(module: nn.Module) -> None:
+        visited.add(module)
+        for child in module.children():
+            if child not in visited:
+                visit(child)
+        for parameter in module.parameters(recurse=False):
+            found.setdefault(id(parameter), parameter)
+
+    visit(model)
+    return list(found.values())
 
 
 def _repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:

@@ -1,0 +1,129 @@
+"""Counts bytes and messages of every strategy on this rank and compares them with the formulas."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from paro_advise.policies.strategy import KEPT
+from paro_advise.runtime import engine_of, shard
+from paro_advise.runtime.sharding.accounting import held_bytes, sent_bytes
+from torch import nn
+
+# Reference strategies, section 3: units per micro-batch inside (on P, on D), across (P, D), and
+# per step inside and across (D). Written out here, not taken from the library.
+TABLE = {
+    "NNN": (0, 0, 0, 0, 2, 2),
+    "NNI": (0, 0, 0, 0, 2, 2),
+    "NNG": (0, 0, 0, 0, 2, 2),
+    "NII": (0, 1, 0, 0, 1, 2),
+    "NIG": (0, 1, 0, 0, 1, 2),
+    "NGG": (0, 1, 0, 1, 1, 1),
+    "INI": (2, 0, 0, 0, 1, 2),
+    "ING": (2, 0, 0, 0, 1, 2),
+    "III": (2, 1, 0, 0, 0, 2),
+    "IIG": (2, 1, 0, 0, 0, 2),
+    "IGG": (2, 1, 0, 1, 0, 1),
+    "GNG": (2, 0, 2, 0, 1, 1),
+    "GIG": (2, 1, 2, 0, 0, 1),
+    "GGG": (2, 1, 2, 1, 0, 0),
+}
+MICRO_BATCHES, WIDTH, WORDS, BLOCKS = 3, 16, 32, 2
+
+
+class Model(nn.Module):
+    """Every first dimension is a multiple of 8, so that nothing is padded."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH)) for _ in range(BLOCKS))
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, tokens):
+        hidden = self.embed(tokens)
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.head(hidden)
+
+
+def backward(model, last):
+    model.set_requires_gradient_sync(last)
+    tokens = torch.randint(0, WORDS, (2, 9))
+    F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
+
+
+def check_traffic(strategy, group_size, ranks_per_node):
+    model = Model()
+    elements = sum(p.numel() for p in model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    shard(model, optimizer, strategy, group_size=group_size, ranks_per_node=ranks_per_node, reshard_root=True)
+    engine = engine_of(model)
+    before = sent_bytes(engine)
+    for micro in range(MICRO_BATCHES):
+        backward(model, micro == MICRO_BATCHES - 1)
+    optimizer.step()
+    after = sent_bytes(engine)
+    sent = {name: tuple(b - a for a, b in zip(before[name], after[name], strict=True)) for name in after}
+    m, world = group_size, dist.get_world_size()
+    g, units = world // m, BLOCKS + 1
+    p_in, d_in, p_out, d_out, step_in, step_out = TABLE[strategy]
+    inside = MICRO_BATCHES * (p_in + d_in) + step_in
+    across = MICRO_BATCHES * (p_out + d_out) + step_out
+    num_bytes = 4 * elements
+    wanted = {
+        "inside": (inside * (m - 1) * units, inside * num_bytes * (m - 1) // m),
+        "across": (across * (g - 1) * units, across * num_bytes * (g - 1) // world),
+    }
+    if ranks_per_node == m:
+        # HO-Ring spreads each of the g blocks on its own where both stages are one collective.
+        assert {name: count[1] for name, count in sent.items()} == {name: count[1] for name, count in wanted.items()}
+    else:
+        assert sent == wanted, (strategy, m, sent, wanted)
+
+
+def check_memory(strategy, mixed):
+    model = Model()
+    elements = sum(p.numel() for p in model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    options = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if mixed else {}
+    shard(model, optimizer, strategy, group_size=2, **options)
+    engine = engine_of(model)
+    assert held_bytes(engine).gradient == 0
+    backward(model, last=True)
+    optimizer.step()
+    optimizer.zero_grad()
+    backward(model, last=False)
+    held = held_bytes(engine)
+    fraction = {"N": 1, "I": 2, "G": dist.get_world_size()}
+    widths = (2, 4, 12) if mixed else (4, 4, 8)
+    wanted = tuple(width * elements // fraction[letter] for width, letter in zip(widths, strategy, strict=True))
+    assert (held.parameter, held.gradient, held.optimizer) == wanted, (strategy, mixed, held, wanted)
+    backward(model, last=True)
+    reduced = held_bytes(engine).gradient
+    assert reduced == widths[1] * elements // fraction[strategy[2]], (strategy, reduced)
+
+
+def main():
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    world = dist.get_world_size()
+    torch.manual_seed(3)
+    for strategy in map(str, KEPT):
+        if "traffic" in sys.argv[1:]:
+            check_traffic(strategy, 2, world)
+            check_traffic(strategy, 2, 2)
+            if world > 4:
+                check_traffic(strategy, 4, 8)
+        if "memory" in sys.argv[1:]:
+            check_memory(strategy, mixed=False)
+            check_memory(strategy, mixed=True)
+        if dist.get_rank() == 0:
+            print("counted", strategy, flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
