@@ -6,13 +6,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paro_advise.runtime.sharding.checkpoint import (
+        latest_checkpoint,
+        load_checkpoint,
+        save_checkpoint,
+        save_checkpoint_async,
+    )
     from paro_advise.runtime.sharding.shard import engine_of, shard
+    from paro_advise.runtime.sharding.switching import SwitchReport, switch
 
-__all__ = ["engine_of", "shard"]
+__all__ = [
+    "SwitchReport",
+    "engine_of",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "save_checkpoint",
+    "save_checkpoint_async",
+    "shard",
+    "switch",
+]
 
+_SHARDING = "paro_advise.runtime.sharding"
 _HOMES = {
-    "shard": "paro_advise.runtime.sharding.shard",
-    "engine_of": "paro_advise.runtime.sharding.shard",
+    "SwitchReport": f"{_SHARDING}.switching",
+    "engine_of": f"{_SHARDING}.shard",
+    "latest_checkpoint": f"{_SHARDING}.checkpoint",
+    "load_checkpoint": f"{_SHARDING}.checkpoint",
+    "save_checkpoint": f"{_SHARDING}.checkpoint",
+    "save_checkpoint_async": f"{_SHARDING}.checkpoint",
+    "shard": f"{_SHARDING}.shard",
+    "switch": f"{_SHARDING}.switching",
 }
 
 

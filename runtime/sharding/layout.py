@@ -6,7 +6,7 @@ every parameter, r rows long, and at level I all that the slices of local rank k
 hold. Going between the two levels so needs traffic across groups only (reference strategies,
 section 1.2). There are two ways to cut:
 
-* by bands: band k holds c rows from row k * c on, and slice (k, j) the r rows from j * r on in it.
+* by bands: band k holds c rows from row k * c on, and slice (k, j) is the j-th of g parts of it.
   Needed wherever parameters or optimizer states rest at level I.
 * by ranks: slice (k, j) holds the r rows from (j * m + k) * r on, as FSDP2 cuts over all ranks.
 
@@ -35,8 +35,9 @@ class Rows:
         num_rows: length of the first dimension; 1 for a scalar.
         row_elements: elements of a row.
         band_rows: rows of a band (c); 0 when cut by ranks.
-        slice_rows: rows of a slice (r).
+        slice_rows: rows of a slice (r), of a full band.
         group_size: ranks of a group (m).
+        num_groups: groups (g).
     """
 
     num_rows: int
@@ -44,6 +45,7 @@ class Rows:
     band_rows: int
     slice_rows: int
     group_size: int
+    num_groups: int
 
     def band(self, local: int) -> tuple[int, int]:
         """Return the first row of a band and the one behind its last."""
@@ -55,7 +57,13 @@ class Rows:
             place = group * self.group_size + local
             return min(self.num_rows, place * self.slice_rows), min(self.num_rows, (place + 1) * self.slice_rows)
         start, stop = self.band(local)
-        return min(stop, start + group * self.slice_rows), min(stop, start + (group + 1) * self.slice_rows)
+        first, last = self.slice_of_band(stop - start, group)
+        return start + first, start + last
+
+    def slice_of_band(self, band_rows: int, group: int) -> tuple[int, int]:
+        """Return the rows of a slice inside a band of so many rows, as torch.chunk cuts it."""
+        size = -(-band_rows // self.num_groups)
+        return min(band_rows, group * size), min(band_rows, (group + 1) * size)
 
     @property
     def band_elements(self) -> int:
@@ -109,6 +117,7 @@ class UnitLayout:
                     band_rows=bands,
                     slice_rows=slices,
                     group_size=group_size,
+                    num_groups=num_groups,
                 )
             )
         return cls(rows=tuple(rows), group_size=group_size, num_groups=num_groups, nested=nested)
@@ -154,27 +163,24 @@ class UnitLayout:
                     start, stop = rows.slice(local, group) if self.nested else rows.band(local)
                     _read(place, tensor, start, stop, rows.row_elements)
 
-    def nest(self, slab: torch.Tensor, packed: torch.Tensor) -> None:
-        """Reorder a packed slab into a nested one."""
+    def nest(self, slab: torch.Tensor, packed: torch.Tensor, local: int) -> None:
+        """Reorder a packed slab of a local rank into a nested one."""
         for (rows, places), band in zip(self._places(slab), self.views_of_band(packed), strict=True):
+            first, last = rows.band(local)
             for group, place in enumerate(places):
-                start = min(group * rows.slice_rows, rows.band_rows)
-                stop = min(start + rows.slice_rows, rows.band_rows)
-                _write(place, band, start, stop, rows.row_elements)
+                _write(place, band, *rows.slice_of_band(last - first, group), rows.row_elements)
 
     def unnest(self, slab: torch.Tensor, bands: Sequence[torch.Tensor]) -> None:
         """Write a nested slab into the bands of the parameters.
 
         Args:
             slab: g * S elements.
-            bands: one per parameter, with the rows that this rank really has, or all with padding.
+            bands: one per parameter, the rows that this rank has, without padding.
         """
         for (rows, places), band in zip(self._places(slab), bands, strict=True):
+            have = band.numel() // rows.row_elements if rows.row_elements else 0
             for group, place in enumerate(places):
-                have = band.numel() // max(1, rows.row_elements)
-                start = min(group * rows.slice_rows, rows.band_rows, have)
-                stop = min(start + rows.slice_rows, rows.band_rows, have)
-                _read(place, band, start, stop, rows.row_elements)
+                _read(place, band, *rows.slice_of_band(have, group), rows.row_elements)
 
     def _places(self, slab: torch.Tensor) -> list[tuple[Rows, list[torch.Tensor]]]:
         """Return each parameter's pieces of a slab: g if nested, one otherwise."""

@@ -98,7 +98,7 @@ class Procedure:
         slab = self._channels.reduce_inside(whole)
         if self._strategy.parameter == Level.I and layout.nested:
             nested = slab.new_empty(layout.slab_elements)
-            layout.nest(nested, slab)
+            layout.nest(nested, slab, grid.local)
             return nested
         return slab
 

@@ -44,6 +44,13 @@ class ShardedModule:
         """Say whether the next backward pass is an accumulation boundary."""
         engine_of(self).set_synchronizes(is_last_backward)
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the parameters as they rest on this rank, after waiting for updates under way."""
+        engine = _ENGINES.get(self)  # type: ignore[call-overload]
+        if engine is not None:
+            engine.finish_updates()
+        return super().state_dict(*args, **kwargs)  # type: ignore[misc,no-any-return]
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Only add gradients up in backward passes inside this context."""
@@ -54,6 +61,16 @@ class ShardedModule:
             yield
         finally:
             engine.set_synchronizes(before)
+
+
+def mark(model: nn.Module) -> None:
+    """Add our methods to a model's class."""
+    model.__class__ = type(f"Sharded{type(model).__name__}", (ShardedModule, type(model)), {})
+
+
+def unmark(model: nn.Module) -> None:
+    """Take our methods off a model's class."""
+    model.__class__ = type(model).__mro__[2]
 
 
 class _Attachment:
@@ -141,8 +158,8 @@ def shard(
         CommunicationError: a rank is missing, or the backend computes wrongly.
     """
     _check_torch()
-    wanted = _strategy(strategy)
-    grid = _grid(group_size, device_mesh, ranks_per_node)
+    wanted = checked_strategy(strategy)
+    grid = grid_of(group_size, device_mesh, ranks_per_node)
     if reduce_dtype == torch.float16:
         raise UsageError("gradients must be reduced in float32 or bfloat16, got float16, which overflows")
     if model in _ENGINES:
@@ -169,7 +186,7 @@ def shard(
     engine.reducing.self_check()
     _settle(engine, init)
     shards.attach(_Attachment(engine))
-    model.__class__ = type(f"Sharded{type(model).__name__}", (ShardedModule, type(model)), {})
+    mark(model)
     _ENGINES[model] = engine
     return model, optimizer
 
@@ -207,7 +224,12 @@ def _materialize(engine: Engine, spec: UnitSpec, init: Callable[[nn.Module], Non
                 dist.broadcast(buffer, 0)
 
 
-def _strategy(strategy: str | Strategy) -> Strategy:
+def checked_strategy(strategy: str | Strategy) -> Strategy:
+    """Return a strategy that we run.
+
+    Raises:
+        UsageError: it is none of the 14 kept ones.
+    """
     wanted = Strategy.parse(strategy) if isinstance(strategy, str) else strategy
     if wanted not in KEPT:
         better = dominated_by(wanted)
@@ -218,7 +240,12 @@ def _strategy(strategy: str | Strategy) -> Strategy:
     return wanted
 
 
-def _grid(group_size: int | None, mesh: DeviceMesh | None, ranks_per_node: int | None) -> GroupGrid:
+def grid_of(group_size: int | None, mesh: DeviceMesh | None, ranks_per_node: int | None) -> GroupGrid:
+    """Lay the ranks out in groups.
+
+    Raises:
+        UsageError: they cannot be laid out so.
+    """
     if not dist.is_initialized():
         raise UsageError("torch.distributed must be initialized before shard", hint="call dist.init_process_group()")
     world_size = dist.get_world_size()

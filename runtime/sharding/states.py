@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from paro_advise.policies.strategy import Level
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
+    from paro_advise.policies.strategy import Strategy
+    from paro_advise.runtime.sharding.channels import Channels
     from paro_advise.runtime.sharding.engine import Engine
     from paro_advise.runtime.sharding.procedure import UnitState
 
@@ -46,14 +50,14 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()  # noqa: SLF001 - to_local() makes a view
 
 
-def whole(engine: Engine, unit: UnitState, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+def whole(context: Placement, unit: UnitState, rows: list[torch.Tensor]) -> list[torch.Tensor]:
     """Gather a unit's tensors whole from each rank's rows at the optimizer's level.
 
     All ranks call it at once; the result takes the memory of the unit.
     """
     if not rows:
         return []
-    layout, channels, level = unit.layout, engine.gathering, engine.levels.optimizer
+    layout, channels, level = unit.layout, context.channels, context.levels.optimizer
     if level == Level.N:
         return [row.clone() for row in rows]
     dtype, device = rows[0].dtype, rows[0].device
@@ -62,7 +66,7 @@ def whole(engine: Engine, unit: UnitState, rows: list[torch.Tensor]) -> list[tor
     places = layout.views_of_band(part) if band else layout.views_of_slice(part)
     for place, row in zip(places, rows, strict=True):
         place[: row.numel()].copy_(row.reshape(-1))
-    grid = engine.grid
+    grid = channels.grid
     buffer = torch.empty(grid.group_size * layout.slab_elements, dtype=dtype, device=device)
     if band:
         channels.gather_inside(buffer, part)
@@ -71,3 +75,68 @@ def whole(engine: Engine, unit: UnitState, rows: list[torch.Tensor]) -> list[tor
     found = [torch.empty(slot.shape, dtype=dtype, device=device) for slot in unit.spec.training]
     layout.spread(buffer, found)
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where the optimizer's rows lie.
+
+    Attributes:
+        levels: of the strategy.
+        channels: its groups.
+    """
+
+    levels: Strategy
+    channels: Channels
+
+
+def model_state(engine: Engine) -> dict[str, torch.Tensor]:
+    """Return parameters and buffers by qualified names: what trains as the optimizer's rows.
+
+    Every rank so writes its own part only, in the type the optimizer works in.
+    """
+    engine.finish_updates()
+    found: dict[str, torch.Tensor] = {}
+    for unit in engine.units:
+        trained = {slot.name: place for place, slot in enumerate(unit.spec.training)}
+        for slot in unit.spec.slots:
+            place = trained.get(slot.name)
+            value = slot.parameter.detach() if place is None else engine.as_sharded(unit, place, unit.masters[place])
+            found.update(dict.fromkeys(slot.aliases, value))
+    persistent = engine.model.state_dict(keep_vars=True)
+    found.update({name: value for name, value in engine.model.named_buffers() if name in persistent})
+    return found
+
+
+def move_unit(
+    engine: Engine, old: UnitState, unit: UnitState, placement: Placement, moments: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    """Bring one unit from an old placement to the engine's present one.
+
+    Args:
+        engine: has its new strategy already; FSDP2 is off.
+        old: the unit as it was; loses its memory.
+        unit: the unit as it shall be.
+        placement: where the old rows lie.
+        moments: the new rows of the optimizer's states, by name and key; filled.
+    """
+    names = [slot.name for slot in unit.spec.training]
+    keys = sorted({key for name in names for key, _ in engine.shards.tensors(name)})
+    for key in keys:
+        rows = [local(dict(engine.shards.tensors(name))[key]) for name in names]
+        for place, (name, value) in enumerate(zip(names, whole(placement, old, rows), strict=True)):
+            start, stop = engine.rows_at(engine.levels.optimizer, unit, place)
+            moments.setdefault(name, {})[key] = value[start:stop].clone()
+        for name in names:  # frees the old rows before the next kind of state is gathered
+            engine.shards.map_states(name, lambda which, value, key=key: value if which != key else torch.empty(0))  # type: ignore[misc]
+    values = dict(zip(names, whole(placement, old, old.masters), strict=True))
+    old.masters = []
+    for slot in unit.spec.slots:
+        value = values.get(slot.name)
+        if value is None:
+            frozen = slot.parameter.detach()
+            value = frozen.full_tensor() if isinstance(frozen, DTensor) else frozen
+        slot.fill(nn.Parameter(value, requires_grad=slot.trains))
+    masters = own_rows(engine, unit) if engine.has_own_masters() else None
+    engine.home_unit(unit)
+    engine.bind_masters(unit, masters)

@@ -23,12 +23,14 @@ class Slot:
 
     Attributes:
         name: the first of its qualified names.
+        aliases: all of them; several when it is tied.
         places: modules and attributes it is registered under; several when it is tied.
         shape, dtype: of the whole parameter as the user made it.
         trains: it wants a gradient.
     """
 
     name: str
+    aliases: tuple[str, ...]
     places: tuple[tuple[nn.Module, str], ...]
     shape: torch.Size
     dtype: torch.dtype
@@ -102,6 +104,7 @@ def find_units(model: nn.Module, chosen: Sequence[type[nn.Module] | nn.Module] |
             )
         slots[id(parameter)] = Slot(
             name=name,
+            aliases=tuple(f"{place}.{attribute}" if place else attribute for place, _, attribute in found),
             places=tuple((module, attribute) for _, module, attribute in found),
             shape=parameter.shape,
             dtype=parameter.dtype,

@@ -1,0 +1,140 @@
+"""Saves and loads a sharded model through torch.distributed.checkpoint.
+
+A checkpoint holds whole tensors by qualified names in the layout of torch's own helpers
+(``{"model": ..., "optimizer": {"state", "param_groups"}}``): any strategy, world or group size, and
+plain FSDP2, can load it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from paro_advise.errors import BrokenInputError, NoInputError, WouldOverwriteError
+from paro_advise.runtime.sharding import states
+from paro_advise.runtime.sharding.agreement import agree
+from paro_advise.runtime.sharding.shard import engine_of
+from torch.distributed.checkpoint.api import CheckpointException
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from paro_advise.runtime.sharding.engine import Engine
+    from torch import nn
+
+_COMPLETE = ".metadata"  # written last, by one rank, when all others are done
+_GROUPS: dict[str, dist.ProcessGroup] = {}
+
+
+def save_checkpoint(
+    path: str | Path, model: nn.Module, *, extra: dict[str, Any] | None = None, force: bool = False
+) -> None:
+    """Save model, optimizer and extra values; every rank calls it.
+
+    Args:
+        path: a folder to make.
+        model: sharded.
+        extra: more values, such as the step and the scheduler's state.
+        force: replace a complete checkpoint of that name.
+
+    Raises:
+        WouldOverwriteError: there is a complete checkpoint already.
+        CommunicationError: a rank is gone.
+    """
+    _check_free(Path(path), force=force)
+    dcp.save(_contents(engine_of(model), extra), checkpoint_id=path)
+
+
+def save_checkpoint_async(
+    path: str | Path, model: nn.Module, *, extra: dict[str, Any] | None = None, force: bool = False
+) -> Future[Any]:
+    """Save in the background: like ``save_checkpoint``, but returns once everything is copied.
+
+    Returns:
+        Done when this rank has written its part; the checkpoint counts when it is complete.
+    """
+    _check_free(Path(path), force=force)
+    if "background" not in _GROUPS:  # training goes on with the other groups meanwhile
+        _GROUPS["background"] = dist.new_group(backend="gloo")
+    found = dcp.async_save(
+        _contents(engine_of(model), extra), checkpoint_id=path, process_group=_GROUPS["background"]
+    )
+    return found  # type: ignore[return-value]
+
+
+def load_checkpoint(path: str | Path, model: nn.Module, *, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Load model and optimizer in place, saved under any strategy or by plain FSDP2.
+
+    Args:
+        path: a complete checkpoint.
+        model: sharded, of the same parameters.
+        extra: values to load beside them, with defaults.
+
+    Returns:
+        The extra values.
+
+    Raises:
+        NoInputError: there is no complete checkpoint.
+        BrokenInputError: it is damaged, or of another model.
+    """
+    engine = engine_of(model)
+    path = Path(path)
+    if not is_complete(path):
+        raise NoInputError(
+            "a checkpoint must be complete, got a folder without its metadata" if path.is_dir() else "no checkpoint there",
+            where=str(path),
+            hint="an interrupted save leaves such a folder; load the one before",
+        )
+    stored = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    engine.discard_gradients()
+    has_optimizer = any(name.startswith("optimizer.state.") for name in stored)
+    if has_optimizer:
+        engine.shards.ensure_state()
+    contents = _contents(engine, extra)
+    if not has_optimizer:
+        del contents["optimizer"]
+    try:
+        dcp.load(contents, checkpoint_id=path)
+    except (CheckpointException, RuntimeError, OSError) as error:
+        raise BrokenInputError(
+            f"a checkpoint must hold all parameters of the model, got: {_reason(error)}", where=str(path)
+        ) from error
+    if has_optimizer:
+        states.load_optimizer_state(engine, contents["optimizer"])
+    engine.publish()
+    loaded: dict[str, Any] = contents.get("extra", {})
+    return loaded
+
+
+def is_complete(path: str | Path) -> bool:
+    """Tell whether a folder is a complete checkpoint."""
+    return (Path(path) / _COMPLETE).is_file()
+
+
+def latest_checkpoint(folder: str | Path) -> Path | None:
+    """Return the newest complete checkpoint among the folders in a folder."""
+    found = [path for path in Path(folder).iterdir() if is_complete(path)] if Path(folder).is_dir() else []
+    return max(found, key=lambda path: (path / _COMPLETE).stat().st_mtime_ns, default=None)
+
+
+def _contents(engine: Engine, extra: dict[str, Any] | None) -> dict[str, Any]:
+    contents: dict[str, Any] = {"model": states.model_state(engine), "optimizer": states.optimizer_state(engine)}
+    return {**contents, "extra": extra} if extra else contents
+
+
+def _check_free(path: Path, *, force: bool) -> None:
+    taken = is_complete(path)
+    agree({"checkpoint": [str(path), force]})
+    if taken and not force:
+        raise WouldOverwriteError("a checkpoint of that name exists", where=str(path), hint="pass force=True")
+    if taken and dist.get_rank() == 0:
+        (path / _COMPLETE).unlink()  # until the new one is complete, there is none
+    dist.barrier()
+
+
+def _reason(error: BaseException) -> str:
+    failures = getattr(error, "failures", None)
+    first = next(iter(failures.values()))[0] if failures else error
+    return next(iter(str(first).splitlines()), type(first).__name__)

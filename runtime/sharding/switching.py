@@ -1,0 +1,136 @@
+"""Changes the strategy of a model while it trains."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from paro_advise.errors import ParoAdviseError, SwitchError, UsageError
+from paro_advise.runtime.sharding import states
+from paro_advise.runtime.sharding.agreement import agree
+from paro_advise.runtime.sharding.shard import checked_strategy, engine_of, grid_of, mark, unmark
+
+if TYPE_CHECKING:
+    from paro_advise.policies.strategy import Strategy
+    from paro_advise.runtime.sharding.channels import GroupGrid
+    from paro_advise.runtime.sharding.engine import Engine
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchReport:
+    """What a switch cost on this rank.
+
+    Attributes:
+        before, after: strategies and group sizes, such as "IIG groups of 8".
+        seconds: wall time.
+        peak_bytes: the most memory in use during the switch: of the process on CPU (None where the
+            system does not tell), allocated by PyTorch on a GPU.
+    """
+
+    before: str
+    after: str
+    seconds: float
+    peak_bytes: int | None
+
+
+def switch(
+    model: nn.Module,
+    strategy: str | Strategy,
+    *,
+    group_size: int | None = None,
+    device_mesh: DeviceMesh | None = None,
+) -> SwitchReport:
+    """Let a sharded model go on under another strategy, exactly where it is.
+
+    Every rank calls it at the same point, between ``optimizer.zero_grad()`` and the next forward.
+    The unit that is moved takes its whole size in memory once more, for one kind of state at a time.
+    The model's parameters are new objects afterwards; the optimizer and schedulers stay.
+
+    Args:
+        model: sharded.
+        strategy: one of the 14 kept triples.
+        group_size, device_mesh: see shard; None for the groups as they are.
+
+    Raises:
+        UsageError: it cannot be, or there are gradients; the model is as it was.
+        DivergedError: the ranks want different things; the model is as it was.
+        SwitchError: it broke off half way; the model cannot be used any more.
+    """
+    engine = engine_of(model)
+    wanted = checked_strategy(strategy)
+    if group_size is None and device_mesh is None:
+        group_size = engine.grid.group_size
+    grid = grid_of(group_size, device_mesh, engine.grid.ranks_per_node)
+    engine.hide_gradients()
+    if any(unit.accumulated is not None or unit.reduced is not None for unit in engine.units):
+        raise UsageError(
+            "a switch must come between two steps, got gradients that wait for optimizer.step()",
+            hint="call optimizer.step() and optimizer.zero_grad() first",
+        )
+    agree({"strategy to switch to": [str(wanted), grid.group_size]})
+    before = _describe(engine)
+    started = time.perf_counter()
+    _reset_peak(engine.device)
+    try:
+        _move(engine, wanted, grid)
+    except (ParoAdviseError, RuntimeError, OSError, AssertionError) as error:
+        raise SwitchError(
+            f"all units must reach the new strategy, broke off with: {error}",
+            hint="restart the job from its last checkpoint",
+        ) from error
+    return SwitchReport(
+        before=before,
+        after=_describe(engine),
+        seconds=time.perf_counter() - started,
+        peak_bytes=_peak(engine.device),
+    )
+
+
+def _move(engine: Engine, strategy: Strategy, grid: GroupGrid) -> None:
+    synchronizes = engine.synchronizes
+    unmark(engine.model)
+    engine.stop()
+    placement = states.Placement(levels=engine.levels, channels=engine.gathering)
+    old_units = engine.units
+    engine.set_strategy(strategy, grid)
+    moments: dict[str, dict[str, torch.Tensor]] = {}
+    for old, unit in zip(old_units, engine.units, strict=True):
+        states.move_unit(engine, old, unit, placement, moments)
+    engine.place_shards()
+    for unit in engine.units:
+        for place, slot in enumerate(unit.spec.training):
+            if slot.name in moments:
+                new = {key: engine.as_sharded(unit, place, rows) for key, rows in moments[slot.name].items()}
+                engine.shards.optimizer.state[engine.shards.shards[slot.name]].update(new)
+    engine.start()
+    mark(engine.model)
+    engine.set_synchronizes(synchronizes)
+
+
+def _describe(engine: Engine) -> str:
+    return f"{engine.strategy} groups of {engine.grid.group_size}"
+
+
+def _reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    # Lets the kernel forget the highest size so far; where it may not, the peak is the process's.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def _peak(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
