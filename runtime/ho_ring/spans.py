@@ -41,7 +41,7 @@ def span(
     if not torch.autograd._profiler_enabled():  # noqa: SLF001 - the only way to ask
         return nullcontext()
     members = "[" + ", ".join(map(str, ranks)) + "]"
-    return torch._C._profiler._RecordFunctionFast(  # noqa: SLF001 - record_function drops arguments
+    event: AbstractContextManager[Any] = torch._C._profiler._RecordFunctionFast(  # noqa: SLF001 - record_function drops arguments
         _PREFIX + name,
         [],
         {
@@ -53,3 +53,4 @@ def span(
             "dtype": _DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.")),
         },
     )
+    return event

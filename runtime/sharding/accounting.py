@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from paro_advise.policies.memory import StateBytes
 from paro_advise.policies.strategy import Level
 from paro_advise.runtime.sharding import fsdp2
@@ -13,6 +12,7 @@ from paro_advise.runtime.sharding.states import local
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import torch
     from paro_advise.runtime.sharding.engine import Engine
 
 
@@ -25,9 +25,7 @@ def held_bytes(engine: Engine) -> StateBytes:
     whole = engine.levels.parameter == Level.N
     slots = [slot for unit in engine.units for slot in unit.spec.slots]
     parameters = _storage_bytes(slot.parameter for slot in slots) if whole else fsdp2.parameter_bytes(engine.model)
-    gradients = [
-        tensor for unit in engine.units for tensor in (unit.accumulated, unit.reduced) if tensor is not None
-    ]
+    gradients = [tensor for unit in engine.units for tensor in (unit.accumulated, unit.reduced) if tensor is not None]
     shown = {id(unit.reduced) for unit in engine.units if unit.reduced is not None}
     total = _storage_bytes(gradients)
     if whole and not shown:

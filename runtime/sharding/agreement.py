@@ -33,7 +33,8 @@ def _sample(values: torch.Tensor) -> bytes:
     """Return some values spread over a tensor, as bytes."""
     flat = values.reshape(-1)
     step = max(1, flat.numel() // _SAMPLE)
-    return flat[::step].to(torch.float32).cpu().numpy().tobytes()
+    sample: bytes = flat[::step].to(torch.float32).cpu().numpy().tobytes()
+    return sample
 
 
 def agree(facts: Mapping[str, Any], hint: str = "") -> None:
@@ -52,7 +53,9 @@ def agree(facts: Mapping[str, Any], hint: str = "") -> None:
     try:
         dist.all_gather_object(everyone, mine)
     except RuntimeError as error:
-        raise CommunicationError(f"all ranks must take part in the comparison of {', '.join(mine)}, got: {error}") from error
+        raise CommunicationError(
+            f"all ranks must take part in the comparison of {', '.join(mine)}, got: {error}"
+        ) from error
     for name in mine:
         values = [found.get(name) if found else None for found in everyone]
         if len(set(values)) > 1:
@@ -68,4 +71,4 @@ def agree(facts: Mapping[str, Any], hint: str = "") -> None:
 
 def _short(value: str | None) -> str:
     text = str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."  # noqa: PLR2004 - a line's worth
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -7,9 +7,11 @@ plain FSDP2, can load it.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from paro_advise.errors import BrokenInputError, NoInputError, WouldOverwriteError
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 _COMPLETE = ".metadata"  # written last, by one rank, when all others are done
 _GROUPS: dict[str, dist.ProcessGroup] = {}
+_WRITER = ThreadPoolExecutor(1, thread_name_prefix="paro_advise checkpoint")
 
 
 def save_checkpoint(
@@ -58,10 +61,10 @@ def save_checkpoint_async(
     _check_free(Path(path), force=force)
     if "background" not in _GROUPS:  # training goes on with the other groups meanwhile
         _GROUPS["background"] = dist.new_group(backend="gloo")
-    found = dcp.async_save(
-        _contents(engine_of(model), extra), checkpoint_id=path, process_group=_GROUPS["background"]
-    )
-    return found  # type: ignore[return-value]
+    # torch 2.13's own staging cannot copy the empty shards of short parameters.
+    contents = _copied(_contents(engine_of(model), extra))
+    group = _GROUPS["background"]
+    return _WRITER.submit(dcp.save, contents, checkpoint_id=path, process_group=group)
 
 
 def load_checkpoint(path: str | Path, model: nn.Module, *, extra: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -83,7 +86,9 @@ def load_checkpoint(path: str | Path, model: nn.Module, *, extra: dict[str, Any]
     path = Path(path)
     if not is_complete(path):
         raise NoInputError(
-            "a checkpoint must be complete, got a folder without its metadata" if path.is_dir() else "no checkpoint there",
+            "a checkpoint must be complete, got a folder without its metadata"
+            if path.is_dir()
+            else "no checkpoint there",
             where=str(path),
             hint="an interrupted save leaves such a folder; load the one before",
         )
@@ -122,6 +127,15 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
 def _contents(engine: Engine, extra: dict[str, Any] | None) -> dict[str, Any]:
     contents: dict[str, Any] = {"model": states.model_state(engine), "optimizer": states.optimizer_state(engine)}
     return {**contents, "extra": extra} if extra else contents
+
+
+def _copied(value: Any) -> Any:
+    """Copy all tensors of nested values."""
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 def _check_free(path: Path, *, force: bool) -> None:

@@ -60,7 +60,9 @@ def effective(strategy: Strategy, grid: GroupGrid) -> Strategy:
     if 1 < grid.group_size < grid.world_size:
         return strategy
     letter = Level.N if grid.group_size == 1 else Level.G
-    levels = (letter if level == Level.I else level for level in (strategy.parameter, strategy.gradient, strategy.optimizer))
+    levels = (
+        letter if level == Level.I else level for level in (strategy.parameter, strategy.gradient, strategy.optimizer)
+    )
     return Strategy.parse("".join(levels))
 
 
@@ -258,13 +260,17 @@ class Engine:
 
     def _world_mesh(self) -> DeviceMesh:
         if "world" not in self._meshes:
-            self._meshes["world"] = DeviceMesh(self.device.type, torch.arange(self.grid.world_size), mesh_dim_names=("world",))
+            self._meshes["world"] = DeviceMesh(
+                self.device.type, torch.arange(self.grid.world_size), mesh_dim_names=("world",)
+            )
         return self._meshes["world"]
 
     def _nested_mesh(self) -> DeviceMesh:
         key = self.grid.group_size
         if key not in self._meshes:
-            mesh = DeviceMesh(self.device.type, torch.tensor(self.grid.nested_ranks), mesh_dim_names=("inside", "across"))
+            mesh = DeviceMesh(
+                self.device.type, torch.tensor(self.grid.nested_ranks), mesh_dim_names=("inside", "across")
+            )
             # Norms over both dimensions then take one all-reduce.
             mesh._flatten("all")  # noqa: SLF001 - there is no public name
             self._meshes[key] = mesh
@@ -295,7 +301,7 @@ class Engine:
 
     # ---- gradients ----------------------------------------------------------------------------
 
-    def set_synchronizes(self, enabled: bool) -> None:
+    def set_synchronizes(self, *, enabled: bool) -> None:
         """Say whether the next backward pass is an accumulation boundary."""
         self.synchronizes = enabled
         if self.levels.gradient == Level.N and self.levels.parameter != Level.N:
@@ -336,7 +342,9 @@ class Engine:
         for unit in self.units:
             if unit.reduced is None:
                 continue
-            for place, (slot, view) in enumerate(zip(unit.spec.training, self._reduce.gradient_views(unit), strict=True)):
+            for place, (slot, view) in enumerate(
+                zip(unit.spec.training, self._reduce.gradient_views(unit), strict=True)
+            ):
                 gradient = self.as_sharded(unit, place, view)
                 self._exposure.show(slot.parameter, self.shards.shards[slot.name], gradient)
 

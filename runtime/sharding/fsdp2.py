@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Deliver = Callable[[torch.Tensor], None]
 
 
-class _Gatherer(AllGather):
+class _Gatherer(AllGather):  # type: ignore[misc]
     """An all-gather of ours in FSDP2's form."""
 
     def __init__(self, gather: Gather) -> None:
@@ -49,7 +49,7 @@ class _Gatherer(AllGather):
         return None
 
 
-class _Deliverer(ReduceScatter):
+class _Deliverer(ReduceScatter):  # type: ignore[misc]
     """Hands the unreduced gradients over; what it leaves as the result is never used."""
 
     def __init__(self, deliver: Deliver) -> None:
@@ -71,8 +71,14 @@ class _Deliverer(ReduceScatter):
 
 
 def wrap(
-    unit: UnitSpec, mesh: DeviceMesh, *, reshard_after_forward: bool, param_dtype: torch.dtype | None,
-    reduce_dtype: torch.dtype | None, gather: Gather, deliver: Deliver,
+    unit: UnitSpec,
+    mesh: DeviceMesh,
+    *,
+    reshard_after_forward: bool,
+    param_dtype: torch.dtype | None,
+    reduce_dtype: torch.dtype | None,
+    gather: Gather,
+    deliver: Deliver,
 ) -> None:
     """Shard the parameters of a unit over a mesh; units first, their root last.
 
@@ -113,7 +119,8 @@ def _check_order(unit: UnitSpec, module: FSDPModule) -> None:
     theirs = [id(parameter.sharded_param) for parameter in group.fsdp_params] if group else []
     if theirs != [id(slot.parameter) for slot in unit.slots]:
         raise TrainingError(
-            f"FSDP2 must lay the parameters of a unit out in module order, got another order in {unit.name or 'the root'}",
+            "FSDP2 must lay the parameters of a unit out in module order, "
+            f"got another order in {unit.name or 'the root'}",
             hint=f"torch {torch.__version__} is not supported; use 2.13",
         )
 
@@ -132,7 +139,7 @@ def set_gradient_sync(root: nn.Module, *, enabled: bool) -> None:
 def held(slot: Slot) -> torch.Tensor:
     """Return the rows that this rank holds of a sharded parameter, flat."""
     parameter = slot.parameter
-    return parameter._local_tensor.detach().view(-1)  # type: ignore[attr-defined] # noqa: SLF001 - to_local() makes an autograd view
+    return parameter._local_tensor.detach().view(-1)  # noqa: SLF001 - to_local() makes an autograd view
 
 
 def accumulated_bytes(root: nn.Module) -> int:
@@ -156,7 +163,7 @@ def parameter_bytes(root: nn.Module) -> int:
 
 
 def _fsdp_parameters(root: nn.Module) -> list[Any]:
-    found = []
+    found: list[Any] = []
     for module in root.modules():
         if isinstance(module, FSDPModule):
             group = module._get_fsdp_state()._fsdp_param_group  # noqa: SLF001

@@ -43,7 +43,7 @@ class ShardedOptimizer:
 
     _paro_gradients: Gradients
 
-    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: ARG002 - torch's signature
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
         self._paro_gradients.discard_gradients()
 
@@ -113,7 +113,7 @@ class OptimizerShards:
             self.optimizer.__class__ = type(f"Sharded{cls.__name__}", (ShardedOptimizer, cls), {})
             self.optimizer.register_step_pre_hook(lambda *_: gradients.before_step())
             self.optimizer.register_step_post_hook(lambda *_: gradients.after_step())
-        self.optimizer._paro_gradients = gradients  # type: ignore[attr-defined] # noqa: SLF001
+        self.optimizer._paro_gradients = gradients  # noqa: SLF001
 
     def place(self, shards: dict[str, nn.Parameter]) -> None:
         """Give the optimizer new parameters, by name; the states stay with their names."""

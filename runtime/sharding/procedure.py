@@ -174,11 +174,11 @@ class Procedure:
                 views = unit.layout.views_of_band(unit.reduced)
             case _:
                 views = unit.layout.views_of_slice(unit.reduced)
-        return [
-            view[: master.numel()].view(master.shape) for view, master in zip(views, unit.masters, strict=True)
-        ]
+        return [view[: master.numel()].view(master.shape) for view, master in zip(views, unit.masters, strict=True)]
 
-    def whole_buffer(self, unit: UnitState, gradients: Sequence[torch.Tensor | None], dtype: torch.dtype) -> torch.Tensor:
+    def whole_buffer(
+        self, unit: UnitState, gradients: Sequence[torch.Tensor | None], dtype: torch.dtype
+    ) -> torch.Tensor:
         """Return the gradients of parameters kept whole as ``add`` wants them."""
         device = unit.masters[0].device
         if self._strategy.optimizer != Level.N:

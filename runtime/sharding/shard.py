@@ -32,21 +32,21 @@ _MIN_TORCH = (2, 9)
 class ShardedModule:
     """Mixed into the class of a user's model; FSDP2's flags mean the same here."""
 
-    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:  # noqa: ARG002
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """Say whether the next backward pass is an accumulation boundary."""
-        engine_of(self).set_synchronizes(requires_gradient_sync)
+        engine_of(self).set_synchronizes(enabled=requires_gradient_sync)
 
-    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:  # noqa: ARG002
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """Say whether the next backward pass is an accumulation boundary."""
-        engine_of(self).set_synchronizes(requires_all_reduce)
+        engine_of(self).set_synchronizes(enabled=requires_all_reduce)
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Say whether the next backward pass is an accumulation boundary."""
-        engine_of(self).set_synchronizes(is_last_backward)
+        engine_of(self).set_synchronizes(enabled=is_last_backward)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the parameters as they rest on this rank, after waiting for updates under way."""
-        engine = _ENGINES.get(self)  # type: ignore[call-overload]
+        engine = _ENGINES.get(self)
         if engine is not None:
             engine.finish_updates()
         return super().state_dict(*args, **kwargs)  # type: ignore[misc,no-any-return]
@@ -56,11 +56,11 @@ class ShardedModule:
         """Only add gradients up in backward passes inside this context."""
         engine = engine_of(self)
         before = engine.synchronizes
-        engine.set_synchronizes(False)
+        engine.set_synchronizes(enabled=False)
         try:
             yield
         finally:
-            engine.set_synchronizes(before)
+            engine.set_synchronizes(enabled=before)
 
 
 def mark(model: nn.Module) -> None:
@@ -163,7 +163,9 @@ def shard(
     if reduce_dtype == torch.float16:
         raise UsageError("gradients must be reduced in float32 or bfloat16, got float16, which overflows")
     if model in _ENGINES:
-        raise UsageError("a model must be sharded once, got one that is sharded already", hint="use switch() to change it")
+        raise UsageError(
+            "a model must be sharded once, got one that is sharded already", hint="use switch() to change it"
+        )
     specs = find_units(model, units)
     device = _device(model)
     slots = {slot.name: slot for spec in specs for slot in spec.slots}
@@ -180,9 +182,7 @@ def shard(
         },
         hint="seed all ranks alike before the model is made, or load one checkpoint on all of them",
     )
-    engine = Engine(
-        model, specs, shards, strategy=wanted, grid=grid, settings=settings, device=device
-    )
+    engine = Engine(model, specs, shards, strategy=wanted, grid=grid, settings=settings, device=device)
     engine.reducing.self_check()
     _settle(engine, init)
     shards.attach(_Attachment(engine))
@@ -260,9 +260,7 @@ def grid_of(group_size: int | None, mesh: DeviceMesh | None, ranks_per_node: int
         group_size = mesh.mesh.shape[-1] if mesh.ndim > 1 else None
     if group_size is None:
         group_size = per_node if world_size % per_node == 0 else world_size
-    return GroupGrid(
-        rank=dist.get_rank(), world_size=world_size, group_size=group_size, ranks_per_node=per_node
-    )
+    return GroupGrid(rank=dist.get_rank(), world_size=world_size, group_size=group_size, ranks_per_node=per_node)
 
 
 def _device(model: nn.Module) -> torch.device:

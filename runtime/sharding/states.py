@@ -32,7 +32,11 @@ def optimizer_state(engine: Engine) -> dict[str, Any]:
     groups = []
     for group, names in zip(shards.optimizer.param_groups, shards.group_names, strict=True):
         groups.append({**{key: value for key, value in group.items() if key != "params"}, "params": list(names)})
-    state = {name: dict(shards.optimizer.state[shard]) for name, shard in shards.shards.items() if shard in shards.optimizer.state}
+    state = {
+        name: dict(shards.optimizer.state[shard])
+        for name, shard in shards.shards.items()
+        if shard in shards.optimizer.state
+    }
     return {"state": state, "param_groups": groups}
 
 

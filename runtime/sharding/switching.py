@@ -110,7 +110,7 @@ def _move(engine: Engine, strategy: Strategy, grid: GroupGrid) -> None:
                 engine.shards.optimizer.state[engine.shards.shards[slot.name]].update(new)
     engine.start()
     mark(engine.model)
-    engine.set_synchronizes(synchronizes)
+    engine.set_synchronizes(enabled=synchronizes)
 
 
 def _describe(engine: Engine) -> str:
@@ -128,7 +128,7 @@ def _reset_peak(device: torch.device) -> None:
 
 def _peak(device: torch.device) -> int | None:
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return int(torch.cuda.max_memory_allocated(device))
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:

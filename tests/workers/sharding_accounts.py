@@ -6,11 +6,11 @@ import sys
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from paro_advise.policies.strategy import KEPT
 from paro_advise.runtime import engine_of, shard
 from paro_advise.runtime.sharding.accounting import held_bytes, sent_bytes
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 # Reference strategies, section 3: units per micro-batch inside (on P, on D), across (P, D), and
 # per step inside and across (D). Written out here, not taken from the library.
@@ -39,7 +39,9 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH)) for _ in range(BLOCKS))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH)) for _ in range(BLOCKS)
+        )
         self.head = nn.Linear(WIDTH, WORDS)
 
     def forward(self, tokens):
@@ -52,7 +54,7 @@ class Model(nn.Module):
 def backward(model, last):
     model.set_requires_gradient_sync(last)
     tokens = torch.randint(0, WORDS, (2, 9))
-    F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
+    cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
 
 
 def check_traffic(strategy, group_size, ranks_per_node):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import sys
 
@@ -116,8 +115,12 @@ def mixed():
     for strategy in STRATEGIES:
         model = plain()
         model, optimizer = shard(
-            model, optimizer_of("adamw", model), strategy, group_size=2,
-            param_dtype=torch.bfloat16, reduce_dtype=torch.float32,
+            model,
+            optimizer_of("adamw", model),
+            strategy,
+            group_size=2,
+            param_dtype=torch.bfloat16,
+            reduce_dtype=torch.float32,
         )
         found[strategy] = train_sharded(model, optimizer, STEPS)
         compare(f"mixed {strategy} near fp32", found[strategy], wanted, 2e-2)

@@ -144,7 +144,7 @@ def background(folder):
     future.result()
     dist.barrier()
     assert latest_checkpoint(folder) == folder / "background"
-    other, _ = make("NNG", Model())
+    other, _ = make("NNG", fresh())
     load_checkpoint(folder / "background", other)
     compare_parameters("background", whole_parameters(other), then, 0.0)
     for wrong, kind in (
@@ -168,8 +168,10 @@ def resize(folder, phase):
         train_sharded(model, optimizer, range(2))
         save_checkpoint(folder / "resize", model, extra={"whole": whole_parameters(model)})
         return
-    model, optimizer = make("NIG", Model())
-    extra = load_checkpoint(folder / "resize", model, extra={"whole": {k: torch.empty_like(v) for k, v in whole_parameters(model).items()}})
+    model, optimizer = make("NIG", fresh())
+    extra = load_checkpoint(
+        folder / "resize", model, extra={"whole": {k: torch.empty_like(v) for k, v in whole_parameters(model).items()}}
+    )
     compare_parameters("resize", whole_parameters(model), extra["whole"], 0.0)
     train_sharded(model, optimizer, range(2, 3))
 

@@ -7,10 +7,10 @@ import sys
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from paro_advise.policies.strategy import KEPT
 from paro_advise.runtime import shard
 from torch import nn
+from torch.nn.functional import cross_entropy, gelu
 
 MICRO_BATCHES, STEPS, BATCH, WIDTH = 4, 10, 3, 16
 CLIP = 0.5
@@ -24,7 +24,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 37), nn.Linear(37, width)
 
     def forward(self, hidden):
-        return hidden + self.down(F.gelu(self.up(self.norm(hidden))))
+        return hidden + self.down(gelu(self.up(self.norm(hidden))))
 
 
 class Model(nn.Module):
@@ -51,7 +51,7 @@ def data(step, micro, rank):
 
 def loss_of(model, tokens):
     logits = model(tokens[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()) / MICRO_BATCHES
+    return cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()) / MICRO_BATCHES
 
 
 def optimizer_of(kind, model):

@@ -1,0 +1,81 @@
+"""Sharding on real gloo processes: every strategy trains as one process would."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+from paro_advise.errors import UsageError
+from paro_advise.policies.strategy import Strategy
+
+pytestmark = pytest.mark.distributed
+WARNINGS = "error::UserWarning,error::FutureWarning"
+
+
+def run(worker, *arguments, ranks=4, warnings=WARNINGS):
+    pytest.importorskip("torch")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [*launcher, str(ROOT / "tests/workers" / f"{worker}.py"), *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": warnings}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=540, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("strategies", ["NNN,NNI,NNG,NII,NIG,NGG,INI", "ING,III,IIG,IGG,GNG,GIG,GGG"])
+def test_all_strategies_equal_one_process(optimizer, strategies):
+    """10 steps of 4 micro-batches with clipping and a schedule: losses, norms, parameters; fp32, 1e-6."""
+    assert run("sharding_worker", optimizer, 2, strategies).count("equal") == 7
+
+
+@pytest.mark.parametrize("group_size", [1, 4])
+def test_groups_of_one_rank_and_of_all_ranks(group_size):
+    assert run("sharding_worker", "sgd", group_size, "NNI,NIG,INI,III,IIG,IGG,GIG").count("equal") == 7
+
+
+def test_groups_smaller_and_larger_than_a_node_on_eight_ranks():
+    assert run("sharding_worker", "sgd", "2,4", "NIG,IIG,GIG", ranks=8).count("equal") == 6
+
+
+@pytest.mark.parametrize(
+    "features", ["checkpointed,selective", "tied,lora", "fused,scheduler", "mixed,overlapped", "meta,conditional"]
+)
+def test_features_of_pytorch(features):
+    run("sharding_features", features)
+
+
+def test_compiled_blocks():
+    # torch's own compiler warns about .grad of non-leaf tensors.
+    run("sharding_features", "compiled", warnings="default")
+
+
+def test_bytes_held_and_sent_equal_the_formulas():
+    assert run("sharding_accounts", "traffic", "memory").count("counted") == 14
+
+
+@pytest.mark.parametrize("what", ["chain", "mixed", "refusals"])
+def test_live_switches(what, tmp_path):
+    run("sharding_switch", what, tmp_path)
+
+
+@pytest.mark.parametrize("what", ["pairs", "background"])
+def test_checkpoints(what, tmp_path):
+    run("sharding_switch", what, tmp_path)
+
+
+def test_a_checkpoint_of_four_ranks_loads_on_two(tmp_path):
+    run("sharding_switch", "save", tmp_path)
+    run("sharding_switch", "load", tmp_path, ranks=2)
+
+
+def test_dominated_strategies_are_refused():
+    pytest.importorskip("torch")
+    from paro_advise.runtime.sharding.shard import checked_strategy
+
+    with pytest.raises(UsageError, match="one of NNN"):
+        checked_strategy("GII")
+    assert checked_strategy("iig") == Strategy.parse("IIG")
