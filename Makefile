@@ -7,7 +7,7 @@ ROOMS := errors trace_parsers policies advisor runtime templates
 DEMO := .demo
 RANKS ?= 4
 
-.PHONY: help demo test lint types contract unit bench-analyze clean
+.PHONY: help demo test lint types contract unit test-slow bench-analyze clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -53,6 +53,9 @@ contract: .venv/test.stamp ## Imports between the rooms
 
 unit: .venv/test.stamp ## Tests
 	$(BIN)/python -m pytest -n 2
+
+test-slow: .venv/test.stamp ## The long runs of sharding: all optimizers, groups, checkpoints (10 minutes)
+	$(BIN)/python -m pytest -m slow
 
 bench-analyze: .venv/test.stamp ## Speed, memory, scale and cache beside HTA and simdjson (half an hour)
 	$(BIN)/python benchmarks/bench_analyze.py

@@ -25,44 +25,55 @@ def run(worker, *arguments, ranks=4, warnings=WARNINGS):
     return done.stdout
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("strategies", ["NNN,NNI,NNG,NII,NIG,NGG,INI", "ING,III,IIG,IGG,GNG,GIG,GGG"])
 def test_all_strategies_equal_one_process(optimizer, strategies):
     """10 steps of 4 micro-batches with clipping and a schedule: losses, norms, parameters; fp32, 1e-6."""
     assert run("sharding_worker", optimizer, 2, strategies).count("equal") == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group_size", [1, 4])
 def test_groups_of_one_rank_and_of_all_ranks(group_size):
     assert run("sharding_worker", "sgd", group_size, "NNI,NIG,INI,III,IIG,IGG,GIG").count("equal") == 7
 
 
+@pytest.mark.slow
 def test_groups_smaller_and_larger_than_a_node_on_eight_ranks():
     assert run("sharding_worker", "sgd", "2,4", "NIG,IIG,GIG", ranks=8).count("equal") == 6
 
 
 @pytest.mark.parametrize(
-    "features", ["checkpointed,selective", "tied,lora", "fused,scheduler", "mixed,overlapped", "meta,conditional"]
+    "features",
+    [
+        "mixed,overlapped",
+        "conditional",
+        pytest.param("checkpointed,selective", marks=pytest.mark.slow),
+        pytest.param("tied,lora", marks=pytest.mark.slow),
+        pytest.param("fused,scheduler,meta", marks=pytest.mark.slow),
+    ],
 )
 def test_features_of_pytorch(features):
     run("sharding_features", features)
 
 
+@pytest.mark.slow
 def test_compiled_blocks():
     # torch's own compiler warns about .grad of non-leaf tensors.
     run("sharding_features", "compiled", warnings="default")
 
 
+@pytest.mark.slow
 def test_bytes_held_and_sent_equal_the_formulas():
     assert run("sharding_accounts", "traffic", "memory").count("counted") == 14
 
 
-@pytest.mark.parametrize("what", ["chain", "mixed", "refusals"])
+@pytest.mark.parametrize("what", ["chain", "refusals", pytest.param("mixed", marks=pytest.mark.slow)])
 def test_live_switches(what, tmp_path):
     run("sharding_switch", what, tmp_path)
 
 
-@pytest.mark.parametrize("what", ["pairs", "background"])
+@pytest.mark.parametrize("what", ["background", pytest.param("pairs", marks=pytest.mark.slow)])
 def test_checkpoints(what, tmp_path):
     run("sharding_switch", what, tmp_path)
 
