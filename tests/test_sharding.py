@@ -63,9 +63,9 @@ def test_compiled_blocks():
     run("sharding_features", "compiled", warnings="default")
 
 
-@pytest.mark.slow
 def test_bytes_held_and_sent_equal_the_formulas():
-    assert run("sharding_accounts", "traffic", "memory").count("counted") == 14
+    # FSDP2 warns about units whose last layer returns a view, which these have.
+    assert run("sharding_accounts", "traffic", "memory", warnings="default").count("counted") == 14
 
 
 @pytest.mark.parametrize("what", ["chain", "refusals", pytest.param("mixed", marks=pytest.mark.slow)])
