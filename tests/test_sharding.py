@@ -63,6 +63,7 @@ def test_compiled_blocks():
     run("sharding_features", "compiled", warnings="default")
 
 
+@pytest.mark.slow
 def test_bytes_held_and_sent_equal_the_formulas():
     # FSDP2 warns about units whose last layer returns a view, which these have.
     assert run("sharding_accounts", "traffic", "memory", warnings="default").count("counted") == 14
