@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from paro_advise.errors import UsageError
 from paro_advise.runtime.ho_ring.grid import Grid
+from paro_advise.runtime.ho_ring.groups import subgroup
 from paro_advise.runtime.ho_ring.spans import span
 
 if TYPE_CHECKING:
@@ -339,14 +340,9 @@ def _make_rails(grid: Grid, ranks: tuple[int, ...]) -> Rails:
     ring_ranks = tuple(ranks[grid.at(node, grid.local)] for node in range(grid.num_nodes))
     inside_ranks = tuple(ranks[grid.at(grid.node, local)] for local in range(grid.ranks_per_node))
 
-    def group_of(members: tuple[int, ...], name: str) -> dist.ProcessGroup | None:
-        if len(members) < 2:
-            return None
-        return dist.new_group(list(members), use_local_synchronization=True, group_desc=f"ho_ring_{name}")
-
     return Rails(
-        ring=group_of(ring_ranks, "between_nodes"),
-        inside=group_of(inside_ranks, "inside_node"),
+        ring=subgroup(ring_ranks, "between_nodes"),
+        inside=subgroup(inside_ranks, "inside_node"),
         ring_ranks=ring_ranks,
         inside_ranks=inside_ranks,
     )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from paro_advise.errors import CommunicationError, DivergedError
+from paro_advise.errors import DivergedError
+from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -50,12 +51,8 @@ def agree(facts: Mapping[str, Any], hint: str = "") -> None:
     """
     mine = {name: json.dumps(value, sort_keys=True, default=str) for name, value in facts.items()}
     everyone: list[dict[str, str] | None] = [None] * dist.get_world_size()
-    try:
+    with reaching_all_ranks(f"a comparison of {', '.join(mine)}"):
         dist.all_gather_object(everyone, mine)
-    except RuntimeError as error:
-        raise CommunicationError(
-            f"all ranks must take part in the comparison of {', '.join(mine)}, got: {error}"
-        ) from error
     for name in mine:
         values = [found.get(name) if found else None for found in everyone]
         if len(set(values)) > 1:

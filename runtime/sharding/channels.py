@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-import torch.distributed as dist
-from paro_advise.errors import CommunicationError, ParoAdviseError, UsageError
+from paro_advise.errors import CommunicationError, UsageError
 from paro_advise.runtime.ho_ring import HoRing
+from paro_advise.runtime.ho_ring.groups import subgroup
+from paro_advise.runtime.ho_ring.worker import Worker, reaching_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
 _Result = TypeVar("_Result")
 
@@ -81,8 +82,8 @@ class Channels:
     def __init__(self, grid: GroupGrid) -> None:
         self.grid = grid
         m, g, per_node = grid.group_size, grid.num_groups, grid.ranks_per_node
-        inside = dist.new_group(_members(grid, inside=True), use_local_synchronization=True) if m > 1 else None
-        across = dist.new_group(_members(grid, inside=False), use_local_synchronization=True) if g > 1 else None
+        inside = subgroup(_members(grid, inside=True), "inside_group")
+        across = subgroup(_members(grid, inside=False), "across_groups")
         self.inside = HoRing(inside, ranks_per_node=_fit(min(m, per_node), m)) if inside else None
         self.across = HoRing(across, ranks_per_node=_fit(max(1, per_node // m), g)) if across else None
         # Where groups are nodes, both stages of a world-wide collective overlap.
@@ -219,7 +220,7 @@ class Queue:
     def __init__(self, what: str, depth: int = 2) -> None:
         self._what = what
         self._depth = depth
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"paro_advise {what}")
+        self._worker = Worker(what)
         self._pending: list[Future[object]] = []
 
     def submit(self, job: Callable[[], _Result]) -> Future[_Result]:
@@ -230,7 +231,7 @@ class Queue:
         """
         while len(self._pending) >= self._depth:
             self.result(self._pending.pop(0))
-        future = self._pool.submit(_without_gradients, job)
+        future = self._worker.submit(job)
         self._pending.append(future)  # type: ignore[arg-type]
         return future
 
@@ -240,15 +241,8 @@ class Queue:
         Raises:
             CommunicationError: it failed, most often because another rank is gone.
         """
-        try:
+        with reaching_all_ranks(self._what):
             return future.result()
-        except ParoAdviseError:
-            raise
-        except RuntimeError as error:
-            raise CommunicationError(
-                f"{self._what} must reach all ranks, got: {_first_line(error)}",
-                hint="look for the first rank that failed; the others lost it",
-            ) from error
 
     def drain(self) -> None:
         """Wait for all jobs.
@@ -261,16 +255,7 @@ class Queue:
 
     def close(self) -> None:
         """End the thread."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _without_gradients(job: Callable[[], _Result]) -> _Result:
-    with torch.no_grad():
-        return job()
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+        self._worker.close()
 
 
 def _members(grid: GroupGrid, *, inside: bool) -> list[int]:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from paro_advise.errors import BrokenInputError, NoInputError, WouldOverwriteError
+from paro_advise.errors import BrokenInputError, NoInputError, OutputError, WouldOverwriteError
+from paro_advise.runtime.ho_ring.groups import group_timeout
+from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 from paro_advise.runtime.sharding import states
 from paro_advise.runtime.sharding.agreement import agree
 from paro_advise.runtime.sharding.shard import engine_of
@@ -44,10 +46,11 @@ def save_checkpoint(
 
     Raises:
         WouldOverwriteError: there is a complete checkpoint already.
+        OutputError: a rank could not write.
         CommunicationError: a rank is gone.
     """
     _check_free(Path(path), force=force)
-    dcp.save(_contents(engine_of(model), extra), checkpoint_id=path)
+    _save(_contents(engine_of(model), extra), path, None)
 
 
 def save_checkpoint_async(
@@ -60,11 +63,23 @@ def save_checkpoint_async(
     """
     _check_free(Path(path), force=force)
     if "background" not in _GROUPS:  # training goes on with the other groups meanwhile
-        _GROUPS["background"] = dist.new_group(backend="gloo")
+        _GROUPS["background"] = dist.new_group(backend="gloo", timeout=group_timeout())
     # torch 2.13's own staging cannot copy the empty shards of short parameters.
     contents = _copied(_contents(engine_of(model), extra))
     group = _GROUPS["background"]
-    return _WRITER.submit(dcp.save, contents, checkpoint_id=path, process_group=group)
+    return _WRITER.submit(_save, contents, path, group)
+
+
+def _save(contents: dict[str, Any], path: str | Path, group: dist.ProcessGroup | None) -> None:
+    try:
+        with reaching_all_ranks("the parts of a checkpoint"):
+            dcp.save(contents, checkpoint_id=path, process_group=group)
+    except CheckpointException as error:
+        raise OutputError(
+            f"every rank must write its part of a checkpoint, got: {_reason(error)}",
+            where=str(path),
+            hint="the folder has no .metadata and does not count; the checkpoint before it does",
+        ) from error
 
 
 def load_checkpoint(path: str | Path, model: nn.Module, *, extra: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -81,6 +96,7 @@ def load_checkpoint(path: str | Path, model: nn.Module, *, extra: dict[str, Any]
     Raises:
         NoInputError: there is no complete checkpoint.
         BrokenInputError: it is damaged, or of another model.
+        CommunicationError: a rank is gone.
     """
     engine = engine_of(model)
     path = Path(path)
@@ -101,8 +117,9 @@ def load_checkpoint(path: str | Path, model: nn.Module, *, extra: dict[str, Any]
     if not has_optimizer:
         del contents["optimizer"]
     try:
-        dcp.load(contents, checkpoint_id=path)
-    except (CheckpointException, RuntimeError, OSError) as error:
+        with reaching_all_ranks("the parts of a checkpoint"):
+            dcp.load(contents, checkpoint_id=path)
+    except (CheckpointException, OSError) as error:
         raise BrokenInputError(
             f"a checkpoint must hold all parameters of the model, got: {_reason(error)}", where=str(path)
         ) from error
@@ -145,7 +162,8 @@ def _check_free(path: Path, *, force: bool) -> None:
         raise WouldOverwriteError("a checkpoint of that name exists", where=str(path), hint="pass force=True")
     if taken and dist.get_rank() == 0:
         (path / _COMPLETE).unlink()  # until the new one is complete, there is none
-    dist.barrier()
+    with reaching_all_ranks("the start of a checkpoint"):
+        dist.barrier()
 
 
 def _reason(error: BaseException) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from paro_advise.policies.strategy import Level, Strategy
+from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 from paro_advise.runtime.sharding import fsdp2
 from paro_advise.runtime.sharding.channels import Channels, Queue
 from paro_advise.runtime.sharding.exposure import Exposure
@@ -155,10 +156,11 @@ class Engine:
         )
 
     def _gather_unit(self, output: torch.Tensor, block: torch.Tensor) -> None:
-        if self.levels.parameter == Level.I:
-            self.gathering.gather_inside(output, block)
-        else:
-            self.gathering.gather_by_rank(output, block)
+        with reaching_all_ranks("a gather of parameters"):
+            if self.levels.parameter == Level.I:
+                self.gathering.gather_inside(output, block)
+            else:
+                self.gathering.gather_by_rank(output, block)
 
     def start(self) -> None:
         """Begin to take gradients, once all units are at rest."""

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import KEPT, Strategy, dominated_by
+from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 from paro_advise.runtime.sharding import states
 from paro_advise.runtime.sharding.agreement import agree, fingerprint
 from paro_advise.runtime.sharding.channels import GroupGrid
@@ -182,9 +183,10 @@ def shard(
         },
         hint="seed all ranks alike before the model is made, or load one checkpoint on all of them",
     )
-    engine = Engine(model, specs, shards, strategy=wanted, grid=grid, settings=settings, device=device)
-    engine.reducing.self_check()
-    _settle(engine, init)
+    with reaching_all_ranks("the set-up of a sharded model"):
+        engine = Engine(model, specs, shards, strategy=wanted, grid=grid, settings=settings, device=device)
+        engine.reducing.self_check()
+        _settle(engine, init)
     shards.attach(_Attachment(engine))
     mark(model)
     _ENGINES[model] = engine

@@ -1,0 +1,101 @@
+"""A thread that runs communication in order beside the computation."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import sys
+import threading
+import weakref
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from paro_advise.errors import CommunicationError, ParoAdviseError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_Result = TypeVar("_Result")
+_WORKERS: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+class Worker:
+    """Runs jobs one after the other in a thread of its own.
+
+    A daemon thread, unlike those of ``concurrent.futures``: when another rank dies, this process must
+    end with its error while a job still waits for a third rank.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._last: Future[object] | None = None
+        self._thread = threading.Thread(target=self._run, name=f"paro_advise {name}", daemon=True)
+        self._thread.start()
+        _WORKERS.add(self)
+
+    def submit(self, job: Callable[[], _Result]) -> Future[_Result]:
+        """Run a job after those before it."""
+        future: Future[_Result] = Future()
+        self._last = future  # type: ignore[assignment]
+        self._jobs.put(lambda: _fulfil(future, job))
+        return future
+
+    def close(self) -> None:
+        """End the thread after the jobs that wait."""
+        self._jobs.put(None)
+
+    def finish(self) -> None:
+        """Wait for the jobs; after an error that ends the process, end it at once instead.
+
+        The job may wait for a rank that in turn waits for this process to end, and a thread that
+        comes back from the backend while the interpreter is taken down aborts the process.
+        """
+        if self._last is None or self._last.done():
+            return
+        if getattr(sys, "last_value", None) is not None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+        self._last.exception()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+def _fulfil(future: Future[_Result], job: Callable[[], _Result]) -> None:
+    try:
+        with torch.no_grad():
+            result = job()
+    except BaseException as error:  # noqa: BLE001 - belongs to whoever asks for the result
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+@atexit.register
+def _finish_all() -> None:
+    for worker in list(_WORKERS):
+        worker.finish()
+
+
+@contextmanager
+def reaching_all_ranks(what: str) -> Iterator[None]:
+    """Name what was going on when another rank was lost.
+
+    Raises:
+        CommunicationError: the backend reported an error.
+    """
+    try:
+        yield
+    except ParoAdviseError:
+        raise
+    except RuntimeError as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise CommunicationError(
+            f"{what} must reach all ranks, got: {reason}",
+            hint="look for the first rank that failed; the others lost it",
+        ) from error
