@@ -9,7 +9,6 @@ import sys
 import pytest
 from conftest import ROOT
 from paro_advise.errors import UsageError
-from paro_advise.runtime.ho_ring.grid import Grid
 
 WORKER = ROOT / "tests/workers/ho_ring_worker.py"
 
@@ -33,7 +32,54 @@ def test_collectives_equal_torch_on_every_grid(ranks, per_node):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.distributed
+@pytest.mark.parametrize("what", ["fsdp2", "backend"])
+def test_unmodified_code_trains_the_same(what):
+    """FSDP2's plug-in, and the backend under DDP, FSDP1, FSDP2 (1-D, 2-D), ZeroRedundancyOptimizer."""
+    pytest.importorskip("torch")
+    worker = ROOT / "tests/workers/ho_ring_frameworks.py"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launcher, str(worker), what], capture_output=True, text=True, timeout=300, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "equal" in done.stdout
+
+
+def table_of(**times):
+    """Times at 1 KiB and 1 MiB by algorithm, seconds."""
+    from paro_advise.runtime.ho_ring import Algorithm, ChoiceTable, Operation, Sample
+
+    return ChoiceTable(
+        tuple(
+            Sample(
+                operation=Operation.ALL_GATHER,
+                num_bytes=size,
+                seconds={Algorithm(name): pair[place] for name, pair in times.items()},
+            )
+            for place, size in enumerate((1 << 10, 1 << 20))
+        )
+    )
+
+
+def test_the_fastest_algorithm_is_taken_and_native_in_doubt():
+    pytest.importorskip("torch")
+    from paro_advise.runtime.ho_ring import Operation
+
+    table = table_of(native=(1.0, 8.0), two_hop=(0.92, 8.0), ho_ring=(2.0, 4.0))
+    pick = lambda size: table.pick(Operation.ALL_GATHER, size).value  # noqa: E731
+    assert pick(1 << 10) == pick(16) == "two_hop"
+    assert pick(1 << 20) == pick(1 << 30) == "ho_ring"
+    # Half way on the logarithmic scale two-hop takes sqrt(0.92) = 0.96 of native's time: too little.
+    assert pick(1 << 15) == "native"
+    assert table.pick(Operation.ALL_REDUCE, 1 << 20).value == "native"  # never measured
+
+
 def test_a_grid_is_node_major():
+    pytest.importorskip("torch")
+    from paro_advise.runtime.ho_ring.grid import Grid
+
     grid = Grid.of(8, 5, 2)
     assert (grid.num_nodes, grid.node, grid.local) == (4, 2, 1)
     assert grid.at(2, 1) == 5
@@ -43,5 +89,8 @@ def test_a_grid_is_node_major():
 
 @pytest.mark.parametrize(("size", "index", "per_node"), [(8, 0, 3), (8, 8, 2), (8, 0, 0)])
 def test_impossible_grids_are_refused(size, index, per_node):
+    pytest.importorskip("torch")
+    from paro_advise.runtime.ho_ring.grid import Grid
+
     with pytest.raises(UsageError):
         Grid.of(size, index, per_node)

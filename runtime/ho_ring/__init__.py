@@ -5,7 +5,33 @@ between nodes; what a hop brought is spread inside the node while the next hop i
 (reference strategies, section 5.2). Each block enters each node once.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paro_advise.runtime.ho_ring.choice import Algorithm, ChoiceTable, Collectives, Operation, Sample
 from paro_advise.runtime.ho_ring.collectives import HoRing, Sent
 from paro_advise.runtime.ho_ring.grid import Grid
 
-__all__ = ["Grid", "HoRing", "Sent"]
+if TYPE_CHECKING:
+    from paro_advise.runtime.ho_ring.fsdp2 import use_ho_ring
+
+__all__ = [
+    "Algorithm",
+    "ChoiceTable",
+    "Collectives",
+    "Grid",
+    "HoRing",
+    "Operation",
+    "Sample",
+    "Sent",
+    "use_ho_ring",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "use_ho_ring":  # imports FSDP2, which takes a second
+        from paro_advise.runtime.ho_ring.fsdp2 import use_ho_ring
+
+        return use_ho_ring
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from paro_advise.runtime.ho_ring.groups import subgroup
 from paro_advise.runtime.ho_ring.spans import span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 # Below this a chunk costs more in messages than it wins in overlap (measured on the lab).
 _MIN_CHUNK_BYTES = 256 << 10
@@ -66,15 +66,12 @@ class Rails:
     Each is its own group, so that traffic between nodes and inside the node runs at once.
 
     Attributes:
-        ring: group over the nodes for this local rank; None on a single node.
-        inside: group of this node; None with one rank a node.
-        ring_ranks, inside_ranks: global ranks by node, and by local rank.
+        ring: over the nodes for this local rank, rank = node; None on a single node.
+        inside: of this node, rank = local rank; None with one rank a node.
     """
 
-    ring: dist.ProcessGroup | None
-    inside: dist.ProcessGroup | None
-    ring_ranks: tuple[int, ...]
-    inside_ranks: tuple[int, ...]
+    ring: Any
+    inside: Any
 
 
 class HoRing:
@@ -98,8 +95,25 @@ class HoRing:
         self, group: dist.ProcessGroup | None = None, *, ranks_per_node: int, num_chunks: int | None = None
     ) -> None:
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self.grid = Grid.of(len(ranks), ranks.index(dist.get_rank()), ranks_per_node)
-        self._rails = _make_rails(self.grid, tuple(ranks))
+        grid = Grid.of(len(ranks), ranks.index(dist.get_rank()), ranks_per_node)
+        self._set_up(grid, _make_rails(grid, ranks), ranks, num_chunks=num_chunks)
+
+    @classmethod
+    def over(cls, grid: Grid, rails: Rails, ranks: Sequence[int]) -> HoRing:
+        """Return the collectives over communicators that exist already.
+
+        Args:
+            grid: of the group.
+            rails: this rank's.
+            ranks: global ranks of the group, for profiles.
+        """
+        made = cls.__new__(cls)
+        cls._set_up(made, grid, rails, ranks, num_chunks=None)
+        return made
+
+    def _set_up(self, grid: Grid, rails: Rails, ranks: Sequence[int], *, num_chunks: int | None) -> None:
+        self.grid = grid
+        self.rails = rails
         self._num_chunks = num_chunks
         self._tag = 0
         self._ranks = ranks
@@ -259,19 +273,22 @@ class HoRing:
         return first
 
     def _from_ring(self, target: torch.Tensor, tag: int) -> Pending:
-        source = self._rails.ring_ranks[(self.grid.node - 1) % self.grid.num_nodes]
-        return _receive(target, source, self._rails.ring, tag)
+        pending: Pending = self.rails.ring.recv([target], (self.grid.node - 1) % self.grid.num_nodes, tag)
+        return pending
 
     def _to_ring(self, piece: torch.Tensor, tag: int) -> Pending:
         self.sent_between.add(piece)
-        return _send(piece, self._rails.ring_ranks[(self.grid.node + 1) % self.grid.num_nodes], self._rails.ring, tag)
+        pending: Pending = self.rails.ring.send([piece], (self.grid.node + 1) % self.grid.num_nodes, tag)
+        return pending
 
     def _from_peer(self, target: torch.Tensor, peer: int, tag: int) -> Pending:
-        return _receive(target, self._rails.inside_ranks[peer], self._rails.inside, tag)
+        pending: Pending = self.rails.inside.recv([target], peer, tag)
+        return pending
 
     def _to_peer(self, piece: torch.Tensor, peer: int, tag: int) -> Pending:
         self.sent_inside.add(piece)
-        return _send(piece, self._rails.inside_ranks[peer], self._rails.inside, tag)
+        pending: Pending = self.rails.inside.send([piece], peer, tag)
+        return pending
 
 
 class _Scratch:
@@ -327,22 +344,9 @@ def _combiner(op: Any, dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tens
     return _COMBINE[op]
 
 
-def _send(piece: torch.Tensor, rank: int, group: dist.ProcessGroup | None, tag: int) -> Pending:
-    return cast("Pending", dist.isend(piece, rank, group=group, tag=tag))
-
-
-def _receive(target: torch.Tensor, rank: int, group: dist.ProcessGroup | None, tag: int) -> Pending:
-    return cast("Pending", dist.irecv(target, rank, group=group, tag=tag))
-
-
-def _make_rails(grid: Grid, ranks: tuple[int, ...]) -> Rails:
+def _make_rails(grid: Grid, ranks: Sequence[int]) -> Rails:
     """Make this rank's two groups; only their members take part."""
-    ring_ranks = tuple(ranks[grid.at(node, grid.local)] for node in range(grid.num_nodes))
-    inside_ranks = tuple(ranks[grid.at(grid.node, local)] for local in range(grid.ranks_per_node))
-
     return Rails(
-        ring=subgroup(ring_ranks, "between_nodes"),
-        inside=subgroup(inside_ranks, "inside_node"),
-        ring_ranks=ring_ranks,
-        inside_ranks=inside_ranks,
+        ring=subgroup([ranks[grid.at(node, grid.local)] for node in range(grid.num_nodes)], "between_nodes"),
+        inside=subgroup([ranks[grid.at(grid.node, local)] for local in range(grid.ranks_per_node)], "inside_node"),
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 
 import torch
 import torch.distributed as dist
 from paro_advise.errors import UsageError
-from paro_advise.runtime.ho_ring import HoRing
+from paro_advise.runtime.ho_ring import Algorithm, ChoiceTable, Collectives, HoRing, Operation, Sample
 
 SIZES = (1, 5, 4097, 70_001)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8)
@@ -75,6 +76,34 @@ def check_refusals(ring):
         raise AssertionError("a wrong call was accepted")
 
 
+class Fixed:
+    """Collectives of one algorithm in the form that ``check`` wants."""
+
+    def __init__(self, collectives, algorithm):
+        self.all_gather = functools.partial(collectives.all_gather, algorithm=algorithm)
+        self.reduce_scatter = functools.partial(collectives.reduce_scatter, algorithm=algorithm)
+        self.all_reduce = functools.partial(collectives.all_reduce, algorithm=algorithm)
+
+
+def check_choice(per_node):
+    """All algorithms agree, and a calibration gives all ranks the same table."""
+    collectives = Collectives.of(ranks_per_node=per_node)
+    for algorithm in collectives.algorithms:
+        check(Fixed(collectives, algorithm), 4097, torch.float32)
+    table = collectives.calibrate(sizes=(4096, 65536), budget_s=1.0)
+    tables = [None] * dist.get_world_size()
+    dist.all_gather_object(tables, table)
+    assert tables == [table] * dist.get_world_size()
+    assert {sample.operation for sample in table.samples} == (
+        set(Operation) if len(collectives.algorithms) > 1 else set()
+    )
+    seconds = dict.fromkeys(collectives.algorithms, 1.0) | {Algorithm.HO_RING: 0.5}
+    collectives.table = ChoiceTable((Sample(operation=Operation.ALL_GATHER, num_bytes=64, seconds=seconds),))
+    before = collectives.ho_ring.sent_between.messages
+    check(collectives, 5, torch.float32)
+    assert (collectives.ho_ring.sent_between.messages > before) == (collectives.ho_ring.grid.num_nodes > 1)
+
+
 def main():
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
@@ -85,6 +114,7 @@ def main():
                 if size == 5 or dtype in (torch.float32, torch.bfloat16):
                     check(ring, size, dtype)
         check_refusals(ring)
+        check_choice(per_node)
     half = list(range(dist.get_world_size() // 2))
     group = dist.new_group(half)
     if dist.get_rank() in half:

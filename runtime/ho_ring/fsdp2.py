@@ -1,0 +1,136 @@
+"""Lets unmodified FSDP2 gather and reduce through HO-Ring."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from paro_advise.errors import UsageError
+from paro_advise.runtime.ho_ring.choice import Algorithm, Collectives, Operation
+from paro_advise.runtime.ho_ring.work import AsyncWork
+from paro_advise.runtime.ho_ring.worker import Worker, reaching_all_ranks
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+
+def _allocate(
+    self: Any, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    return torch.empty(tuple(size), dtype=dtype, device=device)
+
+
+class HoRingAllGather(AllGather):  # type: ignore[misc]
+    """FSDP2's all-gather through our collectives.
+
+    Args:
+        collectives: its own, since messages of two must not mix.
+        algorithm: None for what the calibration chose.
+    """
+
+    allocate = _allocate
+
+    def __init__(self, collectives: Collectives, algorithm: Algorithm | None = None) -> None:
+        self._collectives = collectives
+        self._algorithm = algorithm
+        self._worker: Worker | None = None
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Gather the shards of a unit."""
+        if not async_op or output_tensor.is_cuda:  # a GPU's collectives are asynchronous by themselves
+            with reaching_all_ranks("a gather of parameters"):
+                self._collectives.all_gather(output_tensor, input_tensor, self._algorithm)
+            return None
+        self._worker = self._worker or Worker("all-gather")
+        job = self._worker.submit(lambda: self._collectives.all_gather(output_tensor, input_tensor, self._algorithm))
+        return AsyncWork(job, "a gather of parameters", [output_tensor])
+
+
+class HoRingReduceScatter(ReduceScatter):  # type: ignore[misc]
+    """FSDP2's reduce-scatter through our collectives.
+
+    Args:
+        collectives: its own.
+        algorithm: None for what the calibration chose.
+    """
+
+    allocate = _allocate
+
+    def __init__(self, collectives: Collectives, algorithm: Algorithm | None = None) -> None:
+        self._collectives = collectives
+        self._algorithm = algorithm
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Reduce the gradients of a unit."""
+        with reaching_all_ranks("a reduction of gradients"):
+            self._collectives.reduce_scatter(output_tensor, input_tensor, op, self._algorithm)
+        return None
+
+
+def use_ho_ring(
+    model: nn.Module,
+    *,
+    ranks_per_node: int | None = None,
+    algorithm: Algorithm | str | None = None,
+    calibration_s: float = 5.0,
+) -> tuple[Collectives, Collectives]:
+    """Let the units of a model that FSDP2 shards gather and reduce through our collectives.
+
+    Every rank calls it after all calls of ``fully_shard``. Numbers may differ from the native
+    collectives' in the last bits, because gradients are added in another order.
+
+    Args:
+        model: the root.
+        ranks_per_node: None for the environment's LOCAL_WORLD_SIZE; 1 makes plain rings.
+        algorithm: None to measure which one is fastest at which size.
+        calibration_s: how long that may take, each for gathers and reductions.
+
+    Returns:
+        The collectives of gathers and of reductions, with what they measured.
+
+    Raises:
+        UsageError: the model is not sharded by FSDP2, or over several groups.
+    """
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    parameters = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
+    if not modules or not parameters:
+        raise UsageError("the model must be sharded by FSDP2, got none of its modules", hint="call fully_shard first")
+    meshes = {parameter.device_mesh for parameter in parameters}
+    if len(meshes) > 1:
+        raise UsageError(f"all units must be sharded over one mesh, got {len(meshes)}")
+    mesh = meshes.pop()
+    group = mesh.get_group(mesh.ndim - 1)
+    size = group.size()
+    per_node = ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    per_node = per_node if size % per_node == 0 else size
+    gathers, reductions = (Collectives.of(group, ranks_per_node=min(per_node, size)) for _ in range(2))
+    wanted = Algorithm(algorithm) if algorithm else None
+    if wanted is None:
+        device = parameters[0].device
+        gathers.calibrate([Operation.ALL_GATHER], budget_s=calibration_s, device=device)
+        reductions.calibrate([Operation.REDUCE_SCATTER], budget_s=calibration_s, device=device)
+    for module in modules:
+        if next(module.parameters(), None) is not None:
+            module.set_custom_all_gather(HoRingAllGather(gathers, wanted))
+            module.set_custom_reduce_scatter(HoRingReduceScatter(reductions, wanted))
+    return gathers, reductions
