@@ -7,7 +7,7 @@ ROOMS := errors trace_parsers policies advisor runtime templates
 DEMO := .demo
 RANKS ?= 4
 
-.PHONY: help demo test lint types contract unit test-slow bench-analyze clean
+.PHONY: help demo test lint types contract unit test-slow bench-analyze bench-ho-ring bench-training clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -59,6 +59,9 @@ test-slow: .venv/test.stamp ## The long runs of sharding: all optimizers, groups
 
 bench-analyze: .venv/test.stamp ## Speed, memory, scale and cache beside HTA and simdjson (half an hour)
 	$(BIN)/python benchmarks/bench_analyze.py
+
+bench-ho-ring: .venv/test.stamp ## HO-Ring beside gloo, two hops and a plain ring on the emulated cluster (10 minutes)
+	$(BIN)/python benchmarks/bench_ho_ring.py
 
 clean: ## Remove everything that make created
 	rm -rf .venv build $(DEMO) .bench .mypy_cache .ruff_cache .pytest_cache

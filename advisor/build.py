@@ -173,6 +173,16 @@ def _strategy(typical: pl.DataFrame | None, found: RankSet, micro: int | None, n
                 help="record CPU activities too, so that backward passes can be counted",
             )
         )
+    stated = next((facts.header.metadata for _, facts in found.timed if "strategy" in facts.header.metadata), None)
+    if stated is not None:
+        size = stated.get("group_size", "")
+        return Strategy(
+            triple=stated["strategy"],
+            triple_at_rest=stated["strategy"],
+            group_size=int(size) if size.isdecimal() else None,
+            source="metadata",
+            reasons=("the runtime wrote its strategy into the trace",),
+        )
     return infer_strategy(typical, found.world_size, micro or 1, found.framework)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _TIMELINE_BOXES = 600
 _FRAMEWORK_MARKS = (
+    ("paro_advise::gradient", "paro-advise runtime"),
     ("FSDP::", "FSDP2"),
     ("FullyShardedDataParallel.", "FSDP1"),
     ("Optimizer.step#ZeroRedundancyOptimizer", "DDP + ZeroRedundancyOptimizer"),

@@ -74,3 +74,28 @@ def state_bytes(
         gradient=widths.gradient_bytes * trained / shards(strategy.gradient, shape),
         optimizer=widths.optimizer_bytes * trained / shards(strategy.optimizer, shape),
     )
+
+
+def transient_bytes(
+    strategy: Strategy, shape: Shape, largest_unit: float, parameter_bytes: float = 2.0, gradient_bytes: float = 2.0
+) -> float:
+    """Return a bound of what our runtime holds beside states and activations while it computes.
+
+    Counted in copies of the largest unit (the root with embedding and head is one):
+
+    - Parameters that are not kept whole: the root's stay gathered, one unit is computed, the next one
+      is gathered and copied out of its buffer: 4, and one more where a gather over all ranks is put in
+      order. Whole ones: the buffer that an update arrives in.
+    - Gradients that are not kept whole: those that autograd adds up in the root and in one unit, three
+      buffers that wait for or take part in a reduction and the one being filled; the reduction's own
+      parts and partial sums take two more: 8. Whole ones: their buffers at the boundary, 6.
+
+    Args:
+        strategy: the triple.
+        shape: groups and their size.
+        largest_unit: its elements.
+        parameter_bytes, gradient_bytes: per element, as computed and reduced in.
+    """
+    gathered = 1.0 if shards(strategy.parameter, shape) == 1 else 5.0
+    reduced = 6.0 if shards(strategy.gradient, shape) == 1 else 8.0
+    return largest_unit * (gathered * parameter_bytes + reduced * gradient_bytes)

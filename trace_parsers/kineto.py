@@ -18,6 +18,7 @@ from paro_advise.trace_parsers.kineto_collectives import (
 )
 from paro_advise.trace_parsers.kineto_events import CommArgs, as_int, parse_head
 from paro_advise.trace_parsers.kineto_gloo import GlooCall, GlooSpan
+from paro_advise.trace_parsers.kineto_own import OWN_PREFIX, OwnCalls, add_own_collectives
 from paro_advise.trace_parsers.kineto_phases import (
     HostRows,
     PhaseClock,
@@ -54,6 +55,9 @@ _RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])rank[-_]?(\d{1,6})(?!\d)", re.IGNORE
 _AUTOGRAD_MARKS = ("PreBackwardFunctionForModule", "PostBackwardFunctionModule", "ZeroStage3")
 _LONGEST_SHIFTED_US = 1e13
 _CALL_NAMES = ("record_param_comms", "paro_param_comms", "c10d::")
+_POINT_TO_POINT = ("gloo:send", "gloo:recv", "gloo:recvAnySource", "c10d::send", "c10d::recv_")
+# Spans of our runtime's communication threads.
+_STATE_SPANS = (f"{OWN_PREFIX}gradient", f"{OWN_PREFIX}optimizer")
 _STEP_SPANS = ("ProfilerStep", "nccl:", "gloo:")
 
 
@@ -365,19 +369,22 @@ class _Builder:
         threads = raw.tids.values_in_order()
         spans = []
         workers: set[int] = set()
+        own = self._own_calls(origin_us)
         for row, args in raw.comm:
             name = codes[raw.name[row]]
-            if name.startswith("gloo:"):
-                begin = raw.start[row] - origin_us
+            begin = raw.start[row] - origin_us
+            if name.startswith(_STATE_SPANS):
+                workers.add(raw.tid[row])
+            if name.startswith("gloo:") and not (name in _POINT_TO_POINT and own.covers(begin)):
                 spans.append(self._gloo_span(name, begin, raw.duration[row], threads[raw.tid[row]], args))
-                if name not in ("gloo:send", "gloo:recv", "gloo:recvAnySource"):
+                if name not in _POINT_TO_POINT:
                     workers.add(raw.tid[row])
         spans.sort(key=lambda span: span.start_us)
         calls = sorted(
             (
                 GlooCall(start_us=call.start_us, tid=call.tid, name=call.name, dims=call.args.input_dims)
                 for call in self._host_calls(origin_us)
-                if call.name.startswith("c10d::")
+                if call.name.startswith("c10d::") and not (call.name in _POINT_TO_POINT and own.covers(call.start_us))
             ),
             key=lambda call: call.start_us,
         )
@@ -386,7 +393,24 @@ class _Builder:
             self._note("Q110", f"{unpaired} gloo spans have no issuing c10d operator")
         if untimed and spans:
             self._note("Q111", f"{untimed} collectives have no gloo span and therefore no time")
-        return (*_cpu_compute(host, workers), collectives)
+        add_own_collectives(collectives, own, host, clock)
+        return (*_cpu_compute(host, workers, own), collectives)
+
+    def _own_calls(self, origin_us: float) -> OwnCalls:
+        raw = self._raw.host
+        codes = raw.names.values_in_order()
+        return OwnCalls(
+            HostCall(
+                start_us=raw.start[row] - origin_us,
+                end_us=raw.start[row] - origin_us + max(0.0, raw.duration[row]),
+                tid=raw.tid[row],
+                name=codes[raw.name[row]],
+                external=raw.external[row],
+                args=args,
+            )
+            for row, args in raw.comm
+            if codes[raw.name[row]].startswith(OWN_PREFIX) and args.collective is not None
+        )
 
     @staticmethod
     def _gloo_span(name: str, begin: float, duration: float, thread: Any, args: CommArgs) -> GlooSpan:
@@ -440,7 +464,12 @@ class _Builder:
     def _framework_marks(self) -> dict[str, str]:
         """Return names that only one framework leaves in autograd, for runs without annotations."""
         found = {mark for name in self._raw.host.names for mark in _AUTOGRAD_MARKS if mark in name}
-        return {"autograd_marks": ",".join(sorted(found))} if found else {}
+        marks = {"autograd_marks": ",".join(sorted(found))} if found else {}
+        stated = self._metadata.get("paro_advise")
+        if isinstance(stated, dict) and re.fullmatch(r"[NIG]{3}", str(stated.get("strategy"))):
+            size = as_int(stated.get("group_size"))
+            marks |= {"strategy": str(stated["strategy"]), "group_size": str(size) if size else ""}
+        return marks
 
     def _device_index(self) -> int | None:
         for _, args in self._raw.device.comm[:1]:
@@ -476,11 +505,12 @@ def _groups(config: Any) -> tuple[ProcessGroup, ...]:
     return tuple(out)
 
 
-def _cpu_compute(host: HostRows, workers: set[int]) -> tuple[pl.DataFrame, tuple[str, ...]]:
+def _cpu_compute(host: HostRows, workers: set[int], own: OwnCalls) -> tuple[pl.DataFrame, tuple[str, ...]]:
     """Return the operators that compute on a CPU run, one row each, as device rows.
 
-    gloo's worker threads compute for the collective, not for the model. Containers (autograd
-    nodes, c10d calls) hold waiting; only operators outside them count.
+    gloo's worker threads compute for the collective, not for the model, and so do operators inside a
+    collective of our runtime. Containers (autograd nodes, c10d calls) hold waiting; only operators
+    outside them count.
     """
     import numpy as np
     import polars as pl
@@ -493,13 +523,14 @@ def _cpu_compute(host: HostRows, workers: set[int]) -> tuple[pl.DataFrame, tuple
             "autograd",
             "torch",
             "record_param_comms",
+            "paro_advise",
         )
 
     def waits(name: str) -> bool:
         return name.startswith(("c10d::", "_c10d_functional::"))
 
     on_worker = np.isin(host.tid, list(workers)) if workers else np.zeros(len(host.tid), dtype=bool)
-    operator = (host.kind == HostKind.OPERATOR) & ~on_worker
+    operator = (host.kind == HostKind.OPERATOR) & ~on_worker & ~own.mask(host)
     busy = operator & host.codes(computes(name) for name in host.names)
     waiting = operator & host.codes(waits(name) for name in host.names)
     rows = np.flatnonzero(busy | waiting)

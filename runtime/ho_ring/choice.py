@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 # How much faster than the native collective another one must be measured to be taken.
 _MARGIN = 0.95
-_SIZES = (4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20)
-_REPEATS = 5
+_SIZES = (4 << 10, 64 << 10, 512 << 10, 4 << 20)
+_REPEATS = (3, 25)  # at least and at most, as the time allows
 
 
 class Operation(StrEnum):
@@ -170,8 +170,8 @@ class Collectives:
 
         Args:
             operations: what will be used.
-            sizes: bytes of the whole buffer, ascending.
-            budget_s: once it is used up larger sizes are not measured; every one runs at least once.
+            sizes: bytes of the whole buffer.
+            budget_s: shared out among operations and sizes; each runs at least four times all the same.
             device: of the tensors.
 
         Returns:
@@ -188,19 +188,17 @@ class Collectives:
         self, operation: Operation, sizes: Sequence[int], budget_s: float, device: torch.device | None
     ) -> list[Sample]:
         found: list[Sample] = []
-        spent = 0.0
         for num_bytes in sizes:
-            if spent > budget_s:
-                break
             runs = {algorithm: self._job(operation, num_bytes, algorithm, device) for algorithm in self.algorithms}
+            for run in runs.values():
+                self._timed(run, device)  # connects and allocates
             times: dict[Algorithm, list[float]] = {algorithm: [] for algorithm in runs}
-            for repeat in range(_REPEATS + 1):
+            spent, least, most = 0.0, *_REPEATS
+            for repeat in range(most):
                 for algorithm, run in runs.items():
-                    took = self._timed(run, device)
-                    spent += took
-                    if repeat:  # the first one connects and allocates
-                        times[algorithm].append(took)
-                if repeat and spent > budget_s:
+                    times[algorithm].append(self._timed(run, device))
+                    spent += times[algorithm][-1]
+                if repeat + 1 >= least and spent > budget_s / len(sizes):
                     break
             medians = {algorithm: statistics.median(values) for algorithm, values in times.items()}
             found.append(Sample(operation=operation, num_bytes=num_bytes, seconds=medians))

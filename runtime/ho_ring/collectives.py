@@ -238,11 +238,16 @@ class HoRing:
         if size * self.grid.size != flat.numel():
             padded = flat.new_zeros(size * self.grid.size)
             padded[: flat.numel()].copy_(flat)
+        combine = _combiner(op, flat.dtype)
+        blocks = padded.view(self.grid.num_nodes, self.grid.ranks_per_node, size)
         block = torch.empty(size, dtype=flat.dtype, device=flat.device)
-        self.reduce_scatter(block, padded, op)
-        self.all_gather(padded, block)
-        if padded is not flat:
-            flat.copy_(padded[: flat.numel()])
+        with span("all_reduce", flat, flat.numel(), flat.numel(), self._ranks):
+            self._reduce_scatter(block, blocks, combine)
+            if op == dist.ReduceOp.AVG:
+                block.div_(self.grid.size)
+            self._all_gather(blocks, block)
+            if padded is not flat:
+                flat.copy_(padded[: flat.numel()])
 
     def _chunks(self, size: int, element_bytes: int) -> list[tuple[int, int]]:
         """Cut a block of ``size`` elements into nearly equal chunks (element ranges)."""
@@ -299,7 +304,8 @@ class _Scratch:
         self._grid = ring.grid
         self._chunks = chunks
         self._base = base
-        shape = (_BLOCKS_AHEAD, max(0, self._grid.ranks_per_node - 1), parts.shape[-1])
+        self._ahead = min(_BLOCKS_AHEAD, self._grid.num_nodes)
+        shape = (self._ahead, max(0, self._grid.ranks_per_node - 1), parts.shape[-1])
         self._buffer = torch.empty(shape, dtype=parts.dtype, device=parts.device)
         self._coming: dict[tuple[int, int], list[Pending]] = {}
         self._posted = 0
@@ -315,8 +321,8 @@ class _Scratch:
 
     def receive_ahead(self, step: int) -> None:
         """Post the receives of this block and the next ones; earlier blocks have been used up."""
-        while self._posted < min(step + _BLOCKS_AHEAD, self._grid.num_nodes):
-            place = self._buffer[self._posted % _BLOCKS_AHEAD]
+        while self._posted < min(step + self._ahead, self._grid.num_nodes):
+            place = self._buffer[self._posted % self._ahead]
             for number, (low, high) in enumerate(self._chunks):
                 tag = self._base + self._posted * len(self._chunks) + number
                 self._coming[self._posted, number] = [
@@ -328,7 +334,7 @@ class _Scratch:
     def parts_of(self, step: int, number: int) -> list[torch.Tensor]:
         """Return the peers' parts of a chunk, waiting for them."""
         low, high = self._chunks[number]
-        place = self._buffer[step % _BLOCKS_AHEAD]
+        place = self._buffer[step % self._ahead]
         found = []
         for row, work in enumerate(self._coming.pop((step, number))):
             work.wait()

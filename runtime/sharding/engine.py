@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from paro_advise.policies.strategy import Level, Strategy
+from paro_advise.runtime.ho_ring.spans import Span
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 from paro_advise.runtime.sharding import fsdp2
 from paro_advise.runtime.sharding.channels import Channels, Queue
@@ -313,7 +315,7 @@ class Engine:
         """Take the gradients of a unit from FSDP2."""
         self._queue_callback()
         last = self.synchronizes
-        self._reducing.submit(lambda: self._reduce.add(unit, whole, last=last))
+        self._reducing.submit(self._named("gradient", unit, lambda: self._reduce.add(unit, whole, last=last)))
 
     def _deliver_whole(self, unit: UnitState) -> None:
         """Take the gradients of a unit that is kept whole."""
@@ -325,7 +327,17 @@ class Engine:
         for slot in unit.spec.training:
             slot.parameter.grad = None
         last = self.synchronizes
-        self._reducing.submit(lambda: self._reduce.add(unit, whole, last=last))
+        self._reducing.submit(self._named("gradient", unit, lambda: self._reduce.add(unit, whole, last=last)))
+
+    @staticmethod
+    def _named(state: str, unit: UnitState, job: Callable[[], None]) -> Callable[[], None]:
+        """Let a job say in profiles which model state it moves."""
+
+        def run() -> None:
+            with Span(f"{state} ({unit.spec.name or 'root'})"):
+                job()
+
+        return run
 
     def _queue_callback(self) -> None:
         if not self._callback_queued:
@@ -366,6 +378,9 @@ class Engine:
 
     def after_step(self) -> None:
         """Bring the updated parameters to the model."""
+        if torch.autograd._profiler_enabled():  # noqa: SLF001 - the only way to ask
+            stated = {"strategy": str(self.levels), "group_size": self.grid.group_size}
+            torch.autograd._add_metadata_json("paro_advise", json.dumps(stated))  # noqa: SLF001
         self.publish(wait=not self.settings.overlap_updates)
 
     def publish(self, *, wait: bool = True) -> None:
@@ -379,7 +394,7 @@ class Engine:
             self.finish_updates()
 
     def _publish_job(self, unit: UnitState, held: list[torch.Tensor]) -> Callable[[], None]:
-        return lambda: self._gather.publish(unit, held)
+        return self._named("optimizer", unit, lambda: self._gather.publish(unit, held))
 
     def finish_updates(self) -> None:
         """Wait until all parameters are up to date."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from paro_advise.policies.strategy import KEPT
+from paro_advise.policies.memory import transient_bytes
+from paro_advise.policies.strategy import KEPT, Strategy
+from paro_advise.policies.traffic import Shape
 from paro_advise.runtime import engine_of, shard
 from paro_advise.runtime.sharding.accounting import held_bytes, sent_bytes
 from torch import nn
@@ -108,6 +113,48 @@ def check_memory(strategy, mixed):
     assert reduced == widths[1] * elements // fraction[strategy[2]], (strategy, reduced)
 
 
+class Wide(Model):
+    """Units of half a million elements, so that activations are small beside them."""
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.embed = nn.Embedding(WORDS, 512)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)) for _ in range(4)
+        )
+        self.head = nn.Linear(512, WORDS)
+
+
+def check_peak(strategy, group_size):
+    """Allocations of a step, as torch's own profiler counts them, stay within the stated bound."""
+    model = Wide()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    shard(model, optimizer, strategy, group_size=group_size)
+    engine = engine_of(model)
+
+    def step():
+        for micro in range(2):
+            backward(model, micro == 1)
+        held = held_bytes(engine).gradient
+        optimizer.step()
+        optimizer.zero_grad()
+        return held
+
+    gradient = step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        step()
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profile.export_chrome_trace(file.name)
+        events = json.loads(Path(file.name).read_bytes())["traceEvents"]
+    peak = max(event["args"]["Total Allocated"] for event in events if event.get("name") == "[memory]")
+    largest = max(sum(slot.shape.numel() for slot in unit.spec.slots) for unit in engine.units)
+    shape = Shape(group_size=group_size, num_groups=dist.get_world_size() // group_size)
+    bound = transient_bytes(Strategy.parse(strategy), shape, largest, 4, 4)
+    if dist.get_rank() == 0:
+        print(f"peak {strategy} {(peak - gradient) / 4 / largest:.2f} of {bound / 4 / largest:.0f} units", flush=True)
+    assert peak - gradient <= bound, (strategy, group_size, peak, gradient, bound)
+
+
 def main():
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
@@ -122,6 +169,8 @@ def main():
         if "memory" in sys.argv[1:]:
             check_memory(strategy, mixed=False)
             check_memory(strategy, mixed=True)
+        if "peak" in sys.argv[1:]:
+            check_peak(strategy, 2)
         if dist.get_rank() == 0:
             print("counted", strategy, flush=True)
     dist.destroy_process_group()

@@ -1,0 +1,193 @@
+"""What every rank of bench_training.py does: trains the same model under all systems, step by step in turn."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812 - PyTorch's own convention
+from paro_advise.runtime import shard
+from paro_advise.runtime.ho_ring import Algorithm, Collectives, use_ho_ring
+from paro_advise.runtime.ho_ring.fsdp2 import HoRingReduceScatter
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+
+    Step = Callable[[int], float]
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+from train import Transformer  # the same model as the example's
+
+# 6 blocks and the root: 7 units; 9.96 million parameters.
+VOCABULARY, WIDTH, LAYERS, HEADS = 1480, 352, 6, 4
+SEQUENCE, MICRO_BATCHES, LEARNING_RATE = 32, 4, 1e-3
+FSDP2 = {
+    "fsdp2_zero3": {},
+    "fsdp2_zero3_ring": {"ring": True},
+    "fsdp2_zero3_ho_ring": {"ho_ring": True},
+    "fsdp2_zero3_int": {"reshard": "node"},
+    "fsdp2_zero2": {"reshard": False},
+    "fsdp2_hsdp_gated": {"hsdp": True},
+    "fsdp2_hsdp_gated_zero2": {"hsdp": True, "reshard": False},
+}
+
+
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, accumulate: Callable[[bool], Any]) -> Step:
+    """Return a function that trains one step of four micro-batches and returns this rank's loss."""
+
+    def run(step: int) -> float:
+        total = 0.0
+        for micro in range(MICRO_BATCHES):
+            generator = torch.Generator().manual_seed(10_000 * step + 100 * micro + dist.get_rank())
+            tokens = torch.randint(0, VOCABULARY, (1, SEQUENCE + 1), generator=generator)
+            with accumulate(micro == MICRO_BATCHES - 1):
+                loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()) / MICRO_BATCHES
+                loss.backward()
+            total += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    return run
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, foreach=True)
+
+
+def fsdp2(
+    first: nn.Module, *, hsdp: bool = False, reshard: bool | str = True, ring: bool = False, ho_ring: bool = False
+) -> Step:
+    world, local = dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
+    if hsdp:
+        mesh = init_device_mesh("cpu", (world // local, local), mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = init_device_mesh("cpu", (world,))
+    model = copy.deepcopy(first)
+    after = local if reshard == "node" else reshard
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=after)
+    fully_shard(model, mesh=mesh, reshard_after_forward=after)
+    if ring:
+        # Gloo's own reduce-scatter is an all-reduce: the honest baseline has a true ring.
+        collectives = Collectives.of(ranks_per_node=1)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_custom_reduce_scatter(HoRingReduceScatter(collectives, Algorithm.HO_RING))
+    if ho_ring:
+        use_ho_ring(model, algorithm=Algorithm.HO_RING)
+
+    @contextlib.contextmanager
+    def accumulate(last: bool) -> Iterator[None]:
+        if hsdp:
+            model.set_requires_all_reduce(last)
+        yield
+
+    return step_of(model, adamw(model), accumulate)
+
+
+def ddp(first: nn.Module) -> Step:
+    model = DistributedDataParallel(copy.deepcopy(first))
+    return step_of(model, adamw(model), lambda last: contextlib.nullcontext() if last else model.no_sync())
+
+
+def ours(first: nn.Module, strategy: str, group_size: int) -> Step:
+    model = copy.deepcopy(first)
+    model, optimizer = shard(model, adamw(model), strategy, group_size=group_size)
+    return step_of(model, optimizer, lambda last: contextlib.nullcontext() if last else model.no_sync())
+
+
+def deepspeed(first: nn.Module, stage: int, hpz: int = 1) -> Step:
+    import deepspeed as ds
+
+    zero: dict[str, Any] = {"stage": stage}
+    if stage == 3:
+        zero |= {"stage3_param_persistence_threshold": 0}
+        if hpz > 1:
+            zero["zero_hpz_partition_size"] = hpz
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": MICRO_BATCHES,
+        "zero_optimization": zero,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
+    }
+    model = copy.deepcopy(first)
+    engine, *_ = ds.initialize(model=model, optimizer=adamw(model), config=config)
+
+    def run(step: int) -> float:
+        total = 0.0
+        for micro in range(MICRO_BATCHES):
+            generator = torch.Generator().manual_seed(10_000 * step + 100 * micro + dist.get_rank())
+            tokens = torch.randint(0, VOCABULARY, (1, SEQUENCE + 1), generator=generator)
+            loss = F.cross_entropy(engine(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+            engine.backward(loss)
+            engine.step()
+            total += loss.item() / MICRO_BATCHES
+        return total
+
+    return run
+
+
+def build(name: str, first: nn.Module) -> Step:
+    """Return the step function of a system by name, such as fsdp2_zero3, ours_NIG_2 or deepspeed_3."""
+    if name in FSDP2:
+        return fsdp2(first, **FSDP2[name])
+    kind, *rest = name.split("_")
+    if kind == "ddp":
+        return ddp(first)
+    if kind == "deepspeed":
+        return deepspeed(first, int(rest[0]), int(os.environ["LOCAL_WORLD_SIZE"]) if "hpz" in rest else 1)
+    return ours(first, rest[0], int(rest[1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("systems", nargs="+")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    first = Transformer(VOCABULARY, WIDTH, LAYERS, HEADS)
+    rank0 = dist.get_rank() == 0
+    if rank0:
+        print(json.dumps({"kind": "model", "parameters": sum(p.numel() for p in first.parameters())}), flush=True)
+    steps = {name: build(name, first) for name in options.systems}
+    for round_ in range(options.rounds + 1):
+        for name, step in steps.items():
+            dist.barrier()
+            begin = time.perf_counter()
+            loss = step(round_)
+            took = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
+            dist.all_reduce(took, dist.ReduceOp.MAX)
+            mean = torch.tensor([loss])
+            dist.all_reduce(mean)
+            if rank0:
+                row = {
+                    "kind": "step",
+                    "system": name,
+                    "round": round_,
+                    "seconds": took.item(),
+                    "loss": mean.item() / dist.get_world_size(),
+                }
+                print(json.dumps(row), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
