@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 # Below this a chunk costs more in messages than it wins in overlap (measured on the lab).
-_MIN_CHUNK_BYTES = 256 << 10
+_MIN_CHUNK_BYTES = 512 << 10
 _MAX_CHUNKS = 16
 # Local partial sums are received this many blocks ahead; bounds the scratch memory.
 _BLOCKS_AHEAD = 2
+# The node exchanges this many chunks more than the one that goes on the ring.
+_CHUNKS_AHEAD = 1
 
 _COMBINE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     dist.ReduceOp.SUM: torch.Tensor.add_,
@@ -202,7 +204,7 @@ class HoRing:
         scratch = _Scratch(self, parts, chunks, base)
         sums = torch.empty(2, size, dtype=output.dtype, device=output.device)
         coming: dict[int, Pending] = {}
-        pending: list[Pending] = list(scratch.sends)
+        pending: list[Pending] = []
         for step in range(grid.num_nodes):
             scratch.receive_ahead(step)
             owner = (grid.node - 1 - step) % grid.num_nodes
@@ -213,6 +215,7 @@ class HoRing:
                 for number, (low, high) in enumerate(chunks):
                     coming[number] = self._from_ring(sums[step % 2, low:high], base + step * len(chunks) + number)
             for number, (low, high) in enumerate(chunks):
+                scratch.send_ahead(step, number)
                 piece = total[low:high]
                 piece.copy_(parts[owner, grid.local, low:high])
                 for local_part in scratch.parts_of(step, number):
@@ -222,7 +225,7 @@ class HoRing:
                     combine(piece, sums[(step - 1) % 2, low:high])
                 if not is_last:
                     pending.append(self._to_ring(piece, base + step * len(chunks) + number))
-        for work in pending:
+        for work in pending + scratch.sends:
             work.wait()
 
     def all_reduce(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
@@ -310,14 +313,24 @@ class _Scratch:
         self._coming: dict[tuple[int, int], list[Pending]] = {}
         self._posted = 0
         self.sends: list[Pending] = []
-        for step in range(self._grid.num_nodes):
-            owner = (self._grid.node - 1 - step) % self._grid.num_nodes
-            for number, (low, high) in enumerate(chunks):
-                tag = base + step * len(chunks) + number
-                self.sends += [
-                    ring._to_peer(parts[owner, peer, low:high], peer, tag)  # noqa: SLF001 - one algorithm, two classes
-                    for peer in self._grid.peers
-                ]
+        self._parts = parts
+        self._sent = 0
+
+    def send_ahead(self, step: int, number: int) -> None:
+        """Send the peers their parts of this chunk and the next few.
+
+        All at once they would take the processor from the traffic between nodes, which is the slower.
+        """
+        count = len(self._chunks)
+        while self._sent < min(step * count + number + 1 + _CHUNKS_AHEAD, self._grid.num_nodes * count):
+            step_, number_ = divmod(self._sent, count)
+            low, high = self._chunks[number_]
+            owner = (self._grid.node - 1 - step_) % self._grid.num_nodes
+            self.sends += [
+                self._ring._to_peer(self._parts[owner, peer, low:high], peer, self._base + self._sent)  # noqa: SLF001 - one algorithm, two classes
+                for peer in self._grid.peers
+            ]
+            self._sent += 1
 
     def receive_ahead(self, step: int) -> None:
         """Post the receives of this block and the next ones; earlier blocks have been used up."""
