@@ -63,5 +63,14 @@ bench-analyze: .venv/test.stamp ## Speed, memory, scale and cache beside HTA and
 bench-ho-ring: .venv/test.stamp ## HO-Ring beside gloo, two hops and a plain ring on the emulated cluster (10 minutes)
 	$(BIN)/python benchmarks/bench_ho_ring.py
 
+# DeepSpeed's set-up reads the installed torch.
+.venv/peers.stamp: .venv/test.stamp
+	$(PIP) setuptools wheel
+	$(PIP) --no-build-isolation deepspeed
+	@touch $@
+
+bench-training: .venv/peers.stamp ## Our strategies beside DDP, FSDP2 and DeepSpeed on the emulated cluster (15 minutes)
+	$(BIN)/python benchmarks/bench_training.py
+
 clean: ## Remove everything that make created
 	rm -rf .venv build $(DEMO) .bench .mypy_cache .ruff_cache .pytest_cache

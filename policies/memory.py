@@ -83,12 +83,13 @@ def transient_bytes(
 
     Counted in copies of the largest unit (the root with embedding and head is one):
 
-    - Parameters that are not kept whole: the root's stay gathered, one unit is computed, the next one
-      is gathered and copied out of its buffer: 4, and one more where a gather over all ranks is put in
-      order. Whole ones: the buffer that an update arrives in.
-    - Gradients that are not kept whole: those that autograd adds up in the root and in one unit, three
-      buffers that wait for or take part in a reduction and the one being filled; the reduction's own
-      parts and partial sums take two more: 8. Whole ones: their buffers at the boundary, 6.
+    - Parameters that are not kept whole: one unit is computed, the next one is gathered and copied out
+      of its buffer, or put in order: 4. Whole ones: the buffer that an update arrives in.
+    - Gradients that are not kept whole: autograd's own of one unit, three buffers that wait for or take
+      part in a reduction, the one being filled, and two for the reduction's parts and sums: 7. Whole
+      ones are a state; the same without autograd's at the boundary: 6.
+
+    It holds however slow the network is; where reductions keep up, half of it is used.
 
     Args:
         strategy: the triple.
@@ -96,6 +97,6 @@ def transient_bytes(
         largest_unit: its elements.
         parameter_bytes, gradient_bytes: per element, as computed and reduced in.
     """
-    gathered = 1.0 if shards(strategy.parameter, shape) == 1 else 5.0
-    reduced = 6.0 if shards(strategy.gradient, shape) == 1 else 8.0
+    gathered = 1.0 if shards(strategy.parameter, shape) == 1 else 4.0
+    reduced = 6.0 if shards(strategy.gradient, shape) == 1 else 7.0
     return largest_unit * (gathered * parameter_bytes + reduced * gradient_bytes)

@@ -47,6 +47,7 @@ def test_groups_smaller_and_larger_than_a_node_on_eight_ranks():
     "features",
     [
         "mixed,overlapped",
+        "offloaded",
         "conditional",
         pytest.param("checkpointed,selective", marks=pytest.mark.slow),
         pytest.param("tied,lora", marks=pytest.mark.slow),
@@ -67,6 +68,13 @@ def test_compiled_blocks():
 def test_bytes_held_and_sent_equal_the_formulas():
     # FSDP2 warns about units whose last layer returns a view, which these have.
     assert run("sharding_accounts", "traffic", "memory", warnings="default").count("counted") == 14
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_step_stays_within_the_stated_bound(monkeypatch):
+    # Freed tensors then leave the process at once, so that its size tells what is alive.
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    assert run("sharding_accounts", "peak", warnings="default").count("counted") == 14
 
 
 @pytest.mark.parametrize("what", ["chain", "refusals", pytest.param("mixed", marks=pytest.mark.slow)])

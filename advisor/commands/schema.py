@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 from paro_advise.errors import UsageError
 
-_FORMATS = ("analysis",)
+_FORMATS = ("analysis", "plan")
 
 
 @click.command("schema", short_help="Print the JSON schema of a format.")
 @click.argument("name", type=str)
 def command(name: str) -> None:
-    """Print the JSON schema of format NAME (analysis).
+    """Print the JSON schema of format NAME (analysis, plan).
 
     \b
     Example:
@@ -21,5 +21,7 @@ def command(name: str) -> None:
         raise UsageError(f"a format must be one of {', '.join(_FORMATS)}, got {name!r}")
     import msgspec
     from paro_advise.advisor.analysis import Analysis, to_json
+    from paro_advise.policies.plan import Plan
 
-    click.echo(to_json(msgspec.json.schema(Analysis)), nl=False)
+    types = {"analysis": Analysis, "plan": Plan}
+    click.echo(to_json(msgspec.json.schema(types[name])), nl=False)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from paro_advise.errors import UsageError
 from paro_advise.runtime.ho_ring.grid import Grid
+from paro_advise.runtime.ho_ring.grouped import GroupedSchedule
 from paro_advise.runtime.ho_ring.groups import subgroup
 from paro_advise.runtime.ho_ring.spans import span
 
@@ -91,14 +92,21 @@ class HoRing:
         group: the group; None for all ranks.
         ranks_per_node: ranks that share a node, in order of the group; 1 makes plain rings.
         num_chunks: chunks per block; None to choose by size.
+        grouped: send and receive in batches; None for what the backend wants, see grouped.py.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None = None, *, ranks_per_node: int, num_chunks: int | None = None
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        ranks_per_node: int,
+        num_chunks: int | None = None,
+        grouped: bool | None = None,
     ) -> None:
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         grid = Grid.of(len(ranks), ranks.index(dist.get_rank()), ranks_per_node)
-        self._set_up(grid, _make_rails(grid, ranks), ranks, num_chunks=num_chunks)
+        in_batches = grouped if grouped is not None else dist.get_backend(group) == "nccl"
+        self._set_up(grid, _make_rails(grid, ranks), ranks, num_chunks=num_chunks, grouped=in_batches)
 
     @classmethod
     def over(cls, grid: Grid, rails: Rails, ranks: Sequence[int]) -> HoRing:
@@ -110,16 +118,17 @@ class HoRing:
             ranks: global ranks of the group, for profiles.
         """
         made = cls.__new__(cls)
-        cls._set_up(made, grid, rails, ranks, num_chunks=None)
+        cls._set_up(made, grid, rails, ranks, num_chunks=None, grouped=False)
         return made
 
-    def _set_up(self, grid: Grid, rails: Rails, ranks: Sequence[int], *, num_chunks: int | None) -> None:
+    def _set_up(self, grid: Grid, rails: Rails, ranks: Sequence[int], *, num_chunks: int | None, grouped: bool) -> None:
         self.grid = grid
         self.rails = rails
         self._num_chunks = num_chunks
         self._tag = 0
         self._ranks = ranks
         self.sent_between, self.sent_inside = Sent(), Sent()
+        self._grouped = GroupedSchedule(grid, rails, self.sent_between, self.sent_inside) if grouped else None
 
     @property
     def size(self) -> int:
@@ -147,6 +156,9 @@ class HoRing:
         if mine.data_ptr() != block.data_ptr():
             mine.copy_(block.view(-1))
         chunks = self._chunks(size, block.element_size())
+        if self._grouped:
+            self._grouped.all_gather(blocks, chunks)
+            return
         base = self._tags(grid.num_nodes * len(chunks))
         pending: list[Pending] = []
         coming: dict[tuple[int, int], Pending] = {}
@@ -200,6 +212,9 @@ class HoRing:
         grid = self.grid
         size = output.numel()
         chunks = self._chunks(size, output.element_size())
+        if self._grouped:
+            self._grouped.reduce_scatter(output, parts, chunks, combine)
+            return
         base = self._tags(grid.num_nodes * len(chunks))
         scratch = _Scratch(self, parts, chunks, base)
         sums = torch.empty(2, size, dtype=output.dtype, device=output.device)

@@ -41,12 +41,14 @@ class Settings:
         reshard_root: free the root's parameters after forward too, as those of all other units.
         overlap_updates: let the next forward wait for the updated parameters of each unit, not
             ``optimizer.step()``; parameters must not be read in between.
+        offload_optimizer: keep the optimizer's parameters and states in the host's memory and step there.
     """
 
     param_dtype: torch.dtype | None = None
     reduce_dtype: torch.dtype | None = None
     reshard_root: bool = False
     overlap_updates: bool = False
+    offload_optimizer: bool = False
 
 
 @dataclass(slots=True)
@@ -247,8 +249,13 @@ class Engine:
             unit.masters.append(part.view(stop - start, *slot.shape[1:]))
 
     def has_own_masters(self) -> bool:
-        """Tell whether the optimizer's parameters are another type than the model's."""
-        return self.settings.param_dtype is not None
+        """Tell whether the optimizer's parameters have memory of their own, of another type or place."""
+        return self.settings.param_dtype is not None or self.settings.offload_optimizer
+
+    @property
+    def optimizer_device(self) -> torch.device:
+        """Return where the optimizer's parameters and states are."""
+        return torch.device("cpu") if self.settings.offload_optimizer else self.device
 
     def reduce_dtype(self, slot: Slot) -> torch.dtype:
         """Return the type of a parameter's gradients."""
@@ -262,19 +269,18 @@ class Engine:
             return self._nested_mesh()["inside"]
         return self._world_mesh()
 
-    def _world_mesh(self) -> DeviceMesh:
-        if "world" not in self._meshes:
-            self._meshes["world"] = DeviceMesh(
-                self.device.type, torch.arange(self.grid.world_size), mesh_dim_names=("world",)
-            )
-        return self._meshes["world"]
-
-    def _nested_mesh(self) -> DeviceMesh:
-        key = self.grid.group_size
+    def _world_mesh(self, device: torch.device | None = None) -> DeviceMesh:
+        device_type = (device or self.device).type
+        key = ("world", device_type)
         if key not in self._meshes:
-            mesh = DeviceMesh(
-                self.device.type, torch.tensor(self.grid.nested_ranks), mesh_dim_names=("inside", "across")
-            )
+            self._meshes[key] = DeviceMesh(device_type, torch.arange(self.grid.world_size), mesh_dim_names=("world",))
+        return self._meshes[key]
+
+    def _nested_mesh(self, device: torch.device | None = None) -> DeviceMesh:
+        device_type = (device or self.device).type
+        key = (self.grid.group_size, device_type)
+        if key not in self._meshes:
+            mesh = DeviceMesh(device_type, torch.tensor(self.grid.nested_ranks), mesh_dim_names=("inside", "across"))
             # Norms over both dimensions then take one all-reduce.
             mesh._flatten("all")  # noqa: SLF001 - there is no public name
             self._meshes[key] = mesh
@@ -287,11 +293,11 @@ class Engine:
         if level == Level.N or self.grid.world_size == 1:
             return local
         if level == Level.I:
-            mesh, placements = self._nested_mesh()["inside"], [Shard(0)]
+            mesh, placements = self._nested_mesh(local.device)["inside"], [Shard(0)]
         elif unit.layout.rows[place].band_rows:
-            mesh, placements = self._nested_mesh(), [Shard(0), Shard(0)]
+            mesh, placements = self._nested_mesh(local.device), [Shard(0), Shard(0)]
         else:
-            mesh, placements = self._world_mesh(), [Shard(0)]
+            mesh, placements = self._world_mesh(local.device), [Shard(0)]
         stride = torch.empty(slot.shape, device="meta").stride()
         return DTensor.from_local(local, mesh, placements, run_check=False, shape=slot.shape, stride=stride)
 
@@ -360,7 +366,8 @@ class Engine:
                 zip(unit.spec.training, self._reduce.gradient_views(unit), strict=True)
             ):
                 gradient = self.as_sharded(unit, place, view)
-                self._exposure.show(slot.parameter, self.shards.shards[slot.name], gradient)
+                shard = slot.parameter if self.settings.offload_optimizer else self.shards.shards[slot.name]
+                self._exposure.show(slot.parameter, shard, gradient)
 
     def hide_gradients(self) -> None:
         """Take the gradients back, with what the user did to them, so that more can be added."""
@@ -375,12 +382,25 @@ class Engine:
     def before_step(self) -> None:
         """Bring the gradients to the optimizer's parameters."""
         self._exposure.collect()
+        if self.settings.offload_optimizer:
+            for unit in self.units:
+                if unit.reduced is None:
+                    continue
+                for place, (slot, view) in enumerate(
+                    zip(unit.spec.training, self._reduce.gradient_views(unit), strict=True)
+                ):
+                    if slot.parameter.grad is not None:
+                        there = view.to(self.optimizer_device, copy=True)
+                        self.shards.shards[slot.name].grad = self.as_sharded(unit, place, there)
 
     def after_step(self) -> None:
         """Bring the updated parameters to the model."""
         if torch.autograd._profiler_enabled():  # noqa: SLF001 - the only way to ask
             stated = {"strategy": str(self.levels), "group_size": self.grid.group_size}
             torch.autograd._add_metadata_json("paro_advise", json.dumps(stated))  # noqa: SLF001
+        if self.settings.offload_optimizer:
+            for shard in self.shards.shards.values():
+                shard.grad = None
         self.publish(wait=not self.settings.overlap_updates)
 
     def publish(self, *, wait: bool = True) -> None:

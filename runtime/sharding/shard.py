@@ -123,6 +123,7 @@ def shard(
     init: Callable[[nn.Module], None] | None = None,
     reshard_root: bool = False,
     overlap_updates: bool = False,
+    offload_optimizer: bool = False,
     ranks_per_node: int | None = None,
 ) -> tuple[_Model, torch.optim.Optimizer]:
     """Let a model and its optimizer train under a strategy, in place.
@@ -148,6 +149,10 @@ def shard(
         reshard_root: free the parameters outside the blocks after forward too.
         overlap_updates: let the next forward wait for updated parameters instead of
             ``optimizer.step()``; parameters must then not be read between the two.
+        offload_optimizer: keep the optimizer's parameters and states in the host's memory and step
+            there. Each step then moves this rank's part of the gradients to the host and of the
+            parameters back, and the host's cores do the optimizer's arithmetic. Clip the gradients of
+            ``model.parameters()``; the optimizer's have theirs only while it steps.
         ranks_per_node: None for the environment's LOCAL_WORLD_SIZE.
 
     Returns:
@@ -172,7 +177,11 @@ def shard(
     slots = {slot.name: slot for spec in specs for slot in spec.slots}
     shards = OptimizerShards(optimizer, slots)
     settings = Settings(
-        param_dtype=param_dtype, reduce_dtype=reduce_dtype, reshard_root=reshard_root, overlap_updates=overlap_updates
+        param_dtype=param_dtype,
+        reduce_dtype=reduce_dtype,
+        reshard_root=reshard_root,
+        overlap_updates=overlap_updates,
+        offload_optimizer=offload_optimizer,
     )
     agree(
         {

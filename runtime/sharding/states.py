@@ -22,7 +22,8 @@ def own_rows(engine: Engine, unit: UnitState) -> list[torch.Tensor]:
     found = []
     for place, slot in enumerate(unit.spec.training):
         start, stop = engine.rows_at(engine.levels.optimizer, unit, place)
-        found.append(slot.parameter.detach()[start:stop].to(engine.master_dtype(slot), copy=True))
+        rows = slot.parameter.detach()[start:stop]
+        found.append(rows.to(engine.optimizer_device, engine.master_dtype(slot), copy=True))
     return found
 
 
@@ -55,7 +56,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def whole(context: Placement, unit: UnitState, rows: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Gather a unit's tensors whole from each rank's rows at the optimizer's level.
+    """Gather a unit's tensors whole, on the model's device, from each rank's rows at the optimizer's level.
 
     All ranks call it at once; the result takes the memory of the unit.
     """
@@ -63,8 +64,8 @@ def whole(context: Placement, unit: UnitState, rows: list[torch.Tensor]) -> list
         return []
     layout, channels, level = unit.layout, context.channels, context.levels.optimizer
     if level == Level.N:
-        return [row.clone() for row in rows]
-    dtype, device = rows[0].dtype, rows[0].device
+        return [row.to(context.device, copy=True) for row in rows]
+    dtype, device = rows[0].dtype, context.device
     band = level == Level.I
     part = torch.zeros(layout.slab_elements if band else layout.slice_elements, dtype=dtype, device=device)
     places = layout.views_of_band(part) if band else layout.views_of_slice(part)
@@ -88,10 +89,12 @@ class Placement:
     Attributes:
         levels: of the strategy.
         channels: its groups.
+        device: the model's.
     """
 
     levels: Strategy
     channels: Channels
+    device: torch.device
 
 
 def model_state(engine: Engine) -> dict[str, torch.Tensor]:
@@ -130,7 +133,7 @@ def move_unit(
         rows = [local(dict(engine.shards.tensors(name))[key]) for name in names]
         for place, (name, value) in enumerate(zip(names, whole(placement, old, rows), strict=True)):
             start, stop = engine.rows_at(engine.levels.optimizer, unit, place)
-            moments.setdefault(name, {})[key] = value[start:stop].clone()
+            moments.setdefault(name, {})[key] = value[start:stop].to(engine.optimizer_device, copy=True)
         for name in names:  # frees the old rows before the next kind of state is gathered
             engine.shards.map_states(name, lambda which, value, key=key: value if which != key else torch.empty(0))  # type: ignore[misc]
     values = dict(zip(names, whole(placement, old, old.masters), strict=True))

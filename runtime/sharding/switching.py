@@ -96,7 +96,7 @@ def _move(engine: Engine, strategy: Strategy, grid: GroupGrid) -> None:
     synchronizes = engine.synchronizes
     unmark(engine.model)
     engine.stop()
-    placement = states.Placement(levels=engine.levels, channels=engine.gathering)
+    placement = states.Placement(levels=engine.levels, channels=engine.gathering, device=engine.device)
     old_units = engine.units
     engine.set_strategy(strategy, grid)
     moments: dict[str, dict[str, torch.Tensor]] = {}

@@ -108,8 +108,8 @@ def main():
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     for per_node in map(int, sys.argv[1].split(",")):
-        for chunks in (None, 3):
-            ring = HoRing(ranks_per_node=per_node, num_chunks=chunks)
+        for chunks, grouped in ((None, False), (3, False), (3, True)):
+            ring = HoRing(ranks_per_node=per_node, num_chunks=chunks, grouped=grouped)
             for size, dtype in itertools.product(SIZES, DTYPES):
                 if size == 5 or dtype in (torch.float32, torch.bfloat16):
                     check(ring, size, dtype)

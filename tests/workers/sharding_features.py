@@ -7,7 +7,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from paro_advise.runtime import shard
+from paro_advise.runtime import shard, switch
 from sharding_worker import (
     Model,
     compare,
@@ -182,7 +182,36 @@ def overlapped():
         compare(f"overlapped {strategy}", train_sharded(model, optimizer, STEPS), wanted, 1e-6)
 
 
+def offloaded():
+    """Optimizer states in the host's memory: the same numbers, also after a switch."""
+    wanted = train_single(plain(), "adamw", range(6))
+    for strategy, following in (("IIG", "NNG"), ("NNN", "GGG"), ("III", "NIG")):
+        model = plain()
+        model, optimizer = shard(model, optimizer_of("adamw", model), strategy, group_size=2, offload_optimizer=True)
+        label = f"offloaded {strategy}"
+        compare(label, train_sharded(model, optimizer, range(4)), wanted[:4], 1e-6)
+        switch(model, following)
+        compare(
+            f"{label} {following}", train_sharded(model, optimizer, range(4, 6), constant(optimizer)), wanted[4:], 1e-6
+        )
+        for group in optimizer.param_groups:
+            assert all(p.device.type == "cpu" and p.grad is None for p in group["params"])
+        held = {storage_of(p).data_ptr() for p in model.parameters()}
+        assert not held & {storage_of(p).data_ptr() for group in optimizer.param_groups for p in group["params"]}
+    if dist.get_rank() == 0:
+        print("equal offloaded", flush=True)
+
+
+def constant(optimizer):
+    return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0, total_iters=0)
+
+
+def storage_of(parameter):
+    return (parameter.to_local() if hasattr(parameter, "to_local") else parameter).untyped_storage()
+
+
 FEATURES = {
+    "offloaded": offloaded,
     "checkpointed": lambda: check("checkpointed", checkpointed),
     "selective": lambda: check("selective", lambda: checkpointed(selective=True)),
     "compiled": lambda: check("compiled", compiled, strategies=("NNN", "NIG", "IIG", "GGG")),

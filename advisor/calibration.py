@@ -1,0 +1,234 @@
+"""What a run tells about its cluster and its model, as the replay needs it: each number with its origin."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.states import State
+from paro_advise.errors import InputError
+from paro_advise.policies.strategy import Strategy
+from paro_advise.trace_parsers.tables import Op
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paro_advise.advisor.analysis import Analysis, CollectiveEntry
+    from paro_advise.advisor.links import Link
+
+# 80 % of a normal distribution lies within this many standard deviations.
+_P90 = 1.2816
+_PRIOR_BANDWIDTH_FACTOR, _PRIOR_LATENCY_FACTOR = 1.5, 2.0
+_BACKWARD_SHARE = 2 / 3  # two of three parts of the arithmetic (6 N D = 2 forward + 4 backward)
+# What links do where nothing was measured (reference prediction 3.1; loopback: this project's lab).
+_NCCL = {"intra_gbps": 150.0, "intra_alpha_us": 5.0, "inter_gbps": 25.0, "inter_alpha_us": 14.0}
+_GLOO = {"intra_gbps": 0.8, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A number with its doubt.
+
+    Attributes:
+        value: the median.
+        sigma: standard deviation of its logarithm.
+        source: "measured", "derived" or "prior".
+    """
+
+    value: float
+    sigma: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """A run as the replay sees it.
+
+    Attributes:
+        world_size, ranks_per_node, micro_batches: of the run.
+        unit_bytes: parameters of each unit in the type they are sent in; the root last.
+        element_bytes: of that type.
+        compute_us: arithmetic of a step of one rank.
+        fixed_us: idle, copies, and communication that no strategy changes (norms, tensor parallelism).
+        wait_us: waiting for late ranks inside the collectives of model states.
+        step_us: measured.
+        is_gpu: collectives run beside compute.
+        native_reduce_scatter_is_all_reduce: gloo's.
+        baseline: strategy of the run between steps.
+        baseline_group_size: ranks of its group.
+        gathers_once: parameters gathered for forward are kept for backward.
+        replicates_each_pass: gradients are added up across groups on every micro-batch.
+        framework: that ran it.
+        inter_alpha_us, inter_gbps: a message between nodes; the port of a node, 1e9 bytes/s.
+        intra_alpha_us, intra_gbps: a message inside a node; one rank's sending, 1e9 bytes/s.
+        assumptions: what was not in the traces, for people.
+    """
+
+    world_size: int
+    ranks_per_node: int
+    micro_batches: int
+    unit_bytes: tuple[float, ...]
+    element_bytes: int
+    compute_us: float
+    fixed_us: float
+    wait_us: float
+    step_us: float
+    is_gpu: bool
+    native_reduce_scatter_is_all_reduce: bool
+    baseline: Strategy
+    baseline_group_size: int
+    gathers_once: bool
+    replicates_each_pass: bool
+    framework: str
+    inter_alpha_us: Estimate
+    inter_gbps: Estimate
+    intra_alpha_us: Estimate
+    intra_gbps: Estimate
+    assumptions: tuple[str, ...]
+
+    @property
+    def parameters(self) -> float:
+        """Return the number of parameters."""
+        return sum(self.unit_bytes) / self.element_bytes
+
+    @property
+    def num_nodes(self) -> int:
+        """Return the number of nodes."""
+        return self.world_size // self.ranks_per_node
+
+
+def calibrate(analysis: Analysis) -> Calibration:
+    """Reduce an analysis to what the replay needs.
+
+    Raises:
+        InputError: the run does not tell enough: ranks, steps, strategy or model size.
+    """
+    run, notes = analysis.run, list[str]()
+    world = run.world_size
+    if not world or world < 2 or analysis.step_time_us.median is None or run.strategy.triple is None:
+        raise InputError(
+            "a recommendation must start from a run whose ranks, steps and strategy are known, got "
+            f"{world or 'no'} ranks, {len(analysis.step_time_us.values)} steps, strategy {run.strategy.triple}",
+            hint="give traces of some ranks with ProfilerStep marks and CPU activities",
+        )
+    per_node = run.gpus_per_node or world
+    if world % per_node:
+        per_node = world
+        notes.append(f"{run.gpus_per_node} ranks a node do not divide {world}: all are taken to be on one node")
+    elif run.gpus_per_node_source not in ("metadata", "flag", "hosts"):
+        notes.append(
+            f"{per_node} ranks a node ({run.gpus_per_node_source or 'guessed'}); --gpus-per-node would state it"
+        )
+    micro = run.micro_batches or 1
+    if run.micro_batches is None:
+        notes.append("one micro-batch a step, since backward passes could not be counted")
+    units, element_bytes = _units(analysis, world, micro)
+    if not units:
+        raise InputError(
+            "a recommendation must know the model's size, got no collective of parameters or gradients",
+            hint="record a step that holds whole forward and backward passes",
+        )
+    gloo = run.backend == "gloo"
+    replicas = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail == "replica")
+    fixed, wait = _fixed(analysis)
+    mean = sum(analysis.step_time_us.values) / len(analysis.step_time_us.values)
+    links = _links(analysis.links, world, per_node, gloo=gloo, notes=notes)
+    notes.append("one third of the arithmetic is forward, two thirds backward")
+    return Calibration(
+        world_size=world,
+        ranks_per_node=per_node,
+        micro_batches=micro,
+        unit_bytes=units,
+        element_bytes=element_bytes,
+        compute_us=analysis.breakdown_us.compute or 0.0,
+        fixed_us=fixed,
+        wait_us=wait,
+        step_us=mean,
+        is_gpu=not gloo,
+        native_reduce_scatter_is_all_reduce=gloo,
+        baseline=Strategy.parse(run.strategy.triple_at_rest or run.strategy.triple),
+        gathers_once=run.strategy.triple[0] == "N" and (run.strategy.triple_at_rest or "N")[0] != "N",
+        replicates_each_pass=sum(entry.count for entry in replicas) > len(units) * (micro - 0.5),
+        baseline_group_size=run.strategy.group_size or per_node,
+        framework=run.framework,
+        assumptions=tuple(notes),
+        **links,
+    )
+
+
+def _fixed(analysis: Analysis) -> tuple[float, float]:
+    parts, states = analysis.breakdown_us, analysis.states
+    other = [states[name.value] for name in (State.OTHER, State.UNKNOWN) if name.value in states]
+    fixed = (parts.idle or 0.0) + (parts.other or 0.0) + sum(entry.exposed_us or 0.0 for entry in other)
+    moved = [states[name.value] for name in (State.PARAMETER, State.GRADIENT, State.OPTIMIZER) if name.value in states]
+    wait = sum(min(entry.wait_us or 0.0, entry.exposed_us or 0.0) for entry in moved)
+    return fixed, wait
+
+
+def _units(analysis: Analysis, world: int, micro: int) -> tuple[tuple[float, ...], int]:
+    """Return the bytes of each unit, from gathers in forward, else from reductions of gradients."""
+    forward = _kinds(analysis, State.PARAMETER, lambda entry: entry.detail.startswith("forward"))
+    found = _expanded(forward, micro)
+    if not found:
+        reductions = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail != "replica")
+        passes = micro if sum(entry.count for entry in reductions) > micro else 1
+        # What was scattered inside groups arrives at the next hop cut in m.
+        largest = max((entry.bytes or 0 for entry in reductions), default=0)
+        whole = [entry for entry in reductions if entry.group_size == world or (entry.bytes or 0) * 4 > largest]
+        found = _expanded(whole, passes)
+    if not found:
+        return (), 4
+    elements = sum(found)
+    count = analysis.run.parameter_count
+    width = max(1, round(elements / count)) if count else 4
+    return tuple(sorted(found)), min((1, 2, 4, 8), key=lambda size: abs(size - width))
+
+
+def _kinds(analysis: Analysis, state: State, wanted: Callable[[CollectiveEntry], bool]) -> list[CollectiveEntry]:
+    return [entry for entry in analysis.collectives if entry.state == state.value and entry.bytes and wanted(entry)]
+
+
+def _expanded(entries: Sequence[CollectiveEntry], passes: int) -> list[float]:
+    found: list[float] = []
+    for entry in entries:
+        found += [float(entry.bytes or 0)] * max(1, round(entry.count / passes))
+    return found
+
+
+def _links(links: Sequence[Link], world: int, per_node: int, *, gloo: bool, notes: list[str]) -> dict[str, Estimate]:
+    """Reduce fitted links to one latency and bandwidth a level."""
+    prior = _GLOO if gloo else _NCCL
+    samples: dict[str, list[tuple[float, float, int]]] = {name: [] for name in prior}
+    for link in links:
+        size, rounds = link.group_size, max(1, link.group_size - 1)
+        if link.op not in (Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_REDUCE):
+            continue
+        level = "intra" if link.span == "intra" or world == per_node else "inter"
+        if link.busbw_gbps:
+            bandwidth = link.busbw_gbps
+            if gloo and link.op == Op.REDUCE_SCATTER:
+                bandwidth *= 2  # it runs as an all-reduce, which moves twice as much
+            if link.span == "inter":  # rings of all local ranks share the port
+                bandwidth *= max(1, min(per_node, world // max(1, size)))
+            spread = math.log((link.busbw_high_gbps or bandwidth) / (link.busbw_low_gbps or bandwidth)) / 2 / _P90
+            samples[f"{level}_gbps"].append((bandwidth, max(0.03, min(abs(spread), 0.5)), link.num_samples))
+        if link.alpha_us:
+            hops = 2 * rounds if link.op == Op.ALL_REDUCE else rounds
+            samples[f"{level}_alpha_us"].append((link.alpha_us / hops, 0.3, link.num_samples))
+    found = {}
+    for name, values in samples.items():
+        if values:
+            weight = sum(count for _, _, count in values)
+            mean = math.exp(sum(count * math.log(value) for value, _, count in values) / weight)
+            sigma = sum(count * spread for _, spread, count in values) / weight
+            found[name] = Estimate(value=mean, sigma=sigma, source="measured")
+            continue
+        factor = _PRIOR_BANDWIDTH_FACTOR if name.endswith("gbps") else _PRIOR_LATENCY_FACTOR
+        found[name] = Estimate(value=prior[name], sigma=math.log(factor), source="prior")
+        where = "inside nodes" if name.startswith("intra") else "between nodes"
+        if per_node > 1 if name.startswith("intra") else world > per_node:
+            what = "bandwidth" if name.endswith("gbps") else "latency"
+            unit = "GB/s" if name.endswith("gbps") else "us a message"
+            notes.append(f"{what} {where}: {prior[name]:g} {unit} assumed, no collective of the run measured it alone")
+    return found

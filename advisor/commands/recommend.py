@@ -1,0 +1,134 @@
+"""``paro-advise recommend``: from a run to a plan."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from paro_advise.errors import UsageError
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.analysis import Analysis
+
+_SIZE = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(B|KB|MB|GB|TB|KiB|MiB|GiB|TiB)?\s*$", re.IGNORECASE)
+_UNITS: dict[str, int] = {
+    "b": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)},
+}
+
+
+class ByteSize(click.ParamType[float]):
+    """A size such as 80GiB."""
+
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return bytes."""
+        found = _SIZE.match(str(value))
+        if not found:
+            self.fail(f"{value!r} is no size; write for example 80GiB", param, ctx)
+        number, unit = found.groups()
+        return float(number) * float(_UNITS[(unit or "B").lower()])
+
+
+@click.command("recommend", short_help="Rank all strategies for a run; propose one with its price and doubt.")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...|ANALYSIS")
+@click.option("-o", "--output", metavar="FILE", help="Write the plan as JSON; - for stdout.")
+@click.option("--force", is_flag=True, help="Replace an output file that exists.")
+@click.option("--device-memory", type=ByteSize(), help="Memory of one device, such as 80GiB.")
+@click.option("--measured-peak", type=ByteSize(), help="Peak memory of a rank of this run, as measured.")
+@click.option("--redundancy-budget", type=ByteSize(), help="What a rank may hold beyond GGG.")
+@click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
+@click.option("--skip-steps", type=click.IntRange(0), default=0, show_default=True, help="Warm-up steps to leave out.")
+@click.option("-q", "--quiet", is_flag=True, help="Results only.")
+def command(
+    *,
+    paths: tuple[str, ...],
+    output: str | None,
+    force: bool,
+    device_memory: float | None,
+    measured_peak: float | None,
+    redundancy_budget: float | None,
+    gpus_per_node: int | None,
+    skip_steps: int,
+    quiet: bool,
+) -> None:
+    """Predict every strategy, group size and collective algorithm for the run in PATH, and propose one.
+
+    PATH is what `analyze` reads, or the JSON that it wrote.
+
+    \b
+    Examples:
+      paro-advise recommend traces/ --device-memory 80GiB -o plan.json
+      paro-advise recommend run.json --redundancy-budget 4GiB
+    """
+    from paro_advise.advisor.calibration import calibrate
+    from paro_advise.advisor.output import refuse_overwrite, write_output
+    from paro_advise.advisor.plan_text import plan_text
+    from paro_advise.advisor.recommend import Limits, baseline_bytes, recommend
+    from paro_advise.policies.plan import plan_to_json
+
+    refuse_overwrite(output, force=force, inputs=paths)
+    analysis = _analysis(paths, gpus_per_node=gpus_per_node, skip_steps=skip_steps, quiet=quiet)
+    calibration = calibrate(analysis)
+    capacity = device_memory or analysis.run.device_memory_bytes
+    other = 0.0
+    if measured_peak is not None:
+        other = measured_peak - baseline_bytes(calibration)
+        if other < 0:
+            raise UsageError(
+                f"the measured peak must hold the states of {analysis.run.strategy.triple}, got less",
+                hint="give the largest allocated memory of one rank, or leave --measured-peak out",
+            )
+    plan = recommend(
+        calibration,
+        Limits(device_memory_bytes=capacity, redundancy_budget_bytes=redundancy_budget, other_bytes=other),
+    )
+    if output != "-":
+        click.echo(plan_text(plan))
+    if output:
+        write_output(output, plan_to_json(plan), force=force)
+    if not quiet:
+        if capacity is None:
+            click.echo("the memory of a device is not known: no strategy was excluded; give --device-memory", err=True)
+        if measured_peak is None:
+            click.echo("activations are not counted: give --measured-peak for a full account", err=True)
+        if output and output != "-":
+            click.echo(f"wrote {output}", err=True)
+
+
+def _analysis(paths: tuple[str, ...], *, gpus_per_node: int | None, skip_steps: int, quiet: bool) -> Analysis:
+    """Return the analysis that a JSON holds, or that of the traces."""
+    from paro_advise.advisor.analysis import FORMAT, from_json
+    from paro_advise.advisor.build import Options, build_analysis
+    from paro_advise.advisor.gather import default_cache, gather
+    from paro_advise.advisor.progress import Progress
+    from paro_advise.trace_parsers.discover import find_inputs
+
+    if len(paths) == 1 and Path(paths[0]).is_file():
+        with Path(paths[0]).open("rb") as file:
+            head = file.read(1 << 16)
+        if FORMAT.encode() in head or b'"breakdown_us"' in head:
+            return from_json(Path(paths[0]).read_bytes(), paths[0])
+    if "-" in paths:
+        raise UsageError("recommend must read files, got - for standard input", hint="use `analyze - --json` first")
+    progress = Progress(quiet=quiet)
+    refs, is_collection = find_inputs(paths)
+    gathered = gather(
+        refs,
+        is_collection=is_collection or len(refs) > 1,
+        cache=default_cache(),
+        jobs=os.cpu_count() or 1,
+        progress=progress.step,
+    )
+    analysis = build_analysis(
+        gathered.facts, gathered.notices, Options(gpus_per_node=gpus_per_node, skip_steps=skip_steps)
+    )
+    progress.notices(analysis.data_quality)
+    sys.stderr.flush()
+    return analysis

@@ -1,0 +1,361 @@
+"""Ranks every strategy, group size and algorithm for a run, and decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from paro_advise.advisor.replay import Candidate, Links, baseline_candidate, step_us
+from paro_advise.policies.fidelity import exports_of
+from paro_advise.policies.memory import StateBytes, Widths, state_bytes, transient_bytes
+from paro_advise.policies.plan import (
+    FORMAT,
+    FORMAT_VERSION,
+    Choice,
+    Confidence,
+    Plan,
+    Preconditions,
+    Prediction,
+    Quantiles,
+    with_id,
+)
+from paro_advise.policies.strategy import KEPT, PARTIAL_ONLY, Level, Strategy
+from paro_advise.policies.traffic import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from paro_advise.advisor.calibration import Calibration, Estimate
+
+_DRAWS = 200
+_GATE_PCT = 10.0
+_GAIN, _SURE, _EQUAL = 1.02, 0.9, 0.03
+# Never propose what fills more than this of the device: activations and fragmentation are not in it.
+_CAPACITY_SHARE = 0.8
+# What the model itself does not know, as the standard deviation of the logarithm: the same way of
+# running, another strategy, another strategy on links that nobody measured (prediction 3.5).
+_SAME, _OTHER, _PRIOR = 0.03, 0.06, 0.12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a plan must respect.
+
+    Attributes:
+        device_memory_bytes: of one device; None when unknown, then nothing is excluded.
+        redundancy_budget_bytes: what a rank may hold beyond GGG; None for any.
+        other_bytes: activations and the rest, from a measured peak.
+    """
+
+    device_memory_bytes: float | None = None
+    redundancy_budget_bytes: float | None = None
+    other_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scored:
+    candidate: Candidate
+    times: NDArray[np.float64]
+    memory: StateBytes
+    transient: float
+    reason: str  # why it does not fit, "" if it does
+
+
+def recommend(calibration: Calibration, limits: Limits, seed: int = 0) -> Plan:
+    """Return the plan for a run.
+
+    Args:
+        calibration: the run.
+        limits: memory.
+        seed: of the draws; equal seeds give equal plans.
+    """
+    generator = np.random.default_rng(seed)
+    links, compute = _draws(calibration, generator)
+    base = baseline_candidate(calibration)
+    middle = Links(**{name: getattr(calibration, name).value for name in Links.__slots__})
+    replayed = float(step_us(calibration, base, middle))
+    error_pct = 100 * (replayed / calibration.step_us - 1)
+    # The measured step anchors all: what the replay gets wrong of it, it gets wrong everywhere.
+    missing = calibration.step_us - replayed
+    baseline = _score(calibration, base, limits, np.full(_DRAWS, calibration.step_us))
+    scored = []
+    for candidate in candidates(calibration):
+        raw = step_us(calibration, candidate, links, compute) + missing
+        floor = calibration.compute_us * compute
+        doubt = _PRIOR if _rests_on_priors(calibration, candidate) else _OTHER
+        noise = np.exp(generator.normal(0.0, doubt, _DRAWS))
+        scored.append(_score(calibration, candidate, limits, np.maximum(raw * noise, floor)))
+    return _decide(calibration, limits, baseline, scored, error_pct)
+
+
+def candidates(calibration: Calibration) -> list[Candidate]:
+    """Return all kept strategies with all group sizes that align with nodes, native and HO-Ring."""
+    world, per_node = calibration.world_size, calibration.ranks_per_node
+    sizes = [
+        size for size in range(2, world) if world % size == 0 and (per_node % size == 0 or size % per_node == 0)
+    ] or [world]
+    found = []
+    for strategy in KEPT:
+        if strategy in PARTIAL_ONLY:  # nobody froze parameters, as far as the trace tells
+            continue
+        uses_groups = Level.I in (strategy.parameter, strategy.gradient, strategy.optimizer)
+        usual = per_node if per_node in sizes else sizes[0]
+        for size in sizes if uses_groups else [usual]:
+            found.append(Candidate(strategy=strategy, group_size=size, collectives="ho_ring"))
+            if _is_native(strategy):
+                found.append(
+                    Candidate(
+                        strategy=strategy,
+                        group_size=size,
+                        collectives="native",
+                        overlaps_reductions=calibration.is_gpu,
+                        separate_queues=False,
+                    )
+                )
+    return found
+
+
+def _is_native(strategy: Strategy) -> bool:
+    """Tell whether FSDP2 or DDP express a strategy exactly by their own settings."""
+    return str(strategy) in ("NNN", "III", "GGG")
+
+
+def _draws(calibration: Calibration, generator: np.random.Generator) -> tuple[Links, Any]:
+    def draw(estimate: Estimate) -> Any:
+        return estimate.value * np.exp(generator.normal(0.0, estimate.sigma, _DRAWS))
+
+    links = Links(**{name: draw(getattr(calibration, name)) for name in Links.__slots__})
+    return links, np.exp(generator.normal(0.0, _SAME, _DRAWS))
+
+
+def _rests_on_priors(calibration: Calibration, candidate: Candidate) -> bool:
+    inside = candidate.group_size > 1 and calibration.ranks_per_node > 1
+    uses = Level.I in (candidate.strategy.parameter, candidate.strategy.gradient) or candidate.collectives == "ho_ring"
+    return inside and uses and calibration.intra_gbps.source == "prior"
+
+
+def _widths(calibration: Calibration) -> Widths:
+    """Return bytes per element: fp32 training, or 16-bit parameters with fp32 masters."""
+    if calibration.element_bytes >= 4:
+        return Widths(parameter_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=8.0)
+    return Widths()
+
+
+def _shape(calibration: Calibration, group_size: int) -> Shape:
+    return Shape(
+        group_size=group_size,
+        num_groups=max(1, calibration.world_size // group_size),
+        micro_batches=calibration.micro_batches,
+    )
+
+
+def _score(calibration: Calibration, candidate: Candidate, limits: Limits, times: NDArray[np.float64]) -> _Scored:
+    widths = _widths(calibration)
+    shape = _shape(calibration, candidate.group_size)
+    memory = state_bytes(candidate.strategy, shape, calibration.parameters, widths=widths)
+    largest = max(calibration.unit_bytes) / calibration.element_bytes
+    transient = transient_bytes(candidate.strategy, shape, largest, widths.parameter_bytes, widths.gradient_bytes)
+    total = memory.total + transient + limits.other_bytes
+    reason = ""
+    capacity = limits.device_memory_bytes
+    redundancy = memory.total - _ggg_bytes(calibration)
+    if capacity is not None and total > _CAPACITY_SHARE * capacity:
+        reason = f"needs {_gib(total)} of {_gib(capacity)}; at most {_CAPACITY_SHARE:.0%} may be planned"
+    elif limits.redundancy_budget_bytes is not None and redundancy > limits.redundancy_budget_bytes:
+        reason = f"holds {_gib(redundancy)} beyond GGG, more than the budget of {_gib(limits.redundancy_budget_bytes)}"
+    return _Scored(candidate=candidate, times=times, memory=memory, transient=transient, reason=reason)
+
+
+def _ggg_bytes(calibration: Calibration) -> float:
+    shape = Shape(group_size=1, num_groups=calibration.world_size)
+    return state_bytes(Strategy.parse("GGG"), shape, calibration.parameters, widths=_widths(calibration)).total
+
+
+def _decide(
+    calibration: Calibration, limits: Limits, baseline: _Scored, scored: Sequence[_Scored], error_pct: float
+) -> Plan:
+    fitting = [item for item in scored if not item.reason]
+    medians = {id(item): float(np.median(item.times)) for item in scored}
+    order = sorted(scored, key=lambda item: (bool(item.reason), medians[id(item)]))
+    wins, regrets = _wins(fitting)
+    chosen = _choose(fitting, medians)
+    gain = float(np.mean(baseline.times / chosen.times > _GAIN)) if chosen else 0.0
+    replay_is_good = abs(error_pct) <= _GATE_PCT
+    if chosen is None or gain < 1 - _SURE:
+        verdict = "keep"
+    elif gain >= _SURE and replay_is_good:
+        verdict = "change"
+    else:
+        verdict = "measure first"
+    base_choice = _choice(calibration, baseline, baseline, "the run as it is", 0.0)
+    made = {
+        id(item): _choice(
+            calibration, item, baseline, item.reason or _why(item, chosen, medians), wins.get(id(item), 0.0)
+        )
+        for item in order
+    }
+    today = next((item for item in order if not item.reason and item.candidate.collectives == "native"), None)
+    kept = verdict == "keep" or chosen is None
+    text = _text(verdict, base_choice, made[id(chosen)] if chosen else base_choice, gain, error_pct)
+    return with_id(
+        Plan(
+            format=FORMAT,
+            format_version=FORMAT_VERSION,
+            plan_id="",
+            verdict=verdict,
+            text=text,
+            baseline=base_choice,
+            chosen=base_choice if kept or chosen is None else made[id(chosen)],
+            switch_on_today=made[id(today)] if today else None,
+            candidates=tuple(made[id(item)] for item in order),
+            confidence=Confidence(
+                replay_error_pct=round(error_pct, 2),
+                probability_gain=gain,
+                expected_regret_pct=round(100 * regrets.get(id(chosen), 0.0), 2),
+                text=_confidence_text(error_pct, replay_is_good=replay_is_good),
+            ),
+            preconditions=Preconditions(
+                world_size=calibration.world_size,
+                gpus_per_node=calibration.ranks_per_node,
+                micro_batches=calibration.micro_batches,
+                parameter_count=round(calibration.parameters),
+                device_memory_bytes=limits.device_memory_bytes,
+            ),
+            assumptions=calibration.assumptions,
+            probes=_probes(calibration) if verdict == "measure first" else (),
+        )
+    )
+
+
+def _wins(fitting: Sequence[_Scored]) -> tuple[dict[int, float], dict[int, float]]:
+    """Return how often each is the fastest, and its expected regret as a share."""
+    if not fitting:
+        return {}, {}
+    table = np.stack([item.times for item in fitting])
+    best = table.min(axis=0)
+    share = np.bincount(table.argmin(axis=0), minlength=len(fitting)) / table.shape[1]
+    regret = (table / best - 1).mean(axis=1)
+    return (
+        {id(item): float(value) for item, value in zip(fitting, share, strict=True)},
+        {id(item): float(value) for item, value in zip(fitting, regret, strict=True)},
+    )
+
+
+def _choose(fitting: Sequence[_Scored], medians: dict[int, float]) -> _Scored | None:
+    """Return the fastest, or among those within noise of it the one with the least memory."""
+    if not fitting:
+        return None
+    best = min(medians[id(item)] for item in fitting)
+    near = [item for item in fitting if medians[id(item)] <= best * (1 + _EQUAL)]
+    return min(near, key=lambda item: (item.memory.total, medians[id(item)]))
+
+
+def _choice(calibration: Calibration, item: _Scored, baseline: _Scored, reason: str, probability: float) -> Choice:
+    candidate = item.candidate
+    uses_groups = "I" in str(candidate.strategy)
+    terms = {
+        "parameter": item.memory.parameter,
+        "gradient": item.memory.gradient,
+        "optimizer": item.memory.optimizer,
+        "transient": item.transient,
+    }
+    return Choice(
+        triple=str(candidate.strategy),
+        group_size=candidate.group_size if uses_groups else None,
+        collectives=candidate.collectives,
+        predicted=Prediction(
+            step_time_us=_quantiles(item.times),
+            speedup=_quantiles(baseline.times / item.times),
+            memory_bytes=sum(terms.values()),
+            terms=terms,
+        ),
+        redundancy_bytes=item.memory.total - _ggg_bytes(calibration),
+        exports=exports_of(candidate.strategy, candidate.collectives),
+        feasible=not item.reason,
+        reason=reason,
+        probability_best=probability,
+    )
+
+
+def _quantiles(values: NDArray[np.float64]) -> Quantiles:
+    low, middle, high = (float(value) for value in np.quantile(values, (0.1, 0.5, 0.9)))
+    return Quantiles(p10=low, p50=middle, p90=high)
+
+
+def _why(item: _Scored, chosen: _Scored | None, medians: dict[int, float]) -> str:
+    if chosen is None or item is chosen:
+        return "the fastest that fits, or equal to it within noise with less memory"
+    slower = medians[id(item)] / medians[id(chosen)] - 1
+    if slower < 0:
+        return f"{-slower:.1%} faster, which is within noise, for more memory"
+    return f"{slower:.1%} slower than the chosen one"
+
+
+def _text(verdict: str, baseline: Choice, chosen: Choice, gain: float, error_pct: float) -> str:
+    name = _name(chosen)
+    speedup = chosen.predicted.speedup
+    ahead = f"{speedup.p50:.2f}x ({speedup.p10:.2f} to {speedup.p90:.2f})"
+    match verdict:
+        case "keep":
+            return (
+                f"Keep {_name(baseline)}: the best alternative that fits, {name}, is more than 2 % faster "
+                f"with probability {gain:.2f} only."
+            )
+        case "change":
+            more = chosen.redundancy_bytes - baseline.redundancy_bytes
+            return (
+                f"Change {_name(baseline)} to {name}: predicted {ahead} the speed, "
+                f"{_gib(abs(more))} {'more' if more >= 0 else 'less'} memory per rank for the model states."
+            )
+        case _ if abs(error_pct) > _GATE_PCT:
+            return (
+                f"Measure first: the replay of this run is off by {error_pct:+.0f} %, so numbers would mislead; "
+                f"{name} looks best."
+            )
+        case _:
+            return (
+                f"Measure first: {name} looks best, {ahead}, but more than 2 % faster only with probability {gain:.2f}."
+            )
+
+
+def _name(choice: Choice) -> str:
+    groups = f" in groups of {choice.group_size}" if choice.group_size else ""
+    return f"{choice.triple}{groups}" + (" with HO-Ring" if choice.collectives == "ho_ring" else "")
+
+
+def _confidence_text(error_pct: float, *, replay_is_good: bool) -> str:
+    gate = "within" if replay_is_good else "beyond"
+    return f"the replay of the traced run is off by {error_pct:+.1f} %, {gate} the {_GATE_PCT:.0f} % that numbers need"
+
+
+def _probes(calibration: Calibration) -> tuple[str, ...]:
+    """Return what to measure so that the answer gets certain, the most useful first."""
+    found = []
+    sizes = "-b 1M -e 256M -f 4"
+    if calibration.intra_gbps.source == "prior" and calibration.ranks_per_node > 1:
+        found.append(
+            f"bandwidth inside a node: all_gather_perf {sizes} -g {calibration.ranks_per_node} on one node, "
+            "then pass its output with the traces"
+        )
+    if calibration.inter_gbps.source == "prior" and calibration.num_nodes > 1:
+        found.append(
+            f"bandwidth between nodes: mpirun -np {calibration.world_size} all_gather_perf {sizes} -g 1, "
+            "then pass its output with the traces"
+        )
+    if not found:
+        found.append("a second trace of three or more steps, of one rank per node, so that the spread gets known")
+    return tuple(found)
+
+
+def _gib(num_bytes: float) -> str:
+    if abs(num_bytes) < 1 << 30:
+        return f"{num_bytes / (1 << 20):.1f} MiB"
+    return f"{num_bytes / (1 << 30):.1f} GiB"
+
+
+def baseline_bytes(calibration: Calibration) -> float:
+    """Return the model states and transients of one rank of the run as it is."""
+    scored = _score(calibration, baseline_candidate(calibration), Limits(), np.ones(1))
+    return scored.memory.total + scored.transient

@@ -1,0 +1,277 @@
+"""Replays a step under a strategy: who waits for whom, with the rules of the code that runs it.
+
+One rank stands for all (late ranks are in ``wait_us``). Times are numbers or arrays of draws. On a CPU
+a gather blocks; what reduces in a thread of its own overlaps the rest of backward, with at most three
+reductions under way. On a GPU gathers run one unit ahead of compute in their own stream, and FSDP2's
+reductions queue behind gathers on one communicator (reference prediction, section 3.2, layer B).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from paro_advise.policies.collectives import Algorithm, Effort, Operation, effort_of
+from paro_advise.policies.strategy import Level, Strategy
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.calibration import Calibration
+
+_BACKWARD = 2 / 3
+_PENDING = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """Latency and bandwidth of both levels; numbers, or arrays of one shape."""
+
+    inter_alpha_us: Any
+    inter_gbps: Any
+    intra_alpha_us: Any
+    intra_gbps: Any
+
+    def us(self, efforts: tuple[Effort, ...]) -> Any:
+        """Return the time of collectives one after the other."""
+        return sum(
+            (e.us(self.inter_alpha_us, self.inter_gbps, self.intra_alpha_us, self.intra_gbps) for e in efforts), 0.0
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A way to run.
+
+    Attributes:
+        strategy: the triple.
+        group_size: ranks of a group (m).
+        collectives: "native" or "ho_ring".
+        gathers_once: parameters gathered for forward are kept for backward.
+        replicates_each_pass: gradients are added up across groups on every micro-batch.
+        overlaps_reductions: reductions run beside backward, in order.
+        separate_queues: reductions do not wait for gathers.
+    """
+
+    strategy: Strategy
+    group_size: int
+    collectives: str
+    gathers_once: bool = False
+    replicates_each_pass: bool = False
+    overlaps_reductions: bool = True
+    separate_queues: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """The collectives of a candidate on a cluster, as efforts by the bytes of a whole unit."""
+
+    world_size: int
+    ranks_per_node: int
+    group_size: int
+    algorithm: Algorithm
+    reduce_is_all_reduce: bool
+
+    def _inside(self, operation: Operation, num_bytes: float) -> tuple[Effort, ...]:
+        nodes = max(1, self.group_size // self.ranks_per_node)
+        local = min(self.group_size, self.ranks_per_node)
+        return (self._effort(operation, num_bytes, nodes, local),)
+
+    def _across(self, operation: Operation, num_bytes: float) -> tuple[Effort, ...]:
+        groups = self.world_size // self.group_size
+        if groups == 1:
+            return ()
+        small = self.group_size < self.ranks_per_node
+        nodes = self.world_size // self.ranks_per_node if small else groups
+        local = self.ranks_per_node // self.group_size if small else 1
+        found = self._effort(operation, num_bytes / self.group_size, nodes, local)
+        # The rings of all local ranks of a group go through the same ports.
+        rings = min(self.group_size, self.ranks_per_node)
+        return (
+            Effort(
+                inter_messages=found.inter_messages,
+                inter_bytes=found.inter_bytes * rings,
+                intra_messages=found.intra_messages,
+                intra_bytes=found.intra_bytes,
+                overlapped_rounds=found.overlapped_rounds,
+            ),
+        )
+
+    def _world(self, operation: Operation, num_bytes: float) -> tuple[Effort, ...]:
+        if self.algorithm == Algorithm.HO_RING and self.group_size != self.ranks_per_node:
+            return self._inside(operation, num_bytes) + self._across(operation, num_bytes)
+        nodes = self.world_size // self.ranks_per_node
+        return (self._effort(operation, num_bytes, nodes, self.ranks_per_node),)
+
+    def _effort(self, operation: Operation, num_bytes: float, nodes: int, local: int) -> Effort:
+        if operation == Operation.REDUCE_SCATTER and self.reduce_is_all_reduce:
+            operation = Operation.ALL_REDUCE
+        return effort_of(self.algorithm, operation, num_bytes, nodes, local)
+
+    def gather(self, level: Level, num_bytes: float) -> tuple[Effort, ...]:
+        """Gather parameters from a level to whole ones."""
+        match level:
+            case Level.N:
+                return ()
+            case Level.I:
+                return self._inside(Operation.ALL_GATHER, num_bytes)
+            case _:
+                return self._world(Operation.ALL_GATHER, num_bytes)
+
+    def reduce(self, strategy: Strategy, num_bytes: float, *, last: bool, each_pass: bool) -> tuple[Effort, ...]:
+        """Bring gradients to their level, and at the boundary to the optimizer's (strategies 2.2)."""
+        scatter, total = Operation.REDUCE_SCATTER, Operation.ALL_REDUCE
+        found: tuple[Effort, ...] = ()
+        level, target = strategy.gradient, strategy.optimizer
+        if level == Level.I:
+            found = self._inside(scatter, num_bytes)
+        elif level == Level.G:
+            return self._world_reduction(strategy, num_bytes)
+        if not (last or (each_pass and level == Level.I)):
+            return found
+        match level, target:
+            case Level.N, Level.N:
+                return self._world(total, num_bytes)
+            case Level.N, Level.G:
+                return self._world_reduction(strategy, num_bytes)
+            case _:
+                first = self._inside(scatter, num_bytes)
+                return first + self._across(total if target == Level.I else scatter, num_bytes)
+
+    def _world_reduction(self, strategy: Strategy, num_bytes: float) -> tuple[Effort, ...]:
+        scatter = Operation.REDUCE_SCATTER
+        if strategy.parameter == Level.I:
+            return self._inside(scatter, num_bytes) + self._across(scatter, num_bytes)
+        return self._world(scatter, num_bytes)
+
+    def publish(self, strategy: Strategy, num_bytes: float) -> tuple[Effort, ...]:
+        """Bring updated parameters from the optimizer's level to the parameters'."""
+        match strategy.optimizer, strategy.parameter:
+            case Level.I, Level.N:
+                return self._inside(Operation.ALL_GATHER, num_bytes)
+            case Level.G, Level.N:
+                return self._world(Operation.ALL_GATHER, num_bytes)
+            case Level.G, Level.I:
+                return self._across(Operation.ALL_GATHER, num_bytes)
+            case _:
+                return ()
+
+
+def baseline_candidate(calibration: Calibration) -> Candidate:
+    """Return how the run itself was executed."""
+    is_own = calibration.framework.startswith("paro-advise")
+    # FSDP on a CPU waits for every collective; DDP's reducer and our runtime do not.
+    overlaps = calibration.is_gpu or is_own or calibration.framework.startswith("DDP")
+    return Candidate(
+        strategy=calibration.baseline,
+        group_size=calibration.baseline_group_size,
+        collectives="ho_ring" if is_own else "native",
+        gathers_once=calibration.gathers_once,
+        replicates_each_pass=calibration.replicates_each_pass,
+        overlaps_reductions=overlaps,
+        separate_queues=is_own or not calibration.framework.startswith("FSDP"),
+    )
+
+
+def step_us(calibration: Calibration, candidate: Candidate, links: Links, compute: Any = 1.0) -> Any:
+    """Return the time of a step.
+
+    Args:
+        calibration: the run.
+        candidate: how it shall run.
+        links: numbers or draws.
+        compute: factor on the arithmetic, number or draws.
+    """
+    step = _Step(calibration, candidate, links, compute)
+    middle = step.micro_batch(last=False) if calibration.micro_batches > 1 else 0.0
+    total = (calibration.micro_batches - 1) * middle + step.micro_batch(last=True) + step.publish()
+    return total + calibration.fixed_us + calibration.wait_us
+
+
+class _Step:
+    def __init__(self, calibration: Calibration, candidate: Candidate, links: Links, compute: Any) -> None:
+        self._calibration = calibration
+        self._candidate = candidate
+        native = candidate.collectives == "native"
+        collectives = Collectives(
+            calibration.world_size,
+            calibration.ranks_per_node,
+            candidate.group_size,
+            Algorithm.RING if native else Algorithm.HO_RING,
+            native and calibration.native_reduce_scatter_is_all_reduce,
+        )
+        strategy = candidate.strategy
+        total = sum(calibration.unit_bytes)
+        per_micro = calibration.compute_us / calibration.micro_batches
+
+        @cache
+        def costs(num_bytes: float, *, last: bool) -> tuple[Any, Any, Any, Any]:
+            each = candidate.replicates_each_pass
+            return (
+                links.us(collectives.gather(strategy.parameter, num_bytes)),
+                links.us(collectives.reduce(strategy, num_bytes, last=last, each_pass=each)),
+                links.us(collectives.publish(strategy, num_bytes)),
+                per_micro * compute * num_bytes / total,
+            )
+
+        self._costs = costs
+
+    def publish(self) -> Any:
+        """Return the time of bringing updated parameters back, unit by unit."""
+        return sum((self._costs(size, last=True)[2] for size in self._calibration.unit_bytes), 0.0)
+
+    def micro_batch(self, *, last: bool) -> Any:
+        """Return the time of forward and backward."""
+        return self._streams(last=last) if self._calibration.is_gpu else self._blocking(last=last)
+
+    def _blocking(self, *, last: bool) -> Any:
+        units = self._calibration.unit_bytes
+        now: Any = 0.0
+        ends: list[Any] = []
+        for size in units:
+            gather, _, _, compute = self._costs(size, last=last)
+            now = now + gather + compute * (1 - _BACKWARD)
+        root = len(units) - 1
+        for place in range(root, -1, -1):
+            gather, reduce, _, compute = self._costs(units[place], last=last)
+            if place != root and not self._candidate.gathers_once:
+                now = now + gather
+            now = now + compute * _BACKWARD
+            if not self._candidate.overlaps_reductions:
+                now = now + reduce
+                continue
+            if len(ends) >= _PENDING:
+                now = _later(now, ends[-_PENDING])
+            ends.append((_later(now, ends[-1]) if ends else now) + reduce)
+        return _later(now, ends[-1]) if ends else now
+
+    def _streams(self, *, last: bool) -> Any:
+        units, candidate = self._calibration.unit_bytes, self._candidate
+        compute_end: Any = 0.0
+        compute_start: Any = 0.0
+        gathers: Any = 0.0
+        for size in units:
+            gather, _, _, compute = self._costs(size, last=last)
+            gathers = _later(gathers, compute_start) + gather
+            compute_start = _later(compute_end, gathers)
+            compute_end = compute_start + compute * (1 - _BACKWARD)
+        reductions: Any = 0.0
+        root = len(units) - 1
+        for place in range(root, -1, -1):
+            gather, reduce, _, compute = self._costs(units[place], last=last)
+            if place != root and not candidate.gathers_once:
+                gathers = _later(gathers, compute_start) + gather
+                compute_start = _later(compute_end, gathers)
+            else:
+                compute_start = compute_end
+            compute_end = compute_start + compute * _BACKWARD
+            if candidate.separate_queues:
+                reductions = _later(reductions, compute_end) + reduce
+            else:
+                gathers = _later(gathers, compute_end) + reduce
+                reductions = gathers
+        return _later(compute_end, reductions)
+
+
+def _later(first: Any, second: Any) -> Any:
+    """Return the larger of two numbers, or of each pair of two arrays."""
+    return first + (second - first) * (second > first)

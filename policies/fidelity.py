@@ -1,0 +1,46 @@
+"""How well a framework's own settings express a strategy (reference prediction, section 5.8)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paro_advise.policies.strategy import Strategy
+
+
+class Fidelity(StrEnum):
+    """Exact, an approximation that must be predicted as what it really is, or not at all."""
+
+    EXACT = "exact"
+    APPROXIMATE = "approximate"
+    UNSUPPORTED = "unsupported"
+
+
+_TABLE: dict[str, dict[str, str]] = {
+    # NNN NNI NNG NII NIG NGG III IIG IGG GGG; e exact, a approximate.
+    "deepspeed": {"NNN": "e", "NNG": "e", "NGG": "e", "III": "e", "IGG": "a", "GGG": "e"},
+    "fsdp1": {"NNN": "e", "NII": "a", "NGG": "a", "III": "e", "GGG": "e"},
+    "fsdp2": {"NNN": "e", "NNI": "a", "NNG": "a", "NII": "a", "NGG": "a", "III": "e", "IGG": "a", "GGG": "e"},
+    "torchtitan": {"NNN": "e", "NII": "a", "NGG": "a", "III": "e", "GGG": "e"},
+    "accelerate": {"NNN": "e", "NII": "a", "NGG": "a", "III": "e", "GGG": "e"},
+    "megatron": {"NNN": "e", "NNI": "e", "NNG": "e", "NGG": "e", "III": "e", "IIG": "e", "GGG": "e"},
+}
+_LETTERS = {"e": Fidelity.EXACT, "a": Fidelity.APPROXIMATE}
+RUNTIME = "paro_advise"
+
+
+def exports_of(strategy: Strategy, collectives: str) -> dict[str, str]:
+    """Return the fidelity by framework; our own runtime runs every kept strategy.
+
+    Args:
+        strategy: the triple.
+        collectives: "ho_ring" only our runtime has.
+    """
+    found = {
+        framework: Fidelity.UNSUPPORTED.value
+        if collectives != "native"
+        else _LETTERS.get(row.get(str(strategy), ""), Fidelity.UNSUPPORTED).value
+        for framework, row in _TABLE.items()
+    }
+    return {RUNTIME: Fidelity.EXACT.value if collectives != "native" else Fidelity.UNSUPPORTED.value, **found}
