@@ -18,7 +18,14 @@ from paro_advise.trace_parsers.kineto_collectives import (
 )
 from paro_advise.trace_parsers.kineto_events import CommArgs, as_int, parse_head
 from paro_advise.trace_parsers.kineto_gloo import GlooCall, GlooSpan
-from paro_advise.trace_parsers.kineto_own import OWN_PREFIX, OwnCalls, add_own_collectives
+from paro_advise.trace_parsers.kineto_own import (
+    OWN_PREFIX,
+    OwnCall,
+    OwnCalls,
+    add_own_collectives,
+    own_collective,
+    stated_strategy,
+)
 from paro_advise.trace_parsers.kineto_phases import (
     HostRows,
     PhaseClock,
@@ -370,11 +377,12 @@ class _Builder:
         spans = []
         workers: set[int] = set()
         own = self._own_calls(origin_us)
+        states = {code for code, name in enumerate(codes) if name.startswith(_STATE_SPANS)}
+        if states:
+            workers.update(tid for tid, code in zip(raw.tid, raw.name, strict=True) if code in states)
         for row, args in raw.comm:
             name = codes[raw.name[row]]
             begin = raw.start[row] - origin_us
-            if name.startswith(_STATE_SPANS):
-                workers.add(raw.tid[row])
             if name.startswith("gloo:") and not (name in _POINT_TO_POINT and own.covers(begin)):
                 spans.append(self._gloo_span(name, begin, raw.duration[row], threads[raw.tid[row]], args))
                 if name not in _POINT_TO_POINT:
@@ -399,17 +407,18 @@ class _Builder:
     def _own_calls(self, origin_us: float) -> OwnCalls:
         raw = self._raw.host
         codes = raw.names.values_in_order()
+        named = {code: what for code, name in enumerate(codes) if (what := own_collective(name)) is not None}
+        if not named:
+            return OwnCalls(())
         return OwnCalls(
-            HostCall(
+            OwnCall(
                 start_us=raw.start[row] - origin_us,
                 end_us=raw.start[row] - origin_us + max(0.0, raw.duration[row]),
                 tid=raw.tid[row],
-                name=codes[raw.name[row]],
-                external=raw.external[row],
-                args=args,
+                what=named[code],
             )
-            for row, args in raw.comm
-            if codes[raw.name[row]].startswith(OWN_PREFIX) and args.collective is not None
+            for row, code in enumerate(raw.name)
+            if code in named
         )
 
     @staticmethod
@@ -465,11 +474,7 @@ class _Builder:
         """Return names that only one framework leaves in autograd, for runs without annotations."""
         found = {mark for name in self._raw.host.names for mark in _AUTOGRAD_MARKS if mark in name}
         marks = {"autograd_marks": ",".join(sorted(found))} if found else {}
-        stated = self._metadata.get("paro_advise")
-        if isinstance(stated, dict) and re.fullmatch(r"[NIG]{3}", str(stated.get("strategy"))):
-            size = as_int(stated.get("group_size"))
-            marks |= {"strategy": str(stated["strategy"]), "group_size": str(size) if size else ""}
-        return marks
+        return marks | stated_strategy(self._raw.host.names)
 
     def _device_index(self) -> int | None:
         for _, args in self._raw.device.comm[:1]:

@@ -1,17 +1,19 @@
-"""The spans that our own runtime leaves: ``paro_advise::all_gather`` and its like.
+"""The ranges that our own runtime leaves, such as ``paro_advise::all_gather Float 8->32 ranks 0:4:1``.
 
-One row is call and duration in one and carries NCCL's arguments, so nothing has to be paired. What
+One row is call and duration in one and says everything in its name, so nothing has to be paired. What
 HO-Ring sends inside it, point to point, is part of it.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from paro_advise.trace_parsers.dtypes import dtype_bytes
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
-from paro_advise.trace_parsers.kineto_events import as_int
 from paro_advise.trace_parsers.kineto_phases import owners_at
 
 if TYPE_CHECKING:
@@ -19,10 +21,68 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
-    from paro_advise.trace_parsers.kineto_collectives import CollectiveRows, HostCall
+    from paro_advise.trace_parsers.kineto_collectives import CollectiveRows
     from paro_advise.trace_parsers.kineto_phases import HostRows, PhaseClock
 
 OWN_PREFIX = "paro_advise::"
+_NUMBER, _WORD, _COUNT = r"\d{1,9}", r"\w{1,40}", r"\d{1,18}"
+_COLLECTIVE = re.compile(
+    rf"{OWN_PREFIX}({_WORD}) ({_WORD}) ({_COUNT})->({_COUNT}) ranks ({_NUMBER}:{_NUMBER}:{_NUMBER}|[\d,]{{1,100000}})"
+)
+_STATE = re.compile(rf"{OWN_PREFIX}(?:gradient|optimizer) \(.{{0,1000}}\) ([NIG]{{3}})/(\d{{1,9}})")
+_MAX_RANKS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnCollective:
+    """What a name says.
+
+    Attributes:
+        op: the collective.
+        dtype: of the elements.
+        nelems: of the whole buffer.
+        ranks: of the group.
+    """
+
+    op: str
+    dtype: str
+    nelems: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnCall:
+    """A collective of our runtime on one thread; times from the start of the trace."""
+
+    start_us: float
+    end_us: float
+    tid: int
+    what: OwnCollective
+
+
+@lru_cache(maxsize=4096)
+def own_collective(name: str) -> OwnCollective | None:
+    """Return what a name says; None for any other name."""
+    found = _COLLECTIVE.fullmatch(name)
+    if not found:
+        return None
+    op, dtype, given, got, members = found.groups()
+    if ":" in members:
+        start, stop, stride = map(int, members.split(":"))
+        if not stride or (stop - start) // stride > _MAX_RANKS:
+            return None
+        ranks = tuple(range(start, stop, stride))
+    else:
+        ranks = tuple(int(part) for part in members.split(",") if part and len(part) <= 9)
+    return OwnCollective(op=op, dtype=dtype, nelems=max(int(given), int(got)), ranks=ranks)
+
+
+def stated_strategy(names: Iterable[str]) -> dict[str, str]:
+    """Return the strategy and group size that our runtime wrote into names, {} without it."""
+    for name in names:
+        if name.startswith(OWN_PREFIX) and (found := _STATE.fullmatch(name)):
+            return {"strategy": found[1], "group_size": found[2]}
+    return {}
 
 
 class OwnCalls:
@@ -32,7 +92,7 @@ class OwnCalls:
         calls: by start.
     """
 
-    def __init__(self, calls: Iterable[HostCall]) -> None:
+    def __init__(self, calls: Iterable[OwnCall]) -> None:
         self.calls = sorted(calls, key=lambda call: call.start_us)
         self._merged: list[tuple[float, float]] = []
         for call in self.calls:
@@ -61,27 +121,24 @@ def add_own_collectives(out: CollectiveRows, own: OwnCalls, rows: HostRows, cloc
     """Add the runtime's collectives to the table."""
     owners = owners_at(rows, [(call.start_us, call.tid) for call in own.calls])
     for call, owner in zip(own.calls, owners, strict=True):
-        args = call.args
-        nelems = max((as_int(args.in_nelems) or 0, as_int(args.out_nelems) or 0))
-        dtype = args.dtype if isinstance(args.dtype, str) else ""
-        element = dtype_bytes(dtype) if dtype else None
-        ranks = args.group_ranks if isinstance(args.group_ranks, str) else ""
-        members = [part.strip() for part in ranks.strip("[]").split(",") if part.strip().isdigit()]
+        what = call.what
+        element = dtype_bytes(what.dtype)
+        members = ",".join(map(str, what.ranks))
         out.add(
             start_us=call.start_us,
             end_us=call.end_us,
             issue_us=call.start_us,
             issue_tid=call.tid,
-            op=op_of_name(str(args.collective)).value,
-            bytes=nelems * element if element else None,
-            dtype=dtype,
-            group_size=as_int(args.group_size),
-            group_name=",".join(members),
+            op=op_of_name(what.op).value,
+            bytes=what.nelems * element if element else None,
+            dtype=what.dtype,
+            group_size=len(what.ranks),
+            group_name=members,
             group_desc="paro_advise",
-            group_ranks=",".join(members),
+            group_ranks=members,
             stream=call.tid,
-            name=call.name,
-            host_op=call.name,
+            name=OWN_PREFIX + what.op,
+            host_op=OWN_PREFIX + what.op,
             owner=owner,
             phase=clock.phase(call.start_us),
             micro_batch=clock.micro_batch(call.start_us),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -335,12 +334,12 @@ class Engine:
         last = self.synchronizes
         self._reducing.submit(self._named("gradient", unit, lambda: self._reduce.add(unit, whole, last=last)))
 
-    @staticmethod
-    def _named(state: str, unit: UnitState, job: Callable[[], None]) -> Callable[[], None]:
-        """Let a job say in profiles which model state it moves."""
+    def _named(self, state: str, unit: UnitState, job: Callable[[], None]) -> Callable[[], None]:
+        """Let a job say in profiles which model state it moves, under which strategy."""
+        name = f"{state} ({unit.spec.name or 'root'}) {self.levels}/{self.grid.group_size}"
 
         def run() -> None:
-            with Span(f"{state} ({unit.spec.name or 'root'})"):
+            with Span(name):
                 job()
 
         return run
@@ -395,9 +394,6 @@ class Engine:
 
     def after_step(self) -> None:
         """Bring the updated parameters to the model."""
-        if torch.autograd._profiler_enabled():  # noqa: SLF001 - the only way to ask
-            stated = {"strategy": str(self.levels), "group_size": self.grid.group_size}
-            torch.autograd._add_metadata_json("paro_advise", json.dumps(stated))  # noqa: SLF001
         if self.settings.offload_optimizer:
             for shard in self.shards.shards.values():
                 shard.grad = None

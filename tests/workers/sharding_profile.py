@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from paro_advise.runtime import shard
 from sharding_accounts import Model, backward
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, schedule
 
 MICRO_BATCHES, STEPS = 2, 2
 
@@ -21,8 +21,9 @@ def record(strategy, folder):
     # Groups are not nodes here, so that every collective is one of the units of the reference.
     shard(model, optimizer, strategy, group_size=2, reshard_root=True, ranks_per_node=dist.get_world_size())
     everything = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    with profile(activities=[ProfilerActivity.CPU], experimental_config=everything, record_shapes=True) as recording:
-        for _ in range(STEPS):
+    plan = schedule(wait=0, warmup=1, active=STEPS, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], experimental_config=everything, schedule=plan) as recording:
+        for _ in range(STEPS + 1):
             for micro in range(MICRO_BATCHES):
                 backward(model, micro == MICRO_BATCHES - 1)
             optimizer.step()
