@@ -133,7 +133,7 @@ def calibrate(analysis: Analysis) -> Calibration:
     replicas = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail == "replica")
     fixed, wait = _fixed(analysis)
     mean = sum(analysis.step_time_us.values) / len(analysis.step_time_us.values)
-    links = _links(analysis.links, world, per_node, gloo=gloo, notes=notes)
+    links = _links(analysis.links, world, per_node, gloo=gloo, crowd=_crowd(analysis), notes=notes)
     notes.append("one third of the arithmetic is forward, two thirds backward")
     return Calibration(
         world_size=world,
@@ -166,13 +166,25 @@ def _fixed(analysis: Analysis) -> tuple[float, float]:
     return fixed, wait
 
 
+def _crowd(analysis: Analysis) -> float:
+    """Return how many collectives of model states were under way at once, on average while any was.
+
+    They shared the links, so that each alone looks as slow as all of them together.
+    """
+    states = {name.value for name in (State.PARAMETER, State.GRADIENT, State.OPTIMIZER)}
+    alone = sum(entry.count * entry.p50_us for entry in analysis.collectives if entry.state in states and entry.p50_us)
+    union = sum(entry.total_us or 0.0 for name, entry in analysis.states.items() if name in states)
+    return max(1.0, alone / union) if union else 1.0
+
+
 def _units(analysis: Analysis, world: int, micro: int) -> tuple[tuple[float, ...], int]:
     """Return the bytes of each unit, from gathers in forward, else from reductions of gradients."""
     forward = _kinds(analysis, State.PARAMETER, lambda entry: entry.detail.startswith("forward"))
     found = _expanded(forward, micro)
     if not found:
         reductions = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail != "replica")
-        passes = micro if sum(entry.count for entry in reductions) > micro else 1
+        # Gradients that every rank holds whole are reduced once a step.
+        passes = 1 if (analysis.run.strategy.triple or "N")[1] == "N" else micro
         # What was scattered inside groups arrives at the next hop cut in m.
         largest = max((entry.bytes or 0 for entry in reductions), default=0)
         whole = [entry for entry in reductions if entry.group_size == world or (entry.bytes or 0) * 4 > largest]
@@ -181,8 +193,8 @@ def _units(analysis: Analysis, world: int, micro: int) -> tuple[tuple[float, ...
         return (), 4
     elements = sum(found)
     count = analysis.run.parameter_count
-    width = max(1, round(elements / count)) if count else 4
-    return tuple(sorted(found)), min((1, 2, 4, 8), key=lambda size: abs(size - width))
+    width = elements / count if count else 4.0
+    return tuple(sorted(found)), min((1, 2, 4, 8), key=lambda size: abs(math.log(size / width)))
 
 
 def _kinds(analysis: Analysis, state: State, wanted: Callable[[CollectiveEntry], bool]) -> list[CollectiveEntry]:
@@ -196,7 +208,9 @@ def _expanded(entries: Sequence[CollectiveEntry], passes: int) -> list[float]:
     return found
 
 
-def _links(links: Sequence[Link], world: int, per_node: int, *, gloo: bool, notes: list[str]) -> dict[str, Estimate]:
+def _links(
+    links: Sequence[Link], world: int, per_node: int, *, gloo: bool, crowd: float, notes: list[str]
+) -> dict[str, Estimate]:
     """Reduce fitted links to one latency and bandwidth a level."""
     prior = _GLOO if gloo else _NCCL
     samples: dict[str, list[tuple[float, float, int]]] = {name: [] for name in prior}
@@ -206,12 +220,12 @@ def _links(links: Sequence[Link], world: int, per_node: int, *, gloo: bool, note
             continue
         level = "intra" if link.span == "intra" or world == per_node else "inter"
         if link.busbw_gbps:
-            bandwidth = link.busbw_gbps
+            bandwidth = link.busbw_gbps * crowd
             if gloo and link.op == Op.REDUCE_SCATTER:
                 bandwidth *= 2  # it runs as an all-reduce, which moves twice as much
             if link.span == "inter":  # rings of all local ranks share the port
                 bandwidth *= max(1, min(per_node, world // max(1, size)))
-            spread = math.log((link.busbw_high_gbps or bandwidth) / (link.busbw_low_gbps or bandwidth)) / 2 / _P90
+            spread = math.log((link.busbw_high_gbps or 1.0) / (link.busbw_low_gbps or 1.0)) / 2 / _P90
             samples[f"{level}_gbps"].append((bandwidth, max(0.03, min(abs(spread), 0.5)), link.num_samples))
         if link.alpha_us:
             hops = 2 * rounds if link.op == Op.ALL_REDUCE else rounds

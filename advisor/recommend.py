@@ -34,9 +34,9 @@ _GATE_PCT = 10.0
 _GAIN, _SURE, _EQUAL = 1.02, 0.9, 0.03
 # Never propose what fills more than this of the device: activations and fragmentation are not in it.
 _CAPACITY_SHARE = 0.8
-# What the model itself does not know, as the standard deviation of the logarithm: the same way of
-# running, another strategy, another strategy on links that nobody measured (prediction 3.5).
-_SAME, _OTHER, _PRIOR = 0.03, 0.06, 0.12
+# What the model itself does not know, as the standard deviation of the logarithm: another strategy,
+# and one on links that nobody measured (prediction 3.5).
+_OTHER, _PRIOR = 0.06, 0.12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,21 +72,22 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0) -> Plan:
         seed: of the draws; equal seeds give equal plans.
     """
     generator = np.random.default_rng(seed)
-    links, compute = _draws(calibration, generator)
+    links = _draws(calibration, generator)
     base = baseline_candidate(calibration)
     middle = Links(**{name: getattr(calibration, name).value for name in Links.__slots__})
     replayed = float(step_us(calibration, base, middle))
     error_pct = 100 * (replayed / calibration.step_us - 1)
     # The measured step anchors all: what the replay gets wrong of it, it gets wrong everywhere.
-    missing = calibration.step_us - replayed
+    missing = calibration.step_us - step_us(calibration, base, links)
     baseline = _score(calibration, base, limits, np.full(_DRAWS, calibration.step_us))
+    # Arithmetic and what no strategy changes are measured; only the rest of a step is in doubt.
+    floor = min(calibration.compute_us + calibration.fixed_us, calibration.step_us)
     scored = []
     for candidate in candidates(calibration):
-        raw = step_us(calibration, candidate, links, compute) + missing
-        floor = calibration.compute_us * compute
+        exposed = np.maximum(step_us(calibration, candidate, links) + missing - floor, 0.0)
         doubt = _PRIOR if _rests_on_priors(calibration, candidate) else _OTHER
         noise = np.exp(generator.normal(0.0, doubt, _DRAWS))
-        scored.append(_score(calibration, candidate, limits, np.maximum(raw * noise, floor)))
+        scored.append(_score(calibration, candidate, limits, floor + exposed * noise))
     return _decide(calibration, limits, baseline, scored, error_pct)
 
 
@@ -122,12 +123,11 @@ def _is_native(strategy: Strategy) -> bool:
     return str(strategy) in ("NNN", "III", "GGG")
 
 
-def _draws(calibration: Calibration, generator: np.random.Generator) -> tuple[Links, Any]:
+def _draws(calibration: Calibration, generator: np.random.Generator) -> Links:
     def draw(estimate: Estimate) -> Any:
         return estimate.value * np.exp(generator.normal(0.0, estimate.sigma, _DRAWS))
 
-    links = Links(**{name: draw(getattr(calibration, name)) for name in Links.__slots__})
-    return links, np.exp(generator.normal(0.0, _SAME, _DRAWS))
+    return Links(**{name: draw(getattr(calibration, name)) for name in Links.__slots__})
 
 
 def _rests_on_priors(calibration: Calibration, candidate: Candidate) -> bool:

@@ -172,23 +172,22 @@ def baseline_candidate(calibration: Calibration) -> Candidate:
     )
 
 
-def step_us(calibration: Calibration, candidate: Candidate, links: Links, compute: Any = 1.0) -> Any:
+def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Any:
     """Return the time of a step.
 
     Args:
         calibration: the run.
         candidate: how it shall run.
         links: numbers or draws.
-        compute: factor on the arithmetic, number or draws.
     """
-    step = _Step(calibration, candidate, links, compute)
+    step = _Step(calibration, candidate, links)
     middle = step.micro_batch(last=False) if calibration.micro_batches > 1 else 0.0
     total = (calibration.micro_batches - 1) * middle + step.micro_batch(last=True) + step.publish()
     return total + calibration.fixed_us + calibration.wait_us
 
 
 class _Step:
-    def __init__(self, calibration: Calibration, candidate: Candidate, links: Links, compute: Any) -> None:
+    def __init__(self, calibration: Calibration, candidate: Candidate, links: Links) -> None:
         self._calibration = calibration
         self._candidate = candidate
         native = candidate.collectives == "native"
@@ -210,7 +209,7 @@ class _Step:
                 links.us(collectives.gather(strategy.parameter, num_bytes)),
                 links.us(collectives.reduce(strategy, num_bytes, last=last, each_pass=each)),
                 links.us(collectives.publish(strategy, num_bytes)),
-                per_micro * compute * num_bytes / total,
+                per_micro * num_bytes / total,
             )
 
         self._costs = costs
@@ -256,13 +255,13 @@ class _Step:
             compute_end = compute_start + compute * (1 - _BACKWARD)
         reductions: Any = 0.0
         root = len(units) - 1
+        ready: Any = compute_end  # the root is still gathered
         for place in range(root, -1, -1):
-            gather, reduce, _, compute = self._costs(units[place], last=last)
-            if place != root and not candidate.gathers_once:
-                gathers = _later(gathers, compute_start) + gather
-                compute_start = _later(compute_end, gathers)
-            else:
-                compute_start = compute_end
+            _, reduce, _, compute = self._costs(units[place], last=last)
+            compute_start = _later(compute_end, ready)
+            if place and not candidate.gathers_once:  # the next gather goes before this unit's reduction
+                gathers = _later(gathers, compute_start) + self._costs(units[place - 1], last=last)[0]
+                ready = gathers
             compute_end = compute_start + compute * _BACKWARD
             if candidate.separate_queues:
                 reductions = _later(reductions, compute_end) + reduce

@@ -164,8 +164,7 @@ def shard(
         CommunicationError: a rank is missing, or the backend computes wrongly.
     """
     _check_torch()
-    wanted = checked_strategy(strategy)
-    grid = grid_of(group_size, device_mesh, ranks_per_node)
+    wanted, grid = checked_strategy(strategy), grid_of(group_size, device_mesh, ranks_per_node)
     if reduce_dtype == torch.float16:
         raise UsageError("gradients must be reduced in float32 or bfloat16, got float16, which overflows")
     if model in _ENGINES:
@@ -174,8 +173,7 @@ def shard(
         )
     specs = find_units(model, units)
     device = _device(model)
-    slots = {slot.name: slot for spec in specs for slot in spec.slots}
-    shards = OptimizerShards(optimizer, slots)
+    shards = OptimizerShards(optimizer, {slot.name: slot for spec in specs for slot in spec.slots})
     settings = Settings(
         param_dtype=param_dtype,
         reduce_dtype=reduce_dtype,
@@ -183,15 +181,7 @@ def shard(
         overlap_updates=overlap_updates,
         offload_optimizer=offload_optimizer,
     )
-    agree(
-        {
-            "strategy": [str(wanted), grid.group_size, str(settings)],
-            "torch version": torch.__version__,
-            "optimizer": [type(optimizer).__name__, [_plain(group) for group in optimizer.param_groups]],
-            "model": fingerprint(specs),
-        },
-        hint="seed all ranks alike before the model is made, or load one checkpoint on all of them",
-    )
+    _agree_on(wanted, grid, settings, optimizer, specs)
     with reaching_all_ranks("the set-up of a sharded model"):
         engine = Engine(model, specs, shards, strategy=wanted, grid=grid, settings=settings, device=device)
         engine.reducing.self_check()
@@ -200,6 +190,29 @@ def shard(
     mark(model)
     _ENGINES[model] = engine
     return model, optimizer
+
+
+def _agree_on(
+    strategy: Strategy,
+    grid: GroupGrid,
+    settings: Settings,
+    optimizer: torch.optim.Optimizer,
+    specs: Sequence[UnitSpec],
+) -> None:
+    """Make sure that all ranks want the same for the same model.
+
+    Raises:
+        DivergedError: they do not.
+    """
+    agree(
+        {
+            "strategy": [str(strategy), grid.group_size, str(settings)],
+            "torch version": torch.__version__,
+            "optimizer": [type(optimizer).__name__, [_plain(group) for group in optimizer.param_groups]],
+            "model": fingerprint(specs),
+        },
+        hint="seed all ranks alike before the model is made, or load one checkpoint on all of them",
+    )
 
 
 def _settle(engine: Engine, init: Callable[[nn.Module], None] | None) -> None:

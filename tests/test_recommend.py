@@ -1,0 +1,183 @@
+"""From a run to a plan: the replay written out by hand, limits, decisions, the plan file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from helpers import write_run
+from paro_advise.advisor.calibration import Calibration, Estimate
+from paro_advise.advisor.cli import run
+from paro_advise.advisor.recommend import Limits, baseline_bytes, candidates, recommend
+from paro_advise.advisor.replay import Candidate, Links, baseline_candidate, step_us
+from paro_advise.errors import ForeignDataError
+from paro_advise.policies.plan import plan_from_json, plan_to_json
+from paro_advise.policies.strategy import Strategy
+from trace_builder import fsdp_rank
+
+MB = 1e6
+
+
+def estimate(value, sigma=0.03):
+    return Estimate(value=value, sigma=sigma, source="measured")
+
+
+def calibration(**changes):
+    """4 nodes of 2 ranks on gloo: 4 units of 4 MB fp32, 2 micro-batches, 100 ms of arithmetic."""
+    usual = {
+        "world_size": 8,
+        "ranks_per_node": 2,
+        "micro_batches": 2,
+        "unit_bytes": (4 * MB,) * 4,
+        "element_bytes": 4,
+        "compute_us": 100_000.0,
+        "fixed_us": 5_000.0,
+        "wait_us": 3_000.0,
+        "step_us": 0.0,
+        "is_gpu": False,
+        "native_reduce_scatter_is_all_reduce": True,
+        "baseline": Strategy.parse("GGG"),
+        "baseline_group_size": 2,
+        "gathers_once": False,
+        "replicates_each_pass": False,
+        "framework": "FSDP2",
+        "inter_alpha_us": estimate(100.0),
+        "inter_gbps": estimate(0.05),
+        "intra_alpha_us": estimate(50.0),
+        "intra_gbps": estimate(1.0),
+        "assumptions": (),
+    }
+    made = Calibration(**(usual | changes))
+    return replace(made, step_us=made.step_us or float(step_us(made, baseline_candidate(made), links_of(made))))
+
+
+def links_of(made):
+    return Links(**{name: getattr(made, name).value for name in Links.__slots__})
+
+
+def test_fsdp2_on_a_cpu_waits_for_everything():
+    """Seven rounds of a flat ring over 8 ranks, each 1/8 of a unit through a port of 50 MB/s."""
+    made = calibration()
+    ring = 7 * (100.0 + 4 * MB / 8 / 50)  # us; MB/s are bytes per us
+    # A micro-batch gathers 4 units in forward and all but the root in backward; gloo's
+    # reduce-scatter is an all-reduce, twice a ring.
+    micro_batch = (4 + 3) * ring + 4 * 2 * ring + 50_000.0
+    assert step_us(made, baseline_candidate(made), links_of(made)) == pytest.approx(2 * micro_batch + 8_000.0)
+
+
+def test_reductions_of_the_runtime_hide_behind_backward():
+    """NIG: nothing is gathered; two ranks of a node reduce-scatter 4 MB while the next unit computes."""
+    made = calibration()
+    inside = 50.0 + 2 * MB / 1000  # us at 1 GB/s
+    across = 3 * 100.0 + 3 / 4 * 2 * MB * 2 / 50  # 3 rounds, slab of 2 MB, both ranks of a node through the port
+    forward, backward = 50_000.0 / 3, 2 * 50_000.0 / 3
+    first = forward + backward + inside  # each but the last reduction is over before the next begins
+    last = forward + backward / 4 + 4 * (inside + across)  # the port is the bottleneck from the first one on
+    gather = 4 * (max(3 * (100.0 + 1 * MB / 50), 3 * (50.0 + 0.5 * MB / 1000)) + 50.0 + 0.5 * MB / 1000)
+    candidate = Candidate(strategy=Strategy.parse("NIG"), group_size=2, collectives="ho_ring")
+    assert step_us(made, candidate, links_of(made)) == pytest.approx(first + last + gather + 8_000.0, rel=1e-6)
+
+
+def test_a_gpu_hides_gathers_behind_compute():
+    """Fast links: a step is its arithmetic, the first gather and the last reduction."""
+    fast = {
+        "inter_gbps": estimate(50.0),
+        "intra_gbps": estimate(100.0),
+        "is_gpu": True,
+        "native_reduce_scatter_is_all_reduce": False,
+    }
+    made = calibration(**fast)
+    ring = 7 * (100.0 + 4 * MB / 8 / 50_000)
+    exposed = 2 * (ring + ring)  # per micro-batch the first gather and the root's reduction
+    assert step_us(made, baseline_candidate(made), links_of(made)) == pytest.approx(
+        100_000.0 + exposed + 8_000.0, rel=0.02
+    )
+
+
+def test_a_slow_network_gets_a_change_with_its_price():
+    plan = recommend(calibration(), Limits())
+    assert plan.verdict == "change"
+    assert plan.chosen.predicted.speedup.p10 > 2
+    assert plan.confidence.replay_error_pct == pytest.approx(0.0, abs=1e-6)
+    assert plan.confidence.probability_gain == 1.0
+    assert plan.chosen.redundancy_bytes == pytest.approx(
+        sum(v for k, v in plan.chosen.predicted.terms.items() if k != "transient") - 16 * MB / 4 * 16 / 8
+    )
+    assert plan.switch_on_today.collectives == "native"
+    assert len({(c.triple, c.group_size, c.collectives) for c in plan.candidates}) == len(plan.candidates)
+
+
+def test_a_compute_bound_run_is_kept():
+    fast = {
+        "inter_gbps": estimate(50.0),
+        "intra_gbps": estimate(100.0),
+        "compute_us": 1e6,
+        "inter_alpha_us": estimate(5.0),
+    }
+    plan = recommend(calibration(**fast, is_gpu=True, native_reduce_scatter_is_all_reduce=False), Limits())
+    assert plan.verdict == "keep"
+    assert plan.chosen == plan.baseline
+    assert plan.confidence.probability_gain < 0.1
+
+
+def test_a_replay_that_is_off_gives_no_advice():
+    made = calibration()
+    plan = recommend(replace(made, step_us=made.step_us * 1.5), Limits())
+    assert plan.verdict == "measure first"
+    assert plan.probes
+    assert "Measure first" in plan.text
+
+
+def test_no_plan_exceeds_the_memory():
+    made = calibration()
+    roomy = recommend(made, Limits())
+    tight = 0.9 * roomy.chosen.predicted.memory_bytes
+    plan = recommend(made, Limits(device_memory_bytes=tight / 0.8))
+    assert plan.chosen.predicted.memory_bytes <= tight
+    for choice in plan.candidates:
+        assert choice.feasible == (choice.predicted.memory_bytes <= tight)
+    feasible = [choice.feasible for choice in plan.candidates]
+    assert feasible == sorted(feasible, reverse=True)
+    nothing = recommend(made, Limits(device_memory_bytes=1.0))
+    assert nothing.verdict == "keep"
+    assert not any(choice.feasible for choice in nothing.candidates)
+
+
+def test_the_redundancy_budget_is_kept():
+    made = calibration()
+    plan = recommend(made, Limits(redundancy_budget_bytes=10 * MB))
+    assert plan.chosen.redundancy_bytes <= 10 * MB
+    assert all(choice.redundancy_bytes <= 10 * MB for choice in plan.candidates if choice.feasible)
+    assert baseline_bytes(made) > 16 * MB / 4 * 16 / 8
+
+
+def test_groups_align_with_nodes():
+    sizes = {c.group_size for c in candidates(calibration(world_size=48, ranks_per_node=8))}
+    assert sizes == {2, 4, 8, 16, 24}
+
+
+def test_a_plan_is_the_same_every_time_and_cannot_be_edited():
+    first, second = recommend(calibration(), Limits()), recommend(calibration(), Limits())
+    data = plan_to_json(first)
+    assert data == plan_to_json(second)
+    assert plan_from_json(data, "plan.json") == first
+    with pytest.raises(ForeignDataError, match="as it was written"):
+        plan_from_json(data.replace(b'"world_size": 8', b'"world_size": 9'), "plan.json")
+    for wrong in (b"{}", b"[", data.replace(b'"format_version": "1.0"', b'"format_version": "2.0"')):
+        with pytest.raises(ForeignDataError):
+            plan_from_json(wrong, "plan.json")
+
+
+def test_from_traces_and_from_their_analysis(tmp_path, capsys):
+    folder = write_run(tmp_path / "run", [fsdp_rank(rank) for rank in range(2)])
+    data, first, second = tmp_path / "run.json", tmp_path / "a.json", tmp_path / "b.json"
+    assert run(["analyze", str(folder), "--json", str(data), "-q"]) == 0
+    assert run(["recommend", str(folder), "-o", str(first)]) == 0
+    assert run(["recommend", str(data), "-o", str(second), "-q"]) == 0
+    assert first.read_bytes() == second.read_bytes()
+    assert json.loads(first.read_text())["format"] == "paro-advise/plan"
+    assert "speed-up" in capsys.readouterr().out
+    assert run(["recommend", str(data), "-o", str(first)]) == 1  # never overwritten
+    assert run(["recommend", str(data), "--measured-peak", "1KiB"]) == 2
+    assert run(["schema", "plan"]) == 0
