@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from paro_advise.runtime.ho_ring.fsdp2 import HoRingReduceScatter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,9 +34,21 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 from train import Transformer  # the same model as the example's
 
-# 6 blocks and the root: 7 units; 9.96 million parameters.
-VOCABULARY, WIDTH, LAYERS, HEADS = 1480, 352, 6, 4
-SEQUENCE, MICRO_BATCHES, LEARNING_RATE = 32, 4, 1e-3
+LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What is trained; as it stands 6 blocks and the root, 7 units, 10 million parameters."""
+
+    vocabulary: int = 1480
+    width: int = 352
+    layers: int = 6
+    heads: int = 4
+    sequence: int = 32
+    micro_batches: int = 4
+
+
 FSDP2 = {
     "fsdp2_zero3": {},
     "fsdp2_zero3_ring": {"ring": True},
@@ -46,16 +60,22 @@ FSDP2 = {
 }
 
 
-def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, accumulate: Callable[[bool], Any]) -> Step:
-    """Return a function that trains one step of four micro-batches and returns this rank's loss."""
+def tokens_of(work: Work, step: int, micro: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(10_000 * step + 100 * micro + dist.get_rank())
+    return torch.randint(0, work.vocabulary, (1, work.sequence + 1), generator=generator)
+
+
+def step_of(work: Work, model: nn.Module, optimizer: torch.optim.Optimizer, accumulate: Callable[[bool], Any]) -> Step:
+    """Return a function that trains one step and returns this rank's loss."""
 
     def run(step: int) -> float:
         total = 0.0
-        for micro in range(MICRO_BATCHES):
-            generator = torch.Generator().manual_seed(10_000 * step + 100 * micro + dist.get_rank())
-            tokens = torch.randint(0, VOCABULARY, (1, SEQUENCE + 1), generator=generator)
-            with accumulate(micro == MICRO_BATCHES - 1):
-                loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()) / MICRO_BATCHES
+        for micro in range(work.micro_batches):
+            tokens = tokens_of(work, step, micro)
+            with accumulate(micro == work.micro_batches - 1):
+                loss = (
+                    F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()) / work.micro_batches
+                )
                 loss.backward()
             total += loss.item()
         optimizer.step()
@@ -70,7 +90,13 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def fsdp2(
-    first: nn.Module, *, hsdp: bool = False, reshard: bool | str = True, ring: bool = False, ho_ring: bool = False
+    work: Work,
+    first: nn.Module,
+    *,
+    hsdp: bool = False,
+    reshard: bool | str = True,
+    ring: bool = False,
+    ho_ring: bool = False,
 ) -> Step:
     world, local = dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
     if hsdp:
@@ -97,21 +123,21 @@ def fsdp2(
             model.set_requires_all_reduce(last)
         yield
 
-    return step_of(model, adamw(model), accumulate)
+    return step_of(work, model, adamw(model), accumulate)
 
 
-def ddp(first: nn.Module) -> Step:
+def ddp(work: Work, first: nn.Module) -> Step:
     model = DistributedDataParallel(copy.deepcopy(first))
-    return step_of(model, adamw(model), lambda last: contextlib.nullcontext() if last else model.no_sync())
+    return step_of(work, model, adamw(model), lambda last: contextlib.nullcontext() if last else model.no_sync())
 
 
-def ours(first: nn.Module, strategy: str, group_size: int) -> Step:
+def ours(work: Work, first: nn.Module, strategy: str, group_size: int) -> Step:
     model = copy.deepcopy(first)
     model, optimizer = shard(model, adamw(model), strategy, group_size=group_size)
-    return step_of(model, optimizer, lambda last: contextlib.nullcontext() if last else model.no_sync())
+    return step_of(work, model, optimizer, lambda last: contextlib.nullcontext() if last else model.no_sync())
 
 
-def deepspeed(first: nn.Module, stage: int, hpz: int = 1) -> Step:
+def deepspeed(work: Work, first: nn.Module, stage: int, hpz: int = 1) -> Step:
     import deepspeed as ds
 
     zero: dict[str, Any] = {"stage": stage}
@@ -121,7 +147,7 @@ def deepspeed(first: nn.Module, stage: int, hpz: int = 1) -> Step:
             zero["zero_hpz_partition_size"] = hpz
     config = {
         "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": MICRO_BATCHES,
+        "gradient_accumulation_steps": work.micro_batches,
         "zero_optimization": zero,
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
@@ -131,43 +157,57 @@ def deepspeed(first: nn.Module, stage: int, hpz: int = 1) -> Step:
 
     def run(step: int) -> float:
         total = 0.0
-        for micro in range(MICRO_BATCHES):
-            generator = torch.Generator().manual_seed(10_000 * step + 100 * micro + dist.get_rank())
-            tokens = torch.randint(0, VOCABULARY, (1, SEQUENCE + 1), generator=generator)
+        for micro in range(work.micro_batches):
+            tokens = tokens_of(work, step, micro)
             loss = F.cross_entropy(engine(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
             engine.backward(loss)
             engine.step()
-            total += loss.item() / MICRO_BATCHES
+            total += loss.item() / work.micro_batches
         return total
 
     return run
 
 
-def build(name: str, first: nn.Module) -> Step:
+def build(name: str, work: Work, first: nn.Module) -> Step:
     """Return the step function of a system by name, such as fsdp2_zero3, ours_NIG_2 or deepspeed_3."""
     if name in FSDP2:
-        return fsdp2(first, **FSDP2[name])
+        return fsdp2(work, first, **FSDP2[name])
     kind, *rest = name.split("_")
     if kind == "ddp":
-        return ddp(first)
+        return ddp(work, first)
     if kind == "deepspeed":
-        return deepspeed(first, int(rest[0]), int(os.environ["LOCAL_WORLD_SIZE"]) if "hpz" in rest else 1)
-    return ours(first, rest[0], int(rest[1]))
+        return deepspeed(work, first, int(rest[0]), int(os.environ["LOCAL_WORLD_SIZE"]) if "hpz" in rest else 1)
+    return ours(work, first, rest[0], int(rest[1]))
+
+
+def record(step: Step, first_round: int, folder: Path) -> None:
+    """Profile three steps of a system after one that warms up, every rank into a file of its own."""
+    plan = schedule(wait=0, warmup=1, active=3, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], schedule=plan, record_shapes=True) as recorder:
+        for number in range(4):
+            step(first_round + number)
+            recorder.step()
+    folder.mkdir(parents=True, exist_ok=True)
+    recorder.export_chrome_trace(str(folder / f"rank{dist.get_rank()}.json"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("systems", nargs="+")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--traces", type=Path, help="profile the first system at the end")
+    for field in fields(Work):
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, default=field.default)
     options = parser.parse_args()
+    work = Work(**{field.name: getattr(options, field.name) for field in fields(Work)})
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    first = Transformer(VOCABULARY, WIDTH, LAYERS, HEADS)
+    first = Transformer(work.vocabulary, work.width, work.layers, work.heads)
     rank0 = dist.get_rank() == 0
     if rank0:
         print(json.dumps({"kind": "model", "parameters": sum(p.numel() for p in first.parameters())}), flush=True)
-    steps = {name: build(name, first) for name in options.systems}
+    steps = {name: build(name, work, first) for name in options.systems}
     for round_ in range(options.rounds + 1):
         for name, step in steps.items():
             dist.barrier()
@@ -186,6 +226,8 @@ def main() -> None:
                     "loss": mean.item() / dist.get_world_size(),
                 }
                 print(json.dumps(row), flush=True)
+    if options.traces:
+        record(steps[options.systems[0]], options.rounds + 1, options.traces)
     dist.destroy_process_group()
 
 

@@ -16,7 +16,7 @@ OPTIONS = {
                 "--with-hta", "--jobs", "--cache", "-q", "--quiet"},
     "doctor": {"--json"},
     "explain": set(),
-    "recommend": {"-o", "--output", "--force", "--device-memory", "--measured-peak", "--redundancy-budget", "--gpus-per-node",
+    "recommend": {"-o", "--output", "--force", "--device-memory", "--measured-peak", "--redundancy-budget", "--export", "--gpus-per-node",
                   "--skip-steps", "-q", "--quiet"},
     "schema": set(),
     "show": {"--json", "--force"},

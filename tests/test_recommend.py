@@ -181,3 +181,19 @@ def test_from_traces_and_from_their_analysis(tmp_path, capsys):
     assert run(["recommend", str(data), "-o", str(first)]) == 1  # never overwritten
     assert run(["recommend", str(data), "--measured-peak", "1KiB"]) == 2
     assert run(["schema", "plan"]) == 0
+
+
+def test_a_plan_is_exported_or_refused(tmp_path, capsys):
+    folder = write_run(tmp_path / "run", [fsdp_rank(rank) for rank in range(2)])
+    data, config = tmp_path / "plan.json", tmp_path / "out.txt"
+    assert run(["recommend", str(folder), "-o", str(data), "-q"]) == 0
+    chosen = json.loads(data.read_text())["chosen"]["triple"]
+    code = run(["recommend", str(folder), "--export", f"fsdp2={config}", "-q"])
+    if chosen in ("NIG", "NGI", "ING", "IIG"):
+        assert code == 2
+    else:
+        assert code == 0
+        assert "def apply" in config.read_text()
+        assert "2.6 or later" in capsys.readouterr().err
+    assert run(["recommend", str(folder), "--export", "fsdp2", "-q"]) == 2
+    assert run(["recommend", str(folder), "--export", f"mxnet={tmp_path / 'x'}", "-q"]) == 2

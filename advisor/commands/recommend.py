@@ -13,6 +13,7 @@ from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis import Analysis
+    from paro_advise.policies.plan import Plan
 
 _SIZE = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(B|KB|MB|GB|TB|KiB|MiB|GiB|TiB)?\s*$", re.IGNORECASE)
 _UNITS: dict[str, int] = {
@@ -43,6 +44,13 @@ class ByteSize(click.ParamType[float]):
 @click.option("--device-memory", type=ByteSize(), help="Memory of one device, such as 80GiB.")
 @click.option("--measured-peak", type=ByteSize(), help="Peak memory of a rank of this run, as measured.")
 @click.option("--redundancy-budget", type=ByteSize(), help="What a rank may hold beyond GGG.")
+@click.option(
+    "--export",
+    "exports",
+    multiple=True,
+    metavar="FRAMEWORK=FILE",
+    help="Write the plan for deepspeed, fsdp1, fsdp2, torchtitan, accelerate or megatron; - for stdout.",
+)
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
 @click.option("--skip-steps", type=click.IntRange(0), default=0, show_default=True, help="Warm-up steps to leave out.")
 @click.option("-q", "--quiet", is_flag=True, help="Results only.")
@@ -54,6 +62,7 @@ def command(
     device_memory: float | None,
     measured_peak: float | None,
     redundancy_budget: float | None,
+    exports: tuple[str, ...],
     gpus_per_node: int | None,
     skip_steps: int,
     quiet: bool,
@@ -73,7 +82,9 @@ def command(
     from paro_advise.advisor.recommend import Limits, baseline_bytes, recommend
     from paro_advise.policies.plan import plan_to_json
 
-    refuse_overwrite(output, force=force, inputs=paths)
+    targets = dict(_framework_and_file(text) for text in exports)
+    for file in (output, *targets.values()):
+        refuse_overwrite(file, force=force, inputs=paths)
     analysis = _analysis(paths, gpus_per_node=gpus_per_node, skip_steps=skip_steps, quiet=quiet)
     calibration = calibrate(analysis)
     capacity = device_memory or analysis.run.device_memory_bytes
@@ -93,6 +104,8 @@ def command(
         click.echo(plan_text(plan))
     if output:
         write_output(output, plan_to_json(plan), force=force)
+    for framework, file in targets.items():
+        _export(plan, framework, file, force=force)
     if not quiet:
         if capacity is None:
             click.echo("the memory of a device is not known: no strategy was excluded; give --device-memory", err=True)
@@ -100,6 +113,36 @@ def command(
             click.echo("activations are not counted: give --measured-peak for a full account", err=True)
         if output and output != "-":
             click.echo(f"wrote {output}", err=True)
+
+
+def _framework_and_file(text: str) -> tuple[str, str]:
+    framework, sign, file = text.partition("=")
+    if not sign or not file:
+        raise UsageError(f"an export must be FRAMEWORK=FILE, got {text!r}", hint="for example deepspeed=ds.json")
+    return framework, file
+
+
+def _export(plan: Plan, framework: str, file: str, *, force: bool) -> None:
+    """Write the chosen strategy in a framework's words; what differs is said."""
+    from paro_advise.advisor.output import write_output
+    from paro_advise.policies.exports import Target, export
+
+    chosen, facts = plan.chosen, plan.preconditions
+    made = export(
+        framework,
+        Target(
+            triple=chosen.triple,
+            group_size=chosen.group_size or facts.gpus_per_node,
+            world_size=facts.world_size,
+            micro_batches=facts.micro_batches,
+        ),
+    )
+    write_output(file, made.text.encode(), force=force)
+    caveats = [f"{framework} {made.min_version} or later, {made.fidelity}", *made.caveats]
+    if chosen.collectives == "ho_ring":
+        caveats.append("without HO-Ring, which only paro_advise.runtime has: slower than predicted")
+    for caveat in caveats:
+        click.echo(f"{framework}: {caveat}", err=True)
 
 
 def _analysis(paths: tuple[str, ...], *, gpus_per_node: int | None, skip_steps: int, quiet: bool) -> Analysis:

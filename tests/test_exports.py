@@ -1,0 +1,62 @@
+"""Exports: code that runs, configurations that the real libraries load, refusals."""
+
+from __future__ import annotations
+
+import ast
+import json
+
+import pytest
+from paro_advise.errors import UsageError
+from paro_advise.policies.exports import FRAMEWORKS, Target, export
+from paro_advise.policies.fidelity import Fidelity, exports_of
+from paro_advise.policies.strategy import KEPT, Strategy
+
+
+def target(triple, **changes):
+    return Target(**({"triple": triple, "group_size": 8, "world_size": 32, "micro_batches": 4} | changes))
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("strategy", [str(strategy) for strategy in KEPT])
+def test_everything_is_expressed_or_refused(framework, strategy):
+    fidelity = exports_of(Strategy.parse(strategy), "native")[framework]
+    if fidelity == Fidelity.UNSUPPORTED:
+        with pytest.raises(UsageError, match="no settings for it"):
+            export(framework, target(strategy))
+        return
+    made = export(framework, target(strategy))
+    assert made.fidelity == fidelity
+    # An approximation says what really happens, beside the check of the batch.
+    assert len(made.caveats) > (1 if fidelity == Fidelity.APPROXIMATE else 0)
+    if made.suffix == ".py":
+        ast.parse(made.text)
+    if made.suffix == ".json":
+        assert json.loads(made.text)["gradient_accumulation_steps"] == 4
+
+
+def test_only_our_runtime_has_ho_ring():
+    found = exports_of(Strategy.parse("GGG"), "ho_ring")
+    assert found.pop("paro_advise") == "exact"
+    assert set(found.values()) == {"unsupported"}
+
+
+def test_an_unknown_framework_is_refused():
+    with pytest.raises(UsageError, match="deepspeed, fsdp1"):
+        export("mxnet", target("GGG"))
+
+
+def test_numbers_of_a_hybrid_export():
+    assert "--num-distributed-optimizer-instances 4" in export("megatron", target("IIG")).text
+    assert "(4, 8)" in export("fsdp2", target("III")).text
+    assert "dp_replicate_size: 4" in export("accelerate", target("III")).text
+    assert json.loads(export("deepspeed", target("III")).text)["zero_optimization"]["mics_shard_size"] == 8
+
+
+@pytest.mark.parametrize("strategy", ["NNN", "NNG", "NGG", "GGG", "IGG"])
+def test_deepspeed_loads_its_configuration(strategy):
+    config = pytest.importorskip("deepspeed.runtime.config", reason="DeepSpeed is not installed (make bench-training)")
+    made = json.loads(export("deepspeed", target(strategy)).text) | {"train_micro_batch_size_per_gpu": 1}
+    loaded = config.DeepSpeedConfig(made)
+    assert loaded.zero_config.stage == {"NNN": 0, "NNG": 1, "NGG": 2}.get(strategy, 3)
+    if strategy == "IGG":
+        assert loaded.zero_config.zero_hpz_partition_size == 8
