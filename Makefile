@@ -7,7 +7,7 @@ ROOMS := errors trace_parsers policies advisor runtime templates
 DEMO := .demo
 RANKS ?= 4
 
-.PHONY: help demo test lint types contract unit test-slow bench-analyze bench-ho-ring bench-training clean
+.PHONY: help demo test lint types contract unit test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-search clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -71,6 +71,12 @@ bench-ho-ring: .venv/test.stamp ## HO-Ring beside gloo, two hops and a plain rin
 
 bench-training: .venv/peers.stamp ## Our strategies beside DDP, FSDP2 and DeepSpeed on the emulated cluster (15 minutes)
 	$(BIN)/python benchmarks/bench_training.py
+
+bench-prediction: .venv/test.stamp ## Predictions from one trace beside measured runs on the emulated cluster (half an hour)
+	$(BIN)/python benchmarks/bench_prediction.py
+
+bench-search: .venv/test.stamp ## Time of the search up to 1,024 ranks
+	$(BIN)/python benchmarks/bench_search.py
 
 clean: ## Remove everything that make created
 	rm -rf .venv build $(DEMO) .bench .mypy_cache .ruff_cache .pytest_cache

@@ -67,11 +67,11 @@ def test_the_fastest_algorithm_is_taken_and_native_in_doubt():
     pytest.importorskip("torch")
     from paro_advise.runtime.ho_ring import Operation
 
-    table = table_of(native=(1.0, 8.0), two_hop=(0.92, 8.0), ho_ring=(2.0, 4.0))
+    table = table_of(native=(1.0, 8.0), two_hop=(0.8, 8.0), ho_ring=(2.0, 4.0))
     pick = lambda size: table.pick(Operation.ALL_GATHER, size).value  # noqa: E731
     assert pick(1 << 10) == pick(16) == "two_hop"
     assert pick(1 << 20) == pick(1 << 30) == "ho_ring"
-    # Half way on the logarithmic scale two-hop takes sqrt(0.92) = 0.96 of native's time: too little.
+    # Half way on the logarithmic scale two-hop takes sqrt(0.8) = 0.89 of native's time: too little.
     assert pick(1 << 15) == "native"
     assert table.pick(Operation.ALL_REDUCE, 1 << 20).value == "native"  # never measured
 

@@ -17,8 +17,9 @@ from paro_advise.runtime.ho_ring.two_hop import TwoHop
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-# How much faster than the native collective another one must be measured to be taken.
-_MARGIN = 0.95
+# How much faster than the native collective another one must be measured to be taken: small messages
+# vary by a tenth from one calibration to the next.
+_SMALL_BYTES, _SMALL_MARGIN, _MARGIN = 1 << 20, 0.85, 0.95
 _SIZES = (4 << 10, 64 << 10, 512 << 10, 4 << 20)
 _REPEATS = (3, 25)  # at least and at most, as the time allows
 
@@ -64,7 +65,8 @@ class ChoiceTable:
         """Return the algorithm for a buffer size.
 
         Between two measured sizes times are interpolated, both on logarithmic scales; outside, the
-        nearest size decides. The native collective is kept unless another one is 5 % faster.
+        nearest size decides. The native collective is kept unless another one is 5 % faster, 15 % below
+        1 MiB.
         """
         points = sorted((s for s in self.samples if s.operation == operation), key=lambda s: s.num_bytes)
         if not points:
@@ -80,7 +82,8 @@ class ChoiceTable:
             for algorithm in below.seconds
         }
         best = min(times, key=lambda algorithm: times[algorithm])
-        return best if times[best] <= _MARGIN * times[Algorithm.NATIVE] else Algorithm.NATIVE
+        margin = _SMALL_MARGIN if num_bytes < _SMALL_BYTES else _MARGIN
+        return best if times[best] <= margin * times[Algorithm.NATIVE] else Algorithm.NATIVE
 
 
 class Collectives:
