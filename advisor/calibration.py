@@ -51,7 +51,10 @@ class Calibration:
         element_bytes: of that type.
         compute_us: arithmetic of a step of one rank.
         fixed_us: idle, copies, and communication that no strategy changes (norms, tensor parallelism).
-        wait_us: waiting for late ranks inside the collectives of model states.
+        wait_us: of each collective of a model state beside its transfer, on average: waiting for late ranks,
+            and on a CPU the call itself.
+        wait_group_size: ranks that waited for each other.
+        transfer_us: of all collectives of model states in a step; None where waiting is not told apart.
         step_us: measured.
         is_gpu: collectives run beside compute.
         native_reduce_scatter_is_all_reduce: gloo's.
@@ -73,6 +76,8 @@ class Calibration:
     compute_us: float
     fixed_us: float
     wait_us: float
+    wait_group_size: int
+    transfer_us: float | None
     step_us: float
     is_gpu: bool
     native_reduce_scatter_is_all_reduce: bool
@@ -131,7 +136,7 @@ def calibrate(analysis: Analysis) -> Calibration:
         )
     gloo = run.backend == "gloo"
     replicas = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail == "replica")
-    fixed, wait = _fixed(analysis)
+    fixed, wait, transfer = _fixed(analysis, is_gpu=not gloo)
     mean = sum(analysis.step_time_us.values) / len(analysis.step_time_us.values)
     links = _links(analysis.links, world, per_node, gloo=gloo, crowd=_crowd(analysis), notes=notes)
     notes.append("one third of the arithmetic is forward, two thirds backward")
@@ -144,6 +149,8 @@ def calibrate(analysis: Analysis) -> Calibration:
         compute_us=analysis.breakdown_us.compute or 0.0,
         fixed_us=fixed,
         wait_us=wait,
+        transfer_us=transfer,
+        wait_group_size=max((entry.group_size or 0 for entry in analysis.collectives), default=0) or world,
         step_us=mean,
         is_gpu=not gloo,
         native_reduce_scatter_is_all_reduce=gloo,
@@ -157,13 +164,22 @@ def calibrate(analysis: Analysis) -> Calibration:
     )
 
 
-def _fixed(analysis: Analysis) -> tuple[float, float]:
+def _fixed(analysis: Analysis, *, is_gpu: bool) -> tuple[float, float, float | None]:
+    """Return what no strategy changes, what each collective costs beside its transfer, and the transfers."""
     parts, states = analysis.breakdown_us, analysis.states
     other = [states[name.value] for name in (State.OTHER, State.UNKNOWN) if name.value in states]
-    fixed = (parts.idle or 0.0) + (parts.other or 0.0) + sum(entry.exposed_us or 0.0 for entry in other)
+    fixed = (parts.idle or 0.0) + sum(entry.exposed_us or 0.0 for entry in other)
     moved = [states[name.value] for name in (State.PARAMETER, State.GRADIENT, State.OPTIMIZER) if name.value in states]
     wait = sum(min(entry.wait_us or 0.0, entry.exposed_us or 0.0) for entry in moved)
-    return fixed, wait
+    calls = sum(entry.count for entry in moved)
+    # On a CPU "other" is the time inside calls of collectives before and after gloo's own work.
+    if is_gpu:
+        fixed += parts.other or 0.0
+    else:
+        wait += parts.other or 0.0
+    known = [entry.transfer_us for entry in moved if entry.count]
+    transfer = None if any(value is None for value in known) else sum(value or 0.0 for value in known)
+    return fixed, wait / calls if calls else 0.0, transfer
 
 
 def _crowd(analysis: Analysis) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from paro_advise.advisor.replay import Candidate, Links, baseline_candidate, step_us
+from paro_advise.advisor.replay import LEVELS, Candidate, Links, baseline_candidate, measured_links, step_us, stretch
 from paro_advise.policies.fidelity import exports_of
 from paro_advise.policies.memory import StateBytes, Widths, state_bytes, transient_bytes
 from paro_advise.policies.plan import (
@@ -74,8 +74,7 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0) -> Plan:
     generator = np.random.default_rng(seed)
     links = _draws(calibration, generator)
     base = baseline_candidate(calibration)
-    middle = Links(**{name: getattr(calibration, name).value for name in Links.__slots__})
-    replayed = float(step_us(calibration, base, middle))
+    replayed = float(step_us(calibration, base, measured_links(calibration)))
     error_pct = 100 * (replayed / calibration.step_us - 1)
     # The measured step anchors all: what the replay gets wrong of it, it gets wrong everywhere.
     missing = calibration.step_us - step_us(calibration, base, links)
@@ -127,7 +126,8 @@ def _draws(calibration: Calibration, generator: np.random.Generator) -> Links:
     def draw(estimate: Estimate) -> Any:
         return estimate.value * np.exp(generator.normal(0.0, estimate.sigma, _DRAWS))
 
-    return Links(**{name: draw(getattr(calibration, name)) for name in Links.__slots__})
+    drawn = {name: draw(getattr(calibration, name)) for name in LEVELS}
+    return Links(**drawn, stretch=stretch(calibration))
 
 
 def _rests_on_priors(calibration: Calibration, candidate: Candidate) -> bool:

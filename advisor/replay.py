@@ -1,6 +1,7 @@
 """Replays a step under a strategy: who waits for whom, with the rules of the code that runs it.
 
-One rank stands for all (late ranks are in ``wait_us``). Times are numbers or arrays of draws. On a CPU
+One rank stands for all; how long it waits for late ones in each collective is measured, and less in a
+smaller group. Times are numbers or arrays of draws. On a CPU
 a gather blocks; what reduces in a thread of its own overlaps the rest of backward, with at most three
 reductions under way. On a GPU gathers run one unit ahead of compute in their own stream, and FSDP2's
 reductions queue behind gathers on one communicator (reference prediction, section 3.2, layer B).
@@ -8,7 +9,8 @@ reductions queue behind gathers on one communicator (reference prediction, secti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,22 +22,26 @@ if TYPE_CHECKING:
 
 _BACKWARD = 2 / 3
 _PENDING = 3
+_MAX_STRETCH = 3.0
+LEVELS = ("inter_alpha_us", "inter_gbps", "intra_alpha_us", "intra_gbps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """Latency and bandwidth of both levels; numbers, or arrays of one shape."""
+    """Latency and bandwidth of both levels, numbers or arrays of one shape, and a factor on all times."""
 
     inter_alpha_us: Any
     inter_gbps: Any
     intra_alpha_us: Any
     intra_gbps: Any
+    stretch: float = 1.0
 
     def us(self, efforts: tuple[Effort, ...]) -> Any:
         """Return the time of collectives one after the other."""
-        return sum(
+        alone = sum(
             (e.us(self.inter_alpha_us, self.inter_gbps, self.intra_alpha_us, self.intra_gbps) for e in efforts), 0.0
         )
+        return self.stretch * alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,10 @@ class Candidate:
     separate_queues: bool = True
 
 
+# Collectives one after the other, each with the ranks that take part.
+Parts = tuple[tuple[Effort, int], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Collectives:
     """The collectives of a candidate on a cluster, as efforts by the bytes of a whole unit."""
@@ -71,12 +81,12 @@ class Collectives:
     algorithm: Algorithm
     reduce_is_all_reduce: bool
 
-    def _inside(self, operation: Operation, num_bytes: float) -> tuple[Effort, ...]:
+    def _inside(self, operation: Operation, num_bytes: float) -> Parts:
         nodes = max(1, self.group_size // self.ranks_per_node)
         local = min(self.group_size, self.ranks_per_node)
-        return (self._effort(operation, num_bytes, nodes, local),)
+        return ((self._effort(operation, num_bytes, nodes, local), self.group_size),)
 
-    def _across(self, operation: Operation, num_bytes: float) -> tuple[Effort, ...]:
+    def _across(self, operation: Operation, num_bytes: float) -> Parts:
         groups = self.world_size // self.group_size
         if groups == 1:
             return ()
@@ -86,28 +96,20 @@ class Collectives:
         found = self._effort(operation, num_bytes / self.group_size, nodes, local)
         # The rings of all local ranks of a group go through the same ports.
         rings = min(self.group_size, self.ranks_per_node)
-        return (
-            Effort(
-                inter_messages=found.inter_messages,
-                inter_bytes=found.inter_bytes * rings,
-                intra_messages=found.intra_messages,
-                intra_bytes=found.intra_bytes,
-                overlapped_rounds=found.overlapped_rounds,
-            ),
-        )
+        return ((replace(found, inter_bytes=found.inter_bytes * rings), groups),)
 
-    def _world(self, operation: Operation, num_bytes: float) -> tuple[Effort, ...]:
+    def _world(self, operation: Operation, num_bytes: float) -> Parts:
         if self.algorithm == Algorithm.HO_RING and self.group_size != self.ranks_per_node:
             return self._inside(operation, num_bytes) + self._across(operation, num_bytes)
         nodes = self.world_size // self.ranks_per_node
-        return (self._effort(operation, num_bytes, nodes, self.ranks_per_node),)
+        return ((self._effort(operation, num_bytes, nodes, self.ranks_per_node), self.world_size),)
 
     def _effort(self, operation: Operation, num_bytes: float, nodes: int, local: int) -> Effort:
         if operation == Operation.REDUCE_SCATTER and self.reduce_is_all_reduce:
             operation = Operation.ALL_REDUCE
         return effort_of(self.algorithm, operation, num_bytes, nodes, local)
 
-    def gather(self, level: Level, num_bytes: float) -> tuple[Effort, ...]:
+    def gather(self, level: Level, num_bytes: float) -> Parts:
         """Gather parameters from a level to whole ones."""
         match level:
             case Level.N:
@@ -117,10 +119,10 @@ class Collectives:
             case _:
                 return self._world(Operation.ALL_GATHER, num_bytes)
 
-    def reduce(self, strategy: Strategy, num_bytes: float, *, last: bool, each_pass: bool) -> tuple[Effort, ...]:
+    def reduce(self, strategy: Strategy, num_bytes: float, *, last: bool, each_pass: bool) -> Parts:
         """Bring gradients to their level, and at the boundary to the optimizer's (strategies 2.2)."""
         scatter, total = Operation.REDUCE_SCATTER, Operation.ALL_REDUCE
-        found: tuple[Effort, ...] = ()
+        found: Parts = ()
         level, target = strategy.gradient, strategy.optimizer
         if level == Level.I:
             found = self._inside(scatter, num_bytes)
@@ -137,13 +139,13 @@ class Collectives:
                 first = self._inside(scatter, num_bytes)
                 return first + self._across(total if target == Level.I else scatter, num_bytes)
 
-    def _world_reduction(self, strategy: Strategy, num_bytes: float) -> tuple[Effort, ...]:
+    def _world_reduction(self, strategy: Strategy, num_bytes: float) -> Parts:
         scatter = Operation.REDUCE_SCATTER
         if strategy.parameter == Level.I:
             return self._inside(scatter, num_bytes) + self._across(scatter, num_bytes)
         return self._world(scatter, num_bytes)
 
-    def publish(self, strategy: Strategy, num_bytes: float) -> tuple[Effort, ...]:
+    def publish(self, strategy: Strategy, num_bytes: float) -> Parts:
         """Bring updated parameters from the optimizer's level to the parameters'."""
         match strategy.optimizer, strategy.parameter:
             case Level.I, Level.N:
@@ -172,6 +174,23 @@ def baseline_candidate(calibration: Calibration) -> Candidate:
     )
 
 
+def measured_links(calibration: Calibration) -> Links:
+    """Return the links of a run, without doubt."""
+    return Links(**{name: getattr(calibration, name).value for name in LEVELS}, stretch=stretch(calibration))
+
+
+def stretch(calibration: Calibration) -> float:
+    """Return how much longer the run's transfers took than its best ones of each size, which links are.
+
+    Contention and jitter are not in latency and bandwidth; what slowed the run will slow others too.
+    """
+    if not calibration.transfer_us:
+        return 1.0
+    links = Links(**{name: getattr(calibration, name).value for name in LEVELS})
+    modelled = _Step(replace(calibration, wait_us=0.0), baseline_candidate(calibration), links).collectives_us()
+    return min(_MAX_STRETCH, max(1.0, calibration.transfer_us / modelled)) if modelled else 1.0
+
+
 def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Any:
     """Return the time of a step.
 
@@ -183,7 +202,7 @@ def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Any
     step = _Step(calibration, candidate, links)
     middle = step.micro_batch(last=False) if calibration.micro_batches > 1 else 0.0
     total = (calibration.micro_batches - 1) * middle + step.micro_batch(last=True) + step.publish()
-    return total + calibration.fixed_us + calibration.wait_us
+    return total + calibration.fixed_us
 
 
 class _Step:
@@ -202,17 +221,33 @@ class _Step:
         total = sum(calibration.unit_bytes)
         per_micro = calibration.compute_us / calibration.micro_batches
 
+        def cost(efforts: Parts) -> Any:
+            late = sum(calibration.wait_us * _lateness(size, calibration.wait_group_size) for _, size in efforts)
+            return links.us(tuple(effort for effort, _ in efforts)) + late
+
         @cache
         def costs(num_bytes: float, *, last: bool) -> tuple[Any, Any, Any, Any]:
             each = candidate.replicates_each_pass
             return (
-                links.us(collectives.gather(strategy.parameter, num_bytes)),
-                links.us(collectives.reduce(strategy, num_bytes, last=last, each_pass=each)),
-                links.us(collectives.publish(strategy, num_bytes)),
+                cost(collectives.gather(strategy.parameter, num_bytes)),
+                cost(collectives.reduce(strategy, num_bytes, last=last, each_pass=each)),
+                cost(collectives.publish(strategy, num_bytes)),
                 per_micro * num_bytes / total,
             )
 
         self._costs = costs
+
+    def collectives_us(self) -> Any:
+        """Return the time of all collectives of a step, whatever hides them."""
+        total: Any = 0.0
+        units = self._calibration.unit_bytes
+        for number in range(self._calibration.micro_batches):
+            last = number == self._calibration.micro_batches - 1
+            for place, size in enumerate(units):
+                gather, reduce_, _, _ = self._costs(size, last=last)
+                again = 0 if self._candidate.gathers_once or place == len(units) - 1 else 1
+                total = total + (1 + again) * gather + reduce_
+        return total + self.publish()
 
     def publish(self) -> Any:
         """Return the time of bringing updated parameters back, unit by unit."""
@@ -269,6 +304,14 @@ class _Step:
                 gathers = _later(gathers, compute_end) + reduce
                 reductions = gathers
         return _later(compute_end, reductions)
+
+
+def _lateness(size: int, measured_size: int) -> float:
+    """Return how long the last of some ranks lets wait, against that of the measured group.
+
+    The largest of p equal normal deviates is about sqrt(2 ln p) deviations late.
+    """
+    return math.sqrt(math.log(size) / math.log(measured_size)) if size > 1 and measured_size > 1 else 0.0
 
 
 def _later(first: Any, second: Any) -> Any:
