@@ -54,7 +54,7 @@ contract: .venv/test.stamp ## Imports between the rooms
 unit: .venv/test.stamp ## Tests
 	$(BIN)/python -m pytest -n 2
 
-test-slow: .venv/test.stamp ## The long runs of sharding: all optimizers, groups, checkpoints (10 minutes)
+test-slow: .venv/test.stamp ## The long runs of sharding: all optimizers, groups, checkpoints (15 minutes)
 	$(BIN)/python -m pytest -m slow
 
 bench-analyze: .venv/test.stamp ## Speed, memory, scale and cache beside HTA and simdjson (half an hour)

@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import ROOT
 from paro_advise.errors import UsageError
-from paro_advise.policies.strategy import Strategy
+from paro_advise.policies.strategy import KEPT, Strategy
 
 pytestmark = pytest.mark.distributed
 WARNINGS = "error::UserWarning,error::FutureWarning"
@@ -39,8 +39,11 @@ def test_groups_of_one_rank_and_of_all_ranks(group_size):
 
 
 @pytest.mark.slow
-def test_groups_smaller_and_larger_than_a_node_on_eight_ranks():
-    assert run("sharding_worker", "sgd", "2,4", "NIG,IIG,GIG", ranks=8).count("equal") == 6
+@pytest.mark.parametrize(("group_size", "strategies"), [(2, KEPT), (4, ("NIG", "IIG", "GIG"))])
+def test_eight_ranks(group_size, strategies):
+    # SGD: with Adam the order in which 8 ranks' gradients are added already moves a bias by more than 1e-6.
+    names = ",".join(map(str, strategies))
+    assert run("sharding_worker", "sgd", group_size, names, ranks=8).count("equal") == len(strategies)
 
 
 @pytest.mark.parametrize(
