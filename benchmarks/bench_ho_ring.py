@@ -4,7 +4,9 @@
 
 All kinds take turns in one run (A B C A B C ...); a time is the median of the slowest rank's. The
 bound is what a node's port must carry at least: (n-1)/n * V / B for all-gather and reduce-scatter,
-twice that for all-reduce. V is the whole buffer. The last line of the output is JSON.
+twice that for all-reduce. V is the whole buffer. Where the calibration chose native, both columns of
+the second table are the same code and their ratio is the noise of the machine: it is a figure of its
+own. The last line of the output is JSON.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ def show_sweep(rows: list[dict[str, Any]], nodes: int, ranks: int) -> dict[str, 
             f"{row['operation']:<16}{row['num_bytes'] >> 10:>7}  {row['algorithm']:<9}{native * 1e3:>10.2f}{chosen * 1e3:>10.2f}"
             f"{chosen / native:>7.2f}{row['repeats']:>8}"
         )
-        found[f"{nodes}x{ranks}_{row['operation']}_{row['num_bytes'] >> 10}kb"] = chosen / native
+        kind = "noise" if row["algorithm"] == "native" else "chosen"
+        found[f"{kind}_{nodes}x{ranks}_{row['operation']}_{row['num_bytes'] >> 10}kb"] = chosen / native
     return found
 
 
@@ -108,11 +111,13 @@ def main() -> None:
             targets |= {f"{name}_over_bound": f"<= {limit}", f"{name}_speedup": f">= {MIN_SPEEDUP}"}
             met = met and over <= limit and speedup >= MIN_SPEEDUP
         ratios = show_sweep(rows, nodes, ranks)
-        worst = max(ratios, key=lambda name: ratios[name])
-        figures[f"{nodes}x{ranks}_worst_against_native"] = round(ratios[worst], 3)
-        targets[f"{nodes}x{ranks}_worst_against_native"] = f"<= {MAX_SLOWER}"
-        met = met and ratios[worst] <= MAX_SLOWER
-        print(f"worst: {worst} {ratios[worst]:.2f}")
+        for kind in ("chosen", "noise"):
+            worst = max((name for name in ratios if name.startswith(kind)), key=lambda name: ratios[name], default=None)
+            if worst:
+                figures[f"{nodes}x{ranks}_worst_against_native_{kind}"] = round(ratios[worst], 3)
+                print(f"worst: {worst} {ratios[worst]:.2f}")
+        targets[f"{nodes}x{ranks}_worst_against_native_chosen"] = f"<= {MAX_SLOWER}"
+        met = met and figures.get(f"{nodes}x{ranks}_worst_against_native_chosen", 0.0) <= MAX_SLOWER
     print(json.dumps({"name": "ho_ring", "figures": figures, "targets": targets, "met": met}))
 
 
