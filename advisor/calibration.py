@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # 80 % of a normal distribution lies within this many standard deviations.
 _P90 = 1.2816
 _PRIOR_BANDWIDTH_FACTOR, _PRIOR_LATENCY_FACTOR = 1.5, 2.0
-_BACKWARD_SHARE = 2 / 3  # two of three parts of the arithmetic (6 N D = 2 forward + 4 backward)
+_MODEL_STATES = (State.PARAMETER.value, State.GRADIENT.value, State.OPTIMIZER.value)
 # What links do where nothing was measured (reference prediction 3.1; loopback: this project's lab).
 _NCCL = {"intra_gbps": 150.0, "intra_alpha_us": 5.0, "inter_gbps": 25.0, "inter_alpha_us": 14.0}
 _GLOO = {"intra_gbps": 0.8, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
@@ -169,7 +169,7 @@ def _fixed(analysis: Analysis, *, is_gpu: bool) -> tuple[float, float, float | N
     parts, states = analysis.breakdown_us, analysis.states
     other = [states[name.value] for name in (State.OTHER, State.UNKNOWN) if name.value in states]
     fixed = (parts.idle or 0.0) + sum(entry.exposed_us or 0.0 for entry in other)
-    moved = [states[name.value] for name in (State.PARAMETER, State.GRADIENT, State.OPTIMIZER) if name.value in states]
+    moved = [states[name] for name in _MODEL_STATES if name in states]
     wait = sum(min(entry.wait_us or 0.0, entry.exposed_us or 0.0) for entry in moved)
     calls = sum(entry.count for entry in moved)
     # On a CPU "other" is the time inside calls of collectives before and after gloo's own work.
@@ -187,9 +187,9 @@ def _crowd(analysis: Analysis) -> float:
 
     They shared the links, so that each alone looks as slow as all of them together.
     """
-    states = {name.value for name in (State.PARAMETER, State.GRADIENT, State.OPTIMIZER)}
-    alone = sum(entry.count * entry.p50_us for entry in analysis.collectives if entry.state in states and entry.p50_us)
-    union = sum(entry.total_us or 0.0 for name, entry in analysis.states.items() if name in states)
+    moved = [entry for entry in analysis.collectives if entry.state in _MODEL_STATES]
+    alone = sum(entry.count * (entry.p50_us or 0.0) for entry in moved)
+    union = sum(entry.total_us or 0.0 for name, entry in analysis.states.items() if name in _MODEL_STATES)
     return max(1.0, alone / union) if union else 1.0
 
 

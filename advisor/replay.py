@@ -1,10 +1,10 @@
 """Replays a step under a strategy: who waits for whom, with the rules of the code that runs it.
 
 One rank stands for all; how long it waits for late ones in each collective is measured, and less in a
-smaller group. Times are numbers or arrays of draws. On a CPU
-a gather blocks; what reduces in a thread of its own overlaps the rest of backward, with at most three
-reductions under way. On a GPU gathers run one unit ahead of compute in their own stream, and FSDP2's
-reductions queue behind gathers on one communicator (reference prediction, section 3.2, layer B).
+smaller group. Times are numbers or arrays of draws. On a CPU a gather blocks; what reduces in a thread
+of its own overlaps the rest of backward, with at most three reductions under way. On a GPU gathers run
+one unit ahead of compute in their own stream, and FSDP2's reductions queue behind gathers on one
+communicator (reference prediction, section 3.2, layer B).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paro_advise.policies.strategy import Level, Strategy
 if TYPE_CHECKING:
     from paro_advise.advisor.calibration import Calibration
 
-_BACKWARD = 2 / 3
+_BACKWARD = 2 / 3  # of the arithmetic: 6 N D = 2 forward + 4 backward
 _PENDING = 3
 _MAX_STRETCH = 3.0
 LEVELS = ("inter_alpha_us", "inter_gbps", "intra_alpha_us", "intra_gbps")

@@ -69,11 +69,10 @@ def export(framework: str, target: Target) -> Export:
     """
     if framework not in _WRITERS:
         raise UsageError(f"a framework must be one of {', '.join(_WRITERS)}, got {framework!r}")
-    fidelity = exports_of(Strategy.parse(target.triple), "native").get(framework, Fidelity.UNSUPPORTED.value)
+    fidelities = exports_of(Strategy.parse(target.triple), "native")
+    fidelity = fidelities[framework]
     if fidelity == Fidelity.UNSUPPORTED:
-        known = [
-            name for name, value in exports_of(Strategy.parse(target.triple), "native").items() if value != fidelity
-        ]
+        known = [name for name, value in fidelities.items() if value != fidelity]
         raise UsageError(
             f"{framework} must be able to express {target.triple}, it has no settings for it",
             hint=f"these have: {', '.join(known) or 'none'}; paro_advise.runtime.shard runs every strategy",

@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def _allocate(
-    self: Any, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    return torch.empty(tuple(size), dtype=dtype, device=device)
+class PlainMemory:
+    """Buffers from torch's own allocator, for FSDP2's custom collectives."""
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return an empty buffer."""
+        return torch.empty(tuple(size), dtype=dtype, device=device)
 
 
-class HoRingAllGather(AllGather):  # type: ignore[misc]
+class HoRingAllGather(PlainMemory, AllGather):  # type: ignore[misc]
     """FSDP2's all-gather through our collectives.
 
     Args:
         collectives: its own, since messages of two must not mix.
         algorithm: None for what the calibration chose.
     """
-
-    allocate = _allocate
 
     def __init__(self, collectives: Collectives, algorithm: Algorithm | None = None) -> None:
         self._collectives = collectives
@@ -59,15 +59,13 @@ class HoRingAllGather(AllGather):  # type: ignore[misc]
         return AsyncWork(job, "a gather of parameters", [output_tensor])
 
 
-class HoRingReduceScatter(ReduceScatter):  # type: ignore[misc]
+class HoRingReduceScatter(PlainMemory, ReduceScatter):  # type: ignore[misc]
     """FSDP2's reduce-scatter through our collectives.
 
     Args:
         collectives: its own.
         algorithm: None for what the calibration chose.
     """
-
-    allocate = _allocate
 
     def __init__(self, collectives: Collectives, algorithm: Algorithm | None = None) -> None:
         self._collectives = collectives

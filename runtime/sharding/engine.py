@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
     from paro_advise.runtime.sharding.channels import GroupGrid
@@ -358,15 +358,18 @@ class Engine:
             self._expose_gradients()
 
     def _expose_gradients(self) -> None:
+        for unit, place, slot, view in self._reduced():
+            gradient = self.as_sharded(unit, place, view)
+            shard = slot.parameter if self.settings.offload_optimizer else self.shards.shards[slot.name]
+            self._exposure.show(slot.parameter, shard, gradient)
+
+    def _reduced(self) -> Iterator[tuple[UnitState, int, Slot, torch.Tensor]]:
+        """Return each reduced gradient with its unit, its place there, and its slot."""
         for unit in self.units:
-            if unit.reduced is None:
-                continue
-            for place, (slot, view) in enumerate(
-                zip(unit.spec.training, self._reduce.gradient_views(unit), strict=True)
-            ):
-                gradient = self.as_sharded(unit, place, view)
-                shard = slot.parameter if self.settings.offload_optimizer else self.shards.shards[slot.name]
-                self._exposure.show(slot.parameter, shard, gradient)
+            if unit.reduced is not None:
+                views = self._reduce.gradient_views(unit)
+                for place, (slot, view) in enumerate(zip(unit.spec.training, views, strict=True)):
+                    yield unit, place, slot, view
 
     def hide_gradients(self) -> None:
         """Take the gradients back, with what the user did to them, so that more can be added."""
@@ -382,15 +385,10 @@ class Engine:
         """Bring the gradients to the optimizer's parameters."""
         self._exposure.collect()
         if self.settings.offload_optimizer:
-            for unit in self.units:
-                if unit.reduced is None:
-                    continue
-                for place, (slot, view) in enumerate(
-                    zip(unit.spec.training, self._reduce.gradient_views(unit), strict=True)
-                ):
-                    if slot.parameter.grad is not None:
-                        there = view.to(self.optimizer_device, copy=True)
-                        self.shards.shards[slot.name].grad = self.as_sharded(unit, place, there)
+            for unit, place, slot, view in self._reduced():
+                if slot.parameter.grad is not None:
+                    there = view.to(self.optimizer_device, copy=True)
+                    self.shards.shards[slot.name].grad = self.as_sharded(unit, place, there)
 
     def after_step(self) -> None:
         """Bring the updated parameters to the model."""

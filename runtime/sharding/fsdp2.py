@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from paro_advise.errors import TrainingError
+from paro_advise.runtime.ho_ring.fsdp2 import PlainMemory
 from torch import nn
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed._composable_state import _module_state_mapping
@@ -19,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import torch.distributed as dist
     from paro_advise.runtime.sharding.units import Slot, UnitSpec
@@ -29,14 +30,11 @@ if TYPE_CHECKING:
     Deliver = Callable[[torch.Tensor], None]
 
 
-class _Gatherer(AllGather):  # type: ignore[misc]
+class _Gatherer(PlainMemory, AllGather):  # type: ignore[misc]
     """An all-gather of ours in FSDP2's form."""
 
     def __init__(self, gather: Gather) -> None:
         self._gather = gather
-
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(tuple(size), dtype=dtype, device=device)
 
     def __call__(
         self,
@@ -49,14 +47,11 @@ class _Gatherer(AllGather):  # type: ignore[misc]
         return None
 
 
-class _Deliverer(ReduceScatter):  # type: ignore[misc]
+class _Deliverer(PlainMemory, ReduceScatter):  # type: ignore[misc]
     """Hands the unreduced gradients over; what it leaves as the result is never used."""
 
     def __init__(self, deliver: Deliver) -> None:
         self._deliver = deliver
-
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(tuple(size), dtype=dtype, device=device)
 
     def __call__(
         self,
