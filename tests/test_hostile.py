@@ -187,6 +187,20 @@ class Evil:
         return (os.system, (f"touch {self.target}",))
 
 
+def test_names_cannot_ask_for_millions_of_ranks(tmp_path, capsys):
+    """A name of ours is short whatever group it stands for; a hundred of them are refused, not expanded."""
+    row = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "dur": 5.0}
+    names = [f"paro_advise::all_gather Float 8->{number} ranks 0:65536:1" for number in range(100)]
+    events = [row | {"name": name, "ts": 10.0 * place} for place, name in enumerate(names)]
+    path = tmp_path / "rank0.json"
+    path.write_text(
+        json.dumps({"schemaVersion": 1, "distributedInfo": {"backend": "gloo", "rank": 0}, "traceEvents": events})
+    )
+    with deadline(SECONDS_EACH):
+        assert run(["analyze", str(path), "--no-cache"]) == 3
+    assert "at most 4,194,304 ranks" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("protocol", range(6))
 def test_an_evil_pickle_runs_nothing(tmp_path, protocol):
     target = tmp_path / "owned"

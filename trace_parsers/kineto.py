@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from paro_advise.errors import BrokenInputError
+from paro_advise.errors import BrokenInputError, HostileInputError
 from paro_advise.trace_parsers.blocks import BlockReader, SourceRef
 from paro_advise.trace_parsers.chunks import EventChunks
 from paro_advise.trace_parsers.kernel_kinds import KernelKind, kind_of_kernel
@@ -19,6 +19,7 @@ from paro_advise.trace_parsers.kineto_collectives import (
 from paro_advise.trace_parsers.kineto_events import CommArgs, as_int, parse_head
 from paro_advise.trace_parsers.kineto_gloo import GlooCall, GlooSpan
 from paro_advise.trace_parsers.kineto_own import (
+    MAX_NAMED_RANKS,
     OWN_PREFIX,
     OwnCall,
     OwnCalls,
@@ -410,6 +411,11 @@ class _Builder:
         named = {code: what for code, name in enumerate(codes) if (what := own_collective(name)) is not None}
         if not named:
             return OwnCalls(())
+        if sum(len(what.ranks) for what in named.values()) > MAX_NAMED_RANKS:
+            raise HostileInputError(
+                f"the names of a trace's collectives must list at most {MAX_NAMED_RANKS:,} ranks, these list more",
+                where=self._ref.label,
+            )
         return OwnCalls(
             OwnCall(
                 start_us=raw.start[row] - origin_us,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from paro_advise.trace_parsers.dtypes import dtype_bytes
@@ -17,7 +16,7 @@ from paro_advise.trace_parsers.kernel_kinds import op_of_name
 from paro_advise.trace_parsers.kineto_phases import owners_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -30,7 +29,8 @@ _COLLECTIVE = re.compile(
     rf"{OWN_PREFIX}({_WORD}) ({_WORD}) ({_COUNT})->({_COUNT}) ranks ({_NUMBER}:{_NUMBER}:{_NUMBER}|[\d,]{{1,100000}})"
 )
 _STATE = re.compile(rf"{OWN_PREFIX}(?:gradient|optimizer) \(.{{0,1000}}\) ([NIG]{{3}})/(\d{{1,9}})")
-_MAX_RANKS = 1 << 20
+# A short name can stand for many ranks: bounds what one, and what all of a trace, may ask of memory.
+_MAX_RANKS, MAX_NAMED_RANKS = 1 << 16, 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class OwnCollective:
     op: str
     dtype: str
     nelems: int
-    ranks: tuple[int, ...]
+    ranks: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,6 @@ class OwnCall:
     what: OwnCollective
 
 
-@lru_cache(maxsize=4096)
 def own_collective(name: str) -> OwnCollective | None:
     """Return what a name says; None for any other name."""
     found = _COLLECTIVE.fullmatch(name)
@@ -71,7 +70,7 @@ def own_collective(name: str) -> OwnCollective | None:
         start, stop, stride = map(int, members.split(":"))
         if not stride or (stop - start) // stride > _MAX_RANKS:
             return None
-        ranks = tuple(range(start, stop, stride))
+        ranks: Sequence[int] = range(start, stop, stride)
     else:
         ranks = tuple(int(part) for part in members.split(",") if part and len(part) <= 9)
     return OwnCollective(op=op, dtype=dtype, nelems=max(int(given), int(got)), ranks=ranks)
