@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # The format is decoded by these types, so they are needed at run time.
+from paro_advise.advisor.captured import Captured  # noqa: TC002
 from paro_advise.advisor.links import Link  # noqa: TC002
 from paro_advise.advisor.stragglers import Straggler  # noqa: TC002
 from paro_advise.advisor.strategy import Strategy  # noqa: TC002
@@ -197,6 +198,7 @@ class Analysis:
     efficiency: Efficiency
     findings: tuple[FindingEntry, ...]
     data_quality: tuple[QualityEntry, ...]
+    captured: Captured | None = None  # steps without the profiler, where a capture logged them
 
 
 def to_json(value: object) -> bytes:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import polars as pl
+    from paro_advise.advisor.captured import Captured
     from paro_advise.advisor.links import Link
 
 
@@ -48,13 +49,16 @@ class Options:
     skip_steps: int = 0
 
 
-def build_analysis(facts: Sequence[RankFacts], notices: Sequence[Notice], options: Options) -> out.Analysis:
+def build_analysis(
+    facts: Sequence[RankFacts], notices: Sequence[Notice], options: Options, captured: Captured | None = None
+) -> out.Analysis:
     """Build the analysis.
 
     Args:
         facts: of all usable inputs, in order of path.
         notices: from reading them.
         options: see Options.
+        captured: steps without the profiler.
     """
     facts, joins = join_stacks(facts)
     found = rank_set(facts, options.skip_steps)
@@ -88,6 +92,7 @@ def build_analysis(facts: Sequence[RankFacts], notices: Sequence[Notice], option
         efficiency=efficiency(matched, found, count, options),
         findings=(),
         data_quality=_quality(notes),
+        captured=captured,
     )
     return replace(analysis, findings=tuple(findings(analysis)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import tempfile
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from paro_advise.advisor.analysis import Analysis
     from paro_advise.advisor.gather import Gathered
     from paro_advise.advisor.hta import HtaFigures
+    from paro_advise.advisor.inputs import RunInputs
     from paro_advise.advisor.progress import Progress
 
 
@@ -70,7 +70,8 @@ def command(
     if output and output == json_target:
         raise UsageError(f"the report and the JSON need different files, both are {output}")
     progress = Progress(quiet=quiet)
-    gathered, hta = _gather(paths, progress, with_hta=with_hta, jobs=jobs, use_cache=use_cache)
+    inputs, hta = _read(paths, progress, with_hta=with_hta, jobs=jobs, use_cache=use_cache)
+    gathered = inputs.gathered
     options = Options(
         gpus_per_node=gpus_per_node,
         tokens_per_step=tokens_per_step,
@@ -78,7 +79,7 @@ def command(
         skip_steps=skip_steps,
     )
     notices = [*gathered.notices, *(hta.notices if hta else ())]
-    analysis = build_analysis(gathered.facts, notices, options)
+    analysis = build_analysis(gathered.facts, notices, options, inputs.captured)
     _write(analysis, gathered, hta, output=output, json_target=json_target, force=force)
     progress.notices(analysis.data_quality)
     for target in (output, json_target):
@@ -90,32 +91,19 @@ def command(
         progress.say(f"next: paro-advise analyze {shlex.join([*paths, *words])} -o report.html")
 
 
-def _gather(
+def _read(
     paths: tuple[str, ...], progress: Progress, *, with_hta: bool, jobs: int | None, use_cache: bool
-) -> tuple[Gathered, HtaFigures | None]:
-    from paro_advise.advisor.gather import default_cache, gather
-    from paro_advise.advisor.ranks import ranks_text
-    from paro_advise.trace_parsers.discover import find_inputs
-    from paro_advise.trace_parsers.peek import peek
+) -> tuple[RunInputs, HtaFigures | None]:
+    from paro_advise.advisor.inputs import read_inputs
 
     with _stdin_as_file(paths) as expanded:
-        refs, is_collection = find_inputs(expanded)
-        progress.say(f"found {len(refs)} file{'s' if len(refs) != 1 else ''}")
-        if len(refs) > 1:
-            progress.say(ranks_text(peek(refs)))
-        gathered = gather(
-            refs,
-            is_collection=is_collection or len(refs) > 1,
-            cache=default_cache() if use_cache and not any(map(_is_stream, paths)) else None,
-            jobs=jobs or os.cpu_count() or 1,
-            progress=progress.step,
-        )
-        progress.say(f"read {sum(item.num_events for item in gathered.facts):,} events")
+        may_keep = use_cache and not any(map(_is_stream, paths))
+        inputs = read_inputs(expanded, progress, jobs=jobs, use_cache=may_keep)
         if not with_hta:
-            return gathered, None
+            return inputs, None
         from paro_advise.advisor.hta import hta_figures
 
-        return gathered, hta_figures(refs)
+        return inputs, hta_figures(inputs.refs)
 
 
 def _write(

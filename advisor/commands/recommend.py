@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
-    from paro_advise.advisor.analysis import Analysis
     from paro_advise.policies.plan import Plan
 
 _SIZE = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(B|KB|MB|GB|TB|KiB|MiB|GiB|TiB)?\s*$", re.IGNORECASE)
@@ -76,16 +72,23 @@ def command(
       paro-advise recommend traces/ --device-memory 80GiB -o plan.json
       paro-advise recommend run.json --redundancy-budget 4GiB
     """
+    from paro_advise.advisor.build import Options
     from paro_advise.advisor.calibration import calibrate
+    from paro_advise.advisor.inputs import analysis_of
     from paro_advise.advisor.output import refuse_overwrite, write_output
     from paro_advise.advisor.plan_text import plan_text
+    from paro_advise.advisor.progress import Progress
     from paro_advise.advisor.recommend import Limits, baseline_bytes, recommend
     from paro_advise.policies.plan import plan_to_json
 
     targets = dict(_framework_and_file(text) for text in exports)
     for file in (output, *targets.values()):
         refuse_overwrite(file, force=force, inputs=paths)
-    analysis = _analysis(paths, gpus_per_node=gpus_per_node, skip_steps=skip_steps, quiet=quiet)
+    if "-" in paths:
+        raise UsageError("recommend must read files, got - for standard input", hint="use `analyze - --json` first")
+    progress = Progress(quiet=quiet)
+    analysis, _ = analysis_of(paths, Options(gpus_per_node=gpus_per_node, skip_steps=skip_steps), progress)
+    progress.notices(analysis.data_quality)
     calibration = calibrate(analysis)
     capacity = device_memory or analysis.run.device_memory_bytes
     other = 0.0
@@ -143,35 +146,3 @@ def _export(plan: Plan, framework: str, file: str, *, force: bool) -> None:
         caveats.append("without HO-Ring, which only paro_advise.runtime has: slower than predicted")
     for caveat in caveats:
         click.echo(f"{framework}: {caveat}", err=True)
-
-
-def _analysis(paths: tuple[str, ...], *, gpus_per_node: int | None, skip_steps: int, quiet: bool) -> Analysis:
-    """Return the analysis that a JSON holds, or that of the traces."""
-    from paro_advise.advisor.analysis import FORMAT, from_json
-    from paro_advise.advisor.build import Options, build_analysis
-    from paro_advise.advisor.gather import default_cache, gather
-    from paro_advise.advisor.progress import Progress
-    from paro_advise.trace_parsers.discover import find_inputs
-
-    if len(paths) == 1 and Path(paths[0]).is_file():
-        with Path(paths[0]).open("rb") as file:
-            head = file.read(1 << 16)
-        if FORMAT.encode() in head or b'"breakdown_us"' in head:
-            return from_json(Path(paths[0]).read_bytes(), paths[0])
-    if "-" in paths:
-        raise UsageError("recommend must read files, got - for standard input", hint="use `analyze - --json` first")
-    progress = Progress(quiet=quiet)
-    refs, is_collection = find_inputs(paths)
-    gathered = gather(
-        refs,
-        is_collection=is_collection or len(refs) > 1,
-        cache=default_cache(),
-        jobs=os.cpu_count() or 1,
-        progress=progress.step,
-    )
-    analysis = build_analysis(
-        gathered.facts, gathered.notices, Options(gpus_per_node=gpus_per_node, skip_steps=skip_steps)
-    )
-    progress.notices(analysis.data_quality)
-    sys.stderr.flush()
-    return analysis

@@ -1,0 +1,61 @@
+"""Capture from inside a training script: a context and a call per step."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Self
+
+from paro_advise.errors import UsageError
+from paro_advise.runtime.capture.wish import DEFAULT_STEPS, Wish
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paro_advise.runtime.capture.recorder import Recorder
+
+
+class capture:  # noqa: N801 - used as a function
+    """Records steps of the training inside a ``with`` block.
+
+        with capture("traces", steps="10:13") as recording:
+            for batch in loader:
+                ...
+                optimizer.step()
+                recording.step()
+
+    Without a folder the environment's PARO_CAPTURE says where; if that is not set either, nothing
+    is recorded and nothing imported. Inside ``paro-advise capture`` the block does nothing, since
+    the whole process is captured already. A failure is said on stderr and never reaches training.
+
+    Args:
+        folder: for ``rank{r}.json.gz`` and ``steps.rank{r}.jsonl``.
+        steps: FIRST:END, counted from 0 at the start of the block.
+    """
+
+    def __init__(self, folder: str | Path | None = None, steps: str = DEFAULT_STEPS) -> None:
+        self._recorder: Recorder | None = None
+        self._wish: Wish | None = None
+        try:
+            self._wish = Wish.from_environment() if folder is None else Wish.of(folder, steps)
+        except UsageError as error:
+            print("\n".join(error.lines()), file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        from paro_advise.runtime import launch
+
+        if self._wish is not None and launch.recorder() is None:
+            from paro_advise.runtime.capture.recorder import Recorder
+
+            self._recorder = Recorder(self._wish, explicit=True)
+            self._recorder.start()
+        return self
+
+    def step(self) -> None:
+        """Say that a step has ended."""
+        if self._recorder is not None:
+            self._recorder.step()
+
+    def __exit__(self, *_: object) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None

@@ -1,0 +1,218 @@
+"""Sees the steps of an unchanged training script: optimizers, backward passes, losses, gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+
+class Observer:
+    """Counts what happens in a step.
+
+    A step ends when the first optimizer of the script has stepped after a backward pass. Optimizers
+    that call others, as ZeroRedundancyOptimizer does, count as one.
+
+    Args:
+        on_step: called at the end of each step.
+        on_error: called with what went wrong in here; the script never sees it.
+
+    Attributes:
+        backward_passes: of the step so far.
+        losses: what they started from.
+        gradient_norm_squared: this rank's share, of the last gradients before clipping.
+        inputs: shapes and types of the tensors in the first call of a module.
+        busy_us: time spent in here.
+    """
+
+    def __init__(self, on_step: Callable[[], None], on_error: Callable[[Exception], None]) -> None:
+        self._on_step = on_step
+        self._on_error = on_error
+        self._lead: int | None = None
+        self._stepping: list[int] = []
+        self._in_backward = False
+        self._removals: list[Callable[[], None]] = []
+        self.engine: Any = None  # a framework's own object that steps in place of optimizers
+        self.inputs: list[list[Any]] = []
+        self.autocast: str | None = None
+        self.busy_us = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last step."""
+        self.backward_passes = 0
+        self.losses: list[torch.Tensor] = []
+        self.gradient_norm_squared: torch.Tensor | float | None = None
+
+    def install(self) -> None:
+        """Begin to watch."""
+        for handle in (
+            register_optimizer_step_pre_hook(self._guarded(self._before_optimizer)),
+            register_optimizer_step_post_hook(self._guarded(self._after_optimizer)),
+        ):
+            self._removals.append(handle.remove)
+        first_call = register_module_forward_pre_hook(self._guarded(self._before_forward))
+        self._removals.append(first_call.remove)
+        self._remove_first_call = first_call.remove
+        self._wrap(torch.autograd, "backward", self._backward)
+        self._wrap(torch.nn.utils, "clip_grad_norm_", self._clip)
+        self._wrap(torch.nn.utils.clip_grad, "clip_grad_norm_", self._clip)
+
+    def remove(self) -> None:
+        """Stop watching."""
+        for removal in self._removals:
+            removal()
+        self._removals = []
+
+    def loss(self) -> torch.Tensor | None:
+        """Return the sum of the step's losses."""
+        return torch.stack(self.losses).sum() if self.losses else None
+
+    def _guarded(self, function: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            started = time.perf_counter()
+            try:
+                function(*args)
+            except Exception as error:  # noqa: BLE001 - a capture must never end a training job
+                self._on_error(error)
+            self.busy_us += (time.perf_counter() - started) * 1e6
+
+        return call
+
+    def _wrap(self, home: Any, name: str, around: Callable[..., Any]) -> None:
+        original = getattr(home, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
+        setattr(home, name, call)
+
+        def undo() -> None:
+            # Someone may have wrapped it again; then ours must stay, and does nothing more.
+            if getattr(home, name) is call:
+                setattr(home, name, original)
+
+        self._removals.append(undo)
+
+    # ---- what the script calls ----------------------------------------------------------------
+
+    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._in_backward:  # recomputation inside a backward pass
+            return original(*args, **kwargs)
+        self._guarded(self._note_backward)(args, kwargs)
+        self._in_backward = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._in_backward = False
+
+    def _note_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.backward_passes += 1
+        roots = args[0] if args else kwargs.get("tensors")
+        first = roots[0] if isinstance(roots, (list, tuple)) and roots else roots
+        if isinstance(first, torch.Tensor) and first.numel() == 1:
+            self.losses.append(first.detach().float().reshape(()))
+
+    def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if args and self.gradient_norm_squared is None:
+            given = args[0]
+            parameters = [given] if isinstance(given, torch.Tensor) else list(given)
+            args = (parameters, *args[1:])  # it may have been a generator
+            self._guarded(self._note_norm)(parameters)
+        return original(*args, **kwargs)
+
+    def _note_norm(self, parameters: Sequence[torch.Tensor]) -> None:
+        self.gradient_norm_squared = norm_share(parameters)
+
+    def _before_forward(self, module: Any, args: tuple[Any, ...]) -> None:  # noqa: ARG002 - torch's signature
+        if self.inputs:
+            return
+        self.inputs = [[list(item.shape), str(item.dtype)] for item in args if isinstance(item, torch.Tensor)]
+        if torch.is_autocast_enabled():
+            self.autocast = str(torch.get_autocast_gpu_dtype())
+        elif torch.is_autocast_enabled("cpu"):
+            self.autocast = str(torch.get_autocast_dtype("cpu"))
+
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if id(optimizer) in self._stepping:  # its last step broke off
+            del self._stepping[self._stepping.index(id(optimizer)) :]
+        self._stepping.append(id(optimizer))
+        if self.engine is None and len(self._stepping) == 1 and self.gradient_norm_squared is None:
+            self._note_norm([item for group in optimizer.param_groups for item in group["params"]])
+
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if id(optimizer) in self._stepping:
+            del self._stepping[self._stepping.index(id(optimizer)) :]
+        if self._stepping or self.engine is not None or not self.backward_passes:
+            return
+        if self._lead is None:
+            self._lead = id(optimizer)
+        if self._lead == id(optimizer):
+            self._end_step()
+
+    def guarded_end(self, norm: Callable[[], torch.Tensor | float | None]) -> None:
+        """End a step that a framework's own engine took.
+
+        Args:
+            norm: returns this rank's share of the squared norm of its gradients.
+        """
+
+        def end() -> None:
+            self.gradient_norm_squared = norm()
+            self._end_step()
+
+        self._guarded(end)()
+
+    def _end_step(self) -> None:
+        if self._removals and self._remove_first_call in self._removals:
+            self._remove_first_call()
+            self._removals.remove(self._remove_first_call)
+        self._on_step()
+        self.begin()
+
+
+def norm_share(parameters: Iterable[torch.Tensor]) -> torch.Tensor | float | None:
+    """Return this rank's share of the squared norm of all gradients.
+
+    What several ranks hold alike is divided among them, so that the sum over all ranks is right.
+    None where a gradient does not tell how it is laid out.
+    """
+    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    by_weight: dict[float, list[torch.Tensor]] = {}
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        weight = 1.0 / world
+        if isinstance(gradient, DTensor):
+            if any(place.is_partial() for place in gradient.placements):
+                return None
+            weight = 1.0
+            for size, place in zip(gradient.device_mesh.shape, gradient.placements, strict=True):
+                weight /= size if place.is_replicate() else 1
+            # Ranks beyond the mesh hold replicas of it.
+            weight *= gradient.device_mesh.mesh.numel() / world
+            gradient = gradient._local_tensor  # noqa: SLF001 - to_local() makes a view in the graph
+        elif type(parameter).__name__ == "FlatParameter":  # FSDP1's shards
+            if "HYBRID" in str(getattr(getattr(parameter, "_handle", None), "_sharding_strategy", "")):
+                return None
+            weight = 1.0
+        if gradient.numel():
+            by_weight.setdefault(weight, []).append(gradient)
+    if not by_weight:
+        return None
+    total: Any = 0.0
+    with torch.no_grad(), contextlib.suppress(NotImplementedError):
+        for weight, gradients in by_weight.items():
+            norms = torch._foreach_norm(gradients)  # noqa: SLF001 - torch's own clipping uses it
+            total = total + weight * torch.stack([norm.float() for norm in norms]).square().sum()
+    return total

@@ -1,0 +1,238 @@
+"""One capture on one rank: follows the steps, profiles some of them, writes what it saw."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gzip
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from paro_advise.runtime.capture.observer import Observer
+from paro_advise.runtime.capture.step_log import FORMAT_VERSION, Step, StepLog, facts_of_process, peak_memory_bytes
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paro_advise.runtime.capture.wish import Wish
+
+RUN_FORMAT = "paro-advise/run"
+# An event is some 300 bytes of JSON; the limit counts with more.
+_BYTES_PER_EVENT = 400
+_SECRETS = ("token", "secret", "password", "key")
+
+
+class Recorder:
+    """Captures this process.
+
+    Whatever goes wrong in here is said once on stderr; training goes on.
+
+    Args:
+        wish: what to capture.
+        explicit: the script says when a step ends, by ``step()``.
+    """
+
+    def __init__(self, wish: Wish, *, explicit: bool = False) -> None:
+        self._wish = wish
+        self._explicit = explicit
+        self.observer = Observer(self._on_step, self._give_up)
+        self._log: StepLog | None = None
+        self._number = 0
+        self._last_end: float | None = None
+        self._profiler: profile | None = None
+        self._profiled_until = -1
+        self._old_handler: Any = None
+        self._failed = False
+        self.wrote: Path | None = None
+
+    def start(self) -> None:
+        """Begin to watch; traces are written when their steps are over, or when the process ends."""
+        self.observer.install()
+        atexit.register(self.close)
+
+    def step(self) -> None:
+        """Say that a step has ended, where the script does."""
+        if self._failed:
+            return
+        try:
+            self._end_step()
+        except Exception as error:  # noqa: BLE001 - a capture must never end a training job
+            self._give_up(error)
+
+    def _on_step(self) -> None:
+        if not self._explicit:
+            self._end_step()
+
+    def _give_up(self, error: Exception) -> None:
+        if not self._failed:
+            self._failed = True
+            self.observer.remove()
+            print(
+                f"paro-advise: the capture of this rank ended, training goes on: {type(error).__name__}: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _end_step(self) -> None:
+        now = time.perf_counter()
+        observer = self.observer
+        if self._log is None:
+            self._log = StepLog(self._wish.folder, {"inputs": observer.inputs, "autocast": observer.autocast})
+            self._write_run()
+        number = self._number
+        self._number += 1
+        profiled = self._profiler is not None or number <= self._profiled_until
+        self._log.add(
+            Step(
+                step=number,
+                step_us=None if self._last_end is None else (now - self._last_end) * 1e6,
+                overhead_us=observer.busy_us,
+                profiled=profiled,
+                micro_batches=observer.backward_passes,
+                loss=observer.loss(),
+                gradient_norm_squared=observer.gradient_norm_squared,
+                peak_memory_bytes=peak_memory_bytes(),
+            )
+        )
+        if self._explicit:
+            observer.begin()
+        self._profile(self._number)
+        # What was spent here counts to the next step, as its training waits for it.
+        self._last_end = now
+        observer.busy_us = (time.perf_counter() - now) * 1e6
+        if self._profiled_until == self._number:
+            self._last_end = time.perf_counter()  # writing a trace belongs to no step
+            observer.busy_us = 0.0
+
+    # ---- the profiler -------------------------------------------------------------------------
+
+    def _profile(self, coming: int) -> None:
+        wish = self._wish
+        if coming == wish.first - 1:
+            self._begin_profile(coming)
+        elif self._profiler is not None and coming == wish.last:
+            self._end_profile()
+        elif self._profiler is not None:
+            self._profiler.step()
+
+    def _begin_profile(self, coming: int) -> None:
+        wish = self._wish
+
+        def schedule(number: int) -> ProfilerAction:
+            if number < wish.first:
+                return ProfilerAction.WARMUP
+            return ProfilerAction.RECORD
+
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+        self._profiler = profile(
+            activities=activities, schedule=schedule, record_shapes=True, experimental_config=_all_threads()
+        )
+        # The numbers in the trace shall be those of the run.
+        self._profiler.step_num = coming
+        self._profiler.current_action = schedule(coming)
+        self._profiler.start()
+        if threading.current_thread() is threading.main_thread():
+            self._old_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, number: int, frame: Any) -> None:
+        with contextlib.suppress(Exception):
+            self._end_profile()
+        old = self._old_handler
+        if callable(old):
+            old(number, frame)
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def _end_profile(self) -> None:
+        recorder, self._profiler = self._profiler, None
+        if recorder is None:
+            return
+        # Other ranks may write longer than this one and let it wait in the coming step.
+        self._profiled_until = self._number
+        recorder.stop()
+        self._export(recorder)
+        if self._old_handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._old_handler)
+
+    def _export(self, recorder: profile) -> None:
+        size = _BYTES_PER_EVENT * _num_events(recorder)
+        if size > self._wish.max_trace_mb * 1e6:
+            print(
+                f"paro-advise: no trace of this rank was written: about {size / 1e6:.0f} MB, "
+                f"the limit is {self._wish.max_trace_mb} MB; record fewer steps",
+                file=sys.stderr,
+                flush=True,
+            )
+            return
+        folder = self._wish.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / f"rank{facts_of_process()['rank']}.json.gz"
+        plain, packed = target.with_suffix(".part"), target.with_suffix(".gz.part")
+        try:
+            recorder.export_chrome_trace(str(plain))
+            with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=5) as sink:
+                shutil.copyfileobj(source, sink, 1 << 20)
+            packed.replace(target)
+            self.wrote = target
+        finally:
+            plain.unlink(missing_ok=True)
+            packed.unlink(missing_ok=True)
+
+    def _write_run(self) -> None:
+        facts = facts_of_process()
+        if facts["rank"] != 0:
+            return
+        wish = self._wish
+        run = {
+            "format": RUN_FORMAT,
+            "format_version": FORMAT_VERSION,
+            "steps": [wish.first, wish.last],
+            "command": command_line(sys.argv),
+            **{key: value for key, value in facts.items() if key not in ("rank", "host")},
+        }
+        temporary = wish.folder / "run.json.part"
+        temporary.write_text(json.dumps(run, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        temporary.replace(wish.folder / "run.json")
+
+    def close(self) -> None:
+        """Write what is there."""
+        atexit.unregister(self.close)
+        self.observer.remove()
+        try:
+            self._end_profile()
+            if self._log is not None:
+                self._log.close()
+        except Exception as error:  # noqa: BLE001 - a capture must never end a training job
+            self._give_up(error)
+
+
+def command_line(argv: list[str]) -> str:
+    """Return a command with values that look secret masked."""
+    words = []
+    for word in argv:
+        name, sign, _ = word.partition("=")
+        words.append(f"{name}=***" if sign and any(secret in name.lower() for secret in _SECRETS) else word)
+    return shlex.join(words)
+
+
+def _all_threads() -> Any:
+    """Return a setting that also records the threads of our own runtime, which torch did not start."""
+    if "paro_advise.runtime.sharding.engine" not in sys.modules:
+        return None
+    return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)  # noqa: SLF001 - has no public name
+
+
+def _num_events(recorder: profile) -> int:
+    with contextlib.suppress(AttributeError, AssertionError, RuntimeError):
+        return len(recorder.profiler.kineto_results.events())
+    return 0

@@ -1,0 +1,122 @@
+"""The facts of every step of one rank, as lines of JSON: the format ``paro-advise/steps``."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMAT = "paro-advise/steps"
+FORMAT_VERSION = "1.0"
+# A GPU's numbers are read in batches, since each reading waits for the GPU.
+_BATCH = 50
+_MAX_STEPS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of one rank; what cannot be known is None.
+
+    Attributes:
+        step: its number, from 0.
+        step_us: from the end of the step before to its own.
+        overhead_us: of these, spent by the capture itself.
+        profiled: the profiler ran, or other ranks may still have written their traces.
+        micro_batches: backward passes.
+        loss: sum of what the backward passes started from.
+        gradient_norm_squared: this rank's share of the squared norm, before clipping; the sum over all ranks
+            is that of the whole model.
+        peak_memory_bytes: the most so far: allocated on a GPU, resident on a CPU.
+    """
+
+    step: int
+    step_us: float | None
+    overhead_us: float
+    profiled: bool
+    micro_batches: int
+    loss: float | torch.Tensor | None
+    gradient_norm_squared: float | torch.Tensor | None
+    peak_memory_bytes: int
+
+
+class StepLog:
+    """Writes steps of this rank to ``steps.rank{rank}.jsonl``.
+
+    Args:
+        folder: made if needed.
+        facts: more about the run for the first line.
+    """
+
+    def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
+        self._waiting: list[Step] = []
+        self._num_steps = 0
+        self._immediate = not torch.cuda.is_available()
+        folder.mkdir(parents=True, exist_ok=True)
+        header = {"format": FORMAT, "format_version": FORMAT_VERSION, **facts_of_process(), **facts}
+        self._file = (folder / f"steps.rank{header['rank']}.jsonl").open("w", encoding="utf-8")
+        self._file.write(json.dumps(header, sort_keys=True) + "\n")
+        self._file.flush()
+
+    def add(self, step: Step) -> None:
+        """Take a step; beyond 100,000 nothing is written any more."""
+        self._num_steps += 1
+        if self._num_steps <= _MAX_STEPS:
+            self._waiting.append(step)
+        if self._immediate or len(self._waiting) >= _BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        for step in self._waiting:
+            row = {name: _number(value) for name, value in asdict(step).items()}
+            self._file.write(json.dumps(row, sort_keys=True) + "\n")
+        self._waiting = []
+        self._file.flush()
+
+    def close(self) -> None:
+        """Write what waits and end."""
+        if not self._file.closed:
+            self.flush()
+            self._file.close()
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        value = value.item()
+    # JSON knows no infinities; a loss that is none stays visible as a string.
+    return str(value) if isinstance(value, float) and not abs(value) < float("inf") else value
+
+
+def facts_of_process() -> dict[str, Any]:
+    """Return who this rank is and what it runs on."""
+    ready = dist.is_available() and dist.is_initialized()
+    has_gpu = torch.cuda.is_available()
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return {
+        "rank": dist.get_rank() if ready else int(os.environ.get("RANK", "0")),
+        "world_size": dist.get_world_size() if ready else int(os.environ.get("WORLD_SIZE", "1")),
+        "local_world_size": int(local) if local.isdecimal() else None,
+        "backend": str(dist.get_backend()) if ready else None,
+        "host": socket.gethostname(),
+        "torch_version": torch.__version__,
+        "python_version": sys.version.split()[0],
+        "device_name": torch.cuda.get_device_name() if has_gpu else None,
+        "device_memory_bytes": torch.cuda.get_device_properties(0).total_memory if has_gpu else None,
+    }
+
+
+def peak_memory_bytes() -> int:
+    """Return the most memory in use so far."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,65 @@
+"""What happens in every process of a job that ``paro-advise capture`` or ``run`` started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from paro_advise.errors import ParoAdviseError
+from paro_advise.runtime.inject import PATH
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paro_advise.runtime.capture.recorder import Recorder
+
+PLAN_VARIABLE = "PARO_PLAN"
+JOB_VARIABLE = "PARO_JOB"
+_active: dict[str, Any] = {}
+
+
+def recorder() -> Recorder | None:
+    """Return the recorder of this process, None if it is not captured as a whole."""
+    return _active.get("recorder")
+
+
+def activate() -> None:
+    """Begin what the environment asks for; called right after torch was imported.
+
+    A capture that cannot begin is said and forgotten; a plan that cannot be read ends the process.
+    """
+    from paro_advise.runtime.capture.wish import Wish
+
+    plan = os.environ.get(PLAN_VARIABLE)
+    if plan:
+        try:
+            from paro_advise.runtime.redirect import redirect
+
+            _active["redirection"] = redirect(plan, os.environ.get(JOB_VARIABLE))
+        except ParoAdviseError as error:
+            sys.exit("\n".join(error.lines()))
+    try:
+        wish = Wish.from_environment()
+        if wish is not None:
+            from paro_advise.runtime.capture.recorder import Recorder
+
+            started = Recorder(wish)
+            started.start()
+            _active["recorder"] = started
+            _watch_deepspeed(started)
+    except Exception as error:  # noqa: BLE001 - a capture must never end a training job
+        print(f"paro-advise: nothing is captured: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+
+
+def _watch_deepspeed(started: Recorder) -> None:
+    from paro_advise.runtime.capture.deepspeed import watch
+    from paro_advise.runtime.imports import when_imported
+
+    when_imported("deepspeed.runtime.engine", lambda module: watch(module, started.observer))
+
+
+def job_environment(environment: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a job whose every Python process runs ``activate``."""
+    paths = [str(PATH), *[entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]]
+    return {**environment, **changes, "PYTHONPATH": os.pathsep.join(paths)}

@@ -1,0 +1,208 @@
+"""What ``paro-advise capture`` writes beside traces: facts of every step of a rank, and of the run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paro_advise.errors import BrokenInputError, InputError
+from paro_advise.trace_parsers.blocks import BlockReader
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.trace_parsers.blocks import SourceRef
+
+STEPS_FORMAT = "paro-advise/steps"
+RUN_FORMAT = "paro-advise/run"
+_MAX_BYTES = 256 << 20
+_HEAD = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """One step of one rank; None for what is unknown.
+
+    Attributes:
+        step: number, from 0.
+        step_us, overhead_us: wall time, and what of it the capture itself took.
+        profiled: the profiler ran or was just writing.
+        micro_batches: backward passes.
+        loss: sum of what they started from.
+        gradient_norm_squared: this rank's share; all ranks' sum is the model's.
+        peak_memory_bytes: the most so far.
+    """
+
+    step: int
+    step_us: float | None
+    overhead_us: float
+    profiled: bool
+    micro_batches: int
+    loss: float | None
+    gradient_norm_squared: float | None
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLog:
+    """All steps of one rank, in order.
+
+    Attributes:
+        rank, world_size, local_world_size, backend, host, device_memory_bytes: as the rank says.
+        inputs: shape and type of each tensor in the first call, such as "2x64 torch.int64".
+        autocast: type of mixed precision, None without.
+        num_broken: lines that could not be read.
+    """
+
+    rank: int
+    world_size: int
+    local_world_size: int | None
+    backend: str | None
+    host: str | None
+    device_name: str | None
+    device_memory_bytes: int | None
+    torch_version: str | None
+    inputs: tuple[str, ...]
+    autocast: str | None
+    rows: tuple[StepRow, ...]
+    num_broken: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Header:
+    format: str
+    rank: int
+    world_size: int
+    format_version: str = ""
+    local_world_size: int | None = None
+    backend: str | None = None
+    host: str | None = None
+    device_name: str | None = None
+    device_memory_bytes: int | None = None
+    torch_version: str | None = None
+    inputs: tuple[tuple[tuple[int, ...], str], ...] = ()
+    autocast: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    step: int
+    step_us: float | None
+    overhead_us: float
+    profiled: bool
+    micro_batches: int
+    loss: float | str | None
+    gradient_norm_squared: float | str | None
+    peak_memory_bytes: int
+
+
+def is_ours(ref: SourceRef) -> bool:
+    """Tell whether a file is one that ``capture`` writes beside traces: a step log or ``run.json``."""
+    name = ref.file_name
+    return is_step_log(ref) or (name == "run.json" and f'"{RUN_FORMAT}"'.encode() in _head(ref))
+
+
+def is_step_log(ref: SourceRef) -> bool:
+    """Tell whether a file is a step log."""
+    name = ref.file_name
+    return name.startswith("steps.rank") and name.endswith(".jsonl") and f'"{STEPS_FORMAT}"'.encode() in _head(ref)
+
+
+def _head(ref: SourceRef) -> bytes:
+    try:
+        block: bytes = next(iter(BlockReader(ref)), b"")
+    except (InputError, OSError):
+        return b""
+    return block[:_HEAD]
+
+
+def read_step_log(ref: SourceRef) -> StepLog:
+    """Read a step log; lines that are cut or broken are counted and left out.
+
+    Raises:
+        BrokenInputError: the first line is none of ours, or the file is absurdly long.
+        InputError: it cannot be read.
+    """
+    import msgspec
+
+    parts, size = [], 0
+    for block in BlockReader(ref):
+        parts.append(block)
+        size += len(block)
+        if size > _MAX_BYTES:
+            raise BrokenInputError(f"a step log must be shorter than {_MAX_BYTES >> 20} MiB", where=ref.label)
+    lines = b"".join(parts).splitlines()
+    try:
+        header = msgspec.json.decode(lines[0] if lines else b"", type=_Header)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BrokenInputError(f"a step log must begin with its header: {error}", where=ref.label) from error
+    rows: dict[int, StepRow] = {}
+    broken = 0
+    decoder = msgspec.json.Decoder(_Line)
+    for line in lines[1:]:
+        try:
+            found = decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            broken += 1
+            continue
+        rows[found.step] = StepRow(
+            step=found.step,
+            step_us=found.step_us,
+            overhead_us=found.overhead_us,
+            profiled=found.profiled,
+            micro_batches=found.micro_batches,
+            loss=_number(found.loss),
+            gradient_norm_squared=_number(found.gradient_norm_squared),
+            peak_memory_bytes=found.peak_memory_bytes,
+        )
+    return StepLog(
+        rank=header.rank,
+        world_size=header.world_size,
+        local_world_size=header.local_world_size,
+        backend=header.backend,
+        host=header.host,
+        device_name=header.device_name,
+        device_memory_bytes=header.device_memory_bytes,
+        torch_version=header.torch_version,
+        inputs=tuple(f"{_shape(shape)} {dtype}" for shape, dtype in header.inputs),
+        autocast=header.autocast,
+        rows=tuple(rows[number] for number in sorted(rows)),
+        num_broken=broken,
+    )
+
+
+def read_step_logs(refs: Sequence[SourceRef]) -> tuple[tuple[StepLog, ...], tuple[str, ...]]:
+    """Read all step logs among some files.
+
+    Returns:
+        The logs by rank, and why others could not be read.
+    """
+    found: dict[int, StepLog] = {}
+    problems = []
+    for ref in refs:
+        if not is_step_log(ref):
+            continue
+        try:
+            log = read_step_log(ref)
+        except InputError as error:
+            problems.append(f"{ref.file_name} could not be used: {error.what}")
+            continue
+        if log.num_broken:
+            problems.append(f"{ref.file_name}: {log.num_broken} lines could not be read")
+        found[log.rank] = log
+    return tuple(found[rank] for rank in sorted(found)), tuple(problems)
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _number(value: float | str | None) -> float | None:
+    """Return a number; infinities and NaN come as text."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    return math.nan if value is not None and not math.isfinite(value) else value
