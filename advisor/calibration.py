@@ -62,6 +62,7 @@ class Calibration:
         baseline_group_size: ranks of its group.
         gathers_once: parameters gathered for forward are kept for backward.
         replicates_each_pass: gradients are added up across groups on every micro-batch.
+        broadcasts_us: of updated parameters one by one, as ZeroRedundancyOptimizer does; None without.
         framework: that ran it.
         inter_alpha_us, inter_gbps: a message between nodes; the port of a node, 1e9 bytes/s.
         intra_alpha_us, intra_gbps: a message inside a node; one rank's sending, 1e9 bytes/s.
@@ -85,6 +86,7 @@ class Calibration:
     baseline_group_size: int
     gathers_once: bool
     replicates_each_pass: bool
+    broadcasts_us: float | None
     framework: str
     inter_alpha_us: Estimate
     inter_gbps: Estimate
@@ -136,6 +138,8 @@ def calibrate(analysis: Analysis) -> Calibration:
         )
     gloo = run.backend == "gloo"
     replicas = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail == "replica")
+    reduced = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail != "replica")
+    published = _kinds(analysis, State.OPTIMIZER, lambda entry: entry.op == Op.BROADCAST)
     fixed, wait, transfer = _fixed(analysis, is_gpu=not gloo)
     mean = sum(analysis.step_time_us.values) / len(analysis.step_time_us.values)
     links = _links(analysis.links, world, per_node, gloo=gloo, crowd=_crowd(analysis), notes=notes)
@@ -156,7 +160,9 @@ def calibrate(analysis: Analysis) -> Calibration:
         native_reduce_scatter_is_all_reduce=gloo,
         baseline=Strategy.parse(run.strategy.triple_at_rest or run.strategy.triple),
         gathers_once=run.strategy.triple[0] == "N" and (run.strategy.triple_at_rest or "N")[0] != "N",
-        replicates_each_pass=sum(entry.count for entry in replicas) > len(units) * (micro - 0.5),
+        replicates_each_pass=sum(entry.count for entry in replicas) > len(units) * (micro - 0.5)
+        or (run.strategy.triple[1] == "N" and micro > 1 and _passes(analysis, reduced, micro) == micro),
+        broadcasts_us=sum(entry.exposed_us or 0.0 for entry in published) or None,
         baseline_group_size=run.strategy.group_size or per_node,
         framework=run.framework,
         assumptions=tuple(notes),
@@ -199,8 +205,7 @@ def _units(analysis: Analysis, world: int, micro: int) -> tuple[tuple[float, ...
     found = _expanded(forward, micro)
     if not found:
         reductions = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail != "replica")
-        # Gradients that every rank holds whole are reduced once a step.
-        passes = 1 if (analysis.run.strategy.triple or "N")[1] == "N" else micro
+        passes = _passes(analysis, reductions, micro)
         # What was scattered inside groups arrives at the next hop cut in m.
         largest = max((entry.bytes or 0 for entry in reductions), default=0)
         whole = [entry for entry in reductions if entry.group_size == world or (entry.bytes or 0) * 4 > largest]
@@ -211,6 +216,21 @@ def _units(analysis: Analysis, world: int, micro: int) -> tuple[tuple[float, ...
     count = analysis.run.parameter_count
     width = elements / count if count else 4.0
     return tuple(sorted(found)), min((1, 2, 4, 8), key=lambda size: abs(math.log(size / width)))
+
+
+def _passes(analysis: Analysis, reductions: Sequence[CollectiveEntry], micro: int) -> int:
+    """Return how often a step reduces each gradient.
+
+    Gradients that every rank holds whole need it once, but DDP does it on every micro-batch unless
+    told otherwise: then the bytes of a step are too many for any element type.
+    """
+    if (analysis.run.strategy.triple or "N")[1] != "N":
+        return micro
+    count = analysis.run.parameter_count
+    if not count or micro == 1:
+        return 1
+    moved = sum(entry.count * float(entry.bytes or 0) for entry in reductions)
+    return min((1, micro), key=lambda passes: min(abs(math.log(moved / passes / count / width)) for width in (2, 4)))
 
 
 def _kinds(analysis: Analysis, state: State, wanted: Callable[[CollectiveEntry], bool]) -> list[CollectiveEntry]:

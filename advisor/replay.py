@@ -56,6 +56,7 @@ class Candidate:
         replicates_each_pass: gradients are added up across groups on every micro-batch.
         overlaps_reductions: reductions run beside backward, in order.
         separate_queues: reductions do not wait for gathers.
+        broadcasts_us: what bringing updated parameters back took where it was measured; None to model it.
     """
 
     strategy: Strategy
@@ -65,6 +66,7 @@ class Candidate:
     replicates_each_pass: bool = False
     overlaps_reductions: bool = True
     separate_queues: bool = True
+    broadcasts_us: float | None = None
 
 
 # Collectives one after the other, each with the ranks that take part.
@@ -128,7 +130,7 @@ class Collectives:
             found = self._inside(scatter, num_bytes)
         elif level == Level.G:
             return self._world_reduction(strategy, num_bytes)
-        if not (last or (each_pass and level == Level.I)):
+        if not (last or each_pass):
             return found
         match level, target:
             case Level.N, Level.N:
@@ -171,6 +173,7 @@ def baseline_candidate(calibration: Calibration) -> Candidate:
         replicates_each_pass=calibration.replicates_each_pass,
         overlaps_reductions=overlaps,
         separate_queues=is_own or not calibration.framework.startswith("FSDP"),
+        broadcasts_us=calibration.broadcasts_us,
     )
 
 
@@ -251,6 +254,8 @@ class _Step:
 
     def publish(self) -> Any:
         """Return the time of bringing updated parameters back, unit by unit."""
+        if self._candidate.broadcasts_us is not None:
+            return self._candidate.broadcasts_us
         return sum((self._costs(size, last=True)[2] for size in self._calibration.unit_bytes), 0.0)
 
     def micro_batch(self, *, last: bool) -> Any:

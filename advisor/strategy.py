@@ -66,7 +66,7 @@ def _observe(step: pl.DataFrame, micro_batches: int) -> _Groups:
     gradients = of(State.GRADIENT)
     replicas = gradients.filter(pl.col("detail") == "replica")
     main = gradients.filter(pl.col("detail") != "replica")
-    passes = main.filter(pl.col("phase") != "boundary")["micro_batch"].n_unique()
+    passes = _passes(main)
     in_passes = main.filter(pl.col("phase") == "backward")
     return _Groups(
         forward=_sizes(gathers.filter(~in_backward)),
@@ -78,6 +78,20 @@ def _observe(step: pl.DataFrame, micro_batches: int) -> _Groups:
         replicas=_sizes(replicas),
         updated=_sizes(of(State.OPTIMIZER)),
     )
+
+
+def _passes(gradients: pl.DataFrame) -> int:
+    """Return in how many micro-batches gradients are reduced.
+
+    DeepSpeed flushes its last bucket after backward: such a reduction belongs to its pass, as its
+    like in earlier passes shows.
+    """
+    import polars as pl
+
+    inside = gradients.filter(pl.col("phase") != "boundary")
+    like = inside.select("op", "bytes", "group_size").unique()
+    late = gradients.filter(pl.col("phase") == "boundary").join(like, on=["op", "bytes", "group_size"], how="semi")
+    return int(pl.concat([inside["micro_batch"], late["micro_batch"]]).n_unique())
 
 
 def infer_strategy(step: pl.DataFrame, world_size: int | None, micro_batches: int, framework: str) -> Strategy:
@@ -188,8 +202,7 @@ def parameter_count(step: pl.DataFrame, micro_batches: int) -> int | None:
     gradients = step.filter((pl.col("state") == State.GRADIENT.value) & (pl.col("detail") != "replica"))
     counted = elements(gradients)
     if counted:
-        passes = gradients.filter(pl.col("phase") != "boundary")["micro_batch"].n_unique()
-        return counted // max(1, passes)
+        return counted // max(1, _passes(gradients))
     gathers = step.filter((pl.col("state") == State.PARAMETER.value) & ~pl.col("detail").str.starts_with("backward"))
     counted = elements(gathers)
     return counted // max(1, micro_batches) if counted else None

@@ -13,7 +13,8 @@ ParoAdviseError                   exit 1   something failed
 `-- TrainingError                 exit 1   the training job cannot go on as asked
     +-- DivergedError             E511     the ranks do not agree on what to do
     +-- CommunicationError        E512     a rank or the backend failed in a collective
-    `-- SwitchError               E513     a switch broke off; the model cannot be used any more
+    |-- SwitchError               E513     a switch broke off; the model cannot be used any more
+    `-- StalePlanError            E521     exit 4: the plan was made for another job
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ __all__ = [
     "NoInputError",
     "OutputError",
     "ParoAdviseError",
+    "StalePlanError",
     "SwitchError",
     "TrainingError",
     "UnknownFormatError",
@@ -152,3 +154,10 @@ class SwitchError(TrainingError):
     """A live switch broke off half way."""
 
     code = "E513"
+
+
+class StalePlanError(TrainingError):
+    """The plan was made for another job; the message names the fact that drifted."""
+
+    code = "E521"
+    exit_code = 4

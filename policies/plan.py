@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from paro_advise.errors import ForeignDataError
+from paro_advise.errors import ForeignDataError, InputError
 
 FORMAT = "paro-advise/plan"
 FORMAT_VERSION = "1.0"
@@ -142,6 +143,19 @@ def plan_to_json(plan: Plan) -> bytes:
     import msgspec
 
     return msgspec.json.format(msgspec.json.encode(plan, order="sorted"), indent=2) + b"\n"
+
+
+def read_plan(path: str) -> Plan:
+    """Read a plan's file.
+
+    Raises:
+        InputError: it cannot be read, or is no plan as it was written.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"the plan must be a readable file: {error.strerror or error}", where=path) from error
+    return plan_from_json(data, path)
 
 
 def plan_from_json(data: bytes, where: str) -> Plan:

@@ -7,10 +7,20 @@ import sys
 from importlib.abc import Loader, MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
+from collections.abc import Callable
+from types import ModuleType
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
+
+
+_waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
+
+
+def was_imported(module: ModuleType) -> None:
+    """Call what waited for a module whose import had begun before it was waited for."""
+    for call in _waiting.pop(module.__name__, []):
+        call(module)
 
 
 def when_imported(name: str, call: Callable[[ModuleType], None]) -> None:
@@ -20,8 +30,11 @@ def when_imported(name: str, call: Callable[[ModuleType], None]) -> None:
         name: full name of the module.
         call: gets the module.
     """
-    if name in sys.modules:
-        call(sys.modules[name])
+    module = sys.modules.get(name)
+    if module is not None and getattr(module.__spec__, "_initializing", False):
+        _waiting.setdefault(name, []).append(call)
+    elif module is not None:
+        call(module)
     else:
         sys.meta_path.insert(0, _After(name, call))
 

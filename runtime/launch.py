@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 PLAN_VARIABLE = "PARO_PLAN"
 JOB_VARIABLE = "PARO_JOB"
+DRIFT_VARIABLE = "PARO_ALLOW_DRIFT"
+# Files in a job's folder: what runs, the new plan, what became of it.
+STATE, REQUEST, ANSWER = "job.json", "switch.json", "switched.json"
 _active: dict[str, Any] = {}
 
 

@@ -38,14 +38,14 @@ def command(*, folder: str, steps: str, max_trace_mb: int, force: bool, quiet: b
     from paro_advise.runtime.launch import job_environment
 
     wish = Wish.of(folder, steps, max_trace_mb)
-    _make_room(wish.folder, force=force)
+    make_room(wish.folder, force=force)
     code = run_job(job, job_environment(os.environ, wish.to_environment()))
     if not quiet:
-        _summary(wish.folder, f"{wish.first}:{wish.last}")
+        summary(wish.folder, f"{wish.first}:{wish.last}")
     return code
 
 
-def _make_room(folder: Path, *, force: bool) -> None:
+def make_room(folder: Path, *, force: bool) -> None:
     """Remove what an earlier capture wrote.
 
     Raises:
@@ -63,7 +63,8 @@ def _make_room(folder: Path, *, force: bool) -> None:
         path.unlink()
 
 
-def _summary(folder: Path, steps: str) -> None:
+def summary(folder: Path, steps: str) -> None:
+    """Say on stderr what a capture brought."""
     from paro_advise.advisor.captured import captured_of
     from paro_advise.trace_parsers.discover import find_inputs
     from paro_advise.trace_parsers.step_log import read_step_logs

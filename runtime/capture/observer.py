@@ -41,6 +41,7 @@ class Observer:
         self._stepping: list[int] = []
         self._in_backward = False
         self._removals: list[Callable[[], None]] = []
+        self._shard_weight: float | None = 1.0
         self.engine: Any = None  # a framework's own object that steps in place of optimizers
         self.inputs: list[list[Any]] = []
         self.autocast: str | None = None
@@ -131,11 +132,13 @@ class Observer:
         return original(*args, **kwargs)
 
     def _note_norm(self, parameters: Sequence[torch.Tensor]) -> None:
-        self.gradient_norm_squared = norm_share(parameters)
+        self.gradient_norm_squared = norm_share(parameters, self._shard_weight)
 
-    def _before_forward(self, module: Any, args: tuple[Any, ...]) -> None:  # noqa: ARG002 - torch's signature
+    def _before_forward(self, module: Any, args: tuple[Any, ...]) -> None:
         if self.inputs:
             return
+        if "HYBRID" in str(getattr(module, "sharding_strategy", "")):
+            self._shard_weight = None
         self.inputs = [[list(item.shape), str(item.dtype)] for item in args if isinstance(item, torch.Tensor)]
         if torch.is_autocast_enabled():
             self.autocast = str(torch.get_autocast_gpu_dtype())
@@ -180,39 +183,43 @@ class Observer:
         self.begin()
 
 
-def norm_share(parameters: Iterable[torch.Tensor]) -> torch.Tensor | float | None:
+def norm_share(parameters: Iterable[torch.Tensor], shard_weight: float | None = 1.0) -> torch.Tensor | float | None:
     """Return this rank's share of the squared norm of all gradients.
 
     What several ranks hold alike is divided among them, so that the sum over all ranks is right.
     None where a gradient does not tell how it is laid out.
+
+    Args:
+        parameters: with gradients.
+        shard_weight: of FSDP1's shards; None where they are replicated nobody knows how often.
     """
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-    by_weight: dict[float, list[torch.Tensor]] = {}
+    by_weight: dict[float | None, list[torch.Tensor]] = {}
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is None:
             continue
-        weight = 1.0 / world
+        weight: float | None = 1.0 / world
         if isinstance(gradient, DTensor):
             if any(place.is_partial() for place in gradient.placements):
                 return None
-            weight = 1.0
+            # Ranks beyond the mesh hold replicas of it.
+            weight = gradient.device_mesh.mesh.numel() / world
             for size, place in zip(gradient.device_mesh.shape, gradient.placements, strict=True):
                 weight /= size if place.is_replicate() else 1
-            # Ranks beyond the mesh hold replicas of it.
-            weight *= gradient.device_mesh.mesh.numel() / world
             gradient = gradient._local_tensor  # noqa: SLF001 - to_local() makes a view in the graph
-        elif type(parameter).__name__ == "FlatParameter":  # FSDP1's shards
-            if "HYBRID" in str(getattr(getattr(parameter, "_handle", None), "_sharding_strategy", "")):
-                return None
-            weight = 1.0
+        elif hasattr(parameter, "_fsdp_flattened") or type(parameter).__name__ == "FlatParameter":
+            weight = shard_weight  # FSDP1's shards
         if gradient.numel():
             by_weight.setdefault(weight, []).append(gradient)
-    if not by_weight:
+    if not by_weight or None in by_weight:
         return None
     total: Any = 0.0
     with torch.no_grad(), contextlib.suppress(NotImplementedError):
         for weight, gradients in by_weight.items():
-            norms = torch._foreach_norm(gradients)  # noqa: SLF001 - torch's own clipping uses it
-            total = total + weight * torch.stack([norm.float() for norm in norms]).square().sum()
+            # A CPU adds the squares of a tensor up one after the other: in fp32 that costs six digits.
+            dtype = torch.float64 if gradients[0].device.type == "cpu" else torch.float32
+            norms = torch._foreach_norm(gradients, 2, dtype)  # noqa: SLF001 - torch's own clipping uses it
+            assert weight is not None
+            total = total + weight * torch.stack(norms).square().sum()
     return total

@@ -22,17 +22,19 @@ def _run_hidden_sitecustomize():
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-class _AfterTorch(MetaPathFinder, Loader):
-    """Lets torch be imported as ever and calls us afterwards."""
+class _After(MetaPathFinder, Loader):
+    """Lets a module be imported as ever and calls us afterwards."""
 
-    def __init__(self):
+    def __init__(self, name, call):
+        self._name = name
+        self._call = call
         self._loader = None
 
     def find_spec(self, fullname, path, target=None):  # noqa: ARG002 - Python's signature
-        if fullname != "torch":
+        if fullname != self._name or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
+        spec = importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:
             return spec
         self._loader, spec.loader = spec.loader, self
@@ -44,10 +46,10 @@ class _AfterTorch(MetaPathFinder, Loader):
     def exec_module(self, module):
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        _activate()
+        self._call(module)
 
 
-def _activate():
+def _activate(_):
     try:
         from paro_advise.runtime.launch import activate
     except ImportError as error:
@@ -58,6 +60,13 @@ def _activate():
     activate()
 
 
+def _tell(module):
+    if "paro_advise.runtime.imports" in sys.modules:
+        sys.modules["paro_advise.runtime.imports"].was_imported(module)
+
+
 if os.environ.get("PARO_CAPTURE") or os.environ.get("PARO_PLAN"):
-    sys.meta_path.insert(0, _AfterTorch())
+    sys.meta_path.insert(0, _After("torch", _activate))
+    # It imports torch in the middle of its own import, when it is too late to wait for its end.
+    sys.meta_path.insert(0, _After("deepspeed", _tell))
 _run_hidden_sitecustomize()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level, Strategy
 from paro_advise.runtime.ho_ring.spans import Span
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
@@ -80,6 +81,7 @@ class Engine:
         units: in the order of ``find_units``: the root last.
         shards: the optimizer's side.
         synchronizes: the next backward pass is an accumulation boundary.
+        after_backward: called at the end of each backward pass.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Engine:
         self.settings = settings
         self.device = device
         self.synchronizes = True
+        self.after_backward: Callable[[], None] = lambda: None
         self._callback_queued = False
         self._homes = _Homes()
         self._exposure = Exposure()
@@ -356,6 +359,26 @@ class Engine:
         self._reducing.drain()
         if self.synchronizes:
             self._expose_gradients()
+        self.after_backward()
+
+    def finish_accumulation(self) -> None:
+        """Bring the gradients of passes that were no boundaries to the optimizer's level, without another pass.
+
+        Raises:
+            UsageError: gradients are whole and parameters are not: FSDP2 then holds them.
+        """
+        if self.levels.gradient == Level.N and self.levels.parameter != Level.N:
+            raise UsageError(f"gradients of {self.levels} must be brought on by a backward pass")
+        self._reducing.drain()
+        before, self.synchronizes = self.synchronizes, True
+        for unit in reversed(self.units):
+            if self.levels.gradient == Level.N:
+                self._deliver_whole(unit)
+            elif unit.accumulated is not None:
+                self._reducing.submit(self._named("gradient", unit, lambda unit=unit: self._reduce.finish(unit)))
+        self._reducing.drain()
+        self.synchronizes = before
+        self._expose_gradients()
 
     def _expose_gradients(self) -> None:
         for unit, place, slot, view in self._reduced():

@@ -79,8 +79,13 @@ class Procedure:
         else:
             unit.accumulated.add_(part)
         if last:
-            part, unit.accumulated = unit.accumulated, None
-            self._finish(unit, self._from_slab(part) if level == Level.I else part)
+            self.finish(unit)
+
+    def finish(self, unit: UnitState) -> None:
+        """Bring what was added up at the gradients' level to the optimizer's."""
+        part, unit.accumulated = unit.accumulated, None
+        assert part is not None
+        self._finish(unit, self._from_slab(part) if self._strategy.gradient == Level.I else part)
 
     def _finish(self, unit: UnitState, total: torch.Tensor) -> None:
         total.div_(self._world_size)

@@ -1,0 +1,39 @@
+"""Lets an unchanged training script train under a plan: the frameworks' entry points lead to our runtime."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paro_advise.runtime.redirect.session import Session
+
+
+def redirect(plan_path: str, job: str | None) -> Session | None:
+    """Redirect FSDP2, FSDP1, DDP, ZeroRedundancyOptimizer and DeepSpeed to a plan.
+
+    Args:
+        plan_path: the plan's file.
+        job: folder through which a running job takes new plans; None for none.
+
+    Returns:
+        The session, None if the plan keeps the run as it is.
+
+    Raises:
+        InputError: the plan cannot be read.
+    """
+    from paro_advise.policies.plan import read_plan
+    from paro_advise.runtime.redirect.session import Session
+
+    plan = read_plan(plan_path)
+    if plan.verdict == "keep":
+        return None
+    session = Session(plan, job)
+    # Ours must hold the originals before they are replaced.
+    import paro_advise.runtime.sharding.shard  # noqa: F401
+    from paro_advise.runtime.redirect import classic, deepspeed, fsdp2
+
+    session.install()
+    fsdp2.install(session)
+    classic.install(session)
+    deepspeed.install(session)
+    return session

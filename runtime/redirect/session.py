@@ -1,0 +1,243 @@
+"""One planned training process: which modules and optimizers there are, and when they are sharded.
+
+A model is sharded at its first forward pass that makes gradients: then its optimizer exists, and
+schedulers and checkpoints have been made and loaded in the script's own way.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from paro_advise.errors import ParoAdviseError, TrainingError
+from paro_advise.runtime.redirect.boundary import Boundary
+from paro_advise.runtime.redirect.planned import check_facts, name_of
+from paro_advise.runtime.redirect.switchboard import Switchboard
+from paro_advise.runtime.sharding.shard import engine_of, shard
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paro_advise.policies.plan import Plan
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrapping:
+    """What a script asked of its framework.
+
+    Attributes:
+        origin: the framework's call, for people.
+        units: modules or classes that it wraps one by one; None for the repeated blocks.
+        param_dtype, reduce_dtype: mixed precision.
+        norms_are_dtensors: the framework's clipping returns DTensors.
+        init_from_rank_0: the framework copies rank 0's parameters to all ranks.
+    """
+
+    origin: str
+    units: tuple[type[nn.Module] | nn.Module, ...] | None = None
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    norms_are_dtensors: bool = False
+    init_from_rank_0: bool = False
+
+
+class Session:
+    """The planned process.
+
+    Args:
+        plan: what to run.
+        job: folder for switches, None for none.
+
+    Attributes:
+        root: the sharded model, None before its first forward pass.
+    """
+
+    def __init__(self, plan: Plan, job: str | None) -> None:
+        self.plan = plan
+        self.root: nn.Module | None = None
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._boundary: Boundary | None = None
+        self._wrapping: Wrapping | None = None
+        self._gate: bool | None = None
+        self._mesh: DeviceMesh | None = None
+        self._switchboard = Switchboard(job) if job else None
+
+    def install(self) -> None:
+        """Notice optimizers, their steps, and clipping."""
+        original = torch.optim.Optimizer.__init__
+        session = self
+
+        @functools.wraps(original)
+        def __init__(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            session._optimizers.append(weakref.ref(self))
+
+        torch.optim.Optimizer.__init__ = __init__
+        register_optimizer_step_pre_hook(lambda *_: self.finish_gradients())
+        register_optimizer_step_post_hook(self._after_step)
+        for home in (torch.nn.utils, torch.nn.utils.clip_grad):
+            home.clip_grad_norm_ = self._clipping(home.clip_grad_norm_)
+
+    def _clipping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+            self.finish_gradients()
+            norm = original(*args, **kwargs)
+            return norm if self.root is None else self._as_expected(norm)
+
+        return clip_grad_norm_
+
+    def _as_expected(self, norm: Any) -> Any:
+        """Return a norm in the kind that the script's own framework would return."""
+        wants = self._wrapping is not None and self._wrapping.norms_are_dtensors
+        if isinstance(norm, DTensor) and not wants:
+            return norm.full_tensor()
+        if not isinstance(norm, DTensor) and wants:
+            if self._mesh is None:
+                ranks = torch.arange(dist.get_world_size())
+                self._mesh = torch.distributed.device_mesh.DeviceMesh(norm.device.type, ranks)
+            return DTensor.from_local(norm, self._mesh, [Replicate()], run_check=False)
+        return norm
+
+    # ---- accumulation -------------------------------------------------------------------------
+
+    def gate(self, *, synchronizes: bool) -> None:
+        """Take the script's word on whether the next backward pass is the last of its step."""
+        self._gate = synchronizes
+
+    @property
+    def gated(self) -> bool:
+        """Tell what the script said last; without a word every pass is the last."""
+        return self._gate is not False
+
+    def finish_gradients(self) -> None:
+        """Bring gradients of passes that were taken for inner ones to the optimizer."""
+        if self._boundary is not None:
+            self._boundary.finish()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._boundary is not None and self._boundary.after_step(optimizer) and self._switchboard is not None:
+            self._switchboard.look()
+
+    # ---- sharding -----------------------------------------------------------------------------
+
+    def before_forward(self, module: nn.Module, wrapping: Callable[[], Wrapping]) -> None:
+        """Shard a model if this is its first pass that makes gradients; ends the process if it cannot be.
+
+        Args:
+            module: about to be called, the outermost of those that the script wrapped.
+            wrapping: what the script asked for it.
+        """
+        if self.root is not None:
+            if self._switchboard is not None and module is self.root and torch.is_grad_enabled():
+                self._refusing(lambda: self._switch(module))
+            return
+        if torch.is_grad_enabled() and module.training:
+            self._refusing(lambda: self._shard(module, wrapping()))
+
+    def _refusing(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except ParoAdviseError as error:
+            self.refuse(error)
+
+    def refuse(self, error: ParoAdviseError) -> None:
+        """End the job on this rank with a reason and no traceback."""
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        lines = [f"paro-advise: rank {rank}: the plan cannot be applied", *error.lines()]
+        print("\n".join(lines), file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)
+
+    def _shard(self, module: nn.Module, wrapping: Wrapping) -> None:
+        check_facts(self.plan, sum(parameter.numel() for parameter in module.parameters()))
+        if wrapping.init_from_rank_0:
+            from_rank_0(module)
+        optimizer = self._optimizer_of(module)
+        chosen = self.plan.chosen
+        shard(
+            module,
+            optimizer,
+            chosen.triple,
+            group_size=chosen.group_size or self.plan.preconditions.gpus_per_node,
+            units=self._units(module, wrapping.units),
+            param_dtype=wrapping.param_dtype,
+            reduce_dtype=wrapping.reduce_dtype,
+        )
+        self.root, self._wrapping = module, wrapping
+        engine = engine_of(module)
+        if self._gate is not None:
+            engine.set_synchronizes(enabled=self._gate)
+        self._boundary = Boundary(engine, optimizer, is_gated=self._gate is not None)
+        if self._switchboard is not None:
+            self._switchboard.open(self.plan)
+        if dist.get_rank() == 0:
+            print(
+                f"paro-advise: {wrapping.origin} of {_plain(module)} "
+                f"runs as {name_of(chosen, engine.grid.group_size)} with HO-Ring, {len(engine.units)} units, "
+                f"{_plain(optimizer)} (plan {self.plan.plan_id})",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _switch(self, module: nn.Module) -> None:
+        assert self._switchboard is not None
+        changed = self._switchboard.take(module)
+        if changed is not None:
+            self.plan = changed
+
+    @staticmethod
+    def _units(
+        module: nn.Module, wrapped: Sequence[type[nn.Module] | nn.Module] | None
+    ) -> list[type[nn.Module] | nn.Module] | None:
+        """Return the outermost wrapped modules inside a model."""
+        if wrapped is None:
+            return None
+        inner: list[type[nn.Module] | nn.Module] = [item for item in wrapped if isinstance(item, type)]
+        modules = {id(item): item for item in wrapped if isinstance(item, nn.Module) and item is not module}
+        covered: set[int] = set()
+        for part in module.modules():  # parents come before their children
+            if id(part) in modules and id(part) not in covered:
+                inner.append(part)
+                covered |= {id(below) for below in part.modules()}
+        return inner or None
+
+    def _optimizer_of(self, module: nn.Module) -> torch.optim.Optimizer:
+        parameters = {id(parameter) for parameter in module.parameters()}
+        found = []
+        for reference in self._optimizers:
+            optimizer = reference()
+            if optimizer is not None and any(
+                id(item) in parameters for group in optimizer.param_groups for item in group["params"]
+            ):
+                found.append(optimizer)
+        if len(found) != 1:
+            raise TrainingError(
+                f"a planned model must have one optimizer over its parameters, got {len(found)}",
+                hint="make the optimizer before the first training step"
+                if not found
+                else "run this script without a plan",
+            )
+        return found[0]
+
+
+def from_rank_0(module: nn.Module) -> None:
+    """Copy rank 0's parameters and buffers to all ranks."""
+    for tensor in [*module.parameters(), *module.buffers()]:
+        dist.broadcast(tensor.detach(), 0)
+
+
+def _plain(thing: object) -> str:
+    """Return the name of a class without what was mixed into it."""
+    name = type(thing).__name__
+    for prefix in ("Sharded", "FSDP", "Planned"):
+        name = name.removeprefix(prefix)
+    return name
