@@ -74,7 +74,7 @@ def build_analysis(
     states = summarise_states(matched, found, links, _mean_step(found)) if matched else log_states(found)
     verdict = _verdict(found, states, links, topology, strategy) if found.timed else log_verdict(found, links)
     _note_unknowns(notes, found, matched, topology, impossible, spans_known)
-    count = parameter_count(typical, micro or 1) if typical is not None else None
+    count = _stated_count(found) or (parameter_count(typical, micro or 1) if typical is not None else None)
     analysis = out.Analysis(
         format=out.FORMAT,
         format_version=out.FORMAT_VERSION,
@@ -189,6 +189,12 @@ def _strategy(typical: pl.DataFrame | None, found: RankSet, micro: int | None, n
             reasons=("the runtime wrote its strategy into the trace",),
         )
     return infer_strategy(typical, found.world_size, micro or 1, found.framework)
+
+
+def _stated_count(found: RankSet) -> int | None:
+    """Return the trained parameters as our own runtime wrote them into the trace."""
+    stated = (facts.header.metadata.get("parameters", "") for _, facts in found.timed)
+    return next((int(text) for text in stated if text.isdecimal() and int(text)), None)
 
 
 def _verdict(

@@ -165,6 +165,53 @@ def timeline(
     return _svg(chart_id, title, description, height, parts)
 
 
+def lines(
+    chart_id: str, title: str, description: str, steps: Sequence[int], series: Sequence[tuple[str, Sequence[float]]]
+) -> Markup:
+    """Draw lines over steps.
+
+    Args:
+        chart_id: unique id in the page.
+        title: states the finding.
+        description: what is drawn.
+        steps: rising.
+        series: CSS class and one finite value a step, each; the first is drawn widest.
+    """
+    values = [value for _, row in series for value in row]
+    if len(steps) < 2 or not values:
+        return Markup("")
+    low, high = min(values), max(values)
+    spread = high - low or abs(high) or 1.0
+    top, bottom, left, right = 10.0, 190.0, _LABEL, _WIDTH - 10
+    across = (right - left) / (steps[-1] - steps[0])
+    parts = []
+    for tick in range(5):
+        value = low + spread * tick / 4
+        y = bottom - (bottom - top) * tick / 4
+        parts.append(
+            Markup('<line class="grid" x1="{:.0f}" x2="{:.0f}" y1="{y:.1f}" y2="{y:.1f}"/>').format(left, right, y=y)
+        )
+        parts.append(
+            Markup('<text class="tick" x="{:.0f}" y="{:.1f}" text-anchor="end">{:.4g}</text>').format(
+                left - 6, y + 4, value
+            )
+        )
+    for step in (steps[0], steps[-1]):
+        x = left + (step - steps[0]) * across
+        parts.append(
+            Markup('<text class="tick" x="{:.1f}" y="{:.0f}" text-anchor="{}">step {}</text>').format(
+                x, bottom + 16, "start" if step == steps[0] else "end", step
+            )
+        )
+    for kind, row in series:
+        points = " ".join(
+            f"{left + (step - steps[0]) * across:.1f},{bottom - (value - low) / spread * (bottom - top):.1f}"
+            for step, value in zip(steps, row, strict=True)
+        )
+        parts.append(Markup('<polyline class="{}" points="{}"/>').format(kind, points))
+    return _svg(chart_id, title, description, bottom + 26, parts)
+
+
 def _svg(chart_id: str, title: str, description: str, height: float, parts: Sequence[Markup]) -> Markup:
     body = Markup("").join(parts)
     return Markup(

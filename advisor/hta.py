@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paro_advise.advisor.hta_rules import HtaNumbers, HtaOwn, HtaRow, hta_rules
-from paro_advise.advisor.report import Cell, Row, Table, make_table, number
+from paro_advise.advisor.page import Cell, Row, Table, make_table, number
 from paro_advise.advisor.terminal import plain
 from paro_advise.advisor.units import time_text
 from paro_advise.errors import InputError

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paro_advise.advisor.analysis import to_json
 from paro_advise.advisor.charts import Bar, Segment, stacked_bars, timeline
+from paro_advise.advisor.page import Cell, Provenance, Row, Table, make_table, number, render_page
 from paro_advise.advisor.units import bytes_text, count_text, gbps_text, share_text, time_text
 
 if TYPE_CHECKING:
@@ -29,61 +28,6 @@ _PARTS = (
 _STATES = ("parameter", "gradient", "optimizer", "other", "unknown")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A column head."""
-
-    name: str
-    is_number: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """A cell: text for people, raw value for sorting."""
-
-    text: str
-    raw: float | None = None
-    css: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A row of cells; ``id`` makes it a link target."""
-
-    cells: tuple[Cell, ...]
-    id: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """A table as the template draws it."""
-
-    id: str
-    caption: str
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance:
-    """What the analysis itself cannot know: when, by what and how it was made."""
-
-    version: str
-    created_utc: str
-    command: str
-
-
-def number(value: float | None, text: str) -> Cell:
-    """Return a right-aligned cell with its raw value."""
-    return Cell(text=text, raw=None if value is None else round(value, 6), css="n")
-
-
-def make_table(table_id: str, caption: str, names: Sequence[str], rows: Sequence[Row]) -> Table:
-    """Make a table; a head that ends in "#" is a number column (the sign is not shown)."""
-    columns = tuple(Column(name=name.rstrip("#").strip(), is_number=name.endswith("#")) for name in names)
-    return Table(id=table_id, caption=caption, columns=columns, rows=tuple(rows))
-
-
 def render_report(
     analysis: Analysis,
     boxes: Sequence[TimelineBox],
@@ -100,12 +44,11 @@ def render_report(
         provenance: see Provenance.
         hta: HolisticTraceAnalysis' figures as a table, None when not asked for.
     """
-    from paro_advise.templates import asset, render, script_hash
-
-    script, theme_js = asset("script.js"), asset("theme.js")
     run = analysis.run
-    return render(
+    return render_page(
         "analysis.html.j2",
+        analysis,
+        provenance,
         title=f"{run.framework}, {run.world_size or '?'} ranks",
         subtitle=_subtitle(analysis),
         verdict=analysis.verdict.text,
@@ -136,24 +79,7 @@ def render_report(
         method=_METHOD,
         provenance_table=_provenance_table(analysis, provenance),
         input_table=_input_table(analysis),
-        version=provenance.version,
-        data=embedded_json(analysis),
-        css=asset("style.css"),
-        script=script,
-        theme_js=theme_js,
-        script_hash=script_hash(script),
-        theme_hash=script_hash(theme_js),
     )
-
-
-def embedded_json(analysis: Analysis) -> str:
-    """Return the analysis as JSON that is safe inside a script element."""
-    import msgspec
-
-    text = msgspec.json.format(to_json(analysis), indent=-1).decode()
-    for sign, code in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("'", "\\u0027")):
-        text = text.replace(sign, code)
-    return text
 
 
 def confidence(analysis: Analysis) -> str:

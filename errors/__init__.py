@@ -10,6 +10,7 @@ ParoAdviseError                   exit 1   something failed
 |   `-- ForeignDataError          E305     a JSON file of ours has another format or version
 +-- OutputError                   exit 1   the result cannot be written
 |   `-- WouldOverwriteError       E401     a file exists and --force was not given
++-- UnlikeRunsError               E522     exit 4: two runs did not do the same work
 `-- TrainingError                 exit 1   the training job cannot go on as asked
     +-- DivergedError             E511     the ranks do not agree on what to do
     +-- CommunicationError        E512     a rank or the backend failed in a collective
@@ -33,6 +34,7 @@ __all__ = [
     "SwitchError",
     "TrainingError",
     "UnknownFormatError",
+    "UnlikeRunsError",
     "UsageError",
     "WouldOverwriteError",
 ]
@@ -160,4 +162,11 @@ class StalePlanError(TrainingError):
     """The plan was made for another job; the message names the fact that drifted."""
 
     code = "E521"
+    exit_code = 4
+
+
+class UnlikeRunsError(ParoAdviseError):
+    """Two runs cannot be compared, since they did not do the same work."""
+
+    code = "E522"
     exit_code = 4

@@ -7,11 +7,10 @@ import sys
 from importlib.abc import Loader, MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
-from collections.abc import Callable
-from types import ModuleType
-
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 
 _waiting: dict[str, list[Callable[[ModuleType], None]]] = {}

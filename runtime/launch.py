@@ -7,18 +7,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from paro_advise.errors import ParoAdviseError
-from paro_advise.runtime.inject import PATH
+from paro_advise.runtime.job import JOB_VARIABLE, PLAN_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from paro_advise.runtime.capture.recorder import Recorder
 
-PLAN_VARIABLE = "PARO_PLAN"
-JOB_VARIABLE = "PARO_JOB"
-DRIFT_VARIABLE = "PARO_ALLOW_DRIFT"
-# Files in a job's folder: what runs, the new plan, what became of it.
-STATE, REQUEST, ANSWER = "job.json", "switch.json", "switched.json"
 _active: dict[str, Any] = {}
 
 
@@ -60,9 +53,3 @@ def _watch_deepspeed(started: Recorder) -> None:
     from paro_advise.runtime.imports import when_imported
 
     when_imported("deepspeed.runtime.engine", lambda module: watch(module, started.observer))
-
-
-def job_environment(environment: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a job whose every Python process runs ``activate``."""
-    paths = [str(PATH), *[entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]]
-    return {**environment, **changes, "PYTHONPATH": os.pathsep.join(paths)}

@@ -28,7 +28,7 @@ _NUMBER, _WORD, _COUNT = r"\d{1,9}", r"\w{1,40}", r"\d{1,18}"
 _COLLECTIVE = re.compile(
     rf"{OWN_PREFIX}({_WORD}) ({_WORD}) ({_COUNT})->({_COUNT}) ranks ({_NUMBER}:{_NUMBER}:{_NUMBER}|[\d,]{{1,100000}})"
 )
-_STATE = re.compile(rf"{OWN_PREFIX}(?:gradient|optimizer) \(.{{0,1000}}\) ([NIG]{{3}})/(\d{{1,9}})")
+_STATE = re.compile(rf"{OWN_PREFIX}(?:gradient|optimizer) \((.{{0,1000}})\) ({_COUNT}) ([NIG]{{3}})/(\d{{1,9}})")
 # A short name can stand for many ranks: bounds what one, and what all of a trace, may ask of memory.
 _MAX_RANKS, MAX_NAMED_RANKS = 1 << 16, 1 << 22
 
@@ -77,11 +77,14 @@ def own_collective(name: str) -> OwnCollective | None:
 
 
 def stated_strategy(names: Iterable[str]) -> dict[str, str]:
-    """Return the strategy and group size that our runtime wrote into names, {} without it."""
+    """Return strategy, group size and trained parameters that our runtime wrote into names, {} without them."""
+    units: dict[str, int] = {}
+    stated: dict[str, str] = {}
     for name in names:
         if name.startswith(OWN_PREFIX) and (found := _STATE.fullmatch(name)):
-            return {"strategy": found[1], "group_size": found[2]}
-    return {}
+            units[found[1]] = int(found[2])
+            stated = stated or {"strategy": found[3], "group_size": found[4]}
+    return stated | {"parameters": str(sum(units.values()))} if stated else {}
 
 
 class OwnCalls:

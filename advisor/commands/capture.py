@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from paro_advise.errors import WouldOverwriteError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from paro_advise.advisor.captured import Captured
 
 
@@ -35,7 +36,7 @@ def command(*, folder: str, steps: str, max_trace_mb: int, force: bool, quiet: b
     """
     from paro_advise.advisor.job import run_job
     from paro_advise.runtime.capture.wish import Wish
-    from paro_advise.runtime.launch import job_environment
+    from paro_advise.runtime.job import job_environment
 
     wish = Wish.of(folder, steps, max_trace_mb)
     make_room(wish.folder, force=force)
@@ -81,8 +82,8 @@ def _lines(folder: Path, steps: str, num_traces: int, captured: Captured | None)
     if captured is None:
         return [
             f"paro-advise: nothing was captured in {folder}: no process took a step with a torch optimizer",
-            "  help: the job's Python needs paro-advise and must take PYTHONPATH from its environment; or use "
-            "`from paro_advise.runtime.capture import capture` in the script",
+            "  help: the job's Python needs paro-advise and must take PYTHONPATH from its environment",
+            "  help: or use `from paro_advise.runtime.capture import capture` in the script",
         ]
     lines = [f"paro-advise: {len(captured.steps)} steps seen, traces of {num_traces} of {captured.world_size} ranks"]
     if not num_traces:

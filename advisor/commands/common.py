@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.analysis import Analysis
     from paro_advise.advisor.hta import HtaFigures
+    from paro_advise.advisor.page import Provenance
     from paro_advise.advisor.rank_facts import RankFacts
 
 _SECRETS = ("token", "secret", "password", "key")
@@ -20,22 +21,28 @@ _SECRETS = ("token", "secret", "password", "key")
 
 def report_bytes(analysis: Analysis, facts: Sequence[RankFacts], hta: HtaFigures | None) -> bytes:
     """Return the HTML report."""
-    from paro_advise.advisor.report import Provenance, render_report
+    from paro_advise.advisor.report import render_report
 
     shown = next((item for item in facts if item.timeline), None)
     rank = shown.header.rank if shown and shown.header.rank is not None else (0 if shown else None)
-    provenance = Provenance(
-        version=version("paro-advise"),
-        created_utc=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-        command=command_line(sys.argv),
-    )
     table = None
     if hta is not None:
         from paro_advise.advisor.hta import hta_table
 
         table = hta_table(hta)
-    page = render_report(analysis, shown.timeline if shown else (), rank, provenance, table)
+    page = render_report(analysis, shown.timeline if shown else (), rank, provenance(), table)
     return page.encode()
+
+
+def provenance() -> Provenance:
+    """Return when, by what and how a page is made."""
+    from paro_advise.advisor.page import Provenance
+
+    return Provenance(
+        version=version("paro-advise"),
+        created_utc=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        command=command_line(sys.argv),
+    )
 
 
 def command_line(argv: Sequence[str]) -> str:

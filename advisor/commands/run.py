@@ -46,7 +46,7 @@ def command(
     from paro_advise.advisor.job import run_job
     from paro_advise.policies.plan import read_plan
     from paro_advise.runtime.capture.wish import Wish
-    from paro_advise.runtime.launch import DRIFT_VARIABLE, JOB_VARIABLE, PLAN_VARIABLE, job_environment
+    from paro_advise.runtime.job import DRIFT_VARIABLE, JOB_VARIABLE, PLAN_VARIABLE, job_environment
 
     plan = read_plan(plan_file)
     if plan.verdict == "keep":

@@ -28,7 +28,7 @@ def command(*, job: str, plan_file: str, timeout_s: float) -> None:
       paro-advise switch job/ plan2.json
     """
     from paro_advise.policies.plan import read_plan
-    from paro_advise.runtime.launch import ANSWER, REQUEST, STATE
+    from paro_advise.runtime.job import ANSWER, REQUEST, STATE
 
     plan = read_plan(plan_file)
     folder = Path(job)

@@ -23,7 +23,7 @@ def watch(module: ModuleType, observer: Observer) -> None:
     cls = module.DeepSpeedEngine
     original_init, original_step = cls.__init__, cls.step
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
         observer.engine = self
         original_init(self, *args, **kwargs)
 
@@ -34,7 +34,7 @@ def watch(module: ModuleType, observer: Observer) -> None:
             observer.guarded_end(lambda: _norm_share(self))
         return found
 
-    cls.__init__, cls.step = __init__, step
+    cls.__init__, cls.step = init, step
 
 
 def _norm_share(engine: Any) -> torch.Tensor | float | None:

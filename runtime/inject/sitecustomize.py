@@ -5,16 +5,18 @@ Does nothing but wait for torch to be imported; a process that never imports tor
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import os
 import sys
 from importlib.abc import Loader, MetaPathFinder
 from pathlib import Path
+from typing import Any
 
 _HERE = str(Path(__file__).resolve().parent)
 
 
-def _run_hidden_sitecustomize():
+def _run_hidden_sitecustomize() -> None:
     """Run the one that Python would have run without us."""
     elsewhere = [entry for entry in sys.path if str(Path(entry or ".").resolve()) != _HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
@@ -25,12 +27,12 @@ def _run_hidden_sitecustomize():
 class _After(MetaPathFinder, Loader):
     """Lets a module be imported as ever and calls us afterwards."""
 
-    def __init__(self, name, call):
+    def __init__(self, name: str, call: Any) -> None:
         self._name = name
         self._call = call
-        self._loader = None
+        self._loader: Any = None
 
-    def find_spec(self, fullname, path, target=None):  # noqa: ARG002 - Python's signature
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:  # noqa: ARG002 - Python's signature
         if fullname != self._name or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)
@@ -40,16 +42,18 @@ class _After(MetaPathFinder, Loader):
         self._loader, spec.loader = spec.loader, self
         return spec
 
-    def create_module(self, spec):
+    def create_module(self, spec: Any) -> Any:
         return self._loader.create_module(spec)
 
-    def exec_module(self, module):
-        module.__spec__.loader = module.__loader__ = self._loader
+    def exec_module(self, module: Any) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         self._call(module)
 
 
-def _activate(_):
+def _activate(_: Any) -> None:
     try:
         from paro_advise.runtime.launch import activate
     except ImportError as error:
@@ -60,7 +64,7 @@ def _activate(_):
     activate()
 
 
-def _tell(module):
+def _tell(module: Any) -> None:
     if "paro_advise.runtime.imports" in sys.modules:
         sys.modules["paro_advise.runtime.imports"].was_imported(module)
 

@@ -24,7 +24,7 @@ def install(session: Session) -> None:
     import torch.distributed.fsdp as fsdp
     import torch.distributed.optim as optim
 
-    global _session  # noqa: PLW0603 - there is one plan in a process
+    global _session
     _session = session
     torch.nn.parallel.DistributedDataParallel = DistributedDataParallel
     torch.nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
@@ -33,7 +33,7 @@ def install(session: Session) -> None:
     optim.ZeroRedundancyOptimizer = ZeroRedundancyOptimizer
 
 
-class _Wrapper(nn.Module):
+class _Wrapper(nn.Module):  # type: ignore[misc]
     """What both wrappers do."""
 
     _inner_name = "module"

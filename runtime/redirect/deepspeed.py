@@ -15,7 +15,6 @@ from torch import nn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
     from paro_advise.runtime.redirect.session import Session
 
@@ -30,7 +29,7 @@ def install(session: Session) -> None:
     when_imported("deepspeed", lambda module: _replace(module, session))
 
 
-def _replace(module: ModuleType, session: Session) -> None:
+def _replace(module: Any, session: Session) -> None:
     original = module.initialize
 
     def initialize(*given: Any, **settings: Any) -> Any:
@@ -142,7 +141,7 @@ def _scheduler(wish: dict[str, Any], optimizer: torch.optim.Optimizer) -> Any:
     return cls(optimizer, **wish.get("params", {}))
 
 
-class PlannedEngine(nn.Module):
+class PlannedEngine(nn.Module):  # type: ignore[misc]
     """What a training script uses of DeepSpeed's engine.
 
     Args:
@@ -217,7 +216,7 @@ class PlannedEngine(nn.Module):
 
     def train_batch_size(self) -> int:
         """Return samples of all ranks in a step."""
-        return self._micro_batch * self._accumulation * dist.get_world_size()
+        return int(self._micro_batch * self._accumulation * dist.get_world_size())
 
     def get_lr(self) -> list[float]:
         """Return the learning rate of each group."""

@@ -65,7 +65,7 @@ class PlannedModule:
             self.set_requires_gradient_sync(True)
 
 
-def _no_effect(self: Any, *_: Any, **__: Any) -> None:  # noqa: ARG001 - a method
+def _no_effect(self: Any, *_: Any, **__: Any) -> None:
     """Take no notice."""
 
 
@@ -78,7 +78,7 @@ def install(session: Session) -> None:
     import torch.distributed._composable.fsdp as old
     import torch.distributed.fsdp as new
 
-    global _session  # noqa: PLW0603 - there is one plan in a process
+    global _session
     _session = session
     new.fully_shard = old.fully_shard = fully_shard
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from paro_advise.errors import StalePlanError
-from paro_advise.runtime.launch import DRIFT_VARIABLE
+from paro_advise.runtime.job import DRIFT_VARIABLE
 
 if TYPE_CHECKING:
     from paro_advise.policies.plan import Choice, Plan

@@ -77,11 +77,11 @@ class Session:
         session = self
 
         @functools.wraps(original)
-        def __init__(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        def init(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
             session._optimizers.append(weakref.ref(self))
 
-        torch.optim.Optimizer.__init__ = __init__
+        torch.optim.Optimizer.__init__ = init
         register_optimizer_step_pre_hook(lambda *_: self.finish_gradients())
         register_optimizer_step_post_hook(self._after_step)
         for home in (torch.nn.utils, torch.nn.utils.clip_grad):

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from paro_advise.errors import ParoAdviseError, SwitchError
 from paro_advise.policies.plan import plan_from_json
-from paro_advise.runtime.launch import ANSWER, REQUEST, STATE
+from paro_advise.runtime.job import ANSWER, REQUEST, STATE
 from paro_advise.runtime.sharding.shard import engine_of
 from paro_advise.runtime.sharding.switching import switch
 
 if TYPE_CHECKING:
     from paro_advise.policies.plan import Plan
     from torch import nn
+
 
 class Switchboard:
     """The running job's end.

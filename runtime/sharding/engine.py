@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -339,7 +340,8 @@ class Engine:
 
     def _named(self, state: str, unit: UnitState, job: Callable[[], None]) -> Callable[[], None]:
         """Let a job say in profiles which model state it moves, under which strategy."""
-        name = f"{state} ({unit.spec.name or 'root'}) {self.levels}/{self.grid.group_size}"
+        count = sum(slot.shape.numel() for slot in unit.spec.training)
+        name = f"{state} ({unit.spec.name or 'root'}) {count} {self.levels}/{self.grid.group_size}"
 
         def run() -> None:
             with Span(name):
@@ -375,7 +377,7 @@ class Engine:
             if self.levels.gradient == Level.N:
                 self._deliver_whole(unit)
             elif unit.accumulated is not None:
-                self._reducing.submit(self._named("gradient", unit, lambda unit=unit: self._reduce.finish(unit)))
+                self._reducing.submit(self._named("gradient", unit, partial(self._reduce.finish, unit)))
         self._reducing.drain()
         self.synchronizes = before
         self._expose_gradients()

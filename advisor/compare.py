@@ -1,0 +1,417 @@
+"""Compares two runs: what changed, how sure that is, and whether the plan was right (pure)."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.acceptance import Thresholds, judge
+from paro_advise.advisor.analysis import StepTime
+from paro_advise.advisor.bootstrap import Change, change_between
+from paro_advise.advisor.comparison import (
+    FORMAT,
+    FORMAT_VERSION,
+    CollectiveChange,
+    Comparison,
+    Metric,
+    Parity,
+    Predicted,
+    Side,
+)
+from paro_advise.advisor.likeness import check_likeness
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paro_advise.advisor.analysis import Analysis, CollectiveEntry, RankEntry
+    from paro_advise.policies.plan import Plan
+
+_STATES = ("parameter", "gradient", "optimizer")
+_REAL_PCT, _NARROW_PCT = 1.0, 5.0
+_MAX_POINTS = 400
+_TOKENS = re.compile(r"^(\d+)x(\d+) torch\.int(?:32|64)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the user adds to the traces.
+
+    Attributes:
+        thresholds: acceptance criteria.
+        allow_unlike: facts in which the runs may differ.
+        price_per_gpu_hour: in any currency; None for no cost.
+        watts_per_gpu: mean power; None for no energy.
+        device_memory_bytes: None for what the runs say.
+    """
+
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    allow_unlike: tuple[str, ...] = ()
+    price_per_gpu_hour: float | None = None
+    watts_per_gpu: float | None = None
+    device_memory_bytes: float | None = None
+
+
+def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms | None = None) -> Comparison:
+    """Compare two runs.
+
+    Args:
+        before, after: their analyses.
+        plan: that led from one to the other, to hold its predictions against; None without.
+        terms: see Terms.
+
+    Raises:
+        UnlikeRunsError: they did not do the same work.
+    """
+    terms = terms or Terms()
+    unlike = check_likeness(before, after, terms.allow_unlike)
+    use_captured = _num_timed(before) > 0 and _num_timed(after) > 0
+    sides = (_side(before, use_captured=use_captured), _side(after, use_captured=use_captured))
+    change = _step_change(before, after, sides, use_captured=use_captured)
+    metrics = _metrics(before, after, sides, change, terms)
+    by_name = {metric.name: metric for metric in metrics}
+    parity = _parity(before, after)
+    device = terms.device_memory_bytes or after.run.device_memory_bytes
+    step = by_name["step_time"]
+    return Comparison(
+        format=FORMAT,
+        format_version=FORMAT_VERSION,
+        before=sides[0],
+        after=sides[1],
+        metrics=metrics,
+        collectives=_collectives(before, after),
+        parity=parity,
+        predicted_vs_measured=_predicted(plan, sides),
+        acceptance=judge(terms.thresholds, by_name["throughput"], parity, sides[1].peak_memory_bytes, device),
+        verdict=step.verdict,
+        text=_text(step, sides, plan),
+        unlike=unlike,
+        plan=plan,
+    )
+
+
+def _timed(analysis: Analysis) -> dict[int, float]:
+    steps = analysis.captured.steps if analysis.captured else ()
+    return {step.step: step.step_us for step in steps if step.timed and step.step_us}
+
+
+def _num_timed(analysis: Analysis) -> int:
+    return len(_timed(analysis))
+
+
+def _side(analysis: Analysis, *, use_captured: bool) -> Side:
+    values = tuple(_timed(analysis).values()) if use_captured else analysis.step_time_us.values
+    return Side(
+        run=analysis.run,
+        step_time_us=_step_time(values),
+        steps_source="unprofiled" if use_captured else "profiled",
+        num_steps=len(values),
+        breakdown_us=analysis.breakdown_us,
+        states=analysis.states,
+        peak_memory_bytes=analysis.captured.peak_memory_bytes if analysis.captured else None,
+    )
+
+
+def _step_time(values: Sequence[float]) -> StepTime:
+    if not values:
+        return StepTime(median=None, p5=None, p95=None, values=())
+    ordered = sorted(values)
+
+    def at(share: float) -> float:
+        place = share * (len(ordered) - 1)
+        low = int(place)
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+    return StepTime(median=at(0.5), p5=at(0.05), p95=at(0.95), values=tuple(values))
+
+
+def _step_change(before: Analysis, after: Analysis, sides: tuple[Side, Side], *, use_captured: bool) -> Change | None:
+    """Pair steps of equal numbers where there are enough: they see the same data."""
+    if use_captured:
+        first, second = _timed(before), _timed(after)
+        common = sorted(set(first) & set(second))
+        if 2 * len(common) >= max(len(first), len(second)):
+            paired = change_between([first[step] for step in common], [second[step] for step in common], paired=True)
+            if paired is not None:
+                return paired
+    return change_between(sides[0].step_time_us.values, sides[1].step_time_us.values)
+
+
+def _verdict(change: Change | None, *, lower_is_better: bool = True) -> str:
+    """Judge a change: real if its range leaves out zero and it is above 1 %, the same if its range is narrow."""
+    if change is None:
+        return "unclear"
+    low, high, value = 100 * change.low, 100 * change.high, 100 * change.value
+    if (low > 0 or high < 0) and abs(value) >= _REAL_PCT:
+        return "better" if (value < 0) == lower_is_better else "worse"
+    return "same" if high - low <= 2 * _NARROW_PCT or abs(value) < _REAL_PCT else "unclear"
+
+
+def _metric(
+    name: str,
+    unit: str,
+    before: float | None,
+    after: float | None,
+    change: Change | None = None,
+    *,
+    lower_is_better: bool | None = True,
+    samples: str = "",
+) -> Metric:
+    plain = 100 * (after / before - 1) if before and after is not None else None
+    if lower_is_better is None or not samples:
+        verdict = "" if lower_is_better is None or plain is None else "unclear"
+    else:
+        verdict = _verdict(change, lower_is_better=lower_is_better)
+    return Metric(
+        name=name,
+        unit=unit,
+        before=before,
+        after=after,
+        change_pct=100 * change.value if change else plain,
+        low_pct=100 * change.low if change else None,
+        high_pct=100 * change.high if change else None,
+        verdict=verdict,
+        samples=samples if change else "",
+    )
+
+
+def _metrics(
+    before: Analysis, after: Analysis, sides: tuple[Side, Side], change: Change | None, terms: Terms
+) -> tuple[Metric, ...]:
+    medians = (sides[0].step_time_us.median, sides[1].step_time_us.median)
+    found = [_metric("step_time", "us", *medians, change, samples="steps")]
+    found += _throughput(before, after, medians, change, terms)
+    found += [
+        _over_ranks(before, after, name, get)
+        for name, get in (
+            ("compute", lambda rank: rank.compute_us),
+            ("exposed_communication", lambda rank: rank.exposed_communication_us),
+            ("idle", lambda rank: rank.idle_us),
+            ("waiting", lambda rank: rank.wait_us),
+        )
+    ]
+    for state in _STATES:
+        found.append(_over_ranks(before, after, f"{state}_exposed", partial(_exposed, state)))
+        entries = before.states.get(state), after.states.get(state)
+        for part in ("hidden", "wait"):
+            values = [getattr(entry, f"{part}_us") if entry and entry.count else None for entry in entries]
+            found.append(_metric(f"{state}_{part}", "us", values[0], values[1], lower_is_better=None))
+    found += [
+        _metric(
+            "overlap_share", "share", before.efficiency.overlap_share, after.efficiency.overlap_share,
+            lower_is_better=None,
+        ),
+        _metric(
+            "inter_node_busy_share", "share", before.efficiency.inter_node_busy_share,
+            after.efficiency.inter_node_busy_share, lower_is_better=None,
+        ),
+        _metric("peak_memory", "bytes", sides[0].peak_memory_bytes, sides[1].peak_memory_bytes, lower_is_better=None),
+    ]  # fmt: skip
+    device = terms.device_memory_bytes or after.run.device_memory_bytes
+    if device:
+        rooms = [device - side.peak_memory_bytes if side.peak_memory_bytes else None for side in sides]
+        found.append(_metric("memory_headroom", "bytes", rooms[0], rooms[1], lower_is_better=None))
+    return tuple(found)
+
+
+def _inverse(change: Change | None) -> Change | None:
+    """Return the change of the reciprocal."""
+    if change is None:
+        return None
+    return Change(value=1 / (1 + change.value) - 1, low=1 / (1 + change.high) - 1, high=1 / (1 + change.low) - 1)
+
+
+def _throughput(
+    before: Analysis,
+    after: Analysis,
+    medians: tuple[float | None, float | None],
+    change: Change | None,
+    terms: Terms,
+) -> list[Metric]:
+    """Return throughput, device hours, cost and energy, all per token where tokens are known."""
+    work = [_tokens(before), _tokens(after)]
+    per_step = work if all(work) else [1.0, 1.0]
+    unit = "tokens/s" if all(work) else "steps/s"
+    what = "million tokens" if all(work) else "thousand steps"
+    scale = 1e6 if all(work) else 1e3
+    rates: list[float | None] = [
+        amount / median * 1e6 if amount and median else None for amount, median in zip(per_step, medians, strict=True)
+    ]
+    found = [
+        _metric("throughput", unit, rates[0], rates[1], _inverse(change), lower_is_better=False, samples="steps"),
+    ]
+    hours = [
+        (analysis.run.world_size or 1) * scale / rate / 3600 if rate else None
+        for analysis, rate in zip((before, after), rates, strict=True)
+    ]
+    found.append(_metric("device_hours", f"h per {what}", hours[0], hours[1], change, samples="steps"))
+    if terms.price_per_gpu_hour is not None:
+        cost = [value * terms.price_per_gpu_hour if value is not None else None for value in hours]
+        found.append(_metric("cost", f"per {what}", cost[0], cost[1], change, samples="steps"))
+    if terms.watts_per_gpu is not None:
+        energy = [value * terms.watts_per_gpu / 1e3 if value is not None else None for value in hours]
+        found.append(_metric("energy", f"kWh per {what}", energy[0], energy[1], change, samples="steps"))
+    return found
+
+
+def _tokens(analysis: Analysis) -> float | None:
+    """Return tokens of all ranks in a step, if the first input is a batch of token ids."""
+    captured = analysis.captured
+    if captured is None or not captured.inputs or not captured.steps:
+        return None
+    shape = _TOKENS.match(captured.inputs[0])
+    micro = captured.steps[-1].micro_batches
+    return float(int(shape[1]) * int(shape[2]) * micro * captured.world_size) if shape and micro else None
+
+
+def _exposed(state: str, rank: RankEntry) -> float | None:
+    return rank.state_exposed_us.get(state)
+
+
+def _over_ranks(before: Analysis, after: Analysis, name: str, get: Callable[[RankEntry], float | None]) -> Metric:
+    """Compare a mean of the profiled steps; its range rests on the ranks."""
+    first = {rank.rank: get(rank) for rank in before.ranks}
+    second = {rank.rank: get(rank) for rank in after.ranks}
+    one = [value for value in first.values() if value is not None]
+    other = [value for value in second.values() if value is not None]
+    common = [(a, b) for rank in first if (a := first[rank]) and (b := second.get(rank))]
+    change = change_between([a for a, _ in common], [b for _, b in common], paired=True) if common else None
+    return _metric(
+        name,
+        "us",
+        math.fsum(one) / len(one) if one else None,
+        math.fsum(other) / len(other) if other else None,
+        change,
+        samples="ranks",
+    )
+
+
+def _collectives(before: Analysis, after: Analysis) -> tuple[CollectiveChange, ...]:
+    keys: dict[tuple[str, str], None] = {}
+    for analysis in (before, after):
+        for entry in analysis.collectives:
+            if entry.state in _STATES:
+                keys[entry.state, entry.op] = None
+    found = []
+    for state, op in sorted(keys, key=lambda key: (_STATES.index(key[0]), key[1])):
+        one, other = (_largest(analysis.collectives, state, op) for analysis in (before, after))
+        found.append(
+            CollectiveChange(
+                state=state,
+                op=op,
+                count_before=_sum(before.collectives, state, op),
+                count_after=_sum(after.collectives, state, op),
+                p50_us_before=one.p50_us if one else None,
+                p50_us_after=other.p50_us if other else None,
+                p95_us_before=one.p95_us if one else None,
+                p95_us_after=other.p95_us if other else None,
+                p99_us_before=one.p99_us if one else None,
+                p99_us_after=other.p99_us if other else None,
+            )
+        )
+    return tuple(found)
+
+
+def _largest(entries: Sequence[CollectiveEntry], state: str, op: str) -> CollectiveEntry | None:
+    """Return the kind of a state and operation that takes longest in all."""
+    fitting = [entry for entry in entries if (entry.state, entry.op) == (state, op)]
+    return max(fitting, key=lambda entry: entry.count * (entry.p50_us or 0.0), default=None)
+
+
+def _sum(entries: Sequence[CollectiveEntry], state: str, op: str) -> float | None:
+    return math.fsum(entry.count for entry in entries if (entry.state, entry.op) == (state, op)) or None
+
+
+def _parity(before: Analysis, after: Analysis) -> Parity | None:
+    if before.captured is None or after.captured is None:
+        return None
+    first = {step.step: step for step in before.captured.steps}
+    second = {step.step: step for step in after.captured.steps}
+    common = sorted(set(first) & set(second))
+    losses = [
+        (step, a, b) for step in common if (a := first[step].loss) is not None and (b := second[step].loss) is not None
+    ]
+    norms = [
+        (a, b)
+        for step in common
+        if (a := first[step].gradient_norm) is not None and (b := second[step].gradient_norm) is not None
+    ]
+    every = max(1, -(-len(losses) // _MAX_POINTS))
+    return Parity(
+        num_steps=len(common),
+        loss_max_pct=_worst([(a, b) for _, a, b in losses]),
+        gradient_norm_max_pct=_worst(norms),
+        steps=tuple(step for step, _, _ in losses[::every]),
+        loss_before=tuple(a for _, a, _ in losses[::every]),
+        loss_after=tuple(b for _, _, b in losses[::every]),
+    )
+
+
+def _worst(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Return the largest relative difference in percent; infinite where only one is a number."""
+    if not pairs:
+        return None
+    found = 0.0
+    for one, other in pairs:
+        if math.isnan(one) or math.isnan(other):
+            found = max(found, 0.0 if math.isnan(one) and math.isnan(other) else math.inf)
+        else:
+            found = max(found, abs(other - one) / max(abs(one), 1e-30))
+    return 100 * found
+
+
+def _predicted(plan: Plan | None, sides: tuple[Side, Side]) -> tuple[Predicted, ...]:
+    first, second = (side.step_time_us.median for side in sides)
+    if plan is None or not first or not second:
+        return ()
+    chosen = plan.chosen.predicted
+    found = []
+    for name, guess, measured in (
+        ("step_time_us", chosen.step_time_us, second),
+        ("speedup", chosen.speedup, first / second),
+    ):
+        found.append(
+            Predicted(
+                name=name,
+                predicted=guess.p50,
+                low=guess.p10,
+                high=guess.p90,
+                measured=measured,
+                inside=guess.p10 <= measured <= guess.p90,
+            )
+        )
+    return tuple(found)
+
+
+def _text(step: Metric, sides: tuple[Side, Side], plan: Plan | None) -> str:
+    from paro_advise.advisor.units import time_text
+
+    if step.before is None or step.after is None:
+        return "Cannot tell: one of the runs has no timed steps."
+    span = f"{time_text(step.before)} -> {time_text(step.after)}"
+    pct = f"{step.change_pct:+.1f} %"
+    if step.low_pct is not None and step.high_pct is not None:
+        pct += f", 95 % range {step.low_pct:+.1f} to {step.high_pct:+.1f} %"
+    ratio = f"{step.before / step.after:.2f}x the speed"
+    match step.verdict:
+        case "better":
+            text = f"Faster: step {span} ({pct}), {ratio}."
+        case "worse":
+            text = f"Slower: step {span} ({pct}), {ratio}."
+        case "same":
+            text = f"The same within noise: step {span} ({pct})."
+        case _:
+            counts = f"{sides[0].num_steps} steps before and {sides[1].num_steps} after"
+            text = f"Cannot tell: step {span} ({pct}) rests on {counts}, which is too few or too noisy."
+    if plan is not None:
+        guess, measured = plan.chosen.predicted.speedup, step.before / step.after
+        where = (
+            "as predicted"
+            if guess.p10 <= measured <= guess.p90
+            else ("better than predicted" if measured > guess.p90 else "worse than predicted")
+        )
+        text += f" The plan predicted {guess.p50:.2f}x ({guess.p10:.2f} to {guess.p90:.2f}): {where}."
+    return text

@@ -1,0 +1,23 @@
+"""How the command line and the processes of a job find each other: variables, files, the path of Python."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from paro_advise.runtime.inject import PATH
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PLAN_VARIABLE = "PARO_PLAN"
+JOB_VARIABLE = "PARO_JOB"
+DRIFT_VARIABLE = "PARO_ALLOW_DRIFT"
+# Files in a job's folder: what runs, the new plan, what became of it.
+STATE, REQUEST, ANSWER = "job.json", "switch.json", "switched.json"
+
+
+def job_environment(environment: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a job whose every Python process begins what its variables ask for."""
+    paths = [str(PATH), *[entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]]
+    return {**environment, **changes, "PYTHONPATH": os.pathsep.join(paths)}
