@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.states import State
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # 80 % of a normal distribution lies within this many standard deviations.
 _P90 = 1.2816
+_MIN_PACE, _SLOWED = 0.3, 0.95
 _PRIOR_BANDWIDTH_FACTOR, _PRIOR_LATENCY_FACTOR = 1.5, 2.0
 _MODEL_STATES = (State.PARAMETER.value, State.GRADIENT.value, State.OPTIMIZER.value)
 # What links do where nothing was measured (reference prediction 3.1; loopback: this project's lab).
@@ -141,8 +142,10 @@ def calibrate(analysis: Analysis) -> Calibration:
     reduced = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail != "replica")
     published = _kinds(analysis, State.OPTIMIZER, lambda entry: entry.op == Op.BROADCAST)
     fixed, wait, transfer = _fixed(analysis, is_gpu=not gloo)
-    mean = sum(analysis.step_time_us.values) / len(analysis.step_time_us.values)
+    profiled = sum(analysis.step_time_us.values) / len(analysis.step_time_us.values)
+    pace = _pace(analysis, profiled, notes)
     links = _links(analysis.links, world, per_node, gloo=gloo, crowd=_crowd(analysis), notes=notes)
+    links = {name: _paced(estimate, name, pace) for name, estimate in links.items()}
     notes.append("one third of the arithmetic is forward, two thirds backward")
     return Calibration(
         world_size=world,
@@ -150,24 +153,44 @@ def calibrate(analysis: Analysis) -> Calibration:
         micro_batches=micro,
         unit_bytes=units,
         element_bytes=element_bytes,
-        compute_us=analysis.breakdown_us.compute or 0.0,
-        fixed_us=fixed,
-        wait_us=wait,
-        transfer_us=transfer,
+        compute_us=pace * (analysis.breakdown_us.compute or 0.0),
+        fixed_us=pace * fixed,
+        wait_us=pace * wait,
+        transfer_us=None if transfer is None else pace * transfer,
         wait_group_size=max((entry.group_size or 0 for entry in analysis.collectives), default=0) or world,
-        step_us=mean,
+        step_us=pace * profiled,
         is_gpu=not gloo,
         native_reduce_scatter_is_all_reduce=gloo,
         baseline=Strategy.parse(run.strategy.triple_at_rest or run.strategy.triple),
         gathers_once=run.strategy.triple[0] == "N" and (run.strategy.triple_at_rest or "N")[0] != "N",
         replicates_each_pass=sum(entry.count for entry in replicas) > len(units) * (micro - 0.5)
         or (run.strategy.triple[1] == "N" and micro > 1 and _passes(analysis, reduced, micro) == micro),
-        broadcasts_us=sum(entry.exposed_us or 0.0 for entry in published) or None,
+        broadcasts_us=pace * sum(entry.exposed_us or 0.0 for entry in published) or None,
         baseline_group_size=run.strategy.group_size or per_node,
         framework=run.framework,
         assumptions=tuple(notes),
         **links,
     )
+
+
+def _pace(analysis: Analysis, profiled_us: float, notes: list[str]) -> float:
+    """Return how long a step takes without the profiler, as a share of a profiled one."""
+    captured = analysis.captured
+    if captured is None or not captured.median_step_us or not profiled_us:
+        if analysis.run.backend == "gloo":
+            notes.append("the profiler is taken to slow nothing; a capture also times steps without it")
+        return 1.0
+    pace = captured.median_step_us / profiled_us
+    if pace < _SLOWED:
+        notes.append(f"the profiler made steps {1 / pace:.2f}x longer; all parts are taken to be slowed alike")
+    return min(1.0, max(_MIN_PACE, pace))
+
+
+def _paced(estimate: Estimate, name: str, pace: float) -> Estimate:
+    """Return what a link does without the profiler."""
+    if estimate.source == "prior":
+        return estimate
+    return replace(estimate, value=estimate.value / pace if name.endswith("gbps") else estimate.value * pace)
 
 
 def _fixed(analysis: Analysis, *, is_gpu: bool) -> tuple[float, float, float | None]:

@@ -36,7 +36,8 @@ _GAIN, _SURE, _EQUAL = 1.02, 0.9, 0.03
 _CAPACITY_SHARE = 0.8
 # What the model itself does not know, as the standard deviation of the logarithm: another strategy,
 # and one on links that nobody measured (prediction 3.5).
-_OTHER, _PRIOR = 0.06, 0.12
+_OTHER, _PRIOR = 0.08, 0.12
+_ANCHOR = (0.5, 2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +77,15 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0) -> Plan:
     base = baseline_candidate(calibration)
     replayed = float(step_us(calibration, base, measured_links(calibration)))
     error_pct = 100 * (replayed / calibration.step_us - 1)
-    # The measured step anchors all: what the replay gets wrong of it, it gets wrong everywhere.
-    missing = calibration.step_us - step_us(calibration, base, links)
     baseline = _score(calibration, base, limits, np.full(_DRAWS, calibration.step_us))
     # Arithmetic and what no strategy changes are measured; only the rest of a step is in doubt.
     floor = min(calibration.compute_us + calibration.fixed_us, calibration.step_us)
+    # The measured step anchors all: links that would make it shorter or longer than it was are corrected.
+    exposed_now = np.maximum(step_us(calibration, base, links) - floor, 0.0)
+    anchor = np.clip((calibration.step_us - floor) / np.maximum(exposed_now, 1.0), *_ANCHOR)
     scored = []
     for candidate in candidates(calibration):
-        exposed = np.maximum(step_us(calibration, candidate, links) + missing - floor, 0.0)
+        exposed = np.maximum(step_us(calibration, candidate, links) - floor, 0.0) * anchor
         doubt = _PRIOR if _rests_on_priors(calibration, candidate) else _OTHER
         noise = np.exp(generator.normal(0.0, doubt, _DRAWS))
         scored.append(_score(calibration, candidate, limits, floor + exposed * noise))

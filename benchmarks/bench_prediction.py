@@ -2,8 +2,8 @@
 
     python benchmarks/bench_prediction.py [--only NAME ...] [--rounds N]
 
-In each configuration unmodified FSDP2 (GGG) is profiled for three steps, and every system, FSDP2
-included, takes unprofiled steps in turn. The plan sees the trace and a memory limit of half of what
+In each configuration unmodified FSDP2 (GGG) is captured over ten steps, three of them profiled, and
+every system, FSDP2 included, takes unprofiled steps in turn. The plan sees the trace and a memory limit of half of what
 DDP holds; predicted is the speed-up over FSDP2, judged by the medians of unprofiled steps. The
 configurations under DEVELOPED were looked at while the model was made and are shown apart; figures
 count those under JUDGED only. The last line of the output is JSON.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import sys
 import tempfile
@@ -22,12 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paro_advise.advisor.build import Options, build_analysis
+from paro_advise.advisor.build import Options
 from paro_advise.advisor.calibration import calibrate
-from paro_advise.advisor.gather import gather
+from paro_advise.advisor.inputs import analysis_of
+from paro_advise.advisor.progress import Progress
 from paro_advise.advisor.recommend import Limits, baseline_bytes, recommend
 from paro_advise.runtime.lab import Isolation, Lab, LabSpec
-from paro_advise.trace_parsers.discover import find_inputs
 
 if TYPE_CHECKING:
     from paro_advise.policies.plan import Choice, Plan
@@ -115,10 +114,9 @@ def measure(configuration: Configuration, rounds: int, folder: Path) -> dict[str
 
 def predict(configuration: Configuration, folder: Path) -> Plan:
     """Return the plan that the trace alone gives, with half of DDP's memory."""
-    refs, is_collection = find_inputs([str(folder / "traces")])
-    gathered = gather(refs, is_collection=is_collection, cache=None, jobs=os.cpu_count() or 1)
     options = Options(gpus_per_node=configuration.spec.ranks_per_node)
-    calibration = calibrate(build_analysis(gathered.facts, gathered.notices, options))
+    analysis, _ = analysis_of([str(folder / "traces")], options, Progress(quiet=True))
+    calibration = calibrate(analysis)
     half = 16 * calibration.parameters / 2
     # The limit is on states; the plan's own account adds transients and keeps a fifth free.
     largest = baseline_bytes(calibration)

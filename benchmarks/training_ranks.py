@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - PyTorch's own convention
 from paro_advise.runtime import shard
+from paro_advise.runtime.capture import capture
 from paro_advise.runtime.ho_ring import Algorithm, Collectives, use_ho_ring
 from paro_advise.runtime.ho_ring.fsdp2 import HoRingReduceScatter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -181,14 +181,11 @@ def build(name: str, work: Work, first: nn.Module) -> Step:
 
 
 def record(step: Step, first_round: int, folder: Path) -> None:
-    """Profile three steps of a system after one that warms up, every rank into a file of its own."""
-    plan = schedule(wait=0, warmup=1, active=3, repeat=1)
-    with profile(activities=[ProfilerActivity.CPU], schedule=plan, record_shapes=True) as recorder:
-        for number in range(4):
+    """Capture a system as a user would: ten steps, the last three of them profiled."""
+    with capture(folder, steps="7:10") as recording:
+        for number in range(10):
             step(first_round + number)
-            recorder.step()
-    folder.mkdir(parents=True, exist_ok=True)
-    recorder.export_chrome_trace(str(folder / f"rank{dist.get_rank()}.json"))
+            recording.step()
 
 
 def main() -> None:
