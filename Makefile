@@ -22,7 +22,7 @@ help: ## Show this help
 
 .venv/test.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing what the tests need (once, a few minutes) ..."
-	$(PIP) --editable '.[runtime,hta,fast,test]'
+	$(PIP) --editable '.[runtime,hta,apply,fast,test]'
 	@touch $@ .venv/demo.stamp
 
 demo: .venv/demo.stamp ## Train a small model with FSDP2, analyze its traces, write a report

@@ -12,7 +12,20 @@ from typing import Any
 import click
 from paro_advise.errors import ParoAdviseError
 
-VERBS = ("capture", "analyze", "recommend", "run", "switch", "compare", "doctor", "explain", "schema", "show", "slice")
+VERBS = (
+    "capture",
+    "analyze",
+    "recommend",
+    "apply",
+    "run",
+    "switch",
+    "compare",
+    "doctor",
+    "explain",
+    "schema",
+    "show",
+    "slice",
+)
 
 
 class VerbGroup(click.Group):

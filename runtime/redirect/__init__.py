@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from paro_advise.errors import ParoAdviseError
+from paro_advise.runtime.job import JOB_VARIABLE, PLAN_VARIABLE
 
 if TYPE_CHECKING:
     from paro_advise.runtime.redirect.session import Session
@@ -37,3 +43,22 @@ def redirect(plan_path: str, job: str | None) -> Session | None:
     classic.install(session)
     deepspeed.install(session)
     return session
+
+
+def use_plan(plan: str, beside: str = "") -> None:
+    """Let the rest of this script train under a plan; call it before torch's wrappers are imported.
+
+    Under ``paro-advise run``, which has redirected the process already, it does nothing. Ends the
+    process with the reason if the plan cannot be read.
+
+    Args:
+        plan: path of the plan's file.
+        beside: a file from whose folder the path counts, as a rule ``__file__``.
+    """
+    path = Path(beside).resolve().parent / plan if beside else Path(plan)
+    if PLAN_VARIABLE in os.environ:
+        return
+    try:
+        redirect(str(path), os.environ.get(JOB_VARIABLE))
+    except ParoAdviseError as error:
+        sys.exit("\n".join(error.lines()))
