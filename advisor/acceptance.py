@@ -94,7 +94,7 @@ def _throughput(limit: float | None, metric: Metric | None) -> Criterion:
         threshold=limit,
         measured=low,
         passed=low >= limit,
-        text="the lower end of its 95 % range counts",
+        text="the lower end of its 98 % range counts",
     )
 
 

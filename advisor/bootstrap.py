@@ -21,13 +21,14 @@ _DRAWS = 2_000
 _TRIM = 0.1
 _MIN_SAMPLES = 4
 _CORRELATED = 0.5
-# Two-sided 95 % quantiles of Student's t over those of the normal distribution, by degrees of freedom.
-_T_OVER_Z = {3: 1.62, 4: 1.42, 5: 1.31, 6: 1.25, 7: 1.21, 8: 1.18, 10: 1.14, 15: 1.09, 20: 1.06, 30: 1.04, 60: 1.02}
+_TAIL = 0.01
+# Student's t over the normal distribution at 99 %, by degrees of freedom.
+_T_OVER_Z = {3: 1.95, 4: 1.61, 5: 1.45, 6: 1.35, 7: 1.29, 8: 1.25, 10: 1.19, 15: 1.12, 20: 1.09, 30: 1.06, 60: 1.03}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A relative change with its 95 % range; 0.1 means 10 % more afterwards."""
+    """A relative change with its 98 % range; 0.1 means 10 % more afterwards."""
 
     value: float
     low: float
@@ -55,7 +56,7 @@ def change_between(before: Sequence[float], after: Sequence[float], *, paired: b
     else:
         draws = _resampled(second, generator) - _resampled(first, generator)
         value = _trimmed(second) - _trimmed(first)
-    low, high = (float(bound) for bound in np.quantile(draws, (0.025, 0.975)))
+    low, high = (float(bound) for bound in np.quantile(draws, (_TAIL, 1 - _TAIL)))
     wider = _widening(min(len(first), len(second)) - 1)
     return Change(
         value=math.expm1(value),
@@ -84,4 +85,5 @@ def _correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> flo
 
 
 def _widening(freedom: int) -> float:
-    return next((factor for limit, factor in _T_OVER_Z.items() if freedom <= limit), 1.0)
+    factor = next((factor for limit, factor in _T_OVER_Z.items() if freedom <= limit), 1.0)
+    return factor * math.sqrt((freedom + 1) / freedom)  # the bootstrap's variance is that of n, not n - 1

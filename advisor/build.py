@@ -63,7 +63,12 @@ def build_analysis(
     facts, joins = join_stacks(facts)
     found = rank_set(facts, options.skip_steps)
     notes = [*notices, *joins, *found.notices]
-    topology = find_topology(found.timed, found.world_size, options.gpus_per_node)
+    launched = captured.local_world_size if captured else None
+    if launched and (found.world_size or launched) % launched:
+        launched = None  # nodes of different sizes
+    topology = find_topology(found.timed, found.world_size, options.gpus_per_node or launched)
+    if launched and not options.gpus_per_node:
+        topology = replace(topology, source="metadata")
     topology = _topology_of_logs(topology, found, options)
     matched, spans_known = _matched(found, topology, notes)
     links, impossible = _links(matched, found)

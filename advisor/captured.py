@@ -51,6 +51,7 @@ class Captured:
         inputs: shapes and types of a rank's first micro-batch.
         autocast: type of mixed precision.
         world_size: of the job.
+        local_world_size: ranks of a node as the launcher said, None when it did not.
         num_ranks: whose logs there are.
         device_memory_bytes: of one device.
         torch_version: of the job.
@@ -64,6 +65,7 @@ class Captured:
     inputs: tuple[str, ...]
     autocast: str | None
     world_size: int
+    local_world_size: int | None
     num_ranks: int
     device_memory_bytes: int | None
     torch_version: str | None
@@ -100,6 +102,7 @@ def captured_of(logs: Sequence[StepLog]) -> Captured | None:
         inputs=first.inputs,
         autocast=first.autocast,
         world_size=first.world_size,
+        local_world_size=first.local_world_size,
         num_ranks=len(logs),
         device_memory_bytes=first.device_memory_bytes,
         torch_version=first.torch_version,

@@ -20,6 +20,8 @@ VERBS = (
     "run",
     "switch",
     "compare",
+    "demo",
+    "index",
     "doctor",
     "explain",
     "schema",

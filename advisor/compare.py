@@ -394,7 +394,7 @@ def _text(step: Metric, sides: tuple[Side, Side], plan: Plan | None) -> str:
     span = f"{time_text(step.before)} -> {time_text(step.after)}"
     pct = f"{step.change_pct:+.1f} %"
     if step.low_pct is not None and step.high_pct is not None:
-        pct += f", 95 % range {step.low_pct:+.1f} to {step.high_pct:+.1f} %"
+        pct += f", 98 % range {step.low_pct:+.1f} to {step.high_pct:+.1f} %"
     ratio = f"{step.before / step.after:.2f}x the speed"
     match step.verdict:
         case "better":

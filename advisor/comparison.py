@@ -38,7 +38,7 @@ class Metric:
     """A quantity before and after.
 
     Attributes:
-        change_pct, low_pct, high_pct: relative change and its 95 % range; None where it cannot be told.
+        change_pct, low_pct, high_pct: relative change and its 98 % range; None where it cannot be told.
         verdict: "better", "worse", "same" or "unclear"; "" for what is neither good nor bad.
         samples: what the range rests on: "steps", "ranks" or "" for a single number.
     """

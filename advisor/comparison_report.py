@@ -228,7 +228,7 @@ def _metric_table(comparison: Comparison) -> Table:
         for metric in comparison.metrics
         if metric.before is not None or metric.after is not None
     ]
-    names = ("metric", "before #", "after #", "change (95 % range) #", "verdict", "range over")
+    names = ("metric", "before #", "after #", "change (98 % range) #", "verdict", "range over")
     return make_table("table-metrics", "Times are means per rank and step, step time is the median", names, rows)
 
 
@@ -413,7 +413,7 @@ _METHOD = (
         "them; the split of a step, states and collectives come from the profiled ones, which the profiler slows."
     ),
     (
-        "A change is real when its 95 % range leaves out zero and it is above 1 %; it is the same when the range is "
+        "A change is real when its 98 % range leaves out zero and it is above 1 %; it is the same when the range is "
         "narrower than 10 points or the change below 1 %; else it cannot be told. Ranges are those of a bootstrap over "
         "steps (or ranks) of the ratio of trimmed means, widened for few samples; steps that vary together in both "
         "runs are paired."

@@ -53,7 +53,7 @@ def threshold_text(item: Criterion) -> str:
 def comparison_text(comparison: Comparison) -> str:
     """Return a comparison for the terminal."""
     lines = [comparison.text, ""]
-    lines.append(f"{'':<26}{'before':>28}{'after':>28}  change (95 % range)")
+    lines.append(f"{'':<26}{'before':>28}{'after':>28}  change (98 % range)")
     for metric in comparison.metrics:
         if metric.before is None and metric.after is None:
             continue
@@ -83,7 +83,7 @@ def comparison_markdown(comparison: Comparison) -> str:
     """Return a comparison for a ticket."""
     before, after = comparison.before, comparison.after
     lines = [f"**{_escaped(comparison.text)}**", ""]
-    lines += ["| metric | before | after | change (95 % range) | verdict |", "|---|---:|---:|---:|---|"]
+    lines += ["| metric | before | after | change (98 % range) | verdict |", "|---|---:|---:|---:|---|"]
     for metric in comparison.metrics:
         if metric.before is None and metric.after is None:
             continue

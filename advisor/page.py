@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paro_advise.advisor.analysis import to_json
+from paro_advise.errors import ForeignDataError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,6 +75,19 @@ def embedded_json(value: object) -> str:
     for sign, code in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("'", "\\u0027")):
         text = text.replace(sign, code)
     return text
+
+
+def embedded_data(page: bytes, where: str) -> bytes:
+    """Return the JSON that a page of ours holds.
+
+    Raises:
+        ForeignDataError: it holds none.
+    """
+    mark = b'<script type="application/json" id="paro-data">'
+    begin = page.find(mark)
+    if begin < 0:
+        raise ForeignDataError("a report must hold its data as JSON, this page holds none", where=where)
+    return page[begin + len(mark) : page.find(b"</script>", begin)]
 
 
 def render_page(template: str, data: object, provenance: Provenance, **view: Any) -> str:

@@ -34,6 +34,13 @@ _MEGATRON_FLAGS = {
 }
 
 
+_MEGATRON_PATTERN = re.compile(
+    r"(?<!\S)(?:"
+    + "|".join(re.escape(flag) + (r"[ =][^\s\\\"')]+" if takes else "") for flag, takes in _MEGATRON_FLAGS.items())
+    + r")(?=[\s\\\"')]|$)"
+)
+
+
 def _deepspeed(text: str, plan: Plan) -> str:
     table = json.loads(text) if text.strip() else {}
     passes = table.get("gradient_accumulation_steps") if isinstance(table, dict) else None
@@ -128,16 +135,11 @@ def _torchtitan(text: str, plan: Plan) -> str:
 def _megatron(text: str, plan: Plan) -> str:
     """Change flags of a launch script: take those of sharding out, put the plan's where the first stood."""
     wanted = shlex.split(export("megatron", target_of(plan)).text)
-    names = "|".join(map(re.escape, _MEGATRON_FLAGS))
-    pattern = re.compile(rf"(?<!\S)({names})(?:[ =]([^\s\\\"')]+))?(?=[\s\\\"')]|$)")
     found = []
-    for match in pattern.finditer(text):
-        flag, value = match.group(1), match.group(2)
-        takes = _MEGATRON_FLAGS[flag]
-        end = match.end() if takes and value else match.end(1)
-        if flag == "--ckpt-format" and value != "fsdp_dtensor":
-            continue
-        found.append((match.start(), end, text[match.start() : end].replace("=", " ").split()))
+    for match in _MEGATRON_PATTERN.finditer(text):
+        words = match.group(0).replace("=", " ").split()
+        if words[0] != "--ckpt-format" or words[1] == "fsdp_dtensor":
+            found.append((match.start(), match.end(), words))
     if [word for _, _, words in found for word in words] == wanted:
         return text
     if not found:

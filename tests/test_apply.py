@@ -1,0 +1,181 @@
+"""Plans in users' own files: idempotent, undoable, comments and formatting kept, the rest refused."""
+
+from __future__ import annotations
+
+import ast
+import json
+from dataclasses import replace
+
+import pytest
+from paro_advise.advisor.cli import run
+from paro_advise.advisor.edits.json_text import remove_key, set_value
+from paro_advise.advisor.recommend import Limits, recommend
+from paro_advise.policies.plan import plan_to_json, with_id
+from test_recommend import calibration
+
+DEEPSPEED = """{
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 2,
+    "betas": [0.9, 0.95],
+    "zero_optimization": {
+        "stage": 3,
+        "zero_hpz_partition_size": 8,
+        "contiguous_gradients": true
+    },
+    "bf16": {"enabled": true}
+}
+"""
+ACCELERATE = """# our cluster
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP   # keep
+num_processes: 8
+fsdp_config:
+  fsdp_version: 2
+  fsdp_auto_wrap_policy: SIZE_BASED_WRAP  # ours
+  fsdp_reshard_after_forward: true
+machine_rank: 0
+"""
+TORCHTITAN = """# job
+[parallelism]
+data_parallel_shard_degree = -1   # all
+tensor_parallel_degree = 1
+
+[training]
+steps = 10
+"""
+MEGATRON = """#!/bin/bash
+# Megatron
+torchrun pretrain_gpt.py \\
+    --use-distributed-optimizer \\
+    --num-layers 12 \\
+    --overlap-grad-reduce
+echo done
+"""
+SCRIPT = '''"""Trains."""
+
+from __future__ import annotations
+
+# ours
+import torch
+from torch.distributed.fsdp import fully_shard
+
+
+def main():
+    fully_shard(torch.nn.Linear(2, 2))  # one unit
+'''
+FILES = {
+    "ds.json": DEEPSPEED,
+    "accelerate.yaml": ACCELERATE,
+    "titan.toml": TORCHTITAN,
+    "megatron.sh": MEGATRON,
+    "train.py": SCRIPT,
+}
+
+
+@pytest.fixture
+def plan(tmp_path):
+    """Return a function that writes a plan which chooses a strategy."""
+
+    def write(triple, group_size=2, **changes):
+        made = recommend(calibration(), Limits())
+        chosen = next(c for c in made.candidates if c.triple == triple and c.group_size in (None, group_size))
+        path = tmp_path / f"{triple}.json"
+        path.write_bytes(plan_to_json(with_id(replace(made, chosen=chosen, verdict="change", **changes))))
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("triple", ["NGG", "III"])
+def test_round_trips(name, triple, plan, tmp_path, capsys):
+    if name.endswith((".yaml", ".toml", ".py")):
+        pytest.importorskip({"yaml": "ruamel.yaml", "toml": "tomlkit", "py": "libcst"}[name.rpartition(".")[2]])
+    target = tmp_path / name
+    target.write_text(FILES[name])
+    chosen = plan(triple)
+    assert run(["apply", chosen, str(target)]) == 0
+    assert target.read_text() == FILES[name]  # a diff writes nothing
+    assert "+++ b/" in capsys.readouterr().out
+    assert run(["apply", chosen, str(target), "--write"]) == 0
+    changed = target.read_text()
+    assert changed != FILES[name]
+    assert run(["apply", chosen, str(target), "--write"]) == 0
+    assert target.read_text() == changed
+    assert "nothing to change" in capsys.readouterr().err
+    kept = [line for line in FILES[name].splitlines() if "#" in line and "degree" not in line]
+    assert all(line in changed.splitlines() for line in kept)
+    assert run(["apply", chosen, str(target), "--undo"]) == 0
+    assert target.read_text() == FILES[name]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(name)) == [name]
+
+
+def test_the_words_of_each_framework(plan, tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+        run(["apply", plan("III"), str(tmp_path / name), "--write", "-q"])
+    zero = json.loads((tmp_path / "ds.json").read_text())["zero_optimization"]
+    assert (zero["stage"], zero["mics_shard_size"]) == (3, 2)
+    assert "zero_hpz_partition_size" not in zero
+    assert "parallelism_config_dp_replicate_size: 4" in (tmp_path / "accelerate.yaml").read_text()
+    assert "data_parallel_shard_degree = 2   # all" in (tmp_path / "titan.toml").read_text()
+    megatron = (tmp_path / "megatron.sh").read_text()
+    assert "--outer-dp-sharding-strategy no_shard --num-distributed-optimizer-instances 4" in megatron
+    assert "--use-distributed-optimizer" not in megatron
+    assert megatron.endswith("--num-layers 12\necho done\n")  # no continuation into the next command
+    script = (tmp_path / "train.py").read_text()
+    assert script.index("use_plan('III.json', beside=__file__)") < script.index("import torch\n")
+    ast.parse(script)
+
+
+def test_what_cannot_be_expressed_is_refused(plan, tmp_path, capsys):
+    target = tmp_path / "ds.json"
+    target.write_text(DEEPSPEED)
+    assert run(["apply", plan("NIG"), str(target)]) == 2
+    assert "deepspeed must be able to express NIG" in capsys.readouterr().err
+    assert run(["apply", plan("NIG"), str(tmp_path / "train.py")]) == 3
+    (tmp_path / "train.py").write_text("import numpy\n")
+    assert run(["apply", plan("NIG"), str(tmp_path / "train.py")]) == 2
+    (tmp_path / "x.ini").write_text("a=1\n")
+    assert run(["apply", plan("NIG"), str(tmp_path / "x.ini")]) == 2
+
+
+def test_a_stale_plan_names_the_fact(plan, tmp_path, capsys):
+    target = tmp_path / "accelerate.yaml"
+    pytest.importorskip("ruamel.yaml")
+    target.write_text(ACCELERATE.replace("num_processes: 8", "num_processes: 16"))
+    assert run(["apply", plan("III"), str(target)]) == 4
+    assert "made for num_processes 8, the file says 16" in capsys.readouterr().err
+
+
+def test_an_undo_does_not_lose_later_work(plan, tmp_path, capsys):
+    target = tmp_path / "ds.json"
+    target.write_text(DEEPSPEED)
+    chosen = plan("NGG")
+    assert run(["apply", chosen, str(target), "--undo"]) == 3
+    assert run(["apply", chosen, str(target), "--write", "-q"]) == 0
+    target.write_text(target.read_text().replace("0.95", "0.99"))
+    assert run(["apply", chosen, str(target), "--undo"]) == 2
+    assert "0.99" in target.read_text()
+    assert run(["apply", chosen, str(target), "--undo", "--force"]) == 0
+    assert target.read_text() == DEEPSPEED
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{}", '{\n  "a": {\n    "b": 1\n  }\n}'),
+        ('{"x": 1}', '{"x": 1, "a": {"b": 1}}'),
+        ('{\n\t"a": {\n\t\t"b": 2\n\t}\n}', '{\n\t"a": {\n\t\t"b": 1\n\t}\n}'),
+        ('{"a": {"b": 1 }}', '{"a": {"b": 1 }}'),
+    ],
+)
+def test_json_is_changed_in_place(text, expected):
+    assert set_value(text, ("a", "b"), 1) == expected
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "b": 2}', '{"b": 2, "a": 1}', '{\n "a": 1\n}', '{"c": {"a": 3}}'])
+def test_json_keys_are_taken_out(text):
+    wanted = json.loads(text)
+    wanted.pop("a", None)
+    assert json.loads(remove_key(text, ("a",))) == wanted

@@ -1,0 +1,57 @@
+"""A running job takes a new plan through its folder, and goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from loop import SCRIPTS, paro, plan_for, torchrun
+
+pytestmark = pytest.mark.distributed
+
+
+def test_a_running_job_takes_a_new_plan(tmp_path):
+    pytest.importorskip("torch")
+    script = SCRIPTS / "train_fsdp2.py"
+    arguments = ("--steps", 60)
+    assert paro("capture", "-o", tmp_path / "b", "--steps", "4:6", job=torchrun(script, *arguments)).returncode == 0
+    assert paro("recommend", tmp_path / "b", "-o", tmp_path / "p.json", "-q").returncode == 0
+    first = plan_for(tmp_path / "p.json", tmp_path / "first.json", "GGG")
+    second = plan_for(tmp_path / "p.json", tmp_path / "second.json", "NIG")
+    job = tmp_path / "job"
+    command = [sys.executable, "-m", "paro_advise.advisor", "run", "--plan", str(first), "--job", str(job), "--"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*command, *torchrun(script, *arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        until = time.monotonic() + 120
+        while not (job / "job.json").exists():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        done = paro("switch", job, second, "--timeout", 60)
+        printed, said = running.communicate(timeout=200)
+    assert done.returncode == 0, done.stderr + said[-2000:]
+    assert "GGG groups of 4 -> NIG groups of 2" in done.stdout
+    assert running.returncode == 0
+    assert "switched GGG groups of 4 -> NIG groups of 2" in said
+    plain = subprocess.run(
+        torchrun(script, *arguments), env=environment, capture_output=True, text=True, timeout=200, check=True
+    ).stdout
+    pattern = r"norm ([\d.]+)"
+    norms, expected = (list(map(float, re.findall(pattern, text))) for text in (printed, plain))
+    assert len(norms) == len(expected) == 60
+    assert norms == pytest.approx(expected, abs=3e-6)
+
+
+def test_a_job_that_does_not_run_is_told(tmp_path):
+    from paro_advise.advisor.cli import run
+
+    assert run(["switch", str(tmp_path), str(tmp_path / "none.json")]) == 3
