@@ -5,9 +5,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 ROOMS := errors trace_parsers policies advisor runtime templates
 DEMO := .demo
-RANKS ?= 4
 
-.PHONY: help demo test lint types contract unit test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-search clean
+.PHONY: help demo test lint types contract unit test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -25,14 +24,8 @@ help: ## Show this help
 	$(PIP) --editable '.[runtime,hta,apply,fast,test]'
 	@touch $@ .venv/demo.stamp
 
-demo: .venv/demo.stamp ## Train a small model with FSDP2, analyze its traces, write a report
-	rm -rf $(DEMO)
-	@echo "training on $(RANKS) ranks with unmodified FSDP2 under torch.profiler ..."
-	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node $(RANKS) examples/train.py --traces $(DEMO)/traces
-	$(BIN)/paro-advise analyze $(DEMO)/traces -o $(DEMO)/report.html --json $(DEMO)/analysis.json
-	@echo
-	@echo "report: $(DEMO)/report.html"
-	@echo "your own run: paro-advise analyze YOUR_TRACES -o report.html"
+demo: .venv/demo.stamp ## The whole loop on an emulated cluster: capture, recommend, run, compare (3 minutes)
+	$(BIN)/paro-advise demo -o $(DEMO) --force
 
 test: lint types contract unit ## Run all checks: ruff, strict typing, import contract, tests
 
@@ -74,6 +67,9 @@ bench-training: .venv/peers.stamp ## Our strategies beside DDP, FSDP2 and DeepSp
 
 bench-prediction: .venv/test.stamp ## Predictions from one trace beside measured runs on the emulated cluster (half an hour)
 	$(BIN)/python benchmarks/bench_prediction.py
+
+bench-loop: .venv/peers.stamp ## Ten loops and 200 comparisons on the emulated cluster (half an hour)
+	$(BIN)/python benchmarks/bench_loop.py
 
 bench-search: .venv/test.stamp ## Time of the search up to 1,024 ranks
 	$(BIN)/python benchmarks/bench_search.py

@@ -140,7 +140,7 @@ def _step_change(before: Analysis, after: Analysis, sides: tuple[Side, Side], *,
     return change_between(sides[0].step_time_us.values, sides[1].step_time_us.values)
 
 
-def _verdict(change: Change | None, *, lower_is_better: bool = True) -> str:
+def verdict_of(change: Change | None, *, lower_is_better: bool = True) -> str:
     """Judge a change: real if its range leaves out zero and it is above 1 %, the same if its range is narrow."""
     if change is None:
         return "unclear"
@@ -164,7 +164,7 @@ def _metric(
     if lower_is_better is None or not samples:
         verdict = "" if lower_is_better is None or plain is None else "unclear"
     else:
-        verdict = _verdict(change, lower_is_better=lower_is_better)
+        verdict = verdict_of(change, lower_is_better=lower_is_better)
     return Metric(
         name=name,
         unit=unit,

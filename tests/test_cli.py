@@ -14,12 +14,20 @@ from trace_builder import fsdp_rank
 OPTIONS = {
     "analyze": {"-o", "--output", "--json", "--force", "--gpus-per-node", "--skip-steps", "--tokens-per-step", "--peak-tflops",
                 "--with-hta", "--jobs", "--cache", "-q", "--quiet"},
+    "apply": {"--diff", "--write", "--undo", "--force", "-q", "--quiet"},
+    "capture": {"-o", "--output", "--steps", "--max-trace-mb", "--force", "-q", "--quiet"},
+    "compare": {"--plan", "-o", "--output", "--json", "--markdown", "--notebook", "--force", "--acceptance", "--min-gain", "--device-memory",
+                "--price-per-gpu-hour", "--watts-per-gpu", "--gpus-per-node", "--allow-unlike", "-q", "--quiet"},
+    "demo": {"-o", "--output", "--script", "--force"},
     "doctor": {"--json"},
+    "index": {"-o", "--output", "--force"},
     "explain": set(),
     "recommend": {"-o", "--output", "--force", "--device-memory", "--measured-peak", "--redundancy-budget", "--export", "--gpus-per-node",
                   "--skip-steps", "-q", "--quiet"},
+    "run": {"--plan", "--capture", "--steps", "--job", "--allow-drift", "--force"},
     "schema": set(),
     "show": {"--json", "--force"},
+    "switch": {"--timeout"},
     "slice": {"-o", "--output", "--step", "--max-mb", "--force"},
 }  # fmt: skip
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 from paro_advise.errors import UsageError
 
-_FORMATS = ("analysis", "plan")
+_FORMATS = ("analysis", "plan", "comparison")
 
 
 @click.command("schema", short_help="Print the JSON schema of a format.")
 @click.argument("name", type=str)
 def command(name: str) -> None:
-    """Print the JSON schema of format NAME (analysis, plan).
+    """Print the JSON schema of format NAME (analysis, plan, comparison).
 
     \b
     Example:
@@ -21,7 +21,8 @@ def command(name: str) -> None:
         raise UsageError(f"a format must be one of {', '.join(_FORMATS)}, got {name!r}")
     import msgspec
     from paro_advise.advisor.analysis import Analysis, to_json
+    from paro_advise.advisor.comparison import Comparison
     from paro_advise.policies.plan import Plan
 
-    types = {"analysis": Analysis, "plan": Plan}
+    types = {"analysis": Analysis, "plan": Plan, "comparison": Comparison}
     click.echo(to_json(msgspec.json.schema(types[name])), nl=False)
