@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.ablation import ablations
 from paro_advise.advisor.charts import Bar, Segment, lines, stacked_bars, timeline
 from paro_advise.advisor.comparison_text import change_text, name_text, value_text
 from paro_advise.advisor.page import Cell, Row, make_table, number, render_page
+from paro_advise.advisor.plan_report import ablation_table, alternative_table
 from paro_advise.advisor.units import bytes_text, count_text, time_text
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from paro_advise.advisor.comparison import Comparison, Metric, Side
     from paro_advise.advisor.page import Provenance, Table
     from paro_advise.advisor.rank_facts import TimelineBox
-    from paro_advise.policies.plan import Choice, Plan
 
 _PARTS = (
     ("compute", "compute"),
@@ -77,8 +76,8 @@ def render_comparison(comparison: Comparison, timelines: Timelines, provenance: 
         collective_table=_collective_table(comparison),
         plan=plan,
         evidence=_evidence(comparison),
-        alternative_table=_alternative_table(plan) if plan else None,
-        ablation_table=_ablation_table(plan) if plan else None,
+        alternative_table=alternative_table(plan) if plan else None,
+        ablation_table=ablation_table(plan) if plan else None,
         acceptance_table=_acceptance_table(comparison),
         saved=_saved(comparison),
         method=_METHOD,
@@ -286,72 +285,6 @@ def _evidence(comparison: Comparison) -> list[tuple[str, str]]:
         for state in _STATES
         if (entry := comparison.before.states.get(state)) is not None and entry.count
     ]
-
-
-def _choice_cells(choice: Choice) -> tuple[Cell, ...]:
-    step = choice.predicted.step_time_us
-    return (
-        Cell(text=choice.collectives.replace("ho_ring", "HO-Ring")),
-        number(step.p50, time_text(step.p50)),
-        Cell(text=f"{time_text(step.p10)} to {time_text(step.p90)}", css="n"),
-        number(choice.predicted.speedup.p50, f"{choice.predicted.speedup.p50:.2f}x"),
-        number(choice.predicted.memory_bytes, bytes_text(choice.predicted.memory_bytes)),
-    )
-
-
-def _choice_name(choice: Choice) -> str:
-    return choice.triple + (f" in groups of {choice.group_size}" if choice.group_size else "")
-
-
-def _alternative_table(plan: Plan) -> Table:
-    fitting = [choice for choice in plan.candidates if choice.feasible][:_ALTERNATIVES]
-    rejected = [choice for choice in plan.candidates if not choice.feasible]
-    rows = [
-        Row(cells=(Cell(text=_choice_name(choice)), *_choice_cells(choice), Cell(text=choice.reason)))
-        for choice in [*fitting, *rejected[: max(3, _ALTERNATIVES - len(fitting))]]
-    ]
-    names = (
-        "strategy",
-        "collectives",
-        "step #",
-        "80 % range #",
-        "speed-up #",
-        "states and transients #",
-        "why, or why not",
-    )
-    caption = f"The {len(rows)} first of {len(plan.candidates)} candidates; {len(rejected)} do not fit"
-    return make_table("table-alternatives", caption, names, rows)
-
-
-def _ablation_table(plan: Plan) -> Table:
-    rows = []
-    for item in ablations(plan):
-        cells = (
-            _choice_cells(item.choice)
-            if item.choice
-            else (
-                Cell(text=""),
-                Cell(text="", css="n"),
-                Cell(text="", css="n"),
-                Cell(text="", css="n"),
-                Cell(text="", css="n"),
-            )
-        )
-        why = item.choice.reason if item.choice else item.reason
-        rows.append(Row(cells=(Cell(text=item.state), Cell(text=item.triple), *cells, Cell(text=why))))
-    names = (
-        "changed",
-        "strategy",
-        "collectives",
-        "step #",
-        "80 % range #",
-        "speed-up #",
-        "states and transients #",
-        "note",
-    )
-    return make_table(
-        "table-ablation", f"{plan.chosen.triple} with one level changed at a time, as predicted", names, rows
-    )
 
 
 def _acceptance_table(comparison: Comparison) -> Table:

@@ -28,11 +28,67 @@ def plan_text(plan: Plan) -> str:
             "",
             f"With a framework's own settings: {_name(today)}, {today.predicted.speedup.p50:.2f}x ({names})",
         ]
+    lines += _budget(plan) + _ho_ring(plan) + _outlooks(plan) + _sensitive(plan)
     if plan.probes:
         lines += ["", "Measure:", *(f"  - {probe}" for probe in plan.probes)]
     if plan.assumptions:
         lines += ["", "Assumed:", *(f"  - {assumption}" for assumption in plan.assumptions)]
     return "\n".join(lines)
+
+
+def _budget(plan: Plan) -> list[str]:
+    if len(plan.budget) < 2:
+        return []
+    lines = ["", "What redundancy buys (held beyond GGG, per rank):"]
+    for step in plan.budget:
+        groups = f"/{step.group_size}" if step.group_size else ""
+        gain = "" if step.saved_us_per_gib is None else f", {step.saved_us_per_gib / 1e3:.3g} ms less per GiB"
+        lines.append(
+            f"  {_bytes(step.redundancy_bytes):>9}  {step.triple + groups:<7} "
+            f"{step.collectives.replace('ho_ring', 'HO-Ring'):<8}{step.step_time_us / 1e3:>9.0f} ms{gain}"
+        )
+    return lines
+
+
+def _ho_ring(plan: Plan) -> list[str]:
+    gain = plan.ho_ring
+    if gain is None:
+        return []
+    what = (
+        f"HO-Ring, in a gather of {_bytes(gain.unit_bytes)} over all ranks: {gain.rounds_before:.0f} -> "
+        f"{gain.rounds_after:.0f} rounds between nodes, {_bytes(gain.port_bytes_before)} -> "
+        f"{_bytes(gain.port_bytes_after)} through a node's port, {gain.hidden_us / 1e3:.3g} ms inside nodes hidden;"
+    )
+    return [
+        "",
+        what,
+        f"with the backend's own collectives the same strategy takes {gain.step_us_without / 1e3:.0f} ms a step.",
+    ]
+
+
+def _outlooks(plan: Plan) -> list[str]:
+    if not plan.outlooks:
+        return []
+    lines = ["", "On more nodes, with equal work per rank:"]
+    for item in plan.outlooks:
+        speed = item.speedup
+        lines.append(
+            f"  {item.nodes_factor}x ({item.world_size} ranks): {speed.p50:.2f}x ({speed.p10:.2f} to {speed.p90:.2f})"
+        )
+    return lines
+
+
+def _sensitive(plan: Plan) -> list[str]:
+    """Return what would change the choice; what would not is not worth a line."""
+    lines = []
+    for item in plan.sensitivities:
+        for end, best, speedup in (
+            ("half", item.best_if_half, item.speedup_if_half),
+            ("double", item.best_if_double, item.speedup_if_double),
+        ):
+            if best != plan.chosen.triple and plan.verdict != "keep":
+                lines.append(f"  {item.what} {end} of {item.value:.3g}: {best} would be best, this plan {speedup:.2f}x")
+    return ["", "What would change the choice:", *lines] if lines else []
 
 
 def _head() -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from paro_advise.advisor.outlook import budget_steps, ho_ring_gain, outlooks, quantiles, sensitivities
 from paro_advise.advisor.replay import LEVELS, Candidate, Links, baseline_candidate, measured_links, step_us, stretch
 from paro_advise.policies.fidelity import exports_of
 from paro_advise.policies.memory import StateBytes, Widths, state_bytes, transient_bytes
@@ -17,7 +18,6 @@ from paro_advise.policies.plan import (
     Plan,
     Preconditions,
     Prediction,
-    Quantiles,
     with_id,
 )
 from paro_advise.policies.strategy import KEPT, PARTIAL_ONLY, Level, Strategy
@@ -89,7 +89,17 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0) -> Plan:
         doubt = _PRIOR if _rests_on_priors(calibration, candidate) else _OTHER
         noise = np.exp(generator.normal(0.0, doubt, _DRAWS))
         scored.append(_score(calibration, candidate, limits, floor + exposed * noise))
-    return _decide(calibration, limits, baseline, scored, error_pct)
+    plan, chosen = _decide(calibration, limits, baseline, scored, error_pct)
+    fitting = [item.candidate for item in scored if not item.reason]
+    return with_id(
+        replace(
+            plan,
+            budget=budget_steps(plan.candidates),
+            outlooks=outlooks(calibration, links, base, chosen, seed) if plan.verdict != "keep" else (),
+            sensitivities=sensitivities(calibration, base, chosen, fitting) if plan.verdict != "keep" else (),
+            ho_ring=ho_ring_gain(calibration, chosen) if plan.verdict != "keep" else None,
+        )
+    )
 
 
 def candidates(calibration: Calibration) -> list[Candidate]:
@@ -177,7 +187,8 @@ def _ggg_bytes(calibration: Calibration) -> float:
 
 def _decide(
     calibration: Calibration, limits: Limits, baseline: _Scored, scored: Sequence[_Scored], error_pct: float
-) -> Plan:
+) -> tuple[Plan, Candidate]:
+    """Return the plan without an id, and the candidate that looks best."""
     fitting = [item for item in scored if not item.reason]
     medians = {id(item): float(np.median(item.times)) for item in scored}
     order = sorted(scored, key=lambda item: (bool(item.reason), medians[id(item)]))
@@ -201,34 +212,33 @@ def _decide(
     today = next((item for item in order if not item.reason and item.candidate.collectives == "native"), None)
     kept = verdict == "keep" or chosen is None
     text = _text(verdict, base_choice, made[id(chosen)] if chosen else base_choice, gain, error_pct)
-    return with_id(
-        Plan(
-            format=FORMAT,
-            format_version=FORMAT_VERSION,
-            plan_id="",
-            verdict=verdict,
-            text=text,
-            baseline=base_choice,
-            chosen=base_choice if kept or chosen is None else made[id(chosen)],
-            switch_on_today=made[id(today)] if today else None,
-            candidates=tuple(made[id(item)] for item in order),
-            confidence=Confidence(
-                replay_error_pct=round(error_pct, 2),
-                probability_gain=gain,
-                expected_regret_pct=round(100 * regrets.get(id(chosen), 0.0), 2),
-                text=_confidence_text(error_pct, replay_is_good=replay_is_good),
-            ),
-            preconditions=Preconditions(
-                world_size=calibration.world_size,
-                gpus_per_node=calibration.ranks_per_node,
-                micro_batches=calibration.micro_batches,
-                parameter_count=round(calibration.parameters),
-                device_memory_bytes=limits.device_memory_bytes,
-            ),
-            assumptions=calibration.assumptions,
-            probes=_probes(calibration) if verdict == "measure first" else (),
-        )
+    plan = Plan(
+        format=FORMAT,
+        format_version=FORMAT_VERSION,
+        plan_id="",
+        verdict=verdict,
+        text=text,
+        baseline=base_choice,
+        chosen=base_choice if kept or chosen is None else made[id(chosen)],
+        switch_on_today=made[id(today)] if today else None,
+        candidates=tuple(made[id(item)] for item in order),
+        confidence=Confidence(
+            replay_error_pct=round(error_pct, 2),
+            probability_gain=gain,
+            expected_regret_pct=round(100 * regrets.get(id(chosen), 0.0), 2),
+            text=_confidence_text(error_pct, replay_is_good=replay_is_good),
+        ),
+        preconditions=Preconditions(
+            world_size=calibration.world_size,
+            gpus_per_node=calibration.ranks_per_node,
+            micro_batches=calibration.micro_batches,
+            parameter_count=round(calibration.parameters),
+            device_memory_bytes=limits.device_memory_bytes,
+        ),
+        assumptions=calibration.assumptions,
+        probes=_probes(calibration) if verdict == "measure first" else (),
     )
+    return plan, (chosen or baseline).candidate
 
 
 def _wins(fitting: Sequence[_Scored]) -> tuple[dict[int, float], dict[int, float]]:
@@ -268,8 +278,8 @@ def _choice(calibration: Calibration, item: _Scored, baseline: _Scored, reason: 
         group_size=candidate.group_size if uses_groups else None,
         collectives=candidate.collectives,
         predicted=Prediction(
-            step_time_us=_quantiles(item.times),
-            speedup=_quantiles(baseline.times / item.times),
+            step_time_us=quantiles(item.times),
+            speedup=quantiles(baseline.times / item.times),
             memory_bytes=sum(terms.values()),
             terms=terms,
         ),
@@ -279,11 +289,6 @@ def _choice(calibration: Calibration, item: _Scored, baseline: _Scored, reason: 
         reason=reason,
         probability_best=probability,
     )
-
-
-def _quantiles(values: NDArray[np.float64]) -> Quantiles:
-    low, middle, high = (float(value) for value in np.quantile(values, (0.1, 0.5, 0.9)))
-    return Quantiles(p10=low, p50=middle, p90=high)
 
 
 def _why(item: _Scored, chosen: _Scored | None, medians: dict[int, float]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from paro_advise.errors import ForeignDataError, InputError
 
 FORMAT = "paro-advise/plan"
-FORMAT_VERSION = "1.0"
+FORMAT_VERSION = "1.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +86,78 @@ class Confidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetStep:
+    """The fastest choice for a redundancy budget.
+
+    Attributes:
+        redundancy_bytes: what it holds beyond GGG.
+        triple, group_size, collectives: the choice.
+        step_time_us: its median.
+        saved_us_per_gib: against the step before, per GiB more; None for the first.
+    """
+
+    redundancy_bytes: float
+    triple: str
+    group_size: int | None
+    collectives: str
+    step_time_us: float
+    saved_us_per_gib: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """The same plan on more nodes, with equal work per rank; the doubt grows with the distance."""
+
+    nodes_factor: int
+    world_size: int
+    baseline_step_us: Quantiles
+    chosen_step_us: Quantiles
+    speedup: Quantiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivity:
+    """What the plan gains if something it rests on is half or twice as large.
+
+    Attributes:
+        what: the quantity.
+        value: as the plan takes it, in the unit of its name.
+        source: "measured" or "prior".
+        speedup_if_half, speedup_if_double: of the chosen strategy.
+        best_if_half, best_if_double: the strategy that would then be chosen.
+    """
+
+    what: str
+    value: float
+    source: str
+    speedup_if_half: float
+    speedup_if_double: float
+    best_if_half: str
+    best_if_double: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoRingGain:
+    """What HO-Ring changes in a gather of the largest unit over all ranks, and in the step.
+
+    Attributes:
+        unit_bytes: of that unit.
+        rounds_before, rounds_after: between nodes, one after the other.
+        port_bytes_before, port_bytes_after: through the port of a node.
+        hidden_us: work inside nodes that runs during the rounds between nodes.
+        step_us_without: of the chosen strategy with the backend's own collectives.
+    """
+
+    unit_bytes: float
+    rounds_before: float
+    rounds_after: float
+    port_bytes_before: float
+    port_bytes_after: float
+    hidden_us: float
+    step_us_without: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Preconditions:
     """Facts that must still hold when the plan is applied."""
 
@@ -108,6 +180,10 @@ class Plan:
         candidates: all, the best first.
         assumptions: what was not in the traces.
         probes: what to measure next.
+        budget: what each step of a redundancy budget buys, the smallest first.
+        outlooks: the same on more nodes.
+        sensitivities: the same under other assumptions.
+        ho_ring: what HO-Ring brings; None where it is not chosen.
     """
 
     format: str
@@ -123,6 +199,10 @@ class Plan:
     preconditions: Preconditions
     assumptions: tuple[str, ...]
     probes: tuple[str, ...]
+    budget: tuple[BudgetStep, ...] = ()
+    outlooks: tuple[Outlook, ...] = ()
+    sensitivities: tuple[Sensitivity, ...] = ()
+    ho_ring: HoRingGain | None = None
 
 
 def with_id(plan: Plan) -> Plan:

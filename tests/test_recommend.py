@@ -163,7 +163,7 @@ def test_a_plan_is_the_same_every_time_and_cannot_be_edited():
     assert plan_from_json(data, "plan.json") == first
     with pytest.raises(ForeignDataError, match="as it was written"):
         plan_from_json(data.replace(b'"world_size": 8', b'"world_size": 9'), "plan.json")
-    for wrong in (b"{}", b"[", data.replace(b'"format_version": "1.0"', b'"format_version": "2.0"')):
+    for wrong in (b"{}", b"[", data.replace(b'"format_version": "1.1"', b'"format_version": "2.0"')):
         with pytest.raises(ForeignDataError):
             plan_from_json(wrong, "plan.json")
 

@@ -36,6 +36,7 @@ class ByteSize(click.ParamType[float]):
 @click.command("recommend", short_help="Rank all strategies for a run; propose one with its price and doubt.")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...|ANALYSIS")
 @click.option("-o", "--output", metavar="FILE", help="Write the plan as JSON; - for stdout.")
+@click.option("--html", "page", metavar="FILE", help="Write the plan as one HTML page.")
 @click.option("--force", is_flag=True, help="Replace an output file that exists.")
 @click.option("--device-memory", type=ByteSize(), help="Memory of one device, such as 80GiB.")
 @click.option("--measured-peak", type=ByteSize(), help="Peak memory of a rank of this run, as measured.")
@@ -54,6 +55,7 @@ def command(
     *,
     paths: tuple[str, ...],
     output: str | None,
+    page: str | None,
     force: bool,
     device_memory: float | None,
     measured_peak: float | None,
@@ -82,7 +84,7 @@ def command(
     from paro_advise.policies.plan import plan_to_json
 
     targets = dict(_framework_and_file(text) for text in exports)
-    for file in (output, *targets.values()):
+    for file in (output, page, *targets.values()):
         refuse_overwrite(file, force=force, inputs=paths)
     if "-" in paths:
         raise UsageError("recommend must read files, got - for standard input", hint="use `analyze - --json` first")
@@ -90,8 +92,11 @@ def command(
     analysis, _ = analysis_of(paths, Options(gpus_per_node=gpus_per_node, skip_steps=skip_steps), progress)
     progress.notices(analysis.data_quality)
     calibration = calibrate(analysis)
-    capacity = device_memory or analysis.run.device_memory_bytes
+    captured = analysis.captured
+    capacity = device_memory or analysis.run.device_memory_bytes or (captured and captured.device_memory_bytes)
     other = 0.0
+    if measured_peak is None and captured and captured.device_memory_bytes:
+        measured_peak = captured.peak_memory_bytes  # on a CPU it would hold Python and libraries
     if measured_peak is not None:
         other = measured_peak - baseline_bytes(calibration)
         if other < 0:
@@ -107,6 +112,11 @@ def command(
         click.echo(plan_text(plan))
     if output:
         write_output(output, plan_to_json(plan), force=force)
+    if page:
+        from paro_advise.advisor.commands.common import provenance
+        from paro_advise.advisor.plan_report import render_plan
+
+        write_output(page, render_plan(plan, provenance()).encode(), force=force)
     for framework, file in targets.items():
         _export(plan, framework, file, force=force)
     if not quiet:
