@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 # The format is decoded by these types, so they are needed at run time.
 from paro_advise.advisor.analysis import Breakdown, Run, StateEntry, StepTime  # noqa: TC002
-from paro_advise.errors import ForeignDataError
+from paro_advise.errors import ForeignDataError, InputError
 from paro_advise.policies.plan import Plan  # noqa: TC002
 
 FORMAT = "paro-advise/comparison"
@@ -135,6 +136,21 @@ class Comparison:
     text: str
     unlike: tuple[str, ...]
     plan: Plan | None
+
+
+def read_comparison(path: str) -> Comparison:
+    """Read a comparison from a JSON file or a report.
+
+    Raises:
+        InputError: it cannot be read, or holds none.
+    """
+    from paro_advise.advisor.page import embedded_data
+
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"an input must be a readable file: {error.strerror or error}", where=path) from error
+    return comparison_from_json(embedded_data(data, path) if data.lstrip()[:1] == b"<" else data, path)
 
 
 def comparison_from_json(data: bytes, where: str) -> Comparison:

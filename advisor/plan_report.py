@@ -50,7 +50,7 @@ def _times(speedup: Quantiles) -> str:
 def _choice_cells(choice: Choice) -> tuple[Cell, ...]:
     step = choice.predicted.step_time_us
     return (
-        Cell(text=choice.collectives.replace("ho_ring", "HO-Ring")),
+        Cell(text=choice.collectives.replace("ho_ring", "HO-Ring") + (", host" if choice.offload else "")),
         number(step.p50, time_text(step.p50)),
         Cell(text=f"{time_text(step.p10)} to {time_text(step.p90)}", css="n"),
         number(choice.predicted.speedup.p50, f"{choice.predicted.speedup.p50:.2f}x"),

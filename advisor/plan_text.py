@@ -107,7 +107,11 @@ def _row(mark: str, choice: Choice) -> str:
 
 def _name(choice: Choice) -> str:
     groups = f"/{choice.group_size}" if choice.group_size else ""
-    return f"{choice.triple}{groups}" + (" HO-Ring" if choice.collectives == "ho_ring" else " native")
+    return (
+        f"{choice.triple}{groups}"
+        + (" HO-Ring" if choice.collectives == "ho_ring" else " native")
+        + (" host" if choice.offload else "")
+    )
 
 
 def _is_same(first: Choice, second: Choice) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from paro_advise.advisor.learned import Learned
 from paro_advise.advisor.outlook import budget_steps, ho_ring_gain, outlooks, quantiles, sensitivities
 from paro_advise.advisor.replay import LEVELS, Candidate, Links, baseline_candidate, measured_links, step_us, stretch
 from paro_advise.policies.fidelity import exports_of
-from paro_advise.policies.memory import StateBytes, Widths, state_bytes, transient_bytes
+from paro_advise.policies.memory import StateBytes, Widths, shards, state_bytes, transient_bytes
 from paro_advise.policies.plan import (
     FORMAT,
     FORMAT_VERSION,
@@ -38,6 +40,9 @@ _CAPACITY_SHARE = 0.8
 # and one on links that nobody measured (prediction 3.5).
 _OTHER, _PRIOR = 0.08, 0.12
 _ANCHOR = (0.5, 2.0)
+# The host where nothing was measured: what one device moves (1e9 bytes/s), parameters of all ranks of a
+# node that its cores update in a second, and the doubt of both.
+_HOST_GBPS, _HOST_UPDATES, _HOST = 12.0, 1e9, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +69,16 @@ class _Scored:
     reason: str  # why it does not fit, "" if it does
 
 
-def recommend(calibration: Calibration, limits: Limits, seed: int = 0) -> Plan:
+def recommend(calibration: Calibration, limits: Limits, seed: int = 0, learned: Learned | None = None) -> Plan:
     """Return the plan for a run.
 
     Args:
         calibration: the run.
         limits: memory.
         seed: of the draws; equal seeds give equal plans.
+        learned: from earlier comparisons.
     """
+    learned = learned or Learned()
     generator = np.random.default_rng(seed)
     links = _draws(calibration, generator)
     base = baseline_candidate(calibration)
@@ -86,10 +93,18 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0) -> Plan:
     scored = []
     for candidate in candidates(calibration):
         exposed = np.maximum(step_us(calibration, candidate, links) - floor, 0.0) * anchor
-        doubt = _PRIOR if _rests_on_priors(calibration, candidate) else _OTHER
-        noise = np.exp(generator.normal(0.0, doubt, _DRAWS))
+        doubt = math.hypot(_PRIOR if _rests_on_priors(calibration, candidate) else _OTHER, learned.spread)
+        noise = np.exp(generator.normal(-learned.bias, doubt, _DRAWS))
         scored.append(_score(calibration, candidate, limits, floor + exposed * noise))
+    if all(item.reason for item in scored):
+        # Nothing fits: the optimizer's states go to the host before the plan gives up.
+        for item in list(scored):
+            moved = _offloaded(calibration, item.candidate)
+            extra = moved.host_us * np.exp(generator.normal(0.0, _HOST, _DRAWS))
+            scored.append(_score(calibration, moved, limits, item.times + extra))
     plan, chosen = _decide(calibration, limits, baseline, scored, error_pct)
+    if learned.count:
+        plan = replace(plan, assumptions=(*plan.assumptions, learned.text))
     fitting = [item.candidate for item in scored if not item.reason]
     return with_id(
         replace(
@@ -127,6 +142,19 @@ def candidates(calibration: Calibration) -> list[Candidate]:
                     )
                 )
     return found
+
+
+def _offloaded(calibration: Calibration, candidate: Candidate) -> Candidate:
+    """Return a candidate with the optimizer on the host (ZeRO-Offload, arXiv 2101.06840, section 4).
+
+    Each step moves this rank's gradients down and its updated parameters up, and the host's cores do
+    the arithmetic of all ranks of a node.
+    """
+    shape = _shape(calibration, candidate.group_size)
+    mine = calibration.parameters / shards(candidate.strategy.optimizer, shape)
+    moved = mine * (4.0 + calibration.element_bytes) / (_HOST_GBPS * 1e3)
+    updated = mine * calibration.ranks_per_node / _HOST_UPDATES * 1e6
+    return replace(candidate, offload="optimizer", host_us=moved + updated)
 
 
 def _is_native(strategy: Strategy) -> bool:
@@ -167,6 +195,8 @@ def _score(calibration: Calibration, candidate: Candidate, limits: Limits, times
     widths = _widths(calibration)
     shape = _shape(calibration, candidate.group_size)
     memory = state_bytes(candidate.strategy, shape, calibration.parameters, widths=widths)
+    if candidate.offload:
+        memory = replace(memory, optimizer=0.0)
     largest = max(calibration.unit_bytes) / calibration.element_bytes
     transient = transient_bytes(candidate.strategy, shape, largest, widths.parameter_bytes, widths.gradient_bytes)
     total = memory.total + transient + limits.other_bytes
@@ -288,6 +318,7 @@ def _choice(calibration: Calibration, item: _Scored, baseline: _Scored, reason: 
         feasible=not item.reason,
         reason=reason,
         probability_best=probability,
+        offload=candidate.offload,
     )
 
 
@@ -329,7 +360,8 @@ def _text(verdict: str, baseline: Choice, chosen: Choice, gain: float, error_pct
 
 def _name(choice: Choice) -> str:
     groups = f" in groups of {choice.group_size}" if choice.group_size else ""
-    return f"{choice.triple}{groups}" + (" with HO-Ring" if choice.collectives == "ho_ring" else "")
+    host = ", optimizer on the host" if choice.offload else ""
+    return f"{choice.triple}{groups}" + (" with HO-Ring" if choice.collectives == "ho_ring" else "") + host
 
 
 def _confidence_text(error_pct: float, *, replay_is_good: bool) -> str:

@@ -61,6 +61,8 @@ class Candidate:
         overlaps_reductions: reductions run beside backward, in order.
         separate_queues: reductions do not wait for gathers.
         broadcasts_us: what bringing updated parameters back took where it was measured; None to model it.
+        offload: "optimizer" if its states and its step are on the host, else "".
+        host_us: what that adds to a step.
     """
 
     strategy: Strategy
@@ -71,6 +73,8 @@ class Candidate:
     overlaps_reductions: bool = True
     separate_queues: bool = True
     broadcasts_us: float | None = None
+    offload: str = ""
+    host_us: float = 0.0
 
 
 # Collectives one after the other, each with the ranks that take part.
@@ -209,7 +213,7 @@ def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Any
     step = _Step(calibration, candidate, links)
     middle = step.micro_batch(last=False) if calibration.micro_batches > 1 else 0.0
     total = (calibration.micro_batches - 1) * middle + step.micro_batch(last=True) + step.publish()
-    return total + calibration.fixed_us
+    return total + calibration.fixed_us + candidate.host_us
 
 
 class _Step:

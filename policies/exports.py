@@ -27,12 +27,14 @@ class Target:
         group_size: ranks of a group.
         world_size: all ranks.
         micro_batches: per step.
+        offload: "optimizer" if its states are on the host.
     """
 
     triple: str
     group_size: int
     world_size: int
     micro_batches: int
+    offload: str = ""
 
     @property
     def num_groups(self) -> int:
@@ -69,6 +71,11 @@ def export(framework: str, target: Target) -> Export:
     """
     if framework not in _WRITERS:
         raise UsageError(f"a framework must be one of {', '.join(_WRITERS)}, got {framework!r}")
+    if target.offload and framework != "deepspeed":
+        raise UsageError(
+            f"{framework} must be able to keep optimizer states on the host as the plan does, its export cannot say so",
+            hint="deepspeed can, and paro_advise.runtime.shard(offload_optimizer=True)",
+        )
     fidelities = exports_of(Strategy.parse(target.triple), "native")
     fidelity = fidelities[framework]
     if fidelity == Fidelity.UNSUPPORTED:
@@ -108,6 +115,10 @@ def _deepspeed(target: Target) -> _Written:
         version = "0.10"
     if zero["stage"] == 3:
         zero["overlap_comm"] = True
+    if target.offload:
+        if not zero["stage"]:
+            raise UsageError("DeepSpeed must shard the optimizer to offload it, the plan wants stage 0")
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     body = {"gradient_accumulation_steps": target.micro_batches, "zero_optimization": zero}
     return json.dumps(body, indent=2) + "\n", ".json", version, caveats
 
@@ -248,6 +259,22 @@ def apply(model, device="cuda", **options):
     return code, ".py", "2.2", caveats
 
 
+def _lightning(target: Target) -> _Written:
+    if target.triple == "NNN":
+        return 'strategy = "ddp"  # Trainer(strategy=strategy)\n', ".py", "2.0", ()
+    code, suffix, _, caveats = _fsdp2(target)
+    code += f"""
+
+from lightning.pytorch.strategies import ModelParallelStrategy
+
+strategy = ModelParallelStrategy(data_parallel_size={target.world_size}, tensor_parallel_size=1)
+# In the LightningModule:
+#     def configure_model(self):
+#         apply(self.model, self.model.layers)
+"""
+    return code, suffix, "2.4", (*caveats, "configure_model must name the repeated layers of your model")
+
+
 def _kept_for_backward(target: Target) -> tuple[str, ...]:
     if target.triple in ("NGG", "NII"):
         return ("parameters are sharded between steps and gathered once per micro-batch, not once per step",)
@@ -261,5 +288,6 @@ _WRITERS: dict[str, Callable[[Target], _Written]] = {
     "torchtitan": _torchtitan,
     "accelerate": _accelerate,
     "megatron": _megatron,
+    "lightning": _lightning,
 }
 FRAMEWORKS = tuple(_WRITERS)

@@ -24,6 +24,7 @@ _TABLE: dict[str, dict[str, str]] = {
     "fsdp2": {"NNN": "e", "NNI": "a", "NNG": "a", "NII": "a", "NGG": "a", "III": "e", "IGG": "a", "GGG": "e"},
     "torchtitan": {"NNN": "e", "NII": "a", "NGG": "a", "III": "e", "GGG": "e"},
     "accelerate": {"NNN": "e", "NII": "a", "NGG": "a", "III": "e", "GGG": "e"},
+    "lightning": {"NNN": "e", "NNI": "a", "NNG": "a", "NII": "a", "NGG": "a", "III": "e", "IGG": "a", "GGG": "e"},
     "megatron": {"NNN": "e", "NNI": "e", "NNG": "e", "NGG": "e", "III": "e", "IIG": "e", "GGG": "e"},
 }
 _LETTERS = {"e": Fidelity.EXACT, "a": Fidelity.APPROXIMATE}

@@ -55,6 +55,7 @@ class Choice:
         feasible: it fits and can be run.
         reason: why it was chosen, or not.
         probability_best: share of the draws in which it was the fastest that fits.
+        offload: "optimizer" if its states and its step are on the host, "" if all is on the device.
     """
 
     triple: str
@@ -66,6 +67,7 @@ class Choice:
     feasible: bool
     reason: str
     probability_best: float
+    offload: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

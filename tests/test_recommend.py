@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 from helpers import write_run
 from paro_advise.advisor.calibration import Calibration, Estimate
 from paro_advise.advisor.cli import run
+from paro_advise.advisor.learned import Learned
 from paro_advise.advisor.recommend import Limits, baseline_bytes, candidates, recommend
 from paro_advise.advisor.replay import Candidate, baseline_candidate, measured_links, step_us
 from paro_advise.errors import ForeignDataError
@@ -196,3 +198,66 @@ def test_a_plan_is_exported_or_refused(tmp_path, capsys):
         assert "2.6 or later" in capsys.readouterr().err
     assert run(["recommend", str(folder), "--export", "fsdp2", "-q"]) == 2
     assert run(["recommend", str(folder), "--export", f"mxnet={tmp_path / 'x'}", "-q"]) == 2
+
+
+def test_a_host_bound_run_is_kept():
+    """A step that is idle nine tenths of the time gains nothing from another strategy."""
+    made = calibration(
+        is_gpu=True,
+        native_reduce_scatter_is_all_reduce=False,
+        fixed_us=2e6,
+        compute_us=2e5,
+        inter_gbps=estimate(25.0),
+        intra_gbps=estimate(150.0),
+        inter_alpha_us=estimate(14.0),
+        intra_alpha_us=estimate(5.0),
+    )
+    plan = recommend(made, Limits())
+    assert plan.verdict == "keep"
+    assert plan.confidence.probability_gain < 0.1
+
+
+def test_when_nothing_fits_the_optimizer_goes_to_the_host():
+    """GGG in 8 ranks holds 2 bytes of 16 a parameter; a device of 1.6 transients of that must offload."""
+    made = calibration()
+    needed = baseline_bytes(made)
+    plan = recommend(made, Limits(device_memory_bytes=0.98 * needed / 0.8))
+    assert plan.chosen.offload == "optimizer"
+    assert plan.chosen.predicted.terms["optimizer"] == 0.0
+    assert plan.chosen.predicted.memory_bytes <= 0.98 * needed
+    assert "optimizer on the host" in plan.text
+    kept = recommend(made, Limits(device_memory_bytes=1.3 * needed / 0.8))
+    assert not any(choice.offload for choice in kept.candidates)
+
+
+def test_earlier_comparisons_correct_and_widen():
+    """Twice 10 % better than predicted: two thirds of it are believed."""
+    made = calibration()
+    plain = recommend(made, Limits())
+    better = recommend(made, Limits(), learned=Learned(bias=2 * math.log(1.1) / 3, spread=0.0, count=2))
+    ratio = better.chosen.predicted.speedup.p50 / plain.chosen.predicted.speedup.p50
+    assert 1.0 < ratio < 1.1
+    assert "2 earlier comparisons" in better.assumptions[-1]
+    wide = recommend(made, Limits(), learned=Learned(spread=0.3, count=2)).chosen.predicted.speedup
+    assert wide.p90 / wide.p10 > plain.chosen.predicted.speedup.p90 / plain.chosen.predicted.speedup.p10
+
+
+def test_a_plan_says_what_it_becomes_elsewhere():
+    plan = recommend(calibration(), Limits())
+    assert [item.world_size for item in plan.outlooks] == [16, 32, 64]
+    widths = [item.speedup.p90 / item.speedup.p10 for item in plan.outlooks]
+    assert widths == sorted(widths)
+    # Four nodes of two: a flat ring takes 7 rounds between nodes, HO-Ring 3 (reference strategies 5.2).
+    assert (plan.ho_ring.rounds_before, plan.ho_ring.rounds_after) == (7, 3)
+    assert plan.ho_ring.port_bytes_before == pytest.approx(7 / 8 * 4 * MB)
+    assert plan.ho_ring.port_bytes_after == pytest.approx(3 / 4 * 4 * MB)
+    steps = [item.step_time_us for item in plan.budget]
+    held = [item.redundancy_bytes for item in plan.budget]
+    assert steps == sorted(steps, reverse=True)
+    assert held == sorted(held)
+    assert {item.what.split(" (")[0] for item in plan.sensitivities} >= {
+        "bandwidth between nodes",
+        "arithmetic of a step",
+    }
+    faster = next(item for item in plan.sensitivities if item.what.startswith("bandwidth between"))
+    assert faster.speedup_if_half > faster.speedup_if_double

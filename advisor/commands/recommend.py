@@ -9,6 +9,9 @@ import click
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.advisor.learned import Learned
     from paro_advise.policies.plan import Plan
 
 _SIZE = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(B|KB|MB|GB|TB|KiB|MiB|GiB|TiB)?\s*$", re.IGNORECASE)
@@ -46,8 +49,9 @@ class ByteSize(click.ParamType[float]):
     "exports",
     multiple=True,
     metavar="FRAMEWORK=FILE",
-    help="Write the plan for deepspeed, fsdp1, fsdp2, torchtitan, accelerate or megatron; - for stdout.",
+    help="Write the plan for deepspeed, fsdp1, fsdp2, torchtitan, accelerate, megatron or lightning; -.",
 )
+@click.option("--learn-from", multiple=True, metavar="FILE", help="A comparison (JSON or report) with its prediction.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
 @click.option("--skip-steps", type=click.IntRange(0), default=0, show_default=True, help="Warm-up steps to leave out.")
 @click.option("-q", "--quiet", is_flag=True, help="Results only.")
@@ -61,6 +65,7 @@ def command(
     measured_peak: float | None,
     redundancy_budget: float | None,
     exports: tuple[str, ...],
+    learn_from: tuple[str, ...],
     gpus_per_node: int | None,
     skip_steps: int,
     quiet: bool,
@@ -93,7 +98,7 @@ def command(
     progress.notices(analysis.data_quality)
     calibration = calibrate(analysis)
     captured = analysis.captured
-    capacity = device_memory or analysis.run.device_memory_bytes or (captured and captured.device_memory_bytes)
+    capacity = device_memory or analysis.run.device_memory_bytes or (captured.device_memory_bytes if captured else None)
     other = 0.0
     if measured_peak is None and captured and captured.device_memory_bytes:
         measured_peak = captured.peak_memory_bytes  # on a CPU it would hold Python and libraries
@@ -107,6 +112,7 @@ def command(
     plan = recommend(
         calibration,
         Limits(device_memory_bytes=capacity, redundancy_budget_bytes=redundancy_budget, other_bytes=other),
+        learned=_learned(learn_from),
     )
     if output != "-":
         click.echo(plan_text(plan))
@@ -126,6 +132,13 @@ def command(
             click.echo("activations are not counted: give --measured-peak for a full account", err=True)
         if output and output != "-":
             click.echo(f"wrote {output}", err=True)
+
+
+def _learned(paths: Sequence[str]) -> Learned:
+    from paro_advise.advisor.comparison import read_comparison
+    from paro_advise.advisor.learned import learned_from
+
+    return learned_from([read_comparison(path) for path in paths])
 
 
 def _framework_and_file(text: str) -> tuple[str, str]:
@@ -148,6 +161,7 @@ def _export(plan: Plan, framework: str, file: str, *, force: bool) -> None:
             group_size=chosen.group_size or facts.gpus_per_node,
             world_size=facts.world_size,
             micro_batches=facts.micro_batches,
+            offload=chosen.offload,
         ),
     )
     write_output(file, made.text.encode(), force=force)

@@ -121,9 +121,9 @@ def _torchtitan(text: str, plan: Plan) -> str:
         document = tomlkit.parse(text)
     except TOMLKitError as error:
         raise UsageError(f"the file must be TOML: {error}") from error
-    section = document.get("parallelism")
+    section: Any = document.get("parallelism", {})
     for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree"):
-        check_fact(plan, f"parallelism.{name}", 1, section.get(name) if section else None)
+        check_fact(plan, f"parallelism.{name}", 1, section.get(name))
     code = export("torchtitan", target_of(plan)).text
     for name, value in re.findall(r'parallelism\.(\w+) = ("?\w+"?)', code):
         item: Any = json.loads(value)

@@ -65,6 +65,7 @@ def target_of(plan: Plan) -> Target:
         group_size=plan.chosen.group_size or facts.gpus_per_node,
         world_size=facts.world_size,
         micro_batches=facts.micro_batches,
+        offload=plan.chosen.offload,
     )
 
 

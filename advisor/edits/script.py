@@ -8,6 +8,8 @@ from paro_advise.advisor.edits.edit import Edit
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import libcst
 
 _ENTRY_POINTS = (
@@ -94,7 +96,7 @@ def _is_our_import(line: libcst.CSTNode) -> bool:
     return _code(line).startswith(f"from {_MODULE} import {_CALL}")
 
 
-def _first_import(body: list[libcst.CSTNode]) -> int:
+def _first_import(body: Sequence[libcst.CSTNode]) -> int:
     """Return where the first import is that is not of the future; it must come before torch's names are taken."""
     for number, line in enumerate(body):
         code = _code(line)

@@ -171,6 +171,7 @@ class Session:
             units=self._units(module, wrapping.units),
             param_dtype=wrapping.param_dtype,
             reduce_dtype=wrapping.reduce_dtype,
+            offload_optimizer=chosen.offload == "optimizer",
         )
         self.root, self._wrapping = module, wrapping
         engine = engine_of(module)
