@@ -372,16 +372,17 @@ def _confidence_text(error_pct: float, *, replay_is_good: bool) -> str:
 def _probes(calibration: Calibration) -> tuple[str, ...]:
     """Return what to measure so that the answer gets certain, the most useful first."""
     found = []
-    sizes = "-b 1M -e 256M -f 4"
-    if calibration.intra_gbps.source == "prior" and calibration.ranks_per_node > 1:
+    probe = "-m paro_advise.runtime.probe"
+    nodes, per_node = calibration.num_nodes, calibration.ranks_per_node
+    if calibration.intra_gbps.source == "prior" and per_node > 1:
         found.append(
-            f"bandwidth inside a node: all_gather_perf {sizes} -g {calibration.ranks_per_node} on one node, "
-            "then pass its output with the traces"
+            f"bandwidth inside a node, on one node: torchrun --nproc-per-node {per_node} {probe} > inside.txt, "
+            "then recommend with inside.txt beside the traces"
         )
-    if calibration.inter_gbps.source == "prior" and calibration.num_nodes > 1:
+    if calibration.inter_gbps.source == "prior" and nodes > 1:
         found.append(
-            f"bandwidth between nodes: mpirun -np {calibration.world_size} all_gather_perf {sizes} -g 1, "
-            "then pass its output with the traces"
+            f"bandwidth between nodes, on all of them: torchrun --nnodes {nodes} --nproc-per-node {per_node} ... "
+            f"{probe} > between.txt, then recommend with between.txt beside the traces"
         )
     if not found:
         found.append("a second trace of three or more steps, of one rank per node, so that the spread gets known")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
+from helpers import analyze
 from paro_advise.errors import BrokenInputError, HostileInputError
 from paro_advise.trace_parsers import comms_logger, nccl_log, nccl_tests, nccl_topology, train_log
 from paro_advise.trace_parsers.readable import MAX_LINE_BYTES, Readable
@@ -260,3 +265,23 @@ def test_topology_counts_gpus_and_ports():
 def test_xml_bombs_are_refused(content):
     with pytest.raises(HostileInputError):
         read(nccl_topology, content)
+
+
+@pytest.mark.distributed
+def test_our_own_probe_is_read_as_a_benchmark(tmp_path):
+    pytest.importorskip("torch")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "-m", "paro_advise.runtime.probe"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        check=True,
+    )
+    (tmp_path / "probe.txt").write_text(done.stdout)
+    links = {link.op: link for link in analyze(tmp_path / "probe.txt").links}
+    assert set(links) == {"all_gather", "reduce_scatter"}
+    assert all((link.group_size, link.span) == (2, "intra") for link in links.values())
+    assert all(link.busbw_gbps > 0 for link in links.values())
