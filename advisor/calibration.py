@@ -63,7 +63,8 @@ class Calibration:
         baseline_group_size: ranks of its group.
         gathers_once: parameters gathered for forward are kept for backward.
         replicates_each_pass: gradients are added up across groups on every micro-batch.
-        broadcasts_us: of updated parameters one by one, as ZeroRedundancyOptimizer does; None without.
+        published_us: what bringing updated parameters back took, where the framework does it in a way of its
+            own: one by one, or those few that it keeps whole; None where the strategy tells.
         framework: that ran it.
         inter_alpha_us, inter_gbps: a message between nodes; the port of a node, 1e9 bytes/s.
         intra_alpha_us, intra_gbps: a message inside a node; one rank's sending, 1e9 bytes/s.
@@ -87,7 +88,7 @@ class Calibration:
     baseline_group_size: int
     gathers_once: bool
     replicates_each_pass: bool
-    broadcasts_us: float | None
+    published_us: float | None
     framework: str
     inter_alpha_us: Estimate
     inter_gbps: Estimate
@@ -140,8 +141,10 @@ def calibrate(analysis: Analysis) -> Calibration:
     gloo = run.backend == "gloo"
     replicas = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail == "replica")
     reduced = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail != "replica")
-    published = _kinds(analysis, State.OPTIMIZER, lambda entry: entry.op == Op.BROADCAST)
-    fixed, wait, transfer = _fixed(analysis, is_gpu=not gloo)
+    published = _published_us(analysis)
+    passes = 1 if run.strategy.triple[1] == "N" else micro
+    finer = max(0.0, len(units) * passes - sum(entry.count for entry in reduced))
+    fixed, wait, transfer = _fixed(analysis, finer, is_gpu=not gloo)
     profiled = sum(analysis.step_time_us.values) / len(analysis.step_time_us.values)
     pace = _pace(analysis, profiled, notes)
     links = _links(analysis.links, world, per_node, gloo=gloo, crowd=_crowd(analysis), notes=notes)
@@ -165,7 +168,7 @@ def calibrate(analysis: Analysis) -> Calibration:
         gathers_once=run.strategy.triple[0] == "N" and (run.strategy.triple_at_rest or "N")[0] != "N",
         replicates_each_pass=sum(entry.count for entry in replicas) > len(units) * (micro - 0.5)
         or (run.strategy.triple[1] == "N" and micro > 1 and _passes(analysis, reduced, micro) == micro),
-        broadcasts_us=pace * sum(entry.exposed_us or 0.0 for entry in published) or None,
+        published_us=None if published is None else pace * published,
         baseline_group_size=run.strategy.group_size or per_node,
         framework=run.framework,
         assumptions=tuple(notes),
@@ -193,21 +196,32 @@ def _paced(estimate: Estimate, name: str, pace: float) -> Estimate:
     return replace(estimate, value=estimate.value / pace if name.endswith("gbps") else estimate.value * pace)
 
 
-def _fixed(analysis: Analysis, *, is_gpu: bool) -> tuple[float, float, float | None]:
-    """Return what no strategy changes, what each collective costs beside its transfer, and the transfers."""
+def _fixed(analysis: Analysis, finer: float, *, is_gpu: bool) -> tuple[float, float, float | None]:
+    """Return what no strategy changes, what each collective costs beside its transfer, and the transfers.
+
+    Args:
+        analysis: the run.
+        finer: reductions that the replay makes of the run's buckets beyond theirs.
+        is_gpu: collectives run beside compute.
+    """
     parts, states = analysis.breakdown_us, analysis.states
     other = [states[name.value] for name in (State.OTHER, State.UNKNOWN) if name.value in states]
     fixed = (parts.idle or 0.0) + sum(entry.exposed_us or 0.0 for entry in other)
-    moved = [states[name] for name in _MODEL_STATES if name in states]
-    wait = sum(min(entry.wait_us or 0.0, entry.exposed_us or 0.0) for entry in moved)
-    calls = sum(entry.count for entry in moved)
+    own_way = _published_us(analysis) is not None
+    names = [name for name in _MODEL_STATES if not (own_way and name == State.OPTIMIZER.value)]
+    moved = [states[name] for name in names if name in states]
+    # States that are exposed at the same time delay the step once.
+    together = sum(entry.exposed_us or 0.0 for entry in states.values())
+    once = min(1.0, (parts.exposed_communication or 0.0) / together) if together else 1.0
+    wait = once * sum(min(entry.wait_us or 0.0, entry.exposed_us or 0.0) for entry in moved)
+    calls = finer + sum(entry.count for entry in moved)
     # On a CPU "other" is the time inside calls of collectives before and after gloo's own work.
     if is_gpu:
         fixed += parts.other or 0.0
     else:
         wait += parts.other or 0.0
     known = [entry.transfer_us for entry in moved if entry.count]
-    transfer = None if any(value is None for value in known) else sum(value or 0.0 for value in known)
+    transfer = None if any(value is None for value in known) else once * sum(value or 0.0 for value in known)
     return fixed, wait / calls if calls else 0.0, transfer
 
 
@@ -239,6 +253,20 @@ def _units(analysis: Analysis, world: int, micro: int) -> tuple[tuple[float, ...
     count = analysis.run.parameter_count
     width = elements / count if count else 4.0
     return tuple(sorted(found)), min((1, 2, 4, 8), key=lambda size: abs(math.log(size / width)))
+
+
+def _published_us(analysis: Analysis) -> float | None:
+    """Return how long updated parameters took to come back in a framework's own way, None in the usual way.
+
+    ZeroRedundancyOptimizer broadcasts them one by one; DeepSpeed's stage 3 gathers the small ones that it
+    keeps whole, although parameters and optimizer states lie at the same level.
+    """
+    entry = analysis.states.get(State.OPTIMIZER.value)
+    triple = analysis.run.strategy.triple_at_rest or analysis.run.strategy.triple
+    if entry is None or not entry.count or triple is None or analysis.run.strategy.source == "metadata":
+        return None
+    one_by_one = _kinds(analysis, State.OPTIMIZER, lambda item: item.op == Op.BROADCAST)
+    return entry.exposed_us if one_by_one or triple[0] == triple[2] else None
 
 
 def _passes(analysis: Analysis, reductions: Sequence[CollectiveEntry], micro: int) -> int:

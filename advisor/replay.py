@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _BACKWARD = 2 / 3  # of the arithmetic: 6 N D = 2 forward + 4 backward
 _PENDING = 3
-_MAX_STRETCH = 9.0
+_MIN_STRETCH, _MAX_STRETCH = 0.7, 9.0
 # HO-Ring against a native run: its transfers come within a tenth of what the links can do (bench_ho_ring),
 # so nothing is added for contention; its waits are this share, as in the two configurations that
 # bench_prediction lists as DEVELOPED.
@@ -60,7 +60,7 @@ class Candidate:
         replicates_each_pass: gradients are added up across groups on every micro-batch.
         overlaps_reductions: reductions run beside backward, in order.
         separate_queues: reductions do not wait for gathers.
-        broadcasts_us: what bringing updated parameters back took where it was measured; None to model it.
+        published_us: what bringing updated parameters back took where it was measured; None to model it.
         offload: "optimizer" if its states and its step are on the host, else "".
         host_us: what that adds to a step.
     """
@@ -72,7 +72,7 @@ class Candidate:
     replicates_each_pass: bool = False
     overlaps_reductions: bool = True
     separate_queues: bool = True
-    broadcasts_us: float | None = None
+    published_us: float | None = None
     offload: str = ""
     host_us: float = 0.0
 
@@ -181,7 +181,7 @@ def baseline_candidate(calibration: Calibration) -> Candidate:
         replicates_each_pass=calibration.replicates_each_pass,
         overlaps_reductions=overlaps,
         separate_queues=is_own or not calibration.framework.startswith("FSDP"),
-        broadcasts_us=calibration.broadcasts_us,
+        published_us=calibration.published_us,
     )
 
 
@@ -199,7 +199,7 @@ def stretch(calibration: Calibration) -> float:
         return 1.0
     links = Links(**{name: getattr(calibration, name).value for name in LEVELS})
     modelled = _Step(replace(calibration, wait_us=0.0), baseline_candidate(calibration), links).collectives_us()
-    return min(_MAX_STRETCH, max(1.0, calibration.transfer_us / modelled)) if modelled else 1.0
+    return min(_MAX_STRETCH, max(_MIN_STRETCH, calibration.transfer_us / modelled)) if modelled else 1.0
 
 
 def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Any:
@@ -263,12 +263,12 @@ class _Step:
                 gather, reduce_, _, _ = self._costs(size, last=last)
                 again = 0 if self._candidate.gathers_once or place == len(units) - 1 else 1
                 total = total + (1 + again) * gather + reduce_
-        return total + self.publish()
+        return total if self._candidate.published_us is not None else total + self.publish()
 
     def publish(self) -> Any:
         """Return the time of bringing updated parameters back, unit by unit."""
-        if self._candidate.broadcasts_us is not None:
-            return self._candidate.broadcasts_us
+        if self._candidate.published_us is not None:
+            return self._candidate.published_us
         return sum((self._costs(size, last=True)[2] for size in self._calibration.unit_bytes), 0.0)
 
     def micro_batch(self, *, last: bool) -> Any:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from paro_advise.policies.plan import Choice, Plan
 
 WORKER = Path(__file__).resolve().parent / "training_ranks.py"
+RECORDED = Path(__file__).resolve().parents[2] / "shared/zero_runs"
 BASELINE = "fsdp2_zero3"
 RUNTIME = ("GGG", "IGG", "IIG", "III", "NGG", "NIG")
 
@@ -167,6 +168,15 @@ def rank_correlation(rows: list[Row]) -> float:
     return 1 - 6 * distance / (count * (count**2 - 1))
 
 
+def recorded_replays(folder: Path) -> dict[str, float]:
+    """Return the error of the replay (%) of each recorded run in a folder of runs."""
+    found = {}
+    for run in sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else ():
+        analysis, _ = analysis_of([str(run)], Options(), Progress(quiet=True))
+        found[run.name] = recommend(calibrate(analysis), Limits()).confidence.replay_error_pct
+    return found
+
+
 def show(configuration: Configuration, plan: Plan, rows: list[Row], lost: float) -> None:
     print(f"\n{configuration.name}: replay of the trace {plan.confidence.replay_error_pct:+.1f} %, regret {lost:.1%}")
     print(f"{'system':<20}{'predicted ratio':>16}{'80 % range':>16}{'measured':>10}{'error':>8}")
@@ -181,9 +191,9 @@ def quantile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
 
 
-def figures_of(results: list[tuple[Plan, list[Row], float]]) -> dict[str, float]:
+def figures_of(results: list[tuple[Plan, list[Row], float]], recorded: dict[str, float]) -> dict[str, float]:
     errors = [abs(row.error) for _, rows, _ in results for row in rows]
-    replays = [abs(plan.confidence.replay_error_pct) for plan, _, _ in results]
+    replays = [abs(plan.confidence.replay_error_pct) for plan, _, _ in results] + [abs(v) for v in recorded.values()]
     inside = [row.low <= row.measured <= row.high for _, rows, _ in results for row in rows]
     lost = [value for _, _, value in results]
     return {
@@ -213,7 +223,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", help="names of configurations")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--keep", type=Path, help="keep traces and logs under this folder")
+    parser.add_argument(
+        "--keep", type=Path, help="keep traces and logs here; what lies here already is not measured again"
+    )
     options = parser.parse_args()
     judged: list[tuple[Plan, list[Row], float]] = []
     developed: list[tuple[Plan, list[Row], float]] = []
@@ -222,16 +234,22 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as temporary:
             folder = (options.keep or Path(temporary)) / configuration.name
-            measured = measure(configuration, options.rounds, folder)
+            kept = folder / "measured.json"
+            if options.keep and kept.is_file():
+                measured = json.loads(kept.read_text())
+            else:
+                measured = measure(configuration, options.rounds, folder)
+                kept.write_text(json.dumps(measured))
             plan = predict(configuration, folder)
-            (folder / "measured.json").write_text(json.dumps(measured))
         rows, lost = compare(plan, measured), regret(plan, measured)
         show(configuration, plan, rows, lost)
         (judged if configuration in JUDGED else developed).append((plan, rows, lost))
     for title, results in (("developed on", developed), ("judged on", judged)):
         if results:
-            print(f"\n{title}: {json.dumps(figures_of(results))}")
-    figures = figures_of(judged) if judged else {}
+            print(f"\n{title}: {json.dumps(figures_of(results, {}))}")
+    recorded = recorded_replays(RECORDED)
+    print("\nreplay of recorded runs: " + ", ".join(f"{name} {error:+.1f} %" for name, error in recorded.items()))
+    figures = figures_of(judged, recorded) if judged else {}
     met = bool(judged) and all(
         figures[name] <= limit if sign == "<=" else figures[name] >= limit for name, (sign, limit) in TARGETS.items()
     )

@@ -45,7 +45,7 @@ def run_of(world_size: int) -> Calibration:
         baseline_group_size=8,
         gathers_once=False,
         replicates_each_pass=False,
-        broadcasts_us=None,
+        published_us=None,
         framework="FSDP2",
         inter_alpha_us=measured(15.0),
         inter_gbps=measured(25.0),

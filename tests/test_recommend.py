@@ -45,7 +45,7 @@ def calibration(**changes):
         "baseline_group_size": 2,
         "gathers_once": False,
         "replicates_each_pass": False,
-        "broadcasts_us": None,
+        "published_us": None,
         "framework": "FSDP2",
         "inter_alpha_us": estimate(100.0),
         "inter_gbps": estimate(0.05),
