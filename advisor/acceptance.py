@@ -70,7 +70,8 @@ def judge(
     found = [_throughput(thresholds.min_throughput_gain_pct, throughput)]
     loss = parity.loss_max_pct if parity else None
     found.append(
-        _at_most(
+        _diverged(thresholds.max_loss_difference_pct, parity)
+        or _at_most(
             "loss difference, %", thresholds.max_loss_difference_pct, loss, "losses of the same steps of both runs"
         )
     )
@@ -82,6 +83,19 @@ def judge(
     ):
         found.append(_at_most(name, limit, measured, "a measured value and a limit in the thresholds"))
     return tuple(found)
+
+
+def _diverged(limit: float | None, parity: Parity | None) -> Criterion | None:
+    """Return a failure if losses turned into no numbers after the change only."""
+    if limit is None or parity is None or parity.num_diverged_after <= parity.num_diverged_before:
+        return None
+    return Criterion(
+        criterion="loss difference, %",
+        threshold=limit,
+        measured=None,
+        passed=False,
+        text=f"{parity.num_diverged_after} steps after the change have a loss or gradient that is no number",
+    )
 
 
 def _throughput(limit: float | None, metric: Metric | None) -> Criterion:

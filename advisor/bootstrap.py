@@ -22,6 +22,7 @@ _TRIM = 0.1
 _MIN_SAMPLES = 4
 _CORRELATED = 0.5
 _TAIL = 0.01
+_EXTREME = 30.0
 # Student's t over the normal distribution at 99 %, by degrees of freedom.
 _T_OVER_Z = {3: 1.95, 4: 1.61, 5: 1.45, 6: 1.35, 7: 1.29, 8: 1.25, 10: 1.19, 15: 1.12, 20: 1.09, 30: 1.06, 60: 1.03}
 
@@ -48,7 +49,8 @@ def change_between(before: Sequence[float], after: Sequence[float], *, paired: b
     """
     if min(len(before), len(after)) < _MIN_SAMPLES or min(*before, *after) <= 0:
         return None
-    first, second = np.log(np.asarray(before)), np.log(np.asarray(after))
+    # Beyond e^30 nothing is a step time any more; it would only overflow.
+    first, second = (np.clip(np.log(np.asarray(side)), -_EXTREME, _EXTREME) for side in (before, after))
     generator = np.random.default_rng(0)
     if paired and len(first) == len(second) and _correlation(first, second) > _CORRELATED:
         draws = _resampled(second - first, generator)

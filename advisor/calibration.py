@@ -115,7 +115,8 @@ def calibrate(analysis: Analysis) -> Calibration:
     """
     run, notes = analysis.run, list[str]()
     world = run.world_size
-    if not world or world < 2 or analysis.step_time_us.median is None or run.strategy.triple is None:
+    has_steps = bool(analysis.step_time_us.values) and min(analysis.step_time_us.values) > 0
+    if not world or world < 2 or not has_steps or not run.strategy.triple:
         raise InputError(
             "a recommendation must start from a run whose ranks, steps and strategy are known, got "
             f"{world or 'no'} ranks, {len(analysis.step_time_us.values)} steps, strategy {run.strategy.triple}",
@@ -214,6 +215,9 @@ def _fixed(analysis: Analysis, finer: float, *, is_gpu: bool) -> tuple[float, fl
     together = sum(entry.exposed_us or 0.0 for entry in states.values())
     once = min(1.0, (parts.exposed_communication or 0.0) / together) if together else 1.0
     wait = once * sum(min(entry.wait_us or 0.0, entry.exposed_us or 0.0) for entry in moved)
+    # A rank that computes longer delays every strategy once a step, however often they wait for each other.
+    late = min(wait, max((s.lateness_us for s in analysis.stragglers if "compute" in s.cause), default=0.0))
+    fixed, wait = fixed + late, wait - late
     calls = finer + sum(entry.count for entry in moved)
     # On a CPU "other" is the time inside calls of collectives before and after gloo's own work.
     if is_gpu:
@@ -281,6 +285,8 @@ def _passes(analysis: Analysis, reductions: Sequence[CollectiveEntry], micro: in
     if not count or micro == 1:
         return 1
     moved = sum(entry.count * float(entry.bytes or 0) for entry in reductions)
+    if moved <= 0 or count <= 0:
+        return 1
     return min((1, micro), key=lambda passes: min(abs(math.log(moved / passes / count / width)) for width in (2, 4)))
 
 

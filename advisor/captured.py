@@ -28,6 +28,7 @@ class CapturedStep:
         micro_batches: of a rank.
         loss: mean over ranks of the sum of a step's losses.
         gradient_norm: of the whole model before clipping; None if any rank's share is unknown.
+        diverged: a rank's loss or gradient norm is infinite or not a number; the value is None then.
     """
 
     step: int
@@ -36,6 +37,7 @@ class CapturedStep:
     micro_batches: int
     loss: float | None
     gradient_norm: float | None
+    diverged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,13 +115,15 @@ def _step(rows: Sequence[StepRow], *, complete: bool) -> CapturedStep:
     times = _known(row.step_us for row in rows)
     shares = _known(row.gradient_norm_squared for row in rows)
     losses = _known(row.loss for row in rows)
+    diverged = any(math.isnan(value) for value in (*losses, *shares))
     return CapturedStep(
         step=rows[0].step,
         step_us=fmean(times) if times else None,
         timed=bool(times) and rows[0].step >= WARM_UP and not any(row.profiled for row in rows),
         micro_batches=rows[0].micro_batches,
-        loss=fmean(losses) if losses else None,
+        loss=fmean(losses) if losses and not diverged else None,
         gradient_norm=math.sqrt(math.fsum(shares)) if shares and complete and min(shares) >= 0 else None,
+        diverged=diverged,
     )
 
 

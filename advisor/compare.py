@@ -22,6 +22,7 @@ from paro_advise.advisor.comparison import (
     Side,
 )
 from paro_advise.advisor.likeness import check_likeness
+from paro_advise.errors import StalePlanError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _STATES = ("parameter", "gradient", "optimizer")
 _REAL_PCT, _NARROW_PCT = 1.0, 5.0
 _MAX_POINTS = 400
-_TOKENS = re.compile(r"^(\d+)x(\d+) torch\.int(?:32|64)$")
+_TOKENS = re.compile(r"^(\d{1,9})x(\d{1,9}) torch\.int(?:32|64)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,8 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
     """
     terms = terms or Terms()
     unlike = check_likeness(before, after, terms.allow_unlike)
+    if plan is not None:
+        _check_plan(plan, before)
     use_captured = _num_timed(before) > 0 and _num_timed(after) > 0
     sides = (_side(before, use_captured=use_captured), _side(after, use_captured=use_captured))
     change = _step_change(before, after, sides, use_captured=use_captured)
@@ -83,13 +86,32 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
         metrics=metrics,
         collectives=_collectives(before, after),
         parity=parity,
-        predicted_vs_measured=_predicted(plan, sides),
+        predicted_vs_measured=_predicted(plan, sides) if _took_place(plan, after) else (),
         acceptance=judge(terms.thresholds, by_name["throughput"], parity, sides[1].peak_memory_bytes, device),
         verdict=step.verdict,
-        text=_text(step, sides, plan),
+        text=_text(step, sides, plan, took_place=_took_place(plan, after)),
         unlike=unlike,
         plan=plan,
     )
+
+
+def _check_plan(plan: Plan, before: Analysis) -> None:
+    """Make sure that a plan was made for such a run.
+
+    Raises:
+        StalePlanError: it was not.
+    """
+    facts = plan.preconditions
+    for name, planned, found in (
+        ("world_size", facts.world_size, before.run.world_size),
+        ("micro_batches", facts.micro_batches, before.run.micro_batches),
+    ):
+        if found is not None and found != planned:
+            raise StalePlanError(
+                f"the plan must be one for these runs: made for {name} {planned}, they have {found}",
+                where=f"plan {plan.plan_id}",
+                hint="give the plan that `recommend` made of the run before",
+            )
 
 
 def _timed(analysis: Analysis) -> dict[int, float]:
@@ -103,6 +125,7 @@ def _num_timed(analysis: Analysis) -> int:
 
 def _side(analysis: Analysis, *, use_captured: bool) -> Side:
     values = tuple(_timed(analysis).values()) if use_captured else analysis.step_time_us.values
+    values = tuple(value for value in values if value > 0)
     return Side(
         run=analysis.run,
         step_time_us=_step_time(values),
@@ -147,7 +170,7 @@ def verdict_of(change: Change | None, *, lower_is_better: bool = True) -> str:
     low, high, value = 100 * change.low, 100 * change.high, 100 * change.value
     if (low > 0 or high < 0) and abs(value) >= _REAL_PCT:
         return "better" if (value < 0) == lower_is_better else "worse"
-    return "same" if high - low <= 2 * _NARROW_PCT or abs(value) < _REAL_PCT else "unclear"
+    return "same" if high - low <= 2 * _NARROW_PCT else "unclear"
 
 
 def _metric(
@@ -224,6 +247,14 @@ def _inverse(change: Change | None) -> Change | None:
     return Change(value=1 / (1 + change.value) - 1, low=1 / (1 + change.high) - 1, high=1 / (1 + change.low) - 1)
 
 
+def _scaled(change: Change | None, factor: float) -> Change | None:
+    """Return the change of a quantity that also grew by a factor."""
+    if change is None:
+        return None
+    value, low, high = ((1 + end) * factor - 1 for end in (change.value, change.low, change.high))
+    return Change(value=value, low=low, high=high)
+
+
 def _throughput(
     before: Analysis,
     after: Analysis,
@@ -237,23 +268,35 @@ def _throughput(
     unit = "tokens/s" if all(work) else "steps/s"
     what = "million tokens" if all(work) else "thousand steps"
     scale = 1e6 if all(work) else 1e3
+    # Runs that the user allows to differ do other amounts of work in a step, on other numbers of ranks.
+    grown = (work[1] or 1.0) / (work[0] or 1.0) if all(work) else 1.0
+    ranks = (after.run.world_size or 1) / (before.run.world_size or 1)
+    dearer, faster = _scaled(change, ranks / grown), _scaled(_inverse(change), grown)
     rates: list[float | None] = [
         amount / median * 1e6 if amount and median else None for amount, median in zip(per_step, medians, strict=True)
     ]
     found = [
-        _metric("throughput", unit, rates[0], rates[1], _inverse(change), lower_is_better=False, samples="steps"),
+        _metric(
+            "throughput",
+            unit,
+            rates[0],
+            rates[1],
+            faster,
+            lower_is_better=False,
+            samples="steps",
+        ),
     ]
     hours = [
         (analysis.run.world_size or 1) * scale / rate / 3600 if rate else None
         for analysis, rate in zip((before, after), rates, strict=True)
     ]
-    found.append(_metric("device_hours", f"h per {what}", hours[0], hours[1], change, samples="steps"))
+    found.append(_metric("device_hours", f"h per {what}", hours[0], hours[1], dearer, samples="steps"))
     if terms.price_per_gpu_hour is not None:
         cost = [value * terms.price_per_gpu_hour if value is not None else None for value in hours]
-        found.append(_metric("cost", f"per {what}", cost[0], cost[1], change, samples="steps"))
+        found.append(_metric("cost", f"per {what}", cost[0], cost[1], dearer, samples="steps"))
     if terms.watts_per_gpu is not None:
         energy = [value * terms.watts_per_gpu / 1e3 if value is not None else None for value in hours]
-        found.append(_metric("energy", f"kWh per {what}", energy[0], energy[1], change, samples="steps"))
+        found.append(_metric("energy", f"kWh per {what}", energy[0], energy[1], dearer, samples="steps"))
     return found
 
 
@@ -341,7 +384,9 @@ def _parity(before: Analysis, after: Analysis) -> Parity | None:
     ]
     every = max(1, -(-len(losses) // _MAX_POINTS))
     return Parity(
-        num_steps=len(common),
+        num_steps=len(losses),
+        num_diverged_before=sum(first[step].diverged for step in common),
+        num_diverged_after=sum(second[step].diverged for step in common),
         loss_max_pct=_worst([(a, b) for _, a, b in losses]),
         gradient_norm_max_pct=_worst(norms),
         steps=tuple(step for step, _, _ in losses[::every]),
@@ -351,16 +396,14 @@ def _parity(before: Analysis, after: Analysis) -> Parity | None:
 
 
 def _worst(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Return the largest relative difference in percent; infinite where only one is a number."""
-    if not pairs:
-        return None
-    found = 0.0
-    for one, other in pairs:
-        if math.isnan(one) or math.isnan(other):
-            found = max(found, 0.0 if math.isnan(one) and math.isnan(other) else math.inf)
-        else:
-            found = max(found, abs(other - one) / max(abs(one), 1e-30))
-    return 100 * found
+    """Return the largest relative difference in percent."""
+    return 100 * max(abs(other - one) / max(abs(one), 1e-30) for one, other in pairs) if pairs else None
+
+
+def _took_place(plan: Plan | None, after: Analysis) -> bool:
+    """Tell whether the run after is the one that the plan proposes, as far as its traces tell."""
+    found = after.run.strategy.triple_at_rest
+    return plan is None or found is None or found == plan.chosen.triple
 
 
 def _predicted(plan: Plan | None, sides: tuple[Side, Side]) -> tuple[Predicted, ...]:
@@ -386,10 +429,10 @@ def _predicted(plan: Plan | None, sides: tuple[Side, Side]) -> tuple[Predicted, 
     return tuple(found)
 
 
-def _text(step: Metric, sides: tuple[Side, Side], plan: Plan | None) -> str:
+def _text(step: Metric, sides: tuple[Side, Side], plan: Plan | None, *, took_place: bool) -> str:
     from paro_advise.advisor.units import time_text
 
-    if step.before is None or step.after is None:
+    if not step.before or not step.after or step.change_pct is None:
         return "Cannot tell: one of the runs has no timed steps."
     span = f"{time_text(step.before)} -> {time_text(step.after)}"
     pct = f"{step.change_pct:+.1f} %"
@@ -406,7 +449,10 @@ def _text(step: Metric, sides: tuple[Side, Side], plan: Plan | None) -> str:
         case _:
             counts = f"{sides[0].num_steps} steps before and {sides[1].num_steps} after"
             text = f"Cannot tell: step {span} ({pct}) rests on {counts}, which is too few or too noisy."
-    if plan is not None:
+    if plan is not None and not took_place:
+        ran = sides[1].run.strategy.triple_at_rest
+        text += f" The plan proposes {plan.chosen.triple}, but {ran} ran: its prediction was not tested."
+    elif plan is not None:
         guess, measured = plan.chosen.predicted.speedup, step.before / step.after
         where = (
             "as predicted"

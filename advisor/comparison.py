@@ -88,12 +88,15 @@ class Parity:
     """Whether both runs train alike, over the steps that both logged.
 
     Attributes:
-        num_steps: compared.
+        num_steps: with a loss of both.
+        num_diverged_before, num_diverged_after: steps that both logged whose loss is no number.
         loss_max_pct, gradient_norm_max_pct: the largest relative difference of a step.
         steps, loss_before, loss_after: the series, at most 400 points.
     """
 
     num_steps: int
+    num_diverged_before: int
+    num_diverged_after: int
     loss_max_pct: float | None
     gradient_norm_max_pct: float | None
     steps: tuple[int, ...]

@@ -170,7 +170,7 @@ def _changes(comparison: Comparison) -> list[str]:
     """Return what changed as lines with a sign and a word, never colour alone."""
     plan, run = comparison.plan, comparison.after.run
     before = comparison.before.run.strategy
-    if plan is None:
+    if plan is None or not comparison.predicted_vs_measured:
         pairs = [
             ("strategy", before.triple_at_rest, run.strategy.triple_at_rest),
             ("group size", before.group_size, run.strategy.group_size),
@@ -273,6 +273,9 @@ def _parity_text(comparison: Comparison) -> str:
     if parity is None or parity.loss_max_pct is None:
         return "Losses were not compared: both runs must be captured."
     text = f"Losses of {parity.num_steps} steps differ by at most {parity.loss_max_pct:.2g} %"
+    if parity.num_diverged_before or parity.num_diverged_after:
+        counts = f"{parity.num_diverged_before} steps before and {parity.num_diverged_after} after"
+        text = f"The loss of {counts} is no number. " + text
     if parity.gradient_norm_max_pct is not None:
         text += f", gradient norms by at most {parity.gradient_norm_max_pct:.2g} %"
     return text + "."
@@ -311,7 +314,7 @@ def _saved(comparison: Comparison) -> str:
     """Return the device hours saved a day, with the formula."""
     one, other = comparison.before.step_time_us.median, comparison.after.step_time_us.median
     world = comparison.after.run.world_size
-    if not one or not other or not world or comparison.verdict != "better":
+    if not one or not other or not world or comparison.verdict != "better" or comparison.unlike:
         return ""
     hours = 24 * world * (1 - other / one)
     return (
@@ -347,7 +350,7 @@ _METHOD = (
     ),
     (
         "A change is real when its 98 % range leaves out zero and it is above 1 %; it is the same when the range is "
-        "narrower than 10 points or the change below 1 %; else it cannot be told. Ranges are those of a bootstrap over "
+        "narrower than 10 points; else it cannot be told. Ranges are those of a bootstrap over "
         "steps (or ranks) of the ratio of trimmed means, widened for few samples; steps that vary together in both "
         "runs are paired."
     ),

@@ -65,6 +65,9 @@ def comparison_text(comparison: Comparison) -> str:
         parity = comparison.parity
         loss, norm = _pct(parity.loss_max_pct), _pct(parity.gradient_norm_max_pct)
         lines += ["", f"losses of {parity.num_steps} steps differ by at most {loss}, gradient norms by {norm}"]
+    if comparison.parity and (comparison.parity.num_diverged_before or comparison.parity.num_diverged_after):
+        counts = f"{comparison.parity.num_diverged_before} steps before, {comparison.parity.num_diverged_after} after"
+        lines.append(f"a loss or gradient norm is no number in {counts}")
     lines += ["", "acceptance"]
     lines += [
         f"  {_PASSED[item.passed]:<11}{item.criterion}: {threshold_text(item)} ({item.text})"
@@ -102,9 +105,9 @@ def comparison_markdown(comparison: Comparison) -> str:
     ]
     lines += [
         "",
-        f"Before: {_escaped(before.run.framework)}, {before.run.strategy.triple or 'strategy unknown'}, "
+        f"Before: {_escaped(before.run.framework)}, {_escaped(before.run.strategy.triple or 'strategy unknown')}, "
         f"{before.num_steps} {before.steps_source} steps. After: {_escaped(after.run.framework)}, "
-        f"{after.run.strategy.triple or 'strategy unknown'}, {after.num_steps} {after.steps_source} steps."
+        f"{_escaped(after.run.strategy.triple or 'strategy unknown')}, {after.num_steps} {after.steps_source} steps."
         + (f" Plan {comparison.plan.plan_id}." if comparison.plan else ""),
     ]
     return "\n".join(lines) + "\n"

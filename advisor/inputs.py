@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paro_advise.errors import NoInputError
+from paro_advise.errors import InputError, NoInputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,11 +95,17 @@ def analysis_of(paths: Sequence[str], options: Options, progress: Progress) -> t
     from paro_advise.advisor.analysis import FORMAT, from_json
     from paro_advise.advisor.build import build_analysis
 
-    if len(paths) == 1 and Path(paths[0]).is_file():
-        with Path(paths[0]).open("rb") as file:
-            head = file.read(1 << 16)
-        if FORMAT.encode() in head or b'"breakdown_us"' in head:
-            return from_json(Path(paths[0]).read_bytes(), paths[0]), None
+    if len(paths) == 1:
+        try:
+            is_file = Path(paths[0]).is_file()
+            head = b""
+            if is_file:
+                with Path(paths[0]).open("rb") as file:
+                    head = file.read(1 << 16)
+            if FORMAT.encode() in head or b'"breakdown_us"' in head:
+                return from_json(Path(paths[0]).read_bytes(), paths[0]), None
+        except OSError as error:
+            raise InputError(f"an input must be a readable file: {error.strerror or error}", where=paths[0]) from error
     inputs = read_inputs(paths, progress)
     analysis = build_analysis(inputs.gathered.facts, inputs.gathered.notices, options, inputs.captured)
     return analysis, inputs.gathered

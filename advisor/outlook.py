@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from paro_advise.advisor.replay import LEVELS, Candidate, Links, measured_links, step_us
+from paro_advise.advisor.replay import Candidate, Links, measured_links, step_us
 from paro_advise.policies.collectives import Algorithm, Effort, Operation, effort_of
 from paro_advise.policies.plan import BudgetStep, Choice, HoRingGain, Outlook, Quantiles, Sensitivity
 
@@ -20,6 +21,14 @@ _FACTORS = (2, 4, 8)
 # Per doubling of the nodes, as the standard deviation of the logarithm (reference prediction 3.5).
 _DOUBT_PER_DOUBLING = 0.1
 _GIB = 1 << 30
+# Times this close count as equal: then the choice with less memory is taken (reference prediction 3.5).
+EQUAL = 0.03
+_UNITS = {
+    "inter_alpha_us": "latency between nodes (us)",
+    "inter_gbps": "bandwidth between nodes (GB/s)",
+    "intra_alpha_us": "latency inside nodes (us)",
+    "intra_gbps": "bandwidth inside nodes (GB/s)",
+}
 
 
 def budget_steps(choices: Sequence[Choice]) -> tuple[BudgetStep, ...]:
@@ -59,29 +68,47 @@ def budget_steps(choices: Sequence[Choice]) -> tuple[BudgetStep, ...]:
     return tuple(found)
 
 
-def outlooks(
-    calibration: Calibration, links: Links, base: Candidate, chosen: Candidate, seed: int
-) -> tuple[Outlook, ...]:
-    """Predict baseline and chosen on more nodes with equal work per rank.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Now:
+    """The run, and what a plan rests on.
 
-    Args:
+    Attributes:
         calibration: the run.
         links: draws.
-        base, chosen: how it runs and how it shall run; groups keep their size.
+        anchor: by draw, what the measured step corrects exposed time by.
+        base, chosen: how it runs and how it shall run.
+        bias: what earlier comparisons correct speed-ups by, as a logarithm.
+    """
+
+    calibration: Calibration
+    links: Links
+    anchor: NDArray[np.float64]
+    base: Candidate
+    chosen: Candidate
+    bias: float
+
+
+def outlooks(now: Now, seed: int) -> tuple[Outlook, ...]:
+    """Predict baseline and chosen on more nodes with equal work per rank; groups keep their size.
+
+    Args:
+        now: the run and the plan.
         seed: of the doubt.
     """
     generator = np.random.default_rng(seed)
-    count = len(np.atleast_1d(links.inter_gbps))
+    calibration = now.calibration
     floor = min(calibration.compute_us + calibration.fixed_us, calibration.step_us)
     found = []
     for factor in _FACTORS:
         more = replace(calibration, world_size=calibration.world_size * factor)
-        doubt = _DOUBT_PER_DOUBLING * factor.bit_length() - _DOUBT_PER_DOUBLING
+        doubt = _DOUBT_PER_DOUBLING * (factor.bit_length() - 1)
         times = []
-        for candidate in (base, chosen):
-            size = more.world_size if candidate.group_size == calibration.world_size else candidate.group_size
-            exposed = np.maximum(step_us(more, replace(candidate, group_size=size), links) - floor, 0.0)
-            times.append(floor + exposed * np.exp(generator.normal(0.0, doubt, count)))
+        for candidate in (now.base, now.chosen):
+            spans_world = "I" not in str(candidate.strategy) and candidate.group_size == calibration.world_size
+            wider = replace(candidate, group_size=more.world_size) if spans_world else candidate
+            exposed = np.maximum(step_us(more, wider, now.links) - floor, 0.0) * now.anchor
+            noise = np.exp(generator.normal(0.0, doubt, len(now.anchor)))
+            times.append((floor + exposed * noise) * math.exp(-now.bias if candidate is now.chosen else 0.0))
         found.append(
             Outlook(
                 nodes_factor=factor,
@@ -100,41 +127,37 @@ def quantiles(values: NDArray[np.float64]) -> Quantiles:
     return Quantiles(p10=low, p50=middle, p90=high)
 
 
-def sensitivities(
-    calibration: Calibration, base: Candidate, chosen: Candidate, fitting: Sequence[Candidate]
-) -> tuple[Sensitivity, ...]:
+def sensitivities(now: Now, fitting: Sequence[tuple[Candidate, float]]) -> tuple[Sensitivity, ...]:
     """Halve and double what the plan rests on, one at a time.
 
     Args:
-        calibration: the run.
-        base, chosen: how it runs and how it shall run.
-        fitting: all candidates that fit.
+        now: the run and the plan.
+        fitting: all candidates that fit, with the bytes of their model states.
     """
     found = []
-    units = {"inter_alpha_us": "latency between nodes (us)", "inter_gbps": "bandwidth between nodes (GB/s)",
-             "intra_alpha_us": "latency inside nodes (us)", "intra_gbps": "bandwidth inside nodes (GB/s)"}  # fmt: skip
-    links = measured_links(calibration)
-    for name in LEVELS:
+    calibration, links = now.calibration, measured_links(now.calibration)
+    for name, unit in _UNITS.items():
         estimate = getattr(calibration, name)
-        ends = [
-            _end(calibration, replace(links, **{name: estimate.value * f}), base, chosen, fitting) for f in (0.5, 2.0)
-        ]
-        found.append(_sensitivity(units[name], estimate.value, estimate.source, ends))
+        changed = [replace(links, **{name: estimate.value * factor}) for factor in (0.5, 2.0)]
+        ends = [_end(now, calibration, other, fitting) for other in changed]
+        found.append(_sensitivity(unit, estimate.value, estimate.source, ends))
     for what, field in (("arithmetic of a step (us)", "compute_us"), ("waiting in each collective (us)", "wait_us")):
         value = getattr(calibration, field)
-        changed = [replace(calibration, **{field: value * factor}) for factor in (0.5, 2.0)]
-        ends = [_end(other, links, base, chosen, fitting) for other in changed]
-        found.append(_sensitivity(what, value, "measured", ends))
+        if value:
+            runs = [replace(calibration, **{field: value * factor}) for factor in (0.5, 2.0)]
+            found.append(_sensitivity(what, value, "measured", [_end(now, run, links, fitting) for run in runs]))
     return tuple(found)
 
 
 def _end(
-    calibration: Calibration, links: Links, base: Candidate, chosen: Candidate, fitting: Sequence[Candidate]
+    now: Now, calibration: Calibration, links: Links, fitting: Sequence[tuple[Candidate, float]]
 ) -> tuple[float, str]:
-    """Return the speed-up of the chosen candidate, and the best strategy."""
-    now = float(step_us(calibration, base, links))
-    best = min(fitting, key=lambda item: float(step_us(calibration, item, links)))
-    return now / float(step_us(calibration, chosen, links)), str(best.strategy)
+    """Return the speed-up of the chosen candidate, and the strategy that would be chosen."""
+    times = [float(step_us(calibration, candidate, links)) for candidate, _ in fitting]
+    near = [place for place, time in enumerate(times) if time <= min(times) * (1 + EQUAL)]
+    best = min(near, key=lambda place: (fitting[place][1], times[place]))
+    speedup = float(step_us(calibration, now.base, links)) / float(step_us(calibration, now.chosen, links))
+    return speedup, str(fitting[best][0].strategy)
 
 
 def _sensitivity(what: str, value: float, source: str, ends: Sequence[tuple[float, str]]) -> Sensitivity:

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paro_advise.errors import OutputError, WouldOverwriteError
+from paro_advise.errors import OutputError, UsageError, WouldOverwriteError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +35,25 @@ def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] =
         )
 
 
-def write_output(target: str, data: bytes, *, force: bool) -> None:
+def refuse_same(targets: Sequence[str | None]) -> None:
+    """Raise if two outputs are one file.
+
+    Raises:
+        UsageError: they are.
+    """
+    paths = [Path(target).resolve() for target in targets if target and target != "-"]
+    if len(set(paths)) < len(paths):
+        raise UsageError("every output needs a file of its own, two are the same")
+
+
+def write_output(target: str, data: bytes, *, force: bool, mode: int | None = None) -> None:
     """Write bytes to a file, or to stdout for ``-``.
+
+    Args:
+        target: the file.
+        data: its content.
+        force: replace a file that exists.
+        mode: permissions; None for those of a new file.
 
     Raises:
         WouldOverwriteError: the file exists and ``force`` is off.
@@ -55,7 +72,7 @@ def write_output(target: str, data: bytes, *, force: bool) -> None:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
-            temporary.chmod(0o666 & ~_umask())
+            temporary.chmod(0o666 & ~_umask() if mode is None else mode)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from paro_advise.advisor.learned import Learned
-from paro_advise.advisor.outlook import budget_steps, ho_ring_gain, outlooks, quantiles, sensitivities
+from paro_advise.advisor.outlook import (
+    EQUAL,
+    Now,
+    budget_steps,
+    ho_ring_gain,
+    outlooks,
+    quantiles,
+    sensitivities,
+)
 from paro_advise.advisor.replay import LEVELS, Candidate, Links, baseline_candidate, measured_links, step_us, stretch
 from paro_advise.policies.fidelity import exports_of
 from paro_advise.policies.memory import StateBytes, Widths, shards, state_bytes, transient_bytes
@@ -33,7 +41,7 @@ if TYPE_CHECKING:
 
 _DRAWS = 200
 _GATE_PCT = 10.0
-_GAIN, _SURE, _EQUAL = 1.02, 0.9, 0.03
+_GAIN, _SURE = 1.02, 0.9
 # Never propose what fills more than this of the device: activations and fragmentation are not in it.
 _CAPACITY_SHARE = 0.8
 # What the model itself does not know, as the standard deviation of the logarithm: another strategy,
@@ -94,8 +102,9 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0, learned: 
     for candidate in candidates(calibration):
         exposed = np.maximum(step_us(calibration, candidate, links) - floor, 0.0) * anchor
         doubt = math.hypot(_PRIOR if _rests_on_priors(calibration, candidate) else _OTHER, learned.spread)
-        noise = np.exp(generator.normal(-learned.bias, doubt, _DRAWS))
-        scored.append(_score(calibration, candidate, limits, floor + exposed * noise))
+        noise = np.exp(generator.normal(0.0, doubt, _DRAWS))
+        times = (floor + exposed * noise) * math.exp(-learned.bias)
+        scored.append(_score(calibration, candidate, limits, times))
     if all(item.reason for item in scored):
         # Nothing fits: the optimizer's states go to the host before the plan gives up.
         for item in list(scored):
@@ -105,14 +114,16 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0, learned: 
     plan, chosen = _decide(calibration, limits, baseline, scored, error_pct)
     if learned.count:
         plan = replace(plan, assumptions=(*plan.assumptions, learned.text))
-    fitting = [item.candidate for item in scored if not item.reason]
+    fitting = [(item.candidate, item.memory.total) for item in scored if not item.reason]
+    ahead = plan.verdict != "keep"
+    now = Now(calibration=calibration, links=links, anchor=anchor, base=base, chosen=chosen, bias=learned.bias)
     return with_id(
         replace(
             plan,
-            budget=budget_steps(plan.candidates),
-            outlooks=outlooks(calibration, links, base, chosen, seed) if plan.verdict != "keep" else (),
-            sensitivities=sensitivities(calibration, base, chosen, fitting) if plan.verdict != "keep" else (),
-            ho_ring=ho_ring_gain(calibration, chosen) if plan.verdict != "keep" else None,
+            budget=budget_steps([choice for choice in plan.candidates if choice.feasible]),
+            outlooks=outlooks(now, seed) if ahead else (),
+            sensitivities=sensitivities(now, fitting) if ahead else (),
+            ho_ring=ho_ring_gain(calibration, chosen) if ahead else None,
         )
     )
 
@@ -226,13 +237,19 @@ def _decide(
     chosen = _choose(fitting, medians)
     gain = float(np.mean(baseline.times / chosen.times > _GAIN)) if chosen else 0.0
     replay_is_good = abs(error_pct) <= _GATE_PCT
-    if chosen is None or gain < 1 - _SURE:
+    if chosen is None:
         verdict = "keep"
-    elif gain >= _SURE and replay_is_good:
+    elif not replay_is_good:
+        verdict = "measure first"
+    elif baseline.reason:
+        verdict = "change"  # the run as it is breaks a limit
+    elif gain < 1 - _SURE:
+        verdict = "keep"
+    elif gain >= _SURE:
         verdict = "change"
     else:
         verdict = "measure first"
-    base_choice = _choice(calibration, baseline, baseline, "the run as it is", 0.0)
+    base_choice = _choice(calibration, baseline, baseline, baseline.reason or "the run as it is", 0.0)
     made = {
         id(item): _choice(
             calibration, item, baseline, item.reason or _why(item, chosen, medians), wins.get(id(item), 0.0)
@@ -241,7 +258,11 @@ def _decide(
     }
     today = next((item for item in order if not item.reason and item.candidate.collectives == "native"), None)
     kept = verdict == "keep" or chosen is None
-    text = _text(verdict, base_choice, made[id(chosen)] if chosen else base_choice, gain, error_pct)
+    text = (
+        _text(verdict, base_choice, made[id(chosen)], gain, error_pct)
+        if chosen
+        else f"Nothing fits: {_name(made[id(order[0])])} {order[0].reason}."
+    )
     plan = Plan(
         format=FORMAT,
         format_version=FORMAT_VERSION,
@@ -290,7 +311,7 @@ def _choose(fitting: Sequence[_Scored], medians: dict[int, float]) -> _Scored | 
     if not fitting:
         return None
     best = min(medians[id(item)] for item in fitting)
-    near = [item for item in fitting if medians[id(item)] <= best * (1 + _EQUAL)]
+    near = [item for item in fitting if medians[id(item)] <= best * (1 + EQUAL)]
     return min(near, key=lambda item: (item.memory.total, medians[id(item)]))
 
 
@@ -343,9 +364,10 @@ def _text(verdict: str, baseline: Choice, chosen: Choice, gain: float, error_pct
             )
         case "change":
             more = chosen.redundancy_bytes - baseline.redundancy_bytes
+            broken = "" if baseline.feasible else f" {_name(baseline)} {baseline.reason}."
             return (
                 f"Change {_name(baseline)} to {name}: predicted {ahead} the speed, "
-                f"{_gib(abs(more))} {'more' if more >= 0 else 'less'} memory per rank for the model states."
+                f"{_gib(abs(more))} {'more' if more >= 0 else 'less'} memory per rank for the model states." + broken
             )
         case _ if abs(error_pct) > _GATE_PCT:
             return (

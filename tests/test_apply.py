@@ -179,3 +179,74 @@ def test_json_keys_are_taken_out(text):
     wanted = json.loads(text)
     wanted.pop("a", None)
     assert json.loads(remove_key(text, ("a",))) == wanted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torchrun megatron.py --num-distributed-optimizer-instances $((WORLD/8)) --use-distributed-optimizer\n",
+        "torchrun megatron.py --num-distributed-optimizer-instances 2>log --use-distributed-optimizer\n",
+        "if a; then megatron.py --use-distributed-optimizer; else megatron.py --use-distributed-optimizer; fi\n",
+        "# megatron --use-distributed-optimizer\ntorchrun pretrain.py\n",
+    ],
+)
+def test_launch_scripts_that_are_too_clever_are_refused(text, plan, tmp_path):
+    target = tmp_path / "megatron.sh"
+    target.write_text(text)
+    assert run(["apply", plan("NGG"), str(target), "--write"]) == 2
+    assert target.read_text() == text
+
+
+def test_a_comment_is_no_flag_and_quotes_stay_whole(plan, tmp_path):
+    target = tmp_path / "megatron.sh"
+    target.write_text(
+        '# --use-distributed-optimizer is ZeRO-1\nARGS="--use-distributed-optimizer --seed 1"\n'
+        "torchrun megatron.py $ARGS --ckpt-format torch_dist\n"
+    )
+    assert run(["apply", plan("NGG"), str(target), "--write", "-q"]) == 0
+    text = target.read_text()
+    assert text.startswith('# --use-distributed-optimizer is ZeRO-1\nARGS="--use-megatron-fsdp')
+    assert "torch_dist" not in text
+    assert text.count('"') == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ds.json", '{"zero_optimization": // comment\n {"stage": 3}}'),
+        ("ds.json", '{"zero_optimization": {"stage": 3'),
+        ("ds.json", '{"zero_optimization": ' + "[" * 5000),
+        ("ds.json", '{"zero_optimization": [1]}'),
+        ("acc.yaml", "distributed_type: FSDP\nfsdp_config: [1]\n"),
+        ("acc.yaml", "distributed_type: FSDP\nx: !!int foo\n"),
+        ("t.toml", "[[parallelism]]\n"),
+        ("t.toml", 'x = """\n[parallelism]\n"""\n'),
+        ("t.py", "import torch\nDDP = " + "[" * 3000 + "]" * 3000 + "\n"),
+        ("t.py", "import torch\nDDP = (\n"),
+    ],
+)
+def test_broken_files_are_refused_without_a_defect(name, text, plan, tmp_path, capsys):
+    pytest.importorskip("libcst")
+    target = tmp_path / name
+    target.write_text(text)
+    assert run(["apply", plan("NGG"), str(target), "--write"]) == 2
+    assert target.read_text() == text
+    assert "defect" not in capsys.readouterr().err
+
+
+def test_line_ends_permissions_and_links_stay(plan, tmp_path):
+    real = tmp_path / "real.json"
+    real.write_bytes(b"\xef\xbb\xbf" + DEEPSPEED.replace("\n", "\r\n").encode())
+    real.chmod(0o640)
+    link = tmp_path / "ds.json"
+    link.symlink_to(real)
+    chosen = plan("NGG")
+    assert run(["apply", chosen, str(link), "--write", "-q"]) == 0
+    data = real.read_bytes()
+    assert data.startswith(b"\xef\xbb\xbf")
+    assert data.count(b"\r\n") == data.count(b"\n")
+    assert link.is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o640
+    assert run(["apply", chosen, str(link), "--undo"]) == 0
+    assert real.stat().st_mode & 0o777 == 0o640
+    assert link.is_symlink()

@@ -10,16 +10,21 @@ import numpy as np
 import pytest
 from helpers import analyze, write_run
 from paro_advise.advisor.acceptance import Thresholds
-from paro_advise.advisor.analysis import to_json
+from paro_advise.advisor.analysis import from_json, to_json
 from paro_advise.advisor.bootstrap import change_between
-from paro_advise.advisor.captured import Captured, CapturedStep
+from paro_advise.advisor.captured import Captured, CapturedStep, captured_of
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.compare import Terms, compare
+from paro_advise.advisor.comparison import comparison_from_json
 from paro_advise.advisor.comparison_report import Timelines, render_comparison
 from paro_advise.advisor.comparison_text import comparison_markdown
 from paro_advise.advisor.notebook import notebook_bytes
 from paro_advise.advisor.page import Provenance
-from paro_advise.errors import UnlikeRunsError
+from paro_advise.advisor.recommend import Limits, recommend
+from paro_advise.errors import StalePlanError, UnlikeRunsError
+from paro_advise.trace_parsers.blocks import SourceRef
+from paro_advise.trace_parsers.step_log import read_step_log
+from test_recommend import calibration
 from test_report import Page
 from trace_builder import fsdp_rank
 
@@ -142,13 +147,57 @@ def test_criteria_pass_fail_or_are_not_judged(analysis):
     }
 
 
-def test_a_loss_that_turns_into_no_number_fails(analysis):
+def test_a_loss_that_turns_into_no_number_fails_even_after_json(analysis, tmp_path):
     before, after = pair(analysis, [1e5] * 6, [1e5] * 6)
-    steps = [replace(step, loss=float("nan")) if step.step == 5 else step for step in after.captured.steps]
+    steps = [replace(step, loss=None, diverged=True) if step.step == 5 else step for step in after.captured.steps]
     after = replace(after, captured=replace(after.captured, steps=tuple(steps)))
-    found = compare(before, after, None)
-    assert found.parity.loss_max_pct == float("inf")
+    found = compare(from_json(to_json(before), "a"), from_json(to_json(after), "b"), None)
+    assert (found.parity.num_diverged_before, found.parity.num_diverged_after, found.parity.num_steps) == (0, 1, 5)
     assert next(item.passed for item in found.acceptance if item.criterion.startswith("loss")) is False
+    assert comparison_from_json(to_json(found), "c") == found
+
+
+def test_unlike_work_is_not_taken_for_speed(analysis):
+    """Twice the batch in equal steps, allowed by the user: twice the tokens a second, half the device hours."""
+    sides = pair(analysis, [1e5] * 6, [1e5] * 6, inputs=("8x128 torch.int64",))
+    found = compare(*sides, None, Terms(allow_unlike=("batch",)))
+    metrics = {metric.name: metric for metric in found.metrics}
+    assert metrics["throughput"].change_pct == pytest.approx(100.0)
+    assert metrics["device_hours"].change_pct == pytest.approx(-50.0)
+    assert "device hours less" not in render_comparison(found, Timelines(), PROVENANCE)
+
+
+def test_a_plan_for_other_runs_is_refused_and_one_that_did_not_run_not_tested(analysis):
+    made = recommend(calibration(), Limits())
+    sides = pair(analysis, [1e5] * 6, [8e4] * 6)
+    with pytest.raises(StalePlanError, match="world_size 8, they have 2"):
+        compare(*sides, made)
+    facts = replace(made.preconditions, world_size=2, micro_batches=analysis.run.micro_batches)
+    found = compare(*sides, replace(made, preconditions=facts))
+    assert found.predicted_vs_measured == ()
+    assert "but GGG ran: its prediction was not tested" in found.text
+
+
+REST = '"overhead_us":0,"profiled":false,"micro_batches":1,"peak_memory_bytes":1'
+LINES = [
+    '{"step":3,"step_us":-5,"loss":1,"gradient_norm_squared":1,' + REST + "}",
+    '{"step":4,"step_us":1e300,"loss":1,"gradient_norm_squared":1,' + REST + "}",
+    '{"step":5,"step_us":"x"}',
+    "[" * 5000,
+    "\x00",
+    '{"step":6,"step_us":5.0,"loss":"nan","gradient_norm_squared":1e300,' + REST + "}",
+]
+
+
+def test_impossible_steps_are_counted_and_left_out(tmp_path):
+    path = tmp_path / "steps.rank0.jsonl"
+    path.write_text('{"format":"paro-advise/steps","rank":0,"world_size":1}\n' + "\n".join(LINES) + "\n")
+    log = read_step_log(SourceRef(path=path))
+    assert log.num_broken == 5
+    assert [row.step for row in log.rows] == [6]
+    found = captured_of([log])
+    assert found.steps[0].diverged
+    assert found.steps[0].loss is None
 
 
 def test_the_exit_code_tells_a_regression(analysis, tmp_path, capsys):

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 
 import pytest
+from helpers import analyze
 from loop import SCRIPTS, paro, plan_for, steps_of, torchrun
 
 pytestmark = pytest.mark.distributed
@@ -63,11 +68,6 @@ def test_a_capture_that_fails_leaves_the_job_alone(tmp_path):
     from paro_advise.runtime.job import job_environment
 
     job = torchrun(SCRIPTS / "train_ddp.py", "--steps", 4, ranks=2)
-    done = paro("doctor", environment={})
-    assert done.returncode == 0
-    import os
-    import subprocess
-
     done = subprocess.run(
         job,
         env=job_environment({**os.environ, "OMP_NUM_THREADS": "1"}, environment),
@@ -79,6 +79,26 @@ def test_a_capture_that_fails_leaves_the_job_alone(tmp_path):
     assert done.returncode == 0
     assert done.stdout.count("step ") == 4
     assert "the capture of this rank ended, training goes on" in done.stderr
+
+
+def test_a_killed_job_leaves_readable_traces(tmp_path):
+    """Ended by the scheduler in the middle of the steps to record."""
+    folder = tmp_path / "cut"
+    job = torchrun(SCRIPTS / "train_fsdp2.py", "--steps", 400, ranks=2)
+    words = ["capture", "-o", str(folder), "--steps", "4:100", "--", *job]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "paro_advise.advisor", *words], env=environment, stdout=subprocess.PIPE, text=True
+    ) as running:
+        for line in running.stdout:
+            if line.startswith("step 12 "):
+                break
+        running.send_signal(signal.SIGTERM)
+        running.communicate(timeout=60)
+    assert running.returncode != 0
+    analysis = analyze(folder)
+    assert analysis.run.num_steps >= 5
+    assert analysis.run.strategy.triple == "GGG"
 
 
 @pytest.mark.parametrize(
@@ -175,9 +195,6 @@ def test_a_script_with_the_plan_in_it_runs_under_any_launcher(fsdp2, tmp_path):
     shutil.copy(SCRIPTS.parent / "train.py", tmp_path.parent / "train.py")
     plan = plan_for(fsdp2 / "plan.json", tmp_path / "plan.json", "NIG")
     assert paro("apply", plan, tmp_path / "train_fsdp2.py", "--write").returncode == 0
-    import os
-    import subprocess
-
     done = subprocess.run(
         torchrun(tmp_path / "train_fsdp2.py"),
         env={**os.environ, "OMP_NUM_THREADS": "1"},

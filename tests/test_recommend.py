@@ -261,3 +261,23 @@ def test_a_plan_says_what_it_becomes_elsewhere():
     }
     faster = next(item for item in plan.sensitivities if item.what.startswith("bandwidth between"))
     assert faster.speedup_if_half > faster.speedup_if_double
+
+
+def test_a_run_that_breaks_the_limit_is_not_kept():
+    made = calibration(baseline=Strategy.parse("NNN"), inter_gbps=estimate(50.0))
+    plan = recommend(made, Limits(redundancy_budget_bytes=0.0))
+    assert plan.verdict == "change"
+    assert plan.chosen.feasible
+    assert "beyond GGG, more than the budget" in plan.text
+
+
+def test_when_nothing_fits_at_all_it_is_said():
+    plan = recommend(calibration(), Limits(device_memory_bytes=1.0))
+    assert plan.verdict == "keep"
+    assert plan.text.startswith("Nothing fits")
+
+
+def test_what_would_change_the_choice_is_judged_as_the_choice_was():
+    """Among equals the one with less memory is taken, under the nominal assumptions and under others."""
+    plan = recommend(calibration(), Limits())
+    assert plan.chosen.triple in {item.best_if_half for item in plan.sensitivities}

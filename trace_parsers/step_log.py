@@ -18,6 +18,7 @@ STEPS_FORMAT = "paro-advise/steps"
 RUN_FORMAT = "paro-advise/run"
 _MAX_BYTES = 256 << 20
 _HEAD = 4096
+_MAX_US, _MAX_VALUE = 1e15, 1e150
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +147,9 @@ def read_step_log(ref: SourceRef) -> StepLog:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             broken += 1
             continue
+        if not _is_possible(found):
+            broken += 1
+            continue
         rows[found.step] = StepRow(
             step=found.step,
             step_us=found.step_us,
@@ -194,6 +198,17 @@ def read_step_logs(refs: Sequence[SourceRef]) -> tuple[tuple[StepLog, ...], tupl
     return tuple(found[rank] for rank in sorted(found)), tuple(problems)
 
 
+def _is_possible(line: _Line) -> bool:
+    """Tell whether numbers can be those of a step."""
+    times = (line.step_us, line.overhead_us)
+    counts = (line.step, line.micro_batches, line.peak_memory_bytes)
+    return (
+        all(value is None or 0 <= value < _MAX_US for value in times)
+        and line.step_us != 0
+        and all(0 <= value < 1 << 62 for value in counts)
+    )
+
+
 def _shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
@@ -205,4 +220,4 @@ def _number(value: float | str | None) -> float | None:
             value = float(value)
         except ValueError:
             return None
-    return math.nan if value is not None and not math.isfinite(value) else value
+    return math.nan if value is not None and not abs(value) < _MAX_VALUE else value

@@ -19,12 +19,14 @@ _BACKUP = ".before-paro"
 @click.command("apply", short_help="Change a config or a training script so that it runs a plan.")
 @click.argument("plan_file", metavar="PLAN")
 @click.argument("target", metavar="TARGET")
-@click.option("--diff", "mode", flag_value="diff", default="diff", help="Show the change and write nothing.  [default]")
-@click.option("--write", "mode", flag_value="write", help="Change the file; a copy stays beside it.")
-@click.option("--undo", "mode", flag_value="undo", help="Put the copy back.")
+@click.option(
+    "--diff", "action", flag_value="diff", default="diff", help="Show the change and write nothing.  [default]"
+)
+@click.option("--write", "action", flag_value="write", help="Change the file; a copy stays beside it.")
+@click.option("--undo", "action", flag_value="undo", help="Put the copy back.")
 @click.option("--force", is_flag=True, help="Undo although the file was changed since.")
 @click.option("-q", "--quiet", is_flag=True, help="The diff only.")
-def command(*, plan_file: str, target: str, mode: str, force: bool, quiet: bool) -> None:
+def command(*, plan_file: str, target: str, action: str, force: bool, quiet: bool) -> None:
     """Express PLAN in TARGET: a DeepSpeed JSON, accelerate YAML, torchtitan TOML, Megatron launch script or a
     Python training script. Comments and formatting stay; what cannot be expressed is refused.
 
@@ -38,11 +40,14 @@ def command(*, plan_file: str, target: str, mode: str, force: bool, quiet: bool)
     from paro_advise.advisor.terminal import plain
     from paro_advise.policies.plan import read_plan
 
-    path = Path(target)
+    path = Path(target).resolve()  # a link stays one; what it leads to is changed
+    if not path.is_file():
+        raise InputError("a target must be a file", where=target)
+    mode = path.stat().st_mode & 0o7777
     backup = path.with_name(path.name + _BACKUP)
     plan = read_plan(plan_file)
     plan_name = os.path.relpath(plan_file, path.parent)
-    if mode == "undo":
+    if action == "undo":
         _undo(
             path,
             backup,
@@ -62,16 +67,16 @@ def command(*, plan_file: str, target: str, mode: str, force: bool, quiet: bool)
     click.echo("\n".join(plain(line) for line in lines))
     if not quiet:
         for caveat in made.caveats:
-            click.echo(f"{made.framework}: {caveat}", err=True)
-        click.echo(plan.text, err=True)
-    if mode == "write":
+            click.echo(plain(f"{made.framework}: {caveat}"), err=True)
+        click.echo(plain(plan.text), err=True)
+    if action == "write":
         if backup.exists():
             raise UsageError(
                 f"a copy from an earlier apply must be dealt with first, {backup.name} exists",
                 hint="run `apply --undo`, or remove the copy",
             )
-        write_output(str(backup), before.encode(), force=False)
-        write_output(target, made.text.encode(), force=True)
+        write_output(str(backup), before.encode(), force=False, mode=mode)
+        write_output(str(path), made.text.encode(), force=True, mode=mode)
         click.echo(f"wrote {target}; the copy is {backup.name}, `apply --undo` puts it back", err=True)
     elif not quiet:
         click.echo(f"next: paro-advise apply {plan_file} {target} --write", err=True)
@@ -102,5 +107,5 @@ def _undo(path: Path, backup: Path, *, force: bool, is_ours: Callable[[str, str]
             f"{path.name} must be as apply left it, it was changed since (or by another plan)",
             hint="pass --force to lose those changes",
         )
-    write_output(str(path), before.encode(), force=True)
+    write_output(str(path), before.encode(), force=True, mode=backup.stat().st_mode & 0o7777)
     backup.unlink()

@@ -66,15 +66,14 @@ def command(
     from paro_advise.advisor.build import Options
     from paro_advise.advisor.compare import Terms, compare
     from paro_advise.advisor.inputs import analysis_of
-    from paro_advise.advisor.output import refuse_overwrite
+    from paro_advise.advisor.output import refuse_overwrite, refuse_same
     from paro_advise.advisor.progress import Progress
     from paro_advise.policies.plan import read_plan
 
     targets = [target for target in (output, json_target, markdown, notebook) if target and target != "-"]
     for target in targets:
         refuse_overwrite(target, force=force, inputs=(before, after))
-    if len(set(targets)) < len(targets):
-        raise UsageError("every output needs a file of its own, two have the same name")
+    refuse_same(targets)
     terms = Terms(
         thresholds=_thresholds(acceptance_file, min_gain),
         allow_unlike=allow_unlike,
@@ -107,7 +106,7 @@ def _thresholds(path: str | None, min_gain: float | None) -> Thresholds:
         try:
             text = Path(path).read_text(encoding="utf-8")
             table = json.loads(text) if path.endswith(".json") else tomllib.loads(text)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError, OverflowError) as error:
             raise UsageError(f"acceptance thresholds must be readable TOML or JSON: {error}", where=path) from error
         if not isinstance(table, dict):
             raise UsageError("acceptance thresholds must be a table of names and numbers", where=path)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from paro_advise.errors import ForeignDataError, NoInputError
+
+_MAX_BYTES = 32 << 20
+
+
+def _named(path: Path) -> str:
+    """Return a path for people, whatever bytes its name has."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
 
 if TYPE_CHECKING:
     from paro_advise.advisor.index_page import Entry
@@ -26,20 +35,21 @@ def command(*, folder: str, output: str | None, force: bool) -> None:
     from paro_advise.advisor.commands.common import provenance
     from paro_advise.advisor.index_page import render_index
     from paro_advise.advisor.output import refuse_overwrite, write_output
+    from paro_advise.advisor.terminal import plain
 
     root = Path(folder)
     target = output or str(root / "index.html")
     refuse_overwrite(target, force=force)
     found: list[Entry] = []
     problems: list[str] = []
-    files = sorted(path for pattern in ("*.json", "*.html") for path in root.rglob(pattern))
+    files = sorted(path for pattern in ("*.json", "*.html") for path in root.rglob(pattern) if _is_small(path))
     for path in files:
         if path.resolve() == Path(target).resolve():
             continue
         try:
             entry = _entry(path, root)
         except (ForeignDataError, OSError) as error:
-            problems.append(f"{path}: {error}")
+            problems.append(f"{_named(path)}: {error}")
             continue
         if entry is not None:
             found.append(entry)
@@ -50,8 +60,13 @@ def command(*, folder: str, output: str | None, force: bool) -> None:
     entries = sorted(by_content.values(), key=lambda entry: entry.modified_s, reverse=True)
     write_output(target, render_index(entries, provenance()).encode(), force=force)
     for problem in problems:
-        click.echo(f"left out {problem}", err=True)
+        click.echo(plain(f"left out {problem}"), err=True)
     click.echo(f"{len(entries)} comparisons, wrote {target}", err=True)
+
+
+def _is_small(path: Path) -> bool:
+    """Tell whether a path is a file that could be one of ours; traces are larger."""
+    return path.is_file() and path.stat().st_size <= _MAX_BYTES
 
 
 def _entry(path: Path, root: Path) -> Entry | None:
@@ -65,5 +80,5 @@ def _entry(path: Path, root: Path) -> Entry | None:
         return None
     if path.suffix == ".html":
         data = embedded_data(data, str(path))
-    comparison = comparison_from_json(data, str(path))
-    return Entry(path=str(path.relative_to(root)), modified_s=path.stat().st_mtime, comparison=comparison)
+    comparison = comparison_from_json(data, _named(path))
+    return Entry(path=_named(path.relative_to(root)), modified_s=path.stat().st_mtime, comparison=comparison)

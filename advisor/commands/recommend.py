@@ -82,15 +82,17 @@ def command(
     from paro_advise.advisor.build import Options
     from paro_advise.advisor.calibration import calibrate
     from paro_advise.advisor.inputs import analysis_of
-    from paro_advise.advisor.output import refuse_overwrite, write_output
+    from paro_advise.advisor.output import refuse_overwrite, refuse_same, write_output
     from paro_advise.advisor.plan_text import plan_text
     from paro_advise.advisor.progress import Progress
     from paro_advise.advisor.recommend import Limits, baseline_bytes, recommend
+    from paro_advise.advisor.terminal import plain
     from paro_advise.policies.plan import plan_to_json
 
     targets = dict(_framework_and_file(text) for text in exports)
     for file in (output, page, *targets.values()):
         refuse_overwrite(file, force=force, inputs=paths)
+    refuse_same([output, page, *targets.values()])
     if "-" in paths:
         raise UsageError("recommend must read files, got - for standard input", hint="use `analyze - --json` first")
     progress = Progress(quiet=quiet)
@@ -100,8 +102,10 @@ def command(
     captured = analysis.captured
     capacity = device_memory or analysis.run.device_memory_bytes or (captured.device_memory_bytes if captured else None)
     other = 0.0
-    if measured_peak is None and captured and captured.device_memory_bytes:
-        measured_peak = captured.peak_memory_bytes  # on a CPU it would hold Python and libraries
+    if measured_peak is None and captured and captured.device_memory_bytes and captured.peak_memory_bytes:
+        # On a CPU the peak would hold Python and its libraries.
+        other = max(0.0, captured.peak_memory_bytes - baseline_bytes(calibration))
+        progress.say("memory beside the model states: from the capture's peak")
     if measured_peak is not None:
         other = measured_peak - baseline_bytes(calibration)
         if other < 0:
@@ -115,7 +119,7 @@ def command(
         learned=_learned(learn_from),
     )
     if output != "-":
-        click.echo(plan_text(plan))
+        click.echo("\n".join(plain(line) for line in plan_text(plan).splitlines()))
     if output:
         write_output(output, plan_to_json(plan), force=force)
     if page:
@@ -128,7 +132,7 @@ def command(
     if not quiet:
         if capacity is None:
             click.echo("the memory of a device is not known: no strategy was excluded; give --device-memory", err=True)
-        if measured_peak is None:
+        if measured_peak is None and not other:
             click.echo("activations are not counted: give --measured-peak for a full account", err=True)
         if output and output != "-":
             click.echo(f"wrote {output}", err=True)

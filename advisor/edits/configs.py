@@ -34,11 +34,14 @@ _MEGATRON_FLAGS = {
 }
 
 
+# A plain word, a variable, or either in quotes; anything cleverer is refused rather than guessed.
+_VALUE = r"""(?:[\w./-]+|\$\w+|\$\{\w+\}|"[\w./${}-]+"|'[\w./-]+')"""
 _MEGATRON_PATTERN = re.compile(
-    r"(?<!\S)(?:"
-    + "|".join(re.escape(flag) + (r"[ =][^\s\\\"')]+" if takes else "") for flag, takes in _MEGATRON_FLAGS.items())
+    r"(?<![^\s\"'(=])(?:"
+    + "|".join(re.escape(flag) + (rf"[ =]{_VALUE}" if takes else "") for flag, takes in _MEGATRON_FLAGS.items())
     + r")(?=[\s\\\"')]|$)"
 )
+_MEGATRON_NAMES = re.compile(r"(?<![\w-])(?:" + "|".join(map(re.escape, _MEGATRON_FLAGS)) + r")(?![\w-])")
 
 
 def _deepspeed(text: str, plan: Plan) -> str:
@@ -46,8 +49,9 @@ def _deepspeed(text: str, plan: Plan) -> str:
     passes = table.get("gradient_accumulation_steps") if isinstance(table, dict) else None
     check_fact(plan, "gradient_accumulation_steps", plan.preconditions.micro_batches, passes)
     wanted = json.loads(export("deepspeed", target_of(plan)).text)["zero_optimization"]
-    offload = table.get("zero_optimization", {}) if isinstance(table, dict) else {}
-    if wanted["stage"] < 3 and offload.get("offload_param", {}).get("device", "none") != "none":
+    zero = table.get("zero_optimization") if isinstance(table, dict) else None
+    offload = (zero or {}).get("offload_param") or {}
+    if wanted["stage"] < 3 and offload.get("device", "none") != "none":
         raise UsageError(
             f"parameters can be offloaded in stage 3 only, the plan wants stage {wanted['stage']}",
             hint="remove zero_optimization.offload_param first",
@@ -72,6 +76,9 @@ def _yaml(text: str) -> tuple[Any, Any]:
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = 1 << 16
+    listed = re.search(r"^( *)[\w-]+:[^\n]*\n( *)- ", text, re.MULTILINE)
+    if listed and len(listed.group(2)) > len(listed.group(1)):  # lists indented below their key
+        yaml.indent(mapping=2, sequence=4, offset=2)
     try:
         return yaml, yaml.load(text)
     except YAMLError as error:
@@ -84,7 +91,12 @@ def _accelerate(text: str, plan: Plan) -> str:
         raise UsageError("an accelerate file must be a mapping")
     check_fact(plan, "num_processes", plan.preconditions.world_size, table.get("num_processes"))
     _, wanted = _yaml(export("accelerate", target_of(plan)).text)
-    policy = table.get("fsdp_config", {}).get("fsdp_auto_wrap_policy") if table.get("fsdp_config") else None
+    for key in ("fsdp_config", "parallelism_config"):
+        if key in table and not isinstance(table[key], dict):
+            if table[key] is not None:
+                raise UsageError(f"{key} must be a mapping")
+            del table[key]
+    policy = table["fsdp_config"].get("fsdp_auto_wrap_policy") if table.get("fsdp_config") else None
     for key, value in wanted.items():
         if key in ("compute_environment", "num_processes"):
             continue
@@ -121,7 +133,9 @@ def _torchtitan(text: str, plan: Plan) -> str:
         document = tomlkit.parse(text)
     except TOMLKitError as error:
         raise UsageError(f"the file must be TOML: {error}") from error
-    section: Any = document.get("parallelism", {})
+    section: Any = document.get("parallelism")
+    if not isinstance(section, dict):
+        raise UsageError("a torchtitan file must have one table named parallelism")
     for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree"):
         check_fact(plan, f"parallelism.{name}", 1, section.get(name))
     code = export("torchtitan", target_of(plan)).text
@@ -133,13 +147,28 @@ def _torchtitan(text: str, plan: Plan) -> str:
 
 
 def _megatron(text: str, plan: Plan) -> str:
-    """Change flags of a launch script: take those of sharding out, put the plan's where the first stood."""
+    """Change flags of a launch script: take those of sharding out, put the plan's where the first stood.
+
+    Raises:
+        UsageError: the script is cleverer than that.
+    """
     wanted = shlex.split(export("megatron", target_of(plan)).text)
+    hidden = re.sub(r"(?m)^[ \t]*#.*$", lambda line: " " * len(line.group()), text)  # comments, at equal places
     found = []
-    for match in _MEGATRON_PATTERN.finditer(text):
+    for match in _MEGATRON_PATTERN.finditer(hidden):
         words = match.group(0).replace("=", " ").split()
-        if words[0] != "--ckpt-format" or words[1] == "fsdp_dtensor":
+        if words[0] != "--ckpt-format" or "--ckpt-format" in wanted:
             found.append((match.start(), match.end(), words))
+    matched = {start for start, _, _ in found}
+    names = [
+        m.group() for m in _MEGATRON_NAMES.finditer(hidden) if m.start() not in matched and m.group() != "--ckpt-format"
+    ]
+    flags = [words[0] for _, _, words in found]
+    if names or len(set(flags)) < len(flags):
+        raise UsageError(
+            f"a Megatron script must name each flag once and plainly, {(names or flags)[0]} is not",
+            hint=f"change it by hand to: {' '.join(wanted) or '(none: plain data parallelism)'}",
+        )
     if [word for _, _, words in found for word in words] == wanted:
         return text
     if not found:

@@ -50,11 +50,22 @@ def edited(plan: Plan, name: str, text: str, plan_name: str) -> Edit:
         return edit_script(text, plan_name)
     from paro_advise.advisor.edits.configs import EDITORS
 
+    if not plan.preconditions.gpus_per_node or not plan.preconditions.world_size:
+        raise UsageError("a plan must say how many ranks it is for", where=f"plan {plan.plan_id}")
     made = export(kind, target_of(plan))
     caveats = [f"{kind} {made.min_version} or later, {made.fidelity}", *made.caveats]
     if plan.chosen.collectives == "ho_ring":
         caveats.append("without HO-Ring, which `paro-advise run` brings: slower than the plan predicts")
-    return Edit(framework=kind, text=EDITORS[kind](text, plan), caveats=tuple(caveats))
+    mark = "\ufeff" if text.startswith("\ufeff") else ""
+    ending = "\r\n" if "\r\n" in text else "\n"
+    plain = text.removeprefix(mark).replace("\r\n", "\n")
+    try:
+        new = EDITORS[kind](plain, plan)
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        raise UsageError(
+            f"the file must be a {kind} configuration: {type(error).__name__}: {error}", where=name
+        ) from error
+    return Edit(framework=kind, text=mark + new.replace("\n", ending), caveats=tuple(caveats))
 
 
 def target_of(plan: Plan) -> Target:
@@ -92,7 +103,7 @@ def _kind(name: str, text: str) -> str:
         return "deepspeed"
     if suffix in (".yaml", ".yml") and "distributed_type" in text:
         return "accelerate"
-    if suffix == ".toml" and "[parallelism]" in text:
+    if (suffix == ".toml" and text.startswith("[parallelism]")) or "\n[parallelism]" in text:
         return "torchtitan"
     if suffix in (".sh", ".bash", ".slurm", ".sbatch") and "megatron" in text.lower() + name.lower():
         return "megatron"

@@ -49,14 +49,17 @@ def remove_key(text: str, path: tuple[str, ...]) -> str:
     for depth, key in enumerate(path):
         if start >= len(text) or text[start] != "{":
             return text
-        entries, _ = _entries(text, start)
+        entries, end = _entries(text, start)
         if key not in entries:
             return text
         if depth < len(path) - 1:
             start = entries[key][0]
             continue
         begin, stop = entries[key]
-        begin = text.rindex(json.dumps(key), start, begin)
+        name = json.dumps(key)
+        if text.count(name, start, begin) != 1 or text.count(name, stop, end) > 0:
+            raise UsageError(f"the file must name {key} once and plainly")
+        begin = text.rindex(name, start, begin)
         after = _skip(text, stop)
         if text[after] == ",":
             return text[:begin] + text[_skip(text, after + 1) :]

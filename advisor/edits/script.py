@@ -21,6 +21,7 @@ _ENTRY_POINTS = (
     "ZeroRedundancyOptimizer",
     "deepspeed",
 )
+_MAX_DEPTH = 100
 _MODULE, _CALL = "paro_advise.runtime.redirect", "use_plan"
 
 
@@ -41,10 +42,11 @@ def edit_script(text: str, plan_name: str) -> Edit:
             "a script can be changed with libcst only, which is not installed",
             hint="pip install 'paro-advise[apply]', or run it with `paro-advise run --plan`",
         ) from error
+    _check_nesting(text)
     try:
         module = cst.parse_module(text)
-    except cst.ParserSyntaxError as error:
-        raise UsageError(f"the script must be Python: {error.message}") from error
+    except (cst.ParserSyntaxError, RecursionError) as error:
+        raise UsageError(f"the script must be Python: {str(error)[:200]}") from error
     names = _names(module)
     if not names.intersection(_ENTRY_POINTS):
         raise UsageError(
@@ -52,7 +54,8 @@ def edit_script(text: str, plan_name: str) -> Edit:
             hint="give the script that wraps the model",
         )
     wanted = cst.parse_statement(f"{_CALL}({plan_name!r}, beside=__file__)")
-    body = [line for line in module.body if not _is_our_call(line)]
+    is_ours = any(_is_our_import(line) for line in module.body)
+    body = [line for line in module.body if not (is_ours and _is_our_call(line))]
     place = _first_import(body)
     had_import = any(_is_our_import(line) for line in body)
     added = [] if had_import else [cst.parse_statement(f"from {_MODULE} import {_CALL}")]
@@ -66,6 +69,26 @@ def edit_script(text: str, plan_name: str) -> Edit:
     new = module.with_changes(body=[*body[:place], *added, wanted, *body[place:]])
     caveats = ("the script needs paro-advise and the plan's file wherever it runs",)
     return Edit(framework="python", text=new.code, caveats=caveats)
+
+
+def _check_nesting(text: str) -> None:
+    """Refuse what is nested deeper than people write; libcst's parser would end the process.
+
+    Raises:
+        UsageError: it is, or it is no Python.
+    """
+    import ast
+
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UsageError(f"the script must be Python: {str(error)[:200]}") from error
+    depth = deepest = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        deepest = max(deepest, depth)
+    if deepest > _MAX_DEPTH:
+        raise UsageError(f"a script must not nest deeper than {_MAX_DEPTH} brackets")
 
 
 def _names(module: libcst.Module) -> set[str]:
