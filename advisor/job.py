@@ -39,11 +39,11 @@ def _forwarding(child: subprocess.Popen[bytes]) -> Iterator[None]:
     def forward(number: int, _: Any) -> None:
         child.send_signal(number)
 
-    # Ctrl-C reaches the child by itself; we only must not end before it.
-    before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, forward),
-        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
-    }
+    # Schedulers announce the end by SIGUSR1 or SIGUSR2. Ctrl-C reaches the child by itself; we only must
+    # not end before it.
+    told = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+    before = {number: signal.signal(number, forward) for number in told}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         yield
     finally:

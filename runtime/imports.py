@@ -43,12 +43,17 @@ class _After(MetaPathFinder, Loader):
         self._name = name
         self._call = call
         self._loader: Any = None
+        self._is_looking = False
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002 - Python's signature
-        if fullname != self._name or self not in sys.meta_path:
+        if fullname != self._name or self._is_looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        # Looking is not importing: whoever only asks whether the module is there must not use this up.
+        self._is_looking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._is_looking = False
         if spec is not None and spec.loader is not None:
             self._loader, spec.loader = spec.loader, self
         return spec
@@ -61,5 +66,7 @@ class _After(MetaPathFinder, Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
         self._loader.exec_module(module)
         self._call(module)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paro_advise.runtime.inject import PATH
@@ -13,8 +15,18 @@ if TYPE_CHECKING:
 PLAN_VARIABLE = "PARO_PLAN"
 JOB_VARIABLE = "PARO_JOB"
 DRIFT_VARIABLE = "PARO_ALLOW_DRIFT"
+# A file that every rank touches once its model runs under the plan.
+APPLIED_VARIABLE = "PARO_APPLIED"
 # Files in a job's folder: what runs, the new plan, what became of it.
 STATE, REQUEST, ANSWER = "job.json", "switch.json", "switched.json"
+
+
+def mark_applied() -> None:
+    """Say to ``paro-advise run`` on this node that the plan is in force."""
+    marker = os.environ.get(APPLIED_VARIABLE)
+    if marker:
+        with contextlib.suppress(OSError):
+            Path(marker).touch()
 
 
 def job_environment(environment: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:

@@ -73,7 +73,7 @@ def test_a_capture_that_fails_leaves_the_job_alone(tmp_path):
         env=job_environment({**os.environ, "OMP_NUM_THREADS": "1"}, environment),
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0
@@ -146,7 +146,7 @@ def test_a_plan_for_another_job_stops_every_rank_before_the_first_step(fsdp2):
     assert "step 0" not in done.stdout
     assert "E521" in done.stderr
     assert "parameter_count" in done.stderr
-    assert "Traceback" not in done.stderr.split("torch.distributed.elastic")[0]
+    assert "[rank" not in done.stderr  # torch prints the tracebacks of ranks so
 
 
 def test_what_a_plan_cannot_express_stops_the_job(fsdp2, tmp_path):

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import click
-from paro_advise.errors import WouldOverwriteError
+from paro_advise.errors import ParoAdviseError, WouldOverwriteError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,11 +61,18 @@ def make_room(folder: Path, *, force: bool) -> None:
             hint="name another folder, or pass --force to replace it",
         )
     for path in old:
-        path.unlink()
+        path.unlink(missing_ok=True)  # another node may share the folder
 
 
 def summary(folder: Path, steps: str) -> None:
-    """Say on stderr what a capture brought."""
+    """Say on stderr what a capture brought; a job's exit code must not depend on it."""
+    try:
+        _say(folder, steps)
+    except (ParoAdviseError, OSError) as error:
+        click.echo(f"paro-advise: the capture cannot be read: {error}", err=True)
+
+
+def _say(folder: Path, steps: str) -> None:
     from paro_advise.advisor.captured import captured_of
     from paro_advise.trace_parsers.discover import find_inputs
     from paro_advise.trace_parsers.step_log import read_step_logs

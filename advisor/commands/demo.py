@@ -87,9 +87,9 @@ def _budget() -> str:
 
 
 def _example() -> Path:
-    import paro_advise.runtime as runtime
+    from paro_advise.runtime.inject import PATH
 
-    path = Path(runtime.__file__).resolve().parent.parent / "examples" / "train.py"
+    path = PATH.parent.parent / "examples" / "train.py"
     if not path.is_file():
         raise TrainingError(
             "the demo trains examples/train.py of a clone, which is not here",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import click
+from paro_advise.errors import StalePlanError
 
 
 @click.command("run", short_help="Run an unchanged training job under a plan.")
@@ -46,7 +48,13 @@ def command(
     from paro_advise.advisor.job import run_job
     from paro_advise.policies.plan import read_plan
     from paro_advise.runtime.capture.wish import Wish
-    from paro_advise.runtime.job import DRIFT_VARIABLE, JOB_VARIABLE, PLAN_VARIABLE, job_environment
+    from paro_advise.runtime.job import (
+        APPLIED_VARIABLE,
+        DRIFT_VARIABLE,
+        JOB_VARIABLE,
+        PLAN_VARIABLE,
+        job_environment,
+    )
 
     plan = read_plan(plan_file)
     if plan.verdict == "keep":
@@ -60,7 +68,16 @@ def command(
     if wish:
         make_room(wish.folder, force=force)
         changes |= wish.to_environment()
-    code = run_job(job_command, job_environment(os.environ, changes))
+    with tempfile.TemporaryDirectory(prefix="paro-advise-") as folder_of_marker:
+        marker = Path(folder_of_marker) / "applied"
+        code = run_job(job_command, job_environment(os.environ, {**changes, APPLIED_VARIABLE: str(marker)}))
+        is_applied = marker.exists() or plan.verdict == "keep"
     if wish:
         summary(wish.folder, steps)
+    if code == 0 and not is_applied:
+        raise StalePlanError(
+            "a job must train under the plan that it was started with, no process of this one applied it",
+            hint="its Python needs paro-advise, its launcher must pass PYTHONPATH and PARO_* on to the ranks, and "
+            "its script must use FSDP2, FSDP1, DDP, ZeroRedundancyOptimizer or DeepSpeed",
+        )
     return code

@@ -23,7 +23,7 @@ class Observer:
     that call others, as ZeroRedundancyOptimizer does, count as one.
 
     Args:
-        on_step: called at the end of each step.
+        on_step: called at the end of each step; None if the script says itself when one ends.
         on_error: called with what went wrong in here; the script never sees it.
 
     Attributes:
@@ -34,7 +34,7 @@ class Observer:
         busy_us: time spent in here.
     """
 
-    def __init__(self, on_step: Callable[[], None], on_error: Callable[[Exception], None]) -> None:
+    def __init__(self, on_step: Callable[[], None] | None, on_error: Callable[[Exception], None]) -> None:
         self._on_step = on_step
         self._on_error = on_error
         self._lead: int | None = None
@@ -80,6 +80,8 @@ class Observer:
 
     def _guarded(self, function: Callable[..., None]) -> Callable[..., None]:
         def call(*args: Any) -> None:
+            if torch.compiler.is_compiling():
+                return
             started = time.perf_counter()
             try:
                 function(*args)
@@ -159,7 +161,7 @@ class Observer:
             return
         if self._lead is None:
             self._lead = id(optimizer)
-        if self._lead == id(optimizer):
+        if self._lead == id(optimizer) and self._on_step is not None:
             self._end_step()
 
     def guarded_end(self, norm: Callable[[], torch.Tensor | float | None]) -> None:
@@ -179,8 +181,9 @@ class Observer:
         if self._removals and self._remove_first_call in self._removals:
             self._remove_first_call()
             self._removals.remove(self._remove_first_call)
-        self._on_step()
-        self.begin()
+        if self._on_step is not None:
+            self._on_step()
+            self.begin()
 
 
 def norm_share(parameters: Iterable[torch.Tensor], shard_weight: float | None = 1.0) -> torch.Tensor | float | None:

@@ -44,7 +44,7 @@ class Recorder:
     def __init__(self, wish: Wish, *, explicit: bool = False) -> None:
         self._wish = wish
         self._explicit = explicit
-        self.observer = Observer(self._on_step, self._give_up)
+        self.observer = Observer(None if explicit else self._end_step, self._give_up)
         self._log: StepLog | None = None
         self._number = 0
         self._last_end: float | None = None
@@ -52,6 +52,7 @@ class Recorder:
         self._profiled_until = -1
         self._old_handler: Any = None
         self._failed = False
+        self._rank = 0
         self.wrote: Path | None = None
 
     def start(self) -> None:
@@ -68,14 +69,16 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - a capture must never end a training job
             self._give_up(error)
 
-    def _on_step(self) -> None:
-        if not self._explicit:
-            self._end_step()
-
     def _give_up(self, error: Exception) -> None:
         if not self._failed:
             self._failed = True
             self.observer.remove()
+            recorder, self._profiler = self._profiler, None
+            with contextlib.suppress(Exception):
+                if recorder is not None:
+                    recorder.on_trace_ready = None
+                    recorder.stop()
+                self._restore_handler()
             print(
                 f"paro-advise: the capture of this rank ended, training goes on: {type(error).__name__}: {error}",
                 file=sys.stderr,
@@ -87,6 +90,7 @@ class Recorder:
         observer = self.observer
         if self._log is None:
             self._log = StepLog(self._wish.folder, {"inputs": observer.inputs, "autocast": observer.autocast})
+            self._rank = facts_of_process()["rank"]
             self._write_run()
         number = self._number
         self._number += 1
@@ -161,8 +165,12 @@ class Recorder:
         self._profiled_until = self._number
         recorder.stop()
         self._export(recorder)
+        self._restore_handler()
+
+    def _restore_handler(self) -> None:
         if self._old_handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._old_handler)
+            self._old_handler = None
 
     def _export(self, recorder: profile) -> None:
         size = _BYTES_PER_EVENT * _num_events(recorder)
@@ -176,7 +184,7 @@ class Recorder:
             return
         folder = self._wish.folder
         folder.mkdir(parents=True, exist_ok=True)
-        target = folder / f"rank{facts_of_process()['rank']}.json.gz"
+        target = folder / f"rank{self._rank}.json.gz"
         plain, packed = target.with_suffix(".part"), target.with_suffix(".gz.part")
         try:
             recorder.export_chrome_trace(str(plain))

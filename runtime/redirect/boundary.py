@@ -32,32 +32,41 @@ class Boundary:
         self._optimizer = optimizer
         self._is_gated = is_gated
         self._passes = 0
+        self._pending = False
         self._expected: int | None = None
         self._said: bool | None = None if is_gated else True
         self._has_warned = False
         engine.after_backward = self._after_backward
+        engine.after_discard = self.restart
 
     def _after_backward(self) -> None:
         self._passes += 1
+        self._pending = not self._engine.synchronizes
         if not self._is_gated and self._engine.synchronizes != self._said:
             self._is_gated = True  # the script has spoken since
         self._say()
 
+    def restart(self) -> None:
+        """Begin to count anew: gradients were forgotten, or the strategy changed."""
+        self._passes = 0
+        self._pending = False
+        self._say()
+
     def _say(self) -> None:
+        if self._is_gated:
+            return
         levels = self._engine.levels
         # Whole gradients of sharded parameters rest inside FSDP2, which brings them on in a pass only.
         must_be_last = levels.gradient == Level.N and levels.parameter != Level.N
-        if self._is_gated or must_be_last:
-            return
-        self._said = self._expected is None or self._passes + 1 >= self._expected
+        self._said = must_be_last or self._expected is None or self._passes + 1 >= self._expected
         self._engine.set_synchronizes(enabled=self._said)
 
     def finish(self) -> None:
         """Bring gradients of passes that were taken for inner ones to the optimizer, if there are any."""
-        if self._is_gated or self._expected is None or not 0 < self._passes < self._expected:
+        if self._is_gated or not self._pending:
             return
         self._engine.finish_accumulation()
-        self._passes = self._expected
+        self._pending = False
         if not self._has_warned and dist.get_rank() == 0:
             self._has_warned = True
             print(
@@ -73,6 +82,5 @@ class Boundary:
             return False
         if self._passes:
             self._expected = self._passes
-        self._passes = 0
-        self._say()
+        self.restart()
         return True

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from functools import partial
+import math
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ from paro_advise.runtime.redirect.session import Session, Wrapping, from_rank_0
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _session: Session | None = None
 _NO_PLAN = "run this script without a plan"
@@ -31,6 +32,20 @@ def install(session: Session) -> None:
     fsdp.FullyShardedDataParallel = FullyShardedDataParallel
     fsdp.fully_sharded_data_parallel.FullyShardedDataParallel = FullyShardedDataParallel
     optim.ZeroRedundancyOptimizer = ZeroRedundancyOptimizer
+
+
+def _refusing(init: Callable[..., None]) -> Callable[..., None]:
+    """Let an __init__ that cannot be mapped end the job with its reason and no traceback."""
+
+    @wraps(init)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except TrainingError as error:
+            assert _session is not None
+            _session.refuse(error)
+
+    return call
 
 
 class _Wrapper(nn.Module):  # type: ignore[misc]
@@ -86,6 +101,7 @@ class _Wrapper(nn.Module):  # type: ignore[misc]
 class DistributedDataParallel(_Wrapper):
     """Takes DDP's arguments; the plan decides how the model is sharded."""
 
+    @_refusing
     def __init__(
         self,
         module: nn.Module,
@@ -100,6 +116,9 @@ class DistributedDataParallel(_Wrapper):
             raise TrainingError("a plan needs DDP over all ranks, got a smaller process group", hint=_NO_PLAN)
         if settings.get("mixed_precision") is not None:
             raise TrainingError("a plan cannot express DDP's mixed_precision", hint=_NO_PLAN)
+        if settings.get("find_unused_parameters"):
+            # Ours would step parameters that nobody used with a gradient of zero: weight decay would act.
+            raise TrainingError("a plan cannot express DDP's find_unused_parameters", hint=_NO_PLAN)
         if init_sync:
             from_rank_0(module)
         self._sends_buffers = broadcast_buffers and any(True for _ in module.buffers())
@@ -112,6 +131,7 @@ class DistributedDataParallel(_Wrapper):
                 dist.broadcast(buffer, 0)
         return super().forward(*args, **kwargs)
 
+    @_refusing
     def register_comm_hook(self, *_: Any, **__: Any) -> None:
         """Refuse: the plan moves the gradients."""
         raise TrainingError("a plan cannot be combined with DDP's communication hooks", hint=_NO_PLAN)
@@ -122,20 +142,33 @@ class FullyShardedDataParallel(_Wrapper):
 
     _inner_name = "_fsdp_wrapped_module"
 
+    @_refusing
     def __init__(
         self,
         module: nn.Module,
-        *_: Any,
-        auto_wrap_policy: Any = None,
-        mixed_precision: Any = None,
+        process_group: Any = None,
+        sharding_strategy: Any = None,
         cpu_offload: Any = None,
+        auto_wrap_policy: Any = None,
+        backward_prefetch: Any = None,
+        mixed_precision: Any = None,
         ignored_modules: Any = None,
         ignored_states: Any = None,
         device_id: Any = None,
         sync_module_states: bool = False,
+        device_mesh: Any = None,
         **__: Any,
     ) -> None:
         super().__init__()
+        del sharding_strategy, backward_prefetch  # the plan's to decide
+        groups = process_group if isinstance(process_group, (tuple, list)) else [process_group]
+        size = math.prod(dist.get_world_size(group) for group in groups if group is not None)
+        covered = device_mesh.size() if device_mesh is not None else (size if process_group is not None else None)
+        if covered is not None and covered != dist.get_world_size():
+            raise TrainingError(f"a plan needs FSDP over all ranks, got {covered} of them", hint=_NO_PLAN)
+        buffers, parameters = (getattr(mixed_precision, f"{name}_dtype", None) for name in ("buffer", "param"))
+        if buffers not in (None, parameters):
+            raise TrainingError("a plan cannot express FSDP's buffer_dtype", hint=_NO_PLAN)
         if ignored_modules or ignored_states:
             raise TrainingError("a plan cannot express FSDP's ignored modules", hint=_NO_PLAN)
         if cpu_offload is not None and getattr(cpu_offload, "offload_params", cpu_offload):
@@ -163,6 +196,11 @@ class FullyShardedDataParallel(_Wrapper):
         """Clip the gradients of the whole model."""
         norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
         return norm
+
+    @staticmethod
+    def fsdp_modules(*_: Any, **__: Any) -> list[nn.Module]:
+        """Return none: torch's own helpers of checkpoints then take the model as it is."""
+        return []
 
     @staticmethod
     def state_dict_type(*_: Any, **__: Any) -> Any:

@@ -63,6 +63,8 @@ def _initialize(
     if chosen.collectives == "native" and chosen.triple in _STAGES:
         table = {**table, "zero_optimization": {**table.get("zero_optimization", {})}}
         table["zero_optimization"]["stage"] = _STAGES[chosen.triple]
+        if args is not None and getattr(args, "deepspeed_config", None):
+            args.deepspeed_config = None  # DeepSpeed takes one of the two
         return original(
             args, model, optimizer, model_parameters, training_data, lr_scheduler, *rest, config=table, **others
         )
@@ -113,8 +115,9 @@ def _optimizer(table: dict[str, Any], parameters: Any) -> torch.optim.Optimizer:
     wish = table.get("optimizer") or {}
     kind, settings = str(wish.get("type", "")).lower(), dict(wish.get("params", {}))
     decoupled = settings.pop("adam_w_mode", True)  # DeepSpeed's Adam is AdamW unless told otherwise
-    settings.pop("torch_adam", None)
-    settings.pop("bias_correction", None)
+    is_torchs = settings.pop("torch_adam", False)
+    if not settings.pop("bias_correction", True):
+        raise TrainingError("a plan cannot express DeepSpeed's Adam without bias_correction", hint=_NO_PLAN)
     classes: dict[str, type[torch.optim.Optimizer]] = {
         "adamw": torch.optim.AdamW,
         "adam": torch.optim.AdamW if decoupled else torch.optim.Adam,
@@ -125,10 +128,8 @@ def _optimizer(table: dict[str, Any], parameters: Any) -> torch.optim.Optimizer:
             f"a plan needs an optimizer of type Adam, AdamW or SGD, got {wish.get('type')!r}",
             hint="pass optimizer= to deepspeed.initialize",
         )
-    if kind == "adam" and decoupled:
-        settings.setdefault("weight_decay", 0.0)
-    if kind == "adamw":
-        settings.setdefault("weight_decay", 0.01)
+    if kind in ("adam", "adamw") and not is_torchs:
+        settings.setdefault("weight_decay", 0.0)  # as DeepSpeed's own, unlike torch's AdamW
     return classes[kind](parameters, **settings)
 
 
@@ -183,9 +184,12 @@ class PlannedEngine(nn.Module):  # type: ignore[misc]
             self._session.root.set_requires_gradient_sync(last)
         return self.module(*args, **kwargs)
 
-    def backward(self, loss: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    def backward(
+        self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True, **_: Any
+    ) -> torch.Tensor:
         """Add up the gradients of the mean over micro-batches."""
-        (loss / self._accumulation).backward()
+        scaled = loss / self._accumulation if scale_wrt_gas else loss
+        scaled.backward(retain_graph=retain_graph)
         return loss
 
     def step(self, *_: Any, **__: Any) -> None:
@@ -235,11 +239,13 @@ class PlannedEngine(nn.Module):  # type: ignore[misc]
         """Forget all gradients."""
         self.optimizer.zero_grad(set_to_none)
 
-    def save_checkpoint(self, save_dir: str, tag: str | None = None, *_: Any, **__: Any) -> bool:
+    def save_checkpoint(
+        self, save_dir: str, tag: str | None = None, client_state: dict[str, Any] | None = None, **_: Any
+    ) -> bool:
         """Write a checkpoint of ours."""
         from paro_advise.runtime import save_checkpoint
 
-        save_checkpoint(Path(save_dir) / (tag or f"global_step{self.global_steps}"), self.module)
+        save_checkpoint(Path(save_dir) / (tag or f"global_step{self.global_steps}"), self.module, extra=client_state)
         return True
 
     def load_checkpoint(self, load_dir: str, tag: str | None = None, *_: Any, **__: Any) -> tuple[str, dict[str, Any]]:

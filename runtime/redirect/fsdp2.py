@@ -29,6 +29,7 @@ _WITHOUT_EFFECT = (
     "unshard",
     "reshard",
 )
+_NO_PLAN = "run this script without a plan"
 _REFUSED = ("shard_placement_fn", "ignored_params", "dp_mesh_dims")
 
 
@@ -99,25 +100,44 @@ def plan_module(module: nn.Module) -> None:
 
 
 def _wrapping(root: Any) -> Wrapping:
-    settings = _asked[id(root)][1]
+    inside = {id(part) for part in root.modules()}
+    asked = [settings for part, settings in _asked.values() if id(part) in inside]
+    policies = set()
+    for settings in asked:
+        _check(settings)
+        policy = settings.get("mp_policy")
+        policies.add((policy.param_dtype, policy.reduce_dtype) if policy else (None, None))
+    if len(policies) > 1:
+        raise TrainingError("a plan needs one mp_policy for all calls of fully_shard, got several", hint=_NO_PLAN)
+    param_dtype, reduce_dtype = policies.pop()
+    return Wrapping(
+        origin="FSDP2 (fully_shard)",
+        units=tuple(part for part, _ in _asked.values()),
+        param_dtype=param_dtype,
+        reduce_dtype=reduce_dtype,
+        norms_are_dtensors=True,
+    )
+
+
+def _check(settings: dict[str, Any]) -> None:
+    """Refuse what would be lost.
+
+    Raises:
+        TrainingError: it names the setting.
+    """
     for name in _REFUSED:
         if settings.get(name):
-            raise TrainingError(f"a plan cannot express fully_shard's {name}", hint="run this script without a plan")
+            raise TrainingError(f"a plan cannot express fully_shard's {name}", hint=_NO_PLAN)
     policy, offload, mesh = (settings.get(name) for name in ("mp_policy", "offload_policy", "mesh"))
     if offload is not None and type(offload).__name__ != "OffloadPolicy":
-        raise TrainingError("a plan cannot express fully_shard's CPU offload", hint="run this script without a plan")
+        raise TrainingError("a plan cannot express fully_shard's CPU offload", hint=_NO_PLAN)
     if mesh is not None and mesh.size() != dist.get_world_size():
         raise TrainingError(
             f"the mesh of fully_shard must hold all {dist.get_world_size()} ranks, got {mesh.size()}: "
             "a plan cannot be combined with tensor, context or pipeline parallelism",
-            hint="run this script without a plan",
+            hint=_NO_PLAN,
         )
     if policy is not None and policy.output_dtype not in (None, policy.param_dtype):
         raise TrainingError("a plan cannot express fully_shard's output_dtype", hint="leave output_dtype out")
-    return Wrapping(
-        origin="FSDP2 (fully_shard)",
-        units=tuple(part for part, _ in _asked.values()),
-        param_dtype=policy.param_dtype if policy else None,
-        reduce_dtype=policy.reduce_dtype if policy else None,
-        norms_are_dtensors=True,
-    )
+    if policy is not None and not policy.cast_forward_inputs:
+        raise TrainingError("a plan cannot express fully_shard's cast_forward_inputs=False", hint=_NO_PLAN)

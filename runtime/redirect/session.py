@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from paro_advise.errors import ParoAdviseError, TrainingError
+from paro_advise.runtime.job import mark_applied
 from paro_advise.runtime.redirect.boundary import Boundary
 from paro_advise.runtime.redirect.planned import check_facts, name_of
 from paro_advise.runtime.redirect.switchboard import Switchboard
@@ -22,12 +23,19 @@ from paro_advise.runtime.sharding.shard import engine_of, shard
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paro_advise.policies.plan import Plan
     from torch.distributed.device_mesh import DeviceMesh
+
+
+_NOTE = (
+    "checkpoints now hold this rank's shards as DTensors: save them with torch.distributed.checkpoint or "
+    "paro_advise.runtime.save_checkpoint on all ranks; evaluation runs on all ranks too"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +78,8 @@ class Session:
         self._gate: bool | None = None
         self._mesh: DeviceMesh | None = None
         self._switchboard = Switchboard(job) if job else None
+        # Parameters as the script may have remembered them, and where those of today are.
+        self._replaced: Any = WeakIdKeyDictionary()
 
     def install(self) -> None:
         """Notice optimizers, their steps, and clipping."""
@@ -82,19 +92,58 @@ class Session:
             session._optimizers.append(weakref.ref(self))
 
         torch.optim.Optimizer.__init__ = init
-        register_optimizer_step_pre_hook(lambda *_: self.finish_gradients())
+        register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         for home in (torch.nn.utils, torch.nn.utils.clip_grad):
             home.clip_grad_norm_ = self._clipping(home.clip_grad_norm_)
+            for name in ("clip_grad_value_", "get_total_norm"):
+                if hasattr(home, name):
+                    setattr(home, name, self._looking(getattr(home, name)))
+        torch.amp.GradScaler.unscale_ = self._finishing(torch.amp.GradScaler.unscale_)
 
     def _clipping(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+        def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             self.finish_gradients()
-            norm = original(*args, **kwargs)
+            norm = original(self._current(parameters), *args, **kwargs)
             return norm if self.root is None else self._as_expected(norm)
 
         return clip_grad_norm_
+
+    def _looking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def look(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            self.finish_gradients()
+            return original(self._current(tensors), *args, **kwargs)
+
+        return look
+
+    def _finishing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.finish_gradients()
+            return original(*args, **kwargs)
+
+        return call
+
+    def _current(self, parameters: Any) -> Any:
+        """Return the model's parameters as they are now for those that the script remembered from before."""
+        if isinstance(parameters, torch.Tensor):
+            return self._replaced[parameters].parameter if parameters in self._replaced else parameters
+        return [self._replaced[item].parameter if item in self._replaced else item for item in parameters]
+
+    def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Bring gradients on before an optimizer sees them; a closure is run before that."""
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        if self.root is None or closure is None:
+            self.finish_gradients()
+            return None
+        if isinstance(args[0], torch.optim.LBFGS):
+            self.refuse(TrainingError("a plan cannot express LBFGS, which calls its closure several times"))
+        with torch.enable_grad():
+            loss = closure()
+        self.finish_gradients()
+        return (args[0],), {**{k: v for k, v in kwargs.items() if k != "closure"}, "closure": lambda: loss}
 
     def _as_expected(self, norm: Any) -> Any:
         """Return a norm in the kind that the script's own framework would return."""
@@ -137,12 +186,21 @@ class Session:
             module: about to be called, the outermost of those that the script wrapped.
             wrapping: what the script asked for it.
         """
-        if self.root is not None:
-            if self._switchboard is not None and module is self.root and torch.is_grad_enabled():
-                self._refusing(lambda: self._switch(module))
+        if not torch.is_grad_enabled():
             return
-        if torch.is_grad_enabled() and module.training:
-            self._refusing(lambda: self._shard(module, wrapping()))
+        if self.root is None:
+            if any(parameter.requires_grad for parameter in module.parameters()):
+                self._refusing(lambda: self._shard(module, wrapping()))
+        elif module is self.root:
+            if self._switchboard is not None:
+                self._refusing(lambda: self._switch(module))
+        elif not any(part is module for part in self.root.modules()):
+            self.refuse(
+                TrainingError(
+                    f"a plan shards one model, {_plain(module)} is wrapped beside {_plain(self.root)}",
+                    hint="run this script without a plan",
+                )
+            )
 
     def _refusing(self, action: Callable[[], None]) -> None:
         try:
@@ -163,6 +221,7 @@ class Session:
             from_rank_0(module)
         optimizer = self._optimizer_of(module)
         chosen = self.plan.chosen
+        before = dict(module.named_parameters())
         shard(
             module,
             optimizer,
@@ -175,11 +234,15 @@ class Session:
         )
         self.root, self._wrapping = module, wrapping
         engine = engine_of(module)
+        slots = {name: slot for unit in engine.units for slot in unit.spec.slots for name in slot.aliases}
+        for name, parameter in before.items():
+            self._replaced[parameter] = slots[name]
         if self._gate is not None:
             engine.set_synchronizes(enabled=self._gate)
         self._boundary = Boundary(engine, optimizer, is_gated=self._gate is not None)
         if self._switchboard is not None:
             self._switchboard.open(self.plan)
+        mark_applied()
         if dist.get_rank() == 0:
             print(
                 f"paro-advise: {wrapping.origin} of {_plain(module)} "
@@ -188,12 +251,16 @@ class Session:
                 file=sys.stderr,
                 flush=True,
             )
+            if not wrapping.norms_are_dtensors:
+                print(f"paro-advise: {_NOTE}", file=sys.stderr, flush=True)
 
     def _switch(self, module: nn.Module) -> None:
         assert self._switchboard is not None
         changed = self._switchboard.take(module)
         if changed is not None:
             self.plan = changed
+            if self._boundary is not None:
+                self._boundary.restart()
 
     @staticmethod
     def _units(

@@ -1,8 +1,8 @@
 """How a running job takes a new plan: through a folder that it and ``paro-advise switch`` share.
 
-Rank 0 looks for a request when a step ends and tells the others through the job's store. Every rank
-takes it before the first forward pass after the following step: no rank can end that step before
-rank 0 has passed its gradients on, and thereby written to the store.
+Rank 0 looks for a request when a step ends, and tells the others through the job's store after which
+step all take it. No rank can end the following step before rank 0 has passed its gradients on, and
+thereby written to the store; a few steps of notice are left for hosts that run ahead of their devices.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from paro_advise.policies.plan import Plan
     from torch import nn
 
+_NOTICE = 3
+
 
 class Switchboard:
     """The running job's end.
@@ -36,7 +38,8 @@ class Switchboard:
         self._folder = Path(folder)
         self._num_taken = 0
         self._told = False
-        self._waiting: bytes | None = None
+        self._waiting: tuple[int, bytes] | None = None
+        self._steps = 0
 
     def open(self, plan: Plan) -> None:
         """Say that the job runs and under which plan."""
@@ -48,13 +51,16 @@ class Switchboard:
 
     def look(self) -> None:
         """See at the end of a step whether there is a request, or one was told."""
+        self._steps += 1
         store, key = dist.distributed_c10d._get_default_store(), f"paro_switch_{self._num_taken}"  # noqa: SLF001 - has no public name
         if store.check([key]):
-            self._waiting = store.get(key)
+            at, _, plan = store.get(key).partition(b" ")
+            self._waiting = (int(at), plan)
             self._num_taken += 1
             self._told = False
         elif dist.get_rank() == 0 and not self._told and (self._folder / REQUEST).exists():
-            store.set(key, (self._folder / REQUEST).read_bytes())
+            at = self._steps + _NOTICE
+            store.set(key, b"%d %s" % (at, (self._folder / REQUEST).read_bytes()))
             (self._folder / REQUEST).unlink(missing_ok=True)
             self._told = True
 
@@ -64,9 +70,9 @@ class Switchboard:
         Raises:
             SwitchError: the switch broke off half way; the job cannot go on.
         """
-        if self._waiting is None:
+        if self._waiting is None or self._steps < self._waiting[0]:
             return None
-        data, self._waiting = self._waiting, None
+        (_, data), self._waiting = self._waiting, None
         try:
             plan = plan_from_json(data, REQUEST)
             chosen = plan.chosen

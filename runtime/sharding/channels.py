@@ -188,19 +188,22 @@ class Channels:
                 totals[name][1] += count.num_bytes
         return {name: (messages, num_bytes) for name, (messages, num_bytes) in totals.items()}
 
-    def self_check(self) -> None:
+    def self_check(self, device: torch.device) -> None:
         """Sum and gather known numbers over all ranks.
+
+        Args:
+            device: that the backend communicates from.
 
         Raises:
             CommunicationError: the backend gives a wrong result.
         """
         world = self.grid.world_size
-        total = self.reduce_all(torch.arange(world, dtype=torch.float32) + self.grid.rank)
+        total = self.reduce_all(torch.arange(world, dtype=torch.float32, device=device) + self.grid.rank)
         place = self.grid.local * self.grid.num_groups + self.grid.group
         expected = world * place + world * (world - 1) / 2
-        gathered = torch.empty(world)
+        gathered = torch.empty(world, device=device)
         self.gather_all(gathered, total)
-        wanted = world * torch.arange(world) + world * (world - 1) / 2
+        wanted = world * torch.arange(world, dtype=torch.float32, device=device) + world * (world - 1) / 2
         if total.item() != expected or not torch.equal(gathered, wanted):
             raise CommunicationError(
                 f"the communication backend must add right: expected {expected} on rank {self.grid.rank}, "

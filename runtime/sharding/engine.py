@@ -21,6 +21,7 @@ from torch import nn
 from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,6 +84,7 @@ class Engine:
         shards: the optimizer's side.
         synchronizes: the next backward pass is an accumulation boundary.
         after_backward: called at the end of each backward pass.
+        after_discard: called when all gradients are forgotten.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Engine:
         self.device = device
         self.synchronizes = True
         self.after_backward: Callable[[], None] = lambda: None
+        self.after_discard: Callable[[], None] = lambda: None
         self._callback_queued = False
         self._homes = _Homes()
         self._exposure = Exposure()
@@ -185,6 +188,7 @@ class Engine:
         for unit in self.units:
             hook = self._before_forward(unit)
             self._homes.handles.append(unit.spec.module.register_forward_pre_hook(hook, prepend=True))
+        self._homes.handles.append(self.model.register_forward_hook(self._after_forward))
         for unit in self.units:
             for slot in unit.spec.training:
                 if slot.parameter.dtype != self.reduce_dtype(slot):
@@ -208,13 +212,27 @@ class Engine:
 
     def _before_forward(self, unit: UnitState) -> Callable[..., None]:
         def hook(*_: Any) -> None:
-            if unit.spec.module is self.model:
-                self.hide_gradients()
             update = self._homes.updates.pop(unit.spec.name, None)
             if update is not None:
                 self._gathering.result(update)
 
         return hook
+
+    def _after_forward(self, _: Any, __: Any, output: Any) -> None:
+        """Let the backward pass of an output begin with taking the gradients back.
+
+        Not earlier: between a forward and its backward, or in a validation pass, the user may still
+        clip, step or clear what the passes before have left.
+        """
+        tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+        if not tensors:  # of a kind that we cannot look into
+            self.hide_gradients()
+        for tensor in tensors:
+            if tensor.requires_grad:
+                tensor.register_hook(self._begin_backward)
+
+    def _begin_backward(self, _: torch.Tensor) -> None:
+        self.hide_gradients()
 
     def held(self, unit: UnitState) -> list[torch.Tensor]:
         """Return what this rank holds of each trained parameter, flat."""
@@ -447,6 +465,7 @@ class Engine:
 
     def discard_gradients(self) -> None:
         """Forget all gradients."""
+        self.after_discard()
         self._reducing.drain()
         self._exposure.forget()
         for unit in self.units:

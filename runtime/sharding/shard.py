@@ -45,6 +45,13 @@ class ShardedModule:
         """Say whether the next backward pass is an accumulation boundary."""
         engine_of(self).set_synchronizes(enabled=is_last_backward)
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients."""
+        engine = _ENGINES.get(self)
+        if engine is not None:
+            engine.discard_gradients()
+        super().zero_grad(set_to_none)  # type: ignore[misc]
+
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the parameters as they rest on this rank, after waiting for updates under way."""
         engine = _ENGINES.get(self)
@@ -165,7 +172,7 @@ def shard(
     """
     _check_torch()
     wanted, grid = checked_strategy(strategy), grid_of(group_size, device_mesh, ranks_per_node)
-    if reduce_dtype == torch.float16:
+    if (reduce_dtype or param_dtype) == torch.float16:
         raise UsageError("gradients must be reduced in float32 or bfloat16, got float16, which overflows")
     if model in _ENGINES:
         raise UsageError(
@@ -184,7 +191,7 @@ def shard(
     _agree_on(wanted, grid, settings, optimizer, specs)
     with reaching_all_ranks("the set-up of a sharded model"):
         engine = Engine(model, specs, shards, strategy=wanted, grid=grid, settings=settings, device=device)
-        engine.reducing.self_check()
+        engine.reducing.self_check(engine.device)
         _settle(engine, init)
     shards.attach(_Attachment(engine))
     mark(model)
