@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import nullcontext
 
 import torch
@@ -26,6 +27,9 @@ def main() -> None:
         optimizer.zero_grad()
         if rank == 0:
             print(f"step {step} norm {norm.item():.6f}", flush=True)
+    # torch 2.13 on gloo can wait for itself forever when DDP outlives its process group.
+    del model, optimizer
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 import torch.distributed as dist
 from common import batch, loss_of, make_model, parse_args
@@ -23,6 +25,9 @@ def main() -> None:
         optimizer.step()
         if rank == 0:
             print(f"step {step} norm {norm.item():.6f}", flush=True)
+    # torch 2.13 on gloo can wait for itself forever when DDP outlives its process group.
+    del model, optimizer
+    gc.collect()
     dist.destroy_process_group()
 
 
