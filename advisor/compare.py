@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -183,7 +183,8 @@ def _metric(
     lower_is_better: bool | None = True,
     samples: str = "",
 ) -> Metric:
-    plain = 100 * (after / before - 1) if before and after is not None else None
+    # A share of nearly nothing that becomes something has no relative change worth a number.
+    plain = 100 * (after / before - 1) if before and after is not None and unit != "share" else None
     if lower_is_better is None or not samples:
         verdict = "" if lower_is_better is None or plain is None else "unclear"
     else:
@@ -322,14 +323,12 @@ def _over_ranks(before: Analysis, after: Analysis, name: str, get: Callable[[Ran
     other = [value for value in second.values() if value is not None]
     common = [(a, b) for rank in first if (a := first[rank]) and (b := second.get(rank))]
     change = change_between([a for a, _ in common], [b for _, b in common], paired=True) if common else None
-    return _metric(
-        name,
-        "us",
-        math.fsum(one) / len(one) if one else None,
-        math.fsum(other) / len(other) if other else None,
-        change,
-        samples="ranks",
-    )
+    means = [math.fsum(values) / len(values) if values else None for values in (one, other)]
+    found = _metric(name, "us", means[0], means[1], change, samples="ranks")
+    if change is None and means[0] is not None and means[1] is not None and (means[0] == 0) != (means[1] == 0):
+        # It came up or went away on all ranks: that has no ratio, and no doubt.
+        return replace(found, verdict="better" if means[1] == 0 else "worse")
+    return found
 
 
 def _collectives(before: Analysis, after: Analysis) -> tuple[CollectiveChange, ...]:

@@ -87,7 +87,8 @@ def render_comparison(comparison: Comparison, timelines: Timelines, provenance: 
 
 def _run_text(side: Side) -> str:
     run = side.run
-    group = f" in groups of {run.strategy.group_size}" if run.strategy.group_size else ""
+    uses_groups = "I" in (run.strategy.triple_at_rest or "")
+    group = f" in groups of {run.strategy.group_size}" if run.strategy.group_size and uses_groups else ""
     return f"{run.framework}, {run.strategy.triple_at_rest or 'strategy unknown'}{group}, {run.world_size or '?'} ranks"
 
 
