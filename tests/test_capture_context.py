@@ -1,0 +1,79 @@
+"""Capture from inside a script: the context, the callback, and nothing at all when it is off."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+SCRIPT = """
+import sys, torch
+from paro_advise.runtime.capture import CaptureCallback, capture
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def step():
+    for _ in range(3):
+        (model(torch.ones(2, 4)).square().mean() / 3).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+how, folder = sys.argv[1:]
+if how == "context":
+    with capture(folder, steps="4:6") as recording:
+        for _ in range(8):
+            step()
+            recording.step()
+elif how == "callback":
+    callback = CaptureCallback(folder, steps="4:6")
+    callback.on_train_begin()
+    for _ in range(8):
+        step()
+        callback.on_step_end()
+    callback.on_train_end()
+else:
+    with capture() as recording:
+        for _ in range(3):
+            step()
+            recording.step()
+    assert "paro_advise.runtime.capture.recorder" not in sys.modules
+before = torch.autograd.backward
+assert before.__module__ == "torch.autograd", before  # nothing of ours is left behind
+"""
+
+
+def run(how, folder):
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, how, str(folder)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("how", ["context", "callback"])
+def test_steps_are_logged_where_the_script_says_they_end(how, tmp_path):
+    run(how, tmp_path / "c")
+    assert (tmp_path / "c/rank0.json.gz").stat().st_size > 100
+    header, *rows = map(json.loads, (tmp_path / "c/steps.rank0.jsonl").read_text().splitlines())
+    assert header["inputs"] == [[[2, 4], "torch.float32"]]
+    assert [row["step"] for row in rows] == list(range(8))
+    assert {row["micro_batches"] for row in rows} == {3}
+    assert [row["profiled"] for row in rows] == [False] * 3 + [True] * 4 + [False]
+    # d/dw of mean((w x + b)^2) with x = 1: 2 (w.1 + b) for each weight and the bias.
+    loss = rows[0]["loss"]
+    assert rows[0]["gradient_norm_squared"] == pytest.approx(5 * 4 * loss, rel=1e-5)
+    assert rows[1]["loss"] < loss
+
+
+def test_an_unset_capture_does_nothing(tmp_path):
+    run("off", tmp_path)
+    assert list(tmp_path.iterdir()) == []
