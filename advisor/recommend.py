@@ -46,7 +46,7 @@ _GAIN, _SURE = 1.02, 0.9
 _CAPACITY_SHARE = 0.8
 # What the model itself does not know, as the standard deviation of the logarithm: another strategy,
 # and one on links that nobody measured (prediction 3.5).
-_OTHER, _PRIOR, _FLOOR = 0.08, 0.12, 0.08
+_OTHER, _PRIOR, _FLOOR = 0.08, 0.12, 0.1
 _ANCHOR = (0.5, 2.0)
 # The host where nothing was measured: what one device moves (1e9 bytes/s), parameters of all ranks of a
 # node that its cores update in a second, and the doubt of both.
@@ -103,8 +103,9 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0, learned: 
         exposed = np.maximum(step_us(calibration, candidate, links) - floor, 0.0) * anchor
         doubt = math.hypot(_PRIOR if _rests_on_priors(calibration, candidate) else _OTHER, learned.spread)
         noise = np.exp(generator.normal(0.0, doubt, _DRAWS))
-        # Arithmetic too: another strategy leaves the cores to it in another way.
-        times = (floor * np.exp(generator.normal(0.0, _FLOOR, _DRAWS)) + exposed * noise) * math.exp(-learned.bias)
+        # Arithmetic too, as far as communication shared the cores with it.
+        shared = _FLOOR * (1 - floor / calibration.step_us)
+        times = (floor * np.exp(generator.normal(0.0, shared, _DRAWS)) + exposed * noise) * math.exp(-learned.bias)
         scored.append(_score(calibration, candidate, limits, times))
     if all(item.reason for item in scored):
         # Nothing fits: the optimizer's states go to the host before the plan gives up.

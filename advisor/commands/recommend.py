@@ -11,6 +11,7 @@ from paro_advise.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paro_advise.advisor.analysis import Analysis
     from paro_advise.advisor.learned import Learned
     from paro_advise.policies.plan import Plan
 
@@ -101,18 +102,7 @@ def command(
     calibration = calibrate(analysis)
     captured = analysis.captured
     capacity = device_memory or analysis.run.device_memory_bytes or (captured.device_memory_bytes if captured else None)
-    other = 0.0
-    if measured_peak is None and captured and captured.device_memory_bytes and captured.peak_memory_bytes:
-        # On a CPU the peak would hold Python and its libraries.
-        other = max(0.0, captured.peak_memory_bytes - baseline_bytes(calibration))
-        progress.say("memory beside the model states: from the capture's peak")
-    if measured_peak is not None:
-        other = measured_peak - baseline_bytes(calibration)
-        if other < 0:
-            raise UsageError(
-                f"the measured peak must hold the states of {analysis.run.strategy.triple}, got less",
-                hint="give the largest allocated memory of one rank, or leave --measured-peak out",
-            )
+    other = _other_bytes(analysis, baseline_bytes(calibration), measured_peak)
     plan = recommend(
         calibration,
         Limits(device_memory_bytes=capacity, redundancy_budget_bytes=redundancy_budget, other_bytes=other),
@@ -136,6 +126,25 @@ def command(
             click.echo("activations are not counted: give --measured-peak for a full account", err=True)
         if output and output != "-":
             click.echo(f"wrote {output}", err=True)
+
+
+def _other_bytes(analysis: Analysis, states: float, measured_peak: float | None) -> float:
+    """Return the memory beside model states and transients, from a peak that was given or captured.
+
+    Raises:
+        UsageError: the peak that was given cannot be.
+    """
+    captured = analysis.captured
+    if measured_peak is None:
+        # On a CPU the captured peak would hold Python and its libraries.
+        known = captured.peak_memory_bytes if captured and captured.device_memory_bytes else None
+        return max(0.0, known - states) if known else 0.0
+    if measured_peak < states:
+        raise UsageError(
+            f"the measured peak must hold the states of {analysis.run.strategy.triple}, got less",
+            hint="give the largest allocated memory of one rank, or leave --measured-peak out",
+        )
+    return measured_peak - states
 
 
 def _learned(paths: Sequence[str]) -> Learned:
