@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # 80 % of a normal distribution lies within this many standard deviations.
 _P90 = 1.2816
+_FEW_UNITS, _UNITS = 4, 8
 _MIN_PACE, _SLOWED = 0.3, 0.95
 _PRIOR_BANDWIDTH_FACTOR, _PRIOR_LATENCY_FACTOR = 1.5, 2.0
 _MODEL_STATES = (State.PARAMETER.value, State.GRADIENT.value, State.OPTIMIZER.value)
@@ -49,6 +50,7 @@ class Calibration:
     Attributes:
         world_size, ranks_per_node, micro_batches: of the run.
         unit_bytes: parameters of each unit in the type they are sent in; the root last.
+        bucket_bytes: what the run itself sends at once, where its buckets hide the units; None where they do not.
         element_bytes: of that type.
         compute_us: arithmetic of a step of one rank.
         fixed_us: idle, copies, and communication that no strategy changes (norms, tensor parallelism).
@@ -75,6 +77,7 @@ class Calibration:
     ranks_per_node: int
     micro_batches: int
     unit_bytes: tuple[float, ...]
+    bucket_bytes: tuple[float, ...] | None
     element_bytes: int
     compute_us: float
     fixed_us: float
@@ -139,12 +142,17 @@ def calibrate(analysis: Analysis) -> Calibration:
             "a recommendation must know the model's size, got no collective of parameters or gradients",
             hint="record a step that holds whole forward and backward passes",
         )
+    buckets = None
+    if len(units) < _FEW_UNITS and not run.framework.startswith(("FSDP", "paro-advise")):
+        # Another strategy runs block by block, which costs more calls than a few large buckets.
+        buckets, units = units, (sum(units) / _UNITS,) * _UNITS
+        notes.append(f"the model's blocks are not in the traces, which show {len(buckets)} buckets: {_UNITS} assumed")
     gloo = run.backend == "gloo"
     replicas = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail == "replica")
     reduced = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail != "replica")
     published = _published_us(analysis)
     passes = 1 if run.strategy.triple[1] == "N" else micro
-    finer = max(0.0, len(units) * passes - sum(entry.count for entry in reduced))
+    finer = max(0.0, len(buckets or units) * passes - sum(entry.count for entry in reduced))
     fixed, wait, transfer = _fixed(analysis, finer, is_gpu=not gloo)
     profiled = sum(analysis.step_time_us.values) / len(analysis.step_time_us.values)
     pace = _pace(analysis, profiled, notes)
@@ -156,6 +164,7 @@ def calibrate(analysis: Analysis) -> Calibration:
         ranks_per_node=per_node,
         micro_batches=micro,
         unit_bytes=units,
+        bucket_bytes=buckets,
         element_bytes=element_bytes,
         compute_us=pace * (analysis.breakdown_us.compute or 0.0),
         fixed_us=pace * fixed,
@@ -167,7 +176,7 @@ def calibrate(analysis: Analysis) -> Calibration:
         native_reduce_scatter_is_all_reduce=gloo,
         baseline=Strategy.parse(run.strategy.triple_at_rest or run.strategy.triple),
         gathers_once=run.strategy.triple[0] == "N" and (run.strategy.triple_at_rest or "N")[0] != "N",
-        replicates_each_pass=sum(entry.count for entry in replicas) > len(units) * (micro - 0.5)
+        replicates_each_pass=sum(entry.count for entry in replicas) > len(buckets or units) * (micro - 0.5)
         or (run.strategy.triple[1] == "N" and micro > 1 and _passes(analysis, reduced, micro) == micro),
         published_us=None if published is None else pace * published,
         baseline_group_size=run.strategy.group_size or per_node,

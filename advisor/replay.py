@@ -60,6 +60,7 @@ class Candidate:
         replicates_each_pass: gradients are added up across groups on every micro-batch.
         overlaps_reductions: reductions run beside backward, in order.
         separate_queues: reductions do not wait for gathers.
+        unit_bytes: sent at once; None for the units of the model.
         published_us: what bringing updated parameters back took where it was measured; None to model it.
         offload: "optimizer" if its states and its step are on the host, else "".
         host_us: what that adds to a step.
@@ -72,6 +73,7 @@ class Candidate:
     replicates_each_pass: bool = False
     overlaps_reductions: bool = True
     separate_queues: bool = True
+    unit_bytes: tuple[float, ...] | None = None
     published_us: float | None = None
     offload: str = ""
     host_us: float = 0.0
@@ -181,6 +183,7 @@ def baseline_candidate(calibration: Calibration) -> Candidate:
         replicates_each_pass=calibration.replicates_each_pass,
         overlaps_reductions=overlaps,
         separate_queues=is_own or not calibration.framework.startswith("FSDP"),
+        unit_bytes=calibration.bucket_bytes,
         published_us=calibration.published_us,
     )
 
@@ -220,6 +223,7 @@ class _Step:
     def __init__(self, calibration: Calibration, candidate: Candidate, links: Links) -> None:
         self._calibration = calibration
         self._candidate = candidate
+        self._units = candidate.unit_bytes or calibration.unit_bytes
         native = candidate.collectives == "native"
         collectives = Collectives(
             calibration.world_size,
@@ -229,7 +233,7 @@ class _Step:
             native and calibration.native_reduce_scatter_is_all_reduce,
         )
         strategy = candidate.strategy
-        total = sum(calibration.unit_bytes)
+        total = sum(self._units)
         per_micro = calibration.compute_us / calibration.micro_batches
 
         is_new_ring = not native and not calibration.framework.startswith("paro-advise")
@@ -256,7 +260,7 @@ class _Step:
     def collectives_us(self) -> Any:
         """Return the time of all collectives of a step, whatever hides them."""
         total: Any = 0.0
-        units = self._calibration.unit_bytes
+        units = self._units
         for number in range(self._calibration.micro_batches):
             last = number == self._calibration.micro_batches - 1
             for place, size in enumerate(units):
@@ -269,14 +273,14 @@ class _Step:
         """Return the time of bringing updated parameters back, unit by unit."""
         if self._candidate.published_us is not None:
             return self._candidate.published_us
-        return sum((self._costs(size, last=True)[2] for size in self._calibration.unit_bytes), 0.0)
+        return sum((self._costs(size, last=True)[2] for size in self._units), 0.0)
 
     def micro_batch(self, *, last: bool) -> Any:
         """Return the time of forward and backward."""
         return self._streams(last=last) if self._calibration.is_gpu else self._blocking(last=last)
 
     def _blocking(self, *, last: bool) -> Any:
-        units = self._calibration.unit_bytes
+        units = self._units
         now: Any = 0.0
         behind = _Background()
         for size in units:
@@ -296,7 +300,7 @@ class _Step:
         return now + behind.rest()
 
     def _streams(self, *, last: bool) -> Any:
-        units, candidate = self._calibration.unit_bytes, self._candidate
+        units, candidate = self._units, self._candidate
         compute_end: Any = 0.0
         compute_start: Any = 0.0
         gathers: Any = 0.0

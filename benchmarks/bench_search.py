@@ -45,6 +45,7 @@ def run_of(world_size: int) -> Calibration:
         baseline_group_size=8,
         gathers_once=False,
         replicates_each_pass=False,
+        bucket_bytes=None,
         published_us=None,
         framework="FSDP2",
         inter_alpha_us=measured(15.0),

@@ -45,6 +45,7 @@ def calibration(**changes):
         "baseline_group_size": 2,
         "gathers_once": False,
         "replicates_each_pass": False,
+        "bucket_bytes": None,
         "published_us": None,
         "framework": "FSDP2",
         "inter_alpha_us": estimate(100.0),
@@ -281,3 +282,15 @@ def test_what_would_change_the_choice_is_judged_as_the_choice_was():
     """Among equals the one with less memory is taken, under the nominal assumptions and under others."""
     plan = recommend(calibration(), Limits())
     assert plan.chosen.triple in {item.best_if_half for item in plan.sensitivities}
+
+
+def test_a_run_in_buckets_is_replayed_in_buckets_and_others_block_by_block():
+    """DDP sends 16 MB at once: 14 rounds of a flat ring over 8 ranks; eight units take as many of each."""
+    changes = {"baseline": Strategy.parse("NNN"), "framework": "DDP", "micro_batches": 1}
+    made = calibration(**changes, unit_bytes=(2 * MB,) * 8, bucket_bytes=(16 * MB,))
+    base = baseline_candidate(made)
+    ring = 14 * (100.0 + 16 * MB / 8 / 50)
+    assert step_us(made, base, measured_links(made)) == pytest.approx(ring + 100_000 + 5_000)
+    blocks = step_us(made, replace(base, unit_bytes=None), measured_links(made))
+    hidden = 100_000 * 2 / 3 * 7 / 8  # all but the first unit's reduction begin while backward still runs
+    assert blocks == pytest.approx(8 * 14 * (100.0 + 2 * MB / 8 / 50) + 105_000 - hidden)
