@@ -21,8 +21,6 @@ from paro_advise.runtime.capture.step_log import FORMAT_VERSION, Step, StepLog, 
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from paro_advise.runtime.capture.wish import Wish
 
 RUN_FORMAT = "paro-advise/run"
@@ -53,7 +51,6 @@ class Recorder:
         self._old_handler: Any = None
         self._failed = False
         self._rank = 0
-        self.wrote: Path | None = None
 
     def start(self) -> None:
         """Begin to watch; traces are written when their steps are over, or when the process ends."""
@@ -191,7 +188,6 @@ class Recorder:
             with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=5) as sink:
                 shutil.copyfileobj(source, sink, 1 << 20)
             packed.replace(target)
-            self.wrote = target
         finally:
             plain.unlink(missing_ok=True)
             packed.unlink(missing_ok=True)
