@@ -7,12 +7,16 @@ and ``data_quality`` says why.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 # The format is decoded by these types, so they are needed at run time.
 from paro_advise.advisor.captured import Captured  # noqa: TC002
 from paro_advise.advisor.links import Link  # noqa: TC002
 from paro_advise.advisor.stragglers import Straggler  # noqa: TC002
 from paro_advise.advisor.strategy import Strategy  # noqa: TC002
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 FORMAT = "paro-advise/analysis"
 FORMAT_VERSION = "1.0"
@@ -59,6 +63,16 @@ class StepTime:
     p5: float | None
     p95: float | None
     values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> StepTime:
+        """Return the quantiles of some step times; None for each without any."""
+        import numpy as np
+
+        if not values:
+            return cls(median=None, p5=None, p95=None, values=())
+        low, middle, high = (float(np.percentile(values, share)) for share in (5, 50, 95))
+        return cls(median=middle, p5=low, p95=high, values=tuple(values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -262,11 +262,7 @@ def _step_time(found: RankSet) -> out.StepTime:
     for _, facts in found.timed:
         for step in facts.steps:
             per_step.setdefault(step.label, []).append(step.wall_us)
-    values = tuple(float(np.mean(walls)) for walls in per_step.values())
-    if not values:
-        return out.StepTime(median=None, p5=None, p95=None, values=())
-    low, middle, high = (float(np.percentile(values, share)) for share in (5, 50, 95))
-    return out.StepTime(median=middle, p5=low, p95=high, values=values)
+    return out.StepTime.of([float(np.mean(walls)) for walls in per_step.values()])
 
 
 def _breakdown(found: RankSet) -> out.Breakdown:

@@ -153,7 +153,7 @@ def calibrate(analysis: Analysis) -> Calibration:
     published = _published_us(analysis)
     passes = 1 if run.strategy.triple[1] == "N" else micro
     finer = max(0.0, len(buckets or units) * passes - sum(entry.count for entry in reduced))
-    fixed, wait, transfer = _fixed(analysis, finer, is_gpu=not gloo)
+    fixed, wait, transfer = _fixed(analysis, finer, is_gpu=not gloo, own_way=published is not None)
     profiled = sum(analysis.step_time_us.values) / len(analysis.step_time_us.values)
     pace = _pace(analysis, profiled, notes)
     links = _links(analysis.links, world, per_node, gloo=gloo, crowd=_crowd(analysis), notes=notes)
@@ -206,18 +206,18 @@ def _paced(estimate: Estimate, name: str, pace: float) -> Estimate:
     return replace(estimate, value=estimate.value / pace if name.endswith("gbps") else estimate.value * pace)
 
 
-def _fixed(analysis: Analysis, finer: float, *, is_gpu: bool) -> tuple[float, float, float | None]:
+def _fixed(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool) -> tuple[float, float, float | None]:
     """Return what no strategy changes, what each collective costs beside its transfer, and the transfers.
 
     Args:
         analysis: the run.
         finer: reductions that the replay makes of the run's buckets beyond theirs.
         is_gpu: collectives run beside compute.
+        own_way: updated parameters come back in the framework's own way, see ``_published_us``.
     """
     parts, states = analysis.breakdown_us, analysis.states
     other = [states[name.value] for name in (State.OTHER, State.UNKNOWN) if name.value in states]
     fixed = (parts.idle or 0.0) + sum(entry.exposed_us or 0.0 for entry in other)
-    own_way = _published_us(analysis) is not None
     names = [name for name in _MODEL_STATES if not (own_way and name == State.OPTIMIZER.value)]
     moved = [states[name] for name in names if name in states]
     # States that are exposed at the same time delay the step once.

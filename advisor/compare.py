@@ -70,7 +70,7 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
     unlike = check_likeness(before, after, terms.allow_unlike)
     if plan is not None:
         _check_plan(plan, before)
-    use_captured = _num_timed(before) > 0 and _num_timed(after) > 0
+    use_captured = bool(_timed(before) and _timed(after))
     sides = (_side(before, use_captured=use_captured), _side(after, use_captured=use_captured))
     change = _step_change(before, after, sides, use_captured=use_captured)
     metrics = _metrics(before, after, sides, change, terms)
@@ -78,6 +78,7 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
     parity = _parity(before, after)
     device = terms.device_memory_bytes or after.run.device_memory_bytes
     step = by_name["step_time"]
+    took_place = _took_place(plan, after)
     return Comparison(
         format=FORMAT,
         format_version=FORMAT_VERSION,
@@ -86,10 +87,10 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
         metrics=metrics,
         collectives=_collectives(before, after),
         parity=parity,
-        predicted_vs_measured=_predicted(plan, sides) if _took_place(plan, after) else (),
+        predicted_vs_measured=_predicted(plan, sides) if took_place else (),
         acceptance=judge(terms.thresholds, by_name["throughput"], parity, sides[1].peak_memory_bytes, device),
         verdict=step.verdict,
-        text=_text(step, sides, plan, took_place=_took_place(plan, after)),
+        text=_text(step, sides, plan, took_place=took_place),
         unlike=unlike,
         plan=plan,
     )
@@ -119,36 +120,18 @@ def _timed(analysis: Analysis) -> dict[int, float]:
     return {step.step: step.step_us for step in steps if step.timed and step.step_us}
 
 
-def _num_timed(analysis: Analysis) -> int:
-    return len(_timed(analysis))
-
-
 def _side(analysis: Analysis, *, use_captured: bool) -> Side:
     values = tuple(_timed(analysis).values()) if use_captured else analysis.step_time_us.values
     values = tuple(value for value in values if value > 0)
     return Side(
         run=analysis.run,
-        step_time_us=_step_time(values),
+        step_time_us=StepTime.of(values),
         steps_source="unprofiled" if use_captured else "profiled",
         num_steps=len(values),
         breakdown_us=analysis.breakdown_us,
         states=analysis.states,
         peak_memory_bytes=analysis.captured.peak_memory_bytes if analysis.captured else None,
     )
-
-
-def _step_time(values: Sequence[float]) -> StepTime:
-    if not values:
-        return StepTime(median=None, p5=None, p95=None, values=())
-    ordered = sorted(values)
-
-    def at(share: float) -> float:
-        place = share * (len(ordered) - 1)
-        low = int(place)
-        high = min(low + 1, len(ordered) - 1)
-        return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-    return StepTime(median=at(0.5), p5=at(0.05), p95=at(0.95), values=tuple(values))
 
 
 def _step_change(before: Analysis, after: Analysis, sides: tuple[Side, Side], *, use_captured: bool) -> Change | None:

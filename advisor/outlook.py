@@ -42,19 +42,9 @@ def budget_steps(choices: Sequence[Choice]) -> tuple[BudgetStep, ...]:
         step = choice.predicted.step_time_us.p50
         if found and step >= found[-1].step_time_us:
             continue
-        per_gib = None
-        if found:
-            more = (choice.redundancy_bytes - found[-1].redundancy_bytes) / _GIB
-            if more <= 0:
-                found.pop()
-                per_gib = (
-                    None
-                    if not found
-                    else (found[-1].step_time_us - step)
-                    / max((choice.redundancy_bytes - found[-1].redundancy_bytes) / _GIB, 1e-12)
-                )
-            else:
-                per_gib = (found[-1].step_time_us - step) / more
+        # Of equal memory the fastest comes first, so that each step kept holds more than the one before.
+        more = (choice.redundancy_bytes - found[-1].redundancy_bytes) / _GIB if found else None
+        per_gib = (found[-1].step_time_us - step) / more if more else None
         found.append(
             BudgetStep(
                 redundancy_bytes=choice.redundancy_bytes,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from paro_advise.errors import ParoAdviseError, TrainingError, WouldOverwriteError
+from paro_advise.errors import TrainingError, WouldOverwriteError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,11 +128,7 @@ def _verb(*words: object) -> int:
 
     texts = [str(word) for word in words]
     click.secho(f"\n$ paro-advise {shlex.join(texts)}", bold=True)
-    try:
-        found = cli.main(texts, prog_name="paro-advise", standalone_mode=False)
-    except ParoAdviseError:
-        sys.stdout.flush()
-        raise
+    found = cli.main(texts, prog_name="paro-advise", standalone_mode=False)
     return found if isinstance(found, int) else 0
 
 

@@ -137,8 +137,6 @@ class Observer:
         self.gradient_norm_squared = norm_share(parameters, self._shard_weight)
 
     def _before_forward(self, module: Any, args: tuple[Any, ...]) -> None:
-        if self.inputs:
-            return
         if "HYBRID" in str(getattr(module, "sharding_strategy", "")):
             self._shard_weight = None
         self.inputs = [[list(item.shape), str(item.dtype)] for item in args if isinstance(item, torch.Tensor)]
@@ -146,6 +144,13 @@ class Observer:
             self.autocast = str(torch.get_autocast_gpu_dtype())
         elif torch.is_autocast_enabled("cpu"):
             self.autocast = str(torch.get_autocast_dtype("cpu"))
+        if self.inputs:  # one call is enough; every module pays for this hook
+            self._forget_first_call()
+
+    def _forget_first_call(self) -> None:
+        if self._remove_first_call in self._removals:
+            self._remove_first_call()
+            self._removals.remove(self._remove_first_call)
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if id(optimizer) in self._stepping:  # its last step broke off
@@ -178,9 +183,7 @@ class Observer:
         self._guarded(end)()
 
     def _end_step(self) -> None:
-        if self._removals and self._remove_first_call in self._removals:
-            self._remove_first_call()
-            self._removals.remove(self._remove_first_call)
+        self._forget_first_call()
         if self._on_step is not None:
             self._on_step()
             self.begin()
