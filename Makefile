@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 ROOMS := errors trace_parsers policies advisor runtime templates
 DEMO := .demo
 
-.PHONY: help demo test lint types contract unit test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search clean
+.PHONY: help demo test lint types contract unit test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-host clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -67,6 +67,9 @@ bench-training: .venv/peers.stamp ## Our strategies beside DDP, FSDP2 and DeepSp
 
 bench-prediction: .venv/test.stamp ## Predictions from one trace beside measured runs on the emulated cluster (half an hour)
 	$(BIN)/python benchmarks/bench_prediction.py
+
+bench-host: .venv/peers.stamp ## What frameworks do on the host beside a model's operators
+	$(BIN)/python benchmarks/bench_host.py
 
 bench-loop: .venv/peers.stamp ## Ten loops and 200 comparisons on the emulated cluster (half an hour)
 	$(BIN)/python benchmarks/bench_loop.py

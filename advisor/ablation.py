@@ -46,7 +46,7 @@ def ablations(plan: Plan) -> tuple[Ablation, ...]:
 
 def _find(plan: Plan, triple: str) -> Choice | None:
     """Return the candidate nearest to the chosen one: its collectives, its groups."""
-    fitting = [choice for choice in plan.candidates if choice.triple == triple]
+    fitting = [choice for choice in plan.candidates if choice.triple == triple and not choice.variant]
 
     def distance(choice: Choice) -> tuple[bool, bool]:
         size = plan.chosen.group_size or plan.preconditions.gpus_per_node

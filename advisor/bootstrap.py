@@ -1,7 +1,9 @@
 """How much something changed between two runs, and how sure that is (pure).
 
 The statistic is the ratio of trimmed means, its range the percentile bootstrap's (Efron and
-Tibshirani, 1993, chapter 13), widened for few samples as a t-interval is.
+Tibshirani, 1993, chapter 13), widened for few samples as a t-interval is. Slow steps may come in bursts;
+then blocks of steps in a row are drawn (Politis and Romano, 1992), as long as their correlation asks for
+(Politis and White, 2004, with that of neighbours), or a burst on one side would look like a change.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ _DRAWS = 2_000
 _TRIM = 0.1
 _MIN_SAMPLES = 4
 _CORRELATED = 0.5
+_SIGNIFICANT = 2.0
 _TAIL = 0.01
 _EXTREME = 30.0
 # Student's t over the normal distribution at 99 %, by degrees of freedom.
@@ -53,13 +56,15 @@ def change_between(before: Sequence[float], after: Sequence[float], *, paired: b
     first, second = (np.clip(np.log(np.asarray(side)), -_EXTREME, _EXTREME) for side in (before, after))
     generator = np.random.default_rng(0)
     if paired and len(first) == len(second) and _correlation(first, second) > _CORRELATED:
-        draws = _resampled(second - first, generator)
+        block = _block(second - first)
+        draws = _resampled(second - first, generator, block)
         value = _trimmed(second - first)
     else:
-        draws = _resampled(second, generator) - _resampled(first, generator)
+        block = max(_block(first), _block(second))
+        draws = _resampled(second, generator, block) - _resampled(first, generator, block)
         value = _trimmed(second) - _trimmed(first)
     low, high = (float(bound) for bound in np.quantile(draws, (_TAIL, 1 - _TAIL)))
-    wider = _widening(min(len(first), len(second)) - 1)
+    wider = _widening(min(len(first), len(second)), block)
     return Change(
         value=math.expm1(value),
         low=math.expm1(value - (value - low) * wider),
@@ -67,12 +72,25 @@ def change_between(before: Sequence[float], after: Sequence[float], *, paired: b
     )
 
 
-def _resampled(samples: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
-    picked = samples[generator.integers(0, len(samples), (_DRAWS, len(samples)))]
+def _resampled(samples: NDArray[np.float64], generator: np.random.Generator, block: int) -> NDArray[np.float64]:
+    count = len(samples)
+    starts = generator.integers(0, count, (_DRAWS, -(-count // block), 1))
+    picked = samples[((starts + np.arange(block)).reshape(_DRAWS, -1)[:, :count]) % count]
     picked.sort(axis=1)
-    cut = int(_TRIM * len(samples))
-    found: NDArray[np.float64] = picked[:, cut : len(samples) - cut].mean(axis=1)
+    cut = int(_TRIM * count)
+    found: NDArray[np.float64] = picked[:, cut : count - cut].mean(axis=1)
     return found
+
+
+def _block(samples: NDArray[np.float64]) -> int:
+    """Return how many steps in a row are drawn together; one where neighbours do not vary together for sure."""
+    count = len(samples)
+    alike = _correlation(samples[:-1], samples[1:])
+    if alike <= _SIGNIFICANT / math.sqrt(count):
+        return 1
+    alike = min(alike, 0.9)
+    length = (1.5 * count) ** (1 / 3) * (2 * alike / (1 - alike**2)) ** (2 / 3)
+    return max(1, min(round(length), count // 4))
 
 
 def _trimmed(samples: NDArray[np.float64]) -> float:
@@ -86,6 +104,8 @@ def _correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> flo
     return float(np.corrcoef(first, second)[0, 1])
 
 
-def _widening(freedom: int) -> float:
+def _widening(count: int, block: int) -> float:
+    freedom = max(count // block - 1, min(_T_OVER_Z))
     factor = next((factor for limit, factor in _T_OVER_Z.items() if freedom <= limit), 1.0)
-    return factor * math.sqrt((freedom + 1) / freedom)  # the bootstrap's variance is that of n, not n - 1
+    # The bootstrap's variance is that of n, not n - 1; that of blocks lacks a block's share.
+    return factor * math.sqrt(count / (count - block))

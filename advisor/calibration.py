@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.pace import unprofiled
 from paro_advise.advisor.states import State
 from paro_advise.errors import InputError
 from paro_advise.policies.strategy import Strategy
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 # 80 % of a normal distribution lies within this many standard deviations.
 _P90 = 1.2816
 _FEW_UNITS, _UNITS = 4, 8
-_MIN_PACE, _SLOWED = 0.3, 0.95
 _PRIOR_BANDWIDTH_FACTOR, _PRIOR_LATENCY_FACTOR = 1.5, 2.0
 _MODEL_STATES = (State.PARAMETER.value, State.GRADIENT.value, State.OPTIMIZER.value)
-# What links do where nothing was measured (reference prediction 3.1; loopback: this project's lab).
+# What links do where nothing was measured (reference prediction 3.1). Inside a node gloo's bandwidth is that of
+# the cores: as in the configurations that bench_prediction lists as DEVELOPED, of a rank with a core of its own.
 _NCCL = {"intra_gbps": 150.0, "intra_alpha_us": 5.0, "inter_gbps": 25.0, "inter_alpha_us": 14.0}
-_GLOO = {"intra_gbps": 0.8, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
+_GLOO = {"intra_gbps": 0.18, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +55,10 @@ class Calibration:
         element_bytes: of that type.
         compute_us: arithmetic of a step of one rank.
         fixed_us: idle, copies, and communication that no strategy changes (norms, tensor parallelism).
-        wait_us: of each collective of a model state beside its transfer, on average: waiting for late ranks,
-            and on a CPU the call itself.
+        wait_us: of each collective of a model state beside its transfer, on average: waiting for late ranks.
+            Beside a GPU only.
+        host_us_per_byte: what a byte that a rank sends takes beside links, where the cores that compute also
+            move it: copies, waiting for a core, and for ranks that wait for one. On a CPU only.
         wait_group_size: ranks that waited for each other.
         transfer_us: of all collectives of model states in a step; None where waiting is not told apart.
         step_us: measured.
@@ -82,6 +85,7 @@ class Calibration:
     compute_us: float
     fixed_us: float
     wait_us: float
+    host_us_per_byte: float
     wait_group_size: int
     transfer_us: float | None
     step_us: float
@@ -155,55 +159,36 @@ def calibrate(analysis: Analysis) -> Calibration:
     finer = max(0.0, len(buckets or units) * passes - sum(entry.count for entry in reduced))
     fixed, wait, transfer = _fixed(analysis, finer, is_gpu=not gloo, own_way=published is not None)
     profiled = sum(analysis.step_time_us.values) / len(analysis.step_time_us.values)
-    pace = _pace(analysis, profiled, notes)
-    links = _links(analysis.links, world, per_node, gloo=gloo, crowd=_crowd(analysis), notes=notes)
-    links = {name: _paced(estimate, name, pace) for name, estimate in links.items()}
+    prior = _GLOO | {"intra_gbps": _GLOO["intra_gbps"] / _crowding(analysis)} if gloo else _NCCL
+    links = _links(analysis.links, world, per_node, gloo=gloo, prior=prior, crowd=_crowd(analysis), notes=notes)
     notes.append("one third of the arithmetic is forward, two thirds backward")
-    return Calibration(
+    traced = Calibration(
         world_size=world,
         ranks_per_node=per_node,
         micro_batches=micro,
         unit_bytes=units,
         bucket_bytes=buckets,
         element_bytes=element_bytes,
-        compute_us=pace * (analysis.breakdown_us.compute or 0.0),
-        fixed_us=pace * fixed,
-        wait_us=pace * wait,
-        transfer_us=None if transfer is None else pace * transfer,
+        compute_us=analysis.breakdown_us.compute or 0.0,
+        fixed_us=fixed,
+        wait_us=wait,
+        host_us_per_byte=0.0,
+        transfer_us=transfer,
         wait_group_size=max((entry.group_size or 0 for entry in analysis.collectives), default=0) or world,
-        step_us=pace * profiled,
+        step_us=profiled,
         is_gpu=not gloo,
         native_reduce_scatter_is_all_reduce=gloo,
         baseline=Strategy.parse(run.strategy.triple_at_rest or run.strategy.triple),
         gathers_once=run.strategy.triple[0] == "N" and (run.strategy.triple_at_rest or "N")[0] != "N",
         replicates_each_pass=sum(entry.count for entry in replicas) > len(buckets or units) * (micro - 0.5)
         or (run.strategy.triple[1] == "N" and micro > 1 and _passes(analysis, reduced, micro) == micro),
-        published_us=None if published is None else pace * published,
+        published_us=published,
         baseline_group_size=run.strategy.group_size or per_node,
         framework=run.framework,
         assumptions=tuple(notes),
         **links,
     )
-
-
-def _pace(analysis: Analysis, profiled_us: float, notes: list[str]) -> float:
-    """Return how long a step takes without the profiler, as a share of a profiled one."""
-    captured = analysis.captured
-    if captured is None or not captured.median_step_us or not profiled_us:
-        if analysis.run.backend == "gloo":
-            notes.append("the profiler is taken to slow nothing; a capture also times steps without it")
-        return 1.0
-    pace = captured.median_step_us / profiled_us
-    if pace < _SLOWED:
-        notes.append(f"the profiler made steps {1 / pace:.2f}x longer; all parts are taken to be slowed alike")
-    return min(1.0, max(_MIN_PACE, pace))
-
-
-def _paced(estimate: Estimate, name: str, pace: float) -> Estimate:
-    """Return what a link does without the profiler."""
-    if estimate.source == "prior":
-        return estimate
-    return replace(estimate, value=estimate.value / pace if name.endswith("gbps") else estimate.value * pace)
+    return unprofiled(traced, analysis.captured)
 
 
 def _fixed(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool) -> tuple[float, float, float | None]:
@@ -236,6 +221,14 @@ def _fixed(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool) -> 
     known = [entry.transfer_us for entry in moved if entry.count]
     transfer = None if any(value is None for value in known) else once * sum(value or 0.0 for value in known)
     return fixed, wait / calls if calls else 0.0, transfer
+
+
+def _crowding(analysis: Analysis) -> float:
+    """Return how many threads shared a core, from how much longer work took than it was on a core for."""
+    captured, parts = analysis.captured, analysis.breakdown_us
+    if captured is None or not captured.traced_cpu_us:
+        return 1.0
+    return max(1.0, ((parts.compute or 0.0) + (parts.idle or 0.0)) / captured.traced_cpu_us)
 
 
 def _crowd(analysis: Analysis) -> float:
@@ -311,10 +304,16 @@ def _expanded(entries: Sequence[CollectiveEntry], passes: int) -> list[float]:
 
 
 def _links(
-    links: Sequence[Link], world: int, per_node: int, *, gloo: bool, crowd: float, notes: list[str]
+    links: Sequence[Link],
+    world: int,
+    per_node: int,
+    *,
+    gloo: bool,
+    prior: dict[str, float],
+    crowd: float,
+    notes: list[str],
 ) -> dict[str, Estimate]:
     """Reduce fitted links to one latency and bandwidth a level."""
-    prior = _GLOO if gloo else _NCCL
     samples: dict[str, list[tuple[float, float, int]]] = {name: [] for name in prior}
     for link in links:
         size, rounds = link.group_size, max(1, link.group_size - 1)
@@ -346,5 +345,6 @@ def _links(
         if per_node > 1 if name.startswith("intra") else world > per_node:
             what = "bandwidth" if name.endswith("gbps") else "latency"
             unit = "GB/s" if name.endswith("gbps") else "us a message"
-            notes.append(f"{what} {where}: {prior[name]:g} {unit} assumed, no collective of the run measured it alone")
+            value = f"{prior[name]:.3g} {unit}"
+            notes.append(f"{what} {where}: {value} assumed, no collective of the run measured it alone")
     return found

@@ -57,6 +57,9 @@ class Captured:
         num_ranks: whose logs there are.
         device_memory_bytes: of one device.
         torch_version: of the job.
+        traced_cpu_us: what the training thread was on a core for in a step that is in the trace, on average over
+            ranks; None where steps do not tell.
+        profiler_cpu_slowdown: that over the same of timed steps.
     """
 
     steps: tuple[CapturedStep, ...]
@@ -71,6 +74,8 @@ class Captured:
     num_ranks: int
     device_memory_bytes: int | None
     torch_version: str | None
+    traced_cpu_us: float | None = None
+    profiler_cpu_slowdown: float | None = None
 
 
 def captured_of(logs: Sequence[StepLog]) -> Captured | None:
@@ -95,6 +100,7 @@ def captured_of(logs: Sequence[StepLog]) -> Captured | None:
         for step, rows in zip(steps, whole, strict=True)
         if step.timed and step.step_us
     ]
+    traced_cpu, plain_cpu = _cpu_us(steps, whole, first.traced)
     return Captured(
         steps=tuple(steps[-_MAX_STEPS:]),
         median_step_us=median(timed) if timed else None,
@@ -108,7 +114,23 @@ def captured_of(logs: Sequence[StepLog]) -> Captured | None:
         num_ranks=len(logs),
         device_memory_bytes=first.device_memory_bytes,
         torch_version=first.torch_version,
+        traced_cpu_us=traced_cpu,
+        profiler_cpu_slowdown=traced_cpu / plain_cpu if traced_cpu and plain_cpu else None,
     )
+
+
+def _cpu_us(
+    steps: Sequence[CapturedStep], whole: Sequence[Sequence[StepRow]], traced: tuple[int, int] | None
+) -> tuple[float | None, float | None]:
+    """Return what the training thread was on a core for, in traced and in timed steps."""
+    plain, slowed = [], []
+    for step, rows in zip(steps, whole, strict=True):
+        known = _known(row.cpu_us for row in rows)
+        if known and traced is not None and traced[0] <= step.step < traced[1]:
+            slowed.append(fmean(known))
+        elif known and step.timed:
+            plain.append(fmean(known))
+    return median(slowed) if slowed else None, median(plain) if plain else None
 
 
 def _step(rows: Sequence[StepRow], *, complete: bool) -> CapturedStep:

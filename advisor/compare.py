@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from paro_advise.policies.plan import Plan
 
 _STATES = ("parameter", "gradient", "optimizer")
-_REAL_PCT, _NARROW_PCT = 1.0, 5.0
+_REAL_PCT, _NARROW_PCT = 2.0, 5.0
 _MAX_POINTS = 400
 _TOKENS = re.compile(r"^(\d{1,9})x(\d{1,9}) torch\.int(?:32|64)$")
 

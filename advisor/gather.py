@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.blocks import SourceRef
 
 # Change it whenever facts made from the same file would differ.
-READER_VERSION = 4
+READER_VERSION = 5
 _POOL_BYTES = 4 << 20
 _CACHE_BYTES = 512 << 20
 

@@ -131,7 +131,11 @@ def sensitivities(now: Now, fitting: Sequence[tuple[Candidate, float]]) -> tuple
         changed = [replace(links, **{name: estimate.value * factor}) for factor in (0.5, 2.0)]
         ends = [_end(now, calibration, other, fitting) for other in changed]
         found.append(_sensitivity(unit, estimate.value, estimate.source, ends))
-    for what, field in (("arithmetic of a step (us)", "compute_us"), ("waiting in each collective (us)", "wait_us")):
+    for what, field in (
+        ("arithmetic of a step (us)", "compute_us"),
+        ("waiting in each collective (us)", "wait_us"),
+        ("the cores' part of a byte sent (us)", "host_us_per_byte"),
+    ):
         value = getattr(calibration, field)
         if value:
             runs = [replace(calibration, **{field: value * factor}) for factor in (0.5, 2.0)]

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.ablation import ablations
 from paro_advise.advisor.page import Cell, Row, make_table, number, render_page
 from paro_advise.advisor.units import bytes_text, time_text
+from paro_advise.policies.fidelity import RUNTIME, Fidelity, exports_of
+from paro_advise.policies.plan import as_framework_runs
+from paro_advise.policies.strategy import Strategy
+from paro_advise.policies.variants import plain_name
 
 if TYPE_CHECKING:
     from paro_advise.advisor.page import Provenance, Table
@@ -50,7 +54,10 @@ def _times(speedup: Quantiles) -> str:
 def _choice_cells(choice: Choice) -> tuple[Cell, ...]:
     step = choice.predicted.step_time_us
     return (
-        Cell(text=choice.collectives.replace("ho_ring", "HO-Ring") + (", host" if choice.offload else "")),
+        Cell(
+            text=("HO-Ring" if choice.collectives == "ho_ring" else plain_name(choice.variant))
+            + (", host" if choice.offload else "")
+        ),
         number(step.p50, time_text(step.p50)),
         Cell(text=f"{time_text(step.p10)} to {time_text(step.p90)}", css="n"),
         number(choice.predicted.speedup.p50, f"{choice.predicted.speedup.p50:.2f}x"),
@@ -146,9 +153,21 @@ def sensitivity_table(plan: Plan) -> Table:
 
 
 def _export_table(plan: Plan) -> Table:
-    rows = [Row(cells=(Cell(text=name), Cell(text=fidelity))) for name, fidelity in plan.chosen.exports.items()]
+    runs: dict[str, tuple[str, Choice | None]] = {RUNTIME: (plan.chosen.exports[RUNTIME], plan.chosen)}
+    for name, fidelity in exports_of(Strategy.parse(plan.chosen.triple), "native").items():
+        if name != RUNTIME:
+            real = as_framework_runs(plan, name) if fidelity != Fidelity.UNSUPPORTED else None
+            runs[name] = (fidelity, real)
+    rows = []
+    for name, (fidelity, choice) in runs.items():
+        cells = (Cell(text=_name(choice.triple, choice.group_size)), *_choice_cells(choice)) if choice else ()
+        blank = (Cell(text=""),) * (1 + len(_CHOICE_NAMES) - len(cells))
+        rows.append(Row(cells=(Cell(text=name), Cell(text=fidelity), *cells, *blank)))
     return make_table(
-        "table-exports", "How well each framework's own settings express the choice", ("framework", ""), rows
+        "table-exports",
+        "How well each framework's own settings express the choice, and what they really run",
+        ("framework", "", "runs", *_CHOICE_NAMES),
+        rows,
     )
 
 

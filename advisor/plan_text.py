@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paro_advise.policies.plan import as_framework_runs
+from paro_advise.policies.variants import plain_name
+
 if TYPE_CHECKING:
     from paro_advise.policies.plan import Choice, Plan
 
@@ -34,6 +37,20 @@ def plan_text(plan: Plan) -> str:
     if plan.assumptions:
         lines += ["", "Assumed:", *(f"  - {assumption}" for assumption in plan.assumptions)]
     return "\n".join(lines)
+
+
+def as_run(plan: Plan, framework: str) -> list[str]:
+    """Say what a framework's own settings make of a plan, and what that should bring."""
+    real = as_framework_runs(plan, framework)
+    if real is None:
+        if plan.chosen.collectives != "ho_ring":
+            return []
+        return ["without HO-Ring, which `paro-advise run` brings: slower than the plan predicts"]
+    if _is_same(real, plan.chosen):
+        return []
+    one, other = real.predicted.speedup, plan.chosen.predicted.speedup
+    ahead = f"{one.p50:.2f}x ({one.p10:.2f} to {one.p90:.2f})"
+    return [f"so {framework} runs {_name(real)}: predicted {ahead}, not {other.p50:.2f}x as with `paro-advise run`"]
 
 
 def _budget(plan: Plan) -> list[str]:
@@ -109,13 +126,17 @@ def _name(choice: Choice) -> str:
     groups = f"/{choice.group_size}" if choice.group_size else ""
     return (
         f"{choice.triple}{groups}"
-        + (" HO-Ring" if choice.collectives == "ho_ring" else " native")
+        + (" HO-Ring" if choice.collectives == "ho_ring" else f" {plain_name(choice.variant)}")
         + (" host" if choice.offload else "")
     )
 
 
 def _is_same(first: Choice, second: Choice) -> bool:
-    return (first.triple, first.group_size, first.collectives) == (second.triple, second.group_size, second.collectives)
+    return _identity(first) == _identity(second)
+
+
+def _identity(choice: Choice) -> tuple[str, int | None, str, str, str]:
+    return choice.triple, choice.group_size, choice.collectives, choice.variant, choice.offload
 
 
 def _bytes(value: float) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from paro_advise.advisor.candidates import candidates, is_at_hand, is_proposable, offloaded
 from paro_advise.advisor.learned import Learned
 from paro_advise.advisor.outlook import (
     EQUAL,
@@ -18,8 +19,8 @@ from paro_advise.advisor.outlook import (
     sensitivities,
 )
 from paro_advise.advisor.replay import LEVELS, Candidate, Links, baseline_candidate, measured_links, step_us, stretch
-from paro_advise.policies.fidelity import exports_of
-from paro_advise.policies.memory import StateBytes, Widths, shards, state_bytes, transient_bytes
+from paro_advise.policies.fidelity import Fidelity, exports_of
+from paro_advise.policies.memory import StateBytes, Widths, state_bytes, transient_bytes
 from paro_advise.policies.plan import (
     FORMAT,
     FORMAT_VERSION,
@@ -30,8 +31,9 @@ from paro_advise.policies.plan import (
     Prediction,
     with_id,
 )
-from paro_advise.policies.strategy import KEPT, PARTIAL_ONLY, Level, Strategy
+from paro_advise.policies.strategy import Level, Strategy
 from paro_advise.policies.traffic import Shape
+from paro_advise.policies.variants import Variant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,9 +50,10 @@ _CAPACITY_SHARE = 0.8
 # and one on links that nobody measured (prediction 3.5).
 _OTHER, _PRIOR, _FLOOR = 0.08, 0.12, 0.1
 _ANCHOR = (0.5, 2.0)
-# The host where nothing was measured: what one device moves (1e9 bytes/s), parameters of all ranks of a
-# node that its cores update in a second, and the doubt of both.
-_HOST_GBPS, _HOST_UPDATES, _HOST = 12.0, 1e9, 0.5
+# How much of the host time that should go does go.
+_GONE = (0.5, 1.1)
+# The host where nothing was measured: what one device moves (1e9 bytes/s), and the doubt.
+_HOST_GBPS, _HOST = 12.0, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +64,13 @@ class Limits:
         device_memory_bytes: of one device; None when unknown, then nothing is excluded.
         redundancy_budget_bytes: what a rank may hold beyond GGG; None for any.
         other_bytes: activations and the rest, from a measured peak.
+        host_gbps: what one device moves to or from its host, 1e9 bytes/s.
     """
 
     device_memory_bytes: float | None = None
     redundancy_budget_bytes: float | None = None
     other_bytes: float = 0.0
+    host_gbps: float = _HOST_GBPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,17 +105,24 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0, learned: 
     anchor = np.clip((calibration.step_us - floor) / np.maximum(exposed_now, 1.0), *_ANCHOR)
     scored = []
     for candidate in candidates(calibration):
-        exposed = np.maximum(step_us(calibration, candidate, links) - floor, 0.0) * anchor
+        gone = (1 - candidate.host_share) * min(calibration.fixed_us, floor)
+        exposed = np.maximum(step_us(calibration, candidate, links) - floor + gone, 0.0) * anchor
         doubt = math.hypot(_PRIOR if _rests_on_priors(calibration, candidate) else _OTHER, learned.spread)
         noise = np.exp(generator.normal(0.0, doubt, _DRAWS))
         # Arithmetic too, as far as communication shared the cores with it.
         shared = _FLOOR * (1 - floor / calibration.step_us)
-        times = (floor * np.exp(generator.normal(0.0, shared, _DRAWS)) + exposed * noise) * math.exp(-learned.bias)
+        left = floor * np.exp(generator.normal(0.0, shared, _DRAWS)) - gone * generator.uniform(*_GONE, _DRAWS)
+        times = (np.maximum(left, 0.0) + exposed * noise) * math.exp(-learned.bias)
         scored.append(_score(calibration, candidate, limits, times))
-    if all(item.reason for item in scored):
-        # Nothing fits: the optimizer's states go to the host before the plan gives up.
-        for item in list(scored):
-            moved = _offloaded(calibration, item.candidate)
+    plain = [item for item in scored if not item.candidate.variant]
+    for parameters in (False, True):
+        if not all(item.reason for item in scored if is_proposable(item.candidate)):
+            break
+        # Nothing fits: the optimizer's states go to the host, then the parameters, before the plan gives up.
+        for item in plain:
+            if parameters and (str(item.candidate.strategy), item.candidate.collectives) != ("GGG", "native"):
+                continue
+            moved = offloaded(calibration, item.candidate, limits.host_gbps, parameters=parameters)
             extra = moved.host_us * np.exp(generator.normal(0.0, _HOST, _DRAWS))
             scored.append(_score(calibration, moved, limits, item.times + extra))
     plan, chosen = _decide(calibration, limits, baseline, scored, error_pct)
@@ -122,57 +134,12 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0, learned: 
     return with_id(
         replace(
             plan,
-            budget=budget_steps([choice for choice in plan.candidates if choice.feasible]),
+            budget=budget_steps([choice for choice in plan.candidates if choice.feasible and not choice.variant]),
             outlooks=outlooks(now, seed) if ahead else (),
             sensitivities=sensitivities(now, fitting) if ahead else (),
             ho_ring=ho_ring_gain(calibration, chosen) if ahead else None,
         )
     )
-
-
-def candidates(calibration: Calibration) -> list[Candidate]:
-    """Return all kept strategies with all group sizes that align with nodes, native and HO-Ring."""
-    world, per_node = calibration.world_size, calibration.ranks_per_node
-    sizes = [
-        size for size in range(2, world) if world % size == 0 and (per_node % size == 0 or size % per_node == 0)
-    ] or [world]
-    found = []
-    for strategy in KEPT:
-        if strategy in PARTIAL_ONLY:  # nobody froze parameters, as far as the trace tells
-            continue
-        uses_groups = Level.I in (strategy.parameter, strategy.gradient, strategy.optimizer)
-        usual = per_node if per_node in sizes else sizes[0]
-        for size in sizes if uses_groups else [usual]:
-            found.append(Candidate(strategy=strategy, group_size=size, collectives="ho_ring"))
-            if _is_native(strategy):
-                found.append(
-                    Candidate(
-                        strategy=strategy,
-                        group_size=size,
-                        collectives="native",
-                        overlaps_reductions=calibration.is_gpu,
-                        separate_queues=False,
-                    )
-                )
-    return found
-
-
-def _offloaded(calibration: Calibration, candidate: Candidate) -> Candidate:
-    """Return a candidate with the optimizer on the host (ZeRO-Offload, arXiv 2101.06840, section 4).
-
-    Each step moves this rank's gradients down and its updated parameters up, and the host's cores do
-    the arithmetic of all ranks of a node.
-    """
-    shape = _shape(calibration, candidate.group_size)
-    mine = calibration.parameters / shards(candidate.strategy.optimizer, shape)
-    moved = mine * (4.0 + calibration.element_bytes) / (_HOST_GBPS * 1e3)
-    updated = mine * calibration.ranks_per_node / _HOST_UPDATES * 1e6
-    return replace(candidate, offload="optimizer", host_us=moved + updated)
-
-
-def _is_native(strategy: Strategy) -> bool:
-    """Tell whether FSDP2 or DDP express a strategy exactly by their own settings."""
-    return str(strategy) in ("NNN", "III", "GGG")
 
 
 def _draws(calibration: Calibration, generator: np.random.Generator) -> Links:
@@ -185,7 +152,8 @@ def _draws(calibration: Calibration, generator: np.random.Generator) -> Links:
 
 def _rests_on_priors(calibration: Calibration, candidate: Candidate) -> bool:
     inside = candidate.group_size > 1 and calibration.ranks_per_node > 1
-    uses = Level.I in (candidate.strategy.parameter, candidate.strategy.gradient) or candidate.collectives == "ho_ring"
+    levels = (candidate.strategy.parameter, candidate.strategy.gradient, candidate.backward_level)
+    uses = Level.I in levels or candidate.collectives == "ho_ring"
     return inside and uses and calibration.intra_gbps.source == "prior"
 
 
@@ -209,15 +177,22 @@ def _score(calibration: Calibration, candidate: Candidate, limits: Limits, times
     shape = _shape(calibration, candidate.group_size)
     memory = state_bytes(candidate.strategy, shape, calibration.parameters, widths=widths)
     if candidate.offload:
-        memory = replace(memory, optimizer=0.0)
+        memory = replace(memory, optimizer=0.0, parameter=memory.parameter * ("parameter" not in candidate.offload))
+    if candidate.backward_level == Level.I:
+        copy = calibration.parameters * widths.parameter_bytes / candidate.group_size
+        memory = replace(memory, parameter=memory.parameter + copy)
     largest = max(calibration.unit_bytes) / calibration.element_bytes
     transient = transient_bytes(candidate.strategy, shape, largest, widths.parameter_bytes, widths.gradient_bytes)
+    if candidate.variant == Variant.KEPT:
+        transient += calibration.parameters * widths.parameter_bytes
     total = memory.total + transient + limits.other_bytes
     reason = ""
     capacity = limits.device_memory_bytes
     redundancy = memory.total - _ggg_bytes(calibration)
     if capacity is not None and total > _CAPACITY_SHARE * capacity:
         reason = f"needs {_gib(total)} of {_gib(capacity)}; at most {_CAPACITY_SHARE:.0%} may be planned"
+    elif candidate.variant == Variant.QUANTISED:
+        reason = "changes the numbers: it sends quantised parameters and gradients"
     elif limits.redundancy_budget_bytes is not None and redundancy > limits.redundancy_budget_bytes:
         reason = f"holds {_gib(redundancy)} beyond GGG, more than the budget of {_gib(limits.redundancy_budget_bytes)}"
     return _Scored(candidate=candidate, times=times, memory=memory, transient=transient, reason=reason)
@@ -236,7 +211,7 @@ def _decide(
     medians = {id(item): float(np.median(item.times)) for item in scored}
     order = sorted(scored, key=lambda item: (bool(item.reason), medians[id(item)]))
     wins, regrets = _wins(fitting)
-    chosen = _choose(fitting, medians)
+    chosen = _choose([item for item in fitting if is_proposable(item.candidate)], medians)
     gain = float(np.mean(baseline.times / chosen.times > _GAIN)) if chosen else 0.0
     replay_is_good = abs(error_pct) <= _GATE_PCT
     if chosen is None:
@@ -258,7 +233,8 @@ def _decide(
         )
         for item in order
     }
-    today = next((item for item in order if not item.reason and item.candidate.collectives == "native"), None)
+    at_hand = [item for item in order if not item.reason and is_at_hand(item.candidate, calibration.framework)]
+    today = at_hand[0] if at_hand else None
     kept = verdict == "keep" or chosen is None
     text = (
         _text(verdict, base_choice, made[id(chosen)], gain, error_pct)
@@ -319,7 +295,7 @@ def _choose(fitting: Sequence[_Scored], medians: dict[int, float]) -> _Scored | 
 
 def _choice(calibration: Calibration, item: _Scored, baseline: _Scored, reason: str, probability: float) -> Choice:
     candidate = item.candidate
-    uses_groups = "I" in str(candidate.strategy)
+    uses_groups = "I" in str(candidate.strategy) or candidate.backward_level == Level.I
     terms = {
         "parameter": item.memory.parameter,
         "gradient": item.memory.gradient,
@@ -337,12 +313,20 @@ def _choice(calibration: Calibration, item: _Scored, baseline: _Scored, reason: 
             terms=terms,
         ),
         redundancy_bytes=item.memory.total - _ggg_bytes(calibration),
-        exports=exports_of(candidate.strategy, candidate.collectives),
+        exports=_exports(candidate),
         feasible=not item.reason,
         reason=reason,
         probability_best=probability,
         offload=candidate.offload,
+        variant=candidate.variant,
     )
+
+
+def _exports(candidate: Candidate) -> dict[str, str]:
+    found = exports_of(candidate.strategy, candidate.collectives, candidate.variant)
+    if "parameter" in candidate.offload:  # DeepSpeed's stage 3 alone
+        found = {name: value if name == "deepspeed" else Fidelity.UNSUPPORTED.value for name, value in found.items()}
+    return found
 
 
 def _why(item: _Scored, chosen: _Scored | None, medians: dict[int, float]) -> str:
@@ -384,7 +368,8 @@ def _text(verdict: str, baseline: Choice, chosen: Choice, gain: float, error_pct
 
 def _name(choice: Choice) -> str:
     groups = f" in groups of {choice.group_size}" if choice.group_size else ""
-    host = ", optimizer on the host" if choice.offload else ""
+    where = choice.offload.replace("+parameter", " and parameters")
+    host = f", {where} on the host" if where else ""
     return f"{choice.triple}{groups}" + (" with HO-Ring" if choice.collectives == "ho_ring" else "") + host
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paro_advise.policies.collectives import Algorithm, Effort, Operation, effort_of
 from paro_advise.policies.strategy import Level, Strategy
@@ -24,9 +24,9 @@ _BACKWARD = 2 / 3  # of the arithmetic: 6 N D = 2 forward + 4 backward
 _PENDING = 3
 _MIN_STRETCH, _MAX_STRETCH = 0.7, 9.0
 # HO-Ring against a native run: its transfers come within a tenth of what the links can do (bench_ho_ring),
-# so nothing is added for contention; its waits are this share, as in the two configurations that
-# bench_prediction lists as DEVELOPED.
-_HO_RING_WAITS = 0.7
+# so nothing is added for contention; its waits, and what cores add to its bytes, are these shares, the latter
+# as in the two configurations that bench_prediction lists as DEVELOPED.
+_HO_RING_WAITS, _HO_RING_COPIES = 0.7, 0.3
 LEVELS = ("inter_alpha_us", "inter_gbps", "intra_alpha_us", "intra_gbps")
 
 
@@ -64,6 +64,10 @@ class Candidate:
         published_us: what bringing updated parameters back took where it was measured; None to model it.
         offload: "optimizer" if its states and its step are on the host, else "".
         host_us: what that adds to a step.
+        variant: "" or one of ``policies.variants``: what a framework's setting makes of the triple.
+        backward_level: from which parameters are gathered in backward; None for the triple's.
+        gather_share, reduce_share: of the bytes, that quantised parameters and gradients have.
+        host_share: of the host's gaps in the run, that are left when the framework's own code is replaced.
     """
 
     strategy: Strategy
@@ -77,10 +81,32 @@ class Candidate:
     published_us: float | None = None
     offload: str = ""
     host_us: float = 0.0
+    variant: str = ""
+    backward_level: Level | None = None
+    gather_share: float = 1.0
+    reduce_share: float = 1.0
+    host_share: float = 1.0
 
 
-# Collectives one after the other, each with the ranks that take part.
-Parts = tuple[tuple[Effort, int], ...]
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One collective.
+
+    Attributes:
+        effort: what it asks of the links.
+        size: ranks that take part.
+        rank_bytes: that one of them sends.
+        is_inside: it stays inside nodes.
+    """
+
+    effort: Effort
+    size: int
+    rank_bytes: float
+    is_inside: bool
+
+
+# Collectives one after the other.
+Parts = tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +122,7 @@ class Collectives:
     def _inside(self, operation: Operation, num_bytes: float) -> Parts:
         nodes = max(1, self.group_size // self.ranks_per_node)
         local = min(self.group_size, self.ranks_per_node)
-        return ((self._effort(operation, num_bytes, nodes, local), self.group_size),)
+        return (self._part(operation, num_bytes, nodes, local),)
 
     def _across(self, operation: Operation, num_bytes: float) -> Parts:
         groups = self.world_size // self.group_size
@@ -105,21 +131,28 @@ class Collectives:
         small = self.group_size < self.ranks_per_node
         nodes = self.world_size // self.ranks_per_node if small else groups
         local = self.ranks_per_node // self.group_size if small else 1
-        found = self._effort(operation, num_bytes / self.group_size, nodes, local)
+        found = self._part(operation, num_bytes / self.group_size, nodes, local)
         # The rings of all local ranks of a group go through the same ports.
         rings = min(self.group_size, self.ranks_per_node)
-        return ((replace(found, inter_bytes=found.inter_bytes * rings), groups),)
+        return (replace(found, effort=replace(found.effort, inter_bytes=found.effort.inter_bytes * rings)),)
 
     def _world(self, operation: Operation, num_bytes: float) -> Parts:
         if self.algorithm == Algorithm.HO_RING and self.group_size != self.ranks_per_node:
             return self._inside(operation, num_bytes) + self._across(operation, num_bytes)
         nodes = self.world_size // self.ranks_per_node
-        return ((self._effort(operation, num_bytes, nodes, self.ranks_per_node), self.world_size),)
+        return (self._part(operation, num_bytes, nodes, self.ranks_per_node),)
 
-    def _effort(self, operation: Operation, num_bytes: float, nodes: int, local: int) -> Effort:
+    def _part(self, operation: Operation, num_bytes: float, nodes: int, local: int) -> Part:
         if operation == Operation.REDUCE_SCATTER and self.reduce_is_all_reduce:
             operation = Operation.ALL_REDUCE
-        return effort_of(self.algorithm, operation, num_bytes, nodes, local)
+        size = nodes * local
+        trips = 2 if operation == Operation.ALL_REDUCE else 1
+        return Part(
+            effort_of(self.algorithm, operation, num_bytes, nodes, local),
+            size,
+            trips * num_bytes * (size - 1) / size,
+            nodes == 1,
+        )
 
     def gather(self, level: Level, num_bytes: float) -> Parts:
         """Gather parameters from a level to whole ones."""
@@ -200,9 +233,14 @@ def stretch(calibration: Calibration) -> float:
     """
     if not calibration.transfer_us:
         return 1.0
-    links = Links(**{name: getattr(calibration, name).value for name in LEVELS})
-    modelled = _Step(replace(calibration, wait_us=0.0), baseline_candidate(calibration), links).collectives_us()
+    modelled = collectives_us(replace(calibration, wait_us=0.0))
     return min(_MAX_STRETCH, max(_MIN_STRETCH, calibration.transfer_us / modelled)) if modelled else 1.0
+
+
+def collectives_us(calibration: Calibration) -> float:
+    """Return the time of all collectives of the run itself, were each as quick as its best ones."""
+    links = Links(**{name: getattr(calibration, name).value for name in LEVELS})
+    return float(_Step(calibration, baseline_candidate(calibration), links).collectives_us())
 
 
 def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Any:
@@ -216,7 +254,17 @@ def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Any
     step = _Step(calibration, candidate, links)
     middle = step.micro_batch(last=False) if calibration.micro_batches > 1 else 0.0
     total = (calibration.micro_batches - 1) * middle + step.micro_batch(last=True) + step.publish()
-    return total + calibration.fixed_us + candidate.host_us
+    return total + calibration.fixed_us * candidate.host_share + candidate.host_us
+
+
+class _UnitCosts(NamedTuple):
+    """Times of one unit in a micro-batch."""
+
+    gather: Any
+    again: Any  # the gather in backward; 0 where none is needed
+    reduce: Any
+    publish: Any
+    compute: Any
 
 
 class _Step:
@@ -238,21 +286,30 @@ class _Step:
 
         is_new_ring = not native and not calibration.framework.startswith("paro-advise")
         used = replace(links, stretch=1.0) if is_new_ring else links
-        waits = _HO_RING_WAITS if is_new_ring else 1.0
+        waits, copies = (_HO_RING_WAITS, _HO_RING_COPIES) if is_new_ring else (1.0, 1.0)
 
-        def cost(efforts: Parts) -> Any:
-            late = sum(calibration.wait_us * _lateness(size, calibration.wait_group_size) for _, size in efforts)
-            alone = used.us(tuple(effort for effort, _ in efforts))
-            return alone + waits * late
+        # The assumed bandwidth inside nodes is that of the cores already.
+        has_copies = calibration.intra_gbps.source != "prior"
+
+        def cost(parts: Parts) -> Any:
+            late = sum(calibration.wait_us * _lateness(part.size, calibration.wait_group_size) for part in parts)
+            moved = sum(part.rank_bytes for part in parts if has_copies or not part.is_inside)
+            alone = used.us(tuple(part.effort for part in parts))
+            return alone + waits * late + copies * calibration.host_us_per_byte * moved
 
         @cache
-        def costs(num_bytes: float, *, last: bool) -> tuple[Any, Any, Any, Any]:
+        def costs(num_bytes: float, *, last: bool) -> _UnitCosts:
             each = candidate.replicates_each_pass
-            return (
-                cost(collectives.gather(strategy.parameter, num_bytes)),
-                cost(collectives.reduce(strategy, num_bytes, last=last, each_pass=each)),
-                cost(collectives.publish(strategy, num_bytes)),
-                per_micro * num_bytes / total,
+            gathered, reduced = candidate.gather_share * num_bytes, candidate.reduce_share * num_bytes
+            again = 0.0
+            if not candidate.gathers_once:
+                again = cost(collectives.gather(candidate.backward_level or strategy.parameter, gathered))
+            return _UnitCosts(
+                gather=cost(collectives.gather(strategy.parameter, gathered)),
+                again=again,
+                reduce=cost(collectives.reduce(strategy, reduced, last=last, each_pass=each)),
+                publish=cost(collectives.publish(strategy, gathered)),
+                compute=per_micro * num_bytes / total,
             )
 
         self._costs = costs
@@ -264,16 +321,16 @@ class _Step:
         for number in range(self._calibration.micro_batches):
             last = number == self._calibration.micro_batches - 1
             for place, size in enumerate(units):
-                gather, reduce_, _, _ = self._costs(size, last=last)
-                again = 0 if self._candidate.gathers_once or place == len(units) - 1 else 1
-                total = total + (1 + again) * gather + reduce_
+                costs = self._costs(size, last=last)
+                # The root is still gathered when backward begins.
+                total = total + costs.gather + (costs.again if place < len(units) - 1 else 0.0) + costs.reduce
         return total if self._candidate.published_us is not None else total + self.publish()
 
     def publish(self) -> Any:
         """Return the time of bringing updated parameters back, unit by unit."""
         if self._candidate.published_us is not None:
             return self._candidate.published_us
-        return sum((self._costs(size, last=True)[2] for size in self._units), 0.0)
+        return sum((self._costs(size, last=True).publish for size in self._units), 0.0)
 
     def micro_batch(self, *, last: bool) -> Any:
         """Return the time of forward and backward."""
@@ -284,19 +341,19 @@ class _Step:
         now: Any = 0.0
         behind = _Background()
         for size in units:
-            gather, _, _, compute = self._costs(size, last=last)
-            now = now + gather + compute * (1 - _BACKWARD)
+            costs = self._costs(size, last=last)
+            now = now + costs.gather + costs.compute * (1 - _BACKWARD)
         root = len(units) - 1
         for place in range(root, -1, -1):
-            gather, reduce, _, compute = self._costs(units[place], last=last)
+            costs = self._costs(units[place], last=last)
             if place != root and not self._candidate.gathers_once:
-                now = now + behind.beside(gather)
-            now = now + compute * _BACKWARD
+                now = now + behind.beside(costs.again)
+            now = now + costs.compute * _BACKWARD
             if not self._candidate.overlaps_reductions:
-                now = now + reduce
+                now = now + costs.reduce
                 continue
-            behind.run(compute * _BACKWARD)
-            now = now + behind.admit(reduce)
+            behind.run(costs.compute * _BACKWARD)
+            now = now + behind.admit(costs.reduce)
         return now + behind.rest()
 
     def _streams(self, *, last: bool) -> Any:
@@ -305,24 +362,24 @@ class _Step:
         compute_start: Any = 0.0
         gathers: Any = 0.0
         for size in units:
-            gather, _, _, compute = self._costs(size, last=last)
-            gathers = _later(gathers, compute_start) + gather
+            costs = self._costs(size, last=last)
+            gathers = _later(gathers, compute_start) + costs.gather
             compute_start = _later(compute_end, gathers)
-            compute_end = compute_start + compute * (1 - _BACKWARD)
+            compute_end = compute_start + costs.compute * (1 - _BACKWARD)
         reductions: Any = 0.0
         root = len(units) - 1
         ready: Any = compute_end  # the root is still gathered
         for place in range(root, -1, -1):
-            _, reduce, _, compute = self._costs(units[place], last=last)
+            costs = self._costs(units[place], last=last)
             compute_start = _later(compute_end, ready)
             if place and not candidate.gathers_once:  # the next gather goes before this unit's reduction
-                gathers = _later(gathers, compute_start) + self._costs(units[place - 1], last=last)[0]
+                gathers = _later(gathers, compute_start) + self._costs(units[place - 1], last=last).again
                 ready = gathers
-            compute_end = compute_start + compute * _BACKWARD
+            compute_end = compute_start + costs.compute * _BACKWARD
             if candidate.separate_queues:
-                reductions = _later(reductions, compute_end) + reduce
+                reductions = _later(reductions, compute_end) + costs.reduce
             else:
-                gathers = _later(gathers, compute_end) + reduce
+                gathers = _later(gathers, compute_end) + costs.reduce
                 reductions = gathers
         return _later(compute_end, reductions)
 

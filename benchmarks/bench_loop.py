@@ -1,6 +1,6 @@
 """Ten loops on the emulated cluster: capture, recommend, run, compare; and comparisons of known changes.
 
-    python benchmarks/bench_loop.py [--loops N] [--quick]
+    python benchmarks/bench_loop.py [--loops N] [--steps N] [--keep FOLDER]
 
 Each loop trains one of the scripts in examples/frameworks on 4 nodes of 2 ranks, unchanged, before and
 under the plan that the capture alone gave, with half of plain data parallelism's memory. A loop counts
@@ -32,7 +32,8 @@ FRAMEWORKS = ("fsdp2", "fsdp1", "ddp", "zero1", "deepspeed")
 MODEL = ("--width", "160", "--layers", "6", "--vocabulary", "1024", "--batch", "1", "--steps", "14")
 PARAMETERS = 2_200_000
 STEPS = "6:8"
-PAIRS, SIDE = 100, 20
+LONG = ("--width", "128", "--layers", "4", "--vocabulary", "1024", "--micro-batches", "2")
+PAIRS, SIDE = 100, 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +89,34 @@ def loop(lab: Lab, framework: str, folder: Path) -> Loop:
     )
 
 
-def long_run(lab: Lab, folder: Path, steps: int) -> list[float]:
-    """Return the unprofiled step times of one long run (us)."""
-    small = ("--width", "64", "--layers", "3", "--vocabulary", "512", "--micro-batches", "1", "--steps", str(steps))
+def all_loops(root: Path, count: int) -> list[Loop]:
+    """Run the loops in one lab and print a line for each."""
+    found: list[Loop] = []
+    print(
+        f"{'framework':<12}{'plan':<6}{'predicted':>10}{'80 % range':>16}{'measured':>10}{'':>9}{'loss %':>10}{'norm %':>10}"
+    )
+    with Lab(LabSpec(nodes=4, ranks_per_node=2, port_mbit=400.0)) as lab:
+        if lab.isolation == Isolation.LOOPBACK:
+            sys.exit(f"this machine forbids network namespaces ({lab.reason}): nothing to measure")
+        for number in range(count):
+            framework = FRAMEWORKS[number % len(FRAMEWORKS)]
+            row = loop(lab, framework, root / f"{number}_{framework}")
+            found.append(row)
+            inside = "inside" if row.low <= row.measured <= row.high else "outside"
+            print(
+                f"{row.framework:<12}{row.triple:<6}{row.predicted:>9.2f}x{f'{row.low:.2f}..{row.high:.2f}':>16}"
+                f"{row.measured:>9.2f}x{inside:>9}{row.loss_pct:>10.1e}{row.norm_pct:>10.1e}",
+                flush=True,
+            )
+    return found
+
+
+def long_run(folder: Path, steps: int) -> list[float]:
+    """Return the unprofiled step times of one long run (us): two nodes, a core for each rank."""
     environment = job_environment({}, Wish.of(folder, "3:4").to_environment())
-    command = ["torchrun", str(SCRIPTS / "train_ddp.py"), *small]
-    result = lab.run(command, folder / "logs", timeout_s=900, environment=environment)
+    command = ["torchrun", str(SCRIPTS / "train_ddp.py"), *LONG, "--steps", str(steps)]
+    with Lab(LabSpec(nodes=2, ranks_per_node=1, port_mbit=400.0)) as lab:
+        result = lab.run(command, folder / "logs", timeout_s=900, environment=environment)
     if not result.ok:
         sys.exit(f"the long run failed:\n{result.nodes[0].log.read_text()[-3000:]}")
     rows = [json.loads(line) for line in (folder / "steps.rank0.jsonl").read_text().splitlines()[1:]]
@@ -116,29 +139,14 @@ def verdicts(times: list[float], factor: float) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loops", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=1200, help="of the long run")
+    parser.add_argument("--steps", type=int, default=1500, help="of the long run")
     parser.add_argument("--keep", type=Path, help="keep everything under this folder")
     options = parser.parse_args()
     os.environ["PYTHONWARNINGS"] = "ignore"
-    loops: list[Loop] = []
-    with tempfile.TemporaryDirectory() as temporary, Lab(LabSpec(nodes=4, ranks_per_node=2, port_mbit=400.0)) as lab:
-        if lab.isolation == Isolation.LOOPBACK:
-            sys.exit(f"this machine forbids network namespaces ({lab.reason}): nothing to measure")
+    with tempfile.TemporaryDirectory() as temporary:
         root = options.keep or Path(temporary)
-        print(
-            f"{'framework':<12}{'plan':<6}{'predicted':>10}{'80 % range':>16}{'measured':>10}{'':>9}{'loss %':>10}{'norm %':>10}"
-        )
-        for number in range(options.loops):
-            framework = FRAMEWORKS[number % len(FRAMEWORKS)]
-            row = loop(lab, framework, root / f"{number}_{framework}")
-            loops.append(row)
-            inside = "inside" if row.low <= row.measured <= row.high else "outside"
-            print(
-                f"{row.framework:<12}{row.triple:<6}{row.predicted:>9.2f}x{f'{row.low:.2f}..{row.high:.2f}':>16}"
-                f"{row.measured:>9.2f}x{inside:>9}{row.loss_pct:>10.1e}{row.norm_pct:>10.1e}",
-                flush=True,
-            )
-        times = long_run(lab, root / "long", options.steps)
+        loops = all_loops(root, options.loops) if options.loops else []
+        times = long_run(root / "long", options.steps)
     same, slower = verdicts(times, 1.0), verdicts(times, 1.05)
     spread = statistics.stdev(times) / statistics.mean(times)
     print(

@@ -53,6 +53,7 @@ def _lab(nodes: int, ranks: int, mbit: float, **changes: Any) -> LabSpec:
 DEVELOPED = (
     Configuration(name="4x2_400", spec=_lab(4, 2, 400.0)),
     Configuration(name="2x2_200_small", spec=_lab(2, 2, 200.0), work={"width": 192, "micro_batches": 2}),
+    Configuration(name="2x2_400_straggler", spec=_lab(2, 2, 400.0, slow_rank=3, slow_factor=1.5), work={"width": 256}),
 )
 JUDGED = (
     Configuration(name="2x4_400", spec=_lab(2, 4, 400.0)),
@@ -62,7 +63,11 @@ JUDGED = (
     Configuration(
         name="4x2_400_slow_port", spec=_lab(4, 2, 400.0, slow_node=2, slow_port_mbit=200.0), work={"width": 256}
     ),
-    Configuration(name="2x2_400_straggler", spec=_lab(2, 2, 400.0, slow_rank=3, slow_factor=1.5), work={"width": 256}),
+    Configuration(
+        name="3x2_400_straggler",
+        spec=_lab(3, 2, 400.0, slow_rank=4, slow_factor=1.4),
+        work={"width": 288, "layers": 5},
+    ),
 )
 
 
@@ -131,7 +136,7 @@ def choice_of(plan: Plan, system: str) -> Choice:
     triple, group, collectives = (
         ("III", None, "native") if system == "fsdp2_hsdp_gated" else (*system.split("_")[1:], "ho_ring")
     )
-    fitting = [c for c in plan.candidates if c.triple == triple and c.collectives == collectives]
+    fitting = [c for c in plan.candidates if (c.triple, c.collectives, c.variant) == (triple, collectives, "")]
     if group is None:
         group = plan.preconditions.gpus_per_node
     return next(c for c in fitting if c.group_size in (None, int(group)))

@@ -27,7 +27,7 @@ class Target:
         group_size: ranks of a group.
         world_size: all ranks.
         micro_batches: per step.
-        offload: "optimizer" if its states are on the host.
+        offload: "optimizer" if its states are on the host, "optimizer+parameter" if the parameters are, too.
     """
 
     triple: str
@@ -73,8 +73,8 @@ def export(framework: str, target: Target) -> Export:
         raise UsageError(f"a framework must be one of {', '.join(_WRITERS)}, got {framework!r}")
     if target.offload and framework != "deepspeed":
         raise UsageError(
-            f"{framework} must be able to keep optimizer states on the host as the plan does, its export cannot say so",
-            hint="deepspeed can, and paro_advise.runtime.shard(offload_optimizer=True)",
+            f"{framework} must be able to keep states on the host as the plan does, its export cannot say so",
+            hint="deepspeed can; the optimizer's alone also paro_advise.runtime.shard(offload_optimizer=True)",
         )
     fidelities = exports_of(Strategy.parse(target.triple), "native")
     fidelity = fidelities[framework]
@@ -95,6 +95,7 @@ def export(framework: str, target: Target) -> Export:
     )
 
 
+_WHOLE_STAGE = 3
 _Written = tuple[str, str, str, tuple[str, ...]]
 
 
@@ -119,6 +120,11 @@ def _deepspeed(target: Target) -> _Written:
         if not zero["stage"]:
             raise UsageError("DeepSpeed must shard the optimizer to offload it, the plan wants stage 0")
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if "parameter" in target.offload:
+        if zero["stage"] != _WHOLE_STAGE:
+            raise UsageError(f"DeepSpeed must run stage 3 to offload parameters, the plan wants stage {zero['stage']}")
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+        caveats += ("where the host's memory is too small, use device nvme with nvme_path for both",)
     body = {"gradient_accumulation_steps": target.micro_batches, "zero_optimization": zero}
     return json.dumps(body, indent=2) + "\n", ".json", version, caveats
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from paro_advise.policies.variants import frameworks_of
+
 if TYPE_CHECKING:
     from paro_advise.policies.strategy import Strategy
 
@@ -31,13 +33,18 @@ _LETTERS = {"e": Fidelity.EXACT, "a": Fidelity.APPROXIMATE}
 RUNTIME = "paro_advise"
 
 
-def exports_of(strategy: Strategy, collectives: str) -> dict[str, str]:
+def exports_of(strategy: Strategy, collectives: str, variant: str = "") -> dict[str, str]:
     """Return the fidelity by framework; our own runtime runs every kept strategy.
 
     Args:
         strategy: the triple.
         collectives: "ho_ring" only our runtime has.
+        variant: only some frameworks have.
     """
+    if variant:
+        having = frameworks_of(str(strategy), variant)
+        names = (RUNTIME, *_TABLE)
+        return {name: (Fidelity.EXACT if name in having else Fidelity.UNSUPPORTED).value for name in names}
     found = {
         framework: Fidelity.UNSUPPORTED.value
         if collectives != "native"

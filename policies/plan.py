@@ -10,9 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paro_advise.errors import ForeignDataError, InputError
+from paro_advise.policies.fidelity import Fidelity, exports_of
+from paro_advise.policies.strategy import Strategy
+from paro_advise.policies.variants import really
 
 FORMAT = "paro-advise/plan"
-FORMAT_VERSION = "1.1"
+FORMAT_VERSION = "1.2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,9 @@ class Choice:
         feasible: it fits and can be run.
         reason: why it was chosen, or not.
         probability_best: share of the draws in which it was the fastest that fits.
-        offload: "optimizer" if its states and its step are on the host, "" if all is on the device.
+        offload: "optimizer" if its states and its step are on the host, "optimizer+parameter" if the
+            parameters are as well, "" if all is on the device.
+        variant: what a framework's own setting makes of the triple, "" for the triple itself.
     """
 
     triple: str
@@ -68,6 +73,7 @@ class Choice:
     reason: str
     probability_best: float
     offload: str = ""
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +211,26 @@ class Plan:
     outlooks: tuple[Outlook, ...] = ()
     sensitivities: tuple[Sensitivity, ...] = ()
     ho_ring: HoRingGain | None = None
+
+
+def as_framework_runs(plan: Plan, framework: str) -> Choice | None:
+    """Return the prediction of what a framework's own settings make of the chosen strategy.
+
+    An approximation is what it really is, and nothing but our runtime has HO-Ring. None where the plan
+    holds no such prediction.
+    """
+    chosen = plan.chosen
+    fidelity = exports_of(Strategy.parse(chosen.triple), "native").get(framework)
+    triple, variant = chosen.triple, ""
+    if fidelity == Fidelity.APPROXIMATE:
+        triple, variant = really(chosen.triple) or (triple, variant)
+    fitting = [
+        choice
+        for choice in plan.candidates
+        if (choice.triple, choice.variant, choice.collectives, choice.offload)
+        == (triple, variant, "native", chosen.offload)
+    ]
+    return next((choice for choice in fitting if choice.group_size in (None, chosen.group_size)), None)
 
 
 def with_id(plan: Plan) -> Plan:

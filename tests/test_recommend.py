@@ -36,6 +36,7 @@ def calibration(**changes):
         "compute_us": 100_000.0,
         "fixed_us": 5_000.0,
         "wait_us": 0.0,
+        "host_us_per_byte": 0.0,
         "wait_group_size": 8,
         "transfer_us": None,
         "step_us": 0.0,
@@ -107,7 +108,7 @@ def test_a_slow_network_gets_a_change_with_its_price():
         sum(v for k, v in plan.chosen.predicted.terms.items() if k != "transient") - 16 * MB / 4 * 16 / 8
     )
     assert plan.switch_on_today.collectives == "native"
-    assert len({(c.triple, c.group_size, c.collectives) for c in plan.candidates}) == len(plan.candidates)
+    assert len({(c.triple, c.variant, c.group_size, c.collectives) for c in plan.candidates}) == len(plan.candidates)
 
 
 def test_a_compute_bound_run_is_kept():
@@ -166,7 +167,7 @@ def test_a_plan_is_the_same_every_time_and_cannot_be_edited():
     assert plan_from_json(data, "plan.json") == first
     with pytest.raises(ForeignDataError, match="as it was written"):
         plan_from_json(data.replace(b'"world_size": 8', b'"world_size": 9'), "plan.json")
-    for wrong in (b"{}", b"[", data.replace(b'"format_version": "1.1"', b'"format_version": "2.0"')):
+    for wrong in (b"{}", b"[", data.replace(b'"format_version": "1.2"', b'"format_version": "2.0"')):
         with pytest.raises(ForeignDataError):
             plan_from_json(wrong, "plan.json")
 

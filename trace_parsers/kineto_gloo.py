@@ -76,6 +76,8 @@ def _call_shapes(call: GlooCall) -> tuple[int | None, int | None]:
     op = op_of_name(call.name)
     dims = call.dims if isinstance(call.dims, list) else []
     if op in (Op.ALL_GATHER, Op.REDUCE_SCATTER) and len(dims) >= 2:
+        if dims[0] == [] and op == Op.ALL_GATHER:  # a list of output lists, whose shapes no profiler records
+            return total_elements(dims[1]), None
         first, second = total_elements(dims[0]), total_elements(dims[1])
         if first and second:
             large, small = max(first, second), min(first, second)

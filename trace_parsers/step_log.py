@@ -28,6 +28,7 @@ class StepRow:
     Attributes:
         step: number, from 0.
         step_us, overhead_us: wall time, and what of it the capture itself took.
+        cpu_us: what the training thread was on a core for.
         profiled: the profiler ran or was just writing.
         micro_batches: backward passes.
         loss: sum of what they started from.
@@ -38,6 +39,7 @@ class StepRow:
     step: int
     step_us: float | None
     overhead_us: float
+    cpu_us: float | None
     profiled: bool
     micro_batches: int
     loss: float | None
@@ -51,6 +53,7 @@ class StepLog:
 
     Attributes:
         rank, world_size, local_world_size, backend, host, device_memory_bytes: as the rank says.
+        traced: first step in the trace, and the first after it; None where it is not said.
         inputs: shape and type of each tensor in the first call, such as "2x64 torch.int64".
         autocast: type of mixed precision, None without.
         num_broken: lines that could not be read.
@@ -64,6 +67,7 @@ class StepLog:
     device_name: str | None
     device_memory_bytes: int | None
     torch_version: str | None
+    traced: tuple[int, int] | None
     inputs: tuple[str, ...]
     autocast: str | None
     rows: tuple[StepRow, ...]
@@ -82,6 +86,7 @@ class _Header:
     device_name: str | None = None
     device_memory_bytes: int | None = None
     torch_version: str | None = None
+    steps: tuple[int, int] | None = None
     inputs: tuple[tuple[tuple[int, ...], str], ...] = ()
     autocast: str | None = None
 
@@ -96,6 +101,7 @@ class _Line:
     loss: float | str | None
     gradient_norm_squared: float | str | None
     peak_memory_bytes: int
+    cpu_us: float | None = None
 
 
 def is_ours(ref: SourceRef) -> bool:
@@ -154,6 +160,7 @@ def read_step_log(ref: SourceRef) -> StepLog:
             step=found.step,
             step_us=found.step_us,
             overhead_us=found.overhead_us,
+            cpu_us=found.cpu_us,
             profiled=found.profiled,
             micro_batches=found.micro_batches,
             loss=_number(found.loss),
@@ -169,6 +176,7 @@ def read_step_log(ref: SourceRef) -> StepLog:
         device_name=header.device_name,
         device_memory_bytes=header.device_memory_bytes,
         torch_version=header.torch_version,
+        traced=header.steps,
         inputs=tuple(f"{_shape(shape)} {dtype}" for shape, dtype in header.inputs),
         autocast=header.autocast,
         rows=tuple(rows[number] for number in sorted(rows)),
@@ -200,7 +208,7 @@ def read_step_logs(refs: Sequence[SourceRef]) -> tuple[tuple[StepLog, ...], tupl
 
 def _is_possible(line: _Line) -> bool:
     """Tell whether numbers can be those of a step."""
-    times = (line.step_us, line.overhead_us)
+    times = (line.step_us, line.overhead_us, line.cpu_us)
     counts = (line.step, line.micro_batches, line.peak_memory_bytes)
     return (
         all(value is None or 0 <= value < _MAX_US for value in times)

@@ -46,6 +46,13 @@ class ByteSize(click.ParamType[float]):
 @click.option("--measured-peak", type=ByteSize(), help="Peak memory of a rank of this run, as measured.")
 @click.option("--redundancy-budget", type=ByteSize(), help="What a rank may hold beyond GGG.")
 @click.option(
+    "--host-gbps",
+    type=click.FloatRange(0.01, 10_000),
+    default=12.0,
+    show_default=True,
+    help="What one device moves to or from its host or NVMe, 1e9 bytes/s; counts where nothing else fits.",
+)
+@click.option(
     "--export",
     "exports",
     multiple=True,
@@ -65,6 +72,7 @@ def command(
     device_memory: float | None,
     measured_peak: float | None,
     redundancy_budget: float | None,
+    host_gbps: float,
     exports: tuple[str, ...],
     learn_from: tuple[str, ...],
     gpus_per_node: int | None,
@@ -105,7 +113,12 @@ def command(
     other = _other_bytes(analysis, baseline_bytes(calibration), measured_peak)
     plan = recommend(
         calibration,
-        Limits(device_memory_bytes=capacity, redundancy_budget_bytes=redundancy_budget, other_bytes=other),
+        Limits(
+            device_memory_bytes=capacity,
+            redundancy_budget_bytes=redundancy_budget,
+            other_bytes=other,
+            host_gbps=host_gbps,
+        ),
         learned=_learned(learn_from),
     )
     if output != "-":
@@ -164,6 +177,7 @@ def _framework_and_file(text: str) -> tuple[str, str]:
 def _export(plan: Plan, framework: str, file: str, *, force: bool) -> None:
     """Write the chosen strategy in a framework's words; what differs is said."""
     from paro_advise.advisor.output import write_output
+    from paro_advise.advisor.plan_text import as_run
     from paro_advise.policies.exports import Target, export
 
     chosen, facts = plan.chosen, plan.preconditions
@@ -178,8 +192,6 @@ def _export(plan: Plan, framework: str, file: str, *, force: bool) -> None:
         ),
     )
     write_output(file, made.text.encode(), force=force)
-    caveats = [f"{framework} {made.min_version} or later, {made.fidelity}", *made.caveats]
-    if chosen.collectives == "ho_ring":
-        caveats.append("without HO-Ring, which only paro_advise.runtime has: slower than predicted")
-    for caveat in caveats:
+    first = f"{framework} {made.min_version} or later, {made.fidelity}"
+    for caveat in (first, *made.caveats, *as_run(plan, framework)):
         click.echo(f"{framework}: {caveat}", err=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.plan_text import as_run
 from paro_advise.errors import StalePlanError, UsageError
 from paro_advise.policies.exports import Target, export
 
@@ -54,8 +55,7 @@ def edited(plan: Plan, name: str, text: str, plan_name: str) -> Edit:
         raise UsageError("a plan must say how many ranks it is for", where=f"plan {plan.plan_id}")
     made = export(kind, target_of(plan))
     caveats = [f"{kind} {made.min_version} or later, {made.fidelity}", *made.caveats]
-    if plan.chosen.collectives == "ho_ring":
-        caveats.append("without HO-Ring, which `paro-advise run` brings: slower than the plan predicts")
+    caveats += as_run(plan, kind)
     mark = "\ufeff" if text.startswith("\ufeff") else ""
     ending = "\r\n" if "\r\n" in text else "\n"
     plain = text.removeprefix(mark).replace("\r\n", "\n")

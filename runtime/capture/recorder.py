@@ -46,6 +46,7 @@ class Recorder:
         self._log: StepLog | None = None
         self._number = 0
         self._last_end: float | None = None
+        self._last_cpu = 0.0
         self._profiler: profile | None = None
         self._profiled_until = -1
         self._old_handler: Any = None
@@ -83,10 +84,12 @@ class Recorder:
             )
 
     def _end_step(self) -> None:
-        now = time.perf_counter()
+        now, cpu_now = time.perf_counter(), time.thread_time()
         observer = self.observer
         if self._log is None:
-            self._log = StepLog(self._wish.folder, {"inputs": observer.inputs, "autocast": observer.autocast})
+            wish = self._wish
+            facts = {"inputs": observer.inputs, "autocast": observer.autocast, "steps": [wish.first, wish.last]}
+            self._log = StepLog(wish.folder, facts)
             self._rank = facts_of_process()["rank"]
             self._write_run()
         number = self._number
@@ -97,6 +100,7 @@ class Recorder:
                 step=number,
                 step_us=None if self._last_end is None else (now - self._last_end) * 1e6,
                 overhead_us=observer.busy_us,
+                cpu_us=None if self._last_end is None else (cpu_now - self._last_cpu) * 1e6,
                 profiled=profiled,
                 micro_batches=observer.backward_passes,
                 loss=observer.loss(),
@@ -108,11 +112,13 @@ class Recorder:
             observer.begin()
         self._profile(self._number)
         # What was spent here counts to the next step, as its training waits for it.
-        self._last_end = now
-        observer.busy_us = (time.perf_counter() - now) * 1e6
-        if self._profiled_until == self._number:
-            self._last_end = time.perf_counter()  # writing a trace belongs to no step
-            observer.busy_us = 0.0
+        self._last_end, self._last_cpu = now, cpu_now
+        spent_us = (time.perf_counter() - now) * 1e6
+        # The observer itself adds the time of its call that led here.
+        observer.busy_us = spent_us if self._explicit else 0.0
+        if self._profiled_until == self._number:  # writing a trace belongs to no step
+            self._last_end, self._last_cpu = time.perf_counter(), time.thread_time()
+            observer.busy_us -= spent_us
 
     # ---- the profiler -------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT = "paro-advise/steps"
-FORMAT_VERSION = "1.0"
+FORMAT_VERSION = "1.1"
 # A GPU's numbers are read in batches, since each reading waits for the GPU.
 _BATCH = 50
 _MAX_STEPS = 100_000
@@ -31,6 +31,7 @@ class Step:
         step: its number, from 0.
         step_us: from the end of the step before to its own.
         overhead_us: of these, spent by the capture itself.
+        cpu_us: what the thread that ends steps was on a core for, the capture's own part included.
         profiled: the profiler ran, or other ranks may still have written their traces.
         micro_batches: backward passes.
         loss: sum of what the backward passes started from.
@@ -42,6 +43,7 @@ class Step:
     step: int
     step_us: float | None
     overhead_us: float
+    cpu_us: float | None
     profiled: bool
     micro_batches: int
     loss: float | torch.Tensor | None

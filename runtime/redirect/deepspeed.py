@@ -63,6 +63,9 @@ def _initialize(
     if chosen.collectives == "native" and chosen.triple in _STAGES:
         table = {**table, "zero_optimization": {**table.get("zero_optimization", {})}}
         table["zero_optimization"]["stage"] = _STAGES[chosen.triple]
+        for state, setting in (("optimizer", "offload_optimizer"), ("parameter", "offload_param")):
+            if state in chosen.offload:
+                table["zero_optimization"][setting] = {"device": "cpu", "pin_memory": True}
         if args is not None and getattr(args, "deepspeed_config", None):
             args.deepspeed_config = None  # DeepSpeed takes one of the two
         return original(

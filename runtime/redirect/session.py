@@ -221,6 +221,11 @@ class Session:
             from_rank_0(module)
         optimizer = self._optimizer_of(module)
         chosen = self.plan.chosen
+        if "parameter" in chosen.offload:
+            raise TrainingError(
+                "the runtime cannot keep parameters on the host, as this plan wants",
+                hint="export the plan for DeepSpeed: paro-advise recommend ... --export deepspeed=FILE",
+            )
         before = dict(module.named_parameters())
         shard(
             module,

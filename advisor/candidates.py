@@ -1,0 +1,140 @@
+"""All ways to run that a plan compares, and which of them it may propose (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.replay import Candidate
+from paro_advise.policies.fidelity import Fidelity, exports_of
+from paro_advise.policies.memory import shards
+from paro_advise.policies.strategy import KEPT, PARTIAL_ONLY, Level, Strategy
+from paro_advise.policies.traffic import Shape
+from paro_advise.policies.variants import (
+    QUANTISED_GRADIENT_BYTES,
+    QUANTISED_PARAMETER_BYTES,
+    SETTINGS,
+    Setting,
+    Variant,
+)
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.calibration import Calibration
+
+# Parameters of all ranks of a node that its cores update in a second, where nothing was measured.
+_HOST_UPDATES = 1e9
+# What frameworks do on the host beside the model's operators, ours over theirs (`bench_host.py`); those of
+# FSDP and DDP are as small as ours.
+_HOST_SHARES = {"DeepSpeed": 0.36}
+# What our runtime takes over as it is, with the backend's own collectives.
+_TAKEN_OVER = ("NNN", "III", "GGG")
+_TORCH = ("FSDP", "DDP", "HSDP", "ZeroRedundancy", "paro-advise")
+_FAMILIES = {
+    "torch": frozenset({"fsdp1", "fsdp2", "torchtitan", "accelerate", "lightning"}),
+    "DeepSpeed": frozenset({"deepspeed"}),
+    "Megatron": frozenset({"megatron"}),
+}
+
+
+def candidates(calibration: Calibration) -> list[Candidate]:
+    """Return all kept strategies with all group sizes that align with nodes, as HO-Ring and as frameworks run them."""
+    world, per_node = calibration.world_size, calibration.ranks_per_node
+    sizes = [
+        size for size in range(2, world) if world % size == 0 and (per_node % size == 0 or size % per_node == 0)
+    ] or [world]
+    usual = [per_node if per_node in sizes else sizes[0]]
+    found = []
+    for strategy in KEPT:
+        if strategy in PARTIAL_ONLY:  # nobody froze parameters, as far as the trace tells
+            continue
+        for size in sizes if Level.I in _levels(strategy) else usual:
+            ours = Candidate(strategy=strategy, group_size=size, collectives="ho_ring")
+            found.append(replace(ours, host_share=_host_share(calibration)))
+            if Fidelity.EXACT in exports_of(strategy, "native").values():
+                found.append(_native(calibration, strategy, size))
+    for setting in SETTINGS:
+        if setting.changes_numbers and not calibration.is_gpu:
+            continue
+        strategy = Strategy.parse(setting.triple)
+        has_groups = Level.I in _levels(strategy) or setting.variant in (Variant.SECOND_COPY, Variant.QUANTISED)
+        found += [_varied(calibration, setting, size) for size in (sizes if has_groups else usual)]
+    return found
+
+
+def is_proposable(candidate: Candidate) -> bool:
+    """Tell whether our runtime trains with it, so that a plan may choose it."""
+    taken_over = str(candidate.strategy) in _TAKEN_OVER and not candidate.variant
+    return candidate.collectives == "ho_ring" or taken_over
+
+
+def is_at_hand(candidate: Candidate, framework: str) -> bool:
+    """Tell whether the settings of the framework that ran, or of one of its family, express a candidate exactly."""
+    family = next((names for start, names in _FAMILIES.items() if framework.startswith(start)), None)
+    if family is None:
+        family = _FAMILIES["torch"] if framework.startswith(_TORCH) else frozenset().union(*_FAMILIES.values())
+    exports = exports_of(candidate.strategy, candidate.collectives, candidate.variant)
+    return any(exports[name] == Fidelity.EXACT for name in family)
+
+
+def offloaded(calibration: Calibration, candidate: Candidate, host_gbps: float, *, parameters: bool) -> Candidate:
+    """Return a candidate with states on the host or NVMe behind it.
+
+    Each step moves this rank's gradients down and its updated parameters up, and the host's cores do the
+    arithmetic of all ranks of a node (ZeRO-Offload, arXiv 2101.06840, section 4). Parameters that rest there
+    as well come up before every gather (ZeRO-Infinity, arXiv 2104.07857, section 5).
+
+    Args:
+        calibration: the run.
+        candidate: with all states on the device.
+        host_gbps: what one device moves to or from where the states are, 1e9 bytes/s.
+        parameters: they are moved as well as the optimizer's states.
+    """
+    shape = Shape(group_size=candidate.group_size, num_groups=max(1, calibration.world_size // candidate.group_size))
+    mine = calibration.parameters / shards(candidate.strategy.optimizer, shape)
+    moved = mine * (4.0 + calibration.element_bytes)
+    if parameters:
+        gathers = calibration.micro_batches * (1 if candidate.gathers_once else 2)
+        held = calibration.parameters / shards(candidate.strategy.parameter, shape)
+        moved += gathers * held * calibration.element_bytes
+    updated = mine * calibration.ranks_per_node / _HOST_UPDATES * 1e6
+    return replace(
+        candidate,
+        offload="optimizer+parameter" if parameters else "optimizer",
+        host_us=moved / (host_gbps * 1e3) + updated,
+    )
+
+
+def _host_share(calibration: Calibration) -> float:
+    """Return what is left of the host's gaps when our runtime takes the place of the framework's own code."""
+    if calibration.is_gpu:  # beside a GPU nobody measured it
+        return 1.0
+    return next((share for name, share in _HOST_SHARES.items() if calibration.framework.startswith(name)), 1.0)
+
+
+def _levels(strategy: Strategy) -> tuple[Level, Level, Level]:
+    return strategy.parameter, strategy.gradient, strategy.optimizer
+
+
+def _native(calibration: Calibration, strategy: Strategy, size: int) -> Candidate:
+    return Candidate(
+        strategy=strategy,
+        group_size=size,
+        collectives="native",
+        # DDP's reducer has a thread of its own; FSDP on a CPU waits for every collective.
+        overlaps_reductions=calibration.is_gpu or str(strategy) == "NNN",
+        separate_queues=False,
+    )
+
+
+def _varied(calibration: Calibration, setting: Setting, size: int) -> Candidate:
+    plain = _native(calibration, Strategy.parse(setting.triple), size)
+    copied = setting.variant in (Variant.SECOND_COPY, Variant.QUANTISED)
+    width = calibration.element_bytes
+    return replace(
+        plain,
+        variant=setting.variant.value,
+        gathers_once=setting.variant == Variant.KEPT,
+        backward_level=Level.I if copied else None,
+        gather_share=QUANTISED_PARAMETER_BYTES / width if setting.changes_numbers else 1.0,
+        reduce_share=QUANTISED_GRADIENT_BYTES / width if setting.changes_numbers else 1.0,
+    )

@@ -1,0 +1,149 @@
+"""What a plan compares: framework settings as what they really are, fallbacks to the host, quantised traffic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from paro_advise.advisor.candidates import candidates, is_at_hand, is_proposable, offloaded
+from paro_advise.advisor.recommend import Limits, recommend
+from paro_advise.advisor.replay import Candidate, measured_links, step_us
+from paro_advise.policies.fidelity import Fidelity, exports_of
+from paro_advise.policies.plan import as_framework_runs, plan_from_json, plan_to_json
+from paro_advise.policies.strategy import KEPT, Strategy
+from paro_advise.policies.variants import frameworks_of, really
+from test_recommend import MB, calibration
+
+WIRE = 0.05e3  # bytes a microsecond
+
+
+def native(made, triple, variant, **changes):
+    return replace(
+        Candidate(strategy=Strategy.parse(triple), group_size=2, collectives="native", overlaps_reductions=False),
+        variant=variant,
+        **changes,
+    )
+
+
+def found(made, triple, variant="", collectives="native", size=2):
+    return next(
+        item
+        for item in candidates(made)
+        if (str(item.strategy), item.variant, item.collectives, item.group_size) == (triple, variant, collectives, size)
+    )
+
+
+def us(made, candidate):
+    return float(step_us(made, candidate, measured_links(made)))
+
+
+def test_parameters_that_are_kept_are_gathered_once_a_micro_batch():
+    made = calibration()
+    gather = 7 * (100.0 + 4 * MB / 8 / WIRE)
+    plain, kept = us(made, found(made, "GGG")), us(made, found(made, "GGG", "kept_for_backward"))
+    assert plain - kept == pytest.approx(2 * 3 * gather)  # two micro-batches, all units but the root
+
+
+def test_a_second_copy_gathers_inside_the_group_in_backward():
+    made = calibration()
+    world, inside = 7 * (100.0 + 4 * MB / 8 / WIRE), 50.0 + 2 * MB / 1e3
+    plain, copied = us(made, found(made, "GGG")), us(made, found(made, "GGG", "second_copy"))
+    assert plain - copied == pytest.approx(2 * 3 * (world - inside))
+
+
+def test_quantised_traffic_is_a_quarter_and_never_proposed():
+    made = replace(calibration(), is_gpu=True, native_reduce_scatter_is_all_reduce=False, element_bytes=2)
+    quantised = found(made, "GGG", "quantised")
+    assert (quantised.gather_share, quantised.reduce_share) == (0.5, 0.25)
+    assert us(made, quantised) < us(made, found(made, "GGG", "second_copy"))
+    plan = recommend(made, Limits())
+    rows = [choice for choice in plan.candidates if choice.variant == "quantised"]
+    assert rows
+    assert not any(choice.feasible for choice in rows)
+    assert all("changes the numbers" in choice.reason for choice in rows)
+    assert not any(item.variant == "quantised" for item in candidates(calibration()))  # its kernels need a GPU
+
+
+def test_what_is_kept_or_copied_is_counted():
+    made = calibration()
+    plan = recommend(made, Limits())
+    rows = {(choice.triple, choice.variant, choice.collectives): choice for choice in plan.candidates}
+    whole = made.parameters * 4.0
+    plain = rows["GGG", "", "native"].predicted.terms
+    kept = rows["GGG", "kept_for_backward", "native"].predicted.terms
+    assert kept["transient"] - plain["transient"] == pytest.approx(whole)
+    copied = next(c for c in plan.candidates if c.variant == "second_copy" and c.group_size == 2).predicted.terms
+    assert copied["parameter"] - plain["parameter"] == pytest.approx(whole / 2)
+
+
+def test_only_what_the_runtime_trains_with_is_proposed():
+    made = calibration()
+    plan = recommend(made, Limits())
+    assert plan.chosen.variant == ""
+    for candidate in candidates(made):
+        runs = candidate.collectives == "ho_ring" or str(candidate.strategy) in ("NNN", "III", "GGG")
+        assert is_proposable(candidate) == (runs and not candidate.variant)
+    assert not any(step.collectives == "native" and step.triple == "NNG" for step in plan.budget)
+
+
+@pytest.mark.parametrize("triple", [str(strategy) for strategy in KEPT])
+def test_every_approximation_is_known_as_what_it_really_is(triple):
+    fidelities = exports_of(Strategy.parse(triple), "native")
+    approximating = {name for name, fidelity in fidelities.items() if fidelity == Fidelity.APPROXIMATE}
+    if approximating:
+        assert approximating <= frameworks_of(*really(triple))
+
+
+def test_a_plan_says_what_a_framework_makes_of_it():
+    made = calibration(micro_batches=4)
+    plan = recommend(made, Limits())
+    for triple, framework, real in (("NGG", "fsdp2", ("GGG", "kept_for_backward")), ("III", "fsdp1", ("III", ""))):
+        chosen = next(c for c in plan.candidates if (c.triple, c.collectives) == (triple, "ho_ring"))
+        runs = as_framework_runs(replace(plan, chosen=chosen), framework)
+        assert (runs.triple, runs.variant, runs.collectives) == (*real, "native")
+        assert runs.predicted.step_time_us.p50 > chosen.predicted.step_time_us.p50
+    again = plan_from_json(plan_to_json(plan), "again")
+    assert again == plan
+
+
+def test_what_can_be_switched_on_today_is_of_the_frameworks_own_family():
+    kept = found(calibration(), "GGG", "kept_for_backward")
+    megatron = found(calibration(), "NNG")
+    assert is_at_hand(kept, "FSDP2")
+    assert not is_at_hand(kept, "DeepSpeed")
+    assert not is_at_hand(megatron, "FSDP2")
+    assert is_at_hand(megatron, "Megatron-Core")
+    assert is_at_hand(megatron, "unknown")
+
+
+def test_when_not_even_that_fits_the_parameters_go_to_the_host_too():
+    """ZeRO-Infinity: only gathered units stay on the device."""
+    made = calibration(micro_batches=2)
+    plain = recommend(made, Limits())
+    needs = min(choice.predicted.memory_bytes for choice in plain.candidates)
+    states = 16.0 * made.parameters / 8  # of GGG, fp32 with Adam
+    optimizer = states / 2
+    limit = (needs - optimizer - 0.5 * states / 4) / 0.8  # parameters are a quarter of the states
+    plan = recommend(made, Limits(device_memory_bytes=limit, host_gbps=1.0))
+    assert (plan.chosen.triple, plan.chosen.offload) == ("GGG", "optimizer+parameter")
+    assert plan.chosen.exports["deepspeed"] == "exact"
+    assert plan.chosen.exports["paro_advise"] == "unsupported"
+
+
+def test_what_the_host_adds_is_bytes_over_its_bandwidth_and_its_arithmetic():
+    made = calibration(micro_batches=2)
+    shard = made.parameters / 8
+    once = shard * (4 + 4)  # gradients down, parameters up
+    updated = 2 * shard / 1e9 * 1e6  # two ranks a node, 1e9 parameters a second
+    plain = found(made, "GGG")
+    assert offloaded(made, plain, 1.0, parameters=False).host_us == pytest.approx(once / 1e3 + updated)
+    fetched = 2 * 2 * shard * 4  # two micro-batches, forward and backward
+    assert offloaded(made, plain, 1.0, parameters=True).host_us == pytest.approx((once + fetched) / 1e3 + updated)
+
+
+def test_what_deepspeed_does_on_the_host_goes_with_it():
+    made = calibration(framework="DeepSpeed", fixed_us=200_000.0, baseline_group_size=8)
+    ours, theirs = found(made, "GGG", collectives="ho_ring"), found(made, "GGG")
+    assert (ours.host_share, theirs.host_share) == (0.36, 1.0)
+    assert us(made, replace(ours, host_share=1.0)) - us(made, ours) == pytest.approx(0.64 * 200_000.0)
+    assert found(replace(made, is_gpu=True), "GGG", collectives="ho_ring").host_share == 1.0

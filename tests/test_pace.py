@@ -1,0 +1,83 @@
+"""A traced run without its profiler: what is taken off where, by the formulas written out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from paro_advise.advisor.captured import captured_of
+from paro_advise.advisor.pace import unprofiled
+from paro_advise.advisor.replay import baseline_candidate, measured_links, step_us
+from paro_advise.trace_parsers.blocks import SourceRef
+from paro_advise.trace_parsers.step_log import read_step_log
+from test_recommend import calibration
+
+MB = 1e6
+# 2 micro-batches of 4 units of 4 MB over 8 ranks: 7 gathers and 4 reductions each, these as all-reduces.
+SENT = 2 * (7 * 3.5 * MB + 4 * 7 * MB)
+WIRE_US = SENT / (0.05e3)  # 0.05 GB/s
+ROUNDS = 2 * (7 * 7 + 4 * 14)
+
+
+def log(tmp_path, rows, rank=0, **header):
+    facts = {"format": "paro-advise/steps", "rank": rank, "world_size": 1, "steps": [6, 8]} | header
+    usual = {"overhead_us": 0, "micro_batches": 2, "loss": 1, "gradient_norm_squared": 1, "peak_memory_bytes": 1}
+    lines = [json.dumps(facts), *(json.dumps(usual | row) for row in rows)]
+    path = tmp_path / f"steps.rank{rank}.jsonl"
+    path.write_text("\n".join(lines))
+    return read_step_log(SourceRef(path=path))
+
+
+def captured(tmp_path, step_us_, cpu_us, traced_cpu_us):
+    rows = [
+        {"step": number, "step_us": step_us_, "cpu_us": cpu_us, "profiled": False} for number in (0, 3, 4, 5, 9, 10)
+    ]
+    rows += [{"step": 6, "step_us": 9e6, "cpu_us": traced_cpu_us, "profiled": True}]
+    rows += [{"step": 7, "step_us": 9e6, "cpu_us": traced_cpu_us, "profiled": True}]
+    rows += [{"step": 8, "step_us": 5e6, "cpu_us": 7e6, "profiled": True}]  # other ranks still wrote
+    return captured_of([log(tmp_path, sorted(rows, key=lambda row: row["step"]))])
+
+
+def test_a_capture_tells_what_the_profiler_cost_the_cores(tmp_path):
+    found = captured(tmp_path, 4e6, 2e5, 5e5)
+    assert found.traced_cpu_us == 5e5
+    assert found.profiler_cpu_slowdown == 2.5
+
+
+def test_the_profiler_slows_cores_and_not_the_wire(tmp_path):
+    traced = calibration(step_us=4_000_000.0)
+    seen = captured(tmp_path, 3_000_000.0, 2e5, 4e5)
+    found = unprofiled(traced, seen)
+    assert found.step_us == pytest.approx(3_000_000.0)
+    assert (found.compute_us, found.fixed_us) == pytest.approx((50_000.0, 2_500.0))
+    assert found.inter_gbps == traced.inter_gbps
+    latency = 100.0 * ROUNDS
+    rest = 3_000_000.0 - 52_500.0 - WIRE_US - latency
+    assert found.host_us_per_byte == pytest.approx(rest / SENT)
+    assert float(step_us(found, baseline_candidate(found), measured_links(found))) == pytest.approx(3_000_000.0)
+
+
+def test_what_the_wire_cannot_have_taken_was_a_faster_wire(tmp_path):
+    """Latency goes first; bandwidth is corrected only if the bytes alone would take longer than the step."""
+    seen = captured(tmp_path, 2_000_000.0, 2e5, 4e5)
+    found = unprofiled(calibration(step_us=4_000_000.0), seen)
+    assert found.host_us_per_byte == 0.0
+    assert found.inter_alpha_us.value == 0.0
+    assert found.inter_gbps.value == pytest.approx(0.05 * WIRE_US / (2_000_000.0 - 52_500.0))
+    assert float(step_us(found, baseline_candidate(found), measured_links(found))) == pytest.approx(2_000_000.0)
+
+
+def test_without_a_capture_nothing_is_taken_off():
+    traced = calibration(step_us=4_000_000.0)
+    found = unprofiled(traced, None)
+    assert (found.step_us, found.compute_us) == (traced.step_us, traced.compute_us)
+    assert "slow nothing" in found.assumptions[-1]
+
+
+def test_beside_a_gpu_the_gaps_shrink_first(tmp_path):
+    traced = replace(calibration(), is_gpu=True, step_us=4_000_000.0, fixed_us=1_500_000.0, compute_us=1_000_000.0)
+    found = unprofiled(traced, captured(tmp_path, 3_000_000.0, 2e5, 4e5))
+    assert (found.step_us, found.fixed_us, found.compute_us) == pytest.approx((3_000_000.0, 500_000.0, 1_000_000.0))
+    found = unprofiled(traced, captured(tmp_path, 2_000_000.0, 2e5, 4e5))
+    assert (found.step_us, found.fixed_us, found.compute_us) == pytest.approx((2_000_000.0, 0.0, 800_000.0))

@@ -1,0 +1,92 @@
+"""What scripts may do around a planned model, and what a plan refuses."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+from loop import SCRIPTS, paro, plan_for, torchrun
+from paro_advise.runtime.imports import when_imported
+
+WORKERS = ROOT / "tests/workers"
+
+GAN = """
+import sys
+sys.path.insert(0, {scripts!r})
+import torch
+import torch.distributed as dist
+from common import batch, loss_of, make_model, parse_args
+from torch.nn.parallel import DistributedDataParallel
+
+args = parse_args()
+dist.init_process_group("gloo")
+models = [DistributedDataParallel(make_model(args)) for _ in range(2)]
+optimizers = [torch.optim.AdamW(model.parameters()) for model in models]
+for step in range(3):
+    for model, optimizer in zip(models, optimizers):
+        loss_of(model, batch(args, step, 0, dist.get_rank())).backward()
+        optimizer.step()
+    print("step", step)
+"""
+
+
+@pytest.fixture(scope="module")
+def a_plan(tmp_path_factory):
+    """A plan for four ranks that train the small model of the examples."""
+    folder = tmp_path_factory.mktemp("plan")
+    job = torchrun(SCRIPTS / "train_fsdp2.py")
+    assert paro("capture", "-o", folder / "before", "--steps", "4:6", job=job).returncode == 0
+    assert paro("recommend", folder / "before", "-o", folder / "plan.json", "-q").returncode == 0
+    return folder / "plan.json"
+
+
+@pytest.mark.distributed
+def test_steps_in_unusual_orders_train_alike(a_plan, tmp_path):
+    """Gradients dropped, looked at, made by two backward passes or by a closure."""
+    job = torchrun(WORKERS / "unusual_steps.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    plain = subprocess.run(job, env=environment, capture_output=True, text=True, timeout=200, check=True).stdout
+    expected = [float(word) for word in re.findall(r"\d\.\d+e[-+]\d+", plain)]
+    assert len(expected) == 9 + 7  # a loss after each step, and a norm where it clips
+    for strategy in ("IIG", "NIG", "NNN", "GGG"):
+        plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
+        done = paro("run", "--plan", plan, job=job)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert f"runs as {strategy}" in done.stderr
+        found = [float(word) for word in re.findall(r"\d\.\d+e[-+]\d+", done.stdout)]
+        assert found == pytest.approx(expected, rel=2e-6), strategy
+
+
+@pytest.mark.distributed
+def test_a_second_model_stops_the_job(a_plan, tmp_path):
+    script = tmp_path / "gan.py"
+    script.write_text(GAN.format(scripts=str(SCRIPTS)))
+    done = paro("run", "--plan", a_plan, job=torchrun(script))
+    assert done.returncode != 0
+    assert "step 0" not in done.stdout
+    assert "a plan shards one model" in done.stderr
+
+
+@pytest.mark.distributed
+def test_a_job_that_trains_nothing_is_told_that_its_plan_did_nothing(a_plan):
+    done = paro("run", "--plan", a_plan, job=[sys.executable, "-c", "import torch"])
+    assert done.returncode == 4
+    assert "plan" in done.stderr
+
+
+def test_asking_whether_a_module_is_there_does_not_use_up_the_wait_for_it(tmp_path, monkeypatch):
+    (tmp_path / "waited_for.py").write_text("value = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen = []
+    when_imported("waited_for", lambda module: seen.append(module.value))
+    assert importlib.util.find_spec("waited_for") is not None
+    assert seen == []
+    importlib.import_module("waited_for")
+    assert seen == [3]
+    monkeypatch.delitem(sys.modules, "waited_for")
