@@ -147,7 +147,7 @@ def _step_change(before: Analysis, after: Analysis, sides: tuple[Side, Side], *,
 
 
 def verdict_of(change: Change | None, *, lower_is_better: bool = True) -> str:
-    """Judge a change: real if its range leaves out zero and it is above 1 %, the same if its range is narrow."""
+    """Judge a change: real if its range leaves out zero and it is above 2 %, the same if its range is narrow."""
     if change is None:
         return "unclear"
     low, high, value = 100 * change.low, 100 * change.high, 100 * change.value

@@ -350,7 +350,7 @@ _METHOD = (
         "them; the split of a step, states and collectives come from the profiled ones, which the profiler slows."
     ),
     (
-        "A change is real when its 98 % range leaves out zero and it is above 1 %; it is the same when the range is "
+        "A change is real when its 98 % range leaves out zero and it is above 2 %; it is the same when the range is "
         "narrower than 10 points; else it cannot be told. Ranges are those of a bootstrap over "
         "steps (or ranks) of the ratio of trimmed means, widened for few samples; steps that vary together in both "
         "runs are paired."
