@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from paro_advise.advisor.replay import Candidate, Links, measured_links, step_us
+from paro_advise.advisor.replay import Candidate, Links, floor_us, measured_links, step_us
 from paro_advise.policies.collectives import Algorithm, Effort, Operation, effort_of
 from paro_advise.policies.plan import BudgetStep, Choice, HoRingGain, Outlook, Quantiles, Sensitivity
 
@@ -87,7 +87,6 @@ def outlooks(now: Now, seed: int) -> tuple[Outlook, ...]:
     """
     generator = np.random.default_rng(seed)
     calibration = now.calibration
-    floor = min(calibration.compute_us + calibration.fixed_us, calibration.step_us)
     found = []
     for factor in _FACTORS:
         more = replace(calibration, world_size=calibration.world_size * factor)
@@ -96,6 +95,7 @@ def outlooks(now: Now, seed: int) -> tuple[Outlook, ...]:
         for candidate in (now.base, now.chosen):
             spans_world = "I" not in str(candidate.strategy) and candidate.group_size == calibration.world_size
             wider = replace(candidate, group_size=more.world_size) if spans_world else candidate
+            floor = floor_us(calibration, candidate)
             exposed = np.maximum(step_us(more, wider, now.links) - floor, 0.0) * now.anchor
             noise = np.exp(generator.normal(0.0, doubt, len(now.anchor)))
             times.append((floor + exposed * noise) * math.exp(-now.bias if candidate is now.chosen else 0.0))

@@ -18,7 +18,16 @@ from paro_advise.advisor.outlook import (
     quantiles,
     sensitivities,
 )
-from paro_advise.advisor.replay import LEVELS, Candidate, Links, baseline_candidate, measured_links, step_us, stretch
+from paro_advise.advisor.replay import (
+    LEVELS,
+    Candidate,
+    Links,
+    baseline_candidate,
+    floor_us,
+    measured_links,
+    step_us,
+    stretch,
+)
 from paro_advise.policies.fidelity import Fidelity, exports_of
 from paro_advise.policies.memory import StateBytes, Widths, state_bytes, transient_bytes
 from paro_advise.policies.plan import (
@@ -99,14 +108,14 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0, learned: 
     error_pct = 100 * (replayed / calibration.step_us - 1)
     baseline = _score(calibration, base, limits, np.full(_DRAWS, calibration.step_us))
     # Arithmetic and what no strategy changes are measured; only the rest of a step is in doubt.
-    floor = min(calibration.compute_us + calibration.fixed_us, calibration.step_us)
+    floor = floor_us(calibration, base)
     # The measured step anchors all: links that would make it shorter or longer than it was are corrected.
     exposed_now = np.maximum(step_us(calibration, base, links) - floor, 0.0)
     anchor = np.clip((calibration.step_us - floor) / np.maximum(exposed_now, 1.0), *_ANCHOR)
     scored = []
     for candidate in candidates(calibration):
-        gone = (1 - candidate.host_share) * min(calibration.fixed_us, floor)
-        exposed = np.maximum(step_us(calibration, candidate, links) - floor + gone, 0.0) * anchor
+        gone = floor - floor_us(calibration, candidate)
+        exposed = np.maximum(step_us(calibration, candidate, links) - (floor - gone), 0.0) * anchor
         doubt = math.hypot(_PRIOR if _rests_on_priors(calibration, candidate) else _OTHER, learned.spread)
         noise = np.exp(generator.normal(0.0, doubt, _DRAWS))
         # Arithmetic too, as far as communication shared the cores with it.

@@ -243,6 +243,11 @@ def collectives_us(calibration: Calibration) -> float:
     return float(_Step(calibration, baseline_candidate(calibration), links).collectives_us())
 
 
+def floor_us(calibration: Calibration, candidate: Candidate) -> float:
+    """Return what is left of a step without communication, of the run's own arithmetic and host time."""
+    return min(calibration.compute_us + calibration.fixed_us * candidate.host_share, calibration.step_us)
+
+
 def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Any:
     """Return the time of a step.
 

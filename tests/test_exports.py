@@ -60,3 +60,15 @@ def test_deepspeed_loads_its_configuration(strategy):
     assert loaded.zero_config.stage == {"NNN": 0, "NNG": 1, "NGG": 2}.get(strategy, 3)
     if strategy == "IGG":
         assert loaded.zero_config.zero_hpz_partition_size == 8
+
+
+def test_deepspeed_keeps_parameters_on_the_host_in_stage_3_only():
+    wanted = json.loads(export("deepspeed", target("GGG", offload="optimizer+parameter")).text)["zero_optimization"]
+    assert (wanted["offload_optimizer"]["device"], wanted["offload_param"]["device"]) == ("cpu", "cpu")
+    with pytest.raises(UsageError, match="stage 3"):
+        export("deepspeed", target("NGG", offload="optimizer+parameter"))
+    with pytest.raises(UsageError, match="on the host"):
+        export("fsdp2", target("GGG", offload="optimizer+parameter"))
+    config = pytest.importorskip("deepspeed.runtime.config", reason="DeepSpeed is not installed (make bench-training)")
+    made = {"zero_optimization": wanted, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4}
+    assert config.DeepSpeedConfig(made).zero_config.offload_param.device == "cpu"
