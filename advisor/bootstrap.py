@@ -56,15 +56,13 @@ def change_between(before: Sequence[float], after: Sequence[float], *, paired: b
     first, second = (np.clip(np.log(np.asarray(side)), -_EXTREME, _EXTREME) for side in (before, after))
     generator = np.random.default_rng(0)
     if paired and len(first) == len(second) and _correlation(first, second) > _CORRELATED:
-        block = _block(second - first)
-        draws = _resampled(second - first, generator, block)
+        draws, wider = _resampled(second - first, generator)
         value = _trimmed(second - first)
     else:
-        block = max(_block(first), _block(second))
-        draws = _resampled(second, generator, block) - _resampled(first, generator, block)
+        (drawn, wider), (drawn_first, wider_first) = (_resampled(side, generator) for side in (second, first))
+        draws, wider = drawn - drawn_first, max(wider, wider_first)
         value = _trimmed(second) - _trimmed(first)
     low, high = (float(bound) for bound in np.quantile(draws, (_TAIL, 1 - _TAIL)))
-    wider = _widening(min(len(first), len(second)), block)
     return Change(
         value=math.expm1(value),
         low=math.expm1(value - (value - low) * wider),
@@ -72,14 +70,15 @@ def change_between(before: Sequence[float], after: Sequence[float], *, paired: b
     )
 
 
-def _resampled(samples: NDArray[np.float64], generator: np.random.Generator, block: int) -> NDArray[np.float64]:
-    count = len(samples)
+def _resampled(samples: NDArray[np.float64], generator: np.random.Generator) -> tuple[NDArray[np.float64], float]:
+    """Return trimmed means of draws, and what their range must be widened by."""
+    count, block = len(samples), _block(samples)
     starts = generator.integers(0, count, (_DRAWS, -(-count // block), 1))
     picked = samples[((starts + np.arange(block)).reshape(_DRAWS, -1)[:, :count]) % count]
     picked.sort(axis=1)
     cut = int(_TRIM * count)
     found: NDArray[np.float64] = picked[:, cut : count - cut].mean(axis=1)
-    return found
+    return found, _widening(count, block)
 
 
 def _block(samples: NDArray[np.float64]) -> int:

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 # 80 % of a normal distribution lies within this many standard deviations.
 _P90 = 1.2816
 _FEW_UNITS, _UNITS = 4, 8
+_SHARED = 3.0
 _PRIOR_BANDWIDTH_FACTOR, _PRIOR_LATENCY_FACTOR = 1.5, 2.0
 _MODEL_STATES = (State.PARAMETER.value, State.GRADIENT.value, State.OPTIMIZER.value)
 # What links do where nothing was measured (reference prediction 3.1). Inside a node gloo's bandwidth is that of
-# the cores: as in the configurations that bench_prediction lists as DEVELOPED, of a rank with a core of its own.
+# the cores, which copy whole buffers whatever part of them is sent: a rank's, times m / (m - 1), as in the
+# configurations that bench_prediction lists as DEVELOPED.
 _NCCL = {"intra_gbps": 150.0, "intra_alpha_us": 5.0, "inter_gbps": 25.0, "inter_alpha_us": 14.0}
-_GLOO = {"intra_gbps": 0.18, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
+_GLOO = {"intra_gbps": 0.2, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,7 @@ class Calibration:
         element_bytes: of that type.
         compute_us: arithmetic of a step of one rank.
         fixed_us: idle, copies, and communication that no strategy changes (norms, tensor parallelism).
+        gaps_us: of these, the host's own work between operators.
         wait_us: of each collective of a model state beside its transfer, on average: waiting for late ranks.
             Beside a GPU only.
         host_us_per_byte: what a byte that a rank sends takes beside links, where the cores that compute also
@@ -84,6 +87,7 @@ class Calibration:
     element_bytes: int
     compute_us: float
     fixed_us: float
+    gaps_us: float
     wait_us: float
     host_us_per_byte: float
     wait_group_size: int
@@ -159,7 +163,7 @@ def calibrate(analysis: Analysis) -> Calibration:
     finer = max(0.0, len(buckets or units) * passes - sum(entry.count for entry in reduced))
     fixed, wait, transfer = _fixed(analysis, finer, is_gpu=not gloo, own_way=published is not None)
     profiled = sum(analysis.step_time_us.values) / len(analysis.step_time_us.values)
-    prior = _GLOO | {"intra_gbps": _GLOO["intra_gbps"] / _crowding(analysis)} if gloo else _NCCL
+    prior = _GLOO | {"intra_gbps": _GLOO["intra_gbps"] * (1 - 1 / max(2, per_node))} if gloo else _NCCL
     links = _links(analysis.links, world, per_node, gloo=gloo, prior=prior, crowd=_crowd(analysis), notes=notes)
     notes.append("one third of the arithmetic is forward, two thirds backward")
     traced = Calibration(
@@ -171,6 +175,7 @@ def calibrate(analysis: Analysis) -> Calibration:
         element_bytes=element_bytes,
         compute_us=analysis.breakdown_us.compute or 0.0,
         fixed_us=fixed,
+        gaps_us=min(fixed, _gaps(analysis)),
         wait_us=wait,
         host_us_per_byte=0.0,
         transfer_us=transfer,
@@ -223,12 +228,17 @@ def _fixed(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool) -> 
     return fixed, wait / calls if calls else 0.0, transfer
 
 
-def _crowding(analysis: Analysis) -> float:
-    """Return how many threads shared a core, from how much longer work took than it was on a core for."""
+def _gaps(analysis: Analysis) -> float:
+    """Return the time between operators that the training thread worked; what it slept is none of it.
+
+    A core is taken to be shared by three threads at most, where the step logs tell how long it was on one;
+    without them the whole gap counts as work.
+    """
     captured, parts = analysis.captured, analysis.breakdown_us
+    idle = parts.idle or 0.0
     if captured is None or not captured.traced_cpu_us:
-        return 1.0
-    return max(1.0, ((parts.compute or 0.0) + (parts.idle or 0.0)) / captured.traced_cpu_us)
+        return idle
+    return min(idle, max(0.0, _SHARED * captured.traced_cpu_us - (parts.compute or 0.0)))
 
 
 def _crowd(analysis: Analysis) -> float:

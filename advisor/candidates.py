@@ -11,6 +11,7 @@ from paro_advise.policies.memory import shards
 from paro_advise.policies.strategy import KEPT, PARTIAL_ONLY, Level, Strategy
 from paro_advise.policies.traffic import Shape
 from paro_advise.policies.variants import (
+    COPIED,
     QUANTISED_GRADIENT_BYTES,
     QUANTISED_PARAMETER_BYTES,
     SETTINGS,
@@ -56,14 +57,21 @@ def candidates(calibration: Calibration) -> list[Candidate]:
         if setting.changes_numbers and not calibration.is_gpu:
             continue
         strategy = Strategy.parse(setting.triple)
-        has_groups = Level.I in _levels(strategy) or setting.variant in (Variant.SECOND_COPY, Variant.QUANTISED)
-        found += [_varied(calibration, setting, size) for size in (sizes if has_groups else usual)]
+        copied = setting.variant in COPIED
+        has_groups = Level.I in _levels(strategy) or copied
+        fitting = [size for size in (sizes if has_groups else usual) if size < world or not copied]
+        found += [_varied(calibration, setting, size) for size in fitting]
     return found
 
 
-def is_proposable(candidate: Candidate) -> bool:
-    """Tell whether our runtime trains with it, so that a plan may choose it."""
-    taken_over = str(candidate.strategy) in _TAKEN_OVER and not candidate.variant
+def is_proposable(candidate: Candidate, framework: str) -> bool:
+    """Tell whether `paro-advise run` trains with it, so that a plan may choose it.
+
+    Parameters on the host are left to DeepSpeed, for scripts that use it.
+    """
+    if "parameter" in candidate.offload:
+        return framework.startswith("DeepSpeed") and is_at_hand(candidate, framework)
+    taken_over = str(candidate.strategy) in _TAKEN_OVER and not candidate.variant and not candidate.offload
     return candidate.collectives == "ho_ring" or taken_over
 
 
@@ -72,12 +80,12 @@ def is_at_hand(candidate: Candidate, framework: str) -> bool:
     family = next((names for start, names in _FAMILIES.items() if framework.startswith(start)), None)
     if family is None:
         family = _FAMILIES["torch"] if framework.startswith(_TORCH) else frozenset().union(*_FAMILIES.values())
-    exports = exports_of(candidate.strategy, candidate.collectives, candidate.variant)
+    exports = exports_of(candidate.strategy, candidate.collectives, candidate.variant, candidate.offload)
     return any(exports[name] == Fidelity.EXACT for name in family)
 
 
 def offloaded(calibration: Calibration, candidate: Candidate, host_gbps: float, *, parameters: bool) -> Candidate:
-    """Return a candidate with states on the host or NVMe behind it.
+    """Return a candidate with states on the host.
 
     Each step moves this rank's gradients down and its updated parameters up, and the host's cores do the
     arithmetic of all ranks of a node (ZeRO-Offload, arXiv 2101.06840, section 4). Parameters that rest there
@@ -86,7 +94,7 @@ def offloaded(calibration: Calibration, candidate: Candidate, host_gbps: float, 
     Args:
         calibration: the run.
         candidate: with all states on the device.
-        host_gbps: what one device moves to or from where the states are, 1e9 bytes/s.
+        host_gbps: what one device moves to or from its host, 1e9 bytes/s.
         parameters: they are moved as well as the optimizer's states.
     """
     shape = Shape(group_size=candidate.group_size, num_groups=max(1, calibration.world_size // candidate.group_size))
@@ -121,20 +129,22 @@ def _native(calibration: Calibration, strategy: Strategy, size: int) -> Candidat
         group_size=size,
         collectives="native",
         # DDP's reducer has a thread of its own; FSDP on a CPU waits for every collective.
-        overlaps_reductions=calibration.is_gpu or str(strategy) == "NNN",
+        overlaps_reductions=calibration.is_gpu
+        or (str(strategy) == "NNN" and not calibration.framework.startswith("DeepSpeed")),
         separate_queues=False,
     )
 
 
 def _varied(calibration: Calibration, setting: Setting, size: int) -> Candidate:
     plain = _native(calibration, Strategy.parse(setting.triple), size)
-    copied = setting.variant in (Variant.SECOND_COPY, Variant.QUANTISED)
+    copied = setting.variant in COPIED
     width = calibration.element_bytes
     return replace(
         plain,
         variant=setting.variant.value,
         gathers_once=setting.variant == Variant.KEPT,
         backward_level=Level.I if copied else None,
+        copy_lasts=setting.variant in (Variant.HPZ, Variant.QUANTISED),
         gather_share=QUANTISED_PARAMETER_BYTES / width if setting.changes_numbers else 1.0,
         reduce_share=QUANTISED_GRADIENT_BYTES / width if setting.changes_numbers else 1.0,
     )

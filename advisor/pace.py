@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.replay import LEVELS, collectives_us
+from paro_advise.advisor.replay import LEVELS, baseline_candidate, measured_links, step_us
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paro_advise.advisor.calibration import Calibration, Estimate
     from paro_advise.advisor.captured import Captured
 
 _MIN_STEP, _MIN_CORES, _SLOWED = 0.3, 0.2, 0.95
+# Bytes on the wire are as quick as measured, or at most so much quicker; beyond it the plan's anchor corrects.
+_MIN_LINKS = 0.7
+_EXPLAINED, _HALVINGS = 0.999, 30
+_MAX_HOST_US_PER_BYTE = 0.1
 
 
 def unprofiled(traced: Calibration, captured: Captured | None) -> Calibration:
@@ -45,46 +51,64 @@ def _said(calibration: Calibration, note: str) -> Calibration:
 def _on_cores(traced: Calibration, step: float, cores: float) -> Calibration:
     """Return a step whose collectives run on the cores that compute.
 
+    Its replay is brought to the measured time by what the cores add to each byte, or, where latency and
+    bandwidth alone are too slow already, by less of the one and then, within bounds, more of the other.
+
     Args:
         traced: as the trace shows it.
         step, cores: the share that is left of the step, and of the training thread's work.
     """
-    work, real_us = traced.compute_us + traced.fixed_us, step * traced.step_us
-    cores = min(cores, real_us / work) if work else cores
-    alone = replace(traced, wait_us=0.0)
-    exposed = traced.step_us - work
-    known = traced.transfer_us is not None
-    total = (traced.transfer_us or 0.0) + collectives_us(traced) - collectives_us(alone) if known else exposed
-    # What is exposed shrinks as all that collectives take does, hidden or not.
-    left = max(0.0, real_us - cores * work) * (total / exposed if exposed > 0 else 1.0)
-    silent = replace(alone, **{name: replace(getattr(traced, name), value=0.0) for name in _delays(traced)})
-    wire, delay = collectives_us(silent), collectives_us(alone) - collectives_us(silent)
-    moved = collectives_us(replace(silent, host_us_per_byte=1.0)) - wire
-    links = min(1.0, left / wire) if wire else 1.0
-    delays = min(1.0, max(0.0, left - wire) / delay) if delay else 1.0
-    changed = {name: _paced(getattr(traced, name), links) for name in LEVELS if name.endswith("gbps")}
-    for name in _delays(traced):
-        changed[name] = replace(getattr(traced, name), value=delays * getattr(traced, name).value)
-    return replace(
+    real_us = step * traced.step_us
+    asleep = traced.fixed_us - traced.gaps_us
+    work = traced.compute_us + traced.gaps_us
+    cores = min(cores, max(0.0, real_us - asleep) / work) if work else cores
+    plain = replace(
         traced,
         step_us=real_us,
         compute_us=cores * traced.compute_us,
-        fixed_us=cores * traced.fixed_us,
+        fixed_us=min(real_us, cores * traced.gaps_us + asleep),
+        gaps_us=cores * traced.gaps_us,
         wait_us=0.0,
         transfer_us=None,
-        host_us_per_byte=max(0.0, left - wire - delay) / moved if moved else 0.0,
         published_us=None if traced.published_us is None else step * traced.published_us,
-        **changed,
     )
+    if _replayed(plain) < real_us:
+        found = _solved(lambda share: replace(plain, host_us_per_byte=share * _MAX_HOST_US_PER_BYTE), real_us)
+        return found if _replayed(found) > _EXPLAINED * real_us else plain
+    quick = _solved(lambda share: _with_delays(plain, share), real_us)
+    if _replayed(quick) <= real_us / _EXPLAINED:
+        return quick
+    return _solved(lambda share: _with_links(quick, _MIN_LINKS + (1 - _MIN_LINKS) * share), real_us)
 
 
-def _delays(traced: Calibration) -> tuple[str, ...]:
-    """Return the latencies that the run's own collectives have."""
-    return ("inter_alpha_us",) if traced.num_nodes > 1 else ("intra_alpha_us",)
+def _replayed(calibration: Calibration) -> float:
+    return float(step_us(calibration, baseline_candidate(calibration), measured_links(calibration)))
+
+
+def _solved(at: Callable[[float], Calibration], real_us: float) -> Calibration:
+    """Return the calibration whose replay takes as long as the step, of those at shares from 0 to 1."""
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _replayed(at(middle)) > real_us else (middle, high)
+    return at(low)
+
+
+def _with_delays(calibration: Calibration, share: float) -> Calibration:
+    """Return a run whose own collectives have a share of their latency."""
+    name = "inter_alpha_us" if calibration.num_nodes > 1 else "intra_alpha_us"
+    estimate = getattr(calibration, name)
+    return replace(calibration, **{name: replace(estimate, value=share * estimate.value)})
+
+
+def _with_links(calibration: Calibration, share: float) -> Calibration:
+    """Return a run whose bytes take a share of their time."""
+    levels = {name: _paced(getattr(calibration, name), share) for name in LEVELS if name.endswith("gbps")}
+    return replace(calibration, **levels)
 
 
 def _paced(estimate: Estimate, links: float) -> Estimate:
-    return estimate if estimate.source == "prior" else replace(estimate, value=estimate.value / max(links, 1e-3))
+    return estimate if estimate.source == "prior" else replace(estimate, value=estimate.value / links)
 
 
 def _beside_a_gpu(traced: Calibration, step: float) -> Calibration:
@@ -98,6 +122,7 @@ def _beside_a_gpu(traced: Calibration, step: float) -> Calibration:
         step_us=step * traced.step_us,
         compute_us=rest * traced.compute_us,
         fixed_us=fixed,
+        gaps_us=min(traced.gaps_us, fixed),
         wait_us=rest * traced.wait_us,
         transfer_us=None if traced.transfer_us is None else rest * traced.transfer_us,
         published_us=None if traced.published_us is None else step * traced.published_us,

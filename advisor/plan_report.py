@@ -77,7 +77,7 @@ def alternative_table(plan: Plan) -> Table:
         Row(cells=(Cell(text=_name(c.triple, c.group_size)), *_choice_cells(c), Cell(text=c.reason)))
         for c in [*fitting, *rejected[: max(3, _ALTERNATIVES - len(fitting))]]
     ]
-    caption = f"The {len(rows)} first of {len(plan.candidates)} candidates; {len(rejected)} do not fit"
+    caption = f"The {len(rows)} first of {len(plan.candidates)} candidates; {len(rejected)} are left out"
     return make_table("table-alternatives", caption, ("strategy", *_CHOICE_NAMES, "why, or why not"), rows)
 
 
@@ -154,7 +154,9 @@ def sensitivity_table(plan: Plan) -> Table:
 
 def _export_table(plan: Plan) -> Table:
     runs: dict[str, tuple[str, Choice | None]] = {RUNTIME: (plan.chosen.exports[RUNTIME], plan.chosen)}
-    for name, fidelity in exports_of(Strategy.parse(plan.chosen.triple), "native").items():
+    chosen = plan.chosen
+    fidelities = exports_of(Strategy.parse(chosen.triple), "native", chosen.variant, chosen.offload)
+    for name, fidelity in fidelities.items():
         if name != RUNTIME:
             real = as_framework_runs(plan, name) if fidelity != Fidelity.UNSUPPORTED else None
             runs[name] = (fidelity, real)

@@ -23,7 +23,7 @@ def plan_text(plan: Plan) -> str:
         lines.append(f"  ... and {len(fitting) - _SHOWN} more that fit")
     rejected = [choice for choice in plan.candidates if not choice.feasible]
     if rejected:
-        lines += ["", f"{len(rejected)} do not fit; the fastest of them: {_name(rejected[0])}: {rejected[0].reason}"]
+        lines += ["", f"{len(rejected)} are left out; the fastest of them: {_name(rejected[0])}: {rejected[0].reason}"]
     if plan.switch_on_today and not _is_same(plan.switch_on_today, plan.chosen):
         today = plan.switch_on_today
         names = ", ".join(name for name, fidelity in today.exports.items() if fidelity == "exact")

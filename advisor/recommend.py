@@ -28,7 +28,7 @@ from paro_advise.advisor.replay import (
     step_us,
     stretch,
 )
-from paro_advise.policies.fidelity import Fidelity, exports_of
+from paro_advise.policies.fidelity import exports_of
 from paro_advise.policies.memory import StateBytes, Widths, state_bytes, transient_bytes
 from paro_advise.policies.plan import (
     FORMAT,
@@ -42,7 +42,7 @@ from paro_advise.policies.plan import (
 )
 from paro_advise.policies.strategy import Level, Strategy
 from paro_advise.policies.traffic import Shape
-from paro_advise.policies.variants import Variant
+from paro_advise.policies.variants import Variant, plain_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,6 +88,7 @@ class _Scored:
     times: NDArray[np.float64]
     memory: StateBytes
     transient: float
+    redundancy: float
     reason: str  # why it does not fit, "" if it does
 
 
@@ -125,7 +126,7 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0, learned: 
         scored.append(_score(calibration, candidate, limits, times))
     plain = [item for item in scored if not item.candidate.variant]
     for parameters in (False, True):
-        if not all(item.reason for item in scored if is_proposable(item.candidate)):
+        if not all(item.reason for item in scored if is_proposable(item.candidate, calibration.framework)):
             break
         # Nothing fits: the optimizer's states go to the host, then the parameters, before the plan gives up.
         for item in plain:
@@ -137,13 +138,14 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0, learned: 
     plan, chosen = _decide(calibration, limits, baseline, scored, error_pct)
     if learned.count:
         plan = replace(plan, assumptions=(*plan.assumptions, learned.text))
-    fitting = [(item.candidate, item.memory.total) for item in scored if not item.reason]
+    open_to_us = [item for item in scored if not item.reason and is_proposable(item.candidate, calibration.framework)]
+    fitting = [(item.candidate, item.memory.total) for item in open_to_us]
     ahead = plan.verdict != "keep"
     now = Now(calibration=calibration, links=links, anchor=anchor, base=base, chosen=chosen, bias=learned.bias)
     return with_id(
         replace(
             plan,
-            budget=budget_steps([choice for choice in plan.candidates if choice.feasible and not choice.variant]),
+            budget=budget_steps([_choice(item, baseline, "", 0.0) for item in open_to_us]),
             outlooks=outlooks(now, seed) if ahead else (),
             sensitivities=sensitivities(now, fitting) if ahead else (),
             ho_ring=ho_ring_gain(calibration, chosen) if ahead else None,
@@ -192,19 +194,22 @@ def _score(calibration: Calibration, candidate: Candidate, limits: Limits, times
         memory = replace(memory, parameter=memory.parameter + copy)
     largest = max(calibration.unit_bytes) / calibration.element_bytes
     transient = transient_bytes(candidate.strategy, shape, largest, widths.parameter_bytes, widths.gradient_bytes)
-    if candidate.variant == Variant.KEPT:
-        transient += calibration.parameters * widths.parameter_bytes
+    # Whole parameters that are kept for backward are redundant, too.
+    kept = calibration.parameters * widths.parameter_bytes if candidate.variant == Variant.KEPT else 0.0
+    redundancy = memory.total + kept - _ggg_bytes(calibration)
+    transient += kept
     total = memory.total + transient + limits.other_bytes
     reason = ""
     capacity = limits.device_memory_bytes
-    redundancy = memory.total - _ggg_bytes(calibration)
     if capacity is not None and total > _CAPACITY_SHARE * capacity:
         reason = f"needs {_gib(total)} of {_gib(capacity)}; at most {_CAPACITY_SHARE:.0%} may be planned"
     elif candidate.variant == Variant.QUANTISED:
         reason = "changes the numbers: it sends quantised parameters and gradients"
     elif limits.redundancy_budget_bytes is not None and redundancy > limits.redundancy_budget_bytes:
         reason = f"holds {_gib(redundancy)} beyond GGG, more than the budget of {_gib(limits.redundancy_budget_bytes)}"
-    return _Scored(candidate=candidate, times=times, memory=memory, transient=transient, reason=reason)
+    return _Scored(
+        candidate=candidate, times=times, memory=memory, transient=transient, redundancy=redundancy, reason=reason
+    )
 
 
 def _ggg_bytes(calibration: Calibration) -> float:
@@ -219,8 +224,9 @@ def _decide(
     fitting = [item for item in scored if not item.reason]
     medians = {id(item): float(np.median(item.times)) for item in scored}
     order = sorted(scored, key=lambda item: (bool(item.reason), medians[id(item)]))
-    wins, regrets = _wins(fitting)
-    chosen = _choose([item for item in fitting if is_proposable(item.candidate)], medians)
+    open_to_us = [item for item in fitting if is_proposable(item.candidate, calibration.framework)]
+    wins, regrets = _wins(open_to_us)
+    chosen = _choose(open_to_us, medians)
     gain = float(np.mean(baseline.times / chosen.times > _GAIN)) if chosen else 0.0
     replay_is_good = abs(error_pct) <= _GATE_PCT
     if chosen is None:
@@ -235,21 +241,20 @@ def _decide(
         verdict = "change"
     else:
         verdict = "measure first"
-    base_choice = _choice(calibration, baseline, baseline, baseline.reason or "the run as it is", 0.0)
+    base_choice = _choice(baseline, baseline, baseline.reason or "the run as it is", 0.0)
     made = {
         id(item): _choice(
-            calibration, item, baseline, item.reason or _why(item, chosen, medians), wins.get(id(item), 0.0)
+            item,
+            baseline,
+            item.reason or _why(item, chosen, medians, is_open=item in open_to_us),
+            wins.get(id(item), 0.0),
         )
         for item in order
     }
     at_hand = [item for item in order if not item.reason and is_at_hand(item.candidate, calibration.framework)]
     today = at_hand[0] if at_hand else None
     kept = verdict == "keep" or chosen is None
-    text = (
-        _text(verdict, base_choice, made[id(chosen)], gain, error_pct)
-        if chosen
-        else f"Nothing fits: {_name(made[id(order[0])])} {order[0].reason}."
-    )
+    text = _text(verdict, base_choice, made[id(chosen)], gain, error_pct) if chosen else _nothing(made[id(order[0])])
     plan = Plan(
         format=FORMAT,
         format_version=FORMAT_VERSION,
@@ -302,7 +307,7 @@ def _choose(fitting: Sequence[_Scored], medians: dict[int, float]) -> _Scored | 
     return min(near, key=lambda item: (item.memory.total, medians[id(item)]))
 
 
-def _choice(calibration: Calibration, item: _Scored, baseline: _Scored, reason: str, probability: float) -> Choice:
+def _choice(item: _Scored, baseline: _Scored, reason: str, probability: float) -> Choice:
     candidate = item.candidate
     uses_groups = "I" in str(candidate.strategy) or candidate.backward_level == Level.I
     terms = {
@@ -321,8 +326,8 @@ def _choice(calibration: Calibration, item: _Scored, baseline: _Scored, reason: 
             memory_bytes=sum(terms.values()),
             terms=terms,
         ),
-        redundancy_bytes=item.memory.total - _ggg_bytes(calibration),
-        exports=_exports(candidate),
+        redundancy_bytes=item.redundancy,
+        exports=exports_of(candidate.strategy, candidate.collectives, candidate.variant, candidate.offload),
         feasible=not item.reason,
         reason=reason,
         probability_best=probability,
@@ -331,14 +336,16 @@ def _choice(calibration: Calibration, item: _Scored, baseline: _Scored, reason: 
     )
 
 
-def _exports(candidate: Candidate) -> dict[str, str]:
-    found = exports_of(candidate.strategy, candidate.collectives, candidate.variant)
-    if "parameter" in candidate.offload:  # DeepSpeed's stage 3 alone
-        found = {name: value if name == "deepspeed" else Fidelity.UNSUPPORTED.value for name, value in found.items()}
-    return found
+def _nothing(first: Choice) -> str:
+    if not first.feasible:
+        return f"Nothing fits: {_name(first)} {first.reason}."
+    names = ", ".join(name for name, fidelity in first.exports.items() if fidelity == "exact")
+    return f"Nothing fits that `paro-advise run` trains with; {_name(first)} does, by the settings of {names}."
 
 
-def _why(item: _Scored, chosen: _Scored | None, medians: dict[int, float]) -> str:
+def _why(item: _Scored, chosen: _Scored | None, medians: dict[int, float], *, is_open: bool) -> str:
+    if not is_open:
+        return "a framework's own settings, which `paro-advise run` does not need"
     if chosen is None or item is chosen:
         return "the fastest that fits, or equal to it within noise with less memory"
     slower = medians[id(item)] / medians[id(chosen)] - 1
@@ -377,6 +384,7 @@ def _text(verdict: str, baseline: Choice, chosen: Choice, gain: float, error_pct
 
 def _name(choice: Choice) -> str:
     groups = f" in groups of {choice.group_size}" if choice.group_size else ""
+    groups += f" ({plain_name(choice.variant)})" if choice.variant else ""
     where = choice.offload.replace("+parameter", " and parameters")
     host = f", {where} on the host" if where else ""
     return f"{choice.triple}{groups}" + (" with HO-Ring" if choice.collectives == "ho_ring" else "") + host

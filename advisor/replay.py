@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paro_advise.policies.collectives import Algorithm, Effort, Operation, effort_of
 from paro_advise.policies.strategy import Level, Strategy
+from paro_advise.policies.variants import Variant
 
 if TYPE_CHECKING:
     from paro_advise.advisor.calibration import Calibration
@@ -66,6 +67,7 @@ class Candidate:
         host_us: what that adds to a step.
         variant: "" or one of ``policies.variants``: what a framework's setting makes of the triple.
         backward_level: from which parameters are gathered in backward; None for the triple's.
+        copy_lasts: from there in later micro-batches' forward, too.
         gather_share, reduce_share: of the bytes, that quantised parameters and gradients have.
         host_share: of the host's gaps in the run, that are left when the framework's own code is replaced.
     """
@@ -83,6 +85,7 @@ class Candidate:
     host_us: float = 0.0
     variant: str = ""
     backward_level: Level | None = None
+    copy_lasts: bool = False
     gather_share: float = 1.0
     reduce_share: float = 1.0
     host_share: float = 1.0
@@ -218,6 +221,7 @@ def baseline_candidate(calibration: Calibration) -> Candidate:
         separate_queues=is_own or not calibration.framework.startswith("FSDP"),
         unit_bytes=calibration.bucket_bytes,
         published_us=calibration.published_us,
+        variant=Variant.KEPT.value if calibration.gathers_once and calibration.baseline.parameter != Level.N else "",
     )
 
 
@@ -233,19 +237,18 @@ def stretch(calibration: Calibration) -> float:
     """
     if not calibration.transfer_us:
         return 1.0
-    modelled = collectives_us(replace(calibration, wait_us=0.0))
-    return min(_MAX_STRETCH, max(_MIN_STRETCH, calibration.transfer_us / modelled)) if modelled else 1.0
-
-
-def collectives_us(calibration: Calibration) -> float:
-    """Return the time of all collectives of the run itself, were each as quick as its best ones."""
     links = Links(**{name: getattr(calibration, name).value for name in LEVELS})
-    return float(_Step(calibration, baseline_candidate(calibration), links).collectives_us())
+    modelled = _Step(replace(calibration, wait_us=0.0), baseline_candidate(calibration), links).collectives_us()
+    return min(_MAX_STRETCH, max(_MIN_STRETCH, calibration.transfer_us / modelled)) if modelled else 1.0
 
 
 def floor_us(calibration: Calibration, candidate: Candidate) -> float:
     """Return what is left of a step without communication, of the run's own arithmetic and host time."""
-    return min(calibration.compute_us + calibration.fixed_us * candidate.host_share, calibration.step_us)
+    return min(calibration.compute_us + _fixed_us(calibration, candidate), calibration.step_us)
+
+
+def _fixed_us(calibration: Calibration, candidate: Candidate) -> float:
+    return calibration.fixed_us - (1 - candidate.host_share) * calibration.gaps_us
 
 
 def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Any:
@@ -257,9 +260,14 @@ def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Any
         links: numbers or draws.
     """
     step = _Step(calibration, candidate, links)
-    middle = step.micro_batch(last=False) if calibration.micro_batches > 1 else 0.0
-    total = (calibration.micro_batches - 1) * middle + step.micro_batch(last=True) + step.publish()
-    return total + calibration.fixed_us * candidate.host_share + candidate.host_us
+    more = calibration.micro_batches - 1
+    total = step.micro_batch(first=not more, last=True) + step.publish()
+    if more:
+        middle = step.micro_batch(first=not candidate.copy_lasts, last=False)
+        total = total + more * middle
+        if candidate.copy_lasts:
+            total = total + step.micro_batch(first=True, last=False) - middle
+    return total + _fixed_us(calibration, candidate) + candidate.host_us
 
 
 class _UnitCosts(NamedTuple):
@@ -289,9 +297,11 @@ class _Step:
         total = sum(self._units)
         per_micro = calibration.compute_us / calibration.micro_batches
 
-        is_new_ring = not native and not calibration.framework.startswith("paro-advise")
-        used = replace(links, stretch=1.0) if is_new_ring else links
-        waits, copies = (_HO_RING_WAITS, _HO_RING_COPIES) if is_new_ring else (1.0, 1.0)
+        had_ring = calibration.framework.startswith("paro-advise")
+        used = replace(links, stretch=1.0) if had_ring == native else links
+        waits, copies = (1.0, 1.0) if had_ring != native else (_HO_RING_WAITS, _HO_RING_COPIES)
+        if native and had_ring:
+            waits, copies = 1 / waits, 1 / copies
 
         # The assumed bandwidth inside nodes is that of the cores already.
         has_copies = calibration.intra_gbps.source != "prior"
@@ -303,15 +313,14 @@ class _Step:
             return alone + waits * late + copies * calibration.host_us_per_byte * moved
 
         @cache
-        def costs(num_bytes: float, *, last: bool) -> _UnitCosts:
+        def costs(num_bytes: float, *, last: bool, first: bool = True) -> _UnitCosts:
             each = candidate.replicates_each_pass
             gathered, reduced = candidate.gather_share * num_bytes, candidate.reduce_share * num_bytes
-            again = 0.0
-            if not candidate.gathers_once:
-                again = cost(collectives.gather(candidate.backward_level or strategy.parameter, gathered))
+            near = candidate.backward_level or strategy.parameter
+            forward = strategy.parameter if first or not candidate.copy_lasts else near
             return _UnitCosts(
-                gather=cost(collectives.gather(strategy.parameter, gathered)),
-                again=again,
+                gather=cost(collectives.gather(forward, gathered)),
+                again=0.0 if candidate.gathers_once else cost(collectives.gather(near, gathered)),
                 reduce=cost(collectives.reduce(strategy, reduced, last=last, each_pass=each)),
                 publish=cost(collectives.publish(strategy, gathered)),
                 compute=per_micro * num_bytes / total,
@@ -337,54 +346,52 @@ class _Step:
             return self._candidate.published_us
         return sum((self._costs(size, last=True).publish for size in self._units), 0.0)
 
-    def micro_batch(self, *, last: bool) -> Any:
+    def micro_batch(self, *, first: bool, last: bool) -> Any:
         """Return the time of forward and backward."""
-        return self._streams(last=last) if self._calibration.is_gpu else self._blocking(last=last)
+        costs = [self._costs(size, last=last, first=first) for size in self._units]
+        return self._streams(costs) if self._calibration.is_gpu else self._blocking(costs)
 
-    def _blocking(self, *, last: bool) -> Any:
-        units = self._units
+    def _blocking(self, units: list[_UnitCosts]) -> Any:
         now: Any = 0.0
         behind = _Background()
-        for size in units:
-            costs = self._costs(size, last=last)
-            now = now + costs.gather + costs.compute * (1 - _BACKWARD)
+        for unit in units:
+            now = now + unit.gather + unit.compute * (1 - _BACKWARD)
         root = len(units) - 1
         for place in range(root, -1, -1):
-            costs = self._costs(units[place], last=last)
+            unit = units[place]
             if place != root and not self._candidate.gathers_once:
-                now = now + behind.beside(costs.again)
-            now = now + costs.compute * _BACKWARD
+                now = now + behind.beside(unit.again)
+            now = now + unit.compute * _BACKWARD
             if not self._candidate.overlaps_reductions:
-                now = now + costs.reduce
+                now = now + unit.reduce
                 continue
-            behind.run(costs.compute * _BACKWARD)
-            now = now + behind.admit(costs.reduce)
+            behind.run(unit.compute * _BACKWARD)
+            now = now + behind.admit(unit.reduce)
         return now + behind.rest()
 
-    def _streams(self, *, last: bool) -> Any:
-        units, candidate = self._units, self._candidate
+    def _streams(self, units: list[_UnitCosts]) -> Any:
+        candidate = self._candidate
         compute_end: Any = 0.0
         compute_start: Any = 0.0
         gathers: Any = 0.0
-        for size in units:
-            costs = self._costs(size, last=last)
-            gathers = _later(gathers, compute_start) + costs.gather
+        for unit in units:
+            gathers = _later(gathers, compute_start) + unit.gather
             compute_start = _later(compute_end, gathers)
-            compute_end = compute_start + costs.compute * (1 - _BACKWARD)
+            compute_end = compute_start + unit.compute * (1 - _BACKWARD)
         reductions: Any = 0.0
         root = len(units) - 1
         ready: Any = compute_end  # the root is still gathered
         for place in range(root, -1, -1):
-            costs = self._costs(units[place], last=last)
+            unit = units[place]
             compute_start = _later(compute_end, ready)
             if place and not candidate.gathers_once:  # the next gather goes before this unit's reduction
-                gathers = _later(gathers, compute_start) + self._costs(units[place - 1], last=last).again
+                gathers = _later(gathers, compute_start) + units[place - 1].again
                 ready = gathers
-            compute_end = compute_start + costs.compute * _BACKWARD
+            compute_end = compute_start + unit.compute * _BACKWARD
             if candidate.separate_queues:
-                reductions = _later(reductions, compute_end) + costs.reduce
+                reductions = _later(reductions, compute_end) + unit.reduce
             else:
-                gathers = _later(gathers, compute_end) + costs.reduce
+                gathers = _later(gathers, compute_end) + unit.reduce
                 reductions = gathers
         return _later(compute_end, reductions)
 

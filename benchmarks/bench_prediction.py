@@ -52,11 +52,12 @@ def _lab(nodes: int, ranks: int, mbit: float, **changes: Any) -> LabSpec:
 
 DEVELOPED = (
     Configuration(name="4x2_400", spec=_lab(4, 2, 400.0)),
+    Configuration(name="2x4_400", spec=_lab(2, 4, 400.0)),
     Configuration(name="2x2_200_small", spec=_lab(2, 2, 200.0), work={"width": 192, "micro_batches": 2}),
     Configuration(name="2x2_400_straggler", spec=_lab(2, 2, 400.0, slow_rank=3, slow_factor=1.5), work={"width": 256}),
 )
 JUDGED = (
-    Configuration(name="2x4_400", spec=_lab(2, 4, 400.0)),
+    Configuration(name="2x4_300", spec=_lab(2, 4, 300.0), work={"width": 256}),
     Configuration(name="4x2_200_wide", spec=_lab(4, 2, 200.0), work={"width": 384, "layers": 4}),
     Configuration(name="3x2_300_micro8", spec=_lab(3, 2, 300.0), work={"width": 256, "micro_batches": 8}),
     Configuration(name="4x1_400", spec=_lab(4, 1, 400.0), work={"width": 256, "micro_batches": 2}),

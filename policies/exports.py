@@ -7,12 +7,13 @@ is refused, never left out.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import UsageError
 from paro_advise.policies.fidelity import Fidelity, exports_of
 from paro_advise.policies.strategy import Strategy
+from paro_advise.policies.variants import approximated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,7 @@ class Target:
         world_size: all ranks.
         micro_batches: per step.
         offload: "optimizer" if its states are on the host, "optimizer+parameter" if the parameters are, too.
+        variant: what a framework's own setting makes of the triple.
     """
 
     triple: str
@@ -35,6 +37,7 @@ class Target:
     world_size: int
     micro_batches: int
     offload: str = ""
+    variant: str = ""
 
     @property
     def num_groups(self) -> int:
@@ -76,7 +79,7 @@ def export(framework: str, target: Target) -> Export:
             f"{framework} must be able to keep states on the host as the plan does, its export cannot say so",
             hint="deepspeed can; the optimizer's alone also paro_advise.runtime.shard(offload_optimizer=True)",
         )
-    fidelities = exports_of(Strategy.parse(target.triple), "native")
+    fidelities = exports_of(Strategy.parse(target.triple), "native", target.variant)
     fidelity = fidelities[framework]
     if fidelity == Fidelity.UNSUPPORTED:
         known = [name for name, value in fidelities.items() if value != fidelity]
@@ -84,7 +87,9 @@ def export(framework: str, target: Target) -> Export:
             f"{framework} must be able to express {target.triple}, it has no settings for it",
             hint=f"these have: {', '.join(known) or 'none'}; paro_advise.runtime.shard runs every strategy",
         )
-    text, suffix, version, caveats = _WRITERS[framework](target)
+    text, suffix, version, caveats = _WRITERS[framework](
+        replace(target, triple=approximated(target.triple, target.variant), variant="")
+    )
     return Export(
         framework=framework,
         fidelity=fidelity,
@@ -112,7 +117,9 @@ def _deepspeed(target: Target) -> _Written:
         )
     if target.triple == "IGG":
         zero |= {"zero_hpz_partition_size": target.group_size}
-        caveats = ("hpZ keeps a second copy of the parameters in each group and gathers over all ranks in forward",)
+        caveats = (
+            "hpZ keeps a second copy of the parameters in each group; the first gather of a step is over all ranks",
+        )
         version = "0.10"
     if zero["stage"] == 3:
         zero["overlap_comm"] = True
@@ -124,7 +131,6 @@ def _deepspeed(target: Target) -> _Written:
         if zero["stage"] != _WHOLE_STAGE:
             raise UsageError(f"DeepSpeed must run stage 3 to offload parameters, the plan wants stage {zero['stage']}")
         zero["offload_param"] = {"device": "cpu", "pin_memory": True}
-        caveats += ("where the host's memory is too small, use device nvme with nvme_path for both",)
     body = {"gradient_accumulation_steps": target.micro_batches, "zero_optimization": zero}
     return json.dumps(body, indent=2) + "\n", ".json", version, caveats
 

@@ -33,22 +33,27 @@ _LETTERS = {"e": Fidelity.EXACT, "a": Fidelity.APPROXIMATE}
 RUNTIME = "paro_advise"
 
 
-def exports_of(strategy: Strategy, collectives: str, variant: str = "") -> dict[str, str]:
+def exports_of(strategy: Strategy, collectives: str, variant: str = "", offload: str = "") -> dict[str, str]:
     """Return the fidelity by framework; our own runtime runs every kept strategy.
 
     Args:
         strategy: the triple.
         collectives: "ho_ring" only our runtime has.
         variant: only some frameworks have.
+        offload: the optimizer's states DeepSpeed and our runtime keep on the host, parameters DeepSpeed alone.
     """
+    native = collectives == "native"
     if variant:
         having = frameworks_of(str(strategy), variant)
-        names = (RUNTIME, *_TABLE)
-        return {name: (Fidelity.EXACT if name in having else Fidelity.UNSUPPORTED).value for name in names}
-    found = {
-        framework: Fidelity.UNSUPPORTED.value
-        if collectives != "native"
-        else _LETTERS.get(row.get(str(strategy), ""), Fidelity.UNSUPPORTED).value
-        for framework, row in _TABLE.items()
-    }
-    return {RUNTIME: Fidelity.EXACT.value if collectives != "native" else Fidelity.UNSUPPORTED.value, **found}
+        found = {name: (Fidelity.EXACT if name in having else Fidelity.UNSUPPORTED).value for name in _TABLE}
+    else:
+        letters = {name: row.get(str(strategy), "") if native else "" for name, row in _TABLE.items()}
+        found = {name: _LETTERS.get(letter, Fidelity.UNSUPPORTED).value for name, letter in letters.items()}
+    if offload:
+        shards_optimizer = str(strategy)[2] != "N"
+        can = shards_optimizer and ("parameter" not in offload or str(strategy) == "GGG")
+        found = {
+            name: value if name == "deepspeed" and can else Fidelity.UNSUPPORTED.value for name, value in found.items()
+        }
+    ours = not native and "parameter" not in offload
+    return {RUNTIME: (Fidelity.EXACT if ours else Fidelity.UNSUPPORTED).value, **found}

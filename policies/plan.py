@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from paro_advise.errors import ForeignDataError, InputError
 from paro_advise.policies.fidelity import Fidelity, exports_of
@@ -221,9 +222,9 @@ def as_framework_runs(plan: Plan, framework: str) -> Choice | None:
     """
     chosen = plan.chosen
     fidelity = exports_of(Strategy.parse(chosen.triple), "native").get(framework)
-    triple, variant = chosen.triple, ""
-    if fidelity == Fidelity.APPROXIMATE:
-        triple, variant = really(chosen.triple) or (triple, variant)
+    triple, variant = chosen.triple, chosen.variant
+    if fidelity == Fidelity.APPROXIMATE and not variant:
+        triple, variant = really(chosen.triple, framework) or (triple, variant)
     fitting = [
         choice
         for choice in plan.candidates
@@ -242,8 +243,14 @@ def body_hash(plan: Plan) -> str:
     """Return the hash of everything but the id."""
     import msgspec
 
-    body = msgspec.json.encode(replace(plan, plan_id=""), order="sorted")
-    return hashlib.sha256(body).hexdigest()[:16]
+    return _hash(msgspec.json.decode(msgspec.json.encode(plan)))
+
+
+def _hash(body: dict[str, Any]) -> str:
+    """Return the hash of a plan as it was written: later fields, which it does not have, must not change it."""
+    import msgspec
+
+    return hashlib.sha256(msgspec.json.encode({**body, "plan_id": ""}, order="sorted")).hexdigest()[:16]
 
 
 def plan_to_json(plan: Plan) -> bytes:
@@ -283,7 +290,7 @@ def plan_from_json(data: bytes, where: str) -> Plan:
             f"the file must be {FORMAT} {FORMAT_VERSION.split('.')[0]}.x, got {plan.format} {plan.format_version}",
             where=where,
         )
-    if plan.plan_id != body_hash(plan):
+    if plan.plan_id != _hash(msgspec.json.decode(data)):
         raise ForeignDataError(
             f"a plan must be as it was written, its body no longer has the id {plan.plan_id}",
             where=where,

@@ -17,8 +17,9 @@ class Variant(StrEnum):
 
     PLAIN = ""
     KEPT = "kept_for_backward"  # parameters gathered for forward stay whole until backward is over
-    SECOND_COPY = "second_copy"  # hpZ: backward gathers from a copy inside the group
-    QUANTISED = "quantised"  # ZeRO++: 8-bit parameters, 4-bit gradients, and the second copy
+    SECOND_COPY = "second_copy"  # backward gathers from a copy inside the group, made in each forward
+    HPZ = "hpz"  # the same, and the copy serves all micro-batches of a step
+    QUANTISED = "quantised"  # ZeRO++: 8-bit parameters, 4-bit gradients, and hpZ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,23 +47,27 @@ SETTINGS = (
     Setting(triple="III", variant=Variant.KEPT, frameworks=_TORCH),
     Setting(triple="GNG", variant=Variant.KEPT, frameworks=_FSDP2),
     Setting(triple="INI", variant=Variant.KEPT, frameworks=_FSDP2),
-    Setting(triple="GGG", variant=Variant.SECOND_COPY, frameworks=_FSDP2 | {"deepspeed"}),
+    Setting(triple="GGG", variant=Variant.SECOND_COPY, frameworks=_FSDP2),
+    Setting(triple="GGG", variant=Variant.HPZ, frameworks=frozenset({"deepspeed"})),
     Setting(triple="GGG", variant=Variant.QUANTISED, frameworks=frozenset({"deepspeed"})),
 )
 
-# Approximations of a triple, by what they really are.
+# Approximations of a triple, by what they really are; the first that a framework has.
 _REALLY = {
-    "NGG": ("GGG", Variant.KEPT),
-    "NII": ("III", Variant.KEPT),
-    "NNG": ("GNG", Variant.KEPT),
-    "NNI": ("INI", Variant.KEPT),
-    "IGG": ("GGG", Variant.SECOND_COPY),
+    "NGG": (("GGG", Variant.KEPT),),
+    "NII": (("III", Variant.KEPT),),
+    "NNG": (("GNG", Variant.KEPT),),
+    "NNI": (("INI", Variant.KEPT),),
+    "IGG": (("GGG", Variant.SECOND_COPY), ("GGG", Variant.HPZ)),
 }
+# Those that hold a copy of the parameters inside each group.
+COPIED = (Variant.SECOND_COPY, Variant.HPZ, Variant.QUANTISED)
 
 _NAMES = {
     Variant.PLAIN.value: "native",
     Variant.KEPT.value: "kept for backward",
-    Variant.SECOND_COPY.value: "hpZ",
+    Variant.SECOND_COPY.value: "second copy",
+    Variant.HPZ.value: "hpZ",
     Variant.QUANTISED.value: "ZeRO++ quantised",
 }
 
@@ -75,9 +80,14 @@ def plain_name(variant: str) -> str:
     return _NAMES.get(variant, variant)
 
 
-def really(triple: str) -> tuple[str, Variant] | None:
-    """Return what frameworks run that only approximate a triple; None where none does."""
-    return _REALLY.get(triple)
+def really(triple: str, framework: str) -> tuple[str, Variant] | None:
+    """Return what a framework runs that only approximates a triple; None where it does not."""
+    return next((item for item in _REALLY.get(triple, ()) if framework in frameworks_of(*item)), None)
+
+
+def approximated(triple: str, variant: str) -> str:
+    """Return the triple that a setting is used for; a plain triple is used for itself."""
+    return next((name for name, items in _REALLY.items() if (triple, variant) in items), triple)
 
 
 def frameworks_of(triple: str, variant: str) -> frozenset[str]:

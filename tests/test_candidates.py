@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from paro_advise.advisor.candidates import candidates, is_at_hand, is_proposable, offloaded
 from paro_advise.advisor.recommend import Limits, recommend
-from paro_advise.advisor.replay import Candidate, measured_links, step_us
+from paro_advise.advisor.replay import measured_links, step_us
 from paro_advise.policies.fidelity import Fidelity, exports_of
 from paro_advise.policies.plan import as_framework_runs, plan_from_json, plan_to_json
 from paro_advise.policies.strategy import KEPT, Strategy
@@ -15,14 +15,6 @@ from paro_advise.policies.variants import frameworks_of, really
 from test_recommend import MB, calibration
 
 WIRE = 0.05e3  # bytes a microsecond
-
-
-def native(made, triple, variant, **changes):
-    return replace(
-        Candidate(strategy=Strategy.parse(triple), group_size=2, collectives="native", overlaps_reductions=False),
-        variant=variant,
-        **changes,
-    )
 
 
 def found(made, triple, variant="", collectives="native", size=2):
@@ -49,13 +41,15 @@ def test_a_second_copy_gathers_inside_the_group_in_backward():
     world, inside = 7 * (100.0 + 4 * MB / 8 / WIRE), 50.0 + 2 * MB / 1e3
     plain, copied = us(made, found(made, "GGG")), us(made, found(made, "GGG", "second_copy"))
     assert plain - copied == pytest.approx(2 * 3 * (world - inside))
+    # DeepSpeed's copy serves the forward of the second micro-batch as well, its root included.
+    assert copied - us(made, found(made, "GGG", "hpz")) == pytest.approx(4 * (world - inside))
 
 
 def test_quantised_traffic_is_a_quarter_and_never_proposed():
     made = replace(calibration(), is_gpu=True, native_reduce_scatter_is_all_reduce=False, element_bytes=2)
     quantised = found(made, "GGG", "quantised")
     assert (quantised.gather_share, quantised.reduce_share) == (0.5, 0.25)
-    assert us(made, quantised) < us(made, found(made, "GGG", "second_copy"))
+    assert us(made, quantised) < us(made, found(made, "GGG", "hpz"))
     plan = recommend(made, Limits())
     rows = [choice for choice in plan.candidates if choice.variant == "quantised"]
     assert rows
@@ -80,18 +74,34 @@ def test_only_what_the_runtime_trains_with_is_proposed():
     made = calibration()
     plan = recommend(made, Limits())
     assert plan.chosen.variant == ""
-    for candidate in candidates(made):
-        runs = candidate.collectives == "ho_ring" or str(candidate.strategy) in ("NNN", "III", "GGG")
-        assert is_proposable(candidate) == (runs and not candidate.variant)
-    assert not any(step.collectives == "native" and step.triple == "NNG" for step in plan.budget)
+    refused = {
+        (str(item.strategy), item.variant) for item in candidates(made) if not is_proposable(item, made.framework)
+    }
+    assert refused == {
+        ("NNI", ""), ("NNG", ""), ("NGG", ""), ("IIG", ""),  # Megatron's and DeepSpeed's own
+        ("GGG", "kept_for_backward"), ("III", "kept_for_backward"), ("GNG", "kept_for_backward"),
+        ("INI", "kept_for_backward"), ("GGG", "second_copy"), ("GGG", "hpz"),
+    }  # fmt: skip
+
+
+def test_what_may_not_be_proposed_is_in_no_comparison_of_what_may():
+    """With a network that favours the backend's own rings, frameworks' settings are the fastest."""
+    made = replace(calibration(), is_gpu=True, native_reduce_scatter_is_all_reduce=False, transfer_us=1.0, wait_us=1.0)
+    plan = recommend(made, Limits())
+    assert plan.candidates[0].collectives == "native"
+    assert all((step.triple, step.collectives) not in {("NNG", "native"), ("NGG", "native")} for step in plan.budget)
+    assert sum(choice.probability_best for choice in plan.candidates) == pytest.approx(1.0)
+    closed = [c for c in plan.candidates if c.collectives == "native" and c.triple in ("NNG", "NGG", "NNI", "IIG")]
+    assert closed
+    assert all(choice.probability_best == 0 and "own settings" in choice.reason for choice in closed)
 
 
 @pytest.mark.parametrize("triple", [str(strategy) for strategy in KEPT])
 def test_every_approximation_is_known_as_what_it_really_is(triple):
     fidelities = exports_of(Strategy.parse(triple), "native")
     approximating = {name for name, fidelity in fidelities.items() if fidelity == Fidelity.APPROXIMATE}
-    if approximating:
-        assert approximating <= frameworks_of(*really(triple))
+    for framework in approximating:
+        assert framework in frameworks_of(*really(triple, framework))
 
 
 def test_a_plan_says_what_a_framework_makes_of_it():
@@ -111,6 +121,8 @@ def test_what_can_be_switched_on_today_is_of_the_frameworks_own_family():
     megatron = found(calibration(), "NNG")
     assert is_at_hand(kept, "FSDP2")
     assert not is_at_hand(kept, "DeepSpeed")
+    assert not is_at_hand(replace(found(calibration(), "GGG"), offload="optimizer"), "FSDP2")
+    assert is_at_hand(replace(found(calibration(), "GGG"), offload="optimizer"), "DeepSpeed")
     assert not is_at_hand(megatron, "FSDP2")
     assert is_at_hand(megatron, "Megatron-Core")
     assert is_at_hand(megatron, "unknown")
@@ -124,10 +136,14 @@ def test_when_not_even_that_fits_the_parameters_go_to_the_host_too():
     states = 16.0 * made.parameters / 8  # of GGG, fp32 with Adam
     optimizer = states / 2
     limit = (needs - optimizer - 0.5 * states / 4) / 0.8  # parameters are a quarter of the states
-    plan = recommend(made, Limits(device_memory_bytes=limit, host_gbps=1.0))
+    limits = Limits(device_memory_bytes=limit)
+    plan = recommend(replace(made, framework="DeepSpeed"), limits)
     assert (plan.chosen.triple, plan.chosen.offload) == ("GGG", "optimizer+parameter")
-    assert plan.chosen.exports["deepspeed"] == "exact"
-    assert plan.chosen.exports["paro_advise"] == "unsupported"
+    exact = [name for name, fidelity in plan.chosen.exports.items() if fidelity == "exact"]
+    assert exact == ["deepspeed"]
+    other = recommend(made, limits)  # nobody else can
+    assert (other.verdict, other.chosen, other.switch_on_today) == ("keep", other.baseline, None)
+    assert "by the settings of deepspeed" in other.text
 
 
 def test_what_the_host_adds_is_bytes_over_its_bandwidth_and_its_arithmetic():
@@ -142,7 +158,7 @@ def test_what_the_host_adds_is_bytes_over_its_bandwidth_and_its_arithmetic():
 
 
 def test_what_deepspeed_does_on_the_host_goes_with_it():
-    made = calibration(framework="DeepSpeed", fixed_us=200_000.0, baseline_group_size=8)
+    made = calibration(framework="DeepSpeed", fixed_us=250_000.0, gaps_us=200_000.0, baseline_group_size=8)
     ours, theirs = found(made, "GGG", collectives="ho_ring"), found(made, "GGG")
     assert (ours.host_share, theirs.host_share) == (0.36, 1.0)
     assert us(made, replace(ours, host_share=1.0)) - us(made, ours) == pytest.approx(0.64 * 200_000.0)

@@ -97,6 +97,15 @@ def test_bursts_of_slow_steps_are_no_change():
     assert wrong <= 16  # 2 % are meant; drawing single steps gives 53
 
 
+@pytest.mark.parametrize("counts", [(100, 4), (100, 5), (100, 6), (6, 100), (400, 38), (4, 4)])
+def test_runs_of_unlike_length_are_compared(counts):
+    """One side may drift for long while the other has a handful of steps."""
+    generator = np.random.default_rng(5)
+    sides = [list(100_000 * np.exp(np.cumsum(generator.normal(0, 0.01, count)))) for count in counts]
+    change = change_between(*sides)
+    assert change.low <= change.value <= change.high
+
+
 def test_few_or_wild_steps_are_unclear(analysis):
     generator = np.random.default_rng(1)
     assert compare(*pair(analysis, [1e5, 1e5], [2e5, 2e5]), None).verdict == "unclear"

@@ -23,6 +23,11 @@ def test_a_gather_into_a_list_leaves_its_size_to_the_group():
     assert (found.call is not None, found.nelems, found.group_size) == (True, None, None)
 
 
+def test_a_reduce_scatter_from_lists_takes_its_size_from_the_worker():
+    found = pair("c10d::reduce_scatter_", [[[100]], [], [], []], "gloo:all_reduce", [[800]])
+    assert (found.call is not None, found.nelems, found.group_size) == (True, 800, None)
+
+
 def test_a_reduce_scatter_is_an_all_reduce_of_the_whole_input():
     found = pair("c10d::_reduce_scatter_base_", [[100], [800], []], "gloo:all_reduce", [[800]])
     assert (found.op, found.nelems, found.group_size) == ("reduce_scatter", 800, 8)

@@ -9,6 +9,7 @@ import pytest
 from paro_advise.advisor.captured import captured_of
 from paro_advise.advisor.pace import unprofiled
 from paro_advise.advisor.replay import baseline_candidate, measured_links, step_us
+from paro_advise.policies.strategy import Strategy
 from paro_advise.trace_parsers.blocks import SourceRef
 from paro_advise.trace_parsers.step_log import read_step_log
 from test_recommend import calibration
@@ -66,6 +67,28 @@ def test_what_the_wire_cannot_have_taken_was_a_faster_wire(tmp_path):
     assert found.inter_alpha_us.value == 0.0
     assert found.inter_gbps.value == pytest.approx(0.05 * WIRE_US / (2_000_000.0 - 52_500.0))
     assert float(step_us(found, baseline_candidate(found), measured_links(found))) == pytest.approx(2_000_000.0)
+
+
+@pytest.mark.parametrize(("real_us", "cpu_us"), [(1_500_000.0, 2e5), (700_000.0, 3.6e5), (90_000.0, 3.6e5)])
+def test_a_run_that_hides_its_reductions_gets_no_impossible_network(tmp_path, real_us, cpu_us):
+    """DDP: most of what its reductions take is hidden, so what is exposed says little about the links."""
+    traced = calibration(
+        framework="DDP", baseline=Strategy.parse("NNN"), replicates_each_pass=True, step_us=1_600_000.0
+    )
+    found = unprofiled(traced, captured(tmp_path, real_us, cpu_us, 4e5))
+    assert 0.05 <= found.inter_gbps.value <= 0.05 / 0.7 + 1e-9
+    assert 0 <= found.inter_alpha_us.value <= 100.0
+    again = float(step_us(found, baseline_candidate(found), measured_links(found)))
+    if real_us == 1_500_000.0:
+        assert again == pytest.approx(real_us, rel=1e-3)
+    assert min(found.compute_us, found.fixed_us, found.host_us_per_byte) >= 0
+
+
+def test_what_the_host_sleeps_is_not_sped_up(tmp_path):
+    """A loader that lets the step wait takes as long without the profiler."""
+    traced = calibration(step_us=4_000_000.0, fixed_us=500_000.0, gaps_us=100_000.0)
+    found = unprofiled(traced, captured(tmp_path, 3_500_000.0, 2e5, 4e5))
+    assert found.fixed_us == pytest.approx(400_000.0 + 50_000.0)
 
 
 def test_without_a_capture_nothing_is_taken_off():

@@ -76,8 +76,11 @@ def _call_shapes(call: GlooCall) -> tuple[int | None, int | None]:
     op = op_of_name(call.name)
     dims = call.dims if isinstance(call.dims, list) else []
     if op in (Op.ALL_GATHER, Op.REDUCE_SCATTER) and len(dims) >= 2:
-        if dims[0] == [] and op == Op.ALL_GATHER:  # a list of output lists, whose shapes no profiler records
+        # No profiler records the shapes of a list of lists: what a gather gives, what a scatter takes.
+        if dims[0] == [] and op == Op.ALL_GATHER:
             return total_elements(dims[1]), None
+        if dims[1] == [] and op == Op.REDUCE_SCATTER:
+            return None, None
         first, second = total_elements(dims[0]), total_elements(dims[1])
         if first and second:
             large, small = max(first, second), min(first, second)

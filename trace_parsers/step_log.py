@@ -160,7 +160,7 @@ def read_step_log(ref: SourceRef) -> StepLog:
             step=found.step,
             step_us=found.step_us,
             overhead_us=found.overhead_us,
-            cpu_us=found.cpu_us,
+            cpu_us=found.cpu_us if found.cpu_us is not None and 0 < found.cpu_us < _MAX_US else None,
             profiled=found.profiled,
             micro_batches=found.micro_batches,
             loss=_number(found.loss),
@@ -208,7 +208,7 @@ def read_step_logs(refs: Sequence[SourceRef]) -> tuple[tuple[StepLog, ...], tupl
 
 def _is_possible(line: _Line) -> bool:
     """Tell whether numbers can be those of a step."""
-    times = (line.step_us, line.overhead_us, line.cpu_us)
+    times = (line.step_us, line.overhead_us)
     counts = (line.step, line.micro_batches, line.peak_memory_bytes)
     return (
         all(value is None or 0 <= value < _MAX_US for value in times)

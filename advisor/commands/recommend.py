@@ -50,7 +50,7 @@ class ByteSize(click.ParamType[float]):
     type=click.FloatRange(0.01, 10_000),
     default=12.0,
     show_default=True,
-    help="What one device moves to or from its host or NVMe, 1e9 bytes/s; counts where nothing else fits.",
+    help="What one device moves to or from its host, 1e9 bytes/s; counts where nothing else fits.",
 )
 @click.option(
     "--export",
@@ -176,21 +176,12 @@ def _framework_and_file(text: str) -> tuple[str, str]:
 
 def _export(plan: Plan, framework: str, file: str, *, force: bool) -> None:
     """Write the chosen strategy in a framework's words; what differs is said."""
+    from paro_advise.advisor.edits.edit import target_of
     from paro_advise.advisor.output import write_output
     from paro_advise.advisor.plan_text import as_run
-    from paro_advise.policies.exports import Target, export
+    from paro_advise.policies.exports import export
 
-    chosen, facts = plan.chosen, plan.preconditions
-    made = export(
-        framework,
-        Target(
-            triple=chosen.triple,
-            group_size=chosen.group_size or facts.gpus_per_node,
-            world_size=facts.world_size,
-            micro_batches=facts.micro_batches,
-            offload=chosen.offload,
-        ),
-    )
+    made = export(framework, target_of(plan))
     write_output(file, made.text.encode(), force=force)
     first = f"{framework} {made.min_version} or later, {made.fidelity}"
     for caveat in (first, *made.caveats, *as_run(plan, framework)):

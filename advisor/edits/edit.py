@@ -77,6 +77,7 @@ def target_of(plan: Plan) -> Target:
         world_size=facts.world_size,
         micro_batches=facts.micro_batches,
         offload=plan.chosen.offload,
+        variant=plan.chosen.variant,
     )
 
 

@@ -46,7 +46,7 @@ class Recorder:
         self._log: StepLog | None = None
         self._number = 0
         self._last_end: float | None = None
-        self._last_cpu = 0.0
+        self._last_cpu, self._last_thread = 0.0, 0
         self._profiler: profile | None = None
         self._profiled_until = -1
         self._old_handler: Any = None
@@ -100,7 +100,7 @@ class Recorder:
                 step=number,
                 step_us=None if self._last_end is None else (now - self._last_end) * 1e6,
                 overhead_us=observer.busy_us,
-                cpu_us=None if self._last_end is None else (cpu_now - self._last_cpu) * 1e6,
+                cpu_us=(cpu_now - self._last_cpu) * 1e6 if self._last_thread == threading.get_ident() else None,
                 profiled=profiled,
                 micro_batches=observer.backward_passes,
                 loss=observer.loss(),
@@ -112,7 +112,7 @@ class Recorder:
             observer.begin()
         self._profile(self._number)
         # What was spent here counts to the next step, as its training waits for it.
-        self._last_end, self._last_cpu = now, cpu_now
+        self._last_end, self._last_cpu, self._last_thread = now, cpu_now, threading.get_ident()
         spent_us = (time.perf_counter() - now) * 1e6
         # The observer itself adds the time of its call that led here.
         observer.busy_us = spent_us if self._explicit else 0.0

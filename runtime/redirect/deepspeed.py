@@ -61,16 +61,21 @@ def _initialize(
     table = _table(wanted if wanted is not None else getattr(args, "deepspeed_config", None))
     chosen = session.plan.chosen
     if chosen.collectives == "native" and chosen.triple in _STAGES:
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
         table = {**table, "zero_optimization": {**table.get("zero_optimization", {})}}
         table["zero_optimization"]["stage"] = _STAGES[chosen.triple]
         for state, setting in (("optimizer", "offload_optimizer"), ("parameter", "offload_param")):
             if state in chosen.offload:
                 table["zero_optimization"][setting] = {"device": "cpu", "pin_memory": True}
+                # Else DeepSpeed refuses the script's own optimizer.
+                table.setdefault("zero_force_ds_cpu_optimizer", False)
         if args is not None and getattr(args, "deepspeed_config", None):
             args.deepspeed_config = None  # DeepSpeed takes one of the two
-        return original(
+        made = original(
             args, model, optimizer, model_parameters, training_data, lr_scheduler, *rest, config=table, **others
         )
+        session.took_own_settings("DeepSpeed", num_parameters)
+        return made
     _check(table, training_data=training_data, others={**others, "mpu": rest[1] if len(rest) > 1 else None})
     if dist_init_required is not False and not dist.is_initialized():
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")

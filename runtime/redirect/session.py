@@ -202,6 +202,23 @@ class Session:
                 )
             )
 
+    def took_own_settings(self, framework: str, num_parameters: int) -> None:
+        """Hold the plan against a job that the framework itself runs by the plan's settings.
+
+        Args:
+            framework: that does.
+            num_parameters: of the model, before it was sharded.
+        """
+        self._refusing(lambda: check_facts(self.plan, num_parameters))
+        mark_applied()
+        if dist.get_rank() == 0:
+            name = name_of(self.plan.chosen, self.plan.preconditions.gpus_per_node)
+            print(
+                f"paro-advise: {framework} runs {name} by its own settings (plan {self.plan.plan_id})",
+                file=sys.stderr,
+                flush=True,
+            )
+
     def _refusing(self, action: Callable[[], None]) -> None:
         try:
             action()
