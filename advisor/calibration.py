@@ -65,6 +65,8 @@ class Calibration:
         wait_group_size: ranks that waited for each other.
         transfer_us: of all collectives of model states in a step; None where waiting is not told apart.
         step_us: measured.
+        traced_error_pct: replay of the traced step from its measured parts against its measured time, where the
+            calibration then brings the replay to unprofiled time; None where the replay itself tells.
         is_gpu: collectives run beside compute.
         native_reduce_scatter_is_all_reduce: gloo's.
         baseline: strategy of the run between steps.
@@ -93,6 +95,7 @@ class Calibration:
     wait_group_size: int
     transfer_us: float | None
     step_us: float
+    traced_error_pct: float | None
     is_gpu: bool
     native_reduce_scatter_is_all_reduce: bool
     baseline: Strategy
@@ -181,6 +184,7 @@ def calibrate(analysis: Analysis) -> Calibration:
         transfer_us=transfer,
         wait_group_size=max((entry.group_size or 0 for entry in analysis.collectives), default=0) or world,
         step_us=profiled,
+        traced_error_pct=None,
         is_gpu=not gloo,
         native_reduce_scatter_is_all_reduce=gloo,
         baseline=Strategy.parse(run.strategy.triple_at_rest or run.strategy.triple),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.replay import LEVELS, baseline_candidate, measured_links, step_us
+from paro_advise.advisor.replay import LEVELS, baseline_candidate, collectives_us, measured_links, step_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +64,7 @@ def _on_cores(traced: Calibration, step: float, cores: float) -> Calibration:
     cores = min(cores, max(0.0, real_us - asleep) / work) if work else cores
     plain = replace(
         traced,
+        traced_error_pct=_traced_error_pct(traced),
         step_us=real_us,
         compute_us=cores * traced.compute_us,
         fixed_us=min(real_us, cores * traced.gaps_us + asleep),
@@ -79,6 +80,24 @@ def _on_cores(traced: Calibration, step: float, cores: float) -> Calibration:
     if _replayed(quick) <= real_us / _EXPLAINED:
         return quick
     return _solved(lambda share: _with_links(quick, _MIN_LINKS + (1 - _MIN_LINKS) * share), real_us)
+
+
+def _traced_error_pct(traced: Calibration) -> float | None:
+    """Return how far the sum of measured parts, put together by the replay's rules, is off the traced step.
+
+    None where transfers and waits of one rank cannot be told apart.
+    """
+    if traced.transfer_us is None:
+        return None
+    alone = replace(traced, wait_us=0.0)
+    links = collectives_us(alone)
+    total = traced.transfer_us + collectives_us(traced) - links
+    moved = collectives_us(replace(alone, host_us_per_byte=1.0)) - links
+    if total < links:
+        parts = _with_links(_with_delays(alone, total / links), total / links)
+    else:
+        parts = replace(alone, host_us_per_byte=(total - links) / moved if moved else 0.0)
+    return 100 * (_replayed(replace(parts, transfer_us=None)) / traced.step_us - 1)
 
 
 def _replayed(calibration: Calibration) -> float:

@@ -107,6 +107,8 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0, learned: 
     base = baseline_candidate(calibration)
     replayed = float(step_us(calibration, base, measured_links(calibration)))
     error_pct = 100 * (replayed / calibration.step_us - 1)
+    if calibration.traced_error_pct is not None:
+        error_pct = max(error_pct, calibration.traced_error_pct, key=abs)
     baseline = _score(calibration, base, limits, np.full(_DRAWS, calibration.step_us))
     # Arithmetic and what no strategy changes are measured; only the rest of a step is in doubt.
     floor = floor_us(calibration, base)

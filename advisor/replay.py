@@ -230,6 +230,12 @@ def measured_links(calibration: Calibration) -> Links:
     return Links(**{name: getattr(calibration, name).value for name in LEVELS}, stretch=stretch(calibration))
 
 
+def collectives_us(calibration: Calibration) -> float:
+    """Return the time of all collectives of the run itself, were each as quick as its best ones."""
+    links = Links(**{name: getattr(calibration, name).value for name in LEVELS})
+    return float(_Step(calibration, baseline_candidate(calibration), links).collectives_us())
+
+
 def stretch(calibration: Calibration) -> float:
     """Return how much longer the run's transfers took than its best ones of each size, which links are.
 
@@ -237,8 +243,7 @@ def stretch(calibration: Calibration) -> float:
     """
     if not calibration.transfer_us:
         return 1.0
-    links = Links(**{name: getattr(calibration, name).value for name in LEVELS})
-    modelled = _Step(replace(calibration, wait_us=0.0), baseline_candidate(calibration), links).collectives_us()
+    modelled = collectives_us(replace(calibration, wait_us=0.0))
     return min(_MAX_STRETCH, max(_MIN_STRETCH, calibration.transfer_us / modelled)) if modelled else 1.0
 
 

@@ -42,6 +42,7 @@ def calibration(**changes):
         "wait_group_size": 8,
         "transfer_us": None,
         "step_us": 0.0,
+        "traced_error_pct": None,
         "is_gpu": False,
         "native_reduce_scatter_is_all_reduce": True,
         "baseline": Strategy.parse("GGG"),
