@@ -28,6 +28,7 @@ _MODEL_STATES = (State.PARAMETER.value, State.GRADIENT.value, State.OPTIMIZER.va
 # the cores, which copy whole buffers whatever part of them is sent: a rank's, times m / (m - 1), as in the
 # configurations that bench_prediction lists as DEVELOPED.
 _NCCL = {"intra_gbps": 150.0, "intra_alpha_us": 5.0, "inter_gbps": 25.0, "inter_alpha_us": 14.0}
+_GLOO_FACTOR = 1.25
 _GLOO = {"intra_gbps": 0.2, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
 
 
@@ -353,7 +354,8 @@ def _links(
             sigma = sum(count * spread for _, spread, count in values) / weight
             found[name] = Estimate(value=mean, sigma=sigma, source="measured")
             continue
-        factor = _PRIOR_BANDWIDTH_FACTOR if name.endswith("gbps") else _PRIOR_LATENCY_FACTOR
+        bandwidth_factor = _GLOO_FACTOR if gloo else _PRIOR_BANDWIDTH_FACTOR
+        factor = bandwidth_factor if name.endswith("gbps") else _PRIOR_LATENCY_FACTOR
         found[name] = Estimate(value=prior[name], sigma=math.log(factor), source="prior")
         where = "inside nodes" if name.startswith("intra") else "between nodes"
         if per_node > 1 if name.startswith("intra") else world > per_node:

@@ -281,6 +281,7 @@ class _UnitCosts(NamedTuple):
     gather: Any
     again: Any  # the gather in backward; 0 where none is needed
     reduce: Any
+    busy: Any  # what of it takes the cores that compute
     publish: Any
     compute: Any
 
@@ -317,16 +318,24 @@ class _Step:
             alone = used.us(tuple(part.effort for part in parts))
             return alone + waits * late + copies * calibration.host_us_per_byte * moved
 
+        def on_cores(parts: Parts) -> Any:
+            moved = sum(part.rank_bytes for part in parts if has_copies or not part.is_inside)
+            near = tuple(replace(part.effort, inter_messages=0, inter_bytes=0, overlapped_rounds=0) for part in parts)
+            return used.us(near) + copies * calibration.host_us_per_byte * moved
+
         @cache
         def costs(num_bytes: float, *, last: bool, first: bool = True) -> _UnitCosts:
             each = candidate.replicates_each_pass
             gathered, reduced = candidate.gather_share * num_bytes, candidate.reduce_share * num_bytes
+            reduction = collectives.reduce(strategy, reduced, last=last, each_pass=each)
+            whole = cost(reduction)
             near = candidate.backward_level or strategy.parameter
             forward = strategy.parameter if first or not candidate.copy_lasts else near
             return _UnitCosts(
                 gather=cost(collectives.gather(forward, gathered)),
                 again=0.0 if candidate.gathers_once else cost(collectives.gather(near, gathered)),
-                reduce=cost(collectives.reduce(strategy, reduced, last=last, each_pass=each)),
+                reduce=whole,
+                busy=_earlier(on_cores(reduction), whole),
                 publish=cost(collectives.publish(strategy, gathered)),
                 compute=per_micro * num_bytes / total,
             )
@@ -370,8 +379,9 @@ class _Step:
             if not self._candidate.overlaps_reductions:
                 now = now + unit.reduce
                 continue
+            # Cores that copy bytes do not compute meanwhile, nor do they serve the wire.
             behind.run(unit.compute * _BACKWARD)
-            now = now + behind.admit(unit.reduce)
+            now = now + unit.busy + behind.admit(unit.reduce - unit.busy)
         return now + behind.rest()
 
     def _streams(self, units: list[_UnitCosts]) -> Any:
@@ -443,6 +453,11 @@ def _lateness(size: int, measured_size: int) -> float:
     The largest of p equal normal deviates is about sqrt(2 ln p) deviations late.
     """
     return math.sqrt(math.log(size) / math.log(measured_size)) if size > 1 and measured_size > 1 else 0.0
+
+
+def _earlier(first: Any, second: Any) -> Any:
+    """Return the smaller of two numbers, or of each pair of two arrays."""
+    return first + (second - first) * (second < first)
 
 
 def _later(first: Any, second: Any) -> Any:

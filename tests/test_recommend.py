@@ -73,12 +73,12 @@ def test_fsdp2_on_a_cpu_waits_for_everything():
 
 
 def test_reductions_of_the_runtime_hide_behind_backward():
-    """NIG: nothing is gathered; two ranks of a node reduce-scatter 4 MB while the next unit computes."""
+    """NIG: nothing is gathered; what two ranks of a node reduce-scatter takes their cores, the port is beside them."""
     made = calibration()
     inside = 50.0 + 2 * MB / 1000  # us at 1 GB/s
     across = 3 * 100.0 + 3 / 4 * 2 * MB * 2 / 50  # 3 rounds, slab of 2 MB, both ranks of a node through the port
     forward, backward = 50_000.0 / 3, 2 * 50_000.0 / 3
-    first = forward + backward + inside  # each but the last reduction is over before the next begins
+    first = forward + backward + 4 * inside
     last = forward + backward / 4 + 4 * (inside + across)  # the port is the bottleneck from the first one on
     gather = 4 * (max(3 * (100.0 + 1 * MB / 50), 3 * (50.0 + 0.5 * MB / 1000)) + 50.0 + 0.5 * MB / 1000)
     candidate = Candidate(strategy=Strategy.parse("NIG"), group_size=2, collectives="ho_ring")
