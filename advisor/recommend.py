@@ -57,7 +57,7 @@ _GAIN, _SURE = 1.02, 0.9
 _CAPACITY_SHARE = 0.8
 # What the model itself does not know, as the standard deviation of the logarithm: another strategy,
 # and one on links that nobody measured (prediction 3.5).
-_OTHER, _PRIOR, _FLOOR = 0.08, 0.12, 0.1
+_OTHER, _PRIOR, _FLOOR, _HIDDEN = 0.08, 0.12, 0.1, 0.15
 _ANCHOR = (0.5, 2.0)
 # How much of the host time that should go does go.
 _GONE = (0.5, 1.1)
@@ -115,11 +115,13 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0, learned: 
     # The measured step anchors all: links that would make it shorter or longer than it was are corrected.
     exposed_now = np.maximum(step_us(calibration, base, links) - floor, 0.0)
     anchor = np.clip((calibration.step_us - floor) / np.maximum(exposed_now, 1.0), *_ANCHOR)
+    # Buckets that go on at once behind backward on a CPU tell little of the links and of the host's own gaps.
+    hidden = _HIDDEN if base.overlaps_reductions and not calibration.is_gpu else 0.0
     scored = []
     for candidate in candidates(calibration):
         gone = floor - floor_us(calibration, candidate)
         exposed = np.maximum(step_us(calibration, candidate, links) - (floor - gone), 0.0) * anchor
-        doubt = math.hypot(_PRIOR if _rests_on_priors(calibration, candidate) else _OTHER, learned.spread)
+        doubt = math.hypot(_PRIOR if _rests_on_priors(calibration, candidate) else _OTHER, learned.spread, hidden)
         noise = np.exp(generator.normal(0.0, doubt, _DRAWS))
         # Arithmetic too, as far as communication shared the cores with it.
         shared = _FLOOR * (1 - floor / calibration.step_us)
