@@ -42,13 +42,14 @@ def steps_of(folder, ranks=4):
     return found
 
 
-def plan_for(plan_file, target, triple, group_size=2):
+def plan_for(plan_file, target, triple, group_size=2, collectives="ho_ring"):
     """Write a plan that chooses another of its candidates."""
     plan = read_plan(str(plan_file))
     chosen = next(
         choice
         for choice in plan.candidates
-        if (choice.triple, choice.collectives) == (triple, "ho_ring") and choice.group_size in (None, group_size)
+        if (choice.triple, choice.collectives, choice.variant) == (triple, collectives, "")
+        and choice.group_size in (None, group_size)
     )
     target.write_bytes(plan_to_json(with_id(replace(plan, chosen=chosen, verdict="change"))))
     return target

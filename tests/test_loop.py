@@ -131,6 +131,18 @@ def test_an_unchanged_script_trains_alike_under_a_plan(framework, strategy, fsdp
         assert norm_after == pytest.approx(norm, rel=1e-6)
 
 
+def test_deepspeed_runs_its_own_strategies_by_its_own_settings(fsdp2, tmp_path):
+    pytest.importorskip("deepspeed")
+    plan = plan_for(fsdp2 / "plan.json", tmp_path / "plan.json", "NGG", collectives="native")
+    done = paro("run", "--plan", plan, job=torchrun(SCRIPTS / "train_deepspeed.py"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "DeepSpeed runs NGG by its own settings" in done.stderr
+    printed = [float(norm) for norm in re.findall(r"step \d+ norm ([\d.]+)", (fsdp2 / "printed").read_text())]
+    found = [float(norm) for norm in re.findall(r"step \d+ norm ([\d.]+)", done.stdout)]
+    # The other script lowers its learning rate after the first step.
+    assert found[:2] == pytest.approx(printed[:2], abs=3e-6)
+
+
 def test_steps_of_fewer_micro_batches_than_usual_are_not_lost(fsdp2, tmp_path):
     """Whole gradients and group shards are then brought on without another backward pass."""
     script = SCRIPTS.parents[1] / "tests/workers/uneven_steps.py"
