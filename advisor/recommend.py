@@ -60,7 +60,7 @@ _CAPACITY_SHARE = 0.8
 _OTHER, _PRIOR, _FLOOR, _HIDDEN = 0.08, 0.12, 0.1, 0.15
 _ANCHOR = (0.5, 2.0)
 # How much of the host time that should go does go.
-_GONE = (0.5, 1.1)
+_GONE = (0.6, 1.4)
 # The host where nothing was measured: what one device moves (1e9 bytes/s), and the doubt.
 _HOST_GBPS, _HOST = 12.0, 0.5
 
