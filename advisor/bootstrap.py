@@ -88,7 +88,7 @@ def _block(samples: NDArray[np.float64]) -> int:
     if alike <= _SIGNIFICANT / math.sqrt(count):
         return 1
     alike = min(alike, 0.9)
-    length = (1.5 * count) ** (1 / 3) * (2 * alike / (1 - alike**2)) ** (2 / 3)
+    length: float = (1.5 * count) ** (1 / 3) * (2 * alike / (1 - alike**2)) ** (2 / 3)
     return max(1, min(round(length), count // 4))
 
 

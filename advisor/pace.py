@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paro_advise.advisor.replay import LEVELS, baseline_candidate, collectives_us, measured_links, step_us
 
@@ -122,7 +122,8 @@ def _with_delays(calibration: Calibration, share: float) -> Calibration:
 
 def _with_links(calibration: Calibration, share: float) -> Calibration:
     """Return a run whose bytes take a share of their time."""
-    levels = {name: _paced(getattr(calibration, name), share) for name in LEVELS if name.endswith("gbps")}
+    names = [name for name in LEVELS if name.endswith("gbps")]
+    levels: dict[str, Any] = {name: _paced(getattr(calibration, name), share) for name in names}
     return replace(calibration, **levels)
 
 
@@ -135,7 +136,7 @@ def _beside_a_gpu(traced: Calibration, step: float) -> Calibration:
     excess = (1 - step) * traced.step_us
     fixed = max(0.0, traced.fixed_us - excess)
     rest = min(1.0, (step * traced.step_us - fixed) / max(traced.step_us - traced.fixed_us, 1.0))
-    levels = {name: _paced(getattr(traced, name), rest) for name in LEVELS if name.endswith("gbps")}
+    levels: dict[str, Any] = {name: _paced(getattr(traced, name), rest) for name in LEVELS if name.endswith("gbps")}
     return replace(
         traced,
         step_us=step * traced.step_us,

@@ -224,6 +224,10 @@ class Engine:
         Not earlier: between a forward and its backward, or in a validation pass, the user may still
         clip, step or clear what the passes before have left.
         """
+        if not torch.is_grad_enabled() and self.levels.parameter != Level.N:
+            # No backward follows that would free the root's; whole, it would miss the clipping, the step and
+            # the next update.
+            fsdp2.reshard(self.model)
         tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
         if not tensors:  # of a kind that we cannot look into
             self.hide_gradients()

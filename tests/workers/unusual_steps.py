@@ -22,7 +22,8 @@ class Script:
         self.model = make_model(args)
         for block in self.model.blocks:
             fully_shard(block)
-        fully_shard(self.model)
+        # Else FSDP2 computes with the root of before the step after a validation pass.
+        fully_shard(self.model, reshard_after_forward=True)
         self.remembered = list(self.model.parameters())
         self.optimizer = torch.optim.SGD(self.remembered, lr=0.05, momentum=0.9)
         self.step = 0
