@@ -109,6 +109,7 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0, learned: 
     error_pct = 100 * (replayed / calibration.step_us - 1)
     if calibration.traced_error_pct is not None:
         error_pct = max(error_pct, calibration.traced_error_pct, key=abs)
+    error_pct = round(error_pct, 2) + 0.0  # no minus before a zero
     baseline = _score(calibration, base, limits, np.full(_DRAWS, calibration.step_us))
     # Arithmetic and what no strategy changes are measured; only the rest of a step is in doubt.
     floor = floor_us(calibration, base)
@@ -270,7 +271,7 @@ def _decide(
         switch_on_today=made[id(today)] if today else None,
         candidates=tuple(made[id(item)] for item in order),
         confidence=Confidence(
-            replay_error_pct=round(error_pct, 2),
+            replay_error_pct=error_pct,
             probability_gain=gain,
             expected_regret_pct=round(100 * regrets.get(id(chosen), 0.0), 2),
             text=_confidence_text(error_pct, replay_is_good=replay_is_good),
@@ -349,7 +350,7 @@ def _nothing(first: Choice) -> str:
 
 def _why(item: _Scored, chosen: _Scored | None, medians: dict[int, float], *, is_open: bool) -> str:
     if not is_open:
-        return "a framework's own settings, which `paro-advise run` does not need"
+        return "by a framework's own settings only; `paro-advise run` does not use them"
     if chosen is None or item is chosen:
         return "the fastest that fits, or equal to it within noise with less memory"
     slower = medians[id(item)] / medians[id(chosen)] - 1
@@ -396,7 +397,8 @@ def _name(choice: Choice) -> str:
 
 def _confidence_text(error_pct: float, *, replay_is_good: bool) -> str:
     gate = "within" if replay_is_good else "beyond"
-    return f"the replay of the traced run is off by {error_pct:+.1f} %, {gate} the {_GATE_PCT:.0f} % that numbers need"
+    off = round(error_pct, 1) + 0.0
+    return f"the replay of the traced run is off by {off:+.1f} %, {gate} the {_GATE_PCT:.0f} % that numbers need"
 
 
 def _probes(calibration: Calibration) -> tuple[str, ...]:
