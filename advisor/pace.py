@@ -136,9 +136,8 @@ def _beside_a_gpu(traced: Calibration, step: float) -> Calibration:
     excess = (1 - step) * traced.step_us
     fixed = max(0.0, traced.fixed_us - excess)
     rest = min(1.0, (step * traced.step_us - fixed) / max(traced.step_us - traced.fixed_us, 1.0))
-    levels: dict[str, Any] = {name: _paced(getattr(traced, name), rest) for name in LEVELS if name.endswith("gbps")}
     return replace(
-        traced,
+        _with_links(traced, rest),
         step_us=step * traced.step_us,
         compute_us=rest * traced.compute_us,
         fixed_us=fixed,
@@ -146,5 +145,4 @@ def _beside_a_gpu(traced: Calibration, step: float) -> Calibration:
         wait_us=rest * traced.wait_us,
         transfer_us=None if traced.transfer_us is None else rest * traced.transfer_us,
         published_us=None if traced.published_us is None else step * traced.published_us,
-        **levels,
     )

@@ -120,8 +120,9 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0, learned: 
     hidden = _HIDDEN if base.overlaps_reductions and not calibration.is_gpu else 0.0
     scored = []
     for candidate in candidates(calibration):
-        gone = floor - floor_us(calibration, candidate)
-        exposed = np.maximum(step_us(calibration, candidate, links) - (floor - gone), 0.0) * anchor
+        own_floor = floor_us(calibration, candidate)
+        gone = floor - own_floor
+        exposed = np.maximum(step_us(calibration, candidate, links) - own_floor, 0.0) * anchor
         doubt = math.hypot(_PRIOR if _rests_on_priors(calibration, candidate) else _OTHER, learned.spread, hidden)
         noise = np.exp(generator.normal(0.0, doubt, _DRAWS))
         # Arithmetic too, as far as communication shared the cores with it.
