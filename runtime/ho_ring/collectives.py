@@ -16,7 +16,7 @@ import torch.distributed as dist
 from paro_advise.errors import UsageError
 from paro_advise.runtime.ho_ring.grid import Grid
 from paro_advise.runtime.ho_ring.grouped import GroupedSchedule
-from paro_advise.runtime.ho_ring.groups import subgroup
+from paro_advise.runtime.ho_ring.groups import Subgroups
 from paro_advise.runtime.ho_ring.spans import span
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ class HoRing:
         ranks_per_node: ranks that share a node, in order of the group; 1 makes plain rings.
         num_chunks: chunks per block; None to choose by size.
         grouped: send and receive in batches; None for what the backend wants, see grouped.py.
+        subgroups: where to find or make communicators, shared with collectives that never run at
+            the same time; None to make own ones.
     """
 
     def __init__(
@@ -102,11 +104,13 @@ class HoRing:
         ranks_per_node: int,
         num_chunks: int | None = None,
         grouped: bool | None = None,
+        subgroups: Subgroups | None = None,
     ) -> None:
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         grid = Grid.of(len(ranks), ranks.index(dist.get_rank()), ranks_per_node)
         in_batches = grouped if grouped is not None else dist.get_backend(group) == "nccl"
-        self._set_up(grid, _make_rails(grid, ranks), ranks, num_chunks=num_chunks, grouped=in_batches)
+        rails = _make_rails(grid, ranks, subgroups or Subgroups())
+        self._set_up(grid, rails, ranks, num_chunks=num_chunks, grouped=in_batches)
 
     @classmethod
     def over(cls, grid: Grid, rails: Rails, ranks: Sequence[int]) -> HoRing:
@@ -378,9 +382,8 @@ def _combiner(op: Any, dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tens
     return _COMBINE[op]
 
 
-def _make_rails(grid: Grid, ranks: Sequence[int]) -> Rails:
-    """Make this rank's two groups; only their members take part."""
-    return Rails(
-        ring=subgroup([ranks[grid.at(node, grid.local)] for node in range(grid.num_nodes)], "between_nodes"),
-        inside=subgroup([ranks[grid.at(grid.node, local)] for local in range(grid.ranks_per_node)], "inside_node"),
-    )
+def _make_rails(grid: Grid, ranks: Sequence[int], subgroups: Subgroups) -> Rails:
+    """Find or make this rank's two groups; only their members take part."""
+    over_nodes = [ranks[grid.at(node, grid.local)] for node in range(grid.num_nodes)]
+    of_node = [ranks[grid.at(grid.node, local)] for local in range(grid.ranks_per_node)]
+    return Rails(ring=subgroups.of(over_nodes, "between_nodes"), inside=subgroups.of(of_node, "inside_node"))

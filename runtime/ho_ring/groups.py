@@ -21,16 +21,34 @@ def group_timeout() -> timedelta | None:
     return min(timeouts, default=None)
 
 
-def subgroup(ranks: Sequence[int], description: str) -> dist.ProcessGroup | None:
-    """Make a group; only its members take part.
+class Subgroups:
+    """Groups for collectives that run one after the other: equal ranks share a communicator.
 
-    ``dist.new_group`` alone would wait the backend's 30 minutes for a rank that is gone.
-
-    Returns:
-        The group; None for fewer than two ranks.
+    A communicator costs threads with gloo, device memory with NCCL, and a set-up over the network.
     """
-    if len(ranks) < 2:
-        return None
-    return dist.new_group(
-        list(ranks), timeout=group_timeout(), use_local_synchronization=True, group_desc=f"paro_advise_{description}"
-    )
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+
+    def of(self, ranks: Sequence[int], description: str) -> dist.ProcessGroup | None:
+        """Return the group of these ranks, made at the first call; only its members take part.
+
+        ``dist.new_group`` alone would wait the backend's 30 minutes for a rank that is gone.
+
+        Args:
+            ranks: global ranks.
+            description: of a group that is made, for profiles.
+
+        Returns:
+            The group; None for fewer than two ranks.
+        """
+        if len(ranks) < 2:
+            return None
+        if (members := tuple(ranks)) not in self._made:
+            self._made[members] = dist.new_group(
+                list(ranks),
+                timeout=group_timeout(),
+                use_local_synchronization=True,
+                group_desc=f"paro_advise_{description}",
+            )
+        return self._made[members]

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from paro_advise.errors import CommunicationError, UsageError
 from paro_advise.runtime.ho_ring import HoRing
-from paro_advise.runtime.ho_ring.groups import subgroup
+from paro_advise.runtime.ho_ring.groups import Subgroups
 from paro_advise.runtime.ho_ring.worker import Worker, reaching_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
+
+    from torch.distributed import ProcessGroup
 
 _Result = TypeVar("_Result")
 
@@ -82,12 +84,18 @@ class Channels:
     def __init__(self, grid: GroupGrid) -> None:
         self.grid = grid
         m, g, per_node = grid.group_size, grid.num_groups, grid.ranks_per_node
-        inside = subgroup(_members(grid, inside=True), "inside_group")
-        across = subgroup(_members(grid, inside=False), "across_groups")
-        self.inside = HoRing(inside, ranks_per_node=_fit(min(m, per_node), m)) if inside else None
-        self.across = HoRing(across, ranks_per_node=_fit(max(1, per_node // m), g)) if across else None
+        subgroups = Subgroups()
+        inside = subgroups.of(_members(grid, inside=True), "inside_group")
+        across = subgroups.of(_members(grid, inside=False), "across_groups")
+
+        def collectives(group: ProcessGroup | None, wanted: int, size: int) -> HoRing | None:
+            return HoRing(group, ranks_per_node=_fit(wanted, size), subgroups=subgroups) if group else None
+
+        self.inside = collectives(inside, min(m, per_node), m)
+        self.across = collectives(across, max(1, per_node // m), g)
         # Where groups are nodes, both stages of a world-wide collective overlap.
-        self._world = HoRing(ranks_per_node=m) if inside and across and m == per_node else None
+        overlaps = inside and across and m == per_node
+        self._world = HoRing(ranks_per_node=m, subgroups=subgroups) if overlaps else None
 
     def gather_inside(self, slabs: torch.Tensor, slab: torch.Tensor) -> None:
         """Gather every local rank's slab: (m * T) from (T)."""
