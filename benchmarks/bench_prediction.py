@@ -3,7 +3,7 @@
     python benchmarks/bench_prediction.py [--only NAME ...] [--rounds N]
 
 In each configuration unmodified FSDP2 (GGG) is captured over ten steps, three of them profiled, and
-every system, FSDP2 included, takes unprofiled steps in turn. The plan sees the trace and a memory limit of half of what
+every system, FSDP2 included, takes unprofiled steps in turn (see training_ranks.py). The plan sees the trace and a memory limit of half of what
 DDP holds; predicted is the speed-up over FSDP2, judged by the medians of unprofiled steps. The
 configurations under DEVELOPED were looked at while the model was made and are shown apart; figures
 count those under JUDGED only. The last line of the output is JSON.
@@ -114,7 +114,7 @@ def measure(configuration: Configuration, rounds: int, folder: Path) -> dict[str
     times: dict[str, list[float]] = {}
     for line in text.splitlines():
         row = json.loads(line) if line.startswith('{"kind": "step"') else {}
-        if row.get("round"):
+        if row.get("step"):
             times.setdefault(row["system"], []).append(row["seconds"])
     return {name: statistics.median(values) for name, values in times.items()}
 
@@ -228,7 +228,7 @@ TARGETS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", help="names of configurations")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(
         "--keep", type=Path, help="keep traces and logs here; what lies here already is not measured again"
     )

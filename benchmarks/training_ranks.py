@@ -1,10 +1,15 @@
-"""What every rank of bench_training.py does: trains the same model under all systems, step by step in turn."""
+"""What every rank of bench_training.py and bench_prediction.py does: trains a model under all systems in turn.
+
+A system is there only while it is its turn: the threads of each of gloo's communicators wake a hundred
+times a second, which those of twenty systems would do to whoever is measured.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import copy
+import gc
 import json
 import os
 import sys
@@ -16,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - PyTorch's own convention
-from paro_advise.runtime import shard
+from paro_advise.runtime import engine_of, shard
 from paro_advise.runtime.capture import capture
 from paro_advise.runtime.ho_ring import Algorithm, Collectives, use_ho_ring
 from paro_advise.runtime.ho_ring.fsdp2 import HoRingReduceScatter
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import _world
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,6 +41,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 from train import Transformer  # the same model as the example's
 
 LEARNING_RATE = 1e-3
+# Of a turn; the first does not count.
+STEPS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +139,10 @@ def ddp(work: Work, first: nn.Module) -> Step:
     return step_of(work, model, adamw(model), lambda last: contextlib.nullcontext() if last else model.no_sync())
 
 
-def ours(work: Work, first: nn.Module, strategy: str, group_size: int) -> Step:
+def ours(work: Work, first: nn.Module, strategy: str, group_size: int, ending: contextlib.ExitStack) -> Step:
     model = copy.deepcopy(first)
     model, optimizer = shard(model, adamw(model), strategy, group_size=group_size)
+    ending.callback(engine_of(model).close)
     return step_of(work, model, optimizer, lambda last: contextlib.nullcontext() if last else model.no_sync())
 
 
@@ -168,7 +177,7 @@ def deepspeed(work: Work, first: nn.Module, stage: int, hpz: int = 1) -> Step:
     return run
 
 
-def build(name: str, work: Work, first: nn.Module) -> Step:
+def build(name: str, work: Work, first: nn.Module, ending: contextlib.ExitStack) -> Step:
     """Return the step function of a system by name, such as fsdp2_zero3, ours_NIG_2 or deepspeed_3."""
     if name in FSDP2:
         return fsdp2(work, first, **FSDP2[name])
@@ -177,21 +186,38 @@ def build(name: str, work: Work, first: nn.Module) -> Step:
         return ddp(work, first)
     if kind == "deepspeed":
         return deepspeed(work, first, int(rest[0]), int(os.environ["LOCAL_WORLD_SIZE"]) if "hpz" in rest else 1)
-    return ours(work, first, rest[0], int(rest[1]))
+    return ours(work, first, rest[0], int(rest[1]), ending)
 
 
-def record(step: Step, first_round: int, folder: Path) -> None:
+@contextlib.contextmanager
+def turn_of(name: str, work: Work, first: nn.Module) -> Iterator[Step]:
+    """Build a system, and take it and its communicators down.
+
+    DeepSpeed remembers its communicators, so they stay.
+    """
+    known = _world.pg_map  # there is no public list of groups
+    before = set(known)
+    with contextlib.ExitStack() as ending:
+        yield build(name, work, first, ending)
+    if not name.startswith("deepspeed"):
+        dist.barrier()
+        gc.collect()
+        for group in [group for group in known if group not in before]:
+            dist.destroy_process_group(group)
+
+
+def record(step: Step, folder: Path) -> None:
     """Capture a system as a user would: ten steps, the last three of them profiled."""
     with capture(folder, steps="7:10") as recording:
         for number in range(10):
-            step(first_round + number)
+            step(number)
             recording.step()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("systems", nargs="+")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--traces", type=Path, help="profile the first system at the end")
     for field in fields(Work):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, default=field.default)
@@ -201,31 +227,37 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     first = Transformer(work.vocabulary, work.width, work.layers, work.heads)
-    rank0 = dist.get_rank() == 0
-    if rank0:
+    if dist.get_rank() == 0:
         print(json.dumps({"kind": "model", "parameters": sum(p.numel() for p in first.parameters())}), flush=True)
-    steps = {name: build(name, work, first) for name in options.systems}
-    for round_ in range(options.rounds + 1):
-        for name, step in steps.items():
-            dist.barrier()
-            begin = time.perf_counter()
-            loss = step(round_)
-            took = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
-            dist.all_reduce(took, dist.ReduceOp.MAX)
-            mean = torch.tensor([loss])
-            dist.all_reduce(mean)
-            if rank0:
-                row = {
-                    "kind": "step",
-                    "system": name,
-                    "round": round_,
-                    "seconds": took.item(),
-                    "loss": mean.item() / dist.get_world_size(),
-                }
-                print(json.dumps(row), flush=True)
+    for _ in range(options.rounds):
+        for name in options.systems:
+            with turn_of(name, work, first) as step:
+                for number in range(STEPS):
+                    measure(name, step, number)
     if options.traces:
-        record(steps[options.systems[0]], options.rounds + 1, options.traces)
+        with turn_of(options.systems[0], work, first) as step:
+            record(step, options.traces)
     dist.destroy_process_group()
+
+
+def measure(name: str, step: Step, number: int) -> None:
+    """Take a step and print the time of the slowest rank, and the mean loss."""
+    dist.barrier()
+    begin = time.perf_counter()
+    loss = step(number)
+    took = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
+    dist.all_reduce(took, dist.ReduceOp.MAX)
+    mean = torch.tensor([loss])
+    dist.all_reduce(mean)
+    if dist.get_rank() == 0:
+        row = {
+            "kind": "step",
+            "system": name,
+            "step": number,
+            "seconds": took.item(),
+            "loss": mean.item() / dist.get_world_size(),
+        }
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

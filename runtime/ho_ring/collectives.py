@@ -109,7 +109,10 @@ class HoRing:
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         grid = Grid.of(len(ranks), ranks.index(dist.get_rank()), ranks_per_node)
         in_batches = grouped if grouped is not None else dist.get_backend(group) == "nccl"
-        rails = _make_rails(grid, ranks, subgroups or Subgroups())
+        if subgroups is None:
+            is_world = len(ranks) == dist.get_world_size()
+            subgroups = Subgroups([[ranks[place] for place in rail] for rail in grid.rails] if is_world else ())
+        rails = _make_rails(grid, ranks, subgroups)
         self._set_up(grid, rails, ranks, num_chunks=num_chunks, grouped=in_batches)
 
     @classmethod
@@ -386,4 +389,4 @@ def _make_rails(grid: Grid, ranks: Sequence[int], subgroups: Subgroups) -> Rails
     """Find or make this rank's two groups; only their members take part."""
     over_nodes = [ranks[grid.at(node, grid.local)] for node in range(grid.num_nodes)]
     of_node = [ranks[grid.at(grid.node, local)] for local in range(grid.ranks_per_node)]
-    return Rails(ring=subgroups.of(over_nodes, "between_nodes"), inside=subgroups.of(of_node, "inside_node"))
+    return Rails(ring=subgroups.of(over_nodes), inside=subgroups.of(of_node))

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_group
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from datetime import timedelta
 
 
@@ -22,33 +22,37 @@ def group_timeout() -> timedelta | None:
 
 
 class Subgroups:
-    """Groups for collectives that run one after the other: equal ranks share a communicator.
+    """Communicators of collectives that run one after the other: equal ranks share one.
 
     A communicator costs threads with gloo, device memory with NCCL, and a set-up over the network.
+
+    Args:
+        known: ranks of each group that is made now, by all ranks of the world in this order, members or not.
     """
 
-    def __init__(self) -> None:
-        self._made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    def __init__(self, known: Iterable[Sequence[int]] = ()) -> None:
+        self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        for ranks in known:
+            if len(ranks) > 1 and tuple(ranks) not in self._made:
+                self._made[tuple(ranks)] = _new_group(ranks, by_members=False)
 
-    def of(self, ranks: Sequence[int], description: str) -> dist.ProcessGroup | None:
-        """Return the group of these ranks, made at the first call; only its members take part.
+    def of(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
+        """Return the group of these ranks, which this one is of; one that is new is made by its members.
 
-        ``dist.new_group`` alone would wait the backend's 30 minutes for a rank that is gone.
-
-        Args:
-            ranks: global ranks.
-            description: of a group that is made, for profiles.
+        Those must have made equally many groups before, since torch numbers groups on each rank by itself.
 
         Returns:
             The group; None for fewer than two ranks.
         """
         if len(ranks) < 2:
             return None
-        if (members := tuple(ranks)) not in self._made:
-            self._made[members] = dist.new_group(
-                list(ranks),
-                timeout=group_timeout(),
-                use_local_synchronization=True,
-                group_desc=f"paro_advise_{description}",
-            )
-        return self._made[members]
+        if tuple(ranks) not in self._made:
+            self._made[tuple(ranks)] = _new_group(ranks, by_members=True)
+        return self._made[tuple(ranks)]
+
+
+def _new_group(ranks: Sequence[int], *, by_members: bool) -> dist.ProcessGroup | None:
+    """Make a group with the default one's timeout, not the 30 minutes of the backend."""
+    return dist.new_group(
+        list(ranks), timeout=group_timeout(), use_local_synchronization=by_members, group_desc="paro_advise"
+    )

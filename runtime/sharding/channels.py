@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from paro_advise.errors import CommunicationError, UsageError
 from paro_advise.runtime.ho_ring import HoRing
+from paro_advise.runtime.ho_ring.grid import Grid
 from paro_advise.runtime.ho_ring.groups import Subgroups
 from paro_advise.runtime.ho_ring.worker import Worker, reaching_all_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
-
-    from torch.distributed import ProcessGroup
-
 _Result = TypeVar("_Result")
 
 
@@ -61,6 +59,11 @@ class GroupGrid:
         return self.rank % self.group_size
 
     @property
+    def groups(self) -> list[list[int]]:
+        """Return the ranks of each group."""
+        return [[j * self.group_size + k for k in range(self.group_size)] for j in range(self.num_groups)]
+
+    @property
     def nested_ranks(self) -> list[list[int]]:
         """Return the ranks by local rank, then by group: the order of slices."""
         return [[j * self.group_size + k for j in range(self.num_groups)] for k in range(self.group_size)]
@@ -84,15 +87,14 @@ class Channels:
     def __init__(self, grid: GroupGrid) -> None:
         self.grid = grid
         m, g, per_node = grid.group_size, grid.num_groups, grid.ranks_per_node
-        subgroups = Subgroups()
-        inside = subgroups.of(_members(grid, inside=True), "inside_group")
-        across = subgroups.of(_members(grid, inside=False), "across_groups")
-
-        def collectives(group: ProcessGroup | None, wanted: int, size: int) -> HoRing | None:
-            return HoRing(group, ranks_per_node=_fit(wanted, size), subgroups=subgroups) if group else None
-
-        self.inside = collectives(inside, min(m, per_node), m)
-        self.across = collectives(across, max(1, per_node // m), g)
+        inside_node, across_node = _fit(min(m, per_node), m), _fit(max(1, per_node // m), g)
+        known = [_rails(members, inside_node) for members in grid.groups]
+        known += [_rails(members, across_node) for members in grid.nested_ranks]
+        subgroups = Subgroups(ranks for rails in known for ranks in rails)
+        inside = subgroups.of(grid.groups[grid.group])
+        across = subgroups.of(grid.nested_ranks[grid.local])
+        self.inside = HoRing(inside, ranks_per_node=inside_node, subgroups=subgroups) if inside else None
+        self.across = HoRing(across, ranks_per_node=across_node, subgroups=subgroups) if across else None
         # Where groups are nodes, both stages of a world-wide collective overlap.
         overlaps = inside and across and m == per_node
         self._world = HoRing(ranks_per_node=m, subgroups=subgroups) if overlaps else None
@@ -269,10 +271,10 @@ class Queue:
         self._worker.close()
 
 
-def _members(grid: GroupGrid, *, inside: bool) -> list[int]:
-    if inside:
-        return [grid.group * grid.group_size + local for local in range(grid.group_size)]
-    return [group * grid.group_size + grid.local for group in range(grid.num_groups)]
+def _rails(members: Sequence[int], ranks_per_node: int) -> list[list[int]]:
+    """Return the ranks of a group's communicators, its own first."""
+    grid = Grid.of(len(members), 0, ranks_per_node)
+    return [list(members), *([members[place] for place in rail] for rail in grid.rails)]
 
 
 def _fit(wanted: int, size: int) -> int:
