@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.levels import Cluster, Estimate, levels_of
 from paro_advise.advisor.pace import unprofiled
 from paro_advise.advisor.states import State
 from paro_advise.errors import InputError
@@ -16,35 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paro_advise.advisor.analysis import Analysis, CollectiveEntry
-    from paro_advise.advisor.links import Link
 
-# 80 % of a normal distribution lies within this many standard deviations.
-_P90 = 1.2816
 _FEW_UNITS, _UNITS = 4, 8
 _SHARED = 3.0
-_PRIOR_BANDWIDTH_FACTOR, _PRIOR_LATENCY_FACTOR = 1.5, 2.0
 _MODEL_STATES = (State.PARAMETER.value, State.GRADIENT.value, State.OPTIMIZER.value)
-# What links do where nothing was measured (reference prediction 3.1). Inside a node gloo's bandwidth is that of
-# the cores, which copy whole buffers whatever part of them is sent: a rank's, times m / (m - 1), as in the
-# configurations that bench_prediction lists as DEVELOPED.
-_NCCL = {"intra_gbps": 150.0, "intra_alpha_us": 5.0, "inter_gbps": 25.0, "inter_alpha_us": 14.0}
-_GLOO_FACTOR = 1.25
-_GLOO = {"intra_gbps": 0.2, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """A number with its doubt.
-
-    Attributes:
-        value: the median.
-        sigma: standard deviation of its logarithm.
-        source: "measured", "derived" or "prior".
-    """
-
-    value: float
-    sigma: float
-    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +55,8 @@ class Calibration:
         framework: that ran it.
         inter_alpha_us, inter_gbps: a message between nodes; the port of a node, 1e9 bytes/s.
         intra_alpha_us, intra_gbps: a message inside a node; one rank's sending, 1e9 bytes/s.
+        nodes_per_pod: nodes that a quicker network joins; None where there are no pods.
+        pod_alpha_us, pod_gbps: a message between nodes of a pod; ``inter_*`` are then of those between pods.
         assumptions: what was not in the traces, for people.
     """
 
@@ -109,6 +87,9 @@ class Calibration:
     inter_gbps: Estimate
     intra_alpha_us: Estimate
     intra_gbps: Estimate
+    nodes_per_pod: int | None
+    pod_alpha_us: Estimate
+    pod_gbps: Estimate
     assumptions: tuple[str, ...]
 
     @property
@@ -121,9 +102,18 @@ class Calibration:
         """Return the number of nodes."""
         return self.world_size // self.ranks_per_node
 
+    @property
+    def has_pods(self) -> bool:
+        """Tell whether there are levels between a node and all nodes."""
+        return self.nodes_per_pod is not None and self.nodes_per_pod < self.num_nodes
 
-def calibrate(analysis: Analysis) -> Calibration:
+
+def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibration:
     """Reduce an analysis to what the replay needs.
+
+    Args:
+        analysis: the run.
+        nodes_per_pod: as the user says, None to see whether the links tell.
 
     Raises:
         InputError: the run does not tell enough: ranks, steps, strategy or model size.
@@ -137,14 +127,7 @@ def calibrate(analysis: Analysis) -> Calibration:
             f"{world or 'no'} ranks, {len(analysis.step_time_us.values)} steps, strategy {run.strategy.triple}",
             hint="give traces of some ranks with ProfilerStep marks and CPU activities",
         )
-    per_node = run.gpus_per_node or world
-    if world % per_node:
-        per_node = world
-        notes.append(f"{run.gpus_per_node} ranks a node do not divide {world}: all are taken to be on one node")
-    elif run.gpus_per_node_source not in ("metadata", "flag", "hosts"):
-        notes.append(
-            f"{per_node} ranks a node ({run.gpus_per_node_source or 'guessed'}); --gpus-per-node would state it"
-        )
+    per_node = _ranks_per_node(analysis, world, notes)
     micro = run.micro_batches or 1
     if run.micro_batches is None:
         notes.append("one micro-batch a step, since backward passes could not be counted")
@@ -167,8 +150,9 @@ def calibrate(analysis: Analysis) -> Calibration:
     finer = max(0.0, len(buckets or units) * passes - sum(entry.count for entry in reduced))
     fixed, wait, transfer = _fixed(analysis, finer, is_gpu=not gloo, own_way=published is not None)
     profiled = sum(analysis.step_time_us.values) / len(analysis.step_time_us.values)
-    prior = _GLOO | {"intra_gbps": _GLOO["intra_gbps"] * (1 - 1 / max(2, per_node))} if gloo else _NCCL
-    links = _links(analysis.links, world, per_node, gloo=gloo, prior=prior, crowd=_crowd(analysis), notes=notes)
+    cluster = Cluster(world_size=world, ranks_per_node=per_node, is_gloo=gloo, crowd=_crowd(analysis))
+    levels = levels_of(analysis.links, cluster, nodes_per_pod)
+    notes += levels.notes
     notes.append("one third of the arithmetic is forward, two thirds backward")
     traced = Calibration(
         world_size=world,
@@ -196,9 +180,22 @@ def calibrate(analysis: Analysis) -> Calibration:
         baseline_group_size=run.strategy.group_size or per_node,
         framework=run.framework,
         assumptions=tuple(notes),
-        **links,
+        **{field.name: getattr(levels, field.name) for field in fields(levels) if field.name != "notes"},
     )
     return unprofiled(traced, analysis.captured)
+
+
+def _ranks_per_node(analysis: Analysis, world: int, notes: list[str]) -> int:
+    run = analysis.run
+    per_node = run.gpus_per_node or world
+    if world % per_node:
+        per_node = world
+        notes.append(f"{run.gpus_per_node} ranks a node do not divide {world}: all are taken to be on one node")
+    elif run.gpus_per_node_source not in ("metadata", "flag", "hosts"):
+        notes.append(
+            f"{per_node} ranks a node ({run.gpus_per_node_source or 'guessed'}); --gpus-per-node would state it"
+        )
+    return per_node
 
 
 def _fixed(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool) -> tuple[float, float, float | None]:
@@ -315,52 +312,4 @@ def _expanded(entries: Sequence[CollectiveEntry], passes: int) -> list[float]:
     found: list[float] = []
     for entry in entries:
         found += [float(entry.bytes or 0)] * max(1, round(entry.count / passes))
-    return found
-
-
-def _links(
-    links: Sequence[Link],
-    world: int,
-    per_node: int,
-    *,
-    gloo: bool,
-    prior: dict[str, float],
-    crowd: float,
-    notes: list[str],
-) -> dict[str, Estimate]:
-    """Reduce fitted links to one latency and bandwidth a level."""
-    samples: dict[str, list[tuple[float, float, int]]] = {name: [] for name in prior}
-    for link in links:
-        size, rounds = link.group_size, max(1, link.group_size - 1)
-        if link.op not in (Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_REDUCE):
-            continue
-        level = "intra" if link.span == "intra" or world == per_node else "inter"
-        if link.busbw_gbps:
-            bandwidth = link.busbw_gbps * crowd
-            if gloo and link.op == Op.REDUCE_SCATTER:
-                bandwidth *= 2  # it runs as an all-reduce, which moves twice as much
-            if link.span == "inter":  # rings of all local ranks share the port
-                bandwidth *= max(1, min(per_node, world // max(1, size)))
-            spread = math.log((link.busbw_high_gbps or 1.0) / (link.busbw_low_gbps or 1.0)) / 2 / _P90
-            samples[f"{level}_gbps"].append((bandwidth, max(0.03, min(abs(spread), 0.5)), link.num_samples))
-        if link.alpha_us:
-            hops = 2 * rounds if link.op == Op.ALL_REDUCE else rounds
-            samples[f"{level}_alpha_us"].append((link.alpha_us / hops, 0.3, link.num_samples))
-    found = {}
-    for name, values in samples.items():
-        if values:
-            weight = sum(count for _, _, count in values)
-            mean = math.exp(sum(count * math.log(value) for value, _, count in values) / weight)
-            sigma = sum(count * spread for _, spread, count in values) / weight
-            found[name] = Estimate(value=mean, sigma=sigma, source="measured")
-            continue
-        bandwidth_factor = _GLOO_FACTOR if gloo else _PRIOR_BANDWIDTH_FACTOR
-        factor = bandwidth_factor if name.endswith("gbps") else _PRIOR_LATENCY_FACTOR
-        found[name] = Estimate(value=prior[name], sigma=math.log(factor), source="prior")
-        where = "inside nodes" if name.startswith("intra") else "between nodes"
-        if per_node > 1 if name.startswith("intra") else world > per_node:
-            what = "bandwidth" if name.endswith("gbps") else "latency"
-            unit = "GB/s" if name.endswith("gbps") else "us a message"
-            value = f"{prior[name]:.3g} {unit}"
-            notes.append(f"{what} {where}: {value} assumed, no collective of the run measured it alone")
     return found

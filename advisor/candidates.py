@@ -38,11 +38,8 @@ _FAMILIES = {
 
 
 def candidates(calibration: Calibration) -> list[Candidate]:
-    """Return all kept strategies with all group sizes that align with nodes, as HO-Ring and as frameworks run them."""
-    world, per_node = calibration.world_size, calibration.ranks_per_node
-    sizes = [
-        size for size in range(2, world) if world % size == 0 and (per_node % size == 0 or size % per_node == 0)
-    ] or [world]
+    """Return all kept strategies with all aligned group sizes, as HO-Ring and as frameworks run them."""
+    per_node, sizes = calibration.ranks_per_node, aligned_sizes(calibration)
     usual = [per_node if per_node in sizes else sizes[0]]
     found = []
     for strategy in KEPT:
@@ -59,9 +56,19 @@ def candidates(calibration: Calibration) -> list[Candidate]:
         strategy = Strategy.parse(setting.triple)
         copied = setting.variant in COPIED
         has_groups = Level.I in _levels(strategy) or copied
-        fitting = [size for size in (sizes if has_groups else usual) if size < world or not copied]
+        fitting = [size for size in (sizes if has_groups else usual) if size < calibration.world_size or not copied]
         found += [_varied(calibration, setting, size) for size in fitting]
     return found
+
+
+def aligned_sizes(calibration: Calibration) -> list[int]:
+    """Return the group sizes whose groups fill nodes and pods, or are parts of them."""
+    world = calibration.world_size
+    levels = [calibration.ranks_per_node]
+    if calibration.has_pods and calibration.nodes_per_pod:
+        levels.append(calibration.nodes_per_pod * calibration.ranks_per_node)
+    sizes = [size for size in range(2, world) if world % size == 0]
+    return [size for size in sizes if all(level % size == 0 or size % level == 0 for level in levels)] or [world]
 
 
 def is_proposable(candidate: Candidate, framework: str) -> bool:

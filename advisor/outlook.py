@@ -29,6 +29,12 @@ _UNITS = {
     "intra_alpha_us": "latency inside nodes (us)",
     "intra_gbps": "bandwidth inside nodes (GB/s)",
 }
+_POD_UNITS = {
+    "inter_alpha_us": "latency between pods (us)",
+    "inter_gbps": "bandwidth between pods (GB/s)",
+    "pod_alpha_us": "latency between nodes of a pod (us)",
+    "pod_gbps": "bandwidth between nodes of a pod (GB/s)",
+}
 
 
 def budget_steps(choices: Sequence[Choice]) -> tuple[BudgetStep, ...]:
@@ -126,7 +132,7 @@ def sensitivities(now: Now, fitting: Sequence[tuple[Candidate, float]]) -> tuple
     """
     found = []
     calibration, links = now.calibration, measured_links(now.calibration)
-    for name, unit in _UNITS.items():
+    for name, unit in (_UNITS | _POD_UNITS if calibration.has_pods else _UNITS).items():
         estimate = getattr(calibration, name)
         changed = [replace(links, **{name: estimate.value * factor}) for factor in (0.5, 2.0)]
         ends = [_end(now, calibration, other, fitting) for other in changed]
@@ -187,10 +193,10 @@ def ho_ring_gain(calibration: Calibration, chosen: Candidate) -> HoRingGain | No
         rounds_after=float(ring.inter_messages),
         port_bytes_before=float(flat.inter_bytes),
         port_bytes_after=float(ring.inter_bytes),
-        hidden_us=float(_us(plain, apart) - _us(plain, ring)),
+        hidden_us=_us(plain, apart) - _us(plain, ring),
         step_us_without=float(step_us(calibration, native, links)),
     )
 
 
 def _us(links: Links, effort: Effort) -> float:
-    return float(links.us((effort,)))
+    return float(effort.us(links.inter_alpha_us, links.inter_gbps, links.intra_alpha_us, links.intra_gbps))

@@ -10,8 +10,9 @@ from paro_advise.advisor.replay import LEVELS, baseline_candidate, collectives_u
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paro_advise.advisor.calibration import Calibration, Estimate
+    from paro_advise.advisor.calibration import Calibration
     from paro_advise.advisor.captured import Captured
+    from paro_advise.advisor.levels import Estimate
 
 _MIN_STEP, _MIN_CORES, _SLOWED = 0.3, 0.2, 0.95
 # Bytes on the wire are as quick as measured, or at most so much quicker; beyond it the plan's anchor corrects.
@@ -115,9 +116,9 @@ def _solved(at: Callable[[float], Calibration], real_us: float) -> Calibration:
 
 def _with_delays(calibration: Calibration, share: float) -> Calibration:
     """Return a run whose own collectives have a share of their latency."""
-    name = "inter_alpha_us" if calibration.num_nodes > 1 else "intra_alpha_us"
-    estimate = getattr(calibration, name)
-    return replace(calibration, **{name: replace(estimate, value=share * estimate.value)})
+    names = ("inter_alpha_us", "pod_alpha_us") if calibration.num_nodes > 1 else ("intra_alpha_us",)
+    found: dict[str, Any] = {name: getattr(calibration, name) for name in names}
+    return replace(calibration, **{name: replace(e, value=share * e.value) for name, e in found.items()})
 
 
 def _with_links(calibration: Calibration, share: float) -> Calibration:

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-    from paro_advise.advisor.calibration import Calibration, Estimate
+    from paro_advise.advisor.calibration import Calibration
+    from paro_advise.advisor.levels import Estimate
 
 _DRAWS = 200
 _GATE_PCT = 10.0

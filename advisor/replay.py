@@ -28,25 +28,60 @@ _MIN_STRETCH, _MAX_STRETCH = 0.7, 9.0
 # so nothing is added for contention; its waits, and what cores add to its bytes, are these shares, the latter
 # as in the two configurations that bench_prediction lists as DEVELOPED.
 _HO_RING_WAITS, _HO_RING_COPIES = 0.7, 0.3
-LEVELS = ("inter_alpha_us", "inter_gbps", "intra_alpha_us", "intra_gbps")
+LEVELS = ("inter_alpha_us", "inter_gbps", "intra_alpha_us", "intra_gbps", "pod_alpha_us", "pod_gbps")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One collective.
+
+    Attributes:
+        effort: what it asks of the links.
+        size: ranks that take part.
+        rank_bytes: that one of them sends.
+        is_inside: it stays inside nodes.
+        is_in_pod: between nodes, it stays inside a pod.
+    """
+
+    effort: Effort
+    size: int
+    rank_bytes: float
+    is_inside: bool
+    is_in_pod: bool
+
+
+# Collectives one after the other.
+Parts = tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """Latency and bandwidth of both levels, numbers or arrays of one shape, and a factor on all times."""
+    """Latency and bandwidth of all levels, numbers or arrays of one shape, and a factor on all times.
+
+    Attributes:
+        inter_alpha_us, inter_gbps: between nodes, where there are pods between those of different pods.
+        intra_alpha_us, intra_gbps: inside nodes.
+        pod_alpha_us, pod_gbps: between nodes of a pod.
+        stretch: on all times.
+    """
 
     inter_alpha_us: Any
     inter_gbps: Any
     intra_alpha_us: Any
     intra_gbps: Any
+    pod_alpha_us: Any
+    pod_gbps: Any
     stretch: float = 1.0
 
-    def us(self, efforts: tuple[Effort, ...]) -> Any:
+    def us(self, parts: Parts) -> Any:
         """Return the time of collectives one after the other."""
-        alone = sum(
-            (e.us(self.inter_alpha_us, self.inter_gbps, self.intra_alpha_us, self.intra_gbps) for e in efforts), 0.0
-        )
-        return self.stretch * alone
+        return self.stretch * sum((self._alone(part) for part in parts), 0.0)
+
+    def _alone(self, part: Part) -> Any:
+        alpha, gbps = self.inter_alpha_us, self.inter_gbps
+        if part.is_in_pod:
+            alpha, gbps = self.pod_alpha_us, self.pod_gbps
+        return part.effort.us(alpha, gbps, self.intra_alpha_us, self.intra_gbps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,32 +127,12 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One collective.
-
-    Attributes:
-        effort: what it asks of the links.
-        size: ranks that take part.
-        rank_bytes: that one of them sends.
-        is_inside: it stays inside nodes.
-    """
-
-    effort: Effort
-    size: int
-    rank_bytes: float
-    is_inside: bool
-
-
-# Collectives one after the other.
-Parts = tuple[Part, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Collectives:
     """The collectives of a candidate on a cluster, as efforts by the bytes of a whole unit."""
 
     world_size: int
     ranks_per_node: int
+    nodes_per_pod: int | None
     group_size: int
     algorithm: Algorithm
     reduce_is_all_reduce: bool
@@ -125,7 +140,8 @@ class Collectives:
     def _inside(self, operation: Operation, num_bytes: float) -> Parts:
         nodes = max(1, self.group_size // self.ranks_per_node)
         local = min(self.group_size, self.ranks_per_node)
-        return (self._part(operation, num_bytes, nodes, local),)
+        in_pod = self.nodes_per_pod is not None and self.nodes_per_pod % nodes == 0
+        return (self._part(operation, num_bytes, nodes, local, in_pod=in_pod),)
 
     def _across(self, operation: Operation, num_bytes: float) -> Parts:
         groups = self.world_size // self.group_size
@@ -145,7 +161,7 @@ class Collectives:
         nodes = self.world_size // self.ranks_per_node
         return (self._part(operation, num_bytes, nodes, self.ranks_per_node),)
 
-    def _part(self, operation: Operation, num_bytes: float, nodes: int, local: int) -> Part:
+    def _part(self, operation: Operation, num_bytes: float, nodes: int, local: int, *, in_pod: bool = False) -> Part:
         if operation == Operation.REDUCE_SCATTER and self.reduce_is_all_reduce:
             operation = Operation.ALL_REDUCE
         size = nodes * local
@@ -155,6 +171,7 @@ class Collectives:
             size,
             trips * num_bytes * (size - 1) / size,
             nodes == 1,
+            in_pod,
         )
 
     def gather(self, level: Level, num_bytes: float) -> Parts:
@@ -295,6 +312,7 @@ class _Step:
         collectives = Collectives(
             calibration.world_size,
             calibration.ranks_per_node,
+            calibration.nodes_per_pod if calibration.has_pods else None,
             candidate.group_size,
             Algorithm.RING if native else Algorithm.HO_RING,
             native and calibration.native_reduce_scatter_is_all_reduce,
@@ -315,12 +333,12 @@ class _Step:
         def cost(parts: Parts) -> Any:
             late = sum(calibration.wait_us * _lateness(part.size, calibration.wait_group_size) for part in parts)
             moved = sum(part.rank_bytes for part in parts if has_copies or not part.is_inside)
-            alone = used.us(tuple(part.effort for part in parts))
+            alone = used.us(parts)
             return alone + waits * late + copies * calibration.host_us_per_byte * moved
 
         def on_cores(parts: Parts) -> Any:
             moved = sum(part.rank_bytes for part in parts if has_copies or not part.is_inside)
-            near = tuple(replace(part.effort, inter_messages=0, inter_bytes=0, overlapped_rounds=0) for part in parts)
+            near = tuple(replace(part, effort=_inside_nodes(part.effort)) for part in parts)
             return used.us(near) + copies * calibration.host_us_per_byte * moved
 
         @cache
@@ -445,6 +463,10 @@ class _Background:
     def rest(self) -> Any:
         """Return how long all of them still take alone."""
         return sum(self._left, 0.0)
+
+
+def _inside_nodes(effort: Effort) -> Effort:
+    return replace(effort, inter_messages=0, inter_bytes=0, overlapped_rounds=0)
 
 
 def _lateness(size: int, measured_size: int) -> float:

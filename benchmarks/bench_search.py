@@ -13,10 +13,12 @@ import os
 import statistics
 import time
 
-from paro_advise.advisor.calibration import Calibration, Estimate
+from paro_advise.advisor.calibration import Calibration
+from paro_advise.advisor.levels import Estimate
 from paro_advise.advisor.recommend import Limits, candidates, recommend
 from paro_advise.policies.strategy import Strategy
 
+NODES_PER_POD = 8
 SIZES = (64, 256, 1024)
 MAX_S, MAX_RATIO = 2.0, 2.0
 
@@ -55,6 +57,9 @@ def run_of(world_size: int) -> Calibration:
         inter_gbps=measured(25.0),
         intra_alpha_us=measured(3.0),
         intra_gbps=measured(200.0),
+        nodes_per_pod=NODES_PER_POD,
+        pod_alpha_us=measured(12.0),
+        pod_gbps=measured(40.0),
         assumptions=(),
     )
 

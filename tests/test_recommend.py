@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 from helpers import write_run
-from paro_advise.advisor.calibration import Calibration, Estimate
+from paro_advise.advisor.calibration import Calibration
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.learned import Learned
+from paro_advise.advisor.levels import Estimate
 from paro_advise.advisor.recommend import Limits, baseline_bytes, candidates, recommend
 from paro_advise.advisor.replay import Candidate, baseline_candidate, measured_links, step_us
 from paro_advise.errors import ForeignDataError
@@ -56,6 +57,9 @@ def calibration(**changes):
         "inter_gbps": estimate(0.05),
         "intra_alpha_us": estimate(50.0),
         "intra_gbps": estimate(1.0),
+        "nodes_per_pod": None,
+        "pod_alpha_us": estimate(100.0),
+        "pod_gbps": estimate(0.05),
         "assumptions": (),
     }
     made = Calibration(**(usual | changes))

@@ -1,0 +1,122 @@
+"""What a run's links say about nodes and pods, and what a plan makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from paro_advise.advisor.candidates import aligned_sizes
+from paro_advise.advisor.levels import Cluster, levels_of
+from paro_advise.advisor.links import Link
+from paro_advise.advisor.outlook import Now, sensitivities
+from paro_advise.advisor.recommend import Limits, recommend
+from paro_advise.advisor.replay import baseline_candidate, measured_links, step_us
+from paro_advise.errors import UsageError
+from paro_advise.policies.strategy import Strategy
+from test_recommend import MB, calibration, estimate
+
+# 8 nodes of 4 ranks.
+CLUSTER = Cluster(world_size=32, ranks_per_node=4, is_gloo=False, crowd=1.0)
+
+
+def link(span, size, busbw, spread=1.05, alpha=None):
+    return Link(
+        op="all_gather",
+        span=span,
+        group_size=size,
+        num_samples=20,
+        alpha_us=alpha,
+        busbw_gbps=busbw,
+        busbw_low_gbps=busbw / spread,
+        busbw_high_gbps=busbw * spread,
+        source="fit",
+    )
+
+
+def test_groups_of_two_nodes_that_are_quicker_show_pods():
+    links = [
+        link("intra", 4, 150.0),
+        link("mixed", 8, 40.0, alpha=70.0),
+        link("inter", 4, 2.5),
+        link("mixed", 32, 10.0),
+    ]
+    found = levels_of(links, CLUSTER, None)
+    assert found.nodes_per_pod == 2
+    assert found.pod_gbps.value == pytest.approx(40.0)
+    assert found.pod_alpha_us.value == pytest.approx(70.0 / 7)  # a ring of eight ranks has seven rounds
+    # Four ranks a node share the port, each on a ring of its own.
+    assert found.inter_gbps.value == pytest.approx(10.0)
+    assert found.intra_gbps.value == pytest.approx(150.0)
+    assert any(note.startswith("pods of 2 nodes: groups of that size moved 40 GB/s") for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("near", "spread"),
+    [
+        (12.0, 1.05),  # a fifth quicker: any network is, with fewer rounds
+        (14.0, 1.8),  # quicker, but the collectives vary by more
+    ],
+)
+def test_groups_that_are_hardly_quicker_show_none(near, spread):
+    found = levels_of([link("mixed", 8, near, spread), link("mixed", 32, 10.0, spread)], CLUSTER, None)
+    assert found.nodes_per_pod is None
+    assert found.inter_gbps.value == pytest.approx((near * 10.0) ** 0.5)
+    assert found.pod_gbps == found.inter_gbps
+
+
+def test_stated_pods_without_a_measurement_are_as_quick_as_the_rest():
+    found = levels_of([link("mixed", 32, 10.0)], CLUSTER, 4)
+    assert found.nodes_per_pod == 4
+    assert found.pod_gbps == found.inter_gbps
+    assert found.inter_gbps.value == pytest.approx(10.0)
+    assert any(note.startswith("links inside pods: as quick as between them") for note in found.notes)
+    with pytest.raises(UsageError, match="must divide the 8 nodes"):
+        levels_of([], CLUSTER, 3)
+    assert levels_of([], CLUSTER, 8).nodes_per_pod is None
+
+
+def of_pods(**changes):
+    """8 nodes of 2 ranks in pods of 4 nodes, ten times as quick inside a pod."""
+    return calibration(world_size=16, nodes_per_pod=4, pod_gbps=estimate(0.5), wait_group_size=16, **changes)
+
+
+def test_group_sizes_align_with_nodes_and_pods():
+    assert aligned_sizes(of_pods()) == [2, 4, 8]
+    # 24 nodes in pods of 4: groups of 3 nodes would lie across pods.
+    wide = calibration(world_size=48, nodes_per_pod=4)
+    assert aligned_sizes(wide) == [2, 4, 8, 16, 24]
+    assert 6 in aligned_sizes(replace(wide, nodes_per_pod=None))
+
+
+def test_a_group_inside_a_pod_uses_the_pods_network():
+    """Hybrid sharding over a pod: gathers inside it at 500 MB/s, replicas across at 50 MB/s."""
+    made = of_pods(baseline=Strategy.parse("III"), baseline_group_size=8)
+    gather = 7 * (100.0 + 4 * MB / 8 / 500)  # us; MB/s are bytes per us
+    # Two pods' eight rings share ports two by two, each for an eighth of a unit; gloo sums by all-reduce.
+    across = 2 * (100.0 + 2 * 4 * MB / 8 / 2 / 50)
+    micro_batch = (4 + 3) * gather + 4 * 2 * gather + 50_000.0
+    expected = 2 * micro_batch + 4 * across + 5_000.0
+    assert step_us(made, baseline_candidate(made), measured_links(made)) == pytest.approx(expected)
+
+
+def test_a_plan_shards_inside_pods_and_says_what_it_rests_on():
+    plan = recommend(of_pods(compute_us=1_000.0), Limits())
+    assert plan.chosen.group_size in (2, 4, 8)
+    slow = {c.group_size: c.predicted.step_time_us.p50 for c in plan.candidates if c.triple == "III"}
+    assert slow[8] < step_us_without_pods(8)
+    named = {item.what for item in plan.sensitivities}
+    assert {"bandwidth between pods (GB/s)", "bandwidth between nodes of a pod (GB/s)"} <= named
+
+
+def step_us_without_pods(size):
+    plan = recommend(replace(of_pods(compute_us=1_000.0), nodes_per_pod=None), Limits())
+    return next(c.predicted.step_time_us.p50 for c in plan.candidates if (c.triple, c.group_size) == ("III", size))
+
+
+def test_more_nodes_are_more_pods_of_the_same_size():
+    made = of_pods()
+    links, base = measured_links(made), baseline_candidate(made)
+    now = Now(calibration=made, links=links, anchor=1.0, base=base, chosen=base, bias=0.0)
+    assert len(sensitivities(now, [(base, 1.0)])) == 7
+    assert replace(made, world_size=32).has_pods
+    assert not replace(made, world_size=8).has_pods
