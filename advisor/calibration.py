@@ -35,6 +35,7 @@ class Calibration:
         compute_us: arithmetic of a step of one rank.
         fixed_us: idle, copies, and communication that no strategy changes (norms, tensor parallelism).
         gaps_us: of these, the host's own work between operators.
+        late_us: of these, waiting for the rank that computes longest.
         wait_us: of each collective of a model state beside its transfer, on average: waiting for late ranks.
             Beside a GPU only.
         host_us_per_byte: what a byte that a rank sends takes beside links, where the cores that compute also
@@ -69,6 +70,7 @@ class Calibration:
     compute_us: float
     fixed_us: float
     gaps_us: float
+    late_us: float
     wait_us: float
     host_us_per_byte: float
     wait_group_size: int
@@ -148,7 +150,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     published = _published_us(analysis)
     passes = 1 if run.strategy.triple[1] == "N" else micro
     finer = max(0.0, len(buckets or units) * passes - sum(entry.count for entry in reduced))
-    fixed, wait, transfer = _fixed(analysis, finer, is_gpu=not gloo, own_way=published is not None)
+    fixed, late, wait, transfer = _fixed(analysis, finer, is_gpu=not gloo, own_way=published is not None)
     profiled = sum(analysis.step_time_us.values) / len(analysis.step_time_us.values)
     cluster = Cluster(world_size=world, ranks_per_node=per_node, is_gloo=gloo, crowd=_crowd(analysis))
     levels = levels_of(analysis.links, cluster, nodes_per_pod)
@@ -163,7 +165,8 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         element_bytes=element_bytes,
         compute_us=analysis.breakdown_us.compute or 0.0,
         fixed_us=fixed,
-        gaps_us=min(fixed, _gaps(analysis)),
+        gaps_us=min(fixed - late, _gaps(analysis)),
+        late_us=late,
         wait_us=wait,
         host_us_per_byte=0.0,
         transfer_us=transfer,
@@ -198,8 +201,10 @@ def _ranks_per_node(analysis: Analysis, world: int, notes: list[str]) -> int:
     return per_node
 
 
-def _fixed(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool) -> tuple[float, float, float | None]:
-    """Return what no strategy changes, what each collective costs beside its transfer, and the transfers.
+def _fixed(
+    analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool
+) -> tuple[float, float, float, float | None]:
+    """Return what no strategy changes, lateness in it, what a collective costs beside its transfer, and transfers.
 
     Args:
         analysis: the run.
@@ -227,7 +232,7 @@ def _fixed(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool) -> 
         wait += parts.other or 0.0
     known = [entry.transfer_us for entry in moved if entry.count]
     transfer = None if any(value is None for value in known) else once * sum(value or 0.0 for value in known)
-    return fixed, wait / calls if calls else 0.0, transfer
+    return fixed, late, wait / calls if calls else 0.0, transfer
 
 
 def _gaps(analysis: Analysis) -> float:

@@ -60,16 +60,18 @@ def _on_cores(traced: Calibration, step: float, cores: float) -> Calibration:
         step, cores: the share that is left of the step, and of the training thread's work.
     """
     real_us = step * traced.step_us
-    asleep = traced.fixed_us - traced.gaps_us
-    work = traced.compute_us + traced.gaps_us
+    # The rank that the others wait for is late with work of its cores.
+    asleep = traced.fixed_us - traced.gaps_us - traced.late_us
+    work = traced.compute_us + traced.gaps_us + traced.late_us
     cores = min(cores, max(0.0, real_us - asleep) / work) if work else cores
     plain = replace(
         traced,
         traced_error_pct=_traced_error_pct(traced),
         step_us=real_us,
         compute_us=cores * traced.compute_us,
-        fixed_us=min(real_us, cores * traced.gaps_us + asleep),
+        fixed_us=min(real_us, cores * (traced.gaps_us + traced.late_us) + asleep),
         gaps_us=cores * traced.gaps_us,
+        late_us=cores * traced.late_us,
         wait_us=0.0,
         transfer_us=None,
         published_us=None if traced.published_us is None else step * traced.published_us,
@@ -143,6 +145,7 @@ def _beside_a_gpu(traced: Calibration, step: float) -> Calibration:
         compute_us=rest * traced.compute_us,
         fixed_us=fixed,
         gaps_us=min(traced.gaps_us, fixed),
+        late_us=min(traced.late_us, fixed),
         wait_us=rest * traced.wait_us,
         transfer_us=None if traced.transfer_us is None else rest * traced.transfer_us,
         published_us=None if traced.published_us is None else step * traced.published_us,

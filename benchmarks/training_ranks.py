@@ -234,6 +234,7 @@ def main() -> None:
             with turn_of(name, work, first) as step:
                 for number in range(STEPS):
                     measure(name, step, number)
+                del step  # its communicators go with it
     if options.traces:
         with turn_of(options.systems[0], work, first) as step:
             record(step, options.traces)

@@ -38,6 +38,7 @@ def calibration(**changes):
         "compute_us": 100_000.0,
         "fixed_us": 5_000.0,
         "gaps_us": 5_000.0,
+        "late_us": 0.0,
         "wait_us": 0.0,
         "host_us_per_byte": 0.0,
         "wait_group_size": 8,

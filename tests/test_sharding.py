@@ -95,6 +95,10 @@ def test_a_checkpoint_of_four_ranks_loads_on_two(tmp_path):
     run("sharding_switch", "load", tmp_path, ranks=2)
 
 
+def test_a_dropped_model_leaves_nothing():
+    run("sharding_gone", ranks=2)
+
+
 def test_dominated_strategies_are_refused():
     pytest.importorskip("torch")
     from paro_advise.runtime.sharding.shard import checked_strategy

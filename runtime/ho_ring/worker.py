@@ -64,6 +64,7 @@ class Worker:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+            del job  # while this thread waits, what the job held may go
 
 
 def _fulfil(future: Future[_Result], job: Callable[[], _Result]) -> None:

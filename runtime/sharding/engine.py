@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -111,6 +112,9 @@ class Engine:
         self._exposure = Exposure()
         self._reducing = Queue("a reduction of gradients")
         self._gathering = Queue("an update of parameters", depth=len(specs) + 1)
+        # Threads outlive whoever started them.
+        for queue in (self._reducing, self._gathering):
+            weakref.finalize(self, queue.close).atexit = False
         self.units: list[UnitState] = []
         self._meshes: dict[Any, DeviceMesh] = {}
         self._channels: dict[int, tuple[Channels, Channels]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +52,24 @@ class ReplicatedUnits:
             self._deliver_next()
         self._running = False
 
+    def take(self, place: int, name: str) -> None:
+        """Note that the gradient of a parameter has come.
+
+        Raises:
+            UsageError: for the second time.
+        """
+        if not self._running:
+            self._begin()
+        if place > self._next:
+            raise UsageError(
+                f"a parameter must get its gradient once in a backward pass, got a second one for {name}",
+                where=name,
+                hint="use torch.utils.checkpoint with use_reentrant=False",
+            )
+        self._waiting[place].discard(name)
+        while self._next >= 0 and not self._waiting[self._next]:
+            self._deliver_next()
+
     def _begin(self) -> None:
         self._waiting = [{slot.name for slot in unit.training} for unit in self._units]
         self._next = len(self._units) - 1
@@ -58,18 +77,13 @@ class ReplicatedUnits:
         self._started()
 
     def _hook(self, place: int, name: str) -> Callable[[torch.Tensor], None]:
+        # The garbage collector does not see what a parameter's hooks hold.
+        owner = weakref.ref(self)
+
         def notice(_: torch.Tensor) -> None:
-            if not self._running:
-                self._begin()
-            if place > self._next:
-                raise UsageError(
-                    f"a parameter must get its gradient once in a backward pass, got a second one for {name}",
-                    where=name,
-                    hint="use torch.utils.checkpoint with use_reentrant=False",
-                )
-            self._waiting[place].discard(name)
-            while self._next >= 0 and not self._waiting[self._next]:
-                self._deliver_next()
+            units = owner()
+            if units is not None:
+                units.take(place, name)
 
         return notice
 

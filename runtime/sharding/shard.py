@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _Model = TypeVar("_Model", bound=nn.Module)
-_ENGINES: weakref.WeakKeyDictionary[nn.Module, Engine] = weakref.WeakKeyDictionary()
+# A model's hooks keep its engine; a strong reference from here would keep both for ever.
+_ENGINES: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]] = weakref.WeakKeyDictionary()
 _MIN_TORCH = (2, 9)
 
 
@@ -47,14 +48,14 @@ class ShardedModule:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
-        engine = _ENGINES.get(self)
+        engine = _engine_or_none(self)
         if engine is not None:
             engine.discard_gradients()
         super().zero_grad(set_to_none)  # type: ignore[misc]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the parameters as they rest on this rank, after waiting for updates under way."""
-        engine = _ENGINES.get(self)
+        engine = _engine_or_none(self)
         if engine is not None:
             engine.finish_updates()
         return super().state_dict(*args, **kwargs)  # type: ignore[misc,no-any-return]
@@ -103,13 +104,18 @@ class _Attachment:
         states.load_optimizer_state(self._engine, state)
 
 
+def _engine_or_none(model: Any) -> Engine | None:
+    found = _ENGINES.get(model)
+    return found() if found else None
+
+
 def engine_of(model: Any) -> Engine:
     """Return the engine of a sharded model.
 
     Raises:
         UsageError: it is not sharded.
     """
-    engine = _ENGINES.get(model)
+    engine = _engine_or_none(model)
     if engine is None:
         raise UsageError(
             f"the model must be sharded by paro_advise.runtime.shard, got a plain {type(model).__name__}",
@@ -195,7 +201,7 @@ def shard(
         _settle(engine, init)
     shards.attach(_Attachment(engine))
     mark(model)
-    _ENGINES[model] = engine
+    _ENGINES[model] = weakref.ref(engine)
     return model, optimizer
 
 

@@ -1,0 +1,39 @@
+"""Drops sharded models: nothing of them may stay in the process."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import torch
+import torch.distributed as dist
+from paro_advise.runtime import engine_of, shard
+from torch import nn
+
+
+def train_and_drop(strategy):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    shard(model, optimizer, strategy, group_size=2)
+    model(torch.randn(2, 8)).sum().backward()
+    optimizer.step()
+    return weakref.ref(model), weakref.ref(engine_of(model))
+
+
+def main():
+    dist.init_process_group("gloo")
+    for strategy in ("NIG", "IIG", "GGG"):
+        left = train_and_drop(strategy)
+        gc.collect()
+        assert [thing() for thing in left] == [None, None], strategy
+    for thread in threading.enumerate():
+        if thread.name.startswith("paro_advise"):
+            thread.join(timeout=10)
+            assert not thread.is_alive(), thread.name
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
