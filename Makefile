@@ -45,7 +45,7 @@ contract: .venv/test.stamp ## Imports between the rooms
 	PYTHONPATH=build/contract $(BIN)/lint-imports --config pyproject.toml --no-cache
 
 unit: .venv/test.stamp ## Tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: .venv/test.stamp ## The long runs of sharding: all optimizers, groups, checkpoints (15 minutes)
 	$(BIN)/python -m pytest -m slow

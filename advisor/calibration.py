@@ -46,6 +46,7 @@ class Calibration:
         traced_error_pct: replay of the traced step from its measured parts against its measured time, where the
             calibration then brings the replay to unprofiled time; None where the replay itself tells.
         is_gpu: collectives run beside compute.
+        cores_per_rank: None where it is not known.
         native_reduce_scatter_is_all_reduce: gloo's.
         baseline: strategy of the run between steps.
         baseline_group_size: ranks of its group.
@@ -78,6 +79,7 @@ class Calibration:
     step_us: float
     traced_error_pct: float | None
     is_gpu: bool
+    cores_per_rank: float | None
     native_reduce_scatter_is_all_reduce: bool
     baseline: Strategy
     baseline_group_size: int
@@ -174,6 +176,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         step_us=profiled,
         traced_error_pct=None,
         is_gpu=not gloo,
+        cores_per_rank=analysis.captured.cores_per_rank if analysis.captured else None,
         native_reduce_scatter_is_all_reduce=gloo,
         baseline=Strategy.parse(run.strategy.triple_at_rest or run.strategy.triple),
         gathers_once=run.strategy.triple[0] == "N" and (run.strategy.triple_at_rest or "N")[0] != "N",
@@ -210,6 +213,7 @@ def _fixed(
         analysis: the run.
         finer: reductions that the replay makes of the run's buckets beyond theirs.
         is_gpu: collectives run beside compute.
+        cores_per_rank: None where it is not known.
         own_way: updated parameters come back in the framework's own way, see ``_published_us``.
     """
     parts, states = analysis.breakdown_us, analysis.states

@@ -60,6 +60,7 @@ class Captured:
         traced_cpu_us: what the training thread was on a core for in a step that is in the trace, on average over
             ranks; None where steps do not tell.
         profiler_cpu_slowdown: that over the same of timed steps.
+        cores_per_rank: of the machine that has the fewest for each of its ranks; None where it is not known.
     """
 
     steps: tuple[CapturedStep, ...]
@@ -76,6 +77,7 @@ class Captured:
     torch_version: str | None
     traced_cpu_us: float | None = None
     profiler_cpu_slowdown: float | None = None
+    cores_per_rank: float | None = None
 
 
 def captured_of(logs: Sequence[StepLog]) -> Captured | None:
@@ -116,7 +118,19 @@ def captured_of(logs: Sequence[StepLog]) -> Captured | None:
         torch_version=first.torch_version,
         traced_cpu_us=traced_cpu,
         profiler_cpu_slowdown=traced_cpu / plain_cpu if traced_cpu and plain_cpu else None,
+        cores_per_rank=_cores_per_rank(logs),
     )
+
+
+def _cores_per_rank(logs: Sequence[StepLog]) -> float | None:
+    """Return how many cores a rank has for itself; ranks whose log is missing count by their node's number."""
+    shares = []
+    for log in logs:
+        neighbours = [other for other in logs if other.machine == log.machine]
+        if log.machine is None or log.cores is None:
+            return None
+        shares.append(log.cores / max(len(neighbours), log.local_world_size or 1))
+    return min(shares, default=None)
 
 
 def _cpu_us(

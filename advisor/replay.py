@@ -25,9 +25,10 @@ _BACKWARD = 2 / 3  # of the arithmetic: 6 N D = 2 forward + 4 backward
 _PENDING = 3
 _MIN_STRETCH, _MAX_STRETCH = 0.7, 9.0
 # HO-Ring against a native run: its transfers come within a tenth of what the links can do (bench_ho_ring),
-# so nothing is added for contention; its waits, and what cores add to its bytes, are these shares, the latter
-# as in the two configurations that bench_prediction lists as DEVELOPED.
-_HO_RING_WAITS, _HO_RING_COPIES = 0.7, 0.3
+# so nothing is added for contention; its waits, and what cores add to its bytes, are these shares. Where cores
+# move bytes inside nodes, it is as quick as the backend with so many cores for each rank, since its threads work
+# at once. The latter as in what bench_prediction lists as DEVELOPED.
+_HO_RING_WAITS, _HO_RING_COPIES, _HO_RING_CORES = 0.7, 0.3, 0.4
 LEVELS = ("inter_alpha_us", "inter_gbps", "intra_alpha_us", "intra_gbps", "pod_alpha_us", "pod_gbps")
 
 
@@ -327,8 +328,11 @@ class _Step:
         if native and had_ring:
             waits, copies = 1 / waits, 1 / copies
 
-        # The assumed bandwidth inside nodes is that of the cores already.
+        # The assumed bandwidth inside nodes is that of the cores already, with the backend's own collectives.
         has_copies = calibration.intra_gbps.source != "prior"
+        if not native and not calibration.is_gpu and not has_copies:
+            cores = min(1.0, calibration.cores_per_rank or _HO_RING_CORES)
+            used = replace(used, intra_gbps=used.intra_gbps * cores / _HO_RING_CORES)
 
         def cost(parts: Parts) -> Any:
             late = sum(calibration.wait_us * _lateness(part.size, calibration.wait_group_size) for part in parts)

@@ -57,16 +57,16 @@ DEVELOPED = (
     Configuration(name="2x2_400_straggler", spec=_lab(2, 2, 400.0, slow_rank=3, slow_factor=1.5), work={"width": 256}),
 )
 JUDGED = (
-    Configuration(name="2x4_300", spec=_lab(2, 4, 300.0), work={"width": 256}),
-    Configuration(name="4x2_200_wide", spec=_lab(4, 2, 200.0), work={"width": 384, "layers": 4}),
-    Configuration(name="3x2_300_micro8", spec=_lab(3, 2, 300.0), work={"width": 256, "micro_batches": 8}),
-    Configuration(name="4x1_400", spec=_lab(4, 1, 400.0), work={"width": 256, "micro_batches": 2}),
+    Configuration(name="2x4_500", spec=_lab(2, 4, 500.0), work={"width": 288}),
+    Configuration(name="4x2_300_wide", spec=_lab(4, 2, 300.0), work={"width": 384, "layers": 4}),
+    Configuration(name="3x2_400_micro8", spec=_lab(3, 2, 400.0), work={"width": 224, "micro_batches": 8}),
+    Configuration(name="4x1_200", spec=_lab(4, 1, 200.0), work={"width": 256, "micro_batches": 2}),
     Configuration(
-        name="4x2_400_slow_port", spec=_lab(4, 2, 400.0, slow_node=2, slow_port_mbit=200.0), work={"width": 256}
+        name="3x2_400_slow_port", spec=_lab(3, 2, 400.0, slow_node=1, slow_port_mbit=200.0), work={"width": 256}
     ),
     Configuration(
-        name="3x2_400_straggler",
-        spec=_lab(3, 2, 400.0, slow_rank=4, slow_factor=1.4),
+        name="2x3_400_straggler",
+        spec=_lab(2, 3, 400.0, slow_rank=4, slow_factor=1.4),
         work={"width": 288, "layers": 5},
     ),
 )

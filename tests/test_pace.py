@@ -46,6 +46,14 @@ def test_a_capture_tells_what_the_profiler_cost_the_cores(tmp_path):
     assert found.profiler_cpu_slowdown == 2.5
 
 
+def test_what_others_wait_for_is_slowed_like_their_own_work(tmp_path):
+    """A rank that computes longer is late with work of its cores: 40 ms of the 45 that no strategy changes."""
+    traced = calibration(step_us=4_000_000.0, fixed_us=45_000.0, gaps_us=5_000.0, late_us=40_000.0)
+    found = unprofiled(traced, captured(tmp_path, 3.9e6, 2e5, 5e5))
+    assert found.late_us == pytest.approx(40_000.0 / 2.5)
+    assert found.fixed_us == pytest.approx(45_000.0 / 2.5)
+
+
 def test_the_profiler_slows_cores_and_not_the_wire(tmp_path):
     traced = calibration(step_us=4_000_000.0)
     seen = captured(tmp_path, 3_000_000.0, 2e5, 4e5)

@@ -46,6 +46,7 @@ def calibration(**changes):
         "step_us": 0.0,
         "traced_error_pct": None,
         "is_gpu": False,
+        "cores_per_rank": None,
         "native_reduce_scatter_is_all_reduce": True,
         "baseline": Strategy.parse("GGG"),
         "baseline_group_size": 2,
@@ -225,6 +226,7 @@ def test_a_host_bound_run_is_kept():
     """A step that is idle nine tenths of the time gains nothing from another strategy."""
     made = calibration(
         is_gpu=True,
+        cores_per_rank=None,
         native_reduce_scatter_is_all_reduce=False,
         fixed_us=2e6,
         compute_us=2e5,

@@ -53,6 +53,8 @@ class StepLog:
 
     Attributes:
         rank, world_size, local_world_size, backend, host, device_memory_bytes: as the rank says.
+        machine: the same for ranks under one kernel, whatever their hosts are called.
+        cores: that the rank may run on.
         traced: first step in the trace, and the first after it; None where it is not said.
         inputs: shape and type of each tensor in the first call, such as "2x64 torch.int64".
         autocast: type of mixed precision, None without.
@@ -64,6 +66,8 @@ class StepLog:
     local_world_size: int | None
     backend: str | None
     host: str | None
+    machine: str | None
+    cores: int | None
     device_name: str | None
     device_memory_bytes: int | None
     torch_version: str | None
@@ -83,6 +87,8 @@ class _Header:
     local_world_size: int | None = None
     backend: str | None = None
     host: str | None = None
+    machine: str | None = None
+    cores: int | None = None
     device_name: str | None = None
     device_memory_bytes: int | None = None
     torch_version: str | None = None
@@ -173,6 +179,8 @@ def read_step_log(ref: SourceRef) -> StepLog:
         local_world_size=header.local_world_size,
         backend=header.backend,
         host=header.host,
+        machine=header.machine,
+        cores=header.cores if header.cores and header.cores > 0 else None,
         device_name=header.device_name,
         device_memory_bytes=header.device_memory_bytes,
         torch_version=header.torch_version,

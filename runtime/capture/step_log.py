@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import resource
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 FORMAT = "paro-advise/steps"
-FORMAT_VERSION = "1.1"
+FORMAT_VERSION = "1.2"
 # A GPU's numbers are read in batches, since each reading waits for the GPU.
 _BATCH = 50
 _MAX_STEPS = 100_000
@@ -110,11 +110,20 @@ def facts_of_process() -> dict[str, Any]:
         "local_world_size": int(local) if local.isdecimal() else None,
         "backend": str(dist.get_backend()) if ready else None,
         "host": socket.gethostname(),
+        "machine": _machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "torch_version": torch.__version__,
         "python_version": sys.version.split()[0],
         "device_name": torch.cuda.get_device_name() if has_gpu else None,
         "device_memory_bytes": torch.cuda.get_device_properties(0).total_memory if has_gpu else None,
     }
+
+
+def _machine() -> str | None:
+    """Return a name that processes of one kernel share, be they in containers of other host names; None unknown."""
+    with suppress(OSError):
+        return hashlib.sha256(Path("/proc/sys/kernel/random/boot_id").read_bytes()).hexdigest()[:16]
+    return None
 
 
 def peak_memory_bytes() -> int:
