@@ -10,6 +10,7 @@ from paro_advise.errors import UsageError
 from paro_advise.policies.exports import FRAMEWORKS, Target, export
 from paro_advise.policies.fidelity import Fidelity, exports_of
 from paro_advise.policies.strategy import KEPT, Strategy
+from test_sharding import run
 
 
 def target(triple, **changes):
@@ -72,3 +73,8 @@ def test_deepspeed_keeps_parameters_on_the_host_in_stage_3_only():
     config = pytest.importorskip("deepspeed.runtime.config", reason="DeepSpeed is not installed (make bench-training)")
     made = {"zero_optimization": wanted, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4}
     assert config.DeepSpeedConfig(made).zero_config.offload_param.device == "cpu"
+
+
+@pytest.mark.distributed
+def test_exported_fsdp2_code_trains_as_one_process():
+    assert run("exported_fsdp2", warnings="default").count("trained") == 8

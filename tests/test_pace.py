@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 from paro_advise.advisor.captured import captured_of
+from paro_advise.advisor.levels import Estimate
 from paro_advise.advisor.pace import unprofiled
-from paro_advise.advisor.replay import baseline_candidate, measured_links, step_us
+from paro_advise.advisor.replay import Candidate, baseline_candidate, measured_links, step_us
 from paro_advise.policies.strategy import Strategy
 from paro_advise.trace_parsers.blocks import SourceRef
 from paro_advise.trace_parsers.step_log import read_step_log
@@ -52,6 +53,36 @@ def test_what_others_wait_for_is_slowed_like_their_own_work(tmp_path):
     found = unprofiled(traced, captured(tmp_path, 3.9e6, 2e5, 5e5))
     assert found.late_us == pytest.approx(40_000.0 / 2.5)
     assert found.fixed_us == pytest.approx(45_000.0 / 2.5)
+
+
+def test_ranks_of_one_machine_share_its_cores(tmp_path):
+    """Two ranks on eight cores, four on two: the latter have half a core each, whatever their hosts are called."""
+    places = [("a", 8)] * 2 + [("b", 2)] * 4
+    logs = [
+        log(tmp_path, [], rank, machine=machine, cores=cores, host=f"h{rank}", local_world_size=1)
+        for rank, (machine, cores) in enumerate(places)
+    ]
+    assert captured_of(logs).cores_per_rank == 0.5
+    # One log of a node of four ranks: the others are there, too.
+    assert captured_of([log(tmp_path, [], machine="a", cores=8, local_world_size=4)]).cores_per_rank == 2.0
+    assert captured_of([*logs, log(tmp_path, [], 6)]).cores_per_rank is None
+
+
+def test_ho_ring_inside_a_node_is_as_quick_as_its_cores():
+    prior = Estimate(value=1.0, sigma=0.2, source="prior")
+    ours = Candidate(strategy=Strategy.parse("III"), group_size=2, collectives="ho_ring")
+
+    def taken(cores, candidate=ours, source=prior):
+        made = calibration(intra_gbps=source, cores_per_rank=cores)
+        return float(step_us(made, candidate, measured_links(made)))
+
+    assert taken(0.2) > taken(0.36) > taken(0.8) > taken(1.0)
+    assert taken(None) == taken(0.36)  # as quick as the backend's own
+    assert taken(8.0) == taken(1.0)  # a rank's transfers are one thread's
+    native = replace(ours, collectives="native")
+    assert taken(0.2, native) == taken(1.0, native)
+    measured = replace(prior, source="measured")
+    assert taken(0.2, source=measured) == taken(1.0, source=measured)
 
 
 def test_the_profiler_slows_cores_and_not_the_wire(tmp_path):
