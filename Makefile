@@ -59,7 +59,7 @@ bench-ho-ring: .venv/test.stamp ## HO-Ring beside gloo, two hops and a plain rin
 # DeepSpeed's set-up reads the installed torch.
 .venv/peers.stamp: .venv/test.stamp
 	$(PIP) setuptools wheel
-	$(PIP) --no-build-isolation deepspeed
+	$(PIP) --no-build-isolation deepspeed accelerate lightning
 	@touch $@
 
 bench-training: .venv/peers.stamp ## Our strategies beside DDP, FSDP2 and DeepSpeed on the emulated cluster (15 minutes)

@@ -223,7 +223,8 @@ parallelism_config:
   parallelism_config_dp_replicate_size: {replicate}
   parallelism_config_dp_shard_size: {shards}
 """
-    return text, ".yaml", "1.10", _kept_for_backward(target)
+    nodes = "on more than one node, add --num_machines, --machine_rank and --main_process_ip to accelerate launch"
+    return text, ".yaml", "1.10", (nodes, *_kept_for_backward(target))
 
 
 def _megatron(target: Target) -> _Written:

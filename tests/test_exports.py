@@ -63,6 +63,35 @@ def test_deepspeed_loads_its_configuration(strategy):
         assert loaded.zero_config.zero_hpz_partition_size == 8
 
 
+@pytest.mark.parametrize(
+    ("strategy", "sizes", "reshards"),
+    [("GGG", (1, 32), "true"), ("NGG", (1, 32), "false"), ("III", (4, 8), "true"), ("NII", (4, 8), "false")],
+)
+def test_accelerate_loads_its_configuration_and_launches_with_it(strategy, sizes, reshards, tmp_path):
+    reason = "accelerate is not installed (make bench-training)"
+    arguments = pytest.importorskip("accelerate.commands.config.config_args", reason=reason)
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(export("accelerate", target(strategy)).text)
+    assert arguments.load_config_from_file(str(path)).num_processes == 32
+    parsed = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
+    given = prepare_multi_gpu_env(_validate_launch_command(parsed)[0])
+    assert (given["FSDP_VERSION"], given["FSDP_RESHARD_AFTER_FORWARD"]) == ("2", reshards)
+    names = ("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "PARALLELISM_CONFIG_DP_SHARD_SIZE")
+    assert tuple(int(given[name]) for name in names) == sizes
+
+
+def test_lightning_makes_its_strategy():
+    strategies = pytest.importorskip(
+        "lightning.pytorch.strategies", reason="Lightning is not installed (make bench-training)"
+    )
+    module = {}
+    exec(export("lightning", target("GGG")).text, module)
+    assert isinstance(module["strategy"], strategies.ModelParallelStrategy)
+
+
 def test_deepspeed_keeps_parameters_on_the_host_in_stage_3_only():
     wanted = json.loads(export("deepspeed", target("GGG", offload="optimizer+parameter")).text)["zero_optimization"]
     assert (wanted["offload_optimizer"]["device"], wanted["offload_param"]["device"]) == ("cpu", "cpu")
