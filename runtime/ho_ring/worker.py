@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _Result = TypeVar("_Result")
+_GRACE_S = 10.0
 _WORKERS: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
@@ -53,13 +54,15 @@ class Worker:
         The job may wait for a rank that in turn waits for this process to end, and a thread that
         comes back from the backend while the interpreter is taken down aborts the process.
         """
-        if self._last is None or self._last.done():
-            return
-        if getattr(sys, "last_value", None) is not None:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
-        self._last.exception()
+        if self._last is not None and not self._last.done():
+            if getattr(sys, "last_value", None) is not None:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(1)
+            self._last.exception()
+        # The thread may still let go of what the last job held.
+        self.close()
+        self._thread.join(_GRACE_S)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
