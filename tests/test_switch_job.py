@@ -19,7 +19,8 @@ def test_a_running_job_takes_a_new_plan(tmp_path):
     script = SCRIPTS / "train_fsdp2.py"
     arguments = ("--steps", 60)
     few = torchrun(script, "--steps", 8)
-    assert paro("capture", "-o", tmp_path / "b", "--steps", "4:6", job=few).returncode == 0
+    captured = paro("capture", "-o", tmp_path / "b", "--steps", "4:6", job=few)
+    assert captured.returncode == 0, captured.stderr[-3000:]
     assert paro("recommend", tmp_path / "b", "-o", tmp_path / "p.json", "-q").returncode == 0
     first = plan_for(tmp_path / "p.json", tmp_path / "first.json", "GGG")
     second = plan_for(tmp_path / "p.json", tmp_path / "second.json", "NIG")
