@@ -213,7 +213,6 @@ def _fixed(
         analysis: the run.
         finer: reductions that the replay makes of the run's buckets beyond theirs.
         is_gpu: collectives run beside compute.
-        cores_per_rank: None where it is not known.
         own_way: updated parameters come back in the framework's own way, see ``_published_us``.
     """
     parts, states = analysis.breakdown_us, analysis.states
