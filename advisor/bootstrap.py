@@ -1,9 +1,10 @@
 """How much something changed between two runs, and how sure that is (pure).
 
-The statistic is the ratio of trimmed means, its range the percentile bootstrap's (Efron and
-Tibshirani, 1993, chapter 13), widened for few samples as a t-interval is. Slow steps may come in bursts;
-then blocks of steps in a row are drawn (Politis and Romano, 1992), as long as their correlation asks for
-(Politis and White, 2004, with that of neighbours), or a burst on one side would look like a change.
+The statistic is the ratio of interquartile means, since slow steps have a long tail; its range is the
+percentile bootstrap's (Efron and Tibshirani, 1993, chapter 13), widened for few samples as a t-interval
+is. Slow steps may come in bursts; then blocks of steps in a row are drawn (Politis and Romano, 1992), as
+long as their correlation asks for (Politis and White, 2004, with that of neighbours), or a burst on one
+side would look like a change.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _DRAWS = 2_000
-_TRIM = 0.1
+_TRIM = 0.25
 _MIN_SAMPLES = 4
 _CORRELATED = 0.5
 _SIGNIFICANT = 2.0

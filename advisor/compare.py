@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from paro_advise.policies.plan import Plan
 
 _STATES = ("parameter", "gradient", "optimizer")
-_REAL_PCT, _NARROW_PCT = 2.0, 5.0
+_REAL_PCT, _NARROW_PCT = 2.5, 5.0
 _MAX_POINTS = 400
 _TOKENS = re.compile(r"^(\d{1,9})x(\d{1,9}) torch\.int(?:32|64)$")
 
@@ -147,7 +147,7 @@ def _step_change(before: Analysis, after: Analysis, sides: tuple[Side, Side], *,
 
 
 def verdict_of(change: Change | None, *, lower_is_better: bool = True) -> str:
-    """Judge a change: real if its range leaves out zero and it is above 2 %, the same if its range is narrow."""
+    """Judge a change: real if its range leaves out zero and it is above 2.5 %, the same if its range is narrow."""
     if change is None:
         return "unclear"
     low, high, value = 100 * change.low, 100 * change.high, 100 * change.value

@@ -350,10 +350,10 @@ _METHOD = (
         "them; the split of a step, states and collectives come from the profiled ones, which the profiler slows."
     ),
     (
-        "A change is real when its 98 % range leaves out zero and it is above 2 %; it is the same when the range is "
+        "A change is real when its 98 % range leaves out zero and it is above 2.5 %; it is the same when the range is "
         "narrower than 10 points; else it cannot be told. Ranges are those of a bootstrap over "
-        "steps (or ranks) of the ratio of trimmed means, widened for few samples; steps that vary together in both "
-        "runs are paired."
+        "steps (or ranks) of the ratio of interquartile means, widened for few samples; steps that vary together "
+        "in both runs are paired."
     ),
     (
         "Losses are sums over the backward passes of a step, averaged over ranks; gradient norms are those of the "

@@ -6,14 +6,13 @@ Each loop trains one of the scripts in examples/frameworks on 4 nodes of 2 ranks
 under the plan that the capture alone gave, with half of plain data parallelism's memory. A loop counts
 if the measured speed-up lies in the plan's 80 % range. The A/A and known-change comparisons cut the
 steps of one long run into pairs; in the latter one side's steps are stretched by 5 %. What a capture
-costs steps that are not profiled is timed from outside: the same script with and without it in turn, by
-the lines that it prints. The last line of the output is JSON.
+costs steps that are not profiled is timed in one run that captures stretches of its steps in turn. The last
+line of the output is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import random
@@ -21,7 +20,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,22 +124,17 @@ def long_run(folder: Path, steps: int) -> list[float]:
     return [row["step_us"] for row in rows if row["step"] > 6]
 
 
-def capture_overhead(root: Path, rounds: int = 3) -> float:
-    """Return how much longer an unprofiled step takes in a capture, as a share; medians of alternating runs."""
+def capture_overhead() -> tuple[float, float]:
+    """Return how much longer an unprofiled step takes in a capture, as a share, and its standard error."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [str(SCRIPTS / "train_fsdp2.py"), *LONG, "--steps", "80"]
-    times: dict[bool, list[float]] = {True: [], False: []}
-    for number in range(2 * rounds):
-        captures = bool(number % 2)
-        wish = Wish.of(root / f"overhead{number}", "3:4").to_environment() if captures else {}
-        environment = job_environment({**os.environ, "OMP_NUM_THREADS": "1"}, wish)
-        with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL
-        ) as job:
-            assert job.stdout is not None
-            lines = [time.perf_counter() for line in job.stdout if line.startswith("step ")]
-        times[captures] += [after - before for before, after in itertools.pairwise(lines[10:])]
-    return statistics.median(times[True]) / statistics.median(times[False]) - 1
+    command += [str(Path(__file__).parent / "capture_ranks.py"), *LONG]
+    done = subprocess.run(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"capture_ranks.py failed:\n{done.stderr[-3000:]}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    return found["share"], found["standard_error"]
 
 
 def verdicts(times: list[float], factor: float) -> list[str]:
@@ -168,8 +161,8 @@ def main() -> None:
         root = options.keep or Path(temporary)
         loops = all_loops(root, options.loops) if options.loops else []
         times = long_run(root / "long", options.steps)
-        overhead = capture_overhead(root)
-    print(f"\ncapture: {overhead:+.1%} on steps that are not profiled")
+        overhead, error = capture_overhead()
+    print(f"\ncapture: {overhead:+.1%} (standard error {error:.1%}) on steps that are not profiled")
     same, slower = verdicts(times, 1.0), verdicts(times, 1.05)
     spread = statistics.stdev(times) / statistics.mean(times)
     print(
