@@ -21,7 +21,7 @@ _PRIOR_BANDWIDTH_FACTOR, _PRIOR_LATENCY_FACTOR = 1.5, 2.0
 # cores, which copy whole buffers whatever part of them is sent: a rank's, times m / (m - 1), as in the
 # configurations that bench_prediction lists as DEVELOPED.
 _NCCL = {"intra_gbps": 150.0, "intra_alpha_us": 5.0, "inter_gbps": 25.0, "inter_alpha_us": 14.0}
-_GLOO_FACTOR = 1.25
+_GLOO_FACTOR = 1.2
 _GLOO = {"intra_gbps": 0.32, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
 # Groups of few nodes are a little quicker on any network; beyond this factor their network is another one.
 _QUICKER = 1.3

@@ -58,7 +58,7 @@ _GAIN, _SURE = 1.02, 0.9
 _CAPACITY_SHARE = 0.8
 # What the model itself does not know, as the standard deviation of the logarithm: another strategy,
 # and one on links that nobody measured (prediction 3.5).
-_OTHER, _PRIOR, _FLOOR, _HIDDEN = 0.08, 0.12, 0.1, 0.15
+_OTHER, _PRIOR, _FLOOR, _HIDDEN = 0.08, 0.1, 0.1, 0.15
 _ANCHOR = (0.5, 2.0)
 # How much of the host time that should go does go.
 _GONE = (0.6, 1.4)

@@ -26,9 +26,10 @@ _PENDING = 3
 _MIN_STRETCH, _MAX_STRETCH = 0.7, 9.0
 # HO-Ring against a native run: its transfers come within a tenth of what the links can do (bench_ho_ring),
 # so nothing is added for contention; its waits, and what cores add to its bytes, are these shares. Where cores
-# move bytes inside nodes, it is as quick as the backend with so many cores for each rank, since its threads work
-# at once: 0.40 as in what bench_prediction lists as DEVELOPED, 0.36 with what it lists as JUDGED as well.
-_HO_RING_WAITS, _HO_RING_COPIES, _HO_RING_CORES = 0.7, 0.3, 0.36
+# move bytes inside nodes, it is as quick with one peer as the backend is with so many cores for each rank, since
+# its threads work at once, and the quicker the more peers are served at once, seen up to four ranks a node: as in
+# what bench_prediction lists as DEVELOPED.
+_HO_RING_WAITS, _HO_RING_COPIES, _HO_RING_CORES, _HO_RING_RANKS = 0.7, 0.3, 0.36, 4
 LEVELS = ("inter_alpha_us", "inter_gbps", "intra_alpha_us", "intra_gbps", "pod_alpha_us", "pod_gbps")
 
 
@@ -331,8 +332,7 @@ class _Step:
         # The assumed bandwidth inside nodes is that of the cores already, with the backend's own collectives.
         has_copies = calibration.intra_gbps.source != "prior"
         if not native and not calibration.is_gpu and not has_copies:
-            cores = min(1.0, calibration.cores_per_rank or _HO_RING_CORES)
-            used = replace(used, intra_gbps=used.intra_gbps * cores / _HO_RING_CORES)
+            used = replace(used, intra_gbps=used.intra_gbps * _ho_ring_inside(calibration))
 
         def cost(parts: Parts) -> Any:
             late = sum(calibration.wait_us * _lateness(part.size, calibration.wait_group_size) for part in parts)
@@ -467,6 +467,13 @@ class _Background:
     def rest(self) -> Any:
         """Return how long all of them still take alone."""
         return sum(self._left, 0.0)
+
+
+def _ho_ring_inside(calibration: Calibration) -> float:
+    """Return HO-Ring's bandwidth inside a node over the backend's, which a rank has for (m - 1) / m of a buffer."""
+    cores = min(1.0, calibration.cores_per_rank or _HO_RING_CORES)
+    ranks = max(2, calibration.ranks_per_node)
+    return cores / _HO_RING_CORES * min(ranks, _HO_RING_RANKS) / 2 * ranks / (2 * (ranks - 1))
 
 
 def _inside_nodes(effort: Effort) -> Effort:

@@ -3,8 +3,8 @@
     python benchmarks/bench_prediction.py [--only NAME ...] [--rounds N]
 
 In each configuration unmodified FSDP2 (GGG) is captured over ten steps, three of them profiled, and
-every system, FSDP2 included, takes unprofiled steps in turn (see training_ranks.py). The plan sees the trace and a memory limit of half of what
-DDP holds; predicted is the speed-up over FSDP2, judged by the medians of unprofiled steps. The
+every system, FSDP2 included, takes unprofiled steps in turn (see training_ranks.py). The plan sees the
+trace and a memory limit of half of what DDP holds; predicted is the speed-up over FSDP2, judged by the medians of unprofiled steps. The
 configurations under DEVELOPED were looked at while the model was made and are shown apart; figures
 count those under JUDGED only. The last line of the output is JSON.
 """
@@ -55,9 +55,6 @@ DEVELOPED = (
     Configuration(name="2x4_400", spec=_lab(2, 4, 400.0)),
     Configuration(name="2x2_200_small", spec=_lab(2, 2, 200.0), work={"width": 192, "micro_batches": 2}),
     Configuration(name="2x2_400_straggler", spec=_lab(2, 2, 400.0, slow_rank=3, slow_factor=1.5), work={"width": 256}),
-)
-# HO-Ring's cores in advisor/replay.py were moved after these had been seen: the next judgement needs new ones.
-JUDGED = (
     Configuration(name="2x4_500", spec=_lab(2, 4, 500.0), work={"width": 288}),
     Configuration(name="4x2_300_wide", spec=_lab(4, 2, 300.0), work={"width": 384, "layers": 4}),
     Configuration(name="3x2_400_micro8", spec=_lab(3, 2, 400.0), work={"width": 224, "micro_batches": 8}),
@@ -70,6 +67,16 @@ JUDGED = (
         spec=_lab(2, 3, 400.0, slow_rank=4, slow_factor=1.4),
         work={"width": 288, "layers": 5},
     ),
+)
+JUDGED = (
+    Configuration(name="4x2_600", spec=_lab(4, 2, 600.0), work={"width": 256}),
+    Configuration(name="3x3_400", spec=_lab(3, 3, 400.0), work={"width": 256, "layers": 5}),
+    Configuration(name="2x4_300_micro2", spec=_lab(2, 4, 300.0), work={"width": 320, "micro_batches": 2}),
+    Configuration(name="2x2_300_wide", spec=_lab(2, 2, 300.0), work={"width": 384, "layers": 5}),
+    Configuration(
+        name="4x2_400_slow_port", spec=_lab(4, 2, 400.0, slow_node=2, slow_port_mbit=250.0), work={"width": 224}
+    ),
+    Configuration(name="3x2_500_straggler", spec=_lab(3, 2, 500.0, slow_rank=2, slow_factor=1.5), work={"width": 256}),
 )
 
 
