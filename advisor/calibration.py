@@ -46,7 +46,6 @@ class Calibration:
         traced_error_pct: replay of the traced step from its measured parts against its measured time, where the
             calibration then brings the replay to unprofiled time; None where the replay itself tells.
         is_gpu: collectives run beside compute.
-        cores_per_rank: None where it is not known.
         native_reduce_scatter_is_all_reduce: gloo's.
         baseline: strategy of the run between steps.
         baseline_group_size: ranks of its group.
@@ -79,7 +78,6 @@ class Calibration:
     step_us: float
     traced_error_pct: float | None
     is_gpu: bool
-    cores_per_rank: float | None
     native_reduce_scatter_is_all_reduce: bool
     baseline: Strategy
     baseline_group_size: int
@@ -154,7 +152,10 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     finer = max(0.0, len(buckets or units) * passes - sum(entry.count for entry in reduced))
     fixed, late, wait, transfer = _fixed(analysis, finer, is_gpu=not gloo, own_way=published is not None)
     profiled = sum(analysis.step_time_us.values) / len(analysis.step_time_us.values)
-    cluster = Cluster(world_size=world, ranks_per_node=per_node, is_gloo=gloo, crowd=_crowd(analysis))
+    cores = analysis.captured.cores_per_rank if analysis.captured else None
+    cluster = Cluster(
+        world_size=world, ranks_per_node=per_node, is_gloo=gloo, crowd=_crowd(analysis), cores_per_rank=cores
+    )
     levels = levels_of(analysis.links, cluster, nodes_per_pod)
     notes += levels.notes
     notes.append("one third of the arithmetic is forward, two thirds backward")
@@ -176,7 +177,6 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         step_us=profiled,
         traced_error_pct=None,
         is_gpu=not gloo,
-        cores_per_rank=analysis.captured.cores_per_rank if analysis.captured else None,
         native_reduce_scatter_is_all_reduce=gloo,
         baseline=Strategy.parse(run.strategy.triple_at_rest or run.strategy.triple),
         gathers_once=run.strategy.triple[0] == "N" and (run.strategy.triple_at_rest or "N")[0] != "N",

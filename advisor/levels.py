@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 _P90 = 1.2816
 _PRIOR_BANDWIDTH_FACTOR, _PRIOR_LATENCY_FACTOR = 1.5, 2.0
 # What links do where nothing was measured (reference prediction 3.1). Inside a node gloo's bandwidth is that of the
-# cores, which copy whole buffers whatever part of them is sent: a rank's, times m / (m - 1), as in the
-# configurations that bench_prediction lists as DEVELOPED.
+# cores, which copy whole buffers whatever part of them is sent: a rank's, for each core that it has, times m / (m - 1),
+# as in what bench_prediction lists; where the cores are not known, a quarter of one.
 _NCCL = {"intra_gbps": 150.0, "intra_alpha_us": 5.0, "inter_gbps": 25.0, "inter_alpha_us": 14.0}
-_GLOO_FACTOR = 1.2
-_GLOO = {"intra_gbps": 0.32, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
+_GLOO = {"intra_gbps": 1.28, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
+_GLOO_FACTOR, _CORES = 1.2, 0.25
 # Groups of few nodes are a little quicker on any network; beyond this factor their network is another one.
 _QUICKER = 1.3
 # A value, the doubt of its logarithm, and how many collectives tell it.
@@ -53,12 +53,14 @@ class Cluster:
         world_size, ranks_per_node: of the run.
         is_gloo: its backend.
         crowd: collectives that shared the links at once, on average.
+        cores_per_rank: None where it is not known.
     """
 
     world_size: int
     ranks_per_node: int
     is_gloo: bool
     crowd: float
+    cores_per_rank: float | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -154,7 +156,8 @@ def _spanned(link: Link, cluster: Cluster) -> int:
 
 
 def _copied(cluster: Cluster) -> float:
-    return 1 - 1 / max(2, cluster.ranks_per_node)
+    # A rank's transfers are one thread's.
+    return min(1.0, cluster.cores_per_rank or _CORES) * (1 - 1 / max(2, cluster.ranks_per_node))
 
 
 def _bandwidth(link: Link, cluster: Cluster) -> _Sample | None:
@@ -195,7 +198,7 @@ def _assumed(key: str, value: float, cluster: Cluster, notes: list[str]) -> Esti
     level, is_bandwidth = key.split("_")[0], key.endswith("gbps")
     factor = _PRIOR_LATENCY_FACTOR
     if is_bandwidth:
-        factor = _GLOO_FACTOR if cluster.is_gloo else _PRIOR_BANDWIDTH_FACTOR
+        factor = _GLOO_FACTOR if cluster.is_gloo and cluster.cores_per_rank else _PRIOR_BANDWIDTH_FACTOR
     if cluster.ranks_per_node > 1 if level == "intra" else cluster.num_nodes > 1:
         what, unit = ("bandwidth", "GB/s") if is_bandwidth else ("latency", "us a message")
         notes.append(f"{what} {_WHERE[level]}: {value:.3g} {unit} assumed, no collective of the run measured it alone")

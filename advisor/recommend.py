@@ -142,10 +142,10 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0, learned: 
             moved = offloaded(calibration, item.candidate, limits.host_gbps, parameters=parameters)
             extra = moved.host_us * np.exp(generator.normal(0.0, _HOST, _DRAWS))
             scored.append(_score(calibration, moved, limits, item.times + extra))
-    plan, chosen = _decide(calibration, limits, baseline, scored, error_pct)
+    open_to_us = [item for item in scored if not item.reason and is_proposable(item.candidate, calibration.framework)]
+    plan, chosen = _decide(calibration, limits, baseline, scored, open_to_us, error_pct)
     if learned.count:
         plan = replace(plan, assumptions=(*plan.assumptions, learned.text))
-    open_to_us = [item for item in scored if not item.reason and is_proposable(item.candidate, calibration.framework)]
     fitting = [(item.candidate, item.memory.total) for item in open_to_us]
     ahead = plan.verdict != "keep"
     now = Now(calibration=calibration, links=links, anchor=anchor, base=base, chosen=chosen, bias=learned.bias)
@@ -225,13 +225,16 @@ def _ggg_bytes(calibration: Calibration) -> float:
 
 
 def _decide(
-    calibration: Calibration, limits: Limits, baseline: _Scored, scored: Sequence[_Scored], error_pct: float
+    calibration: Calibration,
+    limits: Limits,
+    baseline: _Scored,
+    scored: Sequence[_Scored],
+    open_to_us: Sequence[_Scored],
+    error_pct: float,
 ) -> tuple[Plan, Candidate]:
     """Return the plan without an id, and the candidate that looks best."""
-    fitting = [item for item in scored if not item.reason]
     medians = {id(item): float(np.median(item.times)) for item in scored}
     order = sorted(scored, key=lambda item: (bool(item.reason), medians[id(item)]))
-    open_to_us = [item for item in fitting if is_proposable(item.candidate, calibration.framework)]
     wins, regrets = _wins(open_to_us)
     chosen = _choose(open_to_us, medians)
     gain = float(np.mean(baseline.times / chosen.times > _GAIN)) if chosen else 0.0

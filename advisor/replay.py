@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 _BACKWARD = 2 / 3  # of the arithmetic: 6 N D = 2 forward + 4 backward
 _PENDING = 3
 _MIN_STRETCH, _MAX_STRETCH = 0.7, 9.0
-# HO-Ring against a native run: its transfers come within a tenth of what the links can do (bench_ho_ring),
-# so nothing is added for contention; its waits, and what cores add to its bytes, are these shares. Where cores
-# move bytes inside nodes, it is as quick with one peer as the backend is with so many cores for each rank, since
-# its threads work at once, and the quicker the more peers are served at once, seen up to four ranks a node: as in
-# what bench_prediction lists as DEVELOPED.
-_HO_RING_WAITS, _HO_RING_COPIES, _HO_RING_CORES, _HO_RING_RANKS = 0.7, 0.3, 0.36, 4
+# HO-Ring against a native run, as in what bench_prediction lists: its transfers between nodes come within a tenth
+# of what the links can do (bench_ho_ring), with nothing added for contention; its waits, and what cores add to its
+# bytes, are these shares. Where cores move bytes inside nodes, it has this share of the backend's assumed bandwidth
+# with one peer, and is the quicker the more peers are served at once, seen up to four ranks a node.
+_HO_RING_BETWEEN, _HO_RING_WAITS, _HO_RING_COPIES = 0.94, 0.7, 0.3
+_HO_RING_INSIDE, _HO_RING_RANKS = 0.66, 4
 LEVELS = ("inter_alpha_us", "inter_gbps", "intra_alpha_us", "intra_gbps", "pod_alpha_us", "pod_gbps")
 
 
@@ -328,11 +328,10 @@ class _Step:
         waits, copies = (1.0, 1.0) if had_ring != native else (_HO_RING_WAITS, _HO_RING_COPIES)
         if native and had_ring:
             waits, copies = 1 / waits, 1 / copies
-
         # The assumed bandwidth inside nodes is that of the cores already, with the backend's own collectives.
         has_copies = calibration.intra_gbps.source != "prior"
-        if not native and not calibration.is_gpu and not has_copies:
-            used = replace(used, intra_gbps=used.intra_gbps * _ho_ring_inside(calibration))
+        if not native and not had_ring:
+            used = _with_ho_ring(used, calibration)
 
         def cost(parts: Parts) -> Any:
             late = sum(calibration.wait_us * _lateness(part.size, calibration.wait_group_size) for part in parts)
@@ -469,11 +468,15 @@ class _Background:
         return sum(self._left, 0.0)
 
 
-def _ho_ring_inside(calibration: Calibration) -> float:
-    """Return HO-Ring's bandwidth inside a node over the backend's, which a rank has for (m - 1) / m of a buffer."""
-    cores = min(1.0, calibration.cores_per_rank or _HO_RING_CORES)
+def _with_ho_ring(links: Links, calibration: Calibration) -> Links:
+    """Return links that a native run measured, or that were assumed for one, as HO-Ring uses them."""
+    between = replace(links, inter_gbps=links.inter_gbps * _HO_RING_BETWEEN, pod_gbps=links.pod_gbps * _HO_RING_BETWEEN)
+    if calibration.is_gpu or calibration.intra_gbps.source != "prior":
+        return between
     ranks = max(2, calibration.ranks_per_node)
-    return cores / _HO_RING_CORES * min(ranks, _HO_RING_RANKS) / 2 * ranks / (2 * (ranks - 1))
+    # The backend has a rank's bandwidth for (m - 1) / m of a buffer, whatever m.
+    peers = min(ranks, _HO_RING_RANKS) / 2 * ranks / (2 * (ranks - 1))
+    return replace(between, intra_gbps=links.intra_gbps * _HO_RING_INSIDE * peers)
 
 
 def _inside_nodes(effort: Effort) -> Effort:

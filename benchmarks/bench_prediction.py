@@ -67,8 +67,6 @@ DEVELOPED = (
         spec=_lab(2, 3, 400.0, slow_rank=4, slow_factor=1.4),
         work={"width": 288, "layers": 5},
     ),
-)
-JUDGED = (
     Configuration(name="4x2_600", spec=_lab(4, 2, 600.0), work={"width": 256}),
     Configuration(name="3x3_400", spec=_lab(3, 3, 400.0), work={"width": 256, "layers": 5}),
     Configuration(name="2x4_300_micro2", spec=_lab(2, 4, 300.0), work={"width": 320, "micro_batches": 2}),
@@ -77,6 +75,16 @@ JUDGED = (
         name="4x2_400_slow_port", spec=_lab(4, 2, 400.0, slow_node=2, slow_port_mbit=250.0), work={"width": 224}
     ),
     Configuration(name="3x2_500_straggler", spec=_lab(3, 2, 500.0, slow_rank=2, slow_factor=1.5), work={"width": 256}),
+)
+JUDGED = (
+    Configuration(name="4x2_350", spec=_lab(4, 2, 350.0), work={"width": 288}),
+    Configuration(name="2x3_500", spec=_lab(2, 3, 500.0), work={"width": 320, "layers": 4}),
+    Configuration(name="3x2_250_micro2", spec=_lab(3, 2, 250.0), work={"width": 256, "micro_batches": 2}),
+    Configuration(name="4x1_300_wide", spec=_lab(4, 1, 300.0), work={"width": 352, "layers": 5}),
+    Configuration(
+        name="2x4_400_slow_port", spec=_lab(2, 4, 400.0, slow_node=1, slow_port_mbit=250.0), work={"width": 224}
+    ),
+    Configuration(name="2x2_500_straggler", spec=_lab(2, 2, 500.0, slow_rank=1, slow_factor=1.4), work={"width": 288}),
 )
 
 

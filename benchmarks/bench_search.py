@@ -46,7 +46,6 @@ def run_of(world_size: int) -> Calibration:
         step_us=9e6,
         traced_error_pct=None,
         is_gpu=True,
-        cores_per_rank=None,
         native_reduce_scatter_is_all_reduce=False,
         baseline=Strategy.parse("GGG"),
         baseline_group_size=8,

@@ -10,7 +10,7 @@ from paro_advise.advisor.levels import Cluster, levels_of
 from paro_advise.advisor.links import Link
 from paro_advise.advisor.outlook import Now, sensitivities
 from paro_advise.advisor.recommend import Limits, recommend
-from paro_advise.advisor.replay import baseline_candidate, measured_links, step_us
+from paro_advise.advisor.replay import Candidate, baseline_candidate, measured_links, step_us
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Strategy
 from test_recommend import MB, calibration, estimate
@@ -120,3 +120,26 @@ def test_more_nodes_are_more_pods_of_the_same_size():
     assert len(sensitivities(now, [(base, 1.0)])) == 7
     assert replace(made, world_size=32).has_pods
     assert not replace(made, world_size=8).has_pods
+
+
+def test_inside_a_node_gloo_is_taken_to_be_as_quick_as_its_cores():
+    gloo = replace(CLUSTER, is_gloo=True)
+
+    def assumed(cores):
+        return levels_of([], replace(gloo, cores_per_rank=cores), None).intra_gbps
+
+    assert assumed(0.5).value == pytest.approx(1.28 * 0.5 * 3 / 4)
+    assert assumed(8.0).value == assumed(1.0).value  # a rank's transfers are one thread's
+    assert assumed(None).value == assumed(0.25).value
+    assert assumed(None).sigma > assumed(0.25).sigma
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(2, 0.66), (4, 0.66 * 2 * 4 / 6), (8, 0.66 * 2 * 8 / 14)])
+def test_ho_ring_inside_a_node_gains_with_up_to_four_ranks(ranks, share):
+    def taken(gbps, source):
+        made = calibration(ranks_per_node=ranks, world_size=16, intra_gbps=replace(estimate(gbps), source=source))
+        ours = Candidate(strategy=Strategy.parse("III"), group_size=ranks, collectives="ho_ring")
+        return float(step_us(made, ours, measured_links(made)))
+
+    assert taken(1.0, "prior") == pytest.approx(taken(share, "measured"))
+    assert taken(1.0, "prior") > taken(1.0, "measured")

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 from paro_advise.advisor.captured import captured_of
-from paro_advise.advisor.levels import Estimate
 from paro_advise.advisor.pace import unprofiled
-from paro_advise.advisor.replay import Candidate, baseline_candidate, measured_links, step_us
+from paro_advise.advisor.replay import baseline_candidate, measured_links, step_us
 from paro_advise.policies.strategy import Strategy
 from paro_advise.trace_parsers.blocks import SourceRef
 from paro_advise.trace_parsers.step_log import read_step_log
@@ -66,23 +65,6 @@ def test_ranks_of_one_machine_share_its_cores(tmp_path):
     # One log of a node of four ranks: the others are there, too.
     assert captured_of([log(tmp_path, [], machine="a", cores=8, local_world_size=4)]).cores_per_rank == 2.0
     assert captured_of([*logs, log(tmp_path, [], 6)]).cores_per_rank is None
-
-
-def test_ho_ring_inside_a_node_is_as_quick_as_its_cores():
-    prior = Estimate(value=1.0, sigma=0.2, source="prior")
-    ours = Candidate(strategy=Strategy.parse("III"), group_size=2, collectives="ho_ring")
-
-    def taken(cores, candidate=ours, source=prior):
-        made = calibration(intra_gbps=source, cores_per_rank=cores)
-        return float(step_us(made, candidate, measured_links(made)))
-
-    assert taken(0.2) > taken(0.36) > taken(0.8) > taken(1.0)
-    assert taken(None) == taken(0.36)  # as quick as the backend's own
-    assert taken(8.0) == taken(1.0)  # a rank's transfers are one thread's
-    native = replace(ours, collectives="native")
-    assert taken(0.2, native) == taken(1.0, native)
-    measured = replace(prior, source="measured")
-    assert taken(0.2, source=measured) == taken(1.0, source=measured)
 
 
 def test_the_profiler_slows_cores_and_not_the_wire(tmp_path):
