@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 ROOMS := errors trace_parsers policies advisor runtime templates
 DEMO := .demo
 
-.PHONY: help demo test lint types contract unit test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-host clean
+.PHONY: help demo test lint types contract unit test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-host bench-memory clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,6 +70,9 @@ bench-prediction: .venv/test.stamp ## Predictions from one trace beside measured
 
 bench-host: .venv/peers.stamp ## What frameworks do on the host beside a model's operators
 	$(BIN)/python benchmarks/bench_host.py
+
+bench-memory: .venv/test.stamp ## The memory that a plan states beside what training takes (3 minutes)
+	$(BIN)/python benchmarks/bench_memory.py
 
 bench-loop: .venv/peers.stamp ## Ten loops and 200 comparisons on the emulated cluster (half an hour)
 	$(BIN)/python benchmarks/bench_loop.py

@@ -56,9 +56,9 @@ _GATE_PCT = 10.0
 _GAIN, _SURE = 1.02, 0.9
 # Never propose what fills more than this of the device: activations and fragmentation are not in it.
 _CAPACITY_SHARE = 0.8
-# What the model itself does not know, as the standard deviation of the logarithm: another strategy,
-# and one on links that nobody measured (prediction 3.5).
-_OTHER, _PRIOR, _FLOOR, _HIDDEN = 0.08, 0.1, 0.1, 0.15
+# What the model itself does not know of another strategy, as the standard deviation of the logarithm (prediction
+# 3.5), and on CPUs, where bench_prediction measured it; the doubt of links that nobody measured is in their draws.
+_OTHER, _ON_CPU, _FLOOR, _HIDDEN = 0.08, 0.06, 0.07, 0.15
 _ANCHOR = (0.5, 2.0)
 # How much of the host time that should go does go.
 _GONE = (0.6, 1.4)
@@ -124,7 +124,7 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0, learned: 
         own_floor = floor_us(calibration, candidate)
         gone = floor - own_floor
         exposed = np.maximum(step_us(calibration, candidate, links) - own_floor, 0.0) * anchor
-        doubt = math.hypot(_PRIOR if _rests_on_priors(calibration, candidate) else _OTHER, learned.spread, hidden)
+        doubt = math.hypot(_OTHER if calibration.is_gpu else _ON_CPU, learned.spread, hidden)
         noise = np.exp(generator.normal(0.0, doubt, _DRAWS))
         # Arithmetic too, as far as communication shared the cores with it.
         shared = _FLOOR * (1 - floor / calibration.step_us)
@@ -166,13 +166,6 @@ def _draws(calibration: Calibration, generator: np.random.Generator) -> Links:
 
     drawn = {name: draw(getattr(calibration, name)) for name in LEVELS}
     return Links(**drawn, stretch=stretch(calibration))
-
-
-def _rests_on_priors(calibration: Calibration, candidate: Candidate) -> bool:
-    inside = candidate.group_size > 1 and calibration.ranks_per_node > 1
-    levels = (candidate.strategy.parameter, candidate.strategy.gradient, candidate.backward_level)
-    uses = Level.I in levels or candidate.collectives == "ho_ring"
-    return inside and uses and calibration.intra_gbps.source == "prior"
 
 
 def _widths(calibration: Calibration) -> Widths:

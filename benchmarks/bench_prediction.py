@@ -1,12 +1,13 @@
 """Predicts step times from one trace of ZeRO-3 and measures them on the emulated cluster.
 
-    python benchmarks/bench_prediction.py [--only NAME ...] [--rounds N]
+    python benchmarks/bench_prediction.py [--only NAME ...] [--developed] [--rounds N]
 
 In each configuration unmodified FSDP2 (GGG) is captured over ten steps, three of them profiled, and
 every system, FSDP2 included, takes unprofiled steps in turn (see training_ranks.py). The plan sees the
 trace and a memory limit of half of what DDP holds; predicted is the speed-up over FSDP2, judged by the medians of unprofiled steps. The
-configurations under DEVELOPED were looked at while the model was made and are shown apart; figures
-count those under JUDGED only. The last line of the output is JSON.
+configurations under DEVELOPED were looked at while the model was made, are run only when named or with
+--developed, and are shown apart; figures count those under JUDGED only. The last line of the output is
+JSON.
 """
 
 from __future__ import annotations
@@ -75,8 +76,6 @@ DEVELOPED = (
         name="4x2_400_slow_port", spec=_lab(4, 2, 400.0, slow_node=2, slow_port_mbit=250.0), work={"width": 224}
     ),
     Configuration(name="3x2_500_straggler", spec=_lab(3, 2, 500.0, slow_rank=2, slow_factor=1.5), work={"width": 256}),
-)
-JUDGED = (
     Configuration(name="4x2_350", spec=_lab(4, 2, 350.0), work={"width": 288}),
     Configuration(name="2x3_500", spec=_lab(2, 3, 500.0), work={"width": 320, "layers": 4}),
     Configuration(name="3x2_250_micro2", spec=_lab(3, 2, 250.0), work={"width": 256, "micro_batches": 2}),
@@ -85,6 +84,16 @@ JUDGED = (
         name="2x4_400_slow_port", spec=_lab(2, 4, 400.0, slow_node=1, slow_port_mbit=250.0), work={"width": 224}
     ),
     Configuration(name="2x2_500_straggler", spec=_lab(2, 2, 500.0, slow_rank=1, slow_factor=1.4), work={"width": 288}),
+)
+JUDGED = (
+    Configuration(name="4x2_250", spec=_lab(4, 2, 250.0), work={"width": 320, "layers": 5}),
+    Configuration(name="3x2_600_wide", spec=_lab(3, 2, 600.0), work={"width": 384, "layers": 4}),
+    Configuration(name="2x4_600_micro2", spec=_lab(2, 4, 600.0), work={"width": 256, "micro_batches": 2}),
+    Configuration(name="2x3_300_micro8", spec=_lab(2, 3, 300.0), work={"width": 224, "micro_batches": 8}),
+    Configuration(
+        name="3x3_500_slow_port", spec=_lab(3, 3, 500.0, slow_node=1, slow_port_mbit=250.0), work={"width": 224}
+    ),
+    Configuration(name="4x2_400_straggler", spec=_lab(4, 2, 400.0, slow_rank=5, slow_factor=1.5), work={"width": 256}),
 )
 
 
@@ -244,6 +253,7 @@ TARGETS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", help="names of configurations")
+    parser.add_argument("--developed", action="store_true", help="run those of the development as well")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(
         "--keep", type=Path, help="keep traces and logs here; what lies here already is not measured again"
@@ -251,8 +261,9 @@ def main() -> None:
     options = parser.parse_args()
     judged: list[tuple[Plan, list[Row], float]] = []
     developed: list[tuple[Plan, list[Row], float]] = []
+    wanted = {configuration.name for configuration in (*(DEVELOPED if options.developed else ()), *JUDGED)}
     for configuration in (*DEVELOPED, *JUDGED):
-        if options.only and configuration.name not in options.only:
+        if configuration.name not in (options.only or wanted):
             continue
         with tempfile.TemporaryDirectory() as temporary:
             folder = (options.keep or Path(temporary)) / configuration.name
