@@ -29,7 +29,7 @@ from paro_advise.advisor.replay import (
     stretch,
 )
 from paro_advise.policies.fidelity import exports_of
-from paro_advise.policies.memory import StateBytes, Widths, state_bytes, transient_bytes
+from paro_advise.policies.memory import StateBytes, Widths, least_transient_bytes, state_bytes, transient_bytes
 from paro_advise.policies.plan import (
     FORMAT,
     FORMAT_VERSION,
@@ -429,3 +429,14 @@ def baseline_bytes(calibration: Calibration) -> float:
     """Return the model states and transients of one rank of the run as it is."""
     scored = _score(calibration, baseline_candidate(calibration), Limits(), np.ones(1))
     return scored.memory.total + scored.transient
+
+
+def least_bytes(calibration: Calibration) -> float:
+    """Return what a measured peak of the run as it is must hold: model states, and what is whole while computing."""
+    base = baseline_candidate(calibration)
+    widths, shape = _widths(calibration), _shape(calibration, base.group_size)
+    largest = max(calibration.unit_bytes) / calibration.element_bytes
+    least = least_transient_bytes(base.strategy, shape, largest, widths.parameter_bytes, widths.gradient_bytes)
+    if base.variant == Variant.KEPT:
+        least += calibration.parameters * widths.parameter_bytes
+    return _score(calibration, base, Limits(), np.ones(1)).memory.total + least

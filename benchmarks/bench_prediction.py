@@ -4,10 +4,10 @@
 
 In each configuration unmodified FSDP2 (GGG) is captured over ten steps, three of them profiled, and
 every system, FSDP2 included, takes unprofiled steps in turn (see training_ranks.py). The plan sees the
-trace and a memory limit of half of what DDP holds; predicted is the speed-up over FSDP2, judged by the medians of unprofiled steps. The
-configurations under DEVELOPED were looked at while the model was made, are run only when named or with
---developed, and are shown apart; figures count those under JUDGED only. The last line of the output is
-JSON.
+trace and a memory limit of half of what DDP holds; predicted is the speed-up over FSDP2, judged by the
+medians of unprofiled steps. The configurations under DEVELOPED were looked at while the model was made,
+are run only when named or with --developed, and are shown apart; figures count those under JUDGED only.
+The last line of the output is JSON.
 """
 
 from __future__ import annotations

@@ -21,10 +21,15 @@ def of_process(field: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) * 1024
 
 
-def peak_of(name: str, work: Work, ending: contextlib.ExitStack) -> tuple[int, int, int]:
-    """Return parameters, those of the largest unit, and the peak of a step beyond what the process took before."""
+def model_of(work: Work) -> torch.nn.Module:
+    """Return the same model on every rank."""
     torch.manual_seed(0)
-    first = Transformer(work.vocabulary, work.width, work.layers, work.heads)
+    return Transformer(work.vocabulary, work.width, work.layers, work.heads)
+
+
+def peak_of(name: str, work: Work, ending: contextlib.ExitStack) -> tuple[int, int, int]:
+    """Return parameters, those of the largest unit, and the most that the process takes in a step."""
+    first = model_of(work)
     parameters = sum(p.numel() for p in first.parameters())
     block = sum(p.numel() for p in first.blocks[0].parameters())
     step = build(name, work, first, ending)
@@ -45,7 +50,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     with contextlib.ExitStack() as ending:  # what libraries load once is no memory of the model
-        build(name, Work(width=64, layers=2), Transformer(1480, 64, 2, 4), ending)(0)
+        small = Work(width=64, layers=2)
+        build(name, small, model_of(small), ending)(0)
     gc.collect()
     before = of_process("VmRSS")
     with contextlib.ExitStack() as ending:

@@ -100,3 +100,22 @@ def transient_bytes(
     gathered = 1.0 if shards(strategy.parameter, shape) == 1 else 4.0
     reduced = 6.0 if shards(strategy.gradient, shape) == 1 else 7.0
     return largest_unit * (gathered * parameter_bytes + reduced * gradient_bytes)
+
+
+def least_transient_bytes(
+    strategy: Strategy, shape: Shape, largest_unit: float, parameter_bytes: float = 2.0, gradient_bytes: float = 2.0
+) -> float:
+    """Return what any runtime holds beside states while it computes: the largest unit whole, and its gradients.
+
+    What a measured peak has beyond it and the states is taken for activations; what of that were the
+    runtime's own buffers is counted twice in a plan, never left out.
+
+    Args:
+        strategy: the triple.
+        shape: groups and their size.
+        largest_unit: its elements.
+        parameter_bytes, gradient_bytes: per element, as computed and reduced in.
+    """
+    gathered = 0.0 if shards(strategy.parameter, shape) == 1 else parameter_bytes
+    reduced = 0.0 if shards(strategy.gradient, shape) == 1 else gradient_bytes
+    return largest_unit * (gathered + reduced)

@@ -13,7 +13,7 @@ from paro_advise.advisor.calibration import Calibration
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.learned import Learned
 from paro_advise.advisor.levels import Estimate
-from paro_advise.advisor.recommend import Limits, baseline_bytes, candidates, recommend
+from paro_advise.advisor.recommend import Limits, baseline_bytes, candidates, least_bytes, recommend
 from paro_advise.advisor.replay import Candidate, baseline_candidate, measured_links, step_us
 from paro_advise.errors import ForeignDataError
 from paro_advise.policies.plan import plan_from_json, plan_to_json
@@ -204,6 +204,13 @@ def test_from_traces_and_from_their_analysis(tmp_path, capsys):
     assert run(["recommend", str(data), "-o", str(first)]) == 1  # never overwritten
     assert run(["recommend", str(data), "--measured-peak", "1KiB"]) == 2
     assert run(["schema", "plan"]) == 0
+
+
+def test_a_measured_peak_need_not_reach_the_bound_on_transients():
+    """ZeRO-3 on eight ranks: an eighth of 16 bytes each, and one unit's parameters and gradients whole."""
+    made = calibration()
+    assert least_bytes(made) == pytest.approx(16 * made.parameters / 8 + 2 * max(made.unit_bytes))
+    assert least_bytes(made) < baseline_bytes(made)
 
 
 def test_a_plan_is_exported_or_refused(tmp_path, capsys):

@@ -96,7 +96,7 @@ def command(
     from paro_advise.advisor.output import refuse_overwrite, refuse_same, write_output
     from paro_advise.advisor.plan_text import plan_text
     from paro_advise.advisor.progress import Progress
-    from paro_advise.advisor.recommend import Limits, baseline_bytes, recommend
+    from paro_advise.advisor.recommend import Limits, least_bytes, recommend
     from paro_advise.advisor.terminal import plain
     from paro_advise.policies.plan import plan_to_json
 
@@ -112,7 +112,7 @@ def command(
     calibration = calibrate(analysis, nodes_per_pod)
     captured = analysis.captured
     capacity = device_memory or analysis.run.device_memory_bytes or (captured.device_memory_bytes if captured else None)
-    other = _other_bytes(analysis, baseline_bytes(calibration), measured_peak)
+    other = _other_bytes(analysis, least_bytes(calibration), measured_peak)
     plan = recommend(
         calibration,
         Limits(
