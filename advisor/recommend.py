@@ -437,6 +437,6 @@ def least_bytes(calibration: Calibration) -> float:
     widths, shape = _widths(calibration), _shape(calibration, base.group_size)
     largest = max(calibration.unit_bytes) / calibration.element_bytes
     least = least_transient_bytes(base.strategy, shape, largest, widths.parameter_bytes, widths.gradient_bytes)
-    if base.variant == Variant.KEPT:
-        least += calibration.parameters * widths.parameter_bytes
+    if base.variant == Variant.KEPT:  # all units stay whole
+        least += (calibration.parameters - largest) * widths.parameter_bytes
     return _score(calibration, base, Limits(), np.ones(1)).memory.total + least

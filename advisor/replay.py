@@ -330,8 +330,8 @@ class _Step:
             waits, copies = 1 / waits, 1 / copies
         # The assumed bandwidth inside nodes is that of the cores already, with the backend's own collectives.
         has_copies = calibration.intra_gbps.source != "prior"
-        if not native and not had_ring:
-            used = _with_ho_ring(used, calibration)
+        if not native:
+            used = _with_ho_ring(used, calibration, 1.0 if had_ring else _HO_RING_BETWEEN)
 
         def cost(parts: Parts) -> Any:
             late = sum(calibration.wait_us * _lateness(part.size, calibration.wait_group_size) for part in parts)
@@ -468,9 +468,9 @@ class _Background:
         return sum(self._left, 0.0)
 
 
-def _with_ho_ring(links: Links, calibration: Calibration) -> Links:
-    """Return links that a native run measured, or that were assumed for one, as HO-Ring uses them."""
-    between = replace(links, inter_gbps=links.inter_gbps * _HO_RING_BETWEEN, pod_gbps=links.pod_gbps * _HO_RING_BETWEEN)
+def _with_ho_ring(links: Links, calibration: Calibration, share: float) -> Links:
+    """Return links as HO-Ring uses them: a share of what was measured between nodes, and its own way inside them."""
+    between = replace(links, inter_gbps=links.inter_gbps * share, pod_gbps=links.pod_gbps * share)
     if calibration.is_gpu or calibration.intra_gbps.source != "prior":
         return between
     ranks = max(2, calibration.ranks_per_node)
