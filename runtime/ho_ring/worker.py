@@ -10,7 +10,7 @@ import threading
 import weakref
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from paro_advise.errors import CommunicationError, ParoAdviseError
@@ -31,8 +31,8 @@ class Worker:
     """
 
     def __init__(self, name: str) -> None:
-        self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._last: Future[Any] | None = None
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._last: Future[object] | None = None
         self._thread = threading.Thread(target=self._run, name=f"paro_advise {name}", daemon=True)
         self._thread.start()
         _WORKERS.add(self)
@@ -40,13 +40,13 @@ class Worker:
     def submit(self, job: Callable[[], _Result]) -> Future[_Result]:
         """Run a job after those before it."""
         future: Future[_Result] = Future()
-        self._last = future
-        self._tasks.put((future, job))
+        self._last = future  # type: ignore[assignment]
+        self._jobs.put(lambda: _fulfil(future, job))
         return future
 
     def close(self) -> None:
         """End the thread after the jobs that wait."""
-        self._tasks.put(None)
+        self._jobs.put(None)
 
     def finish(self) -> None:
         """Wait for the jobs; after an error that ends the process, end it at once instead.
@@ -64,22 +64,20 @@ class Worker:
         self.close()
         self._thread.join(_GRACE_S)
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
     def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            future, job = task
-            del task
-            try:
-                result = job()
-            except BaseException as error:  # noqa: BLE001 - belongs to whoever asks for the result
-                del job
-                future.set_exception(error)
-            else:
-                # Before the result is there: whoever waited for it may count on all that the job held being gone.
-                del job
-                future.set_result(result)
-                del result
-            del future
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # while this thread waits, what the job held may go
+
+
+def _fulfil(future: Future[_Result], job: Callable[[], _Result]) -> None:
+    try:
+        with torch.no_grad():
+            result = job()
+    except BaseException as error:  # noqa: BLE001 - belongs to whoever asks for the result
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 @atexit.register
