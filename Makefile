@@ -71,7 +71,7 @@ bench-prediction: .venv/test.stamp ## Predictions from one trace beside measured
 bench-host: .venv/peers.stamp ## What frameworks do on the host beside a model's operators
 	$(BIN)/python benchmarks/bench_host.py
 
-bench-memory: .venv/test.stamp ## The memory that a plan states beside what training takes (3 minutes)
+bench-memory: .venv/test.stamp ## The memory that a plan expects beside what training takes (12 minutes)
 	$(BIN)/python benchmarks/bench_memory.py
 
 bench-loop: .venv/peers.stamp ## Ten loops and 200 comparisons on the emulated cluster (half an hour)

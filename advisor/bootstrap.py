@@ -1,10 +1,10 @@
 """How much something changed between two runs, and how sure that is (pure).
 
-The statistic is the ratio of interquartile means, since slow steps have a long tail; its range is the
-percentile bootstrap's (Efron and Tibshirani, 1993, chapter 13), widened for few samples as a t-interval
-is. Slow steps may come in bursts; then blocks of steps in a row are drawn (Politis and Romano, 1992), as
-long as their correlation asks for (Politis and White, 2004, with that of neighbours), or a burst on one
-side would look like a change.
+The statistic is the ratio of means of the middle half (interquartile means), since slow steps have a long
+tail; its range is the percentile bootstrap's (Efron and Tibshirani, 1993, chapter 13), widened for few
+samples as a t-interval is. Slow steps may come in bursts; then blocks of steps in a row are drawn (Politis
+and Romano, 1992), as long as their correlation asks for (Politis and White, 2004, with that of neighbours),
+or a burst on one side would look like a change.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _DRAWS = 2_000
-_TRIM = 0.25
-_MIN_SAMPLES = 4
+TRIM = 0.25
+MIN_SAMPLES = 4
 _CORRELATED = 0.5
 _SIGNIFICANT = 2.0
 _TAIL = 0.01
@@ -40,46 +40,71 @@ class Change:
     high: float
 
 
-def change_between(before: Sequence[float], after: Sequence[float], *, paired: bool = False) -> Change | None:
-    """Return how much larger a quantity became.
+def typical(samples: Sequence[float], trim: float = TRIM) -> float:
+    """Return the mean of samples without a share of the least and of the largest."""
+    return float(_centre(_clipped(samples), trim))
+
+
+def change_between(
+    before: Sequence[float], after: Sequence[float], *, paired: bool = False, trim: float = TRIM
+) -> Change | None:
+    """Return how much larger the typical sample became.
 
     Args:
-        before, after: positive samples; of equal length and order where ``paired``.
+        before, after: samples, none below zero; of equal length and order where ``paired``.
         paired: what happened in one sample before happened in the same one after; only used if
             the samples do vary together.
+        trim: as in typical().
 
     Returns:
-        None with fewer than four samples on a side.
+        None with fewer than four samples on a side, or where zero is among what is typical.
     """
-    if min(len(before), len(after)) < _MIN_SAMPLES or min(*before, *after) <= 0:
+    if min(len(before), len(after)) < MIN_SAMPLES or min(*before, *after) < 0:
         return None
-    # Beyond e^30 nothing is a step time any more; it would only overflow.
-    first, second = (np.clip(np.log(np.asarray(side)), -_EXTREME, _EXTREME) for side in (before, after))
+    first, second = _clipped(before), _clipped(after)
     generator = np.random.default_rng(0)
-    if paired and len(first) == len(second) and _correlation(first, second) > _CORRELATED:
-        draws, wider = _resampled(second - first, generator)
-        value = _trimmed(second - first)
+    if paired and len(first) == len(second) and _correlation(_logs(first), _logs(second)) > _CORRELATED:
+        picked, wider = _drawn(_logs(second) - _logs(first), generator)
+        centres = [_centre(side[picked], trim) for side in (first, second)]
     else:
-        (drawn, wider), (drawn_first, wider_first) = (_resampled(side, generator) for side in (second, first))
-        draws, wider = drawn - drawn_first, max(wider, wider_first)
-        value = _trimmed(second) - _trimmed(first)
-    low, high = (float(bound) for bound in np.quantile(draws, (_TAIL, 1 - _TAIL)))
+        (picked_after, wider_after), (picked, wider) = (_drawn(_logs(side), generator) for side in (second, first))
+        centres = [_centre(first[picked], trim), _centre(second[picked_after], trim)]
+        wider = max(wider, wider_after)
+    if min(side.min() for side in centres) <= 0 or min(typical(before, trim), typical(after, trim)) <= 0:
+        return None
+    value = math.log(typical(after, trim) / typical(before, trim))
+    low, high = (float(bound) for bound in np.quantile(_logs(centres[1]) - _logs(centres[0]), (_TAIL, 1 - _TAIL)))
     return Change(
         value=math.expm1(value),
-        low=math.expm1(value - (value - low) * wider),
-        high=math.expm1(value + (high - value) * wider),
+        low=math.expm1(min(value, value - (value - low) * wider)),
+        high=math.expm1(max(value, value + (high - value) * wider)),
     )
 
 
-def _resampled(samples: NDArray[np.float64], generator: np.random.Generator) -> tuple[NDArray[np.float64], float]:
-    """Return trimmed means of draws, and what their range must be widened by."""
+def _clipped(samples: Sequence[float]) -> NDArray[np.float64]:
+    # Beyond e^30 nothing is a step time any more; it would only overflow.
+    found: NDArray[np.float64] = np.minimum(np.asarray(samples, float), math.exp(_EXTREME))
+    return found
+
+
+def _logs(samples: NDArray[np.float64]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.log(np.maximum(samples, math.exp(-_EXTREME)))
+    return found
+
+
+def _centre(samples: NDArray[np.float64], trim: float) -> NDArray[np.float64]:
+    """Return the trimmed means along the last axis."""
+    count = samples.shape[-1]
+    cut = int(trim * count)
+    found: NDArray[np.float64] = np.sort(samples, axis=-1)[..., cut : count - cut].mean(axis=-1)
+    return found
+
+
+def _drawn(samples: NDArray[np.float64], generator: np.random.Generator) -> tuple[NDArray[np.int64], float]:
+    """Return the places that draws pick, (draws, samples), and what their range must be widened by."""
     count, block = len(samples), _block(samples)
     starts = generator.integers(0, count, (_DRAWS, -(-count // block), 1))
-    picked = samples[((starts + np.arange(block)).reshape(_DRAWS, -1)[:, :count]) % count]
-    picked.sort(axis=1)
-    cut = int(_TRIM * count)
-    found: NDArray[np.float64] = picked[:, cut : count - cut].mean(axis=1)
-    return found, _widening(count, block)
+    return (starts + np.arange(block)).reshape(_DRAWS, -1)[:, :count] % count, _widening(count, block)
 
 
 def _block(samples: NDArray[np.float64]) -> int:
@@ -91,11 +116,6 @@ def _block(samples: NDArray[np.float64]) -> int:
     alike = min(alike, 0.9)
     length: float = (1.5 * count) ** (1 / 3) * (2 * alike / (1 - alike**2)) ** (2 / 3)
     return max(1, min(round(length), count // 4))
-
-
-def _trimmed(samples: NDArray[np.float64]) -> float:
-    cut = int(_TRIM * len(samples))
-    return float(np.sort(samples)[cut : len(samples) - cut].mean())
 
 
 def _correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:

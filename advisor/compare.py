@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.acceptance import Thresholds, judge
 from paro_advise.advisor.analysis import StepTime
-from paro_advise.advisor.bootstrap import Change, change_between
+from paro_advise.advisor.bootstrap import MIN_SAMPLES, Change, change_between, typical
 from paro_advise.advisor.comparison import (
     FORMAT,
     FORMAT_VERSION,
@@ -70,10 +70,8 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
     unlike = check_likeness(before, after, terms.allow_unlike)
     if plan is not None:
         _check_plan(plan, before)
-    use_captured = bool(_timed(before) and _timed(after))
-    sides = (_side(before, use_captured=use_captured), _side(after, use_captured=use_captured))
-    change = _step_change(before, after, sides, use_captured=use_captured)
-    metrics = _metrics(before, after, sides, change, terms)
+    sides, paired = _sides(before, after)
+    metrics = _metrics(before, after, sides, terms, paired=paired)
     by_name = {metric.name: metric for metric in metrics}
     parity = _parity(before, after)
     device = terms.device_memory_bytes or after.run.device_memory_bytes
@@ -87,7 +85,7 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
         metrics=metrics,
         collectives=_collectives(before, after),
         parity=parity,
-        predicted_vs_measured=_predicted(plan, sides) if took_place else (),
+        predicted_vs_measured=_predicted(plan, step) if took_place else (),
         acceptance=judge(terms.thresholds, by_name["throughput"], parity, sides[1].peak_memory_bytes, device),
         verdict=step.verdict,
         text=_text(step, sides, plan, took_place=took_place),
@@ -117,33 +115,36 @@ def _check_plan(plan: Plan, before: Analysis) -> None:
 
 def _timed(analysis: Analysis) -> dict[int, float]:
     steps = analysis.captured.steps if analysis.captured else ()
-    return {step.step: step.step_us for step in steps if step.timed and step.step_us}
+    return {step.step: step.step_us for step in steps if step.timed and step.step_us and step.step_us > 0}
 
 
-def _side(analysis: Analysis, *, use_captured: bool) -> Side:
-    values = tuple(_timed(analysis).values()) if use_captured else analysis.step_time_us.values
-    values = tuple(value for value in values if value > 0)
+def _sides(before: Analysis, after: Analysis) -> tuple[tuple[Side, Side], bool]:
+    """Return both runs with the steps to judge, and whether these are pairs.
+
+    Steps of equal numbers see the same data: where most are common, the others are left out.
+    """
+    first, second = _timed(before), _timed(after)
+    if not (first and second):
+        profiled = [tuple(time for time in run.step_time_us.values if time > 0) for run in (before, after)]
+        return (_side(before, profiled[0], "profiled"), _side(after, profiled[1], "profiled")), False
+    common = sorted(set(first) & set(second))
+    paired = len(common) >= MIN_SAMPLES and 2 * len(common) >= max(len(first), len(second))
+    if paired:
+        first, second = ({step: times[step] for step in common} for times in (first, second))
+    one, other = (tuple(times.values()) for times in (first, second))
+    return (_side(before, one, "unprofiled"), _side(after, other, "unprofiled")), paired
+
+
+def _side(analysis: Analysis, values: tuple[float, ...], source: str) -> Side:
     return Side(
         run=analysis.run,
         step_time_us=StepTime.of(values),
-        steps_source="unprofiled" if use_captured else "profiled",
+        steps_source=source,
         num_steps=len(values),
         breakdown_us=analysis.breakdown_us,
         states=analysis.states,
         peak_memory_bytes=analysis.captured.peak_memory_bytes if analysis.captured else None,
     )
-
-
-def _step_change(before: Analysis, after: Analysis, sides: tuple[Side, Side], *, use_captured: bool) -> Change | None:
-    """Pair steps of equal numbers where there are enough: they see the same data."""
-    if use_captured:
-        first, second = _timed(before), _timed(after)
-        common = sorted(set(first) & set(second))
-        if 2 * len(common) >= max(len(first), len(second)):
-            paired = change_between([first[step] for step in common], [second[step] for step in common], paired=True)
-            if paired is not None:
-                return paired
-    return change_between(sides[0].step_time_us.values, sides[1].step_time_us.values)
 
 
 def verdict_of(change: Change | None, *, lower_is_better: bool = True) -> str:
@@ -186,11 +187,13 @@ def _metric(
 
 
 def _metrics(
-    before: Analysis, after: Analysis, sides: tuple[Side, Side], change: Change | None, terms: Terms
+    before: Analysis, after: Analysis, sides: tuple[Side, Side], terms: Terms, *, paired: bool
 ) -> tuple[Metric, ...]:
-    medians = (sides[0].step_time_us.median, sides[1].step_time_us.median)
-    found = [_metric("step_time", "us", *medians, change, samples="steps")]
-    found += _throughput(before, after, medians, change, terms)
+    first, second = (side.step_time_us.values for side in sides)
+    steps_us = [typical(values) if values else None for values in (first, second)]
+    change = change_between(first, second, paired=paired)
+    found = [_metric("step_time", "us", steps_us[0], steps_us[1], change, samples="steps")]
+    found += _throughput(before, after, steps_us, change, terms)
     found += [
         _over_ranks(before, after, name, get)
         for name, get in (
@@ -242,7 +245,7 @@ def _scaled(change: Change | None, factor: float) -> Change | None:
 def _throughput(
     before: Analysis,
     after: Analysis,
-    medians: tuple[float | None, float | None],
+    steps_us: Sequence[float | None],
     change: Change | None,
     terms: Terms,
 ) -> list[Metric]:
@@ -257,7 +260,7 @@ def _throughput(
     ranks = (after.run.world_size or 1) / (before.run.world_size or 1)
     dearer, faster = _scaled(change, ranks / grown), _scaled(_inverse(change), grown)
     rates: list[float | None] = [
-        amount / median * 1e6 if amount and median else None for amount, median in zip(per_step, medians, strict=True)
+        amount / time * 1e6 if amount and time else None for amount, time in zip(per_step, steps_us, strict=True)
     ]
     found = [
         _metric(
@@ -302,11 +305,13 @@ def _over_ranks(before: Analysis, after: Analysis, name: str, get: Callable[[Ran
     """Compare a mean of the profiled steps; its range rests on the ranks."""
     first = {rank.rank: get(rank) for rank in before.ranks}
     second = {rank.rank: get(rank) for rank in after.ranks}
-    one = [value for value in first.values() if value is not None]
-    other = [value for value in second.values() if value is not None]
-    common = [(a, b) for rank in first if (a := first[rank]) and (b := second.get(rank))]
-    change = change_between([a for a, _ in common], [b for _, b in common], paired=True) if common else None
-    means = [math.fsum(values) / len(values) if values else None for values in (one, other)]
+    one = {rank: value for rank, value in first.items() if value is not None}
+    other = {rank: value for rank, value in second.items() if value is not None}
+    means = [math.fsum(side.values()) / len(side) if side else None for side in (one, other)]
+    change = None
+    if one and other:
+        sides = [[side[rank] for rank in sorted(side)] for side in (one, other)]
+        change = change_between(sides[0], sides[1], paired=one.keys() == other.keys(), trim=0.0)
     found = _metric(name, "us", means[0], means[1], change, samples="ranks")
     if change is None and means[0] is not None and means[1] is not None and (means[0] == 0) != (means[1] == 0):
         # It came up or went away on all ranks: that has no ratio, and no doubt.
@@ -388,15 +393,14 @@ def _took_place(plan: Plan | None, after: Analysis) -> bool:
     return plan is None or found is None or found == plan.chosen.triple
 
 
-def _predicted(plan: Plan | None, sides: tuple[Side, Side]) -> tuple[Predicted, ...]:
-    first, second = (side.step_time_us.median for side in sides)
-    if plan is None or not first or not second:
+def _predicted(plan: Plan | None, step: Metric) -> tuple[Predicted, ...]:
+    if plan is None or not step.before or not step.after:
         return ()
     chosen = plan.chosen.predicted
     found = []
     for name, guess, measured in (
-        ("step_time_us", chosen.step_time_us, second),
-        ("speedup", chosen.speedup, first / second),
+        ("step_time_us", chosen.step_time_us, step.after),
+        ("speedup", chosen.speedup, step.before / step.after),
     ):
         found.append(
             Predicted(

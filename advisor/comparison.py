@@ -19,7 +19,8 @@ class Side:
     """One of the two runs.
 
     Attributes:
-        step_time_us: of steps without the profiler where a capture logged them.
+        step_time_us: of steps without the profiler where both captures logged them, and of those that both
+            runs have where that is most of them.
         steps_source: "unprofiled" or "profiled".
         num_steps: that step_time_us rests on.
         peak_memory_bytes: None without a capture.
@@ -139,6 +140,11 @@ class Comparison:
     text: str
     unlike: tuple[str, ...]
     plan: Plan | None
+
+    @property
+    def step(self) -> Metric:
+        """Return the step time."""
+        return next(metric for metric in self.metrics if metric.name == "step_time")
 
 
 def read_comparison(path: str) -> Comparison:

@@ -229,7 +229,8 @@ def _metric_table(comparison: Comparison) -> Table:
         if metric.before is not None or metric.after is not None
     ]
     names = ("metric", "before #", "after #", "change (98 % range) #", "verdict", "range over")
-    return make_table("table-metrics", "Times are means per rank and step, step time is the median", names, rows)
+    caption = "Times are means over ranks and steps; the step time is the mean of the middle half of the steps"
+    return make_table("table-metrics", caption, names, rows)
 
 
 def _collective_table(comparison: Comparison) -> Table:
@@ -313,7 +314,7 @@ def _acceptance_table(comparison: Comparison) -> Table:
 
 def _saved(comparison: Comparison) -> str:
     """Return the device hours saved a day, with the formula."""
-    one, other = comparison.before.step_time_us.median, comparison.after.step_time_us.median
+    one, other = comparison.step.before, comparison.step.after
     world = comparison.after.run.world_size
     if not one or not other or not world or comparison.verdict != "better" or comparison.unlike:
         return ""
@@ -351,9 +352,10 @@ _METHOD = (
     ),
     (
         "A change is real when its 98 % range leaves out zero and it is above 2.5 %; it is the same when the range is "
-        "narrower than 10 points; else it cannot be told. Ranges are those of a bootstrap over "
-        "steps (or ranks) of the ratio of interquartile means, widened for few samples; steps that vary together "
-        "in both runs are paired."
+        "narrower than 10 points; else it cannot be told. A step time is the mean of the middle half of the steps "
+        "(the interquartile mean), everything else the mean over ranks; changes are of just these values. Their "
+        "ranges are those of a bootstrap over steps or ranks, widened for few samples; steps that vary together in "
+        "both runs are paired, and steps that only one run has are left out where most are common."
     ),
     (
         "Losses are sums over the backward passes of a step, averaged over ranks; gradient norms are those of the "

@@ -42,7 +42,7 @@ def render_index(entries: Sequence[Entry], provenance: Provenance) -> str:
     rows = []
     for entry in entries:
         comparison = entry.comparison
-        one, other = comparison.before.step_time_us.median, comparison.after.step_time_us.median
+        one, other = comparison.step.before, comparison.step.after
         written = datetime.fromtimestamp(entry.modified_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
         strategies = (
             f"{side.run.strategy.triple_at_rest or 'unknown'}" for side in (comparison.before, comparison.after)
@@ -72,8 +72,8 @@ def render_index(entries: Sequence[Entry], provenance: Provenance) -> str:
             "entries": [
                 {
                     "path": entry.path,
-                    "before_step_us": entry.comparison.before.step_time_us.median,
-                    "after_step_us": entry.comparison.after.step_time_us.median,
+                    "before_step_us": entry.comparison.step.before,
+                    "after_step_us": entry.comparison.step.after,
                     "verdict": entry.comparison.verdict,
                 }
                 for entry in entries

@@ -21,7 +21,7 @@ _PRIOR_BANDWIDTH_FACTOR, _PRIOR_LATENCY_FACTOR = 1.5, 2.0
 # cores, which copy whole buffers whatever part of them is sent: a rank's, for each core that it has, times m / (m - 1),
 # as in what bench_prediction lists; where the cores are not known, a quarter of one.
 _NCCL = {"intra_gbps": 150.0, "intra_alpha_us": 5.0, "inter_gbps": 25.0, "inter_alpha_us": 14.0}
-_GLOO = {"intra_gbps": 1.28, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
+_GLOO = {"intra_gbps": 1.09, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
 _GLOO_FACTOR, _CORES = 1.15, 0.25
 # Groups of few nodes are a little quicker on any network; beyond this factor their network is another one.
 _QUICKER = 1.3

@@ -68,13 +68,19 @@ def _code(source: str) -> dict[str, Any]:
 
 
 _BASELINE = """\
+def typical(steps):
+    "The mean of the middle half of the steps."
+    cut = len(steps) // 4
+    return statistics.mean(sorted(steps)[cut : len(steps) - cut])
+
+
 for name in ("before", "after"):
     side = data[name]
     steps = side["step_time_us"]["values"]
     print(f"{name}: {side['run']['framework']}, {side['run']['strategy']['triple_at_rest']}, "
           f"{len(steps)} {side['steps_source']} steps")
     if steps:
-        print(f"  median {statistics.median(steps) / 1e3:.1f} ms, {min(steps) / 1e3:.1f} to {max(steps) / 1e3:.1f}")
+        print(f"  {typical(steps) / 1e3:.1f} ms, {min(steps) / 1e3:.1f} to {max(steps) / 1e3:.1f}")
 """
 _CLUSTER = """\
 run = data["after"]["run"]
@@ -122,7 +128,7 @@ else:
 _ACCEPTANCE = """\
 before, after = (data[name]["step_time_us"]["values"] for name in ("before", "after"))
 if before and after:
-    print(f"speed-up of medians: {statistics.median(before) / statistics.median(after):.3f}")
+    print(f"speed-up: {typical(before) / typical(after):.3f}")
 for item in data["predicted_vs_measured"]:
     print(f"{item['name']}: predicted {item['predicted']:.4g} ({item['low']:.4g} to {item['high']:.4g}), "
           f"measured {item['measured']:.4g}, inside: {item['inside']}")

@@ -17,16 +17,28 @@ if TYPE_CHECKING:
     from paro_advise.policies.plan import Choice, Plan, Quantiles
 
 _ALTERNATIVES = 14
-_CHOICE_NAMES = ("collectives", "step #", "80 % range #", "speed-up #", "states and transients #")
+_CHOICE_NAMES = (
+    "collectives",
+    "step #",
+    "80 % range #",
+    "speed-up #",
+    "states and transients, at most #",
+    "expected peak #",
+)
 
 
 def render_plan(plan: Plan, provenance: Provenance) -> str:
     """Return a plan as one HTML page."""
-    step, memory = plan.chosen.predicted.step_time_us, plan.chosen.predicted.memory_bytes
+    step = plan.chosen.predicted.step_time_us
+    if plan.chosen.predicted.peak_bytes is not None:
+        memory = ("expected peak memory of a rank", _peak_text(plan.chosen), _peak_text(plan.baseline))
+    else:
+        now, then = (bytes_text(choice.predicted.memory_bytes) for choice in (plan.baseline, plan.chosen))
+        memory = ("states and transients of a rank, at most", then, now)
     figures = [
         ("predicted step", time_text(step.p50), time_text(plan.baseline.predicted.step_time_us.p50)),
         ("speed-up", _times(plan.chosen.predicted.speedup), ""),
-        ("states and transients of a rank", bytes_text(memory), bytes_text(plan.baseline.predicted.memory_bytes)),
+        memory,
         ("better by more than 2 % with probability", f"{plan.confidence.probability_gain:.2f}", ""),
     ]
     return render_page(
@@ -62,7 +74,13 @@ def _choice_cells(choice: Choice) -> tuple[Cell, ...]:
         Cell(text=f"{time_text(step.p10)} to {time_text(step.p90)}", css="n"),
         number(choice.predicted.speedup.p50, f"{choice.predicted.speedup.p50:.2f}x"),
         number(choice.predicted.memory_bytes, bytes_text(choice.predicted.memory_bytes)),
+        number(choice.predicted.peak_bytes, _peak_text(choice)),
     )
+
+
+def _peak_text(choice: Choice) -> str:
+    peak = choice.predicted.peak_bytes
+    return "not known" if peak is None else bytes_text(peak)
 
 
 def _name(triple: str, group_size: int | None) -> str:

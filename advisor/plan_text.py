@@ -16,7 +16,7 @@ _SHOWN = 8
 def plan_text(plan: Plan) -> str:
     """Return a plan for people: verdict, alternatives, what it rests on."""
     lines = [plan.text, "", plan.confidence.text.capitalize() + "."]
-    lines += ["", _head(), _row("now", plan.baseline)]
+    lines += ["", _head(plan.baseline), _row("now", plan.baseline)]
     fitting = [choice for choice in plan.candidates if choice.feasible]
     lines += [_row("*" if _is_same(choice, plan.chosen) else "", choice) for choice in fitting[:_SHOWN]]
     if len(fitting) > _SHOWN:
@@ -108,17 +108,19 @@ def _sensitive(plan: Plan) -> list[str]:
     return ["", "What would change the choice:", *lines] if lines else []
 
 
-def _head() -> str:
-    return f"{'':<4}{'strategy':<26}{'step ms':>9}{'10..90 %':>18}{'speed-up':>10}{'best in':>9}{'states':>12}"
+def _head(baseline: Choice) -> str:
+    peak = "" if baseline.predicted.peak_bytes is None else f"{'peak':>12}"
+    return f"{'':<4}{'strategy':<26}{'step ms':>9}{'10..90 %':>18}{'speed-up':>10}{'best in':>9}{'states':>12}{peak}"
 
 
 def _row(mark: str, choice: Choice) -> str:
     step = choice.predicted.step_time_us
     span = f"{step.p10 / 1e3:.0f}..{step.p90 / 1e3:.0f}"
     states = sum(value for name, value in choice.predicted.terms.items() if name != "transient")
+    peak = "" if choice.predicted.peak_bytes is None else f"{_bytes(choice.predicted.peak_bytes):>12}"
     return (
         f"{mark:<4}{_name(choice):<26}{step.p50 / 1e3:>9.0f}{span:>18}{choice.predicted.speedup.p50:>9.2f}x"
-        f"{choice.probability_best:>9.0%}{_bytes(states):>12}"
+        f"{choice.probability_best:>9.0%}{_bytes(states):>12}{peak}"
     )
 
 

@@ -29,7 +29,14 @@ from paro_advise.advisor.replay import (
     stretch,
 )
 from paro_advise.policies.fidelity import exports_of
-from paro_advise.policies.memory import StateBytes, Widths, least_transient_bytes, state_bytes, transient_bytes
+from paro_advise.policies.memory import (
+    StateBytes,
+    Widths,
+    least_transient_bytes,
+    state_bytes,
+    transient_bytes,
+    usual_transient_bytes,
+)
 from paro_advise.policies.plan import (
     FORMAT,
     FORMAT_VERSION,
@@ -45,7 +52,7 @@ from paro_advise.policies.traffic import Shape
 from paro_advise.policies.variants import Variant, plain_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
     from paro_advise.advisor.calibration import Calibration
@@ -89,6 +96,7 @@ class _Scored:
     times: NDArray[np.float64]
     memory: StateBytes
     transient: float
+    peak: float | None
     redundancy: float
     reason: str  # why it does not fit, "" if it does
 
@@ -192,13 +200,17 @@ def _score(calibration: Calibration, candidate: Candidate, limits: Limits, times
     if candidate.backward_level == Level.I:
         copy = calibration.parameters * widths.parameter_bytes / candidate.group_size
         memory = replace(memory, parameter=memory.parameter + copy)
-    largest = max(calibration.unit_bytes) / calibration.element_bytes
-    transient = transient_bytes(candidate.strategy, shape, largest, widths.parameter_bytes, widths.gradient_bytes)
+    transient = _buffers(transient_bytes, calibration, candidate)
     # Whole parameters that are kept for backward are redundant, too.
     kept = calibration.parameters * widths.parameter_bytes if candidate.variant == Variant.KEPT else 0.0
     redundancy = memory.total + kept - _ggg_bytes(calibration)
     transient += kept
     total = memory.total + transient + limits.other_bytes
+    peak = None
+    if limits.other_bytes:
+        # What the run as it is holds beyond the least is in the other bytes.
+        buffers = least_transient_bytes if candidate == baseline_candidate(calibration) else usual_transient_bytes
+        peak = memory.total + _whole(buffers, calibration, candidate) + limits.other_bytes
     reason = ""
     capacity = limits.device_memory_bytes
     if capacity is not None and total > _CAPACITY_SHARE * capacity:
@@ -208,8 +220,30 @@ def _score(calibration: Calibration, candidate: Candidate, limits: Limits, times
     elif limits.redundancy_budget_bytes is not None and redundancy > limits.redundancy_budget_bytes:
         reason = f"holds {_gib(redundancy)} beyond GGG, more than the budget of {_gib(limits.redundancy_budget_bytes)}"
     return _Scored(
-        candidate=candidate, times=times, memory=memory, transient=transient, redundancy=redundancy, reason=reason
+        candidate=candidate,
+        times=times,
+        memory=memory,
+        transient=transient,
+        peak=peak,
+        redundancy=redundancy,
+        reason=reason,
     )
+
+
+def _buffers(count: Callable[..., float], calibration: Calibration, candidate: Candidate) -> float:
+    """Return bytes beside states and activations, as counted by one of the functions of policies/memory.py."""
+    widths, shape = _widths(calibration), _shape(calibration, candidate.group_size)
+    largest = max(calibration.unit_bytes) / calibration.element_bytes
+    return count(candidate.strategy, shape, largest, widths.parameter_bytes, widths.gradient_bytes)
+
+
+def _whole(count: Callable[..., float], calibration: Calibration, candidate: Candidate) -> float:
+    """Return the same with units that stay whole for backward; the largest is among what is counted."""
+    held = _buffers(count, calibration, candidate)
+    if candidate.variant == Variant.KEPT:
+        largest = max(calibration.unit_bytes) / calibration.element_bytes
+        held += (calibration.parameters - largest) * _widths(calibration).parameter_bytes
+    return held
 
 
 def _ggg_bytes(calibration: Calibration) -> float:
@@ -328,6 +362,7 @@ def _choice(item: _Scored, baseline: _Scored, reason: str, probability: float) -
             speedup=quantiles(baseline.times / item.times),
             memory_bytes=sum(terms.values()),
             terms=terms,
+            peak_bytes=item.peak,
         ),
         redundancy_bytes=item.redundancy,
         exports=exports_of(candidate.strategy, candidate.collectives, candidate.variant, candidate.offload),
@@ -434,9 +469,5 @@ def baseline_bytes(calibration: Calibration) -> float:
 def least_bytes(calibration: Calibration) -> float:
     """Return what a measured peak of the run as it is must hold: model states, and what is whole while computing."""
     base = baseline_candidate(calibration)
-    widths, shape = _widths(calibration), _shape(calibration, base.group_size)
-    largest = max(calibration.unit_bytes) / calibration.element_bytes
-    least = least_transient_bytes(base.strategy, shape, largest, widths.parameter_bytes, widths.gradient_bytes)
-    if base.variant == Variant.KEPT:  # all units stay whole
-        least += (calibration.parameters - largest) * widths.parameter_bytes
-    return _score(calibration, base, Limits(), np.ones(1)).memory.total + least
+    states = _score(calibration, base, Limits(), np.ones(1)).memory.total
+    return states + _whole(least_transient_bytes, calibration, base)

@@ -29,7 +29,7 @@ _MIN_STRETCH, _MAX_STRETCH = 0.7, 9.0
 # bytes, are these shares. Where cores move bytes inside nodes, it has this share of the backend's assumed bandwidth
 # with one peer, and is the quicker the more peers are served at once, seen up to four ranks a node.
 _HO_RING_BETWEEN, _HO_RING_WAITS, _HO_RING_COPIES = 0.94, 0.7, 0.3
-_HO_RING_INSIDE, _HO_RING_RANKS = 0.66, 4
+_HO_RING_INSIDE, _HO_RING_RANKS = 0.775, 4
 LEVELS = ("inter_alpha_us", "inter_gbps", "intra_alpha_us", "intra_gbps", "pod_alpha_us", "pod_gbps")
 
 

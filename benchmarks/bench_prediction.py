@@ -84,8 +84,6 @@ DEVELOPED = (
         name="2x4_400_slow_port", spec=_lab(2, 4, 400.0, slow_node=1, slow_port_mbit=250.0), work={"width": 224}
     ),
     Configuration(name="2x2_500_straggler", spec=_lab(2, 2, 500.0, slow_rank=1, slow_factor=1.4), work={"width": 288}),
-)
-JUDGED = (
     Configuration(name="4x2_250", spec=_lab(4, 2, 250.0), work={"width": 320, "layers": 5}),
     Configuration(name="3x2_600_wide", spec=_lab(3, 2, 600.0), work={"width": 384, "layers": 4}),
     Configuration(name="2x4_600_micro2", spec=_lab(2, 4, 600.0), work={"width": 256, "micro_batches": 2}),
@@ -94,6 +92,16 @@ JUDGED = (
         name="3x3_500_slow_port", spec=_lab(3, 3, 500.0, slow_node=1, slow_port_mbit=250.0), work={"width": 224}
     ),
     Configuration(name="4x2_400_straggler", spec=_lab(4, 2, 400.0, slow_rank=5, slow_factor=1.5), work={"width": 256}),
+)
+JUDGED = (
+    Configuration(name="4x2_500", spec=_lab(4, 2, 500.0), work={"width": 288, "layers": 4}),
+    Configuration(name="2x4_350_wide", spec=_lab(2, 4, 350.0), work={"width": 384, "layers": 4}),
+    Configuration(name="3x3_300_micro2", spec=_lab(3, 3, 300.0), work={"width": 256, "micro_batches": 2}),
+    Configuration(name="2x2_250_micro8", spec=_lab(2, 2, 250.0), work={"width": 256, "micro_batches": 8}),
+    Configuration(
+        name="3x2_350_slow_port", spec=_lab(3, 2, 350.0, slow_node=2, slow_port_mbit=200.0), work={"width": 288}
+    ),
+    Configuration(name="4x2_300_straggler", spec=_lab(4, 2, 300.0, slow_rank=3, slow_factor=1.4), work={"width": 288}),
 )
 
 

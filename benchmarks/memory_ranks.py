@@ -6,19 +6,16 @@ import argparse
 import contextlib
 import gc
 import json
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from paro_advise.runtime.process_memory import forget_peak, peak_bytes, resident_bytes
 from training_ranks import Transformer, Work, build
 
-WORK = Work(width=768, layers=8, micro_batches=3)
-
-
-def of_process(field: str) -> int:
-    """Return VmRSS (now) or VmHWM (the most since the last reset), bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) * 1024
+MODELS = {
+    "first": Work(width=768, layers=8, micro_batches=3),
+    "second": Work(width=512, layers=12, sequence=64, micro_batches=2),
+}
 
 
 def model_of(work: Work) -> torch.nn.Module:
@@ -37,25 +34,27 @@ def peak_of(name: str, work: Work, ending: contextlib.ExitStack) -> tuple[int, i
     for number in range(2):
         step(number)
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")
+    forget_peak()
     for number in range(2, 4):
         step(number)
-    return parameters, max(block, parameters - work.layers * block), of_process("VmHWM")
+    return parameters, max(block, parameters - work.layers * block), peak_bytes()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("system")
-    name = parser.parse_args().system
+    parser.add_argument("model", choices=MODELS)
+    asked = parser.parse_args()
+    name = asked.system
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     with contextlib.ExitStack() as ending:  # what libraries load once is no memory of the model
         small = Work(width=64, layers=2)
         build(name, small, model_of(small), ending)(0)
     gc.collect()
-    before = of_process("VmRSS")
+    before = resident_bytes()
     with contextlib.ExitStack() as ending:
-        parameters, largest, peak = peak_of(name, WORK, ending)
+        parameters, largest, peak = peak_of(name, MODELS[asked.model], ending)
     taken = torch.tensor([peak - before])
     dist.all_reduce(taken, dist.ReduceOp.MAX)
     if dist.get_rank() == 0:

@@ -89,7 +89,7 @@ def transient_bytes(
       part in a reduction, the one being filled, and two for the reduction's parts and sums: 7. Whole
       ones are a state; the same without autograd's at the boundary: 6.
 
-    It holds however slow the network is; where reductions keep up, half of it is used.
+    It holds however slow the network is; what is taken where reductions keep up: usual_transient_bytes().
 
     Args:
         strategy: the triple.
@@ -99,6 +99,30 @@ def transient_bytes(
     """
     gathered = 1.0 if shards(strategy.parameter, shape) == 1 else 4.0
     reduced = 6.0 if shards(strategy.gradient, shape) == 1 else 7.0
+    return largest_unit * (gathered * parameter_bytes + reduced * gradient_bytes)
+
+
+def usual_transient_bytes(
+    strategy: Strategy, shape: Shape, largest_unit: float, parameter_bytes: float = 2.0, gradient_bytes: float = 2.0
+) -> float:
+    """Return what our runtime holds beside states and activations at the peak of a step, where reductions keep up.
+
+    Counted in copies of the largest unit, as measured (``make bench-memory``, first model):
+
+    - Parameters that are not kept whole: the unit that is computed and the next one: 2.
+    - Gradients that are not kept whole: autograd's own, the buffer being filled, one in its reduction: 3.
+    - Whole gradients of whole optimizer states: the buffers of an all-reduce that waits, 6, as bounded. Those
+      of sharded ones: none, since at the boundary they become less from unit to unit.
+
+    Args:
+        strategy: the triple.
+        shape: groups and their size.
+        largest_unit: its elements.
+        parameter_bytes, gradient_bytes: per element, as computed and reduced in.
+    """
+    gathered = 0.0 if shards(strategy.parameter, shape) == 1 else 2.0
+    whole = 6.0 if shards(strategy.optimizer, shape) == 1 else 0.0
+    reduced = 3.0 if shards(strategy.gradient, shape) > 1 else whole
     return largest_unit * (gathered * parameter_bytes + reduced * gradient_bytes)
 
 

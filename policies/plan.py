@@ -16,7 +16,7 @@ from paro_advise.policies.strategy import Strategy
 from paro_advise.policies.variants import really
 
 FORMAT = "paro-advise/plan"
-FORMAT_VERSION = "1.2"
+FORMAT_VERSION = "1.3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +35,17 @@ class Prediction:
     Attributes:
         step_time_us: of a step.
         speedup: against the run as it is.
-        memory_bytes: model states and transients of one rank, without activations.
+        memory_bytes: model states and transients of one rank at the most, without activations.
         terms: parts of the memory, by name.
+        peak_bytes: what one rank should hold at the most in a step, activations included; None where those
+            are not known. At a slow network transients, and with them the peak, may reach their bound.
     """
 
     step_time_us: Quantiles
     speedup: Quantiles
     memory_bytes: float
     terms: dict[str, float]
+    peak_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

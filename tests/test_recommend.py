@@ -13,6 +13,7 @@ from paro_advise.advisor.calibration import Calibration
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.learned import Learned
 from paro_advise.advisor.levels import Estimate
+from paro_advise.advisor.plan_text import plan_text
 from paro_advise.advisor.recommend import Limits, baseline_bytes, candidates, least_bytes, recommend
 from paro_advise.advisor.replay import Candidate, baseline_candidate, measured_links, step_us
 from paro_advise.errors import ForeignDataError
@@ -176,7 +177,7 @@ def test_a_plan_is_the_same_every_time_and_cannot_be_edited():
     assert plan_from_json(data, "plan.json") == first
     with pytest.raises(ForeignDataError, match="as it was written"):
         plan_from_json(data.replace(b'"world_size": 8', b'"world_size": 9'), "plan.json")
-    for wrong in (b"{}", b"[", data.replace(b'"format_version": "1.2"', b'"format_version": "2.0"')):
+    for wrong in (b"{}", b"[", data.replace(b'"format_version": "1.3"', b'"format_version": "2.0"')):
         with pytest.raises(ForeignDataError):
             plan_from_json(wrong, "plan.json")
 
@@ -211,6 +212,23 @@ def test_a_measured_peak_need_not_reach_the_bound_on_transients():
     made = calibration()
     assert least_bytes(made) == pytest.approx(16 * made.parameters / 8 + 2 * max(made.unit_bytes))
     assert least_bytes(made) < baseline_bytes(made)
+
+
+def test_the_expected_peak_is_the_measured_one_with_other_states_and_buffers():
+    """8 ranks in nodes of 2, fp32 with Adam: of a parameter IIG holds 4/2, 4/2 and 8/8 bytes, ZeRO-3 16/8.
+
+    The run as it is peaks where it was measured; ours hold two units and three units' gradients, it one of each.
+    """
+    made = calibration()
+    other = 3e9
+    plan = recommend(made, Limits(other_bytes=other))
+    assert plan.baseline.predicted.peak_bytes == pytest.approx(least_bytes(made) + other)
+    found = next(c for c in plan.candidates if (c.triple, c.group_size, c.collectives) == ("IIG", 2, "native"))
+    states = made.parameters * (4 / 2 + 4 / 2 + 8 / 8)
+    assert found.predicted.peak_bytes == pytest.approx(states + (2 + 3) * max(made.unit_bytes) + other)
+    assert found.predicted.peak_bytes < found.predicted.memory_bytes + other
+    assert "peak" in plan_text(plan)
+    assert recommend(made, Limits()).chosen.predicted.peak_bytes is None
 
 
 def test_a_plan_is_exported_or_refused(tmp_path, capsys):

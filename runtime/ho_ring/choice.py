@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from paro_advise.runtime.ho_ring.collectives import HoRing
+from paro_advise.runtime.ho_ring.groups import Subgroups
 from paro_advise.runtime.ho_ring.two_hop import TwoHop
 
 if TYPE_CHECKING:
@@ -110,9 +111,19 @@ class Collectives:
         self._two_hop = TwoHop(grid, ho_ring.rails) if grid.num_nodes > 1 and grid.ranks_per_node > 1 else None
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup | None = None, *, ranks_per_node: int) -> Collectives:
-        """Make them for a group of torch's; None for all ranks."""
-        return cls(group or dist.group.WORLD, HoRing(group, ranks_per_node=ranks_per_node))
+    def of(cls, group: dist.ProcessGroup | None = None, *, ranks_per_node: int, alone: bool = False) -> Collectives:
+        """Make them for a group of torch's.
+
+        Args:
+            group: None for all ranks.
+            ranks_per_node: see HoRing.
+            alone: the native collectives, too, get a communicator that nothing else uses.
+        """
+        native = group or dist.group.WORLD
+        if alone:
+            ranks = dist.get_process_group_ranks(native)
+            native = Subgroups([ranks] if len(ranks) == dist.get_world_size() else ()).of(ranks) or native
+        return cls(native, HoRing(group, ranks_per_node=ranks_per_node))
 
     @property
     def algorithms(self) -> tuple[Algorithm, ...]:

@@ -387,6 +387,5 @@ def _combiner(op: Any, dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tens
 
 def _make_rails(grid: Grid, ranks: Sequence[int], subgroups: Subgroups) -> Rails:
     """Find or make this rank's two groups; only their members take part."""
-    over_nodes = [ranks[grid.at(node, grid.local)] for node in range(grid.num_nodes)]
-    of_node = [ranks[grid.at(grid.node, local)] for local in range(grid.ranks_per_node)]
+    over_nodes, of_node = ([ranks[place] for place in rail] for rail in grid.rails if grid.index in rail)
     return Rails(ring=subgroups.of(over_nodes), inside=subgroups.of(of_node))

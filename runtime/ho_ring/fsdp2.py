@@ -30,7 +30,10 @@ class PlainMemory:
 
 
 class HoRingAllGather(PlainMemory, AllGather):  # type: ignore[misc]
-    """FSDP2's all-gather through our collectives.
+    """FSDP2's all-gather through our collectives; one object for all units that share them.
+
+    All ranks must gather in one order: from the first asynchronous gather on, every one goes through
+    one thread, or a unit's would overtake that of another on some ranks only.
 
     Args:
         collectives: its own, since messages of two must not mix.
@@ -50,13 +53,18 @@ class HoRingAllGather(PlainMemory, AllGather):  # type: ignore[misc]
         async_op: bool = False,
     ) -> dist.Work | None:
         """Gather the shards of a unit."""
-        if not async_op or output_tensor.is_cuda:  # a GPU's collectives are asynchronous by themselves
+        # A GPU's collectives are asynchronous by themselves.
+        if output_tensor.is_cuda or (not async_op and self._worker is None):
             with reaching_all_ranks("a gather of parameters"):
                 self._collectives.all_gather(output_tensor, input_tensor, self._algorithm)
             return None
         self._worker = self._worker or Worker("all-gather")
         job = self._worker.submit(lambda: self._collectives.all_gather(output_tensor, input_tensor, self._algorithm))
-        return AsyncWork(job, "a gather of parameters", [output_tensor])
+        work = AsyncWork(job, "a gather of parameters", [output_tensor])
+        if async_op:
+            return work
+        work.wait()
+        return None
 
 
 class HoRingReduceScatter(PlainMemory, ReduceScatter):  # type: ignore[misc]
@@ -121,14 +129,18 @@ def use_ho_ring(
     size = group.size()
     per_node = ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     per_node = per_node if size % per_node == 0 else size
-    gathers, reductions = (Collectives.of(group, ranks_per_node=min(per_node, size)) for _ in range(2))
+    device = parameters[0].device
+    # On a CPU a gather may run in our thread while another one reduces, or the user's code does: on one
+    # communicator the ranks would not agree which came first. A GPU's are in order of their calls.
+    gathers = Collectives.of(group, ranks_per_node=min(per_node, size), alone=device.type == "cpu")
+    reductions = Collectives.of(group, ranks_per_node=min(per_node, size))
     wanted = Algorithm(algorithm) if algorithm else None
     if wanted is None:
-        device = parameters[0].device
         gathers.calibrate([Operation.ALL_GATHER], budget_s=calibration_s, device=device)
         reductions.calibrate([Operation.REDUCE_SCATTER], budget_s=calibration_s, device=device)
+    all_gather, reduce_scatter = HoRingAllGather(gathers, wanted), HoRingReduceScatter(reductions, wanted)
     for module in modules:
         if next(module.parameters(), None) is not None:
-            module.set_custom_all_gather(HoRingAllGather(gathers, wanted))
-            module.set_custom_reduce_scatter(HoRingReduceScatter(reductions, wanted))
+            module.set_custom_all_gather(all_gather)
+            module.set_custom_reduce_scatter(reduce_scatter)
     return gathers, reductions

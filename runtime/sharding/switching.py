@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from paro_advise.errors import ParoAdviseError, SwitchError, UsageError
+from paro_advise.runtime.process_memory import forget_peak, peak_bytes
 from paro_advise.runtime.sharding import states
 from paro_advise.runtime.sharding.agreement import agree
 from paro_advise.runtime.sharding.shard import checked_strategy, engine_of, grid_of, mark, unmark
@@ -120,17 +119,9 @@ def _describe(engine: Engine) -> str:
 def _reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        return
-    # Lets the kernel forget the highest size so far; where it may not, the peak is the process's.
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    else:
+        forget_peak()
 
 
 def _peak(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
+    return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else peak_bytes()

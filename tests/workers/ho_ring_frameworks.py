@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -64,22 +66,42 @@ def plugged(first, wanted):
     """FSDP2's own plug-in points, with each algorithm, measured and prefetching."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for algorithm in (*Algorithm, None):
-        model = sharded(first, mesh)
-        gathers, reductions = use_ho_ring(model, ranks_per_node=2, algorithm=algorithm, calibration_s=0.5)
-        if algorithm is None:
-            for block, following in zip(model.blocks, model.blocks[1:], strict=False):
-                block.set_modules_to_forward_prefetch([following])
-            for module in model.modules():
-                if isinstance(module, FSDPModule):
-                    module._set_unshard_async_op(True)
-        compare(f"fsdp2 {algorithm}", train(model, sgd(model)), wanted, 1e-6)
-        sent = [c.ho_ring.sent_between.messages for c in (gathers, reductions)]
-        assert all(sent) if algorithm == Algorithm.HO_RING else True
+        for prefetches in (False, True):
+            model = sharded(first, mesh)
+            gathers, reductions = use_ho_ring(model, ranks_per_node=2, algorithm=algorithm, calibration_s=0.5)
+            if prefetches:
+                prefetch(model)
+                gathers.all_gather = late_in_turn(gathers.all_gather)
+            compare(f"fsdp2 {algorithm} {prefetches}", train(model, sgd(model)), wanted, 1e-6)
+            sent = [c.ho_ring.sent_between.messages for c in (gathers, reductions)]
+            assert all(sent) if algorithm == Algorithm.HO_RING else True
     try:
         use_ho_ring(copy.deepcopy(first))
     except UsageError:
         return
     raise AssertionError("a model without FSDP2 was accepted")
+
+
+def prefetch(model):
+    """Let gathers be under way while others are, and while gradients are reduced."""
+    for place, block in enumerate(model.blocks):
+        block.set_modules_to_forward_prefetch(list(model.blocks[place + 1 :]))
+        block.set_modules_to_backward_prefetch(list(model.blocks[:place])[::-1])
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module._set_unshard_async_op(module is not model.blocks[-1])
+
+
+def late_in_turn(all_gather):
+    """Were the order of collectives not that of their calls, ranks would not agree on it."""
+    places = itertools.count()
+
+    def late(*args):
+        if (dist.get_rank() + next(places)) % 2 == 0:
+            time.sleep(0.01)
+        all_gather(*args)
+
+    return late
 
 
 def backend(first, wanted):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -12,6 +11,7 @@ from paro_advise.policies.memory import transient_bytes
 from paro_advise.policies.strategy import KEPT, Strategy
 from paro_advise.policies.traffic import Shape
 from paro_advise.runtime import engine_of, shard
+from paro_advise.runtime.process_memory import forget_peak, peak_bytes, resident_bytes
 from paro_advise.runtime.sharding.accounting import held_bytes, sent_bytes
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -124,12 +124,6 @@ class Wide(Model):
         self.head = nn.Linear(1024, WORDS)
 
 
-def memory_of_process(field):
-    """Return VmRSS (now) or VmHWM (the most since the last reset), bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) * 1024
-
-
 def check_peak(strategy, group_size):
     """What a step takes beyond what is held between steps stays within the stated bound."""
     model = Wide()
@@ -149,10 +143,10 @@ def check_peak(strategy, group_size):
     step()
     gradient = step()
     gc.collect()
-    rest = memory_of_process("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
+    rest = resident_bytes()
+    forget_peak()
     step()
-    transient = memory_of_process("VmHWM") - rest - gradient
+    transient = peak_bytes() - rest - gradient
     largest = max(sum(slot.shape.numel() for slot in unit.spec.slots) for unit in engine.units)
     shape = Shape(group_size=group_size, num_groups=dist.get_world_size() // group_size)
     bound = transient_bytes(Strategy.parse(strategy), shape, largest, 4, 4)
