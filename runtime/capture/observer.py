@@ -201,18 +201,17 @@ def norm_share(parameters: Iterable[torch.Tensor], shard_weight: float | None = 
     """
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     by_weight: dict[float | None, list[torch.Tensor]] = {}
+    of_layout: dict[Any, float | None] = {}
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is None:
             continue
         weight: float | None = 1.0 / world
         if isinstance(gradient, DTensor):
-            if any(place.is_partial() for place in gradient.placements):
-                return None
-            # Ranks beyond the mesh hold replicas of it.
-            weight = gradient.device_mesh.mesh.numel() / world
-            for size, place in zip(gradient.device_mesh.shape, gradient.placements, strict=True):
-                weight /= size if place.is_replicate() else 1
+            layout = id(gradient.device_mesh), gradient.placements
+            if layout not in of_layout:  # asking a mesh takes longer than a small gradient's norm
+                of_layout[layout] = _dtensor_weight(gradient, world)
+            weight = of_layout[layout]
             gradient = gradient._local_tensor  # noqa: SLF001 - to_local() makes a view in the graph
         elif hasattr(parameter, "_fsdp_flattened") or type(parameter).__name__ == "FlatParameter":
             weight = shard_weight  # FSDP1's shards
@@ -229,3 +228,14 @@ def norm_share(parameters: Iterable[torch.Tensor], shard_weight: float | None = 
             assert weight is not None
             total = total + weight * torch.stack(norms).square().sum()
     return total
+
+
+def _dtensor_weight(gradient: DTensor, world: int) -> float | None:
+    """Return by what the squares of this rank's part count; None where the part is not yet summed up."""
+    if any(place.is_partial() for place in gradient.placements):
+        return None
+    # Ranks beyond the mesh hold replicas of it.
+    weight: float = gradient.device_mesh.mesh.numel() / world
+    for size, place in zip(gradient.device_mesh.shape, gradient.placements, strict=True):
+        weight /= size if place.is_replicate() else 1
+    return weight
