@@ -389,8 +389,18 @@ def _worst(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 def _took_place(plan: Plan | None, after: Analysis) -> bool:
     """Tell whether the run after is the one that the plan proposes, as far as its traces tell."""
-    found = after.run.strategy.triple_at_rest
-    return plan is None or found is None or found == plan.chosen.triple
+    if plan is None or after.run.strategy.triple_at_rest is None:
+        return True
+    world = plan.preconditions.world_size
+    # In a group of all ranks, I is G.
+    planned, found = (
+        triple.replace("I", "G") if size == world else triple
+        for triple, size in (
+            (plan.chosen.triple, plan.chosen.group_size),
+            (after.run.strategy.triple_at_rest, after.run.strategy.group_size),
+        )
+    )
+    return found == planned
 
 
 def _predicted(plan: Plan | None, step: Metric) -> tuple[Predicted, ...]:

@@ -220,6 +220,9 @@ def test_a_plan_for_other_runs_is_refused_and_one_that_did_not_run_not_tested(an
     found = compare(*sides, replace(made, preconditions=facts))
     assert found.predicted_vs_measured == ()
     assert "but GGG ran: its prediction was not tested" in found.text
+    whole = replace(made.chosen, triple="III", group_size=2)  # of both ranks: the same as GGG
+    found = compare(*sides, replace(made, preconditions=facts, chosen=whole))
+    assert [item.name for item in found.predicted_vs_measured] == ["step_time_us", "speedup"]
 
 
 REST = '"overhead_us":0,"profiled":false,"micro_batches":1,"peak_memory_bytes":1'

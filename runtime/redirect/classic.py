@@ -118,7 +118,11 @@ class DistributedDataParallel(_Wrapper):
             raise TrainingError("a plan cannot express DDP's mixed_precision", hint=_NO_PLAN)
         if settings.get("find_unused_parameters"):
             # Ours would step parameters that nobody used with a gradient of zero: weight decay would act.
-            raise TrainingError("a plan cannot express DDP's find_unused_parameters", hint=_NO_PLAN)
+            raise TrainingError(
+                "a plan cannot express DDP's find_unused_parameters",
+                hint="turn it off if all parameters are used (Trainer: ddp_find_unused_parameters=False), "
+                f"else {_NO_PLAN}",
+            )
         if init_sync:
             from_rank_0(module)
         self._sends_buffers = broadcast_buffers and any(True for _ in module.buffers())
