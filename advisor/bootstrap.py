@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _DRAWS = 2_000
-TRIM = 0.25
+_TRIM = 0.25
 MIN_SAMPLES = 4
 _CORRELATED = 0.5
 _SIGNIFICANT = 2.0
@@ -40,13 +40,13 @@ class Change:
     high: float
 
 
-def typical(samples: Sequence[float], trim: float = TRIM) -> float:
+def typical(samples: Sequence[float], trim: float = _TRIM) -> float:
     """Return the mean of samples without a share of the least and of the largest."""
     return float(_centre(_clipped(samples), trim))
 
 
 def change_between(
-    before: Sequence[float], after: Sequence[float], *, paired: bool = False, trim: float = TRIM
+    before: Sequence[float], after: Sequence[float], *, paired: bool = False, trim: float = _TRIM
 ) -> Change | None:
     """Return how much larger the typical sample became.
 
@@ -70,9 +70,10 @@ def change_between(
         (picked_after, wider_after), (picked, wider) = (_drawn(_logs(side), generator) for side in (second, first))
         centres = [_centre(first[picked], trim), _centre(second[picked_after], trim)]
         wider = max(wider, wider_after)
-    if min(side.min() for side in centres) <= 0 or min(typical(before, trim), typical(after, trim)) <= 0:
+    usual, usual_after = typical(before, trim), typical(after, trim)
+    if min(usual, usual_after, *(side.min() for side in centres)) <= 0:
         return None
-    value = math.log(typical(after, trim) / typical(before, trim))
+    value = math.log(usual_after / usual)
     low, high = (float(bound) for bound in np.quantile(_logs(centres[1]) - _logs(centres[0]), (_TAIL, 1 - _TAIL)))
     return Change(
         value=math.expm1(value),
