@@ -3,7 +3,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
-ROOMS := errors trace_parsers policies advisor runtime templates
 DEMO := .demo
 
 .PHONY: help demo test lint types contract unit test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-host bench-memory clean
@@ -33,16 +32,11 @@ lint: .venv/test.stamp ## Style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# Type checkers do not follow the mapping of the folders to paro_advise.*, so they see links.
 types: .venv/test.stamp ## Strict typing
-	@rm -rf build/types && mkdir -p build/types/paro_advise
-	@for room in $(ROOMS); do ln -s ../../../$$room build/types/paro_advise/$$room; done
-	MYPYPATH=build/types $(BIN)/mypy $(ROOMS:%=-p paro_advise.%)
+	$(BIN)/mypy -p paro_advise
 
-contract: .venv/test.stamp ## Imports between the rooms
-	@rm -rf build/contract && mkdir -p build/contract/paro_advise
-	@for room in $(ROOMS); do ln -s ../../../$$room build/contract/paro_advise/$$room; done
-	PYTHONPATH=build/contract $(BIN)/lint-imports --config pyproject.toml --no-cache
+contract: .venv/test.stamp ## Imports between the rooms and inside them
+	$(BIN)/lint-imports --config pyproject.toml --no-cache
 
 unit: .venv/test.stamp ## Tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -10,24 +10,26 @@ from contextlib import suppress
 from typing import Any
 
 import click
+
 from paro_advise.errors import ParoAdviseError
 
-VERBS = (
-    "capture",
-    "analyze",
-    "recommend",
-    "apply",
-    "run",
-    "switch",
-    "compare",
-    "demo",
-    "index",
-    "doctor",
-    "explain",
-    "schema",
-    "show",
-    "slice",
-)
+# Verbs in order of the workflow, and the folder of commands/ that holds each.
+VERBS = {
+    "capture": "jobs",
+    "analyze": "reports",
+    "recommend": "reports",
+    "apply": "jobs",
+    "run": "jobs",
+    "switch": "jobs",
+    "compare": "reports",
+    "demo": "jobs",
+    "index": "reports",
+    "doctor": "help",
+    "explain": "help",
+    "schema": "help",
+    "show": "reports",
+    "slice": "reports",
+}
 
 
 class VerbGroup(click.Group):
@@ -43,7 +45,7 @@ class VerbGroup(click.Group):
             return None
         from importlib import import_module
 
-        module = import_module(f"paro_advise.advisor.commands.{cmd_name}")
+        module = import_module(f"paro_advise.advisor.commands.{VERBS[cmd_name]}.{cmd_name}")
         command: click.Command = module.command
         return command
 
@@ -163,10 +165,10 @@ def _usage(error: click.ClickException) -> None:
 
 
 def _report(error: ParoAdviseError, *, as_json: bool) -> None:
-    from paro_advise.advisor.terminal import plain
+    from paro_advise.advisor.wording.escaping import plain
 
     if as_json:
-        from paro_advise.advisor.analysis import to_json
+        from paro_advise.core.documents import to_json
 
         body = {"code": error.code, "message": error.what, "where": error.where, "hint": error.hint}
         sys.stdout.write(to_json({"error": body}).decode())

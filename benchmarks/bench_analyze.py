@@ -98,9 +98,10 @@ def _import_ours() -> None:
 
 def _child_ours(paths: list[Path], _: Path) -> dict[str, Any]:
     _import_ours()
-    from paro_advise.advisor.build import Options, build_analysis
-    from paro_advise.advisor.rank_facts import rank_facts
-    from paro_advise.trace_parsers.blocks import SourceRef
+    from paro_advise.advisor.analysis.build import build_analysis
+    from paro_advise.advisor.analysis.options import Options
+    from paro_advise.advisor.facts.rank_facts import rank_facts
+    from paro_advise.trace_parsers.bytes.blocks import SourceRef
     from paro_advise.trace_parsers.read import read_source
 
     def work() -> int:
@@ -113,14 +114,15 @@ def _child_ours(paths: list[Path], _: Path) -> dict[str, Any]:
 
 def _child_gather(paths: list[Path], cache: Path, jobs: int = 1) -> dict[str, Any]:
     _import_ours()
-    from paro_advise.advisor.build import Options, build_analysis
-    from paro_advise.advisor.gather import gather
-    from paro_advise.trace_parsers.blocks import SourceRef
+    from paro_advise.advisor.analysis.build import build_analysis
+    from paro_advise.advisor.analysis.options import Options
+    from paro_advise.advisor.facts.reading import read_all
+    from paro_advise.trace_parsers.bytes.blocks import SourceRef
 
     refs = [SourceRef(path=path) for path in paths]
 
     def work() -> int:
-        found = gather(refs, is_collection=True, cache=None if jobs > 1 else cache, jobs=jobs)
+        found = read_all(refs, is_collection=True, cache=None if jobs > 1 else cache, jobs=jobs)
         build_analysis(found.facts, found.notices, Options())
         return sum(facts.num_events for facts in found.facts)
 

@@ -23,8 +23,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from paro_advise.advisor.bootstrap import change_between
-from paro_advise.runtime.capture.wish import Wish
+from paro_advise.advisor.comparison.bootstrap import change_between
+from paro_advise.runtime.capture.request import CaptureRequest
 from paro_advise.runtime.job import PLAN_VARIABLE, job_environment
 from paro_advise.runtime.lab import Isolation, Lab, LabSpec
 
@@ -61,7 +61,7 @@ def advise(*words: object) -> None:
 
 
 def train(lab: Lab, framework: str, folder: Path, plan: Path | None) -> None:
-    changes = Wish.of(folder, STEPS).to_environment() | ({PLAN_VARIABLE: str(plan)} if plan else {})
+    changes = CaptureRequest.of(folder, STEPS).to_environment() | ({PLAN_VARIABLE: str(plan)} if plan else {})
     command = ["torchrun", str(SCRIPTS / f"train_{framework}.py"), *MODEL]
     result = lab.run(command, folder / "logs", timeout_s=900, environment=job_environment({}, changes))
     if not result.ok:
@@ -114,7 +114,7 @@ def all_loops(root: Path, count: int) -> list[Loop]:
 
 def long_run(folder: Path, steps: int) -> list[float]:
     """Return the unprofiled step times of one long run (us): two nodes, a core for each rank."""
-    environment = job_environment({}, Wish.of(folder, "3:4").to_environment())
+    environment = job_environment({}, CaptureRequest.of(folder, "3:4").to_environment())
     command = ["torchrun", str(SCRIPTS / "train_ddp.py"), *LONG, "--steps", str(steps)]
     with Lab(LabSpec(nodes=2, ranks_per_node=1, port_mbit=400.0)) as lab:
         result = lab.run(command, folder / "logs", timeout_s=900, environment=environment)
@@ -139,7 +139,7 @@ def capture_overhead() -> tuple[float, float]:
 
 def verdicts(times: list[float], factor: float) -> list[str]:
     """Return the verdicts on 100 pairs of disjoint stretches of a run, one side slowed by a factor."""
-    from paro_advise.advisor.compare import verdict_of
+    from paro_advise.advisor.comparison.compare import verdict_of
 
     found = []
     generator = random.Random(0)

@@ -22,11 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paro_advise.advisor.build import Options
-from paro_advise.advisor.calibration import calibrate
-from paro_advise.advisor.inputs import analysis_of
-from paro_advise.advisor.progress import Progress
-from paro_advise.advisor.recommend import Limits, baseline_bytes, recommend
+from paro_advise.advisor.analysis.options import Options
+from paro_advise.advisor.commands.inputs import load_analysis
+from paro_advise.advisor.commands.progress import Progress
+from paro_advise.advisor.prediction.calibrate import calibrate
+from paro_advise.advisor.prediction.recommend import recommend
+from paro_advise.advisor.prediction.scoring import Limits, baseline_bytes
 from paro_advise.runtime.lab import Isolation, Lab, LabSpec
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def measure(configuration: Configuration, rounds: int, folder: Path) -> dict[str
 def predict(configuration: Configuration, folder: Path) -> Plan:
     """Return the plan that the trace alone gives, with half of DDP's memory."""
     options = Options(gpus_per_node=configuration.spec.ranks_per_node)
-    analysis, _ = analysis_of([str(folder / "traces")], options, Progress(quiet=True))
+    analysis, _ = load_analysis([str(folder / "traces")], options, Progress(quiet=True))
     calibration = calibrate(analysis)
     half = 16 * calibration.parameters / 2
     # The limit is on states; the plan's own account adds transients and keeps a fifth free.
@@ -211,7 +212,7 @@ def recorded_replays(folder: Path) -> dict[str, float]:
     """Return the error of the replay (%) of each recorded run in a folder of runs."""
     found = {}
     for run in sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else ():
-        analysis, _ = analysis_of([str(run)], Options(), Progress(quiet=True))
+        analysis, _ = load_analysis([str(run)], Options(), Progress(quiet=True))
         found[run.name] = recommend(calibrate(analysis), Limits()).confidence.replay_error_pct
     return found
 

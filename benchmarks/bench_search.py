@@ -13,9 +13,12 @@ import os
 import statistics
 import time
 
-from paro_advise.advisor.calibration import Calibration
-from paro_advise.advisor.levels import Estimate
-from paro_advise.advisor.recommend import Limits, candidates, recommend
+from paro_advise.advisor.prediction.calibration import Calibration
+from paro_advise.advisor.prediction.candidates import candidates
+from paro_advise.advisor.prediction.network_tiers import Estimate
+from paro_advise.advisor.prediction.recommend import recommend
+from paro_advise.advisor.prediction.scoring import Limits
+from paro_advise.core.framework import Framework
 from paro_advise.policies.strategy import Strategy
 
 NODES_PER_POD = 8
@@ -53,7 +56,7 @@ def run_of(world_size: int) -> Calibration:
         replicates_each_pass=False,
         bucket_bytes=None,
         published_us=None,
-        framework="FSDP2",
+        framework=Framework.FSDP2,
         inter_alpha_us=measured(15.0),
         inter_gbps=measured(25.0),
         intra_alpha_us=measured(3.0),

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from paro_advise.runtime.capture import capture
 from torch.distributed.fsdp import fully_shard
+
+from paro_advise.runtime.capture import capture
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples/frameworks"))
 from common import batch, loss_of, make_model, parse_args

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+
 from paro_advise.runtime.ho_ring import Algorithm, Collectives, HoRing, Operation
 
 if TYPE_CHECKING:

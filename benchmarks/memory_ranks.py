@@ -9,8 +9,9 @@ import json
 
 import torch
 import torch.distributed as dist
-from paro_advise.runtime.process_memory import forget_peak, peak_bytes, resident_bytes
 from training_ranks import Transformer, Work, build
+
+from paro_advise.runtime.measure.process_memory import forget_peak, peak_bytes, resident_bytes
 
 MODELS = {
     "first": Work(width=768, layers=8, micro_batches=3),

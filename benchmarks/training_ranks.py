@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - PyTorch's own convention
-from paro_advise.runtime import engine_of, shard
-from paro_advise.runtime.capture import capture
-from paro_advise.runtime.ho_ring import Algorithm, Collectives, use_ho_ring
-from paro_advise.runtime.ho_ring.fsdp2 import HoRingReduceScatter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _world
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+from paro_advise.runtime import engine_of, shard
+from paro_advise.runtime.capture import capture
+from paro_advise.runtime.ho_ring import Algorithm, Collectives, use_ho_ring
+from paro_advise.runtime.ho_ring.fsdp2 import HoRingReduceScatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The plan: what to change, what it should bring and cost, and what it rests on.
+"""The plan: what to change, what it should bring and cost, and what it is based on.
 
 The JSON format ``paro-advise/plan`` is exactly these values. Times are microseconds, sizes bytes.
 """
@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from pathlib import Path
+from enum import StrEnum
 from typing import Any
 
-from paro_advise.errors import ForeignDataError, InputError
-from paro_advise.policies.fidelity import Fidelity, exports_of
-from paro_advise.policies.strategy import Strategy
-from paro_advise.policies.variants import really
+from paro_advise.core.documents import Format, document_bytes, from_json
+from paro_advise.errors import ForeignDataError
+from paro_advise.policies.frameworks.model import Fidelity, Offload, Variant
+from paro_advise.policies.frameworks.registry import approximation_of, exports_of
+from paro_advise.policies.strategy import Collectives, Strategy
 
-FORMAT = "paro-advise/plan"
-FORMAT_VERSION = "1.3"
+FORMAT = Format(name="paro-advise/plan", version="1.3")
+
+
+class Verdict(StrEnum):
+    """What a plan says to do."""
+
+    CHANGE = "change"
+    KEEP = "keep"
+    MEASURE_FIRST = "measure first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,29 +63,28 @@ class Choice:
     Attributes:
         triple: such as "IIG".
         group_size: ranks of a group; None where no state uses it.
-        collectives: "native" or "ho_ring".
+        collectives: what moves the bytes.
         predicted: what it brings.
         redundancy_bytes: what one rank holds beyond GGG.
-        exports: framework to "exact", "approximate" or "unsupported".
+        exports: how well each framework's own settings express it.
         feasible: it fits and can be run.
         reason: why it was chosen, or not.
         probability_best: share of the draws in which it was the fastest that fits.
-        offload: "optimizer" if its states and its step are on the host, "optimizer+parameter" if the
-            parameters are as well, "" if all is on the device.
-        variant: what a framework's own setting makes of the triple, "" for the triple itself.
+        offload: states on the host.
+        variant: what a framework's own setting makes of the triple.
     """
 
     triple: str
     group_size: int | None
-    collectives: str
+    collectives: Collectives
     predicted: Prediction
     redundancy_bytes: float
-    exports: dict[str, str]
+    exports: dict[str, Fidelity]
     feasible: bool
     reason: str
     probability_best: float
-    offload: str = ""
-    variant: str = ""
+    offload: Offload = Offload.NONE
+    variant: Variant = Variant.PLAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,14 +118,14 @@ class BudgetStep:
     redundancy_bytes: float
     triple: str
     group_size: int | None
-    collectives: str
+    collectives: Collectives
     step_time_us: float
     saved_us_per_gib: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
-    """The same plan on more nodes, with equal work per rank; the doubt grows with the distance."""
+class NodesWhatIf:
+    """The same plan on more nodes, with equal work per rank; the range grows with the distance."""
 
     nodes_factor: int
     world_size: int
@@ -185,7 +192,7 @@ class Plan:
     """The plan.
 
     Attributes:
-        verdict: "change", "keep" or "measure first".
+        verdict: what to do.
         baseline: the run as it is.
         chosen: what to run; the baseline itself where it is kept.
         switch_on_today: the best that a framework's own settings express.
@@ -201,7 +208,7 @@ class Plan:
     format: str
     format_version: str
     plan_id: str
-    verdict: str
+    verdict: Verdict
     text: str
     baseline: Choice
     chosen: Choice
@@ -212,7 +219,7 @@ class Plan:
     assumptions: tuple[str, ...]
     probes: tuple[str, ...]
     budget: tuple[BudgetStep, ...] = ()
-    outlooks: tuple[Outlook, ...] = ()
+    outlooks: tuple[NodesWhatIf, ...] = ()
     sensitivities: tuple[Sensitivity, ...] = ()
     ho_ring: HoRingGain | None = None
 
@@ -224,17 +231,23 @@ def as_framework_runs(plan: Plan, framework: str) -> Choice | None:
     holds no such prediction.
     """
     chosen = plan.chosen
-    fidelity = exports_of(Strategy.parse(chosen.triple), "native").get(framework)
+    fidelity = exports_of(Strategy.parse(chosen.triple), Collectives.NATIVE).get(framework)
     triple, variant = chosen.triple, chosen.variant
     if fidelity == Fidelity.APPROXIMATE and not variant:
-        triple, variant = really(chosen.triple, framework) or (triple, variant)
+        triple, variant = approximation_of(chosen.triple, framework) or (triple, variant)
     fitting = [
         choice
         for choice in plan.candidates
         if (choice.triple, choice.variant, choice.collectives, choice.offload)
-        == (triple, variant, "native", chosen.offload)
+        == (triple, variant, Collectives.NATIVE, chosen.offload)
     ]
     return next((choice for choice in fitting if choice.group_size in (None, chosen.group_size)), None)
+
+
+def same_way(first: Choice, second: Choice) -> bool:
+    """Tell whether two choices run alike, whatever is predicted of them."""
+    names = ("triple", "group_size", "collectives", "variant", "offload")
+    return all(getattr(first, name) == getattr(second, name) for name in names)
 
 
 def with_id(plan: Plan) -> Plan:
@@ -256,24 +269,13 @@ def _hash(body: dict[str, Any]) -> str:
     return hashlib.sha256(msgspec.json.encode({**body, "plan_id": ""}, order="sorted")).hexdigest()[:16]
 
 
-def plan_to_json(plan: Plan) -> bytes:
-    """Return a plan as indented JSON with sorted keys; equal plans give equal bytes."""
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode(plan, order="sorted"), indent=2) + b"\n"
-
-
 def read_plan(path: str) -> Plan:
     """Read a plan's file.
 
     Raises:
         InputError: it cannot be read, or is no plan as it was written.
     """
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"the plan must be a readable file: {error.strerror or error}", where=path) from error
-    return plan_from_json(data, path)
+    return plan_from_json(document_bytes(path), path)
 
 
 def plan_from_json(data: bytes, where: str) -> Plan:
@@ -284,15 +286,7 @@ def plan_from_json(data: bytes, where: str) -> Plan:
     """
     import msgspec
 
-    try:
-        plan = msgspec.json.decode(data, type=Plan)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ForeignDataError(f"the file must be a {FORMAT} JSON, it is not: {error}", where=where) from error
-    if plan.format != FORMAT or plan.format_version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
-        raise ForeignDataError(
-            f"the file must be {FORMAT} {FORMAT_VERSION.split('.')[0]}.x, got {plan.format} {plan.format_version}",
-            where=where,
-        )
+    plan = from_json(data, FORMAT, Plan, where)
     if plan.plan_id != _hash(msgspec.json.decode(data)):
         raise ForeignDataError(
             f"a plan must be as it was written, its body no longer has the id {plan.plan_id}",

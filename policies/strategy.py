@@ -1,6 +1,6 @@
 """Strategies as values: which of parameters, gradients and optimizer states is sharded how far.
 
-Source: PaRO (arXiv 2310.06003); notation and coefficients in reference strategies, sections 1 to 3.
+Source: PaRO (arXiv 2310.06003); notation and coefficients in docs/strategies.md.
 """
 
 from __future__ import annotations
@@ -19,6 +19,13 @@ class Level(StrEnum):
     N = "N"  # replicated on every rank
     I = "I"  # noqa: E741 - the paper's letter: sharded inside a group, replicated across groups
     G = "G"  # sharded over all ranks
+
+
+class Collectives(StrEnum):
+    """What moves the bytes of a strategy."""
+
+    NATIVE = "native"  # the backend's own collectives
+    HO_RING = "ho_ring"  # our hierarchical overlapped ring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paro_advise.runtime.inject import PATH
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# Python runs the sitecustomize in this folder at start, where it is on PYTHONPATH.
+INJECTED = Path(__file__).resolve().parent / "launch" / "inject"
 PLAN_VARIABLE = "PARO_PLAN"
 JOB_VARIABLE = "PARO_JOB"
 DRIFT_VARIABLE = "PARO_ALLOW_DRIFT"
@@ -31,5 +31,5 @@ def mark_applied() -> None:
 
 def job_environment(environment: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a job whose every Python process begins what its variables ask for."""
-    paths = [str(PATH), *[entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]]
+    paths = [str(INJECTED), *[entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]]
     return {**environment, **changes, "PYTHONPATH": os.pathsep.join(paths)}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from paro_advise.advisor.build import Options, build_analysis
-from paro_advise.advisor.gather import gather
-from paro_advise.advisor.rank_facts import rank_facts, read_table
-from paro_advise.trace_parsers.blocks import SourceRef
+from paro_advise.advisor.analysis.build import build_analysis
+from paro_advise.advisor.analysis.options import Options
+from paro_advise.advisor.facts.frames import read_table
+from paro_advise.advisor.facts.rank_facts import rank_facts
+from paro_advise.advisor.facts.reading import read_all
+from paro_advise.trace_parsers.bytes.blocks import SourceRef
 from paro_advise.trace_parsers.discover import find_inputs
 from paro_advise.trace_parsers.read import read_source
 
@@ -24,7 +26,7 @@ def collectives_of(path):
 
 def gathered(*paths, cache=None, jobs=1):
     refs, is_collection = find_inputs([str(path) for path in paths])
-    return gather(refs, is_collection=is_collection, cache=cache, jobs=jobs)
+    return read_all(refs, is_collection=is_collection, cache=cache, jobs=jobs)
 
 
 def analyze(*paths, **options):

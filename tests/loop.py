@@ -10,7 +10,9 @@ from dataclasses import replace
 
 import pytest
 from conftest import ROOT
-from paro_advise.policies.plan import plan_to_json, read_plan, with_id
+
+from paro_advise.core.documents import to_json
+from paro_advise.policies.plan import read_plan, with_id
 
 SCRIPTS = ROOT / "examples/frameworks"
 
@@ -51,5 +53,5 @@ def plan_for(plan_file, target, triple, group_size=2, collectives="ho_ring"):
         if (choice.triple, choice.collectives, choice.variant) == (triple, collectives, "")
         and choice.group_size in (None, group_size)
     )
-    target.write_bytes(plan_to_json(with_id(replace(plan, chosen=chosen, verdict="change"))))
+    target.write_bytes(to_json(with_id(replace(plan, chosen=chosen, verdict="change"))))
     return target

@@ -7,10 +7,12 @@ import json
 
 import pytest
 from helpers import analyze, collectives_of, facts_of, read
-from paro_advise.advisor.attribution import Call, RunContext, attribute
-from paro_advise.advisor.states import Evidence, State
-from paro_advise.trace_parsers.tables import Op
 from trace_builder import TraceBuilder
+
+from paro_advise.advisor.facts.attribution import Call, RunContext, attribute
+from paro_advise.advisor.facts.evidence import Evidence
+from paro_advise.core.collective import Op
+from paro_advise.core.model_state import State
 
 NO_CONTEXT = RunContext(is_ddp=False, forward_reductions=frozenset(), largest_bytes=1 << 30, has_update_mark=True)
 DDP = RunContext(is_ddp=True, forward_reductions=frozenset(), largest_bytes=1 << 30, has_update_mark=True)

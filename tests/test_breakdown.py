@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import analyze, facts_of, write_run
-from paro_advise.advisor.intervals import Intervals, exposed_lengths
 from trace_builder import TraceBuilder, fsdp_rank
+
+from paro_advise.advisor.facts.intervals import Intervals, exposed_lengths
 
 
 def test_parts_of_the_hand_written_step(tmp_path):

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from paro_advise.advisor.candidates import candidates, is_at_hand, is_proposable, offloaded
-from paro_advise.advisor.recommend import Limits, recommend
-from paro_advise.advisor.replay import measured_links, step_us
-from paro_advise.policies.fidelity import Fidelity, exports_of
-from paro_advise.policies.plan import as_framework_runs, plan_from_json, plan_to_json
-from paro_advise.policies.strategy import KEPT, Strategy
-from paro_advise.policies.variants import frameworks_of, really
 from test_recommend import MB, calibration
+
+from paro_advise.advisor.prediction.candidates import candidates, is_at_hand, is_proposable, offloaded
+from paro_advise.advisor.prediction.recommend import recommend
+from paro_advise.advisor.prediction.scoring import Limits
+from paro_advise.advisor.prediction.step_replay import measured_links, step_us
+from paro_advise.core.documents import to_json
+from paro_advise.core.framework import Framework
+from paro_advise.policies.frameworks.model import Fidelity, Offload
+from paro_advise.policies.frameworks.registry import approximation_of, exports_of, frameworks_of
+from paro_advise.policies.plan import as_framework_runs, plan_from_json
+from paro_advise.policies.strategy import KEPT, Strategy
 
 WIRE = 0.05e3  # bytes a microsecond
 
@@ -101,7 +105,7 @@ def test_every_approximation_is_known_as_what_it_really_is(triple):
     fidelities = exports_of(Strategy.parse(triple), "native")
     approximating = {name for name, fidelity in fidelities.items() if fidelity == Fidelity.APPROXIMATE}
     for framework in approximating:
-        assert framework in frameworks_of(*really(triple, framework))
+        assert framework in frameworks_of(*approximation_of(triple, framework))
 
 
 def test_a_plan_says_what_a_framework_makes_of_it():
@@ -112,19 +116,19 @@ def test_a_plan_says_what_a_framework_makes_of_it():
         runs = as_framework_runs(replace(plan, chosen=chosen), framework)
         assert (runs.triple, runs.variant, runs.collectives) == (*real, "native")
         assert runs.predicted.step_time_us.p50 > chosen.predicted.step_time_us.p50
-    again = plan_from_json(plan_to_json(plan), "again")
+    again = plan_from_json(to_json(plan), "again")
     assert again == plan
 
 
 def test_what_can_be_switched_on_today_is_of_the_frameworks_own_family():
     kept = found(calibration(), "GGG", "kept_for_backward")
     megatron = found(calibration(), "NNG")
-    assert is_at_hand(kept, "FSDP2")
-    assert not is_at_hand(kept, "DeepSpeed")
-    assert not is_at_hand(replace(found(calibration(), "GGG"), offload="optimizer"), "FSDP2")
-    assert is_at_hand(replace(found(calibration(), "GGG"), offload="optimizer"), "DeepSpeed")
-    assert not is_at_hand(megatron, "FSDP2")
-    assert is_at_hand(megatron, "Megatron-Core")
+    assert is_at_hand(kept, Framework.FSDP2)
+    assert not is_at_hand(kept, Framework.DEEPSPEED)
+    assert not is_at_hand(replace(found(calibration(), "GGG"), offload=Offload.OPTIMIZER), Framework.FSDP2)
+    assert is_at_hand(replace(found(calibration(), "GGG"), offload=Offload.OPTIMIZER), Framework.DEEPSPEED)
+    assert not is_at_hand(megatron, Framework.FSDP2)
+    assert is_at_hand(megatron, Framework.MEGATRON)
     assert is_at_hand(megatron, "unknown")
 
 
@@ -137,7 +141,7 @@ def test_when_not_even_that_fits_the_parameters_go_to_the_host_too():
     optimizer = states / 2
     limit = (needs - optimizer - 0.5 * states / 4) / 0.8  # parameters are a quarter of the states
     limits = Limits(device_memory_bytes=limit)
-    plan = recommend(replace(made, framework="DeepSpeed"), limits)
+    plan = recommend(replace(made, framework=Framework.DEEPSPEED), limits)
     assert (plan.chosen.triple, plan.chosen.offload) == ("GGG", "optimizer+parameter")
     exact = [name for name, fidelity in plan.chosen.exports.items() if fidelity == "exact"]
     assert exact == ["deepspeed"]
@@ -158,7 +162,7 @@ def test_what_the_host_adds_is_bytes_over_its_bandwidth_and_its_arithmetic():
 
 
 def test_what_deepspeed_does_on_the_host_goes_with_it():
-    made = calibration(framework="DeepSpeed", fixed_us=250_000.0, gaps_us=200_000.0, baseline_group_size=8)
+    made = calibration(framework=Framework.DEEPSPEED, fixed_us=250_000.0, gaps_us=200_000.0, baseline_group_size=8)
     ours, theirs = found(made, "GGG", collectives="ho_ring"), found(made, "GGG")
     assert (ours.host_share, theirs.host_share) == (0.35, 1.0)
     assert us(made, replace(ours, host_share=1.0)) - us(made, ours) == pytest.approx(0.65 * 200_000.0)

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 from helpers import write_run
-from paro_advise.advisor.cli import VERBS, cli, run
 from trace_builder import fsdp_rank
+
+from paro_advise.advisor.cli import VERBS, cli, run
 
 OPTIONS = {
     "analyze": {"-o", "--output", "--json", "--force", "--gpus-per-node", "--skip-steps", "--tokens-per-step", "--peak-tflops",

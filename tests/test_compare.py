@@ -9,24 +9,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers import analyze, write_run
-from paro_advise.advisor.acceptance import Thresholds
-from paro_advise.advisor.analysis import from_json, to_json
-from paro_advise.advisor.bootstrap import change_between
-from paro_advise.advisor.captured import Captured, CapturedStep, captured_of
-from paro_advise.advisor.cli import run
-from paro_advise.advisor.compare import Terms, compare
-from paro_advise.advisor.comparison import comparison_from_json
-from paro_advise.advisor.comparison_report import Timelines, render_comparison
-from paro_advise.advisor.comparison_text import comparison_markdown
-from paro_advise.advisor.notebook import notebook_bytes
-from paro_advise.advisor.page import Provenance
-from paro_advise.advisor.recommend import Limits, recommend
-from paro_advise.errors import StalePlanError, UnlikeRunsError
-from paro_advise.trace_parsers.blocks import SourceRef
-from paro_advise.trace_parsers.step_log import read_step_log
 from test_recommend import calibration
 from test_report import Page
 from trace_builder import fsdp_rank
+
+from paro_advise.advisor.analysis.model import analysis_from_json
+from paro_advise.advisor.cli import run
+from paro_advise.advisor.comparison.acceptance import Thresholds
+from paro_advise.advisor.comparison.bootstrap import change_between
+from paro_advise.advisor.comparison.compare import Terms, compare
+from paro_advise.advisor.comparison.model import comparison_from_json
+from paro_advise.advisor.facts.capture_log import Captured, CapturedStep, captured_of
+from paro_advise.advisor.prediction.recommend import recommend
+from paro_advise.advisor.prediction.scoring import Limits
+from paro_advise.advisor.rendering.comparison_page import Timelines, render_comparison
+from paro_advise.advisor.rendering.comparison_text import comparison_markdown
+from paro_advise.advisor.rendering.notebook import notebook_bytes
+from paro_advise.advisor.rendering.page import Provenance
+from paro_advise.core.documents import to_json
+from paro_advise.errors import StalePlanError, UnlikeRunsError
+from paro_advise.trace_parsers.bytes.blocks import SourceRef
+from paro_advise.trace_parsers.logs.step_log import read_step_log
 
 PROVENANCE = Provenance(version="0", created_utc="now", command="paro-advise compare a b")
 
@@ -195,7 +198,7 @@ def test_a_loss_that_turns_into_no_number_fails_even_after_json(analysis, tmp_pa
     before, after = pair(analysis, [1e5] * 6, [1e5] * 6)
     steps = [replace(step, loss=None, diverged=True) if step.step == 5 else step for step in after.captured.steps]
     after = replace(after, captured=replace(after.captured, steps=tuple(steps)))
-    found = compare(from_json(to_json(before), "a"), from_json(to_json(after), "b"), None)
+    found = compare(analysis_from_json(to_json(before), "a"), analysis_from_json(to_json(after), "b"), None)
     assert (found.parity.num_diverged_before, found.parity.num_diverged_after, found.parity.num_steps) == (0, 1, 5)
     assert next(item.passed for item in found.acceptance if item.criterion.startswith("loss")) is False
     assert comparison_from_json(to_json(found), "c") == found

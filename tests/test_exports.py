@@ -6,18 +6,19 @@ import ast
 import json
 
 import pytest
-from paro_advise.errors import UsageError
-from paro_advise.policies.exports import FRAMEWORKS, Target, export
-from paro_advise.policies.fidelity import Fidelity, exports_of
-from paro_advise.policies.strategy import KEPT, Strategy
 from test_sharding import run
+
+from paro_advise.errors import UsageError
+from paro_advise.policies.frameworks.model import Fidelity, Offload, Target
+from paro_advise.policies.frameworks.registry import EXPORTED, export, exports_of
+from paro_advise.policies.strategy import KEPT, Strategy
 
 
 def target(triple, **changes):
     return Target(**({"triple": triple, "group_size": 8, "world_size": 32, "micro_batches": 4} | changes))
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", list(EXPORTED))
 @pytest.mark.parametrize("strategy", [str(strategy) for strategy in KEPT])
 def test_everything_is_expressed_or_refused(framework, strategy):
     fidelity = exports_of(Strategy.parse(strategy), "native")[framework]
@@ -93,12 +94,12 @@ def test_lightning_makes_its_strategy():
 
 
 def test_deepspeed_keeps_parameters_on_the_host_in_stage_3_only():
-    wanted = json.loads(export("deepspeed", target("GGG", offload="optimizer+parameter")).text)["zero_optimization"]
+    wanted = json.loads(export("deepspeed", target("GGG", offload=Offload.PARAMETERS)).text)["zero_optimization"]
     assert (wanted["offload_optimizer"]["device"], wanted["offload_param"]["device"]) == ("cpu", "cpu")
     with pytest.raises(UsageError, match="stage 3"):
-        export("deepspeed", target("NGG", offload="optimizer+parameter"))
+        export("deepspeed", target("NGG", offload=Offload.PARAMETERS))
     with pytest.raises(UsageError, match="on the host"):
-        export("fsdp2", target("GGG", offload="optimizer+parameter"))
+        export("fsdp2", target("GGG", offload=Offload.PARAMETERS))
     config = pytest.importorskip("deepspeed.runtime.config", reason="DeepSpeed is not installed (make bench-training)")
     made = {"zero_optimization": wanted, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4}
     assert config.DeepSpeedConfig(made).zero_config.offload_param.device == "cpu"

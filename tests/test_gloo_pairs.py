@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paro_advise.trace_parsers.kineto_gloo import GlooCall, GlooSpan, pair_gloo
+from paro_advise.trace_parsers.kineto.gloo import GlooCall, GlooSpan, pair_gloo
 
 
 def pair(name, dims, span_name, span_dims):

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from conftest import ROOT
+
 from paro_advise.errors import UsageError
 
 WORKER = ROOT / "tests/workers/ho_ring_worker.py"

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 
 import pytest
 from conftest import SHARED
+from trace_builder import LAYOUTS, fsdp_rank
+
 from paro_advise.advisor.cli import run
 from paro_advise.errors import HostileInputError, InputError
-from paro_advise.trace_parsers.blocks import BlockReader, SourceRef
-from trace_builder import LAYOUTS, fsdp_rank
+from paro_advise.trace_parsers.bytes.blocks import BlockReader, SourceRef
 
 NUM_MUTATIONS = 2000
 NUM_SHARDS = 20

@@ -13,14 +13,16 @@ import sys
 
 import pytest
 from helpers import facts_of
-from paro_advise.advisor import hta as hta_mode
-from paro_advise.advisor.hta import hta_figures, hta_table, hta_text
-from paro_advise.advisor.hta_rules import hta_rules
-from paro_advise.trace_parsers import profiler_plugin
-from paro_advise.trace_parsers.blocks import BlockReader, SourceRef
-from paro_advise.trace_parsers.discover import find_inputs
-from paro_advise.trace_parsers.read import looks_like_kineto, read_head
 from trace_builder import TraceBuilder
+
+from paro_advise.advisor.hta import library as hta_mode
+from paro_advise.advisor.hta.library import hta_figures
+from paro_advise.advisor.hta.rules import hta_rules
+from paro_advise.advisor.rendering.hta_figures import hta_table, hta_text
+from paro_advise.trace_parsers.bytes.blocks import BlockReader, SourceRef
+from paro_advise.trace_parsers.discover import find_inputs
+from paro_advise.trace_parsers.nccl import profiler_plugin
+from paro_advise.trace_parsers.read import looks_like_kineto, read_head
 
 HAS_HTA = importlib.util.find_spec("hta") is not None
 needs_hta = pytest.mark.skipif(not HAS_HTA, reason="HolisticTraceAnalysis is not installed")
@@ -362,5 +364,5 @@ def test_deep_ep_is_communication_for_us_and_compute_for_hta(tmp_path):
 
 
 def test_hta_is_imported_only_when_asked():
-    code = "import sys, paro_advise.advisor.hta; print({'hta', 'pandas', 'plotly'} & set(sys.modules))"
+    code = "import sys, paro_advise.advisor.hta.library; print({'hta', 'pandas', 'plotly'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"

@@ -6,12 +6,15 @@ import numpy as np
 import polars as pl
 import pytest
 from helpers import analyze, write_run
-from paro_advise.advisor.links import alpha_share, fit_links, wire_factor
-from paro_advise.advisor.regimes import StateEvidence, StepEvidence, judge_state, judge_step
-from paro_advise.advisor.states import Regime, State
-from paro_advise.advisor.strategy import infer_strategy, parameter_count
-from paro_advise.errors import UsageError
 from trace_builder import TraceBuilder, fsdp_rank
+
+from paro_advise.advisor.analysis.observed_strategy import infer_strategy, parameter_count
+from paro_advise.advisor.analysis.regimes import Regime, StateEvidence, judge_state
+from paro_advise.advisor.analysis.verdict import StepEvidence, judge_step
+from paro_advise.advisor.ranks.link_fit import alpha_share, fit_links, wire_factor
+from paro_advise.core.framework import Framework
+from paro_advise.core.model_state import State
+from paro_advise.errors import UsageError
 
 STEP_US = 1000.0
 
@@ -99,22 +102,28 @@ def updated(size):
 
 
 STRATEGIES = [
-    ("GGG", None, 1, "FSDP2", [gather(32), gather(32, "backward"), scatter(32)]),
-    ("NGG", None, 1, "FSDP2", [gather(32), scatter(32)]),  # reshard_after_forward=False
-    ("III", 8, 1, "FSDP2", [gather(8), gather(8, "backward"), scatter(8), reduce(4, detail="replica")]),
-    ("NII", 8, 1, "FSDP2", [gather(8), scatter(8), reduce(4, detail="replica")]),
-    ("NNN", None, 4, "DDP", [reduce(32, micro=3)]),
-    ("NNN", None, 1, "DDP", [reduce(32)]),
-    ("NNG", None, 4, "DeepSpeed", [reduce(32, phase="boundary", micro=3), updated(32)]),
-    ("NGG", None, 2, "DeepSpeed", [reduce(32), reduce(32, micro=1), updated(32)]),
-    ("NNG", None, 1, "DDP + ZeroRedundancyOptimizer", [reduce(32), updated(32)]),
-    ("GGG", None, 1, "DeepSpeed", [gather(32), gather(32, "backward"), reduce(32)]),
-    ("IIG", 8, 2, "unknown", [gather(8), gather(8, "backward"), scatter(8), scatter(8, 1), updated(4)]),
-    ("IGG", 8, 2, "unknown", [gather(8), gather(8, "backward"), scatter(32), scatter(32, 1), updated(4)]),
-    ("NIG", 8, 2, "unknown", [scatter(8), scatter(8, 1), updated(32)]),
-    ("GGG", None, 1, "FSDP2", [gather(4), gather(4, "backward"), scatter(4)]),  # 4 of 32: the rest is TP and PP
-    ("NGG", None, 1, "Megatron-LM", [scatter(4), updated(4)]),
-    ("GNG", None, 4, "FSDP2", [gather(32), gather(32, "backward"), scatter(32, micro=3)]),
+    ("GGG", None, 1, Framework("FSDP2"), [gather(32), gather(32, "backward"), scatter(32)]),
+    ("NGG", None, 1, Framework("FSDP2"), [gather(32), scatter(32)]),  # reshard_after_forward=False
+    ("III", 8, 1, Framework("FSDP2"), [gather(8), gather(8, "backward"), scatter(8), reduce(4, detail="replica")]),
+    ("NII", 8, 1, Framework("FSDP2"), [gather(8), scatter(8), reduce(4, detail="replica")]),
+    ("NNN", None, 4, Framework("DDP"), [reduce(32, micro=3)]),
+    ("NNN", None, 1, Framework("DDP"), [reduce(32)]),
+    ("NNG", None, 4, Framework("DeepSpeed"), [reduce(32, phase="boundary", micro=3), updated(32)]),
+    ("NGG", None, 2, Framework("DeepSpeed"), [reduce(32), reduce(32, micro=1), updated(32)]),
+    ("NNG", None, 1, Framework.DDP_ZERO, [reduce(32), updated(32)]),
+    ("GGG", None, 1, Framework("DeepSpeed"), [gather(32), gather(32, "backward"), reduce(32)]),
+    ("IIG", 8, 2, Framework("unknown"), [gather(8), gather(8, "backward"), scatter(8), scatter(8, 1), updated(4)]),
+    ("IGG", 8, 2, Framework("unknown"), [gather(8), gather(8, "backward"), scatter(32), scatter(32, 1), updated(4)]),
+    ("NIG", 8, 2, Framework("unknown"), [scatter(8), scatter(8, 1), updated(32)]),
+    (
+        "GGG",
+        None,
+        1,
+        Framework("FSDP2"),
+        [gather(4), gather(4, "backward"), scatter(4)],
+    ),  # 4 of 32: the rest is TP and PP
+    ("NGG", None, 1, Framework("Megatron-LM"), [scatter(4), updated(4)]),
+    ("GNG", None, 4, Framework("FSDP2"), [gather(32), gather(32, "backward"), scatter(32, micro=3)]),
     (None, None, 1, "unknown", []),
 ]
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from paro_advise.errors import ParoAdviseError, UsageError
 from paro_advise.runtime.lab import Isolation, Lab, LabSpec
 from paro_advise.runtime.lab.network import best_isolation

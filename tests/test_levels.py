@@ -5,18 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from paro_advise.advisor.candidates import aligned_sizes
-from paro_advise.advisor.levels import Cluster, levels_of
-from paro_advise.advisor.links import Link
-from paro_advise.advisor.outlook import Now, sensitivities
-from paro_advise.advisor.recommend import Limits, recommend
-from paro_advise.advisor.replay import Candidate, baseline_candidate, measured_links, step_us
-from paro_advise.errors import UsageError
-from paro_advise.policies.strategy import Strategy
 from test_recommend import MB, calibration, estimate
 
+from paro_advise.advisor.prediction.candidate import Candidate, baseline_candidate
+from paro_advise.advisor.prediction.candidates import aligned_sizes
+from paro_advise.advisor.prediction.network_tiers import Cluster, fit_tiers
+from paro_advise.advisor.prediction.recommend import recommend
+from paro_advise.advisor.prediction.scoring import Limits
+from paro_advise.advisor.prediction.step_replay import measured_links, step_us
+from paro_advise.advisor.prediction.what_if import Basis, sensitivities
+from paro_advise.advisor.ranks.link_fit import Link
+from paro_advise.errors import UsageError
+from paro_advise.policies.strategy import Collectives, Strategy
+
 # 8 nodes of 4 ranks.
-CLUSTER = Cluster(world_size=32, ranks_per_node=4, is_gloo=False, crowd=1.0)
+CLUSTER = Cluster(world_size=32, ranks_per_node=4, is_gloo=False, concurrent=1.0)
 
 
 def link(span, size, busbw, spread=1.05, alpha=None):
@@ -40,7 +43,7 @@ def test_groups_of_two_nodes_that_are_quicker_show_pods():
         link("inter", 4, 2.5),
         link("mixed", 32, 10.0),
     ]
-    found = levels_of(links, CLUSTER, None)
+    found = fit_tiers(links, CLUSTER, None)
     assert found.nodes_per_pod == 2
     assert found.pod_gbps.value == pytest.approx(40.0)
     assert found.pod_alpha_us.value == pytest.approx(70.0 / 7)  # a ring of eight ranks has seven rounds
@@ -58,21 +61,21 @@ def test_groups_of_two_nodes_that_are_quicker_show_pods():
     ],
 )
 def test_groups_that_are_hardly_quicker_show_none(near, spread):
-    found = levels_of([link("mixed", 8, near, spread), link("mixed", 32, 10.0, spread)], CLUSTER, None)
+    found = fit_tiers([link("mixed", 8, near, spread), link("mixed", 32, 10.0, spread)], CLUSTER, None)
     assert found.nodes_per_pod is None
     assert found.inter_gbps.value == pytest.approx((near * 10.0) ** 0.5)
     assert found.pod_gbps == found.inter_gbps
 
 
 def test_stated_pods_without_a_measurement_are_as_quick_as_the_rest():
-    found = levels_of([link("mixed", 32, 10.0)], CLUSTER, 4)
+    found = fit_tiers([link("mixed", 32, 10.0)], CLUSTER, 4)
     assert found.nodes_per_pod == 4
     assert found.pod_gbps == found.inter_gbps
     assert found.inter_gbps.value == pytest.approx(10.0)
     assert any(note.startswith("links inside pods: as quick as between them") for note in found.notes)
     with pytest.raises(UsageError, match="must divide the 8 nodes"):
-        levels_of([], CLUSTER, 3)
-    assert levels_of([], CLUSTER, 8).nodes_per_pod is None
+        fit_tiers([], CLUSTER, 3)
+    assert fit_tiers([], CLUSTER, 8).nodes_per_pod is None
 
 
 def of_pods(**changes):
@@ -116,7 +119,7 @@ def step_us_without_pods(size):
 def test_more_nodes_are_more_pods_of_the_same_size():
     made = of_pods()
     links, base = measured_links(made), baseline_candidate(made)
-    now = Now(calibration=made, links=links, anchor=1.0, base=base, chosen=base, bias=0.0)
+    now = Basis(calibration=made, links=links, anchor=1.0, base=base, chosen=base, bias=0.0)
     assert len(sensitivities(now, [(base, 1.0)])) == 7
     assert replace(made, world_size=32).has_pods
     assert not replace(made, world_size=8).has_pods
@@ -126,7 +129,7 @@ def test_inside_a_node_gloo_is_taken_to_be_as_quick_as_its_cores():
     gloo = replace(CLUSTER, is_gloo=True)
 
     def assumed(cores):
-        return levels_of([], replace(gloo, cores_per_rank=cores), None).intra_gbps
+        return fit_tiers([], replace(gloo, cores_per_rank=cores), None).intra_gbps
 
     assert assumed(0.5).value == pytest.approx(1.09 * 0.5 * 3 / 4)
     assert assumed(8.0).value == assumed(1.0).value  # a rank's transfers are one thread's
@@ -138,7 +141,7 @@ def test_inside_a_node_gloo_is_taken_to_be_as_quick_as_its_cores():
 def test_ho_ring_inside_a_node_gains_with_up_to_four_ranks(ranks, share):
     def taken(gbps, source):
         made = calibration(ranks_per_node=ranks, world_size=16, intra_gbps=replace(estimate(gbps), source=source))
-        ours = Candidate(strategy=Strategy.parse("III"), group_size=ranks, collectives="ho_ring")
+        ours = Candidate(strategy=Strategy.parse("III"), group_size=ranks, collectives=Collectives.HO_RING)
         return float(step_us(made, ours, measured_links(made)))
 
     assert taken(1.0, "prior") == pytest.approx(taken(share, "measured"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from message_simulation import train, train_single
+
 from paro_advise.policies.strategy import ALL
 from paro_advise.policies.traffic import Shape, coefficients, step_traffic
 

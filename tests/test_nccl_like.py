@@ -7,9 +7,11 @@ from collections import Counter
 
 import pytest
 from helpers import analyze, collectives_of, facts_of, gathered
-from paro_advise.advisor.matching import match_ranks
-from paro_advise.advisor.ranks import rank_set
 from trace_builder import TraceBuilder, fsdp_rank
+
+from paro_advise.advisor.ranks.clock_alignment import match_ranks
+from paro_advise.advisor.ranks.run import assemble_run
+from paro_advise.advisor.ranks.source import decode
 
 RUNS = ("ddp-big", "ds-zero3", "fsdp2-inter-bw", "fsdp2-straggler")
 STATES = ("parameter", "gradient", "optimizer", "other")
@@ -128,7 +130,7 @@ def test_rank_0_alone_says_what_cannot_be_known(run):
 def test_dlrm_transfers_and_clocks(shared):
     """8 V100 in one box: the first all-to-all takes 10 us everywhere, the rest is waiting."""
     archive = shared / "corpus/facebookresearch+param/et_replay/tests/inputs/dlrm_kineto.tar.gz"
-    found = rank_set(gathered(archive).facts)
+    found = assemble_run([decode(facts) for facts in gathered(archive).facts])
     assert [rank for rank, _ in found.timed] == list(range(8))
     matched = match_ranks(found.timed, {rank: f"clock {rank}" for rank, _ in found.timed})
     assert all(abs(offset) <= 5.0 for offset in matched.offset_us.values())

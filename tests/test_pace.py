@@ -6,13 +6,16 @@ import json
 from dataclasses import replace
 
 import pytest
-from paro_advise.advisor.captured import captured_of
-from paro_advise.advisor.pace import unprofiled
-from paro_advise.advisor.replay import baseline_candidate, measured_links, step_us
-from paro_advise.policies.strategy import Strategy
-from paro_advise.trace_parsers.blocks import SourceRef
-from paro_advise.trace_parsers.step_log import read_step_log
 from test_recommend import calibration
+
+from paro_advise.advisor.facts.capture_log import captured_of
+from paro_advise.advisor.prediction.candidate import baseline_candidate
+from paro_advise.advisor.prediction.profiler_correction import unprofiled
+from paro_advise.advisor.prediction.step_replay import measured_links, step_us
+from paro_advise.core.framework import Framework
+from paro_advise.policies.strategy import Strategy
+from paro_advise.trace_parsers.bytes.blocks import SourceRef
+from paro_advise.trace_parsers.logs.step_log import read_step_log
 
 MB = 1e6
 # 2 micro-batches of 4 units of 4 MB over 8 ranks: 7 gathers and 4 reductions each, these as all-reduces.
@@ -94,7 +97,7 @@ def test_what_the_wire_cannot_have_taken_was_a_faster_wire(tmp_path):
 def test_a_run_that_hides_its_reductions_gets_no_impossible_network(tmp_path, real_us, cpu_us):
     """DDP: most of what its reductions take is hidden, so what is exposed says little about the links."""
     traced = calibration(
-        framework="DDP", baseline=Strategy.parse("NNN"), replicates_each_pass=True, step_us=1_600_000.0
+        framework=Framework.DDP, baseline=Strategy.parse("NNN"), replicates_each_pass=True, step_us=1_600_000.0
     )
     found = unprofiled(traced, captured(tmp_path, real_us, cpu_us, 4e5))
     assert 0.05 <= found.inter_gbps.value <= 0.05 / 0.7 + 1e-9
@@ -116,7 +119,7 @@ def test_without_a_capture_nothing_is_taken_off():
     traced = calibration(step_us=4_000_000.0)
     found = unprofiled(traced, None)
     assert (found.step_us, found.compute_us) == (traced.step_us, traced.compute_us)
-    assert "slow nothing" in found.assumptions[-1]
+    assert "overhead assumed zero" in found.assumptions[-1]
 
 
 def test_beside_a_gpu_the_gaps_shrink_first(tmp_path):

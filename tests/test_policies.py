@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+
 from paro_advise.errors import UsageError
 from paro_advise.policies.memory import state_bytes
 from paro_advise.policies.strategy import ALL, KEPT, PARTIAL_ONLY, TIES, Strategy, dominated_by

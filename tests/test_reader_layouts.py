@@ -9,8 +9,9 @@ import tarfile
 
 import pytest
 from helpers import analyze, collectives_of, facts_of, gathered, read
-from paro_advise.errors import InputError
 from trace_builder import LAYOUTS, fsdp_rank
+
+from paro_advise.errors import InputError
 
 
 def codes(parsed):

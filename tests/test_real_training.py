@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from conftest import ROOT
+
 from paro_advise.advisor.cli import run
 
 pytestmark = pytest.mark.distributed

@@ -9,17 +9,23 @@ from dataclasses import replace
 
 import pytest
 from helpers import write_run
-from paro_advise.advisor.calibration import Calibration
-from paro_advise.advisor.cli import run
-from paro_advise.advisor.learned import Learned
-from paro_advise.advisor.levels import Estimate
-from paro_advise.advisor.plan_text import plan_text
-from paro_advise.advisor.recommend import Limits, baseline_bytes, candidates, least_bytes, recommend
-from paro_advise.advisor.replay import Candidate, baseline_candidate, measured_links, step_us
-from paro_advise.errors import ForeignDataError
-from paro_advise.policies.plan import plan_from_json, plan_to_json
-from paro_advise.policies.strategy import Strategy
 from trace_builder import fsdp_rank
+
+from paro_advise.advisor.cli import run
+from paro_advise.advisor.comparison.prediction_bias import PredictionBias
+from paro_advise.advisor.prediction.calibration import Calibration
+from paro_advise.advisor.prediction.candidate import Candidate, baseline_candidate
+from paro_advise.advisor.prediction.candidates import candidates
+from paro_advise.advisor.prediction.network_tiers import Estimate
+from paro_advise.advisor.prediction.recommend import recommend
+from paro_advise.advisor.prediction.scoring import Limits, baseline_bytes, least_bytes
+from paro_advise.advisor.prediction.step_replay import measured_links, step_us
+from paro_advise.advisor.rendering.plan_text import plan_text
+from paro_advise.core.documents import to_json
+from paro_advise.core.framework import Framework
+from paro_advise.errors import ForeignDataError
+from paro_advise.policies.plan import plan_from_json
+from paro_advise.policies.strategy import Collectives, Strategy
 
 MB = 1e6
 
@@ -54,7 +60,7 @@ def calibration(**changes):
         "replicates_each_pass": False,
         "bucket_bytes": None,
         "published_us": None,
-        "framework": "FSDP2",
+        "framework": Framework.FSDP2,
         "inter_alpha_us": estimate(100.0),
         "inter_gbps": estimate(0.05),
         "intra_alpha_us": estimate(50.0),
@@ -88,7 +94,7 @@ def test_reductions_of_the_runtime_hide_behind_backward():
     first = forward + backward + 4 * inside
     last = forward + backward / 4 + 4 * (inside + across)  # the port is the bottleneck from the first one on
     gather = 4 * (max(3 * (100.0 + 1 * MB / port), 3 * (50.0 + 0.5 * MB / 1000)) + 50.0 + 0.5 * MB / 1000)
-    candidate = Candidate(strategy=Strategy.parse("NIG"), group_size=2, collectives="ho_ring")
+    candidate = Candidate(strategy=Strategy.parse("NIG"), group_size=2, collectives=Collectives.HO_RING)
     assert step_us(made, candidate, measured_links(made)) == pytest.approx(first + last + gather + 5_000.0, rel=1e-6)
 
 
@@ -172,8 +178,8 @@ def test_groups_align_with_nodes():
 
 def test_a_plan_is_the_same_every_time_and_cannot_be_edited():
     first, second = recommend(calibration(), Limits()), recommend(calibration(), Limits())
-    data = plan_to_json(first)
-    assert data == plan_to_json(second)
+    data = to_json(first)
+    assert data == to_json(second)
     assert plan_from_json(data, "plan.json") == first
     with pytest.raises(ForeignDataError, match="as it was written"):
         plan_from_json(data.replace(b'"world_size": 8', b'"world_size": 9'), "plan.json")
@@ -184,7 +190,7 @@ def test_a_plan_is_the_same_every_time_and_cannot_be_edited():
 
 def test_a_plan_of_an_older_format_is_read():
     """Fields that came later must not look like a change by hand."""
-    body = json.loads(plan_to_json(recommend(calibration(), Limits())))
+    body = json.loads(to_json(recommend(calibration(), Limits())))
     body |= {"format_version": "1.1", "plan_id": ""}
     for choice in (body["baseline"], body["chosen"], body["switch_on_today"], *body["candidates"]):
         del choice["variant"]
@@ -281,11 +287,11 @@ def test_earlier_comparisons_correct_and_widen():
     """Twice 10 % better than predicted: two thirds of it are believed."""
     made = calibration()
     plain = recommend(made, Limits())
-    better = recommend(made, Limits(), learned=Learned(bias=2 * math.log(1.1) / 3, spread=0.0, count=2))
+    better = recommend(made, Limits(), bias=PredictionBias(mean=2 * math.log(1.1) / 3, spread=0.0, count=2))
     ratio = better.chosen.predicted.speedup.p50 / plain.chosen.predicted.speedup.p50
     assert 1.0 < ratio < 1.1
     assert "2 earlier comparisons" in better.assumptions[-1]
-    wide = recommend(made, Limits(), learned=Learned(spread=0.3, count=2)).chosen.predicted.speedup
+    wide = recommend(made, Limits(), bias=PredictionBias(spread=0.3, count=2)).chosen.predicted.speedup
     assert wide.p90 / wide.p10 > plain.chosen.predicted.speedup.p90 / plain.chosen.predicted.speedup.p10
 
 
@@ -294,7 +300,7 @@ def test_a_plan_says_what_it_becomes_elsewhere():
     assert [item.world_size for item in plan.outlooks] == [16, 32, 64]
     widths = [item.speedup.p90 / item.speedup.p10 for item in plan.outlooks]
     assert widths == sorted(widths)
-    # Four nodes of two: a flat ring takes 7 rounds between nodes, HO-Ring 3 (reference strategies 5.2).
+    # Four nodes of two: a flat ring takes 7 rounds between nodes, HO-Ring 3.
     assert (plan.ho_ring.rounds_before, plan.ho_ring.rounds_after) == (7, 3)
     assert plan.ho_ring.port_bytes_before == pytest.approx(7 / 8 * 4 * MB)
     assert plan.ho_ring.port_bytes_after == pytest.approx(3 / 4 * 4 * MB)
@@ -303,10 +309,10 @@ def test_a_plan_says_what_it_becomes_elsewhere():
     assert steps == sorted(steps, reverse=True)
     assert held == sorted(held)
     assert {item.what.split(" (")[0] for item in plan.sensitivities} >= {
-        "bandwidth between nodes",
+        "inter-node bandwidth",
         "arithmetic of a step",
     }
-    faster = next(item for item in plan.sensitivities if item.what.startswith("bandwidth between"))
+    faster = next(item for item in plan.sensitivities if item.what.startswith("inter-node bandwidth"))
     assert faster.speedup_if_half > faster.speedup_if_double
 
 
@@ -332,7 +338,7 @@ def test_what_would_change_the_choice_is_judged_as_the_choice_was():
 
 def test_a_run_in_buckets_is_replayed_in_buckets_and_others_block_by_block():
     """DDP sends 16 MB at once: 14 rounds of a flat ring over 8 ranks; eight units take as many of each."""
-    changes = {"baseline": Strategy.parse("NNN"), "framework": "DDP", "micro_batches": 1}
+    changes = {"baseline": Strategy.parse("NNN"), "framework": Framework.DDP, "micro_batches": 1}
     made = calibration(**changes, unit_bytes=(2 * MB,) * 8, bucket_bytes=(16 * MB,))
     base = baseline_candidate(made)
     ring = 14 * (100.0 + 16 * MB / 8 / 50)

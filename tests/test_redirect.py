@@ -12,7 +12,8 @@ import sys
 import pytest
 from conftest import ROOT
 from loop import SCRIPTS, paro, plan_for, torchrun
-from paro_advise.runtime.imports import when_imported
+
+from paro_advise.runtime.import_hooks import when_imported
 
 WORKERS = ROOT / "tests/workers"
 

@@ -8,11 +8,13 @@ from html.parser import HTMLParser
 
 import pytest
 from helpers import analyze, gathered, write_run
-from paro_advise.advisor.analysis import to_json
-from paro_advise.advisor.build import Options, build_analysis
-from paro_advise.advisor.charts import nice_ticks
-from paro_advise.advisor.commands.common import report_bytes
 from trace_builder import fsdp_rank
+
+from paro_advise.advisor.analysis.build import build_analysis
+from paro_advise.advisor.analysis.options import Options
+from paro_advise.advisor.commands.provenance import report_bytes
+from paro_advise.advisor.rendering.charts import nice_ticks
+from paro_advise.core.documents import to_json
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "rect", "line", "path"}
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from conftest import ROOT
+
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import KEPT, Strategy
 

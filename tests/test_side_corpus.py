@@ -7,19 +7,13 @@ import pickle
 from pathlib import Path
 
 import pytest
+
 from paro_advise.errors import BrokenInputError
-from paro_advise.trace_parsers import (
-    comms_logger,
-    flight_recorder,
-    inspector,
-    nccl_log,
-    nccl_tests,
-    nccl_topology,
-    nsys,
-    profiler_plugin,
-    train_log,
-)
-from paro_advise.trace_parsers.readable import Readable
+from paro_advise.trace_parsers import flight_recorder, nsys
+from paro_advise.trace_parsers.bytes.readable import Readable
+from paro_advise.trace_parsers.logs import comms_logger, nccl_log, nccl_tests, train_log
+from paro_advise.trace_parsers.nccl import inspector, profiler_plugin
+from paro_advise.trace_parsers.nccl import topology as nccl_topology
 from paro_advise.trace_parsers.tables import SourceFile, SourceKind
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"

@@ -8,9 +8,11 @@ import pickle
 import sqlite3
 
 import pytest
+
 from paro_advise.errors import BrokenInputError, HostileInputError, InputError
-from paro_advise.trace_parsers import flight_recorder, inspector, nsys, profiler_plugin
-from paro_advise.trace_parsers.readable import Readable
+from paro_advise.trace_parsers import flight_recorder, nsys
+from paro_advise.trace_parsers.bytes.readable import Readable
+from paro_advise.trace_parsers.nccl import inspector, profiler_plugin
 from paro_advise.trace_parsers.tables import SourceFile, SourceKind
 
 

@@ -8,9 +8,11 @@ import sys
 
 import pytest
 from helpers import analyze
+
 from paro_advise.errors import BrokenInputError, HostileInputError
-from paro_advise.trace_parsers import comms_logger, nccl_log, nccl_tests, nccl_topology, train_log
-from paro_advise.trace_parsers.readable import MAX_LINE_BYTES, Readable
+from paro_advise.trace_parsers.bytes.readable import MAX_LINE_BYTES, Readable
+from paro_advise.trace_parsers.logs import comms_logger, nccl_log, nccl_tests, train_log
+from paro_advise.trace_parsers.nccl import topology as nccl_topology
 from paro_advise.trace_parsers.tables import SourceFile, SourceKind
 
 

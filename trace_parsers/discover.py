@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import InputError, NoInputError
-from paro_advise.trace_parsers.blocks import SourceRef, archive_members
+from paro_advise.trace_parsers.bytes.blocks import SourceRef, archive_members
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,10 +15,11 @@ from math import prod
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from paro_advise.core.collective import Op
+from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.errors import BrokenInputError, InputError
-from paro_advise.trace_parsers.dtypes import dtype_bytes
+from paro_advise.trace_parsers.bytes.safe_pickle import MAX_BYTES, load_plain
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
-from paro_advise.trace_parsers.safe_pickle import MAX_BYTES, load_plain
 from paro_advise.trace_parsers.side_rows import (
     NoticeList,
     RowBuffer,
@@ -28,10 +29,10 @@ from paro_advise.trace_parsers.side_rows import (
     short,
     whole,
 )
-from paro_advise.trace_parsers.tables import COLLECTIVE_COLUMNS, Op, ProcessGroup, SourceHeader
+from paro_advise.trace_parsers.tables import COLLECTIVE_COLUMNS, ProcessGroup, SourceHeader
 
 if TYPE_CHECKING:
-    from paro_advise.trace_parsers.readable import Readable
+    from paro_advise.trace_parsers.bytes.readable import Readable
     from paro_advise.trace_parsers.tables import ParsedSource, SourceFile
 
 _RANK_IN_NAME = re.compile(r"(?:_dump_|rank[_-]?|trace_)(\d{1,7})(?:\.\w{1,10})?$")
@@ -279,7 +280,7 @@ def _header(
         nccl_version=short(content.get("nccl_version"), 60) or None,
         origin_ns=origin_ns,
         groups=tuple(group for _, group in sorted(scan.groups.items())),
-        metadata=metadata,
+        remarks=metadata,
     )
 
 

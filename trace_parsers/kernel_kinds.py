@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from enum import IntEnum
 
-from paro_advise.trace_parsers.tables import Op
+from paro_advise.core.collective import Op
 
 
 class KernelKind(IntEnum):

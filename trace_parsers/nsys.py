@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import BrokenInputError
-from paro_advise.trace_parsers.foreign_database import Database
+from paro_advise.trace_parsers.bytes.foreign_database import Database
 from paro_advise.trace_parsers.kernel_kinds import KernelKind, kind_of_kernel, op_of_name
-from paro_advise.trace_parsers.nccl_names import dtype_of_name
+from paro_advise.trace_parsers.nccl.names import dtype_of_name
 from paro_advise.trace_parsers.side_rows import NoticeList, RowBuffer, parsed_source, short, whole
 from paro_advise.trace_parsers.tables import COLLECTIVE_COLUMNS, EventTables, HostSpan, SourceHeader
 
@@ -282,7 +282,7 @@ def _header(database: Database, report: _Report) -> SourceHeader:
         device_name=short(mine[1], 200) or None,
         device_memory_bytes=whole(mine[2], 1),
         origin_ns=whole(epoch) or 0,
-        metadata={"nsys_version": short(version, 40)} if version else {},
+        remarks={"nsys_version": short(version, 40)} if version else {},
     )
 
 

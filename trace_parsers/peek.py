@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import InputError
-from paro_advise.trace_parsers.kineto import rank_in_name
+from paro_advise.trace_parsers.kineto.reader import rank_in_name
 from paro_advise.trace_parsers.read import looks_like_kineto, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paro_advise.trace_parsers.blocks import SourceRef
+    from paro_advise.trace_parsers.bytes.blocks import SourceRef
 
 _RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*(\d{1,9})\b')
 _WORLD = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"world_size"\s*:\s*(\d{1,9})\b')

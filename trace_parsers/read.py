@@ -5,26 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import BrokenInputError, InputError, UnknownFormatError
-from paro_advise.trace_parsers import (
-    comms_logger,
-    flight_recorder,
-    inspector,
-    nccl_log,
-    nccl_tests,
-    nccl_topology,
-    nsys,
-    profiler_plugin,
-    train_log,
-)
-from paro_advise.trace_parsers.blocks import BlockReader, SourceRef
-from paro_advise.trace_parsers.kineto import read_kineto
-from paro_advise.trace_parsers.readable import Readable
+from paro_advise.trace_parsers import flight_recorder, nsys
+from paro_advise.trace_parsers.bytes.blocks import BlockReader, SourceRef
+from paro_advise.trace_parsers.bytes.readable import Readable
+from paro_advise.trace_parsers.kineto.reader import read_kineto
+from paro_advise.trace_parsers.logs import comms_logger, nccl_log, nccl_tests, train_log
+from paro_advise.trace_parsers.nccl import inspector, profiler_plugin
+from paro_advise.trace_parsers.nccl import topology as nccl_topology
 from paro_advise.trace_parsers.tables import ParsedSource, SourceFile, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paro_advise.trace_parsers.kineto_rows import Detail
+    from paro_advise.trace_parsers.kineto.rows import Detail
 
 HEAD_BYTES = 64 * 1024
 _MAX_TEXT_BYTES = 4 << 30

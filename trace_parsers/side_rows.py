@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from paro_advise.core.collective import Op
 from paro_advise.trace_parsers.notice import Notice, Severity
-from paro_advise.trace_parsers.tables import COLLECTIVE_COLUMNS, Op, ParsedSource, empty_table, table_of
+from paro_advise.trace_parsers.tables import COLLECTIVE_COLUMNS, ParsedSource, empty_table, table_of
 
 if TYPE_CHECKING:
     import polars as pl
-    from paro_advise.trace_parsers.readable import Readable
+
+    from paro_advise.trace_parsers.bytes.readable import Readable
     from paro_advise.trace_parsers.tables import EventTables, SourceFile, SourceHeader
 
 INT64_MAX = (1 << 63) - 1

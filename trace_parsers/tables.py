@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import polars as pl
+
     from paro_advise.trace_parsers.notice import Notice
 
 
@@ -28,24 +29,6 @@ class SourceKind(StrEnum):
     NSYS = "nsys_sqlite"
     NCCL_TOPOLOGY = "nccl_topology"
     TRAIN_LOG = "train_log"
-
-
-class Op(StrEnum):
-    """Collective operations by their standard names."""
-
-    ALL_GATHER = "all_gather"
-    REDUCE_SCATTER = "reduce_scatter"
-    ALL_REDUCE = "all_reduce"
-    BROADCAST = "broadcast"
-    REDUCE = "reduce"
-    ALL_TO_ALL = "all_to_all"
-    GATHER = "gather"
-    SCATTER = "scatter"
-    SEND = "send"
-    RECV = "recv"
-    SEND_RECV = "send_recv"
-    BARRIER = "barrier"
-    UNKNOWN = "unknown"
 
 
 # One row per collective on one rank. `bytes` is the full buffer in nccl-tests' convention:
@@ -126,11 +109,34 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StatedStrategy:
+    """What our own runtime writes into a trace about how it shards.
+
+    Attributes:
+        triple: levels of parameters, gradients and optimizer states.
+        group_size: ranks of a group, None without one.
+        parameters: trained parameters of the whole model, None when not stated.
+    """
+
+    triple: str
+    group_size: int | None
+    parameters: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceHeader:
-    """What an input says about itself; None where it is silent."""
+    """What an input says about itself; None where it is silent.
+
+    Attributes:
+        rank_source: "content", "name" or "" (unknown).
+        autograd_marks: names that only one framework leaves in autograd, for runs without annotations.
+        stated: the strategy as our own runtime states it.
+        median_iteration_us: of a training log.
+        remarks: anything else that people may want to read, by name; no code depends on it.
+    """
 
     rank: int | None = None
-    rank_source: str = ""  # "content", "name" or "" (unknown)
+    rank_source: str = ""
     world_size: int | None = None
     host: str | None = None
     backend: str | None = None
@@ -142,7 +148,10 @@ class SourceHeader:
     nccl_version: str | None = None
     origin_ns: int = 0
     groups: tuple[ProcessGroup, ...] = ()
-    metadata: dict[str, str] = field(default_factory=dict)
+    autograd_marks: tuple[str, ...] = ()
+    stated: StatedStrategy | None = None
+    median_iteration_us: float | None = None
+    remarks: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,35 +1,34 @@
-"""What an edit of a file is, and which one fits a file."""
+"""Finds out whose file it is, and lets that framework's edit change it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.plan_text import as_run
-from paro_advise.errors import StalePlanError, UsageError
-from paro_advise.policies.exports import Target, export
+from paro_advise.advisor.edits.accelerate import edit_accelerate
+from paro_advise.advisor.edits.deepspeed import edit_deepspeed
+from paro_advise.advisor.edits.megatron import edit_megatron
+from paro_advise.advisor.edits.result import Edit, framework_caveats, target_of
+from paro_advise.advisor.edits.script import edit_script
+from paro_advise.advisor.edits.torchtitan import edit_torchtitan
+from paro_advise.errors import UsageError
+from paro_advise.policies.frameworks.registry import export
+from paro_advise.policies.plan import Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paro_advise.policies.plan import Plan
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
-    """A file as it should be.
-
-    Attributes:
-        framework: whose file it is.
-        text: the new content.
-        caveats: what to know about it.
-    """
-
-    framework: str
-    text: str
-    caveats: tuple[str, ...]
+_EDITS: dict[str, Callable[[str, Plan], str]] = {
+    "deepspeed": edit_deepspeed,
+    "accelerate": edit_accelerate,
+    "torchtitan": edit_torchtitan,
+    "megatron": edit_megatron,
+}
 
 
-def edited(plan: Plan, name: str, text: str, plan_name: str) -> Edit:
+def edit_file(plan: Plan, name: str, text: str, plan_name: str) -> Edit:
     """Return a file changed so that it runs a plan.
 
     Args:
@@ -42,57 +41,26 @@ def edited(plan: Plan, name: str, text: str, plan_name: str) -> Edit:
         UsageError: the file is of no known kind, or cannot express the plan.
         StalePlanError: the file is for another job than the plan.
     """
-    if plan.verdict == "keep":
+    if plan.verdict == Verdict.KEEP:
         return Edit(framework="any", text=text, caveats=("the plan keeps the run as it is",))
     kind = _kind(name, text)
     if kind == "python":
-        from paro_advise.advisor.edits.script import edit_script
-
         return edit_script(text, plan_name)
-    from paro_advise.advisor.edits.configs import EDITORS
-
     if not plan.preconditions.gpus_per_node or not plan.preconditions.world_size:
         raise UsageError("a plan must say how many ranks it is for", where=f"plan {plan.plan_id}")
     made = export(kind, target_of(plan))
     caveats = [f"{kind} {made.min_version} or later, {made.fidelity}", *made.caveats]
-    caveats += as_run(plan, kind)
+    caveats += framework_caveats(plan, kind)
     mark = "\ufeff" if text.startswith("\ufeff") else ""
     ending = "\r\n" if "\r\n" in text else "\n"
     plain = text.removeprefix(mark).replace("\r\n", "\n")
     try:
-        new = EDITORS[kind](plain, plan)
+        new = _EDITS[kind](plain, plan)
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise UsageError(
             f"the file must be a {kind} configuration: {type(error).__name__}: {error}", where=name
         ) from error
     return Edit(framework=kind, text=mark + new.replace("\n", ending), caveats=tuple(caveats))
-
-
-def target_of(plan: Plan) -> Target:
-    """Return what the chosen strategy asks of a framework."""
-    facts = plan.preconditions
-    return Target(
-        triple=plan.chosen.triple,
-        group_size=plan.chosen.group_size or facts.gpus_per_node,
-        world_size=facts.world_size,
-        micro_batches=facts.micro_batches,
-        offload=plan.chosen.offload,
-        variant=plan.chosen.variant,
-    )
-
-
-def check_fact(plan: Plan, name: str, planned: int, found: object) -> None:
-    """Hold a number in a file against the plan's.
-
-    Raises:
-        StalePlanError: they differ.
-    """
-    if isinstance(found, int) and not isinstance(found, bool) and found != planned:
-        raise StalePlanError(
-            f"the plan must fit the file: made for {name} {planned}, the file says {found}",
-            where=f"plan {plan.plan_id}",
-            hint="capture the job as it is and recommend again",
-        )
 
 
 def _kind(name: str, text: str) -> str:

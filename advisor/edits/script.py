@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.edits.edit import Edit
+from paro_advise.advisor.edits.result import Edit
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def edit_script(text: str, plan_name: str) -> Edit:
         import libcst as cst
     except ImportError as error:
         raise UsageError(
-            "a script can be changed with libcst only, which is not installed",
+            "editing a script needs libcst, which is not installed",
             hint="pip install 'paro-advise[apply]', or run it with `paro-advise run --plan`",
         ) from error
     _check_nesting(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paro_advise.runtime.capture.context import capture
-from paro_advise.runtime.capture.wish import DEFAULT_STEPS
+from paro_advise.runtime.capture.request import DEFAULT_STEPS
 
 if TYPE_CHECKING:
     from pathlib import Path

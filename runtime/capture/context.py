@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Self
 
 from paro_advise.errors import UsageError
-from paro_advise.runtime.capture.wish import DEFAULT_STEPS, Wish
+from paro_advise.runtime.capture.request import DEFAULT_STEPS, CaptureRequest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,20 +34,19 @@ class capture:  # noqa: N801 - used as a function
 
     def __init__(self, folder: str | Path | None = None, steps: str = DEFAULT_STEPS) -> None:
         self._recorder: Recorder | None = None
-        self._wish: Wish | None = None
+        self._request: CaptureRequest | None = None
         try:
-            self._wish = Wish.from_environment() if folder is None else Wish.of(folder, steps)
+            self._request = CaptureRequest.from_environment() if folder is None else CaptureRequest.of(folder, steps)
         except UsageError as error:
             print("\n".join(error.lines()), file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
-        from paro_advise.runtime import launch
-
-        if self._wish is not None and launch.recorder() is None:
+        if self._request is not None:
             from paro_advise.runtime.capture.recorder import Recorder
 
-            self._recorder = Recorder(self._wish, explicit=True)
-            self._recorder.start()
+            if Recorder.of_process is None:
+                self._recorder = Recorder(self._request, explicit=True)
+                self._recorder.start()
         return self
 
     def step(self) -> None:

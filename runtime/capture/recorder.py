@@ -7,26 +7,26 @@ import contextlib
 import gzip
 import json
 import os
-import shlex
 import shutil
 import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from paro_advise.runtime.capture.observer import Observer
-from paro_advise.runtime.capture.step_log import FORMAT_VERSION, Step, StepLog, facts_of_process, peak_memory_bytes
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-if TYPE_CHECKING:
-    from paro_advise.runtime.capture.wish import Wish
+from paro_advise.core.capture_files import RUN, RUN_FILE, StepRecord, trace_file
+from paro_advise.core.secrets import masked_command
+from paro_advise.runtime.capture.observer import Observer
+from paro_advise.runtime.capture.step_log import PendingStep, StepLog, facts_of_process, peak_memory_bytes
 
-RUN_FORMAT = "paro-advise/run"
+if TYPE_CHECKING:
+    from paro_advise.runtime.capture.request import CaptureRequest
+
 # An event is some 300 bytes of JSON; the limit counts with more.
 _BYTES_PER_EVENT = 400
-_SECRETS = ("token", "secret", "password", "key")
 
 
 class Recorder:
@@ -35,12 +35,14 @@ class Recorder:
     Whatever goes wrong in here is said once on stderr; training goes on.
 
     Args:
-        wish: what to capture.
+        request: what to capture.
         explicit: the script says when a step ends, by ``step()``.
     """
 
-    def __init__(self, wish: Wish, *, explicit: bool = False) -> None:
-        self._wish = wish
+    of_process: ClassVar[Recorder | None] = None  # that captures this process as a whole
+
+    def __init__(self, request: CaptureRequest, *, explicit: bool = False) -> None:
+        self._request = request
         self._explicit = explicit
         self.observer = Observer(None if explicit else self._end_step, self._give_up)
         self._log: StepLog | None = None
@@ -87,25 +89,29 @@ class Recorder:
         now, cpu_now = time.perf_counter(), time.thread_time()
         observer = self.observer
         if self._log is None:
-            wish = self._wish
-            facts = {"inputs": observer.inputs, "autocast": observer.autocast, "steps": [wish.first, wish.last]}
-            self._log = StepLog(wish.folder, facts)
+            request = self._request
+            facts = {"inputs": observer.inputs, "autocast": observer.autocast, "steps": [request.first, request.last]}
+            self._log = StepLog(request.folder, facts)
             self._rank = facts_of_process()["rank"]
             self._write_run()
         number = self._number
         self._number += 1
         profiled = self._profiler is not None or number <= self._profiled_until
         self._log.add(
-            Step(
-                step=number,
-                step_us=None if self._last_end is None else (now - self._last_end) * 1e6,
-                overhead_us=observer.busy_us,
-                cpu_us=(cpu_now - self._last_cpu) * 1e6 if self._last_thread == threading.get_ident() else None,
-                profiled=profiled,
-                micro_batches=observer.backward_passes,
+            PendingStep(
                 loss=observer.loss(),
                 gradient_norm_squared=observer.gradient_norm_squared,
-                peak_memory_bytes=peak_memory_bytes(),
+                record=StepRecord(
+                    step=number,
+                    step_us=None if self._last_end is None else (now - self._last_end) * 1e6,
+                    overhead_us=observer.busy_us,
+                    cpu_us=(cpu_now - self._last_cpu) * 1e6 if self._last_thread == threading.get_ident() else None,
+                    profiled=profiled,
+                    micro_batches=observer.backward_passes,
+                    loss=None,
+                    gradient_norm_squared=None,
+                    peak_memory_bytes=peak_memory_bytes(),
+                ),
             )
         )
         if self._explicit:
@@ -123,19 +129,19 @@ class Recorder:
     # ---- the profiler -------------------------------------------------------------------------
 
     def _profile(self, coming: int) -> None:
-        wish = self._wish
-        if coming == wish.first - 1:
+        request = self._request
+        if coming == request.first - 1:
             self._begin_profile(coming)
-        elif self._profiler is not None and coming == wish.last:
+        elif self._profiler is not None and coming == request.last:
             self._end_profile()
         elif self._profiler is not None:
             self._profiler.step()
 
     def _begin_profile(self, coming: int) -> None:
-        wish = self._wish
+        request = self._request
 
         def schedule(number: int) -> ProfilerAction:
-            if number < wish.first:
+            if number < request.first:
                 return ProfilerAction.WARMUP
             return ProfilerAction.RECORD
 
@@ -177,17 +183,17 @@ class Recorder:
 
     def _export(self, recorder: profile) -> None:
         size = _BYTES_PER_EVENT * _num_events(recorder)
-        if size > self._wish.max_trace_mb * 1e6:
+        if size > self._request.max_trace_mb * 1e6:
             print(
                 f"paro-advise: no trace of this rank was written: about {size / 1e6:.0f} MB, "
-                f"the limit is {self._wish.max_trace_mb} MB; record fewer steps",
+                f"the limit is {self._request.max_trace_mb} MB; record fewer steps",
                 file=sys.stderr,
                 flush=True,
             )
             return
-        folder = self._wish.folder
+        folder = self._request.folder
         folder.mkdir(parents=True, exist_ok=True)
-        target = folder / f"rank{self._rank}.json.gz"
+        target = folder / trace_file(self._rank)
         plain, packed = target.with_suffix(".part"), target.with_suffix(".gz.part")
         try:
             recorder.export_chrome_trace(str(plain))
@@ -202,17 +208,17 @@ class Recorder:
         facts = facts_of_process()
         if facts["rank"] != 0:
             return
-        wish = self._wish
+        request = self._request
         run = {
-            "format": RUN_FORMAT,
-            "format_version": FORMAT_VERSION,
-            "steps": [wish.first, wish.last],
-            "command": command_line(sys.argv),
+            "format": RUN.name,
+            "format_version": RUN.version,
+            "steps": [request.first, request.last],
+            "command": masked_command(sys.argv),
             **{key: value for key, value in facts.items() if key not in ("rank", "host")},
         }
-        temporary = wish.folder / "run.json.part"
+        temporary = request.folder / f"{RUN_FILE}.part"
         temporary.write_text(json.dumps(run, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        temporary.replace(wish.folder / "run.json")
+        temporary.replace(request.folder / RUN_FILE)
 
     def close(self) -> None:
         """Write what is there."""
@@ -224,15 +230,6 @@ class Recorder:
                 self._log.close()
         except Exception as error:  # noqa: BLE001 - a capture must never end a training job
             self._give_up(error)
-
-
-def command_line(argv: list[str]) -> str:
-    """Return a command with values that look secret masked."""
-    words = []
-    for word in argv:
-        name, sign, _ = word.partition("=")
-        words.append(f"{name}=***" if sign and any(secret in name.lower() for secret in _SECRETS) else word)
-    return shlex.join(words)
 
 
 def _all_threads() -> Any:

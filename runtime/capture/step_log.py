@@ -9,46 +9,36 @@ import resource
 import socket
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-FORMAT = "paro-advise/steps"
-FORMAT_VERSION = "1.2"
+from paro_advise.core.capture_files import STEPS, StepRecord, step_log_file
+
 # A GPU's numbers are read in batches, since each reading waits for the GPU.
 _BATCH = 50
 _MAX_STEPS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One step of one rank; what cannot be known is None.
+class PendingStep:
+    """A step whose loss and gradient norm may still be on a device.
 
     Attributes:
-        step: its number, from 0.
-        step_us: from the end of the step before to its own.
-        overhead_us: of these, spent by the capture itself.
-        cpu_us: what the thread that ends steps was on a core for, the capture's own part included.
-        profiled: the profiler ran, or other ranks may still have written their traces.
-        micro_batches: backward passes.
-        loss: sum of what the backward passes started from.
-        gradient_norm_squared: this rank's share of the squared norm, before clipping; the sum over all ranks
-            is that of the whole model.
-        peak_memory_bytes: the most so far: allocated on a GPU, resident on a CPU.
+        record: the rest.
+        loss, gradient_norm_squared: see StepRecord.
     """
 
-    step: int
-    step_us: float | None
-    overhead_us: float
-    cpu_us: float | None
-    profiled: bool
-    micro_batches: int
+    record: StepRecord
     loss: float | torch.Tensor | None
     gradient_norm_squared: float | torch.Tensor | None
-    peak_memory_bytes: int
+
+    def fetched(self) -> StepRecord:
+        """Return the record with its numbers, which waits for the device."""
+        return replace(self.record, loss=_number(self.loss), gradient_norm_squared=_number(self.gradient_norm_squared))
 
 
 class StepLog:
@@ -60,16 +50,16 @@ class StepLog:
     """
 
     def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
-        self._waiting: list[Step] = []
+        self._waiting: list[PendingStep] = []
         self._num_steps = 0
         self._immediate = not torch.cuda.is_available()
         folder.mkdir(parents=True, exist_ok=True)
-        header = {"format": FORMAT, "format_version": FORMAT_VERSION, **facts_of_process(), **facts}
-        self._file = (folder / f"steps.rank{header['rank']}.jsonl").open("w", encoding="utf-8")
+        header = {"format": STEPS.name, "format_version": STEPS.version, **facts_of_process(), **facts}
+        self._file = (folder / step_log_file(header["rank"])).open("w", encoding="utf-8")
         self._file.write(json.dumps(header, sort_keys=True) + "\n")
         self._file.flush()
 
-    def add(self, step: Step) -> None:
+    def add(self, step: PendingStep) -> None:
         """Take a step; beyond 100,000 nothing is written any more."""
         self._num_steps += 1
         if self._num_steps <= _MAX_STEPS:
@@ -80,8 +70,7 @@ class StepLog:
     def flush(self) -> None:
         """Write what waits."""
         for step in self._waiting:
-            row = {name: _number(value) for name, value in asdict(step).items()}
-            self._file.write(json.dumps(row, sort_keys=True) + "\n")
+            self._file.write(json.dumps(asdict(step.fetched()), sort_keys=True) + "\n")
         self._waiting = []
         self._file.flush()
 
@@ -92,7 +81,7 @@ class StepLog:
             self._file.close()
 
 
-def _number(value: Any) -> Any:
+def _number(value: float | torch.Tensor | None) -> float | str | None:
     if isinstance(value, torch.Tensor):
         value = value.item()
     # JSON knows no infinities; a loss that is none stays visible as a string.

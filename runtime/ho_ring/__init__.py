@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paro_advise.runtime.ho_ring.choice import Algorithm, ChoiceTable, Collectives, Operation, Sample
-from paro_advise.runtime.ho_ring.collectives import HoRing, Sent
+from paro_advise.runtime.ho_ring.collectives import HoRing
 from paro_advise.runtime.ho_ring.grid import Grid
+from paro_advise.runtime.ho_ring.rails import Sent
 
 if TYPE_CHECKING:
     from paro_advise.runtime.ho_ring.fsdp2 import use_ho_ring

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _world
+
 from paro_advise.runtime.ho_ring.choice import Algorithm, Collectives
-from paro_advise.runtime.ho_ring.collectives import HoRing, Rails
+from paro_advise.runtime.ho_ring.collectives import HoRing
 from paro_advise.runtime.ho_ring.grid import Grid
+from paro_advise.runtime.ho_ring.rails import Rails
 from paro_advise.runtime.ho_ring.work import AsyncWork
 from paro_advise.runtime.ho_ring.worker import Worker
-from torch.distributed.distributed_c10d import _world
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+
 from paro_advise.runtime.ho_ring.collectives import HoRing
 from paro_advise.runtime.ho_ring.groups import Subgroups
 from paro_advise.runtime.ho_ring.two_hop import TwoHop

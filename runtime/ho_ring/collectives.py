@@ -8,15 +8,16 @@ is cut into c chunks, so that a chunk is spread inside the node while the next o
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
+
 from paro_advise.errors import UsageError
 from paro_advise.runtime.ho_ring.grid import Grid
 from paro_advise.runtime.ho_ring.grouped import GroupedSchedule
 from paro_advise.runtime.ho_ring.groups import Subgroups
+from paro_advise.runtime.ho_ring.rails import Rails, Sent, make_rails
 from paro_advise.runtime.ho_ring.spans import span
 
 if TYPE_CHECKING:
@@ -42,39 +43,6 @@ class Pending(Protocol):
 
     def wait(self) -> object:
         """Block until it is done."""
-
-
-@dataclass(slots=True)
-class Sent:
-    """What one rank has sent so far.
-
-    Attributes:
-        messages: point-to-point messages.
-        num_bytes: their payload.
-    """
-
-    messages: int = 0
-    num_bytes: int = 0
-
-    def add(self, piece: torch.Tensor) -> None:
-        """Count one message."""
-        self.messages += 1
-        self.num_bytes += piece.numel() * piece.element_size()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rails:
-    """The two communicators of a rank.
-
-    Each is its own group, so that traffic between nodes and inside the node runs at once.
-
-    Attributes:
-        ring: over the nodes for this local rank, rank = node; None on a single node.
-        inside: of this node, rank = local rank; None with one rank a node.
-    """
-
-    ring: Any
-    inside: Any
 
 
 class HoRing:
@@ -112,7 +80,7 @@ class HoRing:
         if subgroups is None:
             is_world = len(ranks) == dist.get_world_size()
             subgroups = Subgroups([[ranks[place] for place in rail] for rail in grid.rails] if is_world else ())
-        rails = _make_rails(grid, ranks, subgroups)
+        rails = make_rails(grid, ranks, subgroups)
         self._set_up(grid, rails, ranks, num_chunks=num_chunks, grouped=in_batches)
 
     @classmethod
@@ -383,9 +351,3 @@ def _combiner(op: Any, dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tens
     if op == dist.ReduceOp.AVG and not dtype.is_floating_point:
         raise UsageError(f"an average needs a floating-point type, got {dtype}", hint="use SUM and divide")
     return _COMBINE[op]
-
-
-def _make_rails(grid: Grid, ranks: Sequence[int], subgroups: Subgroups) -> Rails:
-    """Find or make this rank's two groups; only their members take part."""
-    over_nodes, of_node = ([ranks[place] for place in rail] for rail in grid.rails if grid.index in rail)
-    return Rails(ring=subgroups.of(over_nodes), inside=subgroups.of(of_node))

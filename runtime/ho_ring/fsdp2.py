@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.tensor import DTensor
+
 from paro_advise.errors import UsageError
 from paro_advise.runtime.ho_ring.choice import Algorithm, Collectives, Operation
 from paro_advise.runtime.ho_ring.work import AsyncWork
 from paro_advise.runtime.ho_ring.worker import Worker, reaching_all_ranks
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,8 +15,8 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paro_advise.runtime.ho_ring.collectives import Rails, Sent
     from paro_advise.runtime.ho_ring.grid import Grid
+    from paro_advise.runtime.ho_ring.rails import Rails, Sent
 
     Chunks = Sequence[tuple[int, int]]
     Message = tuple[torch.Tensor, int]

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from paro_advise.runtime.ho_ring.collectives import Rails
     from paro_advise.runtime.ho_ring.grid import Grid
+    from paro_advise.runtime.ho_ring.rails import Rails
 
 
 class TwoHop:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+
 from paro_advise.errors import CommunicationError, ParoAdviseError
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import click
+
 from paro_advise.errors import ParoAdviseError
 from paro_advise.runtime.lab import Isolation, Lab, LabSpec
 

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from paro_advise.policies.memory import StateBytes
 from paro_advise.policies.strategy import Level
-from paro_advise.runtime.sharding import fsdp2
+from paro_advise.runtime.sharding.parameters import fsdp2
 from paro_advise.runtime.sharding.states import local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import torch
+
     from paro_advise.runtime.sharding.engine import Engine
 
 

@@ -1,4 +1,4 @@
-"""Makes sure that all ranks hold the same model and the same wish before anything is touched."""
+"""Makes sure that all ranks hold the same model and the same settings before anything is touched."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+
 from paro_advise.errors import DivergedError
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from paro_advise.runtime.sharding.units import UnitSpec
+    from paro_advise.runtime.sharding.parameters.units import UnitSpec
 
 _SAMPLE = 4096
 

@@ -14,19 +14,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
 from paro_advise.errors import BrokenInputError, NoInputError, OutputError, WouldOverwriteError
 from paro_advise.runtime.ho_ring.groups import group_timeout
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 from paro_advise.runtime.sharding import states
 from paro_advise.runtime.sharding.agreement import agree
 from paro_advise.runtime.sharding.shard import engine_of
-from torch.distributed.checkpoint.api import CheckpointException
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from paro_advise.runtime.sharding.engine import Engine
     from torch import nn
+
+    from paro_advise.runtime.sharding.engine import Engine
 
 _COMPLETE = ".metadata"  # written last, by one rank, when all others are done
 _GROUPS: dict[str, dist.ProcessGroup] = {}

@@ -8,30 +8,32 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from paro_advise.errors import UsageError
-from paro_advise.policies.strategy import Level, Strategy
-from paro_advise.runtime.ho_ring.spans import Span
-from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
-from paro_advise.runtime.sharding import fsdp2
-from paro_advise.runtime.sharding.channels import Channels, Queue
-from paro_advise.runtime.sharding.exposure import Exposure
-from paro_advise.runtime.sharding.layout import UnitLayout
-from paro_advise.runtime.sharding.procedure import Procedure, UnitState
-from paro_advise.runtime.sharding.replicated import ReplicatedUnits, cast_inputs
 from torch import nn
 from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils._pytree import tree_leaves
 
+from paro_advise.errors import UsageError
+from paro_advise.policies.strategy import Level, Strategy
+from paro_advise.runtime.ho_ring.spans import Span
+from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
+from paro_advise.runtime.sharding.exchange.channels import Channels, Queue
+from paro_advise.runtime.sharding.exchange.exposure import Exposure
+from paro_advise.runtime.sharding.exchange.procedure import Procedure, UnitState
+from paro_advise.runtime.sharding.parameters import fsdp2
+from paro_advise.runtime.sharding.parameters.layout import UnitLayout
+from paro_advise.runtime.sharding.parameters.replicated import ReplicatedUnits, cast_inputs
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
-    from paro_advise.runtime.sharding.channels import GroupGrid
-    from paro_advise.runtime.sharding.optimizer import OptimizerShards
-    from paro_advise.runtime.sharding.units import Slot, UnitSpec
     from torch.utils.hooks import RemovableHandle
+
+    from paro_advise.runtime.sharding.exchange.channels import GroupGrid
+    from paro_advise.runtime.sharding.optimizer import OptimizerShards
+    from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

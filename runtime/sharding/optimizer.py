@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from paro_advise.errors import UsageError
 from torch import nn
+
+from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from paro_advise.runtime.sharding.units import Slot
+    from paro_advise.runtime.sharding.parameters.units import Slot
 
 
 class Gradients(Protocol):

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import nn
+
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import KEPT, Strategy, dominated_by
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 from paro_advise.runtime.sharding import states
 from paro_advise.runtime.sharding.agreement import agree, fingerprint
-from paro_advise.runtime.sharding.channels import GroupGrid
 from paro_advise.runtime.sharding.engine import Engine, Settings
+from paro_advise.runtime.sharding.exchange.channels import GroupGrid
 from paro_advise.runtime.sharding.optimizer import OptimizerShards
-from paro_advise.runtime.sharding.units import UnitSpec, find_units
-from torch import nn
+from paro_advise.runtime.sharding.parameters.units import UnitSpec, find_units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -173,7 +174,7 @@ def shard(
 
     Raises:
         UsageError: something of the above cannot be.
-        DivergedError: the ranks do not hold the same model, optimizer or wish.
+        DivergedError: the ranks do not hold the same model, optimizer or settings.
         CommunicationError: a rank is missing, or the backend computes wrongly.
     """
     _check_torch()

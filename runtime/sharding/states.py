@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from paro_advise.policies.strategy import Level
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from paro_advise.policies.strategy import Level
+
 if TYPE_CHECKING:
     from paro_advise.policies.strategy import Strategy
-    from paro_advise.runtime.sharding.channels import Channels
     from paro_advise.runtime.sharding.engine import Engine
-    from paro_advise.runtime.sharding.procedure import UnitState
+    from paro_advise.runtime.sharding.exchange.channels import Channels
+    from paro_advise.runtime.sharding.exchange.procedure import UnitState
 
 
 def own_rows(engine: Engine, unit: UnitState) -> list[torch.Tensor]:

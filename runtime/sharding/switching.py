@@ -7,18 +7,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+
 from paro_advise.errors import ParoAdviseError, SwitchError, UsageError
-from paro_advise.runtime.process_memory import forget_peak, peak_bytes
+from paro_advise.runtime.measure.process_memory import forget_peak, peak_bytes
 from paro_advise.runtime.sharding import states
 from paro_advise.runtime.sharding.agreement import agree
 from paro_advise.runtime.sharding.shard import checked_strategy, engine_of, grid_of, mark, unmark
 
 if TYPE_CHECKING:
-    from paro_advise.policies.strategy import Strategy
-    from paro_advise.runtime.sharding.channels import GroupGrid
-    from paro_advise.runtime.sharding.engine import Engine
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
+
+    from paro_advise.policies.strategy import Strategy
+    from paro_advise.runtime.sharding.engine import Engine
+    from paro_advise.runtime.sharding.exchange.channels import GroupGrid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,12 @@ import copy
 
 import torch
 import torch.distributed as dist
-from paro_advise.policies.exports import Target, export
-from paro_advise.policies.fidelity import Fidelity, exports_of
-from paro_advise.policies.strategy import KEPT
 from torch import nn
 from torch.distributed.tensor import DTensor
+
+from paro_advise.policies.frameworks.model import Fidelity, Target
+from paro_advise.policies.frameworks.registry import export, exports_of
+from paro_advise.policies.strategy import KEPT
 
 MICRO_BATCHES = 2
 

@@ -10,14 +10,15 @@ import time
 
 import torch
 import torch.distributed as dist
-from paro_advise.errors import UsageError
-from paro_advise.runtime.ho_ring import Algorithm, use_ho_ring
-from paro_advise.runtime.ho_ring import backend as backend_of_ours
 from sharding_worker import Model, compare, data, loss_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+
+from paro_advise.errors import UsageError
+from paro_advise.runtime.ho_ring import Algorithm, use_ho_ring
+from paro_advise.runtime.ho_ring import backend as backend_of_ours
 
 STEPS, CLIP = 4, 0.5
 

@@ -8,6 +8,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+
 from paro_advise.errors import UsageError
 from paro_advise.runtime.ho_ring import Algorithm, ChoiceTable, Collectives, HoRing, Operation, Sample
 

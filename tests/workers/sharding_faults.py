@@ -10,11 +10,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from paro_advise.runtime import latest_checkpoint, load_checkpoint, save_checkpoint, shard, switch
-from paro_advise.runtime.sharding import states
-from paro_advise.runtime.sharding.procedure import Procedure
 from sharding_worker import Model, data, loss_of, optimizer_of, train_sharded, whole_parameters
 from torch.distributed.checkpoint import FileSystemWriter
+
+from paro_advise.runtime import latest_checkpoint, load_checkpoint, save_checkpoint, shard, switch
+from paro_advise.runtime.sharding import states
+from paro_advise.runtime.sharding.exchange.procedure import Procedure
 
 VICTIM = 2
 

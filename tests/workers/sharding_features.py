@@ -7,7 +7,6 @@ import sys
 
 import torch
 import torch.distributed as dist
-from paro_advise.runtime import shard, switch
 from sharding_worker import (
     Model,
     compare,
@@ -19,6 +18,8 @@ from sharding_worker import (
 )
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from paro_advise.runtime import shard, switch
 
 STEPS = range(4)
 STRATEGIES = ("NNN", "NIG", "III", "IIG", "ING", "GIG", "GGG")

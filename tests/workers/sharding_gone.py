@@ -9,8 +9,9 @@ import weakref
 
 import torch
 import torch.distributed as dist
-from paro_advise.runtime import engine_of, shard
 from torch import nn
+
+from paro_advise.runtime import engine_of, shard
 
 
 def train_and_drop(strategy):

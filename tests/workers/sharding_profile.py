@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from paro_advise.runtime import shard
 from sharding_accounts import Model, backward
 from torch.profiler import ProfilerActivity, profile, schedule
+
+from paro_advise.runtime import shard
 
 MICRO_BATCHES, STEPS = 2, 2
 

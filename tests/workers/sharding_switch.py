@@ -7,16 +7,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from paro_advise.errors import NoInputError, UsageError, WouldOverwriteError
-from paro_advise.policies.strategy import KEPT
-from paro_advise.runtime import (
-    latest_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-    save_checkpoint_async,
-    shard,
-    switch,
-)
 from sharding_worker import (
     Model,
     compare,
@@ -29,6 +19,17 @@ from sharding_worker import (
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+
+from paro_advise.errors import NoInputError, UsageError, WouldOverwriteError
+from paro_advise.policies.strategy import KEPT
+from paro_advise.runtime import (
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+    save_checkpoint_async,
+    shard,
+    switch,
+)
 
 PAIRS = ("GGG", "III", "IIG", "NIG", "IGG", "NNG", "fsdp2")
 

@@ -7,10 +7,11 @@ import sys
 
 import torch
 import torch.distributed as dist
-from paro_advise.policies.strategy import KEPT
-from paro_advise.runtime import shard
 from torch import nn
 from torch.nn.functional import cross_entropy, gelu
+
+from paro_advise.policies.strategy import KEPT
+from paro_advise.runtime import shard
 
 MICRO_BATCHES, STEPS, BATCH, WIDTH = 4, 10, 3, 16
 CLIP = 0.5

@@ -1,0 +1,72 @@
+"""From the facts of all inputs to the analysis: one stage after the other, each a function of values (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.analysis.data_quality import data_quality
+from paro_advise.advisor.analysis.efficiency import efficiency
+from paro_advise.advisor.analysis.findings import findings
+from paro_advise.advisor.analysis.log_inputs import all_links
+from paro_advise.advisor.analysis.model import FORMAT, Analysis
+from paro_advise.advisor.analysis.observed_strategy import observe_training
+from paro_advise.advisor.analysis.state_summary import state_summaries
+from paro_advise.advisor.analysis.summary import breakdown, collective_entries, rank_entries, run_entry, step_time
+from paro_advise.advisor.analysis.verdict import verdict_entry
+from paro_advise.advisor.ranks.clock_alignment import align_clocks
+from paro_advise.advisor.ranks.run import assemble_run
+from paro_advise.advisor.ranks.source import decode
+from paro_advise.advisor.ranks.stack_join import join_stacks
+from paro_advise.advisor.ranks.stragglers import find_stragglers
+from paro_advise.advisor.ranks.topology import find_topology
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.advisor.analysis.options import Options
+    from paro_advise.advisor.facts.capture_log import Captured
+    from paro_advise.advisor.facts.model import RankFacts
+    from paro_advise.trace_parsers.notice import Notice
+
+
+def build_analysis(
+    facts: Sequence[RankFacts], notices: Sequence[Notice], options: Options, captured: Captured | None = None
+) -> Analysis:
+    """Build the analysis.
+
+    Args:
+        facts: of all usable inputs, in order of path.
+        notices: from reading them.
+        options: see Options.
+        captured: steps without the profiler.
+    """
+    sources, stack_notices = join_stacks([decode(item) for item in facts])
+    run = assemble_run(sources, options.skip_steps)
+    topology = find_topology(run, options.gpus_per_node, captured.local_world_size if captured else None)
+    aligned = align_clocks(run, topology)
+    links, num_impossible = all_links(aligned, run)
+    stragglers = find_stragglers(aligned, run)
+    training = observe_training(run)
+    states = state_summaries(aligned, run, links)
+    notes = (*notices, *stack_notices, *run.notices, *training.notices)
+    analysis = Analysis(
+        format=FORMAT.name,
+        format_version=FORMAT.version,
+        run=run_entry(sources, run, topology, training),
+        step_time_us=step_time(run),
+        breakdown_us=breakdown(run),
+        states={state.value: summary.entry for state, summary in states.items()},
+        links=tuple(links),
+        stragglers=tuple(stragglers),
+        clock_offsets_us={str(rank): value for rank, value in aligned.offset_us.items()} if aligned else {},
+        clock_error_us=aligned.clock_error_us if aligned else None,
+        verdict=verdict_entry(run, states, links, topology, training.strategy, stragglers),
+        collectives=collective_entries(aligned, run),
+        ranks=rank_entries(aligned, run, topology),
+        efficiency=efficiency(aligned, run, training.parameter_count, options),
+        findings=(),
+        data_quality=data_quality(notes, aligned, run, topology, num_impossible),
+        captured=captured,
+    )
+    return replace(analysis, findings=tuple(findings(analysis)))

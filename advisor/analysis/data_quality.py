@@ -1,0 +1,73 @@
+"""What the analysis could not know, and everything that was skipped, repaired or guessed on the way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.analysis.model import QualityEntry
+from paro_advise.trace_parsers.notice import Notice, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.advisor.ranks.clock_alignment import AlignedRun
+    from paro_advise.advisor.ranks.run import Run
+    from paro_advise.advisor.ranks.topology import Topology
+
+
+def data_quality(
+    notices: Sequence[Notice], aligned: AlignedRun | None, run: Run, topology: Topology, num_impossible: int
+) -> tuple[QualityEntry, ...]:
+    """Return all notes, the weightiest first.
+
+    Args:
+        notices: from reading and from earlier stages.
+        aligned: None without ranks that time steps.
+        run: all ranks.
+        topology: their nodes.
+        num_impossible: collectives that the link fit left out.
+    """
+    order = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
+    notes = {*notices, *_unknowns(aligned, run, topology, num_impossible)}
+    return tuple(
+        QualityEntry(code=note.code, severity=note.severity.value, message=note.message, help=note.help)
+        for note in sorted(notes, key=lambda note: (order[note.severity], note.code, note.message))
+    )
+
+
+def _unknowns(aligned: AlignedRun | None, run: Run, topology: Topology, num_impossible: int) -> list[Notice]:
+    """Return what cannot be known from these inputs, and what would tell it."""
+    notes: list[Notice] = []
+
+    def note(code: str, severity: Severity, message: str, help_text: str = "") -> None:
+        notes.append(Notice(code=code, severity=severity, message=message, help=help_text))
+
+    if not run.timed:
+        note("Q312", Severity.WARNING, "no input times the steps: breakdown and exposure are unknown",
+             "record torch profiler traces of the same run")  # fmt: skip
+        return notes
+    if len(run.timed) == 1 and (run.world_size or 2) > 1:
+        note("Q313", Severity.WARNING,
+             "one rank only: waiting cannot be told from transferring, stragglers and clock offsets are unknown",
+             "add the trace of at least one more rank, best one per node")  # fmt: skip
+    elif aligned is not None and aligned.partial_groups > 0.01:
+        note("Q314", Severity.WARNING,
+             f"{aligned.partial_groups:.0%} of the joined collectives have ranks without a trace: "
+             "waiting for such a rank counts as transfer, and bandwidths are lower bounds")  # fmt: skip
+    if aligned is not None and aligned.num_alone and len(run.timed) > 1:
+        note("Q315", Severity.INFO,
+             f"{aligned.num_alone} of {len(aligned.table)} collectives were found on one rank only")  # fmt: skip
+    if not topology.gpus_per_node and not (aligned and aligned.knows_spans) and (run.world_size or 1) > 1:
+        note("Q316", Severity.WARNING, "the nodes of the ranks are unknown: intra- and inter-node cannot be told apart",
+             "pass --gpus-per-node")  # fmt: skip
+    if topology.source == "hosts" and len(set(topology.node_of.values())) == 1 and len(run.timed) > 1:
+        note("Q319", Severity.INFO,
+             "all ranks name the same host, so they count as one node; containers and cloned machines may share a name",
+             "pass --gpus-per-node if they are several nodes")  # fmt: skip
+    if num_impossible:
+        note("Q317", Severity.WARNING,
+             f"{num_impossible} collectives claim more than 2000 GB/s and were left out of the link fit")  # fmt: skip
+    if aligned is not None and aligned.num_unequal:
+        note("Q311", Severity.WARNING,
+             f"{aligned.num_unequal} collectives were not joined: the ranks disagree on their bytes")  # fmt: skip
+    return notes

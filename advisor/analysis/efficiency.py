@@ -1,0 +1,82 @@
+"""Figures of merit: overlap, use of the inter-node links, model FLOPs utilisation."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paro_advise.advisor.analysis.model import Efficiency
+from paro_advise.advisor.facts.intervals import Intervals
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.analysis.options import Options
+    from paro_advise.advisor.ranks.clock_alignment import AlignedRun
+    from paro_advise.advisor.ranks.run import Run
+
+# Dense bf16 peak of one device in TFLOP/s, from the makers' data sheets.
+_PEAK_TFLOPS = (
+    ("H200", 989.0),
+    ("H100 PCIe", 756.0),
+    ("H100", 989.0),
+    ("H800", 989.0),
+    ("B200", 2250.0),
+    ("A100", 312.0),
+    ("A800", 312.0),
+    ("V100", 125.0),
+    ("L40S", 362.0),
+    ("MI300X", 1307.0),
+    ("MI250X", 383.0),
+)
+
+
+def efficiency(aligned: AlignedRun | None, run: Run, parameters: int | None, options: Options) -> Efficiency:
+    """Compute the figures of merit; None where an ingredient is missing."""
+    steps = run.steps
+    total = sum(step.communication_us for step in steps)
+    exposed = sum(step.exposed_communication_us for step in steps)
+    wall = float(np.mean([step.wall_us for step in steps])) if steps else None
+    peak, source = _peak(run, options)
+    world = run.world_size
+    mfu = None
+    if options.tokens_per_step and parameters and wall and peak and world and math.isfinite(peak):
+        # 6 FLOPs per parameter and token: forward 2, backward 4 (Kaplan et al. 2020).
+        flops_per_device = 6.0 * parameters * options.tokens_per_step / world
+        mfu = flops_per_device / (wall * 1e-6) / (peak * 1e12)
+    return Efficiency(
+        inter_node_busy_share=_busy_share(aligned, run),
+        overlap_share=1 - exposed / total if total > 0 else None,
+        mfu=mfu,
+        tokens_per_step=options.tokens_per_step,
+        peak_tflops=peak,
+        peak_source=source,
+    )
+
+
+def _peak(run: Run, options: Options) -> tuple[float | None, str]:
+    if options.peak_tflops:
+        return options.peak_tflops, "flag"
+    for _, item in run.timed:
+        name = item.header.device_name or ""
+        for part, tflops in _PEAK_TFLOPS:
+            if part.lower() in name.lower():
+                return tflops, f"data sheet of {part}, dense bf16"
+    return None, ""
+
+
+def _busy_share(aligned: AlignedRun | None, run: Run) -> float | None:
+    """Return the share of the steps during which traffic across nodes transfers."""
+    import polars as pl
+
+    wall = sum(step.wall_us for step in run.steps)
+    if aligned is None or wall <= 0:
+        return None
+    rows = aligned.table.filter(pl.col("span").is_in(["inter", "mixed"]) & pl.col("transfer_us").is_not_null())
+    if not len(rows):
+        return None
+    busy = 0.0
+    for _, part in rows.group_by("rank", maintain_order=True):
+        end = part["end_us"].to_numpy()
+        busy += Intervals.union_of(end - part["transfer_us"].to_numpy(), end).length_us
+    return min(1.0, busy / wall)

@@ -1,0 +1,159 @@
+"""Findings: what applies, what does not, and what could not be judged (never silently green)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.analysis.model import FindingEntry
+from paro_advise.advisor.wording.quantities import time_text
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.analysis.model import Analysis
+
+APPLIES = "applies"
+DOES_NOT_APPLY = "does not apply"
+NOT_JUDGED = "could not be judged"
+
+_MIN_SHARE = 0.02
+
+
+def findings(analysis: Analysis) -> list[FindingEntry]:
+    """Return all findings: those that apply by saving, then the others."""
+    found = [
+        _exposed_state(analysis, "parameter", "PARO010"),
+        _exposed_state(analysis, "gradient", "PARO011"),
+        _exposed_state(analysis, "optimizer", "PARO012"),
+        _ungated_replicas(analysis),
+        _late_gathers(analysis),
+        _small_messages(analysis),
+        _straggler(analysis),
+        _host(analysis),
+        _unattributed(analysis),
+    ]
+    rank = {APPLIES: 0, NOT_JUDGED: 1, DOES_NOT_APPLY: 2}
+    return sorted(found, key=lambda item: (rank[item.status], -(item.saving_us or 0.0), item.code))
+
+
+def _step(analysis: Analysis) -> float:
+    parts = analysis.breakdown_us
+    return sum(value or 0.0 for value in (parts.compute, parts.exposed_communication, parts.other, parts.idle))
+
+
+def _finding(code: str, status: str, text: str, saving_us: float | None = None) -> FindingEntry:
+    return FindingEntry(code=code, status=status, text=text, saving_us=saving_us)
+
+
+def _no_times(code: str) -> FindingEntry:
+    return _finding(code, NOT_JUDGED, "no input times the steps; record a torch profiler trace")
+
+
+def _exposed_state(analysis: Analysis, state: str, code: str) -> FindingEntry:
+    step = _step(analysis)
+    if not step:
+        return _no_times(code)
+    entry = analysis.states[state]
+    exposed = entry.exposed_us or 0.0
+    if exposed >= _MIN_SHARE * step:
+        return _finding(code, APPLIES, f"{state} communication is exposed: {entry.text}", exposed)
+    return _finding(code, DOES_NOT_APPLY, f"{state} communication: {entry.text}")
+
+
+def _ungated_replicas(analysis: Analysis) -> FindingEntry:
+    code = "PARO020"
+    micro = analysis.run.micro_batches
+    if not _step(analysis):
+        return _no_times(code)
+    replicas = [entry for entry in analysis.collectives if entry.state == "gradient" and entry.detail == "replica"]
+    if not replicas or not micro or micro < 2:
+        return _finding(code, DOES_NOT_APPLY, "no replica all-reduce with gradient accumulation")
+    reduces = sum(e.count for e in analysis.collectives if e.state == "gradient" and e.detail == "reduce")
+    calls = sum(entry.count for entry in replicas)
+    exposed = sum(entry.exposed_us or 0.0 for entry in replicas)
+    if reduces and calls > 1.5 * reduces / micro:
+        return _finding(
+            code,
+            APPLIES,
+            f"the replica all-reduce runs in every one of {micro} micro-batches ({calls:.0f} calls a step); once at "
+            "the accumulation boundary is enough (FSDP2: set_requires_all_reduce(False) before it)",
+            exposed * (micro - 1) / micro,
+        )
+    return _finding(code, DOES_NOT_APPLY, "the replica all-reduce runs once per step already")
+
+
+def _late_gathers(analysis: Analysis) -> FindingEntry:
+    code = "PARO021"
+    if not _step(analysis):
+        return _no_times(code)
+    gathers = [entry for entry in analysis.collectives if entry.state == "parameter"]
+    late = [entry for entry in gathers if "prefetched" not in entry.detail]
+    exposed = sum(entry.exposed_us or 0.0 for entry in late)
+    if not analysis.run.framework.is_fsdp or not gathers:
+        return _finding(code, DOES_NOT_APPLY, "no FSDP all-gathers")
+    if exposed >= _MIN_SHARE * _step(analysis):
+        return _finding(
+            code,
+            APPLIES,
+            f"all-gathers that were not prefetched are exposed for {time_text(exposed)} a step "
+            "(FSDP2: set_modules_to_forward_prefetch)",
+            exposed,
+        )
+    return _finding(code, DOES_NOT_APPLY, "all-gathers that were not prefetched are hidden")
+
+
+def _small_messages(analysis: Analysis) -> FindingEntry:
+    code = "PARO022"
+    if not _step(analysis):
+        return _no_times(code)
+    late = [(name, entry) for name, entry in analysis.states.items() if entry.regime == "latency"]
+    if late:
+        name, entry = max(late, key=lambda item: item[1].exposed_us or 0.0)
+        return _finding(
+            code, APPLIES, f"{name} communication is many small messages ({entry.count:.0f} a step): larger units or "
+            "buckets need fewer", entry.exposed_us,
+        )  # fmt: skip
+    return _finding(code, DOES_NOT_APPLY, "no state is bound by latency")
+
+
+def _straggler(analysis: Analysis) -> FindingEntry:
+    code = "PARO030"
+    if not _step(analysis):
+        return _no_times(code)
+    if analysis.run.world_size == 1:
+        return _finding(code, DOES_NOT_APPLY, "there is one rank only")
+    if len(analysis.ranks) < 2:
+        return _finding(code, NOT_JUDGED, "one rank only: add traces of more ranks, best one per node")
+    if analysis.stragglers:
+        worst = analysis.stragglers[0]
+        return _finding(
+            code,
+            APPLIES,
+            f"rank {worst.rank} arrives late in {worst.share_of_steps:.0%} of the steps (cause: {worst.cause}); the "
+            f"others wait {time_text(worst.lateness_us)} a step for it, hidden or exposed",
+        )
+    if analysis.run.ranks_missing:
+        return _finding(code, NOT_JUDGED, "no rank seen is late, but a rank without a trace may be")
+    return _finding(code, DOES_NOT_APPLY, "no rank is late in most steps")
+
+
+def _host(analysis: Analysis) -> FindingEntry:
+    code = "PARO031"
+    step = _step(analysis)
+    if not step:
+        return _no_times(code)
+    idle = analysis.breakdown_us.idle or 0.0
+    if idle >= 0.1 * step:
+        return _finding(code, APPLIES, f"devices are idle for {time_text(idle)} a step ({idle / step:.0%}): the host "
+                        "feeds them too slowly (data loading, Python, small kernels)", idle)  # fmt: skip
+    return _finding(code, DOES_NOT_APPLY, f"devices are idle for {idle / step:.1%} of the step")
+
+
+def _unattributed(analysis: Analysis) -> FindingEntry:
+    code = "PARO040"
+    if not _step(analysis):
+        return _no_times(code)
+    total = sum(entry.total_us or 0.0 for entry in analysis.states.values())
+    unknown = analysis.states["unknown"].total_us or 0.0
+    if total and unknown >= _MIN_SHARE * total:
+        return _finding(code, APPLIES, f"{unknown / total:.0%} of the communication time has no known purpose: record "
+                        "CPU activities, with_stack=True for DeepSpeed and Megatron")  # fmt: skip
+    return _finding(code, DOES_NOT_APPLY, "all communication has a known purpose")

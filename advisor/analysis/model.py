@@ -1,0 +1,228 @@
+"""The analysis of a run as values; the JSON format ``paro-advise/analysis`` is exactly these.
+
+Times are microseconds, sizes bytes, bandwidths GB/s (1e9 bytes/s). None means: cannot be known,
+and ``data_quality`` says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+# The format is decoded by these types, so they are needed at run time.
+from paro_advise.advisor.analysis.observed_strategy import ObservedStrategy  # noqa: TC001
+from paro_advise.advisor.facts.capture_log import Captured  # noqa: TC001
+from paro_advise.advisor.ranks.link_fit import Link  # noqa: TC001
+from paro_advise.advisor.ranks.stragglers import Straggler  # noqa: TC001
+from paro_advise.core.documents import Format, from_json
+from paro_advise.core.framework import Framework  # noqa: TC001
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+FORMAT = Format(
+    name="paro-advise/analysis", version="1.0", hint="write it again with `paro-advise analyze PATH --json FILE`"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputEntry:
+    """One input file."""
+
+    path: str
+    bytes: int
+    sha256: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEntry:
+    """What ran, as far as the inputs tell."""
+
+    world_size: int | None
+    ranks: tuple[int, ...]
+    ranks_missing: tuple[int, ...]
+    gpus_per_node: int | None
+    gpus_per_node_source: str
+    num_nodes: int | None
+    backend: str | None
+    framework: Framework
+    strategy: ObservedStrategy
+    num_steps: int
+    micro_batches: int | None
+    parameter_count: int | None
+    device_name: str | None
+    device_memory_bytes: int | None
+    nccl_version: str | None
+    metadata: dict[str, str]
+    inputs: tuple[InputEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Step times over steps (mean over ranks each), warm-up included."""
+
+    median: float | None
+    p5: float | None
+    p95: float | None
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> StepTime:
+        """Return the quantiles of some step times; None for each without any."""
+        import numpy as np
+
+        if not values:
+            return cls(median=None, p5=None, p95=None, values=())
+        low, middle, high = (float(np.percentile(values, share)) for share in (5, 50, 95))
+        return cls(median=middle, p5=low, p95=high, values=tuple(values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """Means over ranks and steps; the four parts sum to the mean step time."""
+
+    compute: float | None
+    exposed_communication: float | None
+    other: float | None
+    idle: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateEntry:
+    """One model state, per rank and step."""
+
+    count: float
+    bytes: float | None
+    total_us: float | None
+    exposed_us: float | None
+    hidden_us: float | None
+    transfer_us: float | None
+    wait_us: float | None
+    regime: str
+    evidence: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveEntry:
+    """All collectives of one kind: state, operation, size and group."""
+
+    state: str
+    detail: str
+    op: str
+    bytes: int | None
+    group_size: int | None
+    span: str
+    count: float  # per rank and step
+    p50_us: float | None
+    p95_us: float | None
+    p99_us: float | None
+    exposed_us: float | None  # per rank and step
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEntry:
+    """One rank, means over its steps."""
+
+    rank: int
+    node: int | None
+    host: str | None
+    num_steps: int
+    step_time_us: float
+    compute_us: float
+    exposed_communication_us: float
+    other_us: float
+    idle_us: float
+    state_exposed_us: dict[str, float]
+    wait_us: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictEntry:
+    """What limits the step."""
+
+    regime: str
+    limiting_state: str | None
+    text: str
+    case: str
+    case_text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """Figures of merit; None where an ingredient is missing.
+
+    Attributes:
+        inter_node_busy_share: share of the step during which traffic across nodes transfers.
+        mfu: model FLOPs utilisation, 6 * parameters * tokens / (step time * peak).
+        tokens_per_step, peak_tflops: as the user gave them or from the device table.
+    """
+
+    inter_node_busy_share: float | None
+    overlap_share: float | None  # communication hidden behind compute, of all communication
+    mfu: float | None
+    tokens_per_step: int | None
+    peak_tflops: float | None
+    peak_source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingEntry:
+    """A finding.
+
+    Attributes:
+        code: stable identifier, the argument of ``paro-advise explain``.
+        status: "applies", "does not apply" or "could not be judged".
+        text: the finding with its numbers, or what is missing.
+        saving_us: upper bound of what a step can win, None when it does not apply.
+    """
+
+    code: str
+    status: str
+    text: str
+    saving_us: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityEntry:
+    """What was skipped, repaired, guessed or cannot be known."""
+
+    code: str
+    severity: str
+    message: str
+    help: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """The whole analysis."""
+
+    format: str
+    format_version: str
+    run: RunEntry
+    step_time_us: StepTime
+    breakdown_us: Breakdown
+    states: dict[str, StateEntry]
+    links: tuple[Link, ...]
+    stragglers: tuple[Straggler, ...]
+    clock_offsets_us: dict[str, float]
+    clock_error_us: float | None
+    verdict: VerdictEntry
+    collectives: tuple[CollectiveEntry, ...]
+    ranks: tuple[RankEntry, ...]
+    efficiency: Efficiency
+    findings: tuple[FindingEntry, ...]
+    data_quality: tuple[QualityEntry, ...]
+    captured: Captured | None = None  # steps without the profiler, where a capture logged them
+
+
+def analysis_from_json(data: bytes, where: str) -> Analysis:
+    """Read an analysis back.
+
+    Raises:
+        ForeignDataError: not an analysis, or of another major version.
+    """
+    return from_json(data, FORMAT, Analysis, where)

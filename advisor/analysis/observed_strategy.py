@@ -1,0 +1,287 @@
+"""Infers the running strategy from the attributed collectives of one rank's typical step.
+
+A strategy is a triple of levels for (parameter, gradient, optimizer): N replicated, I sharded in
+a group, G sharded over the world (docs/strategies.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paro_advise.core.collective import Op
+from paro_advise.core.dtypes import dtype_bytes
+from paro_advise.core.model_state import State
+from paro_advise.trace_parsers.notice import Notice, Severity
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from paro_advise.advisor.ranks.run import Run
+    from paro_advise.core.framework import Framework
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedStrategy:
+    """The strategy of a run.
+
+    Attributes:
+        triple: levels while computing; a parameter that is gathered once per micro-batch and
+            kept for backward counts as N. None when it cannot be told.
+        triple_at_rest: levels between steps.
+        group_size: ranks of the group that level I refers to, None without one.
+        source: "inferred" or "" when nothing was found.
+        reasons: the observations it rests on.
+    """
+
+    triple: str | None
+    triple_at_rest: str | None
+    group_size: int | None
+    source: str
+    reasons: tuple[str, ...]
+
+
+NOTHING_OBSERVED = ObservedStrategy(triple=None, triple_at_rest=None, group_size=None, source="", reasons=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedTraining:
+    """How a run trains, as its traces show it.
+
+    Attributes:
+        strategy: levels and group size.
+        micro_batches: per step, None when they cannot be told.
+        parameter_count: trained parameters, None when they cannot be told.
+        notices: what had to be assumed.
+    """
+
+    strategy: ObservedStrategy
+    micro_batches: int | None
+    parameter_count: int | None
+    notices: tuple[Notice, ...]
+
+
+def observe_training(run: Run) -> ObservedTraining:
+    """Read strategy, micro-batches and parameters off the typical step of the first rank that communicates.
+
+    What our own runtime states about itself goes before what is inferred.
+    """
+    typical = _typical_step(run)
+    micro = _micro_batches(run)
+    stated = next((item.header.stated for _, item in run.timed if item.header.stated), None)
+    counted = parameter_count(typical, micro or 1) if typical is not None else None
+    if typical is None:
+        strategy = NOTHING_OBSERVED
+    elif stated is not None:
+        strategy = ObservedStrategy(
+            triple=stated.triple,
+            triple_at_rest=stated.triple,
+            group_size=stated.group_size,
+            source="metadata",
+            reasons=("the runtime wrote its strategy into the trace",),
+        )
+    else:
+        strategy = infer_strategy(typical, run.world_size, micro or 1, run.framework)
+    return ObservedTraining(
+        strategy=strategy,
+        micro_batches=micro,
+        parameter_count=(stated.parameters if stated else None) or counted,
+        notices=(_ONE_MICRO_BATCH,) if typical is not None and micro is None else (),
+    )
+
+
+_ONE_MICRO_BATCH = Notice(
+    code="Q320",
+    severity=Severity.INFO,
+    message="the number of micro-batches cannot be told; one per step is assumed",
+    help="record CPU activities too, so that backward passes can be counted",
+)
+
+
+def _typical_step(run: Run) -> pl.DataFrame | None:
+    """Return the collectives of the typical step of the first rank that has any."""
+    import polars as pl
+
+    for _, item in run.timed:
+        part = item.collectives.filter(pl.col("step") == item.typical_step)
+        if len(part):
+            return part
+    return None
+
+
+def _micro_batches(run: Run) -> int | None:
+    counts = sorted(item.facts.num_micro_batches for _, item in run.timed if item.facts.num_micro_batches)
+    return counts[len(counts) // 2] if counts else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Groups:
+    """Group sizes seen per purpose (None in a set: the size is unknown)."""
+
+    forward: set[int]
+    backward: set[int]
+    reduced: set[int]  # gradients, every kind of reduction but replicas
+    reduced_each_pass: bool
+    scattered: bool
+    held_unreduced: bool  # reduced in fewer micro-batches than there are
+    replicas: set[int]
+    updated: set[int]
+
+
+def _sizes(table: pl.DataFrame) -> set[int]:
+    return {int(size) for size in table["group_size"].drop_nulls().to_list()}
+
+
+def _observe(step: pl.DataFrame, micro_batches: int) -> _Groups:
+    import polars as pl
+
+    def of(state: State) -> pl.DataFrame:
+        return step.filter(pl.col("state") == state.value)
+
+    gathers = of(State.PARAMETER)
+    in_backward = pl.col("detail").str.starts_with("backward")
+    gradients = of(State.GRADIENT)
+    replicas = gradients.filter(pl.col("detail") == "replica")
+    main = gradients.filter(pl.col("detail") != "replica")
+    passes = _passes(main)
+    in_passes = main.filter(pl.col("phase") == "backward")
+    return _Groups(
+        forward=_sizes(gathers.filter(~in_backward)),
+        backward=_sizes(gathers.filter(in_backward)),
+        reduced=_sizes(main),
+        reduced_each_pass=len(in_passes) > 0 and passes >= micro_batches,
+        held_unreduced=0 < passes < micro_batches,
+        scattered=bool((main["op"] == Op.REDUCE_SCATTER.value).any()),
+        replicas=_sizes(replicas),
+        updated=_sizes(of(State.OPTIMIZER)),
+    )
+
+
+def _passes(gradients: pl.DataFrame) -> int:
+    """Return in how many micro-batches gradients are reduced.
+
+    DeepSpeed flushes its last bucket after backward: such a reduction belongs to its pass, as its
+    like in earlier passes shows.
+    """
+    import polars as pl
+
+    inside = gradients.filter(pl.col("phase") != "boundary")
+    like = inside.select("op", "bytes", "group_size").unique()
+    late = gradients.filter(pl.col("phase") == "boundary").join(like, on=["op", "bytes", "group_size"], how="semi")
+    return int(pl.concat([inside["micro_batch"], late["micro_batch"]]).n_unique())
+
+
+def infer_strategy(
+    step: pl.DataFrame, world_size: int | None, micro_batches: int, framework: Framework
+) -> ObservedStrategy:
+    """Infer the strategy.
+
+    Args:
+        step: attributed collectives of one rank and step (RankFacts' table).
+        world_size: None when unknown; then the largest group stands in for it.
+        micro_batches: per step.
+        framework: as RankFacts names it.
+    """
+    seen = _observe(step, micro_batches)
+    everything = seen.forward | seen.backward | seen.reduced | seen.replicas | seen.updated
+    if not everything:
+        return NOTHING_OBSERVED
+    # Tensor or pipeline parallelism leaves fewer data-parallel ranks than the world has.
+    inner_size = max(seen.forward | seen.reduced | seen.backward, default=1)
+    across = max(seen.replicas, default=1)
+    if seen.updated and max(seen.updated) < inner_size:
+        across = max(across, *seen.updated)
+    world = min(world_size or 1 << 62, max(inner_size * across, *everything))
+    # What follows the step may cross groups: only when nothing else tells is it the group's size.
+    inner = {size for size in (seen.forward | seen.reduced) or seen.updated if size < world}
+    reasons: list[str] = []
+
+    def level(sizes: set[int]) -> str:
+        return "G" if not sizes or max(sizes) >= world else "I"
+
+    if seen.forward or seen.backward:
+        rest_p = level(seen.forward or seen.backward)
+        kept = bool(seen.forward) and not seen.backward
+        peak_p = "N" if kept else rest_p
+        reasons.append(
+            f"parameters gathered over {_list(seen.forward or seen.backward)} ranks in forward and "
+            + ("kept for backward" if kept else f"over {_list(seen.backward)} again in backward")
+        )
+    else:
+        rest_p = peak_p = "N"
+        reasons.append("parameters never gathered for compute")
+    gradient = _gradient_level(seen, rest_p, world, framework, reasons)
+    optimizer = _optimizer_level(seen, rest_p, gradient, world, reasons)
+    groups = sorted(inner) if "I" in (rest_p, gradient, optimizer) else []
+    return ObservedStrategy(
+        triple=peak_p + gradient + optimizer,
+        triple_at_rest=rest_p + gradient + optimizer,
+        group_size=groups[0] if groups else None,
+        source="inferred",
+        reasons=tuple(reasons),
+    )
+
+
+def _list(sizes: set[int]) -> str:
+    return "/".join(map(str, sorted(sizes)))
+
+
+def _gradient_level(seen: _Groups, parameter: str, world: int, framework: Framework, reasons: list[str]) -> str:
+    if not seen.reduced:
+        reasons.append("no gradient reduction seen: taken at the parameters' level")
+        return parameter
+    size = "G" if max(seen.reduced) >= world else "I"
+    if seen.scattered and seen.held_unreduced:
+        reasons.append(f"gradients accumulated whole, reduce-scattered over {_list(seen.reduced)} ranks once a step")
+        return "N"
+    if seen.scattered:
+        reasons.append(f"gradients reduce-scattered over {_list(seen.reduced)} ranks")
+        return size
+    reasons.append(f"gradients all-reduced over {_list(seen.reduced)} ranks")
+    if parameter != "N":
+        reasons.append("each rank keeps its shard: parameters are sharded too")
+        return parameter
+    is_bucketed_by_zero = not framework.is_ddp
+    if seen.updated and seen.reduced_each_pass and is_bucketed_by_zero:
+        reasons.append("reduced in every backward and updated parameters gathered: ZeRO-2")
+        return size
+    return "N"
+
+
+def _optimizer_level(seen: _Groups, parameter: str, gradient: str, world: int, reasons: list[str]) -> str:
+    if seen.updated:
+        spans_world = max(seen.updated) >= world
+        across_groups = parameter == "I" and not spans_world
+        reasons.append(f"updated parameters gathered over {_list(seen.updated)} ranks after the step")
+        if spans_world or across_groups:
+            return "G"
+        return "I"
+    order = "NIG"
+    finest = max((parameter, gradient), key=order.index)
+    reasons.append("nothing moves after the step: optimizer states lie where gradients end")
+    return finest
+
+
+def parameter_count(step: pl.DataFrame, micro_batches: int) -> int | None:
+    """Return the trainable parameters as the reductions of one step show them (with padding).
+
+    None when neither gradients nor gathers tell.
+    """
+    import polars as pl
+
+    def elements(rows: pl.DataFrame) -> int | None:
+        total = 0
+        for size, dtype in rows.select("bytes", "dtype").iter_rows():
+            width = dtype_bytes(dtype) if dtype else None
+            if size is None or not width:
+                return None
+            total += size // width
+        return total or None
+
+    gradients = step.filter((pl.col("state") == State.GRADIENT.value) & (pl.col("detail") != "replica"))
+    counted = elements(gradients)
+    if counted:
+        return counted // max(1, _passes(gradients))
+    gathers = step.filter((pl.col("state") == State.PARAMETER.value) & ~pl.col("detail").str.starts_with("backward"))
+    counted = elements(gathers)
+    return counted // max(1, micro_batches) if counted else None

@@ -1,0 +1,117 @@
+"""What limits the communication of each model state, in one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.wording.quantities import time_text
+
+if TYPE_CHECKING:
+    from paro_advise.core.model_state import State
+
+
+class Regime(StrEnum):
+    """What limits a state's communication, or the whole step."""
+
+    ABSENT = "absent"
+    HIDDEN = "hidden"
+    BANDWIDTH_INTER = "bandwidth_inter"
+    BANDWIDTH_INTRA = "bandwidth_intra"
+    LATENCY = "latency"
+    STRAGGLER = "straggler"
+    CONTENTION = "contention"
+    UNKNOWN = "unknown"
+    COMPUTE_BOUND = "compute_bound"  # verdict only
+    HOST_BOUND = "host_bound"  # verdict only
+
+
+HIDDEN_SHARE = 0.02  # reference: formats, regime of a state
+_WAIT_SHARE = 0.5
+_LATENCY_SHARE = 0.5  # reference: prediction section 3.7
+_CONTENTION_RATIO = 1.3
+_CONTENTION_SHARE = 0.5
+UNSEEN = "waiting for a rank that has no trace"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateEvidence:
+    """The numbers that decide a state's regime; per rank and step.
+
+    None where a number cannot be known (waiting needs two ranks, latency needs two sizes).
+    """
+
+    count: float
+    total_us: float
+    exposed_us: float
+    wait_us: float | None
+    alpha_share: float | None  # share of the transfer that is latency
+    inter_share: float | None  # share of the transfer that crosses nodes; None: nodes unknown
+    overlapped_slowdown: float | None  # same collective while computing over while not
+    overlapped_share: float  # share of the state's time while something computes
+    sees_all_ranks: bool  # else a late rank without a trace looks like a slow link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """A regime and the sentence that carries the deciding numbers."""
+
+    regime: Regime
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The verdict on the whole step.
+
+    ``case`` names the boundary case of the PaRO literature that the run resembles: one of
+    communication_bound, memory_bound_few_nodes, fast_fabric, or "" for none.
+    """
+
+    regime: Regime
+    limiting_state: str | None
+    text: str
+    case: str
+
+
+def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> Judgement:
+    """Name the regime of a state."""
+    if evidence.count == 0:
+        return Judgement(regime=Regime.ABSENT, text=f"no {state} communication was seen")
+    share = evidence.exposed_us / step_time_us if step_time_us > 0 else 0.0
+    exposed = f"{time_text(evidence.exposed_us)} of {time_text(evidence.total_us)} exposed ({share:.1%} of the step)"
+    if share < HIDDEN_SHARE:
+        return Judgement(regime=Regime.HIDDEN, text=f"{exposed}: hidden behind compute or negligible")
+    wait_share = evidence.wait_us / evidence.total_us if evidence.wait_us is not None and evidence.total_us else None
+    if wait_share is not None and wait_share > _WAIT_SHARE:
+        return Judgement(
+            regime=Regime.STRAGGLER,
+            text=f"{exposed}; {wait_share:.0%} of it is waiting for a later rank, not transfer",
+        )
+    or_unseen = "" if evidence.sees_all_ranks else f", or {UNSEEN}"
+    if evidence.alpha_share is not None and evidence.alpha_share > _LATENCY_SHARE:
+        return Judgement(
+            regime=Regime.LATENCY,
+            text=f"{exposed}; {evidence.alpha_share:.0%} of the transfer is latency of "
+            f"{evidence.count:.0f} calls a step{or_unseen}",
+        )
+    slowdown = evidence.overlapped_slowdown
+    if slowdown is not None and slowdown > _CONTENTION_RATIO and evidence.overlapped_share > _CONTENTION_SHARE:
+        return Judgement(
+            regime=Regime.CONTENTION,
+            text=f"{exposed}; transfers are {slowdown:.2f}x slower while something computes",
+        )
+    cause = f"its bandwidth binds it{or_unseen}"
+    time = "transfer" if wait_share is not None else "time"
+    if evidence.inter_share is None:
+        return Judgement(regime=Regime.UNKNOWN, text=f"{exposed}; {cause}; where its ranks lie is unknown")
+    if evidence.inter_share > 0.5:
+        return Judgement(
+            regime=Regime.BANDWIDTH_INTER,
+            text=f"{exposed}; {evidence.inter_share:.0%} of the {time} crosses nodes and {cause}",
+        )
+    return Judgement(
+        regime=Regime.BANDWIDTH_INTRA,
+        text=f"{exposed}; {1 - evidence.inter_share:.0%} of the {time} stays inside nodes and {cause}",
+    )

@@ -1,0 +1,197 @@
+"""Sums up each model state over ranks and steps, and names its regime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paro_advise.advisor.analysis.model import StateEntry
+from paro_advise.advisor.analysis.regimes import Regime, StateEvidence, judge_state
+from paro_advise.advisor.facts.evidence import EVIDENCE_ORDER, Evidence
+from paro_advise.advisor.facts.intervals import Intervals
+from paro_advise.advisor.ranks.link_fit import alpha_share
+from paro_advise.core.model_state import STATES, State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import polars as pl
+
+    from paro_advise.advisor.ranks.clock_alignment import AlignedRun
+    from paro_advise.advisor.ranks.link_fit import Link
+    from paro_advise.advisor.ranks.run import Run
+
+_EVIDENCE_SHARE = 0.05  # reference: formats, evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSummary:
+    """A state's entry in the analysis and its regime."""
+
+    entry: StateEntry
+    regime: Regime
+
+
+def state_summaries(aligned: AlignedRun | None, run: Run, links: Sequence[Link]) -> dict[State, StateSummary]:
+    """Sum up all states; means per rank and step.
+
+    Times are unions: collectives of one state that run at the same time count once. Logs only count.
+    """
+    if aligned is None:
+        return _log_states(run)
+    import polars as pl
+
+    rank_steps, step_time_us = max(1, len(run.steps)), run.mean_step_us
+    out = {}
+    for state in STATES:
+        rows = aligned.table.filter(pl.col("state") == state.value)
+        total = _sum(run, "state_total_us", state) / rank_steps
+        exposed = _sum(run, "state_exposed_us", state) / rank_steps
+        wait = _wait(rows, total)
+        evidence = StateEvidence(
+            count=len(rows) / rank_steps,
+            total_us=total,
+            exposed_us=exposed,
+            wait_us=wait,
+            alpha_share=_alpha(rows, links),
+            inter_share=_inter(rows),
+            overlapped_slowdown=_slowdown(rows),
+            overlapped_share=1 - exposed / total if total > 0 else 0.0,
+            sees_all_ranks=run.sees_all,
+        )
+        judgement = judge_state(state, evidence, step_time_us)
+        counted = rows["bytes"].null_count() < len(rows) or not len(rows)
+        out[state] = StateSummary(
+            entry=StateEntry(
+                count=evidence.count,
+                bytes=float(rows["bytes"].sum()) / rank_steps if counted else None,
+                total_us=total,
+                exposed_us=exposed,
+                hidden_us=max(0.0, total - exposed),
+                transfer_us=total - wait if wait is not None else None,
+                wait_us=wait,
+                regime=judgement.regime.value,
+                evidence=_weakest(rows).value,
+                text=judgement.text,
+            ),
+            regime=judgement.regime,
+        )
+    return out
+
+
+def _sum(run: Run, field: str, state: State) -> float:
+    return float(sum(getattr(step, field).get(state.value, 0.0) for step in run.steps))
+
+
+def _wait(rows: pl.DataFrame, total_us: float) -> float | None:
+    """Return the mean wait per rank and step, None when most collectives were seen on one rank.
+
+    The union of the transfer parts is taken out of the union of the whole, so that collectives
+    that overlap count once; what has no partner is scaled up from what has.
+    """
+    import polars as pl
+
+    if not len(rows):
+        return 0.0
+    known = rows.filter(pl.col("transfer_us").is_not_null())
+    duration = float((rows["end_us"] - rows["start_us"]).sum())
+    covered = float((known["end_us"] - known["start_us"]).sum())
+    if covered < 0.5 * duration or not len(known):
+        return None
+    whole = transfers = 0.0
+    for _, part in known.group_by("rank", "step", maintain_order=True):
+        start, end = part["start_us"].to_numpy(), part["end_us"].to_numpy()
+        whole += Intervals.union_of(start, end).length_us
+        transfers += Intervals.union_of(end - part["transfer_us"].to_numpy(), end).length_us
+    share = (whole - transfers) / whole if whole > 0 else 0.0
+    return share * total_us
+
+
+def _alpha(rows: pl.DataFrame, links: Sequence[Link]) -> float | None:
+    """Return the latency share of the state's transfers, weighted by time."""
+    import polars as pl
+
+    known = rows.filter(pl.col("bytes").is_not_null() & pl.col("group_size").is_not_null())
+    weighted = weight = 0.0
+    grouped = known.group_by("op", "span", "group_size", "bytes", maintain_order=True).agg(
+        (pl.col("end_us") - pl.col("start_us")).sum().alias("time")
+    )
+    for op, span, size, bytes_, time in grouped.iter_rows():
+        share = alpha_share(links, op, span, size, bytes_)
+        if share is not None:
+            weighted += share * time
+            weight += time
+    return weighted / weight if weight > 0 else None
+
+
+def _inter(rows: pl.DataFrame) -> float | None:
+    """Return the share of time on links across nodes, None when most spans are unknown."""
+    import polars as pl
+
+    time = (pl.col("end_us") - pl.col("start_us")).sum()
+    known = rows.filter(pl.col("span").is_in(["intra", "inter", "mixed"]))
+    total, known_time = rows.select(time).item() or 0.0, known.select(time).item() or 0.0
+    if known_time < 0.5 * total or known_time <= 0:
+        return None
+    across = known.filter(pl.col("span") != "intra").select(time).item() or 0.0
+    return float(across / known_time)
+
+
+def _slowdown(rows: pl.DataFrame) -> float | None:
+    """Compare transfers of one kind and size that run over compute with those that do not."""
+    import polars as pl
+
+    known = rows.filter(pl.col("transfer_us").is_not_null() & (pl.col("transfer_us") > 0)).with_columns(
+        (pl.col("exposed_us") / (pl.col("end_us") - pl.col("start_us"))).alias("free")
+    )
+    ratios, weights = [], []
+    for _, part in known.group_by("op", "bytes", "group_ranks", maintain_order=True):
+        over = part.filter(pl.col("free") < 0.1)["transfer_us"]
+        alone = part.filter(pl.col("free") > 0.9)["transfer_us"]
+        if len(over) >= 3 and len(alone) >= 3:
+            ratios.append(float(np.median(over.to_numpy())) / float(np.median(alone.to_numpy())))
+            weights.append(float(over.sum()))
+    return float(np.average(ratios, weights=weights)) if ratios else None
+
+
+def _weakest(rows: pl.DataFrame) -> Evidence:
+    """Return the weakest evidence that more than 5 % of the state's time rests on."""
+    import polars as pl
+
+    times = dict(rows.group_by("evidence").agg((pl.col("end_us") - pl.col("start_us")).sum().alias("t")).iter_rows())
+    total = sum(times.values())
+    weakest = Evidence.NONE if not times else EVIDENCE_ORDER[0]
+    for evidence in EVIDENCE_ORDER:
+        if times.get(evidence.value, 0.0) > _EVIDENCE_SHARE * total:
+            weakest = evidence
+    return weakest
+
+
+def _log_states(run: Run) -> dict[State, StateSummary]:
+    """Count the collectives of logs per state; their times are unknown."""
+    import polars as pl
+
+    tables = [item.collectives for item in run.untimed]
+    rows = pl.concat(tables) if tables else None
+    out = {}
+    for state in STATES:
+        part = rows.filter(pl.col("state") == state.value) if rows is not None else None
+        count = len(part) if part is not None else 0
+        out[state] = StateSummary(
+            entry=StateEntry(
+                count=float(count),
+                bytes=float(part["bytes"].sum()) if part is not None and count else None,
+                total_us=None,
+                exposed_us=None,
+                hidden_us=None,
+                transfer_us=None,
+                wait_us=None,
+                regime=(Regime.UNKNOWN if count else Regime.ABSENT).value,
+                evidence=Evidence.NONE.value,
+                text="the input carries no times" if count else f"no {state} communication was seen",
+            ),
+            regime=Regime.UNKNOWN if count else Regime.ABSENT,
+        )
+    return out

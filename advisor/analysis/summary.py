@@ -1,0 +1,185 @@
+"""The parts of the analysis that only describe: what ran, its steps, ranks and collectives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from paro_advise.advisor.analysis.log_inputs import log_collectives
+from paro_advise.advisor.analysis.model import (
+    Breakdown,
+    CollectiveEntry,
+    InputEntry,
+    RankEntry,
+    RunEntry,
+    StepTime,
+)
+from paro_advise.core.model_state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from paro_advise.advisor.analysis.observed_strategy import ObservedTraining
+    from paro_advise.advisor.ranks.clock_alignment import AlignedRun
+    from paro_advise.advisor.ranks.run import Run
+    from paro_advise.advisor.ranks.source import Source
+    from paro_advise.advisor.ranks.topology import Topology
+
+_T = TypeVar("_T")
+# Bounds of the JSON: kinds of collectives, and remarks of the inputs about themselves.
+_MAX_KINDS = 240
+_MAX_REMARKS = 200
+
+
+def step_time(run: Run) -> StepTime:
+    """Return step times, means over ranks."""
+    per_step: dict[str, list[float]] = {}
+    for step in run.steps:
+        per_step.setdefault(step.label, []).append(step.wall_us)
+    return StepTime.of([float(np.mean(walls)) for walls in per_step.values()])
+
+
+def breakdown(run: Run) -> Breakdown:
+    """Split the mean step over ranks and steps."""
+    if not run.steps:
+        return Breakdown(compute=None, exposed_communication=None, other=None, idle=None)
+
+    def mean(field: str) -> float:
+        return float(np.mean([getattr(step, field) for step in run.steps]))
+
+    return Breakdown(
+        compute=mean("compute_us"),
+        exposed_communication=mean("exposed_communication_us"),
+        other=mean("other_us"),
+        idle=mean("idle_us"),
+    )
+
+
+def collective_entries(aligned: AlignedRun | None, run: Run) -> tuple[CollectiveEntry, ...]:
+    """Return the kinds of collectives, those with most exposed time first."""
+    import polars as pl
+
+    if aligned is None or not len(aligned.table):
+        return log_collectives(run)
+    rank_steps = max(1, len(run.steps))
+    keys = ["state", "detail", "op", "bytes", "group_size", "span", "evidence"]
+    duration = (pl.col("end_us") - pl.col("start_us")).alias("duration_us")
+    grouped = (
+        aligned.table.with_columns(duration)
+        .group_by(keys)
+        .agg(
+            pl.len().alias("count"),
+            *[
+                pl.col("duration_us").quantile(share, "linear").alias(name)
+                for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
+            ],
+            pl.col("exposed_us").sum(),
+        )
+        .sort(["exposed_us", *keys], descending=[True] + [False] * len(keys), nulls_last=True)
+        .head(_MAX_KINDS)
+    )
+    return tuple(
+        CollectiveEntry(
+            state=row["state"],
+            detail=row["detail"],
+            op=row["op"],
+            bytes=row["bytes"],
+            group_size=row["group_size"],
+            span=row["span"] or "unknown",
+            count=row["count"] / rank_steps,
+            p50_us=row["p50"],
+            p95_us=row["p95"],
+            p99_us=row["p99"],
+            exposed_us=row["exposed_us"] / rank_steps,
+            evidence=row["evidence"],
+        )
+        for row in grouped.iter_rows(named=True)
+    )
+
+
+def rank_entries(aligned: AlignedRun | None, run: Run, topology: Topology) -> tuple[RankEntry, ...]:
+    """Return each rank's means over its steps."""
+    import polars as pl
+
+    waits: dict[int, float] = {}
+    if aligned is not None:
+        sums = aligned.table.group_by("rank").agg(pl.col("wait_us").sum(), pl.col("wait_us").count().alias("n"))
+        waits = {rank: wait for rank, wait, count in sums.iter_rows() if count}
+    entries = []
+    for rank, item in run.timed:
+        steps = item.steps
+        if not steps:
+            continue
+
+        def mean(field: str, steps: tuple[object, ...] = steps) -> float:
+            return float(np.mean([getattr(step, field) for step in steps]))
+
+        entries.append(
+            RankEntry(
+                rank=rank,
+                node=topology.node_of.get(rank),
+                host=item.header.host,
+                num_steps=len(steps),
+                step_time_us=mean("wall_us"),
+                compute_us=mean("compute_us"),
+                exposed_communication_us=mean("exposed_communication_us"),
+                other_us=mean("other_us"),
+                idle_us=mean("idle_us"),
+                state_exposed_us={
+                    state.value: float(np.mean([step.state_exposed_us.get(state.value, 0.0) for step in steps]))
+                    for state in State
+                },
+                wait_us=waits[rank] / len(steps) if rank in waits else None,
+            )
+        )
+    return tuple(entries)
+
+
+def run_entry(sources: Sequence[Source], run: Run, topology: Topology, training: ObservedTraining) -> RunEntry:
+    """Describe what ran."""
+    # What timed the steps speaks first: a benchmark beside it may have run on another backend.
+    headers = [item.header for _, item in run.timed] + [item.header for item in sources]
+
+    def first(values: Iterable[_T | None]) -> _T | None:
+        return next((value for value in values if value), None)
+
+    return RunEntry(
+        world_size=run.world_size,
+        ranks=tuple(rank for rank, _ in run.timed) or run.untimed_ranks,
+        ranks_missing=run.missing,
+        gpus_per_node=topology.gpus_per_node,
+        gpus_per_node_source=topology.source,
+        num_nodes=len(set(topology.node_of.values())) or first(header.num_nodes for header in headers),
+        backend=first(header.backend for header in headers),
+        framework=run.framework,
+        strategy=training.strategy,
+        num_steps=max((len(item.steps) for _, item in run.timed), default=0),
+        micro_batches=training.micro_batches,
+        parameter_count=training.parameter_count,
+        device_name=first(header.device_name for header in headers),
+        device_memory_bytes=first(header.device_memory_bytes for header in headers),
+        nccl_version=first(header.nccl_version for header in headers),
+        metadata=_remarks(run),
+        inputs=tuple(
+            InputEntry(path=file.path, bytes=file.bytes, sha256=file.sha256, kind=file.kind.value)
+            for file in (item.facts.source for item in sources)
+        ),
+    )
+
+
+def _remarks(run: Run) -> dict[str, str]:
+    """Merge what the inputs say about themselves; the first to speak wins."""
+    merged: dict[str, str] = {}
+    for item in (*(item for _, item in run.timed), *run.untimed):
+        header = item.header
+        stated = header.stated
+        said = header.remarks | ({"autograd_marks": ",".join(header.autograd_marks)} if header.autograd_marks else {})
+        if stated is not None:
+            said = said | {
+                "strategy": stated.triple,
+                "group_size": str(stated.group_size or ""),
+                "parameters": str(stated.parameters),
+            }
+        merged = said | merged
+    return dict(sorted(merged.items())[:_MAX_REMARKS])

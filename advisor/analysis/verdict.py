@@ -1,0 +1,197 @@
+"""What limits the whole step, in one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.analysis.log_inputs import log_verdict
+from paro_advise.advisor.analysis.model import VerdictEntry
+from paro_advise.advisor.analysis.regimes import UNSEEN, Regime, Verdict
+from paro_advise.advisor.analysis.summary import breakdown
+from paro_advise.advisor.wording.quantities import time_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from paro_advise.advisor.analysis.observed_strategy import ObservedStrategy
+    from paro_advise.advisor.analysis.state_summary import StateSummary
+    from paro_advise.advisor.ranks.link_fit import Link
+    from paro_advise.advisor.ranks.run import Run
+    from paro_advise.advisor.ranks.stragglers import Straggler
+    from paro_advise.advisor.ranks.topology import Topology
+    from paro_advise.core.model_state import State
+
+_HOST_IDLE_SHARE = 0.2
+_COMPUTE_SHARE = 0.05
+
+
+def verdict_entry(
+    run: Run,
+    states: Mapping[State, StateSummary],
+    links: Sequence[Link],
+    topology: Topology,
+    strategy: ObservedStrategy,
+    stragglers: Sequence[Straggler],
+) -> VerdictEntry:
+    """Say what limits the step, in a sentence that carries the deciding numbers."""
+    verdict = _judged(run, states, links, topology, strategy) if run.timed else log_verdict(run, links)
+    text = verdict.text
+    if stragglers:
+        worst = stragglers[0]
+        waits = f"the others wait {time_text(worst.lateness_us)} a step for it"
+        if verdict.regime == Regime.STRAGGLER:
+            rest = text.partition(": ")[2]
+            text = f"Straggler bound: rank {worst.rank} arrives late ({worst.cause}) and {waits}. "
+            text += rest[:1].upper() + rest[1:].replace(" limits the step:", " suffers most:")
+        else:
+            text += f" Rank {worst.rank} arrives late ({worst.cause}): {waits}."
+    return VerdictEntry(
+        regime=verdict.regime.value,
+        limiting_state=verdict.limiting_state,
+        text=text,
+        case=verdict.case,
+        case_text=CASES.get(verdict.case, ""),
+    )
+
+
+def _judged(
+    run: Run,
+    states: Mapping[State, StateSummary],
+    links: Sequence[Link],
+    topology: Topology,
+    strategy: ObservedStrategy,
+) -> Verdict:
+    parts = breakdown(run)
+
+    def best(spans: tuple[str, ...]) -> float | None:
+        values = [link.busbw_gbps for link in links if link.span in spans and link.busbw_gbps]
+        return max(values, default=None)
+
+    return judge_step(
+        StepEvidence(
+            step_time_us=run.mean_step_us,
+            compute_us=parts.compute or 0.0,
+            exposed_us=parts.exposed_communication or 0.0,
+            idle_us=parts.idle or 0.0,
+            exposed_by_state={
+                state: item.entry.exposed_us or 0.0 for state, item in states.items() if item.entry.count
+            },
+            regime_by_state={state: item.regime for state, item in states.items()},
+            num_nodes=len(set(topology.node_of.values())) or None,
+            inter_gbps=best(("inter", "mixed")),
+            intra_gbps=best(("intra",)),
+            shards_globally="G" in (strategy.triple_at_rest or "")[:1],
+            sees_all_ranks=run.sees_all,
+            is_cut=run.is_cut,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEvidence:
+    """The numbers that decide the verdict (means per rank and step)."""
+
+    step_time_us: float
+    compute_us: float
+    exposed_us: float
+    idle_us: float
+    exposed_by_state: dict[State, float]
+    regime_by_state: dict[State, Regime]
+    num_nodes: int | None
+    inter_gbps: float | None  # fitted bus bandwidth across nodes
+    intra_gbps: float | None
+    shards_globally: bool
+    sees_all_ranks: bool
+    is_cut: bool  # the traces end early: what is missing looks idle
+
+
+def judge_step(evidence: StepEvidence) -> Verdict:
+    """Name what limits the step."""
+    step = evidence.step_time_us
+    if step <= 0:
+        return Verdict(
+            regime=Regime.UNKNOWN,
+            limiting_state=None,
+            text="the input carries no step times, so what limits the step cannot be told",
+            case="",
+        )
+    if evidence.is_cut:
+        return Verdict(
+            regime=Regime.UNKNOWN,
+            limiting_state=None,
+            text="No verdict: the trace ends early, and what is missing would look like idle time. "
+            "The figures below cover what is there; record it again.",
+            case="",
+        )
+    comm, idle, compute = (value / step for value in (evidence.exposed_us, evidence.idle_us, evidence.compute_us))
+    split = f"compute {compute:.0%}, exposed communication {comm:.0%}, idle {idle:.0%} of {time_text(step)}"
+    state = max(evidence.exposed_by_state, key=lambda key: evidence.exposed_by_state[key], default=None)
+    if idle > _HOST_IDLE_SHARE and idle > comm:
+        return Verdict(
+            regime=Regime.HOST_BOUND,
+            limiting_state=None,
+            text=f"Host bound: the devices wait for work ({split}). Sharding will not help.",
+            case="",
+        )
+    if comm < _COMPUTE_SHARE or state is None:
+        return Verdict(
+            regime=Regime.COMPUTE_BOUND,
+            limiting_state=None,
+            text=f"Compute bound: {split}. No change of sharding can gain more than {comm:.1%}.",
+            case="fast_fabric" if (evidence.num_nodes or 0) > 1 else "",
+        )
+    regime = evidence.regime_by_state[state]
+    share = evidence.exposed_by_state[state] / max(evidence.exposed_us, 1e-9)
+    # States that run at the same time are each exposed: shares may sum to more than one.
+    return Verdict(
+        regime=regime,
+        limiting_state=state.value,
+        text=f"{_headline(regime, evidence)} {state} communication limits the step: "
+        f"{time_text(evidence.exposed_by_state[state])} exposed, "
+        f"{min(share, 1.0):.0%} of all exposed communication ({split}).",
+        case=_case(evidence, comm),
+    )
+
+
+_HEADLINE = {
+    Regime.BANDWIDTH_INTER: "Inter-node bandwidth bound:",
+    Regime.BANDWIDTH_INTRA: "Intra-node bandwidth bound:",
+    Regime.LATENCY: "Latency bound:",
+    Regime.STRAGGLER: "Straggler bound:",
+    Regime.CONTENTION: "Contention bound:",
+    Regime.HIDDEN: "Many small exposures:",
+    Regime.UNKNOWN: "Communication bound, by what cannot be told:",
+}
+
+
+def _headline(regime: Regime, evidence: StepEvidence) -> str:
+    headline = _HEADLINE[regime]
+    if regime not in (Regime.STRAGGLER, Regime.HIDDEN) and not evidence.sees_all_ranks:
+        return headline.rstrip(":") + f", or {UNSEEN}:"
+    return headline
+
+
+CASES = {
+    "communication_bound": "communication-bound pretraining over several nodes: replicating or group-sharding "
+    "states buys most here",
+    "memory_bound_few_nodes": "few nodes with everything sharded: memory, not the network, decides how much can "
+    "be replicated",
+    "fast_fabric": "fast fabric: inter-node links keep up, so sharding globally costs little",
+}
+
+
+def _case(evidence: StepEvidence, exposed_share: float) -> str:
+    nodes = evidence.num_nodes or 0
+    if nodes < 2:
+        return ""
+    fast = (
+        evidence.inter_gbps is not None
+        and evidence.intra_gbps is not None
+        and evidence.inter_gbps > 0.5 * evidence.intra_gbps
+    )
+    if fast or exposed_share < 0.1:
+        return "fast_fabric"
+    if nodes <= 2 and evidence.shards_globally:
+        return "memory_bound_few_nodes"
+    return "communication_bound" if exposed_share >= 0.25 else ""

@@ -1,0 +1,1 @@
+"""Verbs that explain the product and its installation."""

@@ -1,0 +1,51 @@
+"""The run that a user named: an analysis JSON as it is, or everything that is read for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paro_advise.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.advisor.analysis.model import Analysis
+    from paro_advise.advisor.analysis.options import Options
+    from paro_advise.advisor.facts.inputs import Commentary
+    from paro_advise.advisor.facts.reading import ReadInputs
+
+_HEAD_BYTES = 1 << 16  # the format's name or a key of its own stands in the first 64 KiB
+
+
+def load_analysis(paths: Sequence[str], options: Options, progress: Commentary) -> tuple[Analysis, ReadInputs | None]:
+    """Return the analysis that a JSON file holds, or that of a run's inputs.
+
+    Returns:
+        The analysis, and the facts behind it where inputs were read.
+
+    Raises:
+        InputError: nothing can be used.
+    """
+    from paro_advise.advisor.analysis.build import build_analysis
+    from paro_advise.advisor.analysis.model import analysis_from_json
+    from paro_advise.advisor.facts.inputs import read_inputs
+
+    if len(paths) == 1 and _is_analysis(paths[0]):
+        return analysis_from_json(Path(paths[0]).read_bytes(), paths[0]), None
+    inputs = read_inputs(paths, progress)
+    read = inputs.read
+    return build_analysis(read.facts, read.notices, options, inputs.captured), read
+
+
+def _is_analysis(path: str) -> bool:
+    from paro_advise.advisor.analysis.model import FORMAT
+
+    try:
+        if not Path(path).is_file():
+            return False
+        with Path(path).open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise InputError(f"an input must be a readable file: {error.strerror or error}", where=path) from error
+    return FORMAT.name.encode() in head or b'"breakdown_us"' in head

@@ -1,0 +1,106 @@
+"""``paro-advise capture``: records traces of an unchanged training job."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from paro_advise.core.capture_files import RUN_FILE, STEP_LOG_PATTERN, TRACE_PATTERN
+from paro_advise.errors import ParoAdviseError, WouldOverwriteError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paro_advise.advisor.facts.capture_log import Captured
+
+
+@click.command("capture", short_help="Record traces of an unchanged training job.")
+@click.option("-o", "--output", "folder", required=True, metavar="DIR", help="Folder for traces and step logs.")
+@click.option("--steps", default="10:13", show_default=True, metavar="FIRST:END", help="Steps to profile, from 0.")
+@click.option(
+    "--max-trace-mb", type=click.IntRange(1), default=2000, show_default=True, help="Limit of one rank's plain trace."
+)
+@click.option("--force", is_flag=True, help="Replace the traces of an earlier capture.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing beside the job's own output.")
+@click.argument("job", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+def command(*, folder: str, steps: str, max_trace_mb: int, force: bool, quiet: bool, job: tuple[str, ...]) -> int:
+    """Run COMMAND and record the chosen steps on every rank; nothing in it needs to change.
+
+    A step ends with the script's first optimizer (or DeepSpeed's engine). Whatever goes wrong with
+    the recording, the job goes on; the exit code is the job's.
+
+    \b
+    Examples:
+      paro-advise capture -o before -- torchrun --nproc-per-node 8 train.py
+      paro-advise capture -o before --steps 20:23 -- deepspeed train.py --deepspeed_config ds.json
+    """
+    from paro_advise.advisor.commands.child_process import run_job
+    from paro_advise.runtime.capture.request import CaptureRequest
+    from paro_advise.runtime.job import job_environment
+
+    request = CaptureRequest.of(folder, steps, max_trace_mb)
+    make_room(request.folder, force=force)
+    code = run_job(job, job_environment(os.environ, request.to_environment()))
+    if not quiet:
+        summary(request.folder, f"{request.first}:{request.last}")
+    return code
+
+
+def make_room(folder: Path, *, force: bool) -> None:
+    """Remove what an earlier capture wrote.
+
+    Raises:
+        WouldOverwriteError: there is some, and ``force`` is off.
+    """
+    names = (TRACE_PATTERN, STEP_LOG_PATTERN, RUN_FILE)
+    old = [path for name in names for path in folder.glob(name)]
+    if old and not force:
+        raise WouldOverwriteError(
+            "a capture must not replace another, this folder holds one",
+            where=str(folder),
+            hint="name another folder, or pass --force to replace it",
+        )
+    for path in old:
+        path.unlink(missing_ok=True)  # another node may share the folder
+
+
+def summary(folder: Path, steps: str) -> None:
+    """Say on stderr what a capture brought; a job's exit code must not depend on it."""
+    try:
+        _say(folder, steps)
+    except (ParoAdviseError, OSError) as error:
+        click.echo(f"paro-advise: the capture cannot be read: {error}", err=True)
+
+
+def _say(folder: Path, steps: str) -> None:
+    from paro_advise.advisor.facts.capture_log import captured_of
+    from paro_advise.trace_parsers.discover import find_inputs
+    from paro_advise.trace_parsers.logs.step_log import read_step_logs
+
+    traces = sorted(folder.glob(TRACE_PATTERN)) if folder.is_dir() else []
+    logs = sorted(folder.glob(STEP_LOG_PATTERN)) if folder.is_dir() else []
+    captured = captured_of(read_step_logs(find_inputs([str(path) for path in logs])[0])[0]) if logs else None
+    for line in _lines(folder, steps, len(traces), captured):
+        click.echo(line, err=True)
+
+
+def _lines(folder: Path, steps: str, num_traces: int, captured: Captured | None) -> list[str]:
+    """Return what a capture brought, for people."""
+    if captured is None:
+        return [
+            f"paro-advise: nothing was captured in {folder}: no process took a step with a torch optimizer",
+            "  help: the job's Python needs paro-advise and must take PYTHONPATH from its environment",
+            "  help: or use `from paro_advise.runtime.capture import capture` in the script",
+        ]
+    lines = [f"paro-advise: {len(captured.steps)} steps seen, traces of {num_traces} of {captured.world_size} ranks"]
+    if not num_traces:
+        lines.append(f"  the job ended before the steps {steps} were over; capture again with earlier --steps")
+    if captured.overhead_share is not None:
+        lines[0] += f"; the capture took {captured.overhead_share:.1%} of a step"
+    if captured.profiler_slowdown is not None:
+        lines[0] += f", profiled steps {captured.profiler_slowdown:.2f}x the time of others"
+    if num_traces:
+        lines.append(f"next: paro-advise recommend {folder} -o plan.json")
+    return lines

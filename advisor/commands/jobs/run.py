@@ -1,0 +1,84 @@
+"""``paro-advise run``: an unchanged training job under a plan."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import click
+
+from paro_advise.errors import StalePlanError
+
+
+@click.command("run", short_help="Run an unchanged training job under a plan.")
+@click.option("--plan", "plan_file", required=True, metavar="FILE", help="The plan that `recommend` wrote.")
+@click.option("--capture", "folder", metavar="DIR", help="Also record steps, as `capture -o DIR` does.")
+@click.option("--steps", default="10:13", show_default=True, metavar="FIRST:END", help="Steps to record, from 0.")
+@click.option("--job", metavar="DIR", help="Folder through which `switch` reaches the running job.")
+@click.option(
+    "--allow-drift",
+    multiple=True,
+    type=click.Choice(["world_size", "gpus_per_node", "parameter_count"]),
+    help="Run although this fact differs from the plan's.",
+)
+@click.option("--force", is_flag=True, help="Replace the traces of an earlier capture.")
+@click.argument("job_command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+def command(
+    *,
+    plan_file: str,
+    folder: str | None,
+    steps: str,
+    job: str | None,
+    allow_drift: tuple[str, ...],
+    force: bool,
+    job_command: tuple[str, ...],
+) -> int:
+    """Run COMMAND under a plan; nothing in it needs to change.
+
+    What the script asks of FSDP2, FSDP1, DDP, ZeroRedundancyOptimizer or DeepSpeed is done by the
+    bundled runtime under the plan's strategy; losses and gradients stay those of the script. What
+    cannot be mapped stops the job before its first step. The exit code is the job's.
+
+    \b
+    Examples:
+      paro-advise run --plan plan.json -- torchrun --nproc-per-node 8 train.py
+      paro-advise run --plan plan.json --capture after -- torchrun --nproc-per-node 8 train.py
+    """
+    from paro_advise.advisor.commands.child_process import run_job
+    from paro_advise.advisor.commands.jobs.capture import make_room, summary
+    from paro_advise.policies.plan import Verdict, read_plan
+    from paro_advise.runtime.capture.request import CaptureRequest
+    from paro_advise.runtime.job import (
+        APPLIED_VARIABLE,
+        DRIFT_VARIABLE,
+        JOB_VARIABLE,
+        PLAN_VARIABLE,
+        job_environment,
+    )
+
+    plan = read_plan(plan_file)
+    if plan.verdict == Verdict.KEEP:
+        click.echo("paro-advise: the plan keeps the run as it is; the job runs unchanged", err=True)
+    elif plan.verdict == Verdict.MEASURE_FIRST:
+        click.echo(f"paro-advise: warning: the plan says: {plan.text}", err=True)
+    changes = {PLAN_VARIABLE: str(Path(plan_file).absolute()), DRIFT_VARIABLE: ",".join(allow_drift)}
+    if job:
+        changes[JOB_VARIABLE] = str(Path(job).absolute())
+    request = CaptureRequest.of(folder, steps) if folder else None
+    if request:
+        make_room(request.folder, force=force)
+        changes |= request.to_environment()
+    with tempfile.TemporaryDirectory(prefix="paro-advise-") as folder_of_marker:
+        marker = Path(folder_of_marker) / "applied"
+        code = run_job(job_command, job_environment(os.environ, {**changes, APPLIED_VARIABLE: str(marker)}))
+        is_applied = marker.exists() or plan.verdict == Verdict.KEEP
+    if request:
+        summary(request.folder, steps)
+    if code == 0 and not is_applied:
+        raise StalePlanError(
+            "a job must train under the plan that it was started with, no process of this one applied it",
+            hint="its Python needs paro-advise, its launcher must pass PYTHONPATH and PARO_* on to the ranks, and "
+            "its script must use FSDP2, FSDP1, DDP, ZeroRedundancyOptimizer or DeepSpeed",
+        )
+    return code

@@ -1,0 +1,44 @@
+"""What several verbs share."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from paro_advise.core.secrets import masked_command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.advisor.analysis.model import Analysis
+    from paro_advise.advisor.facts.model import RankFacts
+    from paro_advise.advisor.hta.library import HtaFigures
+    from paro_advise.advisor.rendering.page import Provenance
+
+
+def report_bytes(analysis: Analysis, facts: Sequence[RankFacts], hta: HtaFigures | None) -> bytes:
+    """Return the HTML report."""
+    from paro_advise.advisor.rendering.analysis_page import render_report
+
+    shown = next((item for item in facts if item.timeline), None)
+    rank = shown.header.rank if shown and shown.header.rank is not None else (0 if shown else None)
+    table = None
+    if hta is not None:
+        from paro_advise.advisor.rendering.hta_figures import hta_table
+
+        table = hta_table(hta)
+    page = render_report(analysis, shown.timeline if shown else (), rank, provenance(), table)
+    return page.encode()
+
+
+def provenance() -> Provenance:
+    """Return when, by what and how a page is made."""
+    from paro_advise.advisor.rendering.page import Provenance
+
+    return Provenance(
+        version=version("paro-advise"),
+        created_utc=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        command=masked_command(["paro-advise", *sys.argv[1:]]),
+    )

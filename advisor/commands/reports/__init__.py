@@ -1,0 +1,1 @@
+"""Verbs that read runs and write results."""

@@ -1,0 +1,177 @@
+"""``paro-advise analyze``: traces and logs to a verdict per model state."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from paro_advise.errors import UsageError
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.analysis.model import Analysis
+    from paro_advise.advisor.commands.progress import Progress
+    from paro_advise.advisor.facts.inputs import RunInputs
+    from paro_advise.advisor.facts.reading import ReadInputs
+    from paro_advise.advisor.hta.library import HtaFigures
+
+
+@click.command(
+    "analyze",
+    short_help="Read traces and logs; say what limits the run.",
+)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("-o", "--output", metavar="FILE", help="Write the report as one HTML file.")
+@click.option("--json", "json_target", metavar="FILE", help="Write the analysis as JSON; - for stdout.")
+@click.option("--force", is_flag=True, help="Replace output files that exist.")
+@click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
+@click.option("--skip-steps", type=click.IntRange(0), default=0, show_default=True, help="Warm-up steps to leave out.")
+@click.option("--tokens-per-step", type=click.IntRange(1), help="Tokens of all ranks in a step, for MFU.")
+@click.option("--peak-tflops", type=click.FloatRange(0, 1e6, min_open=True), help="Dense peak of one device, for MFU.")
+@click.option("--with-hta", is_flag=True, help="Add HolisticTraceAnalysis' figures and ours in its rules.")
+@click.option("--jobs", type=click.IntRange(1), help="Processes that read files.  [default: all cores]")
+@click.option("--cache/--no-cache", "use_cache", default=True, show_default=True, help="Keep facts of files read.")
+@click.option("-q", "--quiet", is_flag=True, help="Results only.")
+def command(
+    *,
+    paths: tuple[str, ...],
+    output: str | None,
+    json_target: str | None,
+    force: bool,
+    gpus_per_node: int | None,
+    skip_steps: int,
+    tokens_per_step: int | None,
+    peak_tflops: float | None,
+    with_hta: bool,
+    jobs: int | None,
+    use_cache: bool,
+    quiet: bool,
+) -> None:
+    """Read torch profiler traces, NCCL logs and dumps, and say what limits the run.
+
+    PATH is a file, a folder, an archive, a quoted glob, or - for a trace on standard input; of
+    one or many ranks, of any supported kind, mixed.
+
+    \b
+    Examples:
+      paro-advise analyze trace.json
+      paro-advise analyze 'traces/rank*.json.gz' -o run.html --json run.json
+      paro-advise analyze traces/ nccl.log --gpus-per-node 8
+    """
+    from paro_advise.advisor.analysis.build import build_analysis
+    from paro_advise.advisor.analysis.options import Options
+    from paro_advise.advisor.commands.output import refuse_overwrite
+    from paro_advise.advisor.commands.progress import Progress
+
+    for target in (output, json_target):
+        refuse_overwrite(target, force=force, inputs=paths)
+    if output and output == json_target:
+        raise UsageError(f"the report and the JSON need different files, both are {output}")
+    progress = Progress(quiet=quiet)
+    inputs, hta = _read(paths, progress, with_hta=with_hta, jobs=jobs, use_cache=use_cache)
+    read = inputs.read
+    options = Options(
+        gpus_per_node=gpus_per_node,
+        tokens_per_step=tokens_per_step,
+        peak_tflops=peak_tflops,
+        skip_steps=skip_steps,
+    )
+    notices = [*read.notices, *(hta.notices if hta else ())]
+    analysis = build_analysis(read.facts, notices, options, inputs.captured)
+    _write(analysis, read, hta, output=output, json_target=json_target, force=force)
+    progress.notices(analysis.data_quality)
+    for target in (output, json_target):
+        if target and target != "-":
+            progress.say(f"wrote {target} ({Path(target).stat().st_size / 1024:.0f} KiB)")
+    if not output:
+        known = {"--gpus-per-node": gpus_per_node, "--skip-steps": skip_steps or None}
+        words = [word for option, value in known.items() if value for word in (option, str(value))]
+        progress.say(f"next: paro-advise analyze {shlex.join([*paths, *words])} -o report.html")
+
+
+def _read(
+    paths: tuple[str, ...], progress: Progress, *, with_hta: bool, jobs: int | None, use_cache: bool
+) -> tuple[RunInputs, HtaFigures | None]:
+    from paro_advise.advisor.facts.inputs import read_inputs
+
+    with _stdin_as_file(paths) as expanded:
+        may_keep = use_cache and not any(map(_is_stream, paths))
+        inputs = read_inputs(expanded, progress, jobs=jobs, use_cache=may_keep)
+        if not with_hta:
+            return inputs, None
+        from paro_advise.advisor.hta.library import hta_figures
+
+        return inputs, hta_figures(inputs.refs)
+
+
+def _write(
+    analysis: Analysis,
+    read: ReadInputs,
+    hta: HtaFigures | None,
+    *,
+    output: str | None,
+    json_target: str | None,
+    force: bool,
+) -> None:
+    from paro_advise.advisor.commands.output import write_output
+
+    if json_target:
+        from paro_advise.core.documents import to_json
+
+        write_output(json_target, to_json(analysis), force=force)
+    if output:
+        from paro_advise.advisor.commands.provenance import report_bytes
+
+        write_output(output, report_bytes(analysis, read.facts, hta), force=force)
+    if json_target != "-":
+        from paro_advise.advisor.rendering.analysis_text import analysis_text
+
+        click.echo(analysis_text(analysis))
+        if hta:
+            from paro_advise.advisor.rendering.hta_figures import hta_text
+
+            click.echo(hta_text(hta))
+
+
+class _stdin_as_file:  # noqa: N801 - used as a function
+    """Spools standard input (``-``) and pipes to temporary files, since inputs are read twice."""
+
+    def __init__(self, paths: tuple[str, ...]) -> None:
+        self._paths = paths
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> tuple[str, ...]:
+        if not any(map(_is_stream, self._paths)):
+            return self._paths
+        self._folder = tempfile.TemporaryDirectory(prefix="paro-advise-")
+        try:
+            return tuple(
+                self._spool(path, number) if _is_stream(path) else path for number, path in enumerate(self._paths)
+            )
+        except BaseException:
+            self._folder.cleanup()
+            raise
+
+    def _spool(self, path: str, number: int) -> str:
+        import shutil
+
+        target = Path(self._folder.name if self._folder else ".") / f"stdin-{number}"
+        with target.open("wb") as file:
+            if path == "-":
+                shutil.copyfileobj(sys.stdin.buffer, file)
+            else:
+                with Path(path).open("rb") as pipe:
+                    shutil.copyfileobj(pipe, file)
+        return str(target)
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder:
+            self._folder.cleanup()
+
+
+def _is_stream(path: str) -> bool:
+    return path == "-" or Path(path).is_fifo()

@@ -1,0 +1,150 @@
+"""``paro-advise compare``: two runs to a verdict with its range, and the before/after report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paro_advise.advisor.commands.reports.recommend import ByteSize
+from paro_advise.advisor.comparison.comparability import FACTS
+from paro_advise.errors import UsageError
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.comparison.acceptance import Thresholds
+    from paro_advise.advisor.comparison.model import Comparison
+    from paro_advise.advisor.facts.reading import ReadInputs
+
+_REGRESSION = 5
+
+
+@click.command("compare", short_help="Compare two runs: before and after, with ranges.")
+@click.argument("before", metavar="BEFORE")
+@click.argument("after", metavar="AFTER")
+@click.option("--plan", "plan_file", metavar="FILE", help="The plan that led from one to the other.")
+@click.option("-o", "--output", metavar="FILE", help="Write the before/after report as one HTML file.")
+@click.option("--json", "json_target", metavar="FILE", help="Write the comparison as JSON; - for stdout.")
+@click.option("--markdown", metavar="FILE", help="Write it as Markdown for a ticket; - for stdout.")
+@click.option("--notebook", metavar="FILE", help="Write a notebook that holds and recomputes the evidence.")
+@click.option("--force", is_flag=True, help="Replace output files that exist.")
+@click.option("--acceptance", "acceptance_file", metavar="FILE", help="Thresholds as TOML or JSON.")
+@click.option("--min-gain", type=float, help="Throughput must rise by so many percent.  [default: 0]")
+@click.option("--device-memory", type=ByteSize(), help="Memory of one device, such as 80GiB.")
+@click.option("--price-per-gpu-hour", type=click.FloatRange(0), help="For the cost of the work.")
+@click.option("--watts-per-gpu", type=click.FloatRange(0), help="Mean power, for the energy of the work.")
+@click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
+@click.option("--allow-unlike", multiple=True, type=click.Choice(FACTS), help="Compare although this fact differs.")
+@click.option("-q", "--quiet", is_flag=True, help="Results only.")
+def command(
+    *,
+    before: str,
+    after: str,
+    plan_file: str | None,
+    output: str | None,
+    json_target: str | None,
+    markdown: str | None,
+    notebook: str | None,
+    force: bool,
+    acceptance_file: str | None,
+    min_gain: float | None,
+    device_memory: float | None,
+    price_per_gpu_hour: float | None,
+    watts_per_gpu: float | None,
+    gpus_per_node: int | None,
+    allow_unlike: tuple[str, ...],
+    quiet: bool,
+) -> int:
+    """Compare run BEFORE with run AFTER: folders that `capture` wrote, traces, or analysis JSONs.
+
+    The exit code is 5 if the run became slower or an acceptance criterion failed.
+
+    \b
+    Examples:
+      paro-advise compare before/ after/ --plan plan.json -o report.html
+      paro-advise compare before/ after/ --min-gain 5 --json -
+    """
+    from paro_advise.advisor.analysis.options import Options
+    from paro_advise.advisor.commands.inputs import load_analysis
+    from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same
+    from paro_advise.advisor.commands.progress import Progress
+    from paro_advise.advisor.comparison.compare import Terms, compare
+    from paro_advise.advisor.comparison.model import ChangeVerdict
+    from paro_advise.policies.plan import read_plan
+
+    targets = [target for target in (output, json_target, markdown, notebook) if target and target != "-"]
+    for target in targets:
+        refuse_overwrite(target, force=force, inputs=(before, after))
+    refuse_same(targets)
+    terms = Terms(
+        thresholds=_thresholds(acceptance_file, min_gain),
+        allow_unlike=allow_unlike,
+        price_per_gpu_hour=price_per_gpu_hour,
+        watts_per_gpu=watts_per_gpu,
+        device_memory_bytes=device_memory,
+    )
+    plan = read_plan(plan_file) if plan_file else None
+    progress = Progress(quiet=quiet)
+    options = Options(gpus_per_node=gpus_per_node or (plan.preconditions.gpus_per_node if plan else None))
+    sides = [load_analysis([path], options, progress) for path in (before, after)]
+    comparison = compare(sides[0][0], sides[1][0], plan, terms)
+    _write(comparison, [side[1] for side in sides], output, json_target, markdown, notebook, force=force)
+    for (analysis, _), name in zip(sides, ("before", "after"), strict=True):
+        progress.say(f"{name}: {len(analysis.data_quality)} notes on the data, `analyze` shows them")
+    for target in targets:
+        progress.say(f"wrote {target} ({Path(target).stat().st_size / 1024:.0f} KiB)")
+    failed = comparison.verdict == ChangeVerdict.WORSE or any(item.passed is False for item in comparison.acceptance)
+    return _REGRESSION if failed else 0
+
+
+def _thresholds(path: str | None, min_gain: float | None) -> Thresholds:
+    from paro_advise.advisor.comparison.acceptance import Thresholds
+
+    table: dict[str, Any] = {}
+    if path:
+        import json
+        import tomllib
+
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+            table = json.loads(text) if path.endswith(".json") else tomllib.loads(text)
+        except (OSError, ValueError, RecursionError, OverflowError) as error:
+            raise UsageError(f"acceptance thresholds must be readable TOML or JSON: {error}", where=path) from error
+        if not isinstance(table, dict):
+            raise UsageError("acceptance thresholds must be a table of names and numbers", where=path)
+    if min_gain is not None:
+        table["min_throughput_gain_pct"] = min_gain
+    return Thresholds.of(table, path or "--min-gain")
+
+
+def _write(
+    comparison: Comparison,
+    read: list[ReadInputs | None],
+    output: str | None,
+    json_target: str | None,
+    markdown: str | None,
+    notebook: str | None,
+    *,
+    force: bool,
+) -> None:
+    from paro_advise.advisor.commands.output import write_output
+    from paro_advise.advisor.commands.provenance import provenance
+    from paro_advise.advisor.rendering.comparison_text import comparison_markdown, comparison_text
+    from paro_advise.core.documents import to_json
+
+    if json_target:
+        write_output(json_target, to_json(comparison), force=force)
+    if markdown:
+        write_output(markdown, comparison_markdown(comparison).encode(), force=force)
+    if notebook:
+        from paro_advise.advisor.rendering.notebook import notebook_bytes
+
+        write_output(notebook, notebook_bytes(comparison), force=force)
+    if output:
+        from paro_advise.advisor.rendering.comparison_page import Timelines, render_comparison
+
+        boxes = [next((item.timeline for item in found.facts if item.timeline), ()) if found else () for found in read]
+        page = render_comparison(comparison, Timelines(before=boxes[0], after=boxes[1]), provenance())
+        write_output(output, page.encode(), force=force)
+    if "-" not in (json_target, markdown):
+        click.echo(comparison_text(comparison))

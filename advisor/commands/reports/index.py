@@ -1,0 +1,83 @@
+"""``paro-advise index``: one page over all comparisons in a folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from paro_advise.errors import ForeignDataError, NoInputError
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.rendering.index_page import Entry
+
+# A report of 10,000 ranks is smaller; what is larger is a trace.
+_MAX_BYTES = 32 << 20
+
+
+@click.command("index", short_help="A page with the history of all comparisons in a folder.")
+@click.argument("folder", metavar="DIR")
+@click.option("-o", "--output", metavar="FILE", help="The page.  [default: DIR/index.html]")
+@click.option("--force", is_flag=True, help="Replace an output file that exists.")
+def command(*, folder: str, output: str | None, force: bool) -> None:
+    """List the comparisons that `compare --json` or `-o` wrote under DIR, the newest first.
+
+    \b
+    Example:
+      paro-advise index runs/ --force
+    """
+    from paro_advise.advisor.commands.output import refuse_overwrite, write_output
+    from paro_advise.advisor.commands.provenance import provenance
+    from paro_advise.advisor.rendering.index_page import render_index
+    from paro_advise.advisor.wording.escaping import plain
+
+    root = Path(folder)
+    target = output or str(root / "index.html")
+    refuse_overwrite(target, force=force)
+    found: list[Entry] = []
+    problems: list[str] = []
+    files = sorted(path for pattern in ("*.json", "*.html") for path in root.rglob(pattern) if _is_small(path))
+    for path in files:
+        if path.resolve() == Path(target).resolve():
+            continue
+        try:
+            entry = _entry(path, root)
+        except (ForeignDataError, OSError) as error:
+            problems.append(f"{_named(path)}: {error}")
+            continue
+        if entry is not None:
+            found.append(entry)
+    # A page and a JSON of one comparison are one entry; the page can be opened.
+    by_content = {entry.data: entry for entry in sorted(found, key=lambda entry: entry.path.endswith(".html"))}
+    if not by_content:
+        raise NoInputError("an index must find comparisons, there are none", where=folder, hint="run `compare` first")
+    entries = sorted(by_content.values(), key=lambda entry: entry.modified_s, reverse=True)
+    write_output(target, render_index(entries, provenance()).encode(), force=force)
+    for problem in problems:
+        click.echo(plain(f"left out {problem}"), err=True)
+    click.echo(f"{len(entries)} comparisons, wrote {target}", err=True)
+
+
+def _named(path: Path) -> str:
+    """Return a path for people, whatever bytes its name has."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
+def _is_small(path: Path) -> bool:
+    """Tell whether a path is a file that could be one of ours; traces are larger."""
+    return path.is_file() and path.stat().st_size <= _MAX_BYTES
+
+
+def _entry(path: Path, root: Path) -> Entry | None:
+    """Return what a file holds, None if it is no comparison."""
+    from paro_advise.advisor.comparison.model import FORMAT, comparison_from_json
+    from paro_advise.advisor.rendering.index_page import Entry
+    from paro_advise.core.documents import document_bytes
+
+    data = path.read_bytes()
+    if f'"{FORMAT.name}"'.encode() not in data:
+        return None
+    comparison = comparison_from_json(document_bytes(str(path)), _named(path))
+    return Entry(path=_named(path.relative_to(root)), modified_s=path.stat().st_mtime, comparison=comparison)

@@ -1,0 +1,191 @@
+"""``paro-advise recommend``: from a run to a plan."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+from paro_advise.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.advisor.analysis.model import Analysis
+    from paro_advise.advisor.comparison.prediction_bias import PredictionBias
+    from paro_advise.policies.plan import Plan
+
+_SIZE = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(B|KB|MB|GB|TB|KiB|MiB|GiB|TiB)?\s*$", re.IGNORECASE)
+_UNITS: dict[str, int] = {
+    "b": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)},
+}
+
+
+class ByteSize(click.ParamType[float]):
+    """A size such as 80GiB."""
+
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return bytes."""
+        found = _SIZE.match(str(value))
+        if not found:
+            self.fail(f"{value!r} is no size; write for example 80GiB", param, ctx)
+        number, unit = found.groups()
+        return float(number) * float(_UNITS[(unit or "B").lower()])
+
+
+@click.command("recommend", short_help="Rank all strategies for a run; propose one with its price and doubt.")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...|ANALYSIS")
+@click.option("-o", "--output", metavar="FILE", help="Write the plan as JSON; - for stdout.")
+@click.option("--html", "page", metavar="FILE", help="Write the plan as one HTML page.")
+@click.option("--force", is_flag=True, help="Replace an output file that exists.")
+@click.option("--device-memory", type=ByteSize(), help="Memory of one device, such as 80GiB.")
+@click.option("--measured-peak", type=ByteSize(), help="Peak memory of a rank of this run, as measured.")
+@click.option("--redundancy-budget", type=ByteSize(), help="What a rank may hold beyond GGG.")
+@click.option(
+    "--host-gbps",
+    type=click.FloatRange(0.01, 10_000),
+    default=12.0,
+    show_default=True,
+    help="What one device moves to or from its host, 1e9 bytes/s; counts where nothing else fits.",
+)
+@click.option(
+    "--export",
+    "exports",
+    multiple=True,
+    metavar="FRAMEWORK=FILE",
+    help="Write the plan for deepspeed, fsdp1, fsdp2, torchtitan, accelerate, megatron or lightning; -.",
+)
+@click.option("--learn-from", multiple=True, metavar="FILE", help="A comparison (JSON or report) with its prediction.")
+@click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
+@click.option("--nodes-per-pod", type=click.IntRange(1, 4096), help="Nodes that a quicker network joins, if any.")
+@click.option("--skip-steps", type=click.IntRange(0), default=0, show_default=True, help="Warm-up steps to leave out.")
+@click.option("-q", "--quiet", is_flag=True, help="Results only.")
+def command(
+    *,
+    paths: tuple[str, ...],
+    output: str | None,
+    page: str | None,
+    force: bool,
+    device_memory: float | None,
+    measured_peak: float | None,
+    redundancy_budget: float | None,
+    host_gbps: float,
+    exports: tuple[str, ...],
+    learn_from: tuple[str, ...],
+    gpus_per_node: int | None,
+    nodes_per_pod: int | None,
+    skip_steps: int,
+    quiet: bool,
+) -> None:
+    """Predict every strategy, group size and collective algorithm for the run in PATH, and propose one.
+
+    PATH is what `analyze` reads, or the JSON that it wrote.
+
+    \b
+    Examples:
+      paro-advise recommend traces/ --device-memory 80GiB -o plan.json
+      paro-advise recommend run.json --redundancy-budget 4GiB
+    """
+    from paro_advise.advisor.analysis.options import Options
+    from paro_advise.advisor.commands.inputs import load_analysis
+    from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same, write_output
+    from paro_advise.advisor.commands.progress import Progress
+    from paro_advise.advisor.prediction.calibrate import calibrate
+    from paro_advise.advisor.prediction.recommend import recommend
+    from paro_advise.advisor.prediction.scoring import Limits, least_bytes
+    from paro_advise.advisor.rendering.plan_text import plan_text
+    from paro_advise.advisor.wording.escaping import plain
+    from paro_advise.core.documents import to_json
+
+    targets = dict(_framework_and_file(text) for text in exports)
+    for file in (output, page, *targets.values()):
+        refuse_overwrite(file, force=force, inputs=paths)
+    refuse_same([output, page, *targets.values()])
+    if "-" in paths:
+        raise UsageError("recommend must read files, got - for standard input", hint="use `analyze - --json` first")
+    progress = Progress(quiet=quiet)
+    analysis, _ = load_analysis(paths, Options(gpus_per_node=gpus_per_node, skip_steps=skip_steps), progress)
+    progress.notices(analysis.data_quality)
+    calibration = calibrate(analysis, nodes_per_pod)
+    captured = analysis.captured
+    capacity = device_memory or analysis.run.device_memory_bytes or (captured.device_memory_bytes if captured else None)
+    other = _other_bytes(analysis, least_bytes(calibration), measured_peak)
+    plan = recommend(
+        calibration,
+        Limits(
+            device_memory_bytes=capacity,
+            redundancy_budget_bytes=redundancy_budget,
+            other_bytes=other,
+            host_gbps=host_gbps,
+        ),
+        bias=_learned(learn_from),
+    )
+    if output != "-":
+        click.echo("\n".join(plain(line) for line in plan_text(plan).splitlines()))
+    if output:
+        write_output(output, to_json(plan), force=force)
+    if page:
+        from paro_advise.advisor.commands.provenance import provenance
+        from paro_advise.advisor.rendering.plan_page import render_plan
+
+        write_output(page, render_plan(plan, provenance()).encode(), force=force)
+    for framework, file in targets.items():
+        _export(plan, framework, file, force=force)
+    if not quiet:
+        if capacity is None:
+            click.echo("the memory of a device is not known: no strategy was excluded; give --device-memory", err=True)
+        if measured_peak is None and not other:
+            click.echo("activations are not counted: give --measured-peak for a full account", err=True)
+        if output and output != "-":
+            click.echo(f"wrote {output}", err=True)
+
+
+def _other_bytes(analysis: Analysis, states: float, measured_peak: float | None) -> float:
+    """Return the memory beside model states and transients, from a peak that was given or captured.
+
+    Raises:
+        UsageError: the peak that was given cannot be.
+    """
+    captured = analysis.captured
+    if measured_peak is None:
+        # On a CPU the captured peak would hold Python and its libraries.
+        known = captured.peak_memory_bytes if captured and captured.device_memory_bytes else None
+        return max(0.0, known - states) if known else 0.0
+    if measured_peak < states:
+        raise UsageError(
+            f"the measured peak must hold the states of {analysis.run.strategy.triple}, got less",
+            hint="give the largest allocated memory of one rank, or leave --measured-peak out",
+        )
+    return measured_peak - states
+
+
+def _learned(paths: Sequence[str]) -> PredictionBias:
+    from paro_advise.advisor.comparison.model import read_comparison
+    from paro_advise.advisor.comparison.prediction_bias import fit_bias
+
+    return fit_bias([read_comparison(path) for path in paths])
+
+
+def _framework_and_file(text: str) -> tuple[str, str]:
+    framework, sign, file = text.partition("=")
+    if not sign or not file:
+        raise UsageError(f"an export must be FRAMEWORK=FILE, got {text!r}", hint="for example deepspeed=ds.json")
+    return framework, file
+
+
+def _export(plan: Plan, framework: str, file: str, *, force: bool) -> None:
+    """Write the chosen strategy in a framework's words; what differs is said."""
+    from paro_advise.advisor.commands.output import write_output
+    from paro_advise.advisor.edits.result import framework_caveats, target_of
+    from paro_advise.policies.frameworks.registry import export
+
+    made = export(framework, target_of(plan))
+    write_output(file, made.text.encode(), force=force)
+    first = f"{framework} {made.min_version} or later, {made.fidelity}"
+    for caveat in (first, *made.caveats, *framework_caveats(plan, framework)):
+        click.echo(f"{framework}: {caveat}", err=True)

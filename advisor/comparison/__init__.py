@@ -1,0 +1,1 @@
+"""Two runs side by side: what changed, how sure that is, whether a prediction held."""

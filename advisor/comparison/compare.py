@@ -1,0 +1,460 @@
+"""Compares two runs: what changed, how sure that is, and whether the plan was right (pure)."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.analysis.model import StepTime
+from paro_advise.advisor.comparison.acceptance import Thresholds, judge
+from paro_advise.advisor.comparison.bootstrap import MIN_SAMPLES, Change, change_between, typical
+from paro_advise.advisor.comparison.comparability import check_comparability
+from paro_advise.advisor.comparison.model import (
+    FORMAT,
+    ChangeVerdict,
+    CollectiveChange,
+    Comparison,
+    Metric,
+    Parity,
+    Predicted,
+    Side,
+)
+from paro_advise.errors import StalePlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paro_advise.advisor.analysis.model import Analysis, CollectiveEntry, RankEntry
+    from paro_advise.policies.plan import Plan
+
+_STATES = ("parameter", "gradient", "optimizer")
+_REAL_PCT, _NARROW_PCT = 2.5, 5.0
+_MAX_POINTS = 400
+_TOKENS = re.compile(r"^(\d{1,9})x(\d{1,9}) torch\.int(?:32|64)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the user adds to the traces.
+
+    Attributes:
+        thresholds: acceptance criteria.
+        allow_unlike: facts in which the runs may differ.
+        price_per_gpu_hour: in any currency; None for no cost.
+        watts_per_gpu: mean power; None for no energy.
+        device_memory_bytes: None for what the runs say.
+    """
+
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    allow_unlike: tuple[str, ...] = ()
+    price_per_gpu_hour: float | None = None
+    watts_per_gpu: float | None = None
+    device_memory_bytes: float | None = None
+
+
+def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms | None = None) -> Comparison:
+    """Compare two runs.
+
+    Args:
+        before, after: their analyses.
+        plan: that led from one to the other, to hold its predictions against; None without.
+        terms: see Terms.
+
+    Raises:
+        UnlikeRunsError: they did not do the same work.
+    """
+    terms = terms or Terms()
+    unlike = check_comparability(before, after, terms.allow_unlike)
+    if plan is not None:
+        _check_plan(plan, before)
+    sides, paired = _sides(before, after)
+    metrics = _metrics(before, after, sides, terms, paired=paired)
+    by_name = {metric.name: metric for metric in metrics}
+    parity = _parity(before, after)
+    device = terms.device_memory_bytes or after.run.device_memory_bytes
+    step = by_name["step_time"]
+    took_place = _took_place(plan, after)
+    return Comparison(
+        format=FORMAT.name,
+        format_version=FORMAT.version,
+        before=sides[0],
+        after=sides[1],
+        metrics=metrics,
+        collectives=_collectives(before, after),
+        parity=parity,
+        predicted_vs_measured=_predicted(plan, step) if took_place else (),
+        acceptance=judge(terms.thresholds, by_name["throughput"], parity, sides[1].peak_memory_bytes, device),
+        verdict=step.verdict,
+        text=_text(step, sides, plan, took_place=took_place),
+        unlike=unlike,
+        plan=plan,
+    )
+
+
+def _check_plan(plan: Plan, before: Analysis) -> None:
+    """Make sure that a plan was made for such a run.
+
+    Raises:
+        StalePlanError: it was not.
+    """
+    facts = plan.preconditions
+    for name, planned, found in (
+        ("world_size", facts.world_size, before.run.world_size),
+        ("micro_batches", facts.micro_batches, before.run.micro_batches),
+    ):
+        if found is not None and found != planned:
+            raise StalePlanError(
+                f"the plan must be one for these runs: made for {name} {planned}, they have {found}",
+                where=f"plan {plan.plan_id}",
+                hint="give the plan that `recommend` made of the run before",
+            )
+
+
+def _timed(analysis: Analysis) -> dict[int, float]:
+    steps = analysis.captured.steps if analysis.captured else ()
+    return {step.step: step.step_us for step in steps if step.timed and step.step_us and step.step_us > 0}
+
+
+def _sides(before: Analysis, after: Analysis) -> tuple[tuple[Side, Side], bool]:
+    """Return both runs with the steps to judge, and whether these are pairs.
+
+    Steps of equal numbers see the same data: where most are common, the others are left out.
+    """
+    first, second = _timed(before), _timed(after)
+    if not (first and second):
+        profiled = [tuple(time for time in run.step_time_us.values if time > 0) for run in (before, after)]
+        return (_side(before, profiled[0], "profiled"), _side(after, profiled[1], "profiled")), False
+    common = sorted(set(first) & set(second))
+    paired = len(common) >= MIN_SAMPLES and 2 * len(common) >= max(len(first), len(second))
+    if paired:
+        first, second = ({step: times[step] for step in common} for times in (first, second))
+    one, other = (tuple(times.values()) for times in (first, second))
+    return (_side(before, one, "unprofiled"), _side(after, other, "unprofiled")), paired
+
+
+def _side(analysis: Analysis, values: tuple[float, ...], source: str) -> Side:
+    return Side(
+        run=analysis.run,
+        step_time_us=StepTime.of(values),
+        steps_source=source,
+        num_steps=len(values),
+        breakdown_us=analysis.breakdown_us,
+        states=analysis.states,
+        peak_memory_bytes=analysis.captured.peak_memory_bytes if analysis.captured else None,
+    )
+
+
+def verdict_of(change: Change | None, *, lower_is_better: bool = True) -> ChangeVerdict:
+    """Judge a change: real if its range leaves out zero and it is above 2.5 %, the same if its range is narrow."""
+    if change is None:
+        return ChangeVerdict.UNCLEAR
+    low, high, value = 100 * change.low, 100 * change.high, 100 * change.value
+    if (low > 0 or high < 0) and abs(value) >= _REAL_PCT:
+        return ChangeVerdict.BETTER if (value < 0) == lower_is_better else ChangeVerdict.WORSE
+    return ChangeVerdict.SAME if high - low <= 2 * _NARROW_PCT else ChangeVerdict.UNCLEAR
+
+
+def _metric(
+    name: str,
+    unit: str,
+    before: float | None,
+    after: float | None,
+    change: Change | None = None,
+    *,
+    lower_is_better: bool | None = True,
+    samples: str = "",
+) -> Metric:
+    # A share of nearly nothing that becomes something has no relative change worth a number.
+    plain = 100 * (after / before - 1) if before and after is not None and unit != "share" else None
+    if lower_is_better is None or not samples:
+        is_neutral = lower_is_better is None or plain is None
+        verdict = ChangeVerdict.NEUTRAL if is_neutral else ChangeVerdict.UNCLEAR
+    else:
+        verdict = verdict_of(change, lower_is_better=lower_is_better)
+    return Metric(
+        name=name,
+        unit=unit,
+        before=before,
+        after=after,
+        change_pct=100 * change.value if change else plain,
+        low_pct=100 * change.low if change else None,
+        high_pct=100 * change.high if change else None,
+        verdict=verdict,
+        samples=samples if change else "",
+    )
+
+
+def _metrics(
+    before: Analysis, after: Analysis, sides: tuple[Side, Side], terms: Terms, *, paired: bool
+) -> tuple[Metric, ...]:
+    first, second = (side.step_time_us.values for side in sides)
+    steps_us = [typical(values) if values else None for values in (first, second)]
+    change = change_between(first, second, paired=paired)
+    found = [_metric("step_time", "us", steps_us[0], steps_us[1], change, samples="steps")]
+    found += _throughput(before, after, steps_us, change, terms)
+    found += [
+        _over_ranks(before, after, name, get)
+        for name, get in (
+            ("compute", lambda rank: rank.compute_us),
+            ("exposed_communication", lambda rank: rank.exposed_communication_us),
+            ("idle", lambda rank: rank.idle_us),
+            ("waiting", lambda rank: rank.wait_us),
+        )
+    ]
+    for state in _STATES:
+        found.append(_over_ranks(before, after, f"{state}_exposed", partial(_exposed, state)))
+        entries = before.states.get(state), after.states.get(state)
+        for part in ("hidden", "wait"):
+            values = [getattr(entry, f"{part}_us") if entry and entry.count else None for entry in entries]
+            found.append(_metric(f"{state}_{part}", "us", values[0], values[1], lower_is_better=None))
+    found += [
+        _metric(
+            "overlap_share", "share", before.efficiency.overlap_share, after.efficiency.overlap_share,
+            lower_is_better=None,
+        ),
+        _metric(
+            "inter_node_busy_share", "share", before.efficiency.inter_node_busy_share,
+            after.efficiency.inter_node_busy_share, lower_is_better=None,
+        ),
+        _metric("peak_memory", "bytes", sides[0].peak_memory_bytes, sides[1].peak_memory_bytes, lower_is_better=None),
+    ]  # fmt: skip
+    device = terms.device_memory_bytes or after.run.device_memory_bytes
+    if device:
+        rooms = [device - side.peak_memory_bytes if side.peak_memory_bytes else None for side in sides]
+        found.append(_metric("memory_headroom", "bytes", rooms[0], rooms[1], lower_is_better=None))
+    return tuple(found)
+
+
+def _inverse(change: Change | None) -> Change | None:
+    """Return the change of the reciprocal."""
+    if change is None:
+        return None
+    return Change(value=1 / (1 + change.value) - 1, low=1 / (1 + change.high) - 1, high=1 / (1 + change.low) - 1)
+
+
+def _scaled(change: Change | None, factor: float) -> Change | None:
+    """Return the change of a quantity that also grew by a factor."""
+    if change is None:
+        return None
+    value, low, high = ((1 + end) * factor - 1 for end in (change.value, change.low, change.high))
+    return Change(value=value, low=low, high=high)
+
+
+def _throughput(
+    before: Analysis,
+    after: Analysis,
+    steps_us: Sequence[float | None],
+    change: Change | None,
+    terms: Terms,
+) -> list[Metric]:
+    """Return throughput, device hours, cost and energy, all per token where tokens are known."""
+    work = [_tokens(before), _tokens(after)]
+    per_step = work if all(work) else [1.0, 1.0]
+    unit = "tokens/s" if all(work) else "steps/s"
+    what = "million tokens" if all(work) else "thousand steps"
+    scale = 1e6 if all(work) else 1e3
+    # Runs that the user allows to differ do other amounts of work in a step, on other numbers of ranks.
+    grown = (work[1] or 1.0) / (work[0] or 1.0) if all(work) else 1.0
+    ranks = (after.run.world_size or 1) / (before.run.world_size or 1)
+    dearer, faster = _scaled(change, ranks / grown), _scaled(_inverse(change), grown)
+    rates: list[float | None] = [
+        amount / time * 1e6 if amount and time else None for amount, time in zip(per_step, steps_us, strict=True)
+    ]
+    found = [
+        _metric(
+            "throughput",
+            unit,
+            rates[0],
+            rates[1],
+            faster,
+            lower_is_better=False,
+            samples="steps",
+        ),
+    ]
+    hours = [
+        (analysis.run.world_size or 1) * scale / rate / 3600 if rate else None
+        for analysis, rate in zip((before, after), rates, strict=True)
+    ]
+    found.append(_metric("device_hours", f"h per {what}", hours[0], hours[1], dearer, samples="steps"))
+    if terms.price_per_gpu_hour is not None:
+        cost = [value * terms.price_per_gpu_hour if value is not None else None for value in hours]
+        found.append(_metric("cost", f"per {what}", cost[0], cost[1], dearer, samples="steps"))
+    if terms.watts_per_gpu is not None:
+        energy = [value * terms.watts_per_gpu / 1e3 if value is not None else None for value in hours]
+        found.append(_metric("energy", f"kWh per {what}", energy[0], energy[1], dearer, samples="steps"))
+    return found
+
+
+def _tokens(analysis: Analysis) -> float | None:
+    """Return tokens of all ranks in a step, if the first input is a batch of token ids."""
+    captured = analysis.captured
+    if captured is None or not captured.inputs or not captured.steps:
+        return None
+    shape = _TOKENS.match(captured.inputs[0])
+    micro = captured.steps[-1].micro_batches
+    return float(int(shape[1]) * int(shape[2]) * micro * captured.world_size) if shape and micro else None
+
+
+def _exposed(state: str, rank: RankEntry) -> float | None:
+    return rank.state_exposed_us.get(state)
+
+
+def _over_ranks(before: Analysis, after: Analysis, name: str, get: Callable[[RankEntry], float | None]) -> Metric:
+    """Compare a mean of the profiled steps; its range rests on the ranks."""
+    first = {rank.rank: get(rank) for rank in before.ranks}
+    second = {rank.rank: get(rank) for rank in after.ranks}
+    one = {rank: value for rank, value in first.items() if value is not None}
+    other = {rank: value for rank, value in second.items() if value is not None}
+    means = [math.fsum(side.values()) / len(side) if side else None for side in (one, other)]
+    change = None
+    if one and other:
+        sides = [[side[rank] for rank in sorted(side)] for side in (one, other)]
+        change = change_between(sides[0], sides[1], paired=one.keys() == other.keys(), trim=0.0)
+    found = _metric(name, "us", means[0], means[1], change, samples="ranks")
+    if change is None and means[0] is not None and means[1] is not None and (means[0] == 0) != (means[1] == 0):
+        # It came up or went away on all ranks: that has no ratio, and is certain.
+        return replace(found, verdict=ChangeVerdict.BETTER if means[1] == 0 else ChangeVerdict.WORSE)
+    return found
+
+
+def _collectives(before: Analysis, after: Analysis) -> tuple[CollectiveChange, ...]:
+    keys: dict[tuple[str, str], None] = {}
+    for analysis in (before, after):
+        for entry in analysis.collectives:
+            if entry.state in _STATES:
+                keys[entry.state, entry.op] = None
+    found = []
+    for state, op in sorted(keys, key=lambda key: (_STATES.index(key[0]), key[1])):
+        one, other = (_largest(analysis.collectives, state, op) for analysis in (before, after))
+        found.append(
+            CollectiveChange(
+                state=state,
+                op=op,
+                count_before=_sum(before.collectives, state, op),
+                count_after=_sum(after.collectives, state, op),
+                p50_us_before=one.p50_us if one else None,
+                p50_us_after=other.p50_us if other else None,
+                p95_us_before=one.p95_us if one else None,
+                p95_us_after=other.p95_us if other else None,
+                p99_us_before=one.p99_us if one else None,
+                p99_us_after=other.p99_us if other else None,
+            )
+        )
+    return tuple(found)
+
+
+def _largest(entries: Sequence[CollectiveEntry], state: str, op: str) -> CollectiveEntry | None:
+    """Return the kind of a state and operation that takes longest in all."""
+    fitting = [entry for entry in entries if (entry.state, entry.op) == (state, op)]
+    return max(fitting, key=lambda entry: entry.count * (entry.p50_us or 0.0), default=None)
+
+
+def _sum(entries: Sequence[CollectiveEntry], state: str, op: str) -> float | None:
+    return math.fsum(entry.count for entry in entries if (entry.state, entry.op) == (state, op)) or None
+
+
+def _parity(before: Analysis, after: Analysis) -> Parity | None:
+    if before.captured is None or after.captured is None:
+        return None
+    first = {step.step: step for step in before.captured.steps}
+    second = {step.step: step for step in after.captured.steps}
+    common = sorted(set(first) & set(second))
+    losses = [
+        (step, a, b) for step in common if (a := first[step].loss) is not None and (b := second[step].loss) is not None
+    ]
+    norms = [
+        (a, b)
+        for step in common
+        if (a := first[step].gradient_norm) is not None and (b := second[step].gradient_norm) is not None
+    ]
+    every = max(1, -(-len(losses) // _MAX_POINTS))
+    return Parity(
+        num_steps=len(losses),
+        num_diverged_before=sum(first[step].diverged for step in common),
+        num_diverged_after=sum(second[step].diverged for step in common),
+        loss_max_pct=_worst([(a, b) for _, a, b in losses]),
+        gradient_norm_max_pct=_worst(norms),
+        steps=tuple(step for step, _, _ in losses[::every]),
+        loss_before=tuple(a for _, a, _ in losses[::every]),
+        loss_after=tuple(b for _, _, b in losses[::every]),
+    )
+
+
+def _worst(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Return the largest relative difference in percent."""
+    return 100 * max(abs(other - one) / max(abs(one), 1e-30) for one, other in pairs) if pairs else None
+
+
+def _took_place(plan: Plan | None, after: Analysis) -> bool:
+    """Tell whether the run after is the one that the plan proposes, as far as its traces tell."""
+    if plan is None or after.run.strategy.triple_at_rest is None:
+        return True
+    world = plan.preconditions.world_size
+    # In a group of all ranks, I is G.
+    planned, found = (
+        triple.replace("I", "G") if size == world else triple
+        for triple, size in (
+            (plan.chosen.triple, plan.chosen.group_size),
+            (after.run.strategy.triple_at_rest, after.run.strategy.group_size),
+        )
+    )
+    return found == planned
+
+
+def _predicted(plan: Plan | None, step: Metric) -> tuple[Predicted, ...]:
+    if plan is None or not step.before or not step.after:
+        return ()
+    chosen = plan.chosen.predicted
+    found = []
+    for name, guess, measured in (
+        ("step_time_us", chosen.step_time_us, step.after),
+        ("speedup", chosen.speedup, step.before / step.after),
+    ):
+        found.append(
+            Predicted(
+                name=name,
+                predicted=guess.p50,
+                low=guess.p10,
+                high=guess.p90,
+                measured=measured,
+                inside=guess.p10 <= measured <= guess.p90,
+            )
+        )
+    return tuple(found)
+
+
+def _text(step: Metric, sides: tuple[Side, Side], plan: Plan | None, *, took_place: bool) -> str:
+    from paro_advise.advisor.wording.quantities import time_text
+
+    if not step.before or not step.after or step.change_pct is None:
+        return "Cannot tell: one of the runs has no timed steps."
+    span = f"{time_text(step.before)} -> {time_text(step.after)}"
+    pct = f"{step.change_pct:+.1f} %"
+    if step.low_pct is not None and step.high_pct is not None:
+        pct += f", 98 % range {step.low_pct:+.1f} to {step.high_pct:+.1f} %"
+    ratio = f"{step.before / step.after:.2f}x the speed"
+    match step.verdict:
+        case ChangeVerdict.BETTER:
+            text = f"Faster: step {span} ({pct}), {ratio}."
+        case ChangeVerdict.WORSE:
+            text = f"Slower: step {span} ({pct}), {ratio}."
+        case ChangeVerdict.SAME:
+            text = f"The same within noise: step {span} ({pct})."
+        case _:
+            counts = f"{sides[0].num_steps} steps before and {sides[1].num_steps} after"
+            text = f"Cannot tell: step {span} ({pct}), based on {counts}: too few or too noisy."
+    if plan is not None and not took_place:
+        ran = sides[1].run.strategy.triple_at_rest
+        text += f" The plan recommends {plan.chosen.triple}, but {ran} ran: its prediction was not tested."
+    elif plan is not None:
+        guess, measured = plan.chosen.predicted.speedup, step.before / step.after
+        where = (
+            "as predicted"
+            if guess.p10 <= measured <= guess.p90
+            else ("better than predicted" if measured > guess.p90 else "worse than predicted")
+        )
+        text += f" The plan predicted {guess.p50:.2f}x ({guess.p10:.2f} to {guess.p90:.2f}): {where}."
+    return text

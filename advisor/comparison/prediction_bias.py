@@ -1,0 +1,58 @@
+"""The bias of predictions for this cluster, as earlier comparisons show it (pure)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.advisor.comparison.model import Comparison
+
+# A comparison that is off by more than 2x counts as 2x: one failed run must not spoil all predictions.
+_MOST = math.log(2.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionBias:
+    """How far predicted speed-ups were off in earlier comparisons.
+
+    Attributes:
+        mean: mean logarithm of measured over predicted, drawn towards 0 by one comparison's weight.
+        spread: standard deviation around it.
+        count: comparisons.
+    """
+
+    mean: float = 0.0
+    spread: float = 0.0
+    count: int = 0
+
+    @property
+    def text(self) -> str:
+        """Say it to people."""
+        off = 100 * math.expm1(self.mean)
+        return f"{self.count} earlier comparison{'s' * (self.count != 1)}: speed-ups are corrected by {off:+.1f} %"
+
+
+NO_BIAS = PredictionBias()
+
+
+def fit_bias(comparisons: Sequence[Comparison]) -> PredictionBias:
+    """Learn from comparisons that held a plan against a measurement; those of more than 2x off count as 2x."""
+    errors = [
+        max(-_MOST, min(_MOST, math.log(item.measured / item.predicted)))
+        for comparison in comparisons
+        for item in comparison.predicted_vs_measured
+        if item.name == "speedup" and item.measured > 0 and item.predicted > 0
+    ]
+    if not errors:
+        return NO_BIAS
+    return PredictionBias(mean=math.fsum(errors) / (len(errors) + 1), spread=_spread(errors), count=len(errors))
+
+
+def _spread(errors: Sequence[float]) -> float:
+    """Return the standard deviation; of one error its own size."""
+    return pstdev(errors) if len(errors) > 1 else abs(fmean(errors))

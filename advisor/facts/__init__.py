@@ -1,0 +1,1 @@
+"""One rank's inputs reduced to facts: all that leaves the process which read them."""

@@ -1,0 +1,244 @@
+"""Says which model state a collective moves, and what that rests on.
+
+Order of evidence (reference: traces section 3.8): annotations around the issuing call, the
+process group's description, Python stacks, the phase of training together with the operation,
+repetition over steps. What none of them tells stays unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from paro_advise.advisor.facts.evidence import Evidence
+from paro_advise.core.collective import Op
+from paro_advise.core.dtypes import dtype_bytes
+from paro_advise.core.model_state import State
+
+# Norms, losses and overflow flags: at most this many elements (reference: traces section 3.8).
+_SCALAR_ELEMENTS = 64
+_GATHERS = (Op.ALL_GATHER, Op.BROADCAST)
+_REDUCTIONS = (Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER)
+
+_OTHER_GROUP = re.compile(
+    r"TENSOR_MODEL|TENSOR_PARALLEL|EXPERT_TENSOR|CONTEXT_PARALLEL_GROUP$|PIPELINE|EXPERT_MODEL_PARALLEL"
+    r"|EMBEDDING|^MODEL_PARALLEL|^mesh_(?:tp|pp|cp|ep|sp)$"
+)
+_DATA_GROUP = re.compile(r"DATA_PARALLEL|DISTRIBUTED_OPTIMIZER|^mesh_(?:dp|fsdp|shard|replicate|efsdp)")
+_STACK_RULES: tuple[tuple[re.Pattern[str], State], ...] = (
+    (
+        re.compile(r"avg_scatter|reduce_ipg|reduce_independent|allreduce_gradients|average_tensor"),
+        State.GRADIENT,
+    ),
+    (re.compile(r"_post_step|all_gather_dp_groups|all_gather_into_tensor_dp_groups"), State.OPTIMIZER),
+    (re.compile(r"fetch_sub_module|all_gather_params|all_gather_coalesced"), State.PARAMETER),
+    (re.compile(r"start_grad_sync|finish_grad_sync"), State.GRADIENT),
+    (re.compile(r"start_param_sync|finish_param_sync"), State.PARAMETER),
+    (re.compile(r"get_grad_norm|has_overflow|check_overflow|clip_grad_norm"), State.OTHER),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """A state, a finer label for people, and the evidence."""
+
+    state: State
+    detail: str
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What is known about a collective when it is attributed."""
+
+    op: Op
+    bytes: int | None
+    dtype: str
+    group: str  # ranks as text, or description; tells groups apart
+    group_desc: str
+    owner: str
+    phase: str
+
+    @property
+    def elements(self) -> int | None:
+        """Return the elements of the full buffer, None when unknown."""
+        size = dtype_bytes(self.dtype) if self.dtype else None
+        return None if self.bytes is None or not size else self.bytes // size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """What the rest of the trace says about a call.
+
+    Attributes:
+        is_ddp: DistributedDataParallel runs here.
+        forward_reductions: (group, op, bytes) of reductions issued in forward: activations.
+        largest_bytes: the largest collective of the trace.
+        has_update_mark: an Optimizer.step annotation tells the update phase.
+        names_gathers: the framework annotates every gather of parameters, or makes none.
+    """
+
+    is_ddp: bool
+    forward_reductions: frozenset[tuple[str, str, int | None]]
+    largest_bytes: int
+    has_update_mark: bool
+    names_gathers: bool = False
+
+    @classmethod
+    def of(cls, calls: list[Call], owners: str = "") -> RunContext:
+        """Collect the context from all calls of a trace.
+
+        Args:
+            calls: distinct calls.
+            owners: names of all annotations, joined.
+        """
+        return cls(
+            is_ddp="DistributedDataParallel" in owners,
+            forward_reductions=frozenset(
+                (call.group, call.op, call.bytes)
+                for call in calls
+                if call.phase == "forward" and call.op in _REDUCTIONS
+            ),
+            largest_bytes=max((call.bytes or 0 for call in calls), default=0),
+            has_update_mark="Optimizer.step#" in owners,
+            names_gathers=any(
+                name in owners for name in ("FSDP::all_gather", "FullyShardedDataParallel.", "DistributedDataParallel")
+            ),
+        )
+
+
+def attribute(call: Call, context: RunContext) -> Attribution:
+    """Attribute one collective."""
+    return (
+        _by_annotation(call, context)
+        or _by_group(call)
+        or _by_stack(call)
+        or _by_phase(call, context)
+        or _by_operation(call, context)
+        or Attribution(state=State.UNKNOWN, detail="", evidence=Evidence.NONE)
+    )
+
+
+def _annotated(state: State, detail: str) -> Attribution:
+    return Attribution(state=state, detail=detail, evidence=Evidence.ANNOTATION)
+
+
+def _by_annotation(call: Call, context: RunContext) -> Attribution | None:
+    owner = call.owner
+    if not owner:
+        return None
+    if "paro_advise::" in owner:
+        for state in (State.PARAMETER, State.GRADIENT, State.OPTIMIZER):
+            if f"paro_advise::{state.value}" in owner:
+                return _annotated(state, "runtime")
+    if "FSDP::post_backward_reduce" in owner:
+        return _annotated(State.GRADIENT, "replica" if call.op == Op.ALL_REDUCE else "reduce")
+    if "FSDP::all_gather" in owner:
+        backward = "FSDP::pre_backward" in owner or "FSDP::backward_prefetch" in owner
+        prefetched = "_prefetch" in owner
+        return _annotated(State.PARAMETER, _gather_detail(backward=backward, prefetched=prefetched))
+    if "FullyShardedDataParallel._" in owner or "FullyShardedDataParallel.forward" in owner:
+        return _by_fsdp1(call)
+    if "Optimizer.step#" in owner and call.op in _GATHERS:
+        return _annotated(State.OPTIMIZER, "updated parameters")
+    in_ddp_forward = "DistributedDataParallel.forward" in owner and "evaluate_function" not in owner
+    if in_ddp_forward and call.op in (Op.BROADCAST, Op.ALL_REDUCE):
+        return _annotated(State.OTHER, "DDP buffers or buckets")
+    in_accumulate = "AccumulateGrad" in owner or "reducer::" in owner
+    if context.is_ddp and in_accumulate and call.op == Op.ALL_REDUCE and not _is_scalar(call):
+        return _annotated(State.GRADIENT, "reduce")
+    if "aten::linalg_vector_norm" in owner:
+        return _annotated(State.OTHER, "gradient norm")
+    return None
+
+
+def _by_fsdp1(call: Call) -> Attribution | None:
+    owner = call.owner
+    if "_post_backward" in owner and call.op in _REDUCTIONS:
+        return _annotated(State.GRADIENT, "replica" if call.op == Op.ALL_REDUCE else "reduce")
+    if call.op in _GATHERS:
+        backward = "_pre_backward" in owner or "_post_backward" in owner
+        return _annotated(State.PARAMETER, _gather_detail(backward=backward, prefetched="_prefetch" in owner))
+    return None
+
+
+def _gather_detail(*, backward: bool, prefetched: bool) -> str:
+    return ("backward" if backward else "forward") + (", prefetched" if prefetched else "")
+
+
+def _by_group(call: Call) -> Attribution | None:
+    description = call.group_desc
+    if _OTHER_GROUP.search(description) and not _DATA_GROUP.search(description):
+        return Attribution(state=State.OTHER, detail=description, evidence=Evidence.GROUP)
+    if "DATA_PARALLEL" in description or "DISTRIBUTED_OPTIMIZER" in description:
+        if call.op == Op.REDUCE_SCATTER:
+            return Attribution(state=State.GRADIENT, detail="reduce", evidence=Evidence.GROUP)
+        if call.op == Op.ALL_REDUCE and not _is_scalar(call) and call.phase in ("backward", "boundary"):
+            return Attribution(state=State.GRADIENT, detail="reduce", evidence=Evidence.GROUP)
+        if call.op == Op.ALL_GATHER:
+            # The distributed optimizer gathers what it updated, under the next forward or after.
+            return Attribution(state=State.OPTIMIZER, detail="updated parameters", evidence=Evidence.GROUP)
+    return None
+
+
+def _by_stack(call: Call) -> Attribution | None:
+    frames = [part for part in call.owner.split(" > ") if ".py(" in part or ".py:" in part]
+    for frame in reversed(frames):
+        for pattern, state in _STACK_RULES:
+            if pattern.search(frame):
+                return Attribution(state=state, detail="", evidence=Evidence.STACK)
+    return None
+
+
+def _is_scalar(call: Call) -> bool:
+    elements = call.elements
+    return elements is not None and elements <= _SCALAR_ELEMENTS
+
+
+def _by_phase(call: Call, context: RunContext) -> Attribution | None:
+    if call.op in (Op.BARRIER, Op.SEND, Op.RECV, Op.SEND_RECV, Op.ALL_TO_ALL, Op.GATHER, Op.SCATTER):
+        return Attribution(state=State.OTHER, detail=call.op.value, evidence=Evidence.PHASE)
+    if not call.phase:
+        return None
+    state, detail = State.UNKNOWN, ""
+    if call.op in _GATHERS:
+        match call.phase:
+            case "forward" | "backward" if call.op == Op.ALL_GATHER and context.names_gathers:
+                state, detail = State.OTHER, "gather outside of FSDP"
+            case "forward" | "backward" if call.op == Op.ALL_GATHER:
+                state, detail = State.PARAMETER, call.phase
+            case "update":
+                state, detail = State.OPTIMIZER, "updated parameters"
+            case "boundary" if not context.has_update_mark and call.op == Op.ALL_GATHER:
+                state, detail = State.OPTIMIZER, "updated parameters"
+            case "forward":
+                state, detail = State.OTHER, "broadcast"
+    elif call.op in _REDUCTIONS:
+        is_activation = (call.group, call.op, call.bytes) in context.forward_reductions
+        small = _is_scalar(call) or (call.bytes is not None and call.bytes * 1000 < context.largest_bytes)
+        if call.phase == "forward" or is_activation:
+            state, detail = State.OTHER, "activations or loss"
+        elif call.phase == "backward":
+            state, detail = (State.OTHER, "scalar") if _is_scalar(call) else (State.GRADIENT, "reduce")
+        elif call.op == Op.REDUCE_SCATTER or not small:
+            state, detail = State.GRADIENT, "reduce"
+        else:
+            state, detail = State.OTHER, "norm or overflow check"
+    if state == State.UNKNOWN:
+        return None
+    return Attribution(state=state, detail=detail, evidence=Evidence.PHASE)
+
+
+def _by_operation(call: Call, context: RunContext) -> Attribution | None:
+    """Judge by operation and size alone, for traces without host rows.
+
+    Only what repeats and is large is trusted: a reduce-scatter reduces gradients, and when the
+    trace scatters, its large gathers fetch parameters.
+    """
+    if call.phase or call.bytes is None or call.bytes * 100 < context.largest_bytes or _is_scalar(call):
+        return None
+    if call.op == Op.REDUCE_SCATTER:
+        return Attribution(state=State.GRADIENT, detail="reduce", evidence=Evidence.REPETITION)
+    if call.op == Op.ALL_GATHER:
+        return Attribution(state=State.PARAMETER, detail="", evidence=Evidence.REPETITION)
+    return None

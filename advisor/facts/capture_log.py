@@ -1,0 +1,169 @@
+"""Steps that ran without the profiler, from the step logs of ``paro-advise capture`` (pure)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from paro_advise.trace_parsers.logs.step_log import StepLog, StepRow
+
+# The first steps allocate, compile and fill caches.
+WARM_UP = 3
+_MAX_STEPS = 5_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedStep:
+    """A step of the whole job.
+
+    Attributes:
+        step: number, from 0.
+        step_us: mean over ranks; None for the first, which has no begin.
+        timed: it ran without the profiler and after the warm-up.
+        micro_batches: of a rank.
+        loss: mean over ranks of the sum of a step's losses.
+        gradient_norm: of the whole model before clipping; None if any rank's share is unknown.
+        diverged: a rank's loss or gradient norm is infinite or not a number; the value is None then.
+    """
+
+    step: int
+    step_us: float | None
+    timed: bool
+    micro_batches: int
+    loss: float | None
+    gradient_norm: float | None
+    diverged: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """What a capture saw beside its traces.
+
+    Attributes:
+        steps: in order; of more than 5,000 the last ones.
+        median_step_us: of the timed steps; None without any.
+        profiler_slowdown: median of the profiled steps over that of the timed ones.
+        overhead_share: of the timed steps, spent by the capture itself.
+        peak_memory_bytes: the largest of all ranks: allocated on GPUs, resident on CPUs.
+        inputs: shapes and types of a rank's first micro-batch.
+        autocast: type of mixed precision.
+        world_size: of the job.
+        local_world_size: ranks of a node as the launcher said, None when it did not.
+        num_ranks: whose logs there are.
+        device_memory_bytes: of one device.
+        torch_version: of the job.
+        traced_cpu_us: what the training thread was on a core for in a step that is in the trace, on average over
+            ranks; None where steps do not tell.
+        profiler_cpu_slowdown: that over the same of timed steps.
+        cores_per_rank: of the machine that has the fewest for each of its ranks; None where it is not known.
+    """
+
+    steps: tuple[CapturedStep, ...]
+    median_step_us: float | None
+    profiler_slowdown: float | None
+    overhead_share: float | None
+    peak_memory_bytes: int | None
+    inputs: tuple[str, ...]
+    autocast: str | None
+    world_size: int
+    local_world_size: int | None
+    num_ranks: int
+    device_memory_bytes: int | None
+    torch_version: str | None
+    traced_cpu_us: float | None = None
+    profiler_cpu_slowdown: float | None = None
+    cores_per_rank: float | None = None
+
+
+def captured_of(logs: Sequence[StepLog]) -> Captured | None:
+    """Reduce the step logs of a job to what people and plans need; None without logs."""
+    if not logs:
+        return None
+    first = logs[0]
+    by_step: dict[int, list[StepRow]] = {}
+    for log in logs:
+        for row in log.rows:
+            by_step.setdefault(row.step, []).append(row)
+    whole = [rows for _, rows in sorted(by_step.items()) if len(rows) == len(logs)]
+    steps = [_step(rows, complete=len(logs) == first.world_size) for rows in whole]
+    timed = [step.step_us for step in steps if step.timed and step.step_us]
+    profiled = [
+        step.step_us
+        for step, rows in zip(steps, whole, strict=True)
+        if step.step_us and step.step >= WARM_UP and any(row.profiled for row in rows)
+    ]
+    overhead = [
+        fmean(row.overhead_us for row in rows) / step.step_us
+        for step, rows in zip(steps, whole, strict=True)
+        if step.timed and step.step_us
+    ]
+    traced_cpu, plain_cpu = _cpu_us(steps, whole, first.traced)
+    return Captured(
+        steps=tuple(steps[-_MAX_STEPS:]),
+        median_step_us=median(timed) if timed else None,
+        profiler_slowdown=median(profiled) / median(timed) if profiled and timed else None,
+        overhead_share=median(overhead) if overhead else None,
+        peak_memory_bytes=max((row.peak_memory_bytes for rows in whole for row in rows), default=None),
+        inputs=first.inputs,
+        autocast=first.autocast,
+        world_size=first.world_size,
+        local_world_size=first.local_world_size,
+        num_ranks=len(logs),
+        device_memory_bytes=first.device_memory_bytes,
+        torch_version=first.torch_version,
+        traced_cpu_us=traced_cpu,
+        profiler_cpu_slowdown=traced_cpu / plain_cpu if traced_cpu and plain_cpu else None,
+        cores_per_rank=_cores_per_rank(logs),
+    )
+
+
+def _cores_per_rank(logs: Sequence[StepLog]) -> float | None:
+    """Return how many cores a rank has for itself; ranks whose log is missing count by their node's number."""
+    shares = []
+    for log in logs:
+        neighbours = [other for other in logs if other.machine == log.machine]
+        if log.machine is None or log.cores is None:
+            return None
+        shares.append(log.cores / max(len(neighbours), log.local_world_size or 1))
+    return min(shares, default=None)
+
+
+def _cpu_us(
+    steps: Sequence[CapturedStep], whole: Sequence[Sequence[StepRow]], traced: tuple[int, int] | None
+) -> tuple[float | None, float | None]:
+    """Return what the training thread was on a core for, in traced and in timed steps."""
+    plain, slowed = [], []
+    for step, rows in zip(steps, whole, strict=True):
+        known = _known(row.cpu_us for row in rows)
+        if known and traced is not None and traced[0] <= step.step < traced[1]:
+            slowed.append(fmean(known))
+        elif known and step.timed:
+            plain.append(fmean(known))
+    return median(slowed) if slowed else None, median(plain) if plain else None
+
+
+def _step(rows: Sequence[StepRow], *, complete: bool) -> CapturedStep:
+    times = _known(row.step_us for row in rows)
+    shares = _known(row.gradient_norm_squared for row in rows)
+    losses = _known(row.loss for row in rows)
+    diverged = any(math.isnan(value) for value in (*losses, *shares))
+    return CapturedStep(
+        step=rows[0].step,
+        step_us=fmean(times) if times else None,
+        timed=bool(times) and rows[0].step >= WARM_UP and not any(row.profiled for row in rows),
+        micro_batches=rows[0].micro_batches,
+        loss=fmean(losses) if losses and not diverged else None,
+        gradient_norm=math.sqrt(math.fsum(shares)) if shares and complete and min(shares) >= 0 else None,
+        diverged=diverged,
+    )
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    """Return all values, or none if one is unknown."""
+    found = list(values)
+    return [] if any(value is None for value in found) else [value for value in found if value is not None]

@@ -1,0 +1,105 @@
+"""Reads everything that a user named for one run: traces, logs, and what a capture adds."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from paro_advise.advisor.wording.quantities import number_ranges
+from paro_advise.errors import NoInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.advisor.facts.capture_log import Captured
+    from paro_advise.advisor.facts.reading import ReadInputs
+    from paro_advise.trace_parsers.bytes.blocks import SourceRef
+    from paro_advise.trace_parsers.peek import Peek
+
+
+class Commentary(Protocol):
+    """Whoever is told what goes on while inputs are read."""
+
+    def say(self, text: str) -> None:
+        """Take one line."""
+
+    def step(self, done: int, total: int, label: str) -> None:
+        """Take how many of all inputs are read, and the name of the last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInputs:
+    """What was read.
+
+    Attributes:
+        refs: the files that are not a capture's own step logs.
+        read: their facts.
+        captured: from step logs, None without any.
+    """
+
+    refs: tuple[SourceRef, ...]
+    read: ReadInputs
+    captured: Captured | None
+
+
+def read_inputs(
+    paths: Sequence[str], progress: Commentary, *, jobs: int | None = None, use_cache: bool = True
+) -> RunInputs:
+    """Read the inputs of one run.
+
+    Args:
+        paths: files, folders, archives, globs.
+        progress: told what goes on.
+        jobs: processes; None for all cores.
+        use_cache: keep and take facts of files read before.
+
+    Raises:
+        InputError: nothing can be used.
+    """
+    from paro_advise.advisor.facts.capture_log import captured_of
+    from paro_advise.advisor.facts.reading import default_cache, read_all
+    from paro_advise.trace_parsers.discover import find_inputs
+    from paro_advise.trace_parsers.logs.step_log import is_capture_file, read_step_logs
+    from paro_advise.trace_parsers.notice import Notice, Severity
+    from paro_advise.trace_parsers.peek import peek
+
+    found, is_collection = find_inputs(paths)
+    ours = [ref for ref in found if is_capture_file(ref)]
+    refs = [ref for ref in found if ref not in ours]
+    logs, problems = read_step_logs(ours)
+    progress.say(f"found {len(refs)} file{'s' if len(refs) != 1 else ''}")
+    if not refs:
+        raise NoInputError(
+            "a run must have traces, only a capture's step logs were found",
+            where=", ".join(paths),
+            hint="the job may have ended before the steps to record; capture again with earlier --steps",
+        )
+    if len(refs) > 1:
+        progress.say(_ranks_text(peek(refs)))
+    read = read_all(
+        refs,
+        is_collection=is_collection or len(refs) > 1,
+        cache=default_cache() if use_cache else None,
+        jobs=jobs or os.cpu_count() or 1,
+        progress=progress.step,
+    )
+    progress.say(f"read {sum(item.num_events for item in read.facts):,} events")
+    notices = [Notice(code="Q301", severity=Severity.WARNING, message=problem) for problem in problems]
+    read = replace(read, notices=(*read.notices, *notices))
+    return RunInputs(refs=tuple(refs), read=read, captured=captured_of(logs))
+
+
+def _ranks_text(peeked: Peek) -> str:
+    """Say which ranks are there, missing and double, from a first look at the inputs."""
+    if not peeked.ranks:
+        return "no trace says its rank" if peeked.num_unnamed else "no traces, only logs and dumps"
+    world = peeked.world_size
+    text = f"ranks {number_ranges(sorted(peeked.ranks))}" + (f" of {world}" if world else "")
+    if world and world <= 1 << 20 and peeked.missing:
+        text += f"; missing {number_ranges(peeked.missing)}"
+    if peeked.doubles:
+        text += f"; several traces of {number_ranges(peeked.doubles)}"
+    if peeked.num_unnamed:
+        text += f"; {peeked.num_unnamed} traces without a rank"
+    return text

@@ -1,0 +1,62 @@
+"""What one rank's trace says, as values.
+
+This is all that leaves the process which read the trace, and all that the cache keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# The cache decodes by these types, so they are needed at run time.
+from paro_advise.core.framework import Framework  # noqa: TC001
+from paro_advise.trace_parsers.notice import Notice  # noqa: TC001
+from paro_advise.trace_parsers.tables import SourceFile, SourceHeader  # noqa: TC001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """One step of one rank (us). The four parts sum to ``wall_us``."""
+
+    label: str
+    start_us: float
+    wall_us: float
+    compute_us: float
+    exposed_communication_us: float
+    other_us: float
+    idle_us: float
+    communication_us: float  # union, hidden or not
+    state_total_us: dict[str, float]  # union of a state's collectives that start in the step
+    state_exposed_us: dict[str, float]  # the part of it while nothing computes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineBox:
+    """A box of the timeline of one step; times from the start of the step."""
+
+    lane: str  # "compute" or a state
+    start_us: float
+    end_us: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """Everything the analysis keeps of one source.
+
+    ``collectives_ipc`` is an Arrow IPC stream of the collective table with the columns step (i64,
+    -1 outside), state, detail, evidence, exposed_us added; ``link_samples_ipc`` likewise.
+    """
+
+    source: SourceFile
+    header: SourceHeader
+    is_gpu: bool
+    has_events: bool
+    framework: Framework
+    steps: tuple[StepFacts, ...]
+    num_micro_batches: int | None
+    collectives_ipc: bytes
+    link_samples_ipc: bytes
+    timeline: tuple[TimelineBox, ...]
+    timeline_step: int
+    notices: tuple[Notice, ...]
+    num_events: int

@@ -1,0 +1,234 @@
+"""Reduces one rank's trace to facts: time split per step, attributed collectives, one step's timeline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paro_advise.advisor.facts.attribution import Attribution, Call, RunContext, attribute
+from paro_advise.advisor.facts.frames import table_bytes
+from paro_advise.advisor.facts.intervals import EMPTY, Intervals, exposed_lengths
+from paro_advise.advisor.facts.model import RankFacts, StepFacts, TimelineBox
+from paro_advise.core.collective import Op
+from paro_advise.core.framework import Framework
+from paro_advise.core.model_state import STATES
+from paro_advise.policies.frameworks.registry import OBSERVED
+from paro_advise.trace_parsers.kernel_kinds import KernelKind
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from paro_advise.trace_parsers.tables import EventTables, ParsedSource
+
+_TIMELINE_BOXES = 600
+
+
+def rank_facts(parsed: ParsedSource) -> RankFacts:
+    """Reduce what was read from one source to facts (pure)."""
+    context_text = _context_text(parsed)
+    table = _attributed(parsed.collectives, context_text)
+    steps: tuple[StepFacts, ...] = ()
+    timeline: tuple[TimelineBox, ...] = ()
+    timeline_step = -1
+    if parsed.events is not None:
+        windows = _windows(parsed)
+        table = _with_steps(table, windows)
+        compute = _compute_union(parsed.events)
+        table = _with_exposure(table, compute)
+        steps = tuple(_step_facts(parsed.events, table, compute, windows))
+        timeline_step = _typical_step(steps)
+        if timeline_step >= 0:
+            timeline = _timeline(steps[timeline_step], table, compute)
+    else:
+        table = _with_steps(table, [])
+        table = _with_exposure(table, EMPTY)
+    return RankFacts(
+        source=parsed.source,
+        header=parsed.header,
+        is_gpu=parsed.events.is_gpu if parsed.events else False,
+        has_events=parsed.events is not None,
+        framework=_framework(context_text, table),
+        steps=steps,
+        num_micro_batches=parsed.num_micro_batches,
+        collectives_ipc=table_bytes(table),
+        link_samples_ipc=table_bytes(parsed.link_samples),
+        timeline=timeline,
+        timeline_step=timeline_step,
+        notices=parsed.notices,
+        num_events=parsed.num_events,
+    )
+
+
+def _context_text(parsed: ParsedSource) -> str:
+    owners = parsed.collectives["owner"].unique(maintain_order=True).to_list()
+    names = {span.name.partition(" ")[0] for span in parsed.events.spans} if parsed.events else set()
+    groups = [group.description for group in parsed.header.groups]
+    return "\n".join([*owners, *sorted(names), *groups, *parsed.header.autograd_marks])
+
+
+def _framework(text: str, table: pl.DataFrame) -> Framework:
+    import polars as pl
+
+    named = next((made.observed_as for made in OBSERVED if any(mark in text for mark in made.trace_marks)), None)
+    if named is not None:
+        return named
+    # DeepSpeed's ZeRO-1/2 leave no name, but gather after the optimizer's step, outside of it.
+    gathers = table.filter(
+        (pl.col("op") == Op.ALL_GATHER.value)
+        & (pl.col("phase") == "update")
+        & ~pl.col("owner").str.contains("Optimizer.step#", literal=True)
+    )
+    return Framework.DEEPSPEED if len(gathers) else Framework.UNKNOWN
+
+
+def _windows(parsed: ParsedSource) -> list[tuple[str, float, float]]:
+    events = parsed.events
+    assert events is not None
+    if events.steps:
+        return [(step.name, step.start_us, step.end_us) for step in events.steps]
+    starts = [frame["start_us"].min() for frame in (events.device, parsed.collectives) if len(frame)]
+    ends = [frame["end_us"].max() for frame in (events.device, parsed.collectives) if len(frame)]
+    low = min((float(value) for value in starts if value is not None), default=0.0)  # type: ignore[arg-type]
+    high = max((float(value) for value in ends if value is not None), default=0.0)  # type: ignore[arg-type]
+    return [("whole trace", low, high)] if high > low else []
+
+
+def reattributed(table: pl.DataFrame, framework: Framework) -> pl.DataFrame:
+    """Attribute a table anew after its owners changed."""
+    names = "\n".join([*table["owner"].unique(maintain_order=True).to_list(), framework])
+    return _attributed(table.drop("state", "detail", "evidence"), names)
+
+
+def _attributed(table: pl.DataFrame, context_text: str) -> pl.DataFrame:
+    import polars as pl
+
+    columns = ("op", "bytes", "dtype", "group_ranks", "group_name", "group_desc", "owner", "phase")
+    distinct = table.select(columns).unique(maintain_order=True)
+    calls = [
+        Call(
+            op=Op(row["op"]),
+            bytes=row["bytes"],
+            dtype=row["dtype"] or "",
+            group=row["group_ranks"] or row["group_name"] or row["group_desc"] or "",
+            group_desc=row["group_desc"] or "",
+            owner=row["owner"] or "",
+            phase=row["phase"] or "",
+        )
+        for row in distinct.iter_rows(named=True)
+    ]
+    context = RunContext.of(calls, context_text)
+    found: list[Attribution] = [attribute(call, context) for call in calls]
+    labels = distinct.with_columns(
+        pl.Series("state", [item.state.value for item in found], dtype=pl.String),
+        pl.Series("detail", [item.detail for item in found], dtype=pl.String),
+        pl.Series("evidence", [item.evidence.value for item in found], dtype=pl.String),
+    )
+    return table.join(labels, on=list(columns), how="left", nulls_equal=True, maintain_order="left")
+
+
+def _with_steps(table: pl.DataFrame, windows: list[tuple[str, float, float]]) -> pl.DataFrame:
+    import polars as pl
+
+    start = table["start_us"].to_numpy()
+    step = np.full(len(start), -1, dtype=np.int64)
+    for index, (_, low, high) in enumerate(windows):
+        step[(start >= low) & (start < high)] = index
+    return table.with_columns(pl.Series("step", step))
+
+
+def _compute_union(events: EventTables) -> Intervals:
+    device = events.device
+    compute = _of_kind(device, KernelKind.COMPUTE)
+    if events.is_gpu:
+        return compute
+    # On a CPU run an operator may contain a collective it waits for.
+    return compute.minus(_of_kind(device, KernelKind.SYNC))
+
+
+def _of_kind(device: pl.DataFrame, kind: KernelKind) -> Intervals:
+    mask = device["kind"].to_numpy() == kind
+    return Intervals.union_of(device["start_us"].to_numpy()[mask], device["end_us"].to_numpy()[mask])
+
+
+def _with_exposure(table: pl.DataFrame, compute: Intervals) -> pl.DataFrame:
+    import polars as pl
+
+    start, end = table["start_us"].to_numpy(), table["end_us"].to_numpy()
+    exposed = exposed_lengths(start, end, compute) if len(start) else np.empty(0)
+    return table.with_columns(pl.Series("exposed_us", exposed, dtype=pl.Float64))
+
+
+def _step_facts(
+    events: EventTables, table: pl.DataFrame, compute: Intervals, windows: list[tuple[str, float, float]]
+) -> list[StepFacts]:
+    start, end = table["start_us"].to_numpy(), table["end_us"].to_numpy()
+    timed = np.isfinite(start) & np.isfinite(end)
+    step_of = table["step"].to_numpy()
+    state_of = table["state"].to_numpy()
+    communication = Intervals.union_of(start[timed], end[timed])
+    other = _of_kind(events.device, KernelKind.MEMORY if events.is_gpu else KernelKind.SYNC)
+    out = []
+    for index, (label, low, high) in enumerate(windows):
+        busy = compute.clip(low, high)
+        talk = communication.clip(low, high)
+        exposed = talk.minus(busy)
+        rest = other.clip(low, high).minus(busy.join(talk))
+        wall = high - low
+        totals, free = {}, {}
+        for state in STATES:
+            mask = timed & (step_of == index) & (state_of == state.value)
+            union = Intervals.union_of(start[mask], end[mask])
+            totals[state.value] = union.length_us
+            free[state.value] = union.minus(compute).length_us
+        parts = busy.length_us, exposed.length_us, rest.length_us
+        out.append(
+            StepFacts(
+                label=label,
+                start_us=low,
+                wall_us=wall,
+                compute_us=parts[0],
+                exposed_communication_us=parts[1],
+                other_us=parts[2],
+                idle_us=max(0.0, wall - sum(parts)),
+                communication_us=talk.length_us,
+                state_total_us=totals,
+                state_exposed_us=free,
+            )
+        )
+    return out
+
+
+def _typical_step(steps: tuple[StepFacts, ...]) -> int:
+    """Return the index of the step of median length, -1 without steps."""
+    order = sorted(range(len(steps)), key=lambda index: (steps[index].wall_us, index))
+    return order[len(order) // 2] if order else -1
+
+
+def _timeline(step: StepFacts, table: pl.DataFrame, compute: Intervals) -> tuple[TimelineBox, ...]:
+    low, high = step.start_us, step.start_us + step.wall_us
+    boxes = []
+    # Boxes closer than a thousandth of the step cannot be told apart in a picture.
+    gap = step.wall_us / 1000
+    busy = compute.clip(low, high)
+    for begin, finish in _coarse(busy, gap):
+        boxes.append(TimelineBox(lane="compute", start_us=begin - low, end_us=finish - low, label="compute"))
+    import polars as pl
+
+    rows = table.filter((pl.col("end_us") > low) & (pl.col("start_us") < high)).head(_TIMELINE_BOXES)
+    boxes += [
+        TimelineBox(
+            lane=row["state"],
+            start_us=max(0.0, row["start_us"] - low),
+            end_us=min(row["end_us"], high) - low,
+            label=f"{row['op']} {row['detail']}".strip(),
+        )
+        for row in rows.iter_rows(named=True)
+    ]
+    return tuple(boxes)
+
+
+def _coarse(intervals: Intervals, gap_us: float) -> list[tuple[float, float]]:
+    merged = Intervals.union_of(intervals.start_us, intervals.end_us + gap_us)
+    pairs = [(a, b - gap_us) for a, b in zip(merged.start_us.tolist(), merged.end_us.tolist(), strict=True)]
+    return sorted(sorted(pairs, key=lambda pair: pair[0] - pair[1])[:_TIMELINE_BOXES])

@@ -1,0 +1,206 @@
+"""Reads all inputs of a run into facts: in processes when it pays, from the cache when it can."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing import active_children, get_context
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paro_advise.errors import BrokenInputError, InputError, UnknownFormatError
+from paro_advise.trace_parsers.notice import Notice, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paro_advise.advisor.facts.model import RankFacts
+    from paro_advise.trace_parsers.bytes.blocks import SourceRef
+
+# Change it whenever facts made from the same file would differ.
+READER_VERSION = 6
+_POOL_BYTES = 4 << 20
+_CACHE_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadInputs:
+    """The facts of all inputs that could be used, in order of path, and what happened to the rest."""
+
+    facts: tuple[RankFacts, ...]
+    notices: tuple[Notice, ...]
+
+
+def read_all(
+    refs: Sequence[SourceRef],
+    *,
+    is_collection: bool,
+    cache: Path | None,
+    jobs: int,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> ReadInputs:
+    """Read inputs.
+
+    Args:
+        refs: the inputs.
+        is_collection: a folder or glob was given, so unknown kinds are skipped with a notice.
+        cache: folder of cached facts, None to read every file anew.
+        jobs: processes to use at most.
+        progress: called with (done, total, label) after each input.
+
+    Raises:
+        InputError: no input could be used; the first reason.
+    """
+    size = sum(ref.path.stat().st_size for ref in refs if ref.path.exists())
+    results: dict[int, RankFacts | InputError] = {}
+    if jobs > 1 and len(refs) > 1 and size > _POOL_BYTES:
+        with ProcessPoolExecutor(min(jobs, len(refs)), mp_context=get_context("spawn")) as pool:
+            try:
+                futures = {pool.submit(_read_one, ref, cache): index for index, ref in enumerate(refs)}
+                for done, future in enumerate(as_completed(futures), start=1):
+                    index = futures[future]
+                    results[index] = _result_of(future.result, refs[index])
+                    if progress:
+                        progress(done, len(refs), refs[index].label)
+            except BaseException:
+                # Interrupted: the workers must not outlive us.
+                pool.shutdown(wait=False, cancel_futures=True)
+                for worker in active_children():
+                    worker.terminate()
+                raise
+    else:
+        for index, ref in enumerate(refs):
+            results[index] = _read_one(ref, cache)
+            if progress:
+                progress(index + 1, len(refs), ref.label)
+    return _usable([results[index] for index in range(len(refs))], refs, is_collection=is_collection)
+
+
+def _result_of(call: Callable[[], RankFacts | InputError], ref: SourceRef) -> RankFacts | InputError:
+    try:
+        return call()
+    except (OSError, RuntimeError, MemoryError) as error:
+        return BrokenInputError(f"the process that read this input ended: {error}", where=ref.label)
+
+
+def _usable(results: Sequence[RankFacts | InputError], refs: Sequence[SourceRef], *, is_collection: bool) -> ReadInputs:
+    facts: list[RankFacts] = []
+    notices: list[Notice] = []
+    failures: list[InputError] = []
+    unknown: list[str] = []
+    for result, ref in zip(results, refs, strict=True):
+        if not isinstance(result, InputError):
+            facts.append(result)
+            notices.extend(_named(notice, ref) for notice in result.notices)
+        elif isinstance(result, UnknownFormatError) and is_collection:
+            unknown.append(ref.file_name)
+            failures.append(result)
+        else:
+            failures.append(result)
+            message = f"{ref.file_name} could not be used: {result.what}"
+            notices.append(Notice(code="Q301", severity=Severity.ERROR, message=message, help=result.hint or ""))
+    if not facts:
+        raise failures[0]
+    if unknown:
+        shown = ", ".join(sorted(unknown)[:5]) + (", ..." if len(unknown) > 5 else "")
+        notices.append(
+            Notice(
+                code="Q302",
+                severity=Severity.INFO,
+                message=f"{len(unknown)} files of no known kind were left out: {shown}",
+            )
+        )
+    return ReadInputs(facts=tuple(facts), notices=tuple(notices))
+
+
+def _named(notice: Notice, ref: SourceRef) -> Notice:
+    """Return a notice that names its file."""
+    if ref.file_name in notice.message:
+        return notice
+    return replace(notice, message=f"{ref.file_name}: {notice.message}")
+
+
+def _read_one(ref: SourceRef, cache: Path | None) -> RankFacts | InputError:
+    """Read one input, or its cached facts. Errors are values so that one file never ends the rest."""
+    from paro_advise.advisor.facts.rank_facts import rank_facts
+    from paro_advise.trace_parsers.read import read_source
+
+    try:
+        entry = cache / _cache_key(ref) if cache else None
+        if entry and (known := _load(entry)):
+            return known
+        facts = rank_facts(read_source(ref))
+        if entry:
+            _store(entry, facts)
+    except InputError as error:
+        return error
+    except OSError as error:
+        return InputError(f"an input must be a readable file: {error.strerror or error}", where=ref.label)
+    except Exception as error:
+        if os.environ.get("PARO_ADVISE_DEBUG"):
+            raise
+        return BrokenInputError(
+            f"the reader failed on this input ({type(error).__name__}: {str(error)[:200]})",
+            where=ref.label,
+            hint="this is a defect of paro-advise: please report it with PARO_ADVISE_DEBUG=1",
+        )
+    return facts
+
+
+def default_cache() -> Path:
+    """Return the folder for cached facts: PARO_ADVISE_CACHE, or the user's cache folder."""
+    chosen = os.environ.get("PARO_ADVISE_CACHE")
+    if chosen:
+        return Path(chosen)
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    # The XDG specification: a relative path is invalid and ignored.
+    return (base if base.is_absolute() else Path(os.path.expanduser("~")) / ".cache") / "paro-advise"  # noqa: PTH111
+
+
+def _cache_key(ref: SourceRef) -> str:
+    stat = ref.path.stat()
+    identity = f"{READER_VERSION}|{ref.path.resolve()}|{ref.member}|{stat.st_size}|{stat.st_mtime_ns}|{ref.label}"
+    return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest() + ".facts"
+
+
+def _load(entry: Path) -> RankFacts | None:
+    import msgspec
+
+    from paro_advise.advisor.facts.model import RankFacts
+
+    try:
+        data = entry.read_bytes()
+        facts = msgspec.msgpack.decode(data, type=RankFacts)
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return None
+    return facts
+
+
+def _store(entry: Path, facts: RankFacts) -> None:
+    """Write facts to the cache; a cache that cannot be written is no reason to fail."""
+    import msgspec
+
+    data = msgspec.msgpack.encode(facts)
+    temporary = entry.with_name(f"{entry.name}.{os.getpid()}")
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(data)
+        temporary.replace(entry)
+        _prune(entry.parent)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _prune(folder: Path) -> None:
+    """Remove the oldest entries beyond 512 MiB."""
+    entries = sorted((item.stat().st_mtime, item.stat().st_size, item) for item in folder.glob("*.facts"))
+    total = sum(size for _, size, _ in entries)
+    for _, size, item in entries:
+        if total <= _CACHE_BYTES:
+            return
+        item.unlink(missing_ok=True)
+        total -= size

@@ -1,0 +1,239 @@
+"""Reduces an analysis to the calibration that the step replay needs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.prediction.calibration import Calibration
+from paro_advise.advisor.prediction.constants import ASSUMED_UNITS, FEW_UNITS, SHARED_CORE_THREADS
+from paro_advise.advisor.prediction.network_tiers import Cluster, fit_tiers
+from paro_advise.advisor.prediction.profiler_correction import unprofiled
+from paro_advise.core.collective import Op
+from paro_advise.core.framework import Framework
+from paro_advise.core.model_state import MODEL_STATES, State
+from paro_advise.errors import InputError
+from paro_advise.policies.strategy import Strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paro_advise.advisor.analysis.model import Analysis, CollectiveEntry
+
+_MODEL_STATE_NAMES = tuple(state.value for state in MODEL_STATES)
+
+
+def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibration:
+    """Reduce an analysis to what the replay needs.
+
+    Args:
+        analysis: the run.
+        nodes_per_pod: as the user says, None to see whether the links tell.
+
+    Raises:
+        InputError: the run does not tell enough: ranks, steps, strategy or model size.
+    """
+    run, notes = analysis.run, list[str]()
+    world = run.world_size
+    has_steps = bool(analysis.step_time_us.values) and min(analysis.step_time_us.values) > 0
+    if not world or world < 2 or not has_steps or not run.strategy.triple:
+        raise InputError(
+            "a recommendation must start from a run whose ranks, steps and strategy are known, got "
+            f"{world or 'no'} ranks, {len(analysis.step_time_us.values)} steps, strategy {run.strategy.triple}",
+            hint="give traces of some ranks with ProfilerStep marks and CPU activities",
+        )
+    per_node = _ranks_per_node(analysis, world, notes)
+    micro = run.micro_batches or 1
+    if run.micro_batches is None:
+        notes.append("one micro-batch a step, since backward passes could not be counted")
+    units, element_bytes = _units(analysis, world, micro)
+    if not units:
+        raise InputError(
+            "a recommendation must know the model's size, got no collective of parameters or gradients",
+            hint="record a step that holds whole forward and backward passes",
+        )
+    buckets = None
+    if len(units) < FEW_UNITS and not (run.framework.is_fsdp or run.framework == Framework.RUNTIME):
+        # Another strategy runs block by block, which costs more calls than a few large buckets.
+        buckets, units = units, (sum(units) / ASSUMED_UNITS,) * ASSUMED_UNITS
+        notes.append(
+            f"the model's blocks are not in the traces, which show {len(buckets)} buckets: {ASSUMED_UNITS} assumed"
+        )
+    gloo = run.backend == "gloo"
+    replicas = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail == "replica")
+    reduced = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail != "replica")
+    published = _published_us(analysis)
+    passes = 1 if run.strategy.triple[1] == "N" else micro
+    finer = max(0.0, len(buckets or units) * passes - sum(entry.count for entry in reduced))
+    fixed, late, wait, transfer = _fixed(analysis, finer, is_gpu=not gloo, own_way=published is not None)
+    profiled = sum(analysis.step_time_us.values) / len(analysis.step_time_us.values)
+    cores = analysis.captured.cores_per_rank if analysis.captured else None
+    cluster = Cluster(
+        world_size=world, ranks_per_node=per_node, is_gloo=gloo, concurrent=_concurrent(analysis), cores_per_rank=cores
+    )
+    tiers = fit_tiers(analysis.links, cluster, nodes_per_pod)
+    notes += tiers.notes
+    notes.append("one third of the arithmetic is forward, two thirds backward")
+    traced = Calibration(
+        world_size=world,
+        ranks_per_node=per_node,
+        micro_batches=micro,
+        unit_bytes=units,
+        bucket_bytes=buckets,
+        element_bytes=element_bytes,
+        compute_us=analysis.breakdown_us.compute or 0.0,
+        fixed_us=fixed,
+        gaps_us=min(fixed - late, _gaps(analysis)),
+        late_us=late,
+        wait_us=wait,
+        host_us_per_byte=0.0,
+        transfer_us=transfer,
+        wait_group_size=max((entry.group_size or 0 for entry in analysis.collectives), default=0) or world,
+        step_us=profiled,
+        traced_error_pct=None,
+        is_gpu=not gloo,
+        native_reduce_scatter_is_all_reduce=gloo,
+        baseline=Strategy.parse(run.strategy.triple_at_rest or run.strategy.triple),
+        gathers_once=run.strategy.triple[0] == "N" and (run.strategy.triple_at_rest or "N")[0] != "N",
+        replicates_each_pass=sum(entry.count for entry in replicas) > len(buckets or units) * (micro - 0.5)
+        or (run.strategy.triple[1] == "N" and micro > 1 and _passes(analysis, reduced, micro) == micro),
+        published_us=published,
+        baseline_group_size=run.strategy.group_size or per_node,
+        framework=run.framework,
+        assumptions=tuple(notes),
+        **{field.name: getattr(tiers, field.name) for field in fields(tiers) if field.name != "notes"},
+    )
+    return unprofiled(traced, analysis.captured)
+
+
+def _ranks_per_node(analysis: Analysis, world: int, notes: list[str]) -> int:
+    run = analysis.run
+    per_node = run.gpus_per_node or world
+    if world % per_node:
+        per_node = world
+        notes.append(f"{run.gpus_per_node} ranks a node do not divide {world}: all are taken to be on one node")
+    elif run.gpus_per_node_source not in ("metadata", "flag", "hosts"):
+        notes.append(
+            f"{per_node} ranks a node ({run.gpus_per_node_source or 'guessed'}); --gpus-per-node would state it"
+        )
+    return per_node
+
+
+def _fixed(
+    analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool
+) -> tuple[float, float, float, float | None]:
+    """Return what no strategy changes, lateness in it, what a collective costs beside its transfer, and transfers.
+
+    Args:
+        analysis: the run.
+        finer: reductions that the replay makes of the run's buckets beyond theirs.
+        is_gpu: collectives run beside compute.
+        own_way: updated parameters come back in the framework's own way, see ``_published_us``.
+    """
+    parts, states = analysis.breakdown_us, analysis.states
+    other = [states[name.value] for name in (State.OTHER, State.UNKNOWN) if name.value in states]
+    fixed = (parts.idle or 0.0) + sum(entry.exposed_us or 0.0 for entry in other)
+    names = [name for name in _MODEL_STATE_NAMES if not (own_way and name == State.OPTIMIZER.value)]
+    moved = [states[name] for name in names if name in states]
+    # States that are exposed at the same time delay the step once.
+    together = sum(entry.exposed_us or 0.0 for entry in states.values())
+    once = min(1.0, (parts.exposed_communication or 0.0) / together) if together else 1.0
+    wait = once * sum(min(entry.wait_us or 0.0, entry.exposed_us or 0.0) for entry in moved)
+    # A rank that computes longer delays every strategy once a step, however often they wait for each other.
+    late = min(wait, max((s.lateness_us for s in analysis.stragglers if "compute" in s.cause), default=0.0))
+    fixed, wait = fixed + late, wait - late
+    calls = finer + sum(entry.count for entry in moved)
+    # On a CPU "other" is the time inside calls of collectives before and after gloo's own work.
+    if is_gpu:
+        fixed += parts.other or 0.0
+    else:
+        wait += parts.other or 0.0
+    known = [entry.transfer_us for entry in moved if entry.count]
+    transfer = None if any(value is None for value in known) else once * sum(value or 0.0 for value in known)
+    return fixed, late, wait / calls if calls else 0.0, transfer
+
+
+def _gaps(analysis: Analysis) -> float:
+    """Return the time between operators that the training thread worked; what it slept is none of it.
+
+    A core is taken to be shared by three threads at most, where the step logs tell how long it was on one;
+    without them the whole gap counts as work.
+    """
+    captured, parts = analysis.captured, analysis.breakdown_us
+    idle = parts.idle or 0.0
+    if captured is None or not captured.traced_cpu_us:
+        return idle
+    return min(idle, max(0.0, SHARED_CORE_THREADS * captured.traced_cpu_us - (parts.compute or 0.0)))
+
+
+def _concurrent(analysis: Analysis) -> float:
+    """Return how many collectives of model states were under way at once, on average while any was.
+
+    They shared the links, so that each alone looks as slow as all of them together.
+    """
+    moved = [entry for entry in analysis.collectives if entry.state in _MODEL_STATE_NAMES]
+    alone = sum(entry.count * (entry.p50_us or 0.0) for entry in moved)
+    union = sum(entry.total_us or 0.0 for name, entry in analysis.states.items() if name in _MODEL_STATE_NAMES)
+    return max(1.0, alone / union) if union else 1.0
+
+
+def _units(analysis: Analysis, world: int, micro: int) -> tuple[tuple[float, ...], int]:
+    """Return the bytes of each unit, from gathers in forward, else from reductions of gradients."""
+    forward = _kinds(analysis, State.PARAMETER, lambda entry: entry.detail.startswith("forward"))
+    found = _expanded(forward, micro)
+    if not found:
+        reductions = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail != "replica")
+        passes = _passes(analysis, reductions, micro)
+        # What was scattered inside groups arrives at the next hop cut in m.
+        largest = max((entry.bytes or 0 for entry in reductions), default=0)
+        whole = [entry for entry in reductions if entry.group_size == world or (entry.bytes or 0) * 4 > largest]
+        found = _expanded(whole, passes)
+    if not found:
+        return (), 4
+    elements = sum(found)
+    count = analysis.run.parameter_count
+    width = elements / count if count else 4.0
+    return tuple(sorted(found)), min((1, 2, 4, 8), key=lambda size: abs(math.log(size / width)))
+
+
+def _published_us(analysis: Analysis) -> float | None:
+    """Return how long updated parameters took to come back in a framework's own way, None in the usual way.
+
+    ZeroRedundancyOptimizer broadcasts them one by one; DeepSpeed's stage 3 gathers the small ones that it
+    keeps whole, although parameters and optimizer states lie at the same level.
+    """
+    entry = analysis.states.get(State.OPTIMIZER.value)
+    triple = analysis.run.strategy.triple_at_rest or analysis.run.strategy.triple
+    if entry is None or not entry.count or triple is None or analysis.run.strategy.source == "metadata":
+        return None
+    one_by_one = _kinds(analysis, State.OPTIMIZER, lambda item: item.op == Op.BROADCAST)
+    return entry.exposed_us if one_by_one or triple[0] == triple[2] else None
+
+
+def _passes(analysis: Analysis, reductions: Sequence[CollectiveEntry], micro: int) -> int:
+    """Return how often a step reduces each gradient.
+
+    Gradients that every rank holds whole need it once, but DDP does it on every micro-batch unless
+    told otherwise: then the bytes of a step are too many for any element type.
+    """
+    if (analysis.run.strategy.triple or "N")[1] != "N":
+        return micro
+    count = analysis.run.parameter_count
+    if not count or micro == 1:
+        return 1
+    moved = sum(entry.count * float(entry.bytes or 0) for entry in reductions)
+    if moved <= 0 or count <= 0:
+        return 1
+    return min((1, micro), key=lambda passes: min(abs(math.log(moved / passes / count / width)) for width in (2, 4)))
+
+
+def _kinds(analysis: Analysis, state: State, wanted: Callable[[CollectiveEntry], bool]) -> list[CollectiveEntry]:
+    return [entry for entry in analysis.collectives if entry.state == state.value and entry.bytes and wanted(entry)]
+
+
+def _expanded(entries: Sequence[CollectiveEntry], passes: int) -> list[float]:
+    found: list[float] = []
+    for entry in entries:
+        found += [float(entry.bytes or 0)] * max(1, round(entry.count / passes))
+    return found

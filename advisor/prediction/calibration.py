@@ -1,0 +1,98 @@
+"""What a run tells about its cluster and its model, as the replay needs it: each number with its origin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.prediction.network_tiers import Estimate
+    from paro_advise.core.framework import Framework
+    from paro_advise.policies.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """A run as the replay sees it.
+
+    Attributes:
+        world_size, ranks_per_node, micro_batches: of the run.
+        unit_bytes: parameters of each unit in the type they are sent in; the root last.
+        bucket_bytes: what the run itself sends at once, where its buckets hide the units; None where they do not.
+        element_bytes: of that type.
+        compute_us: arithmetic of a step of one rank.
+        fixed_us: idle, copies, and communication that no strategy changes (norms, tensor parallelism).
+        gaps_us: of these, the host's own work between operators.
+        late_us: of these, waiting for the rank that computes longest.
+        wait_us: of each collective of a model state beside its transfer, on average: waiting for late ranks.
+            Beside a GPU only.
+        host_us_per_byte: what a byte that a rank sends takes beside links, where the cores that compute also
+            move it: copies, waiting for a core, and for ranks that wait for one. On a CPU only.
+        wait_group_size: ranks that waited for each other.
+        transfer_us: of all collectives of model states in a step; None where waiting is not told apart.
+        step_us: measured.
+        traced_error_pct: replay of the traced step from its measured parts against its measured time, where the
+            calibration then brings the replay to unprofiled time; None where the replay itself tells.
+        is_gpu: collectives run beside compute.
+        native_reduce_scatter_is_all_reduce: gloo's.
+        baseline: strategy of the run between steps.
+        baseline_group_size: ranks of its group.
+        gathers_once: parameters gathered for forward are kept for backward.
+        replicates_each_pass: gradients are added up across groups on every micro-batch.
+        published_us: what bringing updated parameters back took, where the framework does it in a way of its
+            own: one by one, or those few that it keeps whole; None where the strategy tells.
+        framework: that ran it.
+        inter_alpha_us, inter_gbps: a message between nodes; the port of a node, 1e9 bytes/s.
+        intra_alpha_us, intra_gbps: a message inside a node; one rank's sending, 1e9 bytes/s.
+        nodes_per_pod: nodes that a quicker network joins; None where there are no pods.
+        pod_alpha_us, pod_gbps: a message between nodes of a pod; ``inter_*`` are then of those between pods.
+        assumptions: what was not in the traces, for people.
+    """
+
+    world_size: int
+    ranks_per_node: int
+    micro_batches: int
+    unit_bytes: tuple[float, ...]
+    bucket_bytes: tuple[float, ...] | None
+    element_bytes: int
+    compute_us: float
+    fixed_us: float
+    gaps_us: float
+    late_us: float
+    wait_us: float
+    host_us_per_byte: float
+    wait_group_size: int
+    transfer_us: float | None
+    step_us: float
+    traced_error_pct: float | None
+    is_gpu: bool
+    native_reduce_scatter_is_all_reduce: bool
+    baseline: Strategy
+    baseline_group_size: int
+    gathers_once: bool
+    replicates_each_pass: bool
+    published_us: float | None
+    framework: Framework
+    inter_alpha_us: Estimate
+    inter_gbps: Estimate
+    intra_alpha_us: Estimate
+    intra_gbps: Estimate
+    nodes_per_pod: int | None
+    pod_alpha_us: Estimate
+    pod_gbps: Estimate
+    assumptions: tuple[str, ...]
+
+    @property
+    def parameters(self) -> float:
+        """Return the number of parameters."""
+        return sum(self.unit_bytes) / self.element_bytes
+
+    @property
+    def num_nodes(self) -> int:
+        """Return the number of nodes."""
+        return self.world_size // self.ranks_per_node
+
+    @property
+    def has_pods(self) -> bool:
+        """Tell whether there are levels between a node and all nodes."""
+        return self.nodes_per_pod is not None and self.nodes_per_pod < self.num_nodes

@@ -1,0 +1,148 @@
+"""All ways to run that a plan compares, and which of them it may propose (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.prediction.candidate import Candidate
+from paro_advise.advisor.prediction.constants import (
+    HOST_UPDATES_PER_S,
+    QUANTISED_GRADIENT_BYTES,
+    QUANTISED_PARAMETER_BYTES,
+)
+from paro_advise.core.framework import Framework
+from paro_advise.policies.frameworks.model import Fidelity, Offload, Variant
+from paro_advise.policies.frameworks.registry import exports_of, family_of, variants
+from paro_advise.policies.memory import shards
+from paro_advise.policies.strategy import KEPT, PARTIAL_ONLY, Collectives, Level, Strategy
+from paro_advise.policies.traffic import Shape
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.prediction.calibration import Calibration
+
+# What our runtime does on the host beside the model's operators over what a framework does (`make bench-host`),
+# where that differs by more than its own noise: FSDP1's is of the size of ours, DDP does little.
+_HOST_SHARES = {
+    Framework.DEEPSPEED: 0.35,
+    Framework.FSDP2: 0.7,
+    Framework.DDP: 1.7,
+    Framework.DDP_ZERO: 1.7,
+}
+# What our runtime takes over as it is, with the backend's own collectives.
+_TAKEN_OVER = ("NNN", "III", "GGG")
+
+
+def candidates(calibration: Calibration) -> list[Candidate]:
+    """Return all kept strategies with all aligned group sizes, as HO-Ring and as frameworks run them."""
+    per_node, sizes = calibration.ranks_per_node, aligned_sizes(calibration)
+    usual = [per_node if per_node in sizes else sizes[0]]
+    found = []
+    for strategy in KEPT:
+        if strategy in PARTIAL_ONLY:  # nobody froze parameters, as far as the trace tells
+            continue
+        for size in sizes if Level.I in _levels(strategy) else usual:
+            ours = Candidate(strategy=strategy, group_size=size, collectives=Collectives.HO_RING)
+            found.append(replace(ours, host_share=_host_share(calibration)))
+            if Fidelity.EXACT in exports_of(strategy, Collectives.NATIVE).values():
+                found.append(_native(calibration, strategy, size))
+    for strategy, variant in variants():
+        if variant.changes_numbers and not calibration.is_gpu:
+            continue
+        has_groups = Level.I in _levels(strategy) or variant.keeps_copy
+        fitting = [
+            size for size in (sizes if has_groups else usual) if size < calibration.world_size or not variant.keeps_copy
+        ]
+        found += [_varied(calibration, strategy, variant, size) for size in fitting]
+    return found
+
+
+def aligned_sizes(calibration: Calibration) -> list[int]:
+    """Return the group sizes whose groups fill nodes and pods, or are parts of them."""
+    world = calibration.world_size
+    levels = [calibration.ranks_per_node]
+    if calibration.has_pods and calibration.nodes_per_pod:
+        levels.append(calibration.nodes_per_pod * calibration.ranks_per_node)
+    sizes = [size for size in range(2, world) if world % size == 0]
+    return [size for size in sizes if all(level % size == 0 or size % level == 0 for level in levels)] or [world]
+
+
+def is_proposable(candidate: Candidate, framework: Framework) -> bool:
+    """Tell whether `paro-advise run` trains with it, so that a plan may choose it.
+
+    Parameters on the host are left to DeepSpeed, for scripts that use it.
+    """
+    if candidate.offload.moves_parameters:
+        return framework == Framework.DEEPSPEED and is_at_hand(candidate, framework)
+    taken_over = str(candidate.strategy) in _TAKEN_OVER and not candidate.variant and not candidate.offload
+    return candidate.collectives == Collectives.HO_RING or taken_over
+
+
+def is_at_hand(candidate: Candidate, framework: Framework) -> bool:
+    """Tell whether the settings of the framework that ran, or of one of its family, express a candidate exactly."""
+    exports = exports_of(candidate.strategy, candidate.collectives, candidate.variant, candidate.offload)
+    return any(exports[name] == Fidelity.EXACT for name in family_of(framework))
+
+
+def offloaded(calibration: Calibration, candidate: Candidate, host_gbps: float, *, parameters: bool) -> Candidate:
+    """Return a candidate with states on the host.
+
+    Each step moves this rank's gradients down and its updated parameters up, and the host's cores do the
+    arithmetic of all ranks of a node (ZeRO-Offload, arXiv 2101.06840, section 4). Parameters that rest there
+    as well come up before every gather (ZeRO-Infinity, arXiv 2104.07857, section 5).
+
+    Args:
+        calibration: the run.
+        candidate: with all states on the device.
+        host_gbps: what one device moves to or from its host, 1e9 bytes/s.
+        parameters: they are moved as well as the optimizer's states.
+    """
+    shape = Shape(group_size=candidate.group_size, num_groups=max(1, calibration.world_size // candidate.group_size))
+    mine = calibration.parameters / shards(candidate.strategy.optimizer, shape)
+    moved = mine * (4.0 + calibration.element_bytes)
+    if parameters:
+        gathers = calibration.micro_batches * (1 if candidate.gathers_once else 2)
+        held = calibration.parameters / shards(candidate.strategy.parameter, shape)
+        moved += gathers * held * calibration.element_bytes
+    updated = mine * calibration.ranks_per_node / HOST_UPDATES_PER_S * 1e6
+    return replace(
+        candidate,
+        offload=Offload.PARAMETERS if parameters else Offload.OPTIMIZER,
+        host_us=moved / (host_gbps * 1e3) + updated,
+    )
+
+
+def _host_share(calibration: Calibration) -> float:
+    """Return what is left of the host's gaps when our runtime takes the place of the framework's own code."""
+    if calibration.is_gpu:  # beside a GPU nobody measured it
+        return 1.0
+    return _HOST_SHARES.get(calibration.framework, 1.0)
+
+
+def _levels(strategy: Strategy) -> tuple[Level, Level, Level]:
+    return strategy.parameter, strategy.gradient, strategy.optimizer
+
+
+def _native(calibration: Calibration, strategy: Strategy, size: int) -> Candidate:
+    return Candidate(
+        strategy=strategy,
+        group_size=size,
+        collectives=Collectives.NATIVE,
+        # DDP's reducer has a thread of its own; FSDP on a CPU waits for every collective.
+        overlaps_reductions=calibration.is_gpu
+        or (str(strategy) == "NNN" and calibration.framework != Framework.DEEPSPEED),
+        separate_queues=False,
+    )
+
+
+def _varied(calibration: Calibration, strategy: Strategy, variant: Variant, size: int) -> Candidate:
+    width = calibration.element_bytes
+    return replace(
+        _native(calibration, strategy, size),
+        variant=variant,
+        gathers_once=variant == Variant.KEPT,
+        backward_level=Level.I if variant.keeps_copy else None,
+        copy_lasts=variant in (Variant.HPZ, Variant.QUANTISED),
+        gather_share=QUANTISED_PARAMETER_BYTES / width if variant.changes_numbers else 1.0,
+        reduce_share=QUANTISED_GRADIENT_BYTES / width if variant.changes_numbers else 1.0,
+    )

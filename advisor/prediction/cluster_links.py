@@ -1,0 +1,169 @@
+"""Collectives as efforts on the links of a cluster, and the time that they take there.
+
+Times are numbers or arrays of draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paro_advise.core.collective import Op
+from paro_advise.policies.collective_cost import Algorithm, Effort, effort_of
+from paro_advise.policies.strategy import Level, Strategy
+
+# Microseconds: one number, or an array of draws.
+Time = float | NDArray[np.float64]
+LINK_QUANTITIES = ("inter_alpha_us", "inter_gbps", "intra_alpha_us", "intra_gbps", "pod_alpha_us", "pod_gbps")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One collective.
+
+    Attributes:
+        effort: what it asks of the links.
+        size: ranks that take part.
+        rank_bytes: that one of them sends.
+        is_inside: it stays inside nodes.
+        is_in_pod: between nodes, it stays inside a pod.
+    """
+
+    effort: Effort
+    size: int
+    rank_bytes: float
+    is_inside: bool
+    is_in_pod: bool
+
+
+# Collectives one after the other.
+Parts = tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """Latency and bandwidth of all levels, numbers or arrays of one shape, and a factor on all times.
+
+    Attributes:
+        inter_alpha_us, inter_gbps: between nodes, where there are pods between those of different pods.
+        intra_alpha_us, intra_gbps: inside nodes.
+        pod_alpha_us, pod_gbps: between nodes of a pod.
+        stretch: on all times.
+    """
+
+    inter_alpha_us: Time
+    inter_gbps: Time
+    intra_alpha_us: Time
+    intra_gbps: Time
+    pod_alpha_us: Time
+    pod_gbps: Time
+    stretch: float = 1.0
+
+    def us(self, parts: Parts) -> Time:
+        """Return the time of collectives one after the other."""
+        return self.stretch * sum((self._alone(part) for part in parts), 0.0)
+
+    def _alone(self, part: Part) -> Time:
+        alpha, gbps = self.inter_alpha_us, self.inter_gbps
+        if part.is_in_pod:
+            alpha, gbps = self.pod_alpha_us, self.pod_gbps
+        return part.effort.us(alpha, gbps, self.intra_alpha_us, self.intra_gbps)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCollectives:
+    """The collectives that a strategy needs on a cluster, as efforts by the bytes of a whole unit."""
+
+    world_size: int
+    ranks_per_node: int
+    nodes_per_pod: int | None
+    group_size: int
+    algorithm: Algorithm
+    reduce_is_all_reduce: bool
+
+    def _inside(self, operation: Op, num_bytes: float) -> Parts:
+        nodes = max(1, self.group_size // self.ranks_per_node)
+        local = min(self.group_size, self.ranks_per_node)
+        in_pod = self.nodes_per_pod is not None and self.nodes_per_pod % nodes == 0
+        return (self._part(operation, num_bytes, nodes, local, in_pod=in_pod),)
+
+    def _across(self, operation: Op, num_bytes: float) -> Parts:
+        groups = self.world_size // self.group_size
+        if groups == 1:
+            return ()
+        small = self.group_size < self.ranks_per_node
+        nodes = self.world_size // self.ranks_per_node if small else groups
+        local = self.ranks_per_node // self.group_size if small else 1
+        found = self._part(operation, num_bytes / self.group_size, nodes, local)
+        # The rings of all local ranks of a group go through the same ports.
+        rings = min(self.group_size, self.ranks_per_node)
+        return (replace(found, effort=replace(found.effort, inter_bytes=found.effort.inter_bytes * rings)),)
+
+    def _world(self, operation: Op, num_bytes: float) -> Parts:
+        if self.algorithm == Algorithm.HO_RING and self.group_size != self.ranks_per_node:
+            return self._inside(operation, num_bytes) + self._across(operation, num_bytes)
+        nodes = self.world_size // self.ranks_per_node
+        return (self._part(operation, num_bytes, nodes, self.ranks_per_node),)
+
+    def _part(self, operation: Op, num_bytes: float, nodes: int, local: int, *, in_pod: bool = False) -> Part:
+        if operation == Op.REDUCE_SCATTER and self.reduce_is_all_reduce:
+            operation = Op.ALL_REDUCE
+        size = nodes * local
+        trips = 2 if operation == Op.ALL_REDUCE else 1
+        return Part(
+            effort_of(self.algorithm, operation, num_bytes, nodes, local),
+            size,
+            trips * num_bytes * (size - 1) / size,
+            nodes == 1,
+            in_pod,
+        )
+
+    def gather(self, level: Level, num_bytes: float) -> Parts:
+        """Gather parameters from a level to whole ones."""
+        match level:
+            case Level.N:
+                return ()
+            case Level.I:
+                return self._inside(Op.ALL_GATHER, num_bytes)
+            case _:
+                return self._world(Op.ALL_GATHER, num_bytes)
+
+    def reduce(self, strategy: Strategy, num_bytes: float, *, last: bool, each_pass: bool) -> Parts:
+        """Bring gradients to their level, and at the boundary to the optimizer's (docs/strategies.md, procedure)."""
+        scatter, total = Op.REDUCE_SCATTER, Op.ALL_REDUCE
+        found: Parts = ()
+        level, target = strategy.gradient, strategy.optimizer
+        if level == Level.I:
+            found = self._inside(scatter, num_bytes)
+        elif level == Level.G:
+            return self._world_reduction(strategy, num_bytes)
+        if not (last or each_pass):
+            return found
+        match level, target:
+            case Level.N, Level.N:
+                return self._world(total, num_bytes)
+            case Level.N, Level.G:
+                return self._world_reduction(strategy, num_bytes)
+            case _:
+                first = self._inside(scatter, num_bytes)
+                return first + self._across(total if target == Level.I else scatter, num_bytes)
+
+    def _world_reduction(self, strategy: Strategy, num_bytes: float) -> Parts:
+        scatter = Op.REDUCE_SCATTER
+        if strategy.parameter == Level.I:
+            return self._inside(scatter, num_bytes) + self._across(scatter, num_bytes)
+        return self._world(scatter, num_bytes)
+
+    def publish(self, strategy: Strategy, num_bytes: float) -> Parts:
+        """Bring updated parameters from the optimizer's level to the parameters'."""
+        match strategy.optimizer, strategy.parameter:
+            case Level.I, Level.N:
+                return self._inside(Op.ALL_GATHER, num_bytes)
+            case Level.G, Level.N:
+                return self._world(Op.ALL_GATHER, num_bytes)
+            case Level.G, Level.I:
+                return self._across(Op.ALL_GATHER, num_bytes)
+            case _:
+                return ()

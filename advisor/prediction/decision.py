@@ -1,0 +1,259 @@
+"""Which candidate a plan recommends, how sure it is of it, and why not the others (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paro_advise.advisor.prediction.constants import (
+    EQUAL_SHARE,
+    GAIN_PROBABILITY,
+    GAIN_RATIO,
+    GATE_PCT,
+)
+from paro_advise.advisor.prediction.what_if import quantiles
+from paro_advise.advisor.wording.quantities import bytes_text
+from paro_advise.policies.frameworks.model import Fidelity
+from paro_advise.policies.frameworks.registry import exports_of
+from paro_advise.policies.plan import FORMAT, Choice, Confidence, Plan, Preconditions, Prediction, Verdict
+from paro_advise.policies.strategy import Collectives, Level
+from paro_advise.policies.strategy_name import choice_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.advisor.prediction.calibration import Calibration
+    from paro_advise.advisor.prediction.scoring import Limits, Scored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """All candidates of a plan.
+
+    Attributes:
+        baseline: the run as it is.
+        scored: all candidates, those first that fit, then by median time.
+        eligible: those of them that fit and that `paro-advise run` trains with.
+        usable_today: the fastest that a framework's own settings express, None without any.
+        replay_error_pct: replay of the run as it is against its measured step.
+    """
+
+    baseline: Scored
+    scored: Sequence[Scored]
+    eligible: Sequence[Scored]
+    usable_today: Scored | None
+    replay_error_pct: float
+
+
+def decide(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan, Scored]:
+    """Return the plan without an id, and the candidate that looks best."""
+    chosen = fastest(field.eligible)
+    baseline = field.baseline
+    gain = float(np.mean(baseline.times / chosen.times > GAIN_RATIO)) if chosen else 0.0
+    verdict = _verdict(field, chosen, gain)
+    wins, regrets = _wins(field.eligible)
+    base_choice = _choice(baseline, baseline, baseline.reason or "the run as it is", 0.0)
+    choices = {
+        id(item): _choice(
+            item,
+            baseline,
+            item.reason or _why(item, chosen, is_eligible=item in field.eligible),
+            wins.get(id(item), 0.0),
+        )
+        for item in field.scored
+    }
+    best = choices[id(chosen)] if chosen else None
+    text = (
+        _text(verdict, base_choice, best, gain, field.replay_error_pct)
+        if best
+        else _nothing_fits(choices[id(field.scored[0])])
+    )
+    plan = Plan(
+        format=FORMAT.name,
+        format_version=FORMAT.version,
+        plan_id="",
+        verdict=verdict,
+        text=text,
+        baseline=base_choice,
+        chosen=base_choice if verdict == Verdict.KEEP or best is None else best,
+        switch_on_today=choices[id(field.usable_today)] if field.usable_today else None,
+        candidates=tuple(choices[id(item)] for item in field.scored),
+        confidence=Confidence(
+            replay_error_pct=field.replay_error_pct,
+            probability_gain=gain,
+            expected_regret_pct=round(100 * regrets.get(id(chosen), 0.0), 2),
+            text=_confidence_text(field.replay_error_pct),
+        ),
+        preconditions=Preconditions(
+            world_size=calibration.world_size,
+            gpus_per_node=calibration.ranks_per_node,
+            micro_batches=calibration.micro_batches,
+            parameter_count=round(calibration.parameters),
+            device_memory_bytes=limits.device_memory_bytes,
+        ),
+        assumptions=calibration.assumptions,
+        probes=_probes(calibration) if verdict == Verdict.MEASURE_FIRST else (),
+    )
+    return plan, chosen or baseline
+
+
+def median_us(item: Scored) -> float:
+    """Return the median step time of a candidate."""
+    return float(np.median(item.times))
+
+
+def fastest(fitting: Sequence[Scored]) -> Scored | None:
+    """Return the fastest, or among those within noise of it the one with the least memory; None without any."""
+    if not fitting:
+        return None
+    best = min(map(median_us, fitting))
+    near = [item for item in fitting if median_us(item) <= best * (1 + EQUAL_SHARE)]
+    return min(near, key=lambda item: (item.memory.total, median_us(item)))
+
+
+def _verdict(field: Field, chosen: Scored | None, gain: float) -> Verdict:
+    if chosen is None:
+        return Verdict.KEEP
+    if abs(field.replay_error_pct) > GATE_PCT:
+        return Verdict.MEASURE_FIRST
+    if field.baseline.reason:
+        return Verdict.CHANGE  # the run as it is breaks a limit
+    if gain < 1 - GAIN_PROBABILITY:
+        return Verdict.KEEP
+    return Verdict.CHANGE if gain >= GAIN_PROBABILITY else Verdict.MEASURE_FIRST
+
+
+def _wins(fitting: Sequence[Scored]) -> tuple[dict[int, float], dict[int, float]]:
+    """Return how often each is the fastest, and its expected regret as a share."""
+    if not fitting:
+        return {}, {}
+    table = np.stack([item.times for item in fitting])
+    best = table.min(axis=0)
+    share = np.bincount(table.argmin(axis=0), minlength=len(fitting)) / table.shape[1]
+    regret = (table / best - 1).mean(axis=1)
+    return (
+        {id(item): float(value) for item, value in zip(fitting, share, strict=True)},
+        {id(item): float(value) for item, value in zip(fitting, regret, strict=True)},
+    )
+
+
+def choice_of(item: Scored, baseline: Scored) -> Choice:
+    """Return a candidate as a plan shows it, without a reason."""
+    return _choice(item, baseline, "", 0.0)
+
+
+def _choice(item: Scored, baseline: Scored, reason: str, probability: float) -> Choice:
+    candidate = item.candidate
+    uses_groups = "I" in str(candidate.strategy) or candidate.backward_level == Level.I
+    terms = {
+        "parameter": item.memory.parameter,
+        "gradient": item.memory.gradient,
+        "optimizer": item.memory.optimizer,
+        "transient": item.transient,
+    }
+    return Choice(
+        triple=str(candidate.strategy),
+        group_size=candidate.group_size if uses_groups else None,
+        collectives=candidate.collectives,
+        predicted=Prediction(
+            step_time_us=quantiles(item.times),
+            speedup=quantiles(baseline.times / item.times),
+            memory_bytes=sum(terms.values()),
+            terms=terms,
+            peak_bytes=item.peak,
+        ),
+        redundancy_bytes=item.redundancy,
+        exports=exports_of(candidate.strategy, candidate.collectives, candidate.variant, candidate.offload),
+        feasible=not item.reason,
+        reason=reason,
+        probability_best=probability,
+        offload=candidate.offload,
+        variant=candidate.variant,
+    )
+
+
+def _why(item: Scored, chosen: Scored | None, *, is_eligible: bool) -> str:
+    if not is_eligible:
+        return "by a framework's own settings only; `paro-advise run` does not use them"
+    if chosen is None or item is chosen:
+        return "the fastest that fits, or equal to it within noise with less memory"
+    slower = median_us(item) / median_us(chosen) - 1
+    if slower < 0:
+        return f"{-slower:.1%} faster, which is within noise, for more memory"
+    return f"{slower:.1%} slower than the chosen one"
+
+
+def _nothing_fits(first: Choice) -> str:
+    name = choice_name(first)
+    if not first.feasible:
+        return f"Nothing fits: {name} {first.reason}."
+    names = ", ".join(name for name, fidelity in first.exports.items() if fidelity == Fidelity.EXACT)
+    return f"Nothing fits that `paro-advise run` trains with; {name} does, by the settings of {names}."
+
+
+def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, error_pct: float) -> str:
+    name, now = choice_name(chosen), choice_name(baseline)
+    speedup = chosen.predicted.speedup
+    ahead = f"{speedup.p50:.2f}x the speed ({speedup.p10:.2f} to {speedup.p90:.2f})"
+    match verdict:
+        case Verdict.KEEP:
+            return f"Keep {now}: no alternative that fits is likely to be more than 2 % faster."
+        case Verdict.CHANGE:
+            broken = "" if baseline.feasible else f" {now} {baseline.reason}."
+            return f"{_change(baseline, chosen)}: predicted {ahead}{_memory(baseline, chosen)}.{broken}"
+        case _ if abs(error_pct) > GATE_PCT:
+            return (
+                f"Measure first: replaying this run misses its measured time by {error_pct:+.0f} %, so numbers would "
+                f"mislead; {name} looks best."
+            )
+        case _:
+            return (
+                f"Measure first: {name} looks best, {ahead}, with a probability of {gain:.2f} of a speed-up above 2 %."
+            )
+
+
+def _change(baseline: Choice, chosen: Choice) -> str:
+    same = (baseline.triple, baseline.group_size, baseline.variant, baseline.offload) == (
+        chosen.triple,
+        chosen.group_size,
+        chosen.variant,
+        chosen.offload,
+    )
+    if same and chosen.collectives == Collectives.HO_RING:
+        return f"Keep {choice_name(baseline)}; replace its collectives by HO-Ring"
+    return f"Change {choice_name(baseline)} to {choice_name(chosen)}"
+
+
+def _memory(baseline: Choice, chosen: Choice) -> str:
+    more = chosen.redundancy_bytes - baseline.redundancy_bytes
+    if not more:
+        return ", with the same memory for the model states"
+    return f", {bytes_text(abs(more))} {'more' if more > 0 else 'less'} memory per rank for the model states"
+
+
+def _confidence_text(error_pct: float) -> str:
+    gate = "within" if abs(error_pct) <= GATE_PCT else "beyond"
+    off = round(error_pct, 1) + 0.0  # no minus before a zero
+    return f"replaying the traced step reproduces its time to {off:+.1f} %, {gate} the {GATE_PCT:.0f} % tolerance"
+
+
+def _probes(calibration: Calibration) -> tuple[str, ...]:
+    """Return what to measure so that the answer gets certain, the most useful first."""
+    found = []
+    probe = "-m paro_advise.runtime.probe"
+    nodes, per_node = calibration.num_nodes, calibration.ranks_per_node
+    if calibration.intra_gbps.source == "prior" and per_node > 1:
+        found.append(
+            f"bandwidth inside a node, on one node: torchrun --nproc-per-node {per_node} {probe} > inside.txt, "
+            "then recommend with inside.txt beside the traces"
+        )
+    if calibration.inter_gbps.source == "prior" and nodes > 1:
+        found.append(
+            f"bandwidth between nodes, on all of them: torchrun --nnodes {nodes} --nproc-per-node {per_node} ... "
+            f"{probe} > between.txt, then recommend with between.txt beside the traces"
+        )
+    if not found:
+        found.append("a second trace of three or more steps, of one rank per node, so that the spread gets known")
+    return tuple(found)

@@ -1,0 +1,204 @@
+"""The tiers of a cluster's network as a run shows them: inside nodes, between nodes, between pods (pure)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.prediction.constants import (
+    FASTER_TIER_RATIO,
+    GLOO_BANDWIDTH_FACTOR,
+    GLOO_PRIOR,
+    NCCL_PRIOR,
+    P90_SIGMAS,
+    PRIOR_BANDWIDTH_FACTOR,
+    PRIOR_LATENCY_FACTOR,
+    UNKNOWN_CORES,
+)
+from paro_advise.core.collective import Op
+from paro_advise.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paro_advise.advisor.ranks.link_fit import Link
+
+# A value, the standard deviation of its logarithm, and how many collectives tell it.
+_Sample = tuple[float, float, int]
+_WHERE = {"intra": "inside nodes", "inter": "between nodes", "pod": "between nodes of a pod"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A number with its uncertainty.
+
+    Attributes:
+        value: the median.
+        sigma: standard deviation of its logarithm.
+        source: "measured", "derived" or "prior".
+    """
+
+    value: float
+    sigma: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What of a run its links depend on.
+
+    Attributes:
+        world_size, ranks_per_node: of the run.
+        is_gloo: its backend.
+        concurrent: collectives that shared the links at once, on average.
+        cores_per_rank: None where it is not known.
+    """
+
+    world_size: int
+    ranks_per_node: int
+    is_gloo: bool
+    concurrent: float
+    cores_per_rank: float | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        """Return the number of nodes."""
+        return self.world_size // self.ranks_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkTiers:
+    """Latency and bandwidth by tier.
+
+    Attributes:
+        inter_alpha_us, inter_gbps: between nodes, where there are pods between those of different pods.
+        intra_alpha_us, intra_gbps: inside nodes.
+        pod_alpha_us, pod_gbps: between nodes of a pod.
+        nodes_per_pod: None where there are no pods.
+        notes: what was assumed, for people.
+    """
+
+    inter_alpha_us: Estimate
+    inter_gbps: Estimate
+    intra_alpha_us: Estimate
+    intra_gbps: Estimate
+    pod_alpha_us: Estimate
+    pod_gbps: Estimate
+    nodes_per_pod: int | None
+    notes: tuple[str, ...]
+
+
+def fit_tiers(links: Sequence[Link], cluster: Cluster, nodes_per_pod: int | None) -> NetworkTiers:
+    """Reduce fitted links to one latency and bandwidth per tier.
+
+    Args:
+        links: of all operations, spans and group sizes.
+        cluster: that they belong to.
+        nodes_per_pod: as the user says, None to see whether the links tell.
+
+    Raises:
+        UsageError: the pods that the user states do not divide the nodes.
+    """
+    known = [link for link in links if link.op in (Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_REDUCE)]
+    notes: list[str] = []
+    pod = _stated_pods(nodes_per_pod, cluster) if nodes_per_pod else _observed_pods(known, cluster, notes)
+    inside = [link for link in known if link.span == "intra" or cluster.num_nodes == 1]
+    near = [link for link in known if link not in inside and _spanned(link, cluster) <= (pod or 0)]
+    far = [link for link in known if link not in inside and link not in near]
+    prior = GLOO_PRIOR | {"intra_gbps": GLOO_PRIOR["intra_gbps"] * _copied(cluster)} if cluster.is_gloo else NCCL_PRIOR
+    found: dict[str, Estimate] = {}
+    for name, sample in (("gbps", _bandwidth), ("alpha_us", _latency)):
+        for tier, chosen in (("intra", inside), ("inter", far or near)):
+            key = f"{tier}_{name}"
+            found[key] = _mean(_samples(chosen, cluster, sample)) or _assumed(key, prior[key], cluster, notes)
+        found[f"pod_{name}"] = _mean(_samples(near, cluster, sample)) or found[f"inter_{name}"]
+    if pod and not (near and far):
+        missing, other = ("between pods", "inside them") if near else ("inside pods", "between them")
+        notes.append(f"links {missing}: as quick as {other}, since no collective of the run measured them alone")
+    return NetworkTiers(**found, nodes_per_pod=pod, notes=tuple(notes))
+
+
+def _stated_pods(nodes_per_pod: int, cluster: Cluster) -> int | None:
+    if cluster.num_nodes % nodes_per_pod:
+        raise UsageError(
+            f"--nodes-per-pod must divide the {cluster.num_nodes} nodes of the run, got {nodes_per_pod}",
+            hint="leave it out where all nodes are joined alike",
+        )
+    return nodes_per_pod if nodes_per_pod < cluster.num_nodes else None
+
+
+def _observed_pods(links: Sequence[Link], cluster: Cluster, notes: list[str]) -> int | None:
+    """Return the nodes of a pod where groups of so many are clearly quicker than wider ones, else None."""
+    spans = {_spanned(link, cluster) for link in links if link.span == "mixed"}
+    for nodes in sorted(spans - {cluster.num_nodes}, reverse=True):
+        near = [link for link in links if link.span == "mixed" and _spanned(link, cluster) == nodes]
+        wider = [link for link in links if link.span != "intra" and _spanned(link, cluster) > nodes]
+        fast, usual = (_mean(_samples(part, cluster, _bandwidth)) for part in (near, wider))
+        if cluster.num_nodes % nodes or fast is None or usual is None:
+            continue
+        uncertainty = P90_SIGMAS * (fast.sigma + usual.sigma)
+        if math.log(fast.value / usual.value) > max(math.log(FASTER_TIER_RATIO), uncertainty):
+            notes.append(
+                f"pods of {nodes} nodes: groups of that size moved {fast.value:.3g} GB/s through a node's port, "
+                f"wider ones {usual.value:.3g}; --nodes-per-pod would state it"
+            )
+            return nodes
+    return None
+
+
+def _spanned(link: Link, cluster: Cluster) -> int:
+    """Return over how many nodes a group reaches: it fills them, or has one rank on each of those of all groups."""
+    if link.span == "mixed":
+        return max(1, link.group_size // cluster.ranks_per_node)
+    return 1 if link.span == "intra" else cluster.num_nodes
+
+
+def _copied(cluster: Cluster) -> float:
+    # A rank's transfers are one thread's.
+    return min(1.0, cluster.cores_per_rank or UNKNOWN_CORES) * (1 - 1 / max(2, cluster.ranks_per_node))
+
+
+def _bandwidth(link: Link, cluster: Cluster) -> _Sample | None:
+    """Return what a link moves through a node's port or a rank's; None where that was not measured."""
+    if not link.busbw_gbps:
+        return None
+    bandwidth = link.busbw_gbps * cluster.concurrent
+    if cluster.is_gloo and link.op == Op.REDUCE_SCATTER:
+        bandwidth *= 2  # it runs as an all-reduce, which moves twice as much
+    if link.span == "inter":  # rings of all local ranks share the port
+        bandwidth *= max(1, min(cluster.ranks_per_node, cluster.world_size // max(1, link.group_size)))
+    spread = math.log((link.busbw_high_gbps or 1.0) / (link.busbw_low_gbps or 1.0)) / 2 / P90_SIGMAS
+    return bandwidth, max(0.03, min(abs(spread), 0.5)), link.num_samples
+
+
+def _latency(link: Link, _cluster: Cluster) -> _Sample | None:
+    if not link.alpha_us:
+        return None
+    rounds = max(1, link.group_size - 1) * (2 if link.op == Op.ALL_REDUCE else 1)
+    return link.alpha_us / rounds, 0.3, link.num_samples
+
+
+def _samples(
+    links: Sequence[Link], cluster: Cluster, sample: Callable[[Link, Cluster], _Sample | None]
+) -> list[_Sample]:
+    return [found for link in links if (found := sample(link, cluster))]
+
+
+def _mean(samples: Sequence[_Sample]) -> Estimate | None:
+    if not samples:
+        return None
+    weight = sum(count for _, _, count in samples)
+    mean = math.exp(sum(count * math.log(value) for value, _, count in samples) / weight)
+    return Estimate(value=mean, sigma=sum(count * spread for _, spread, count in samples) / weight, source="measured")
+
+
+def _assumed(key: str, value: float, cluster: Cluster, notes: list[str]) -> Estimate:
+    tier, is_bandwidth = key.split("_")[0], key.endswith("gbps")
+    factor = PRIOR_LATENCY_FACTOR
+    if is_bandwidth:
+        factor = GLOO_BANDWIDTH_FACTOR if cluster.is_gloo and cluster.cores_per_rank else PRIOR_BANDWIDTH_FACTOR
+    if cluster.ranks_per_node > 1 if tier == "intra" else cluster.num_nodes > 1:
+        what, unit = ("bandwidth", "GB/s") if is_bandwidth else ("latency", "us a message")
+        notes.append(f"{what} {_WHERE[tier]}: {value:.3g} {unit} assumed, no collective of the run measured it alone")
+    return Estimate(value=value, sigma=math.log(factor), source="prior")

@@ -1,0 +1,158 @@
+"""Ranks every strategy, group size and algorithm for a run, and decides."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paro_advise.advisor.comparison.prediction_bias import NO_BIAS, PredictionBias
+from paro_advise.advisor.prediction.candidate import baseline_candidate
+from paro_advise.advisor.prediction.candidates import candidates, is_at_hand, is_proposable, offloaded
+from paro_advise.advisor.prediction.cluster_links import LINK_QUANTITIES, Links
+from paro_advise.advisor.prediction.constants import (
+    ANCHOR_RANGE,
+    FLOOR_SIGMA,
+    HIDDEN_SIGMA,
+    HOST_GAP_RANGE,
+    HOST_SIGMA,
+    NUM_DRAWS,
+    ON_CPU_SIGMA,
+    OTHER_SIGMA,
+)
+from paro_advise.advisor.prediction.decision import Field, choice_of, decide, median_us
+from paro_advise.advisor.prediction.scoring import Limits, Scored, score
+from paro_advise.advisor.prediction.step_replay import floor_us, measured_links, step_us, stretch
+from paro_advise.advisor.prediction.what_if import Basis, budget_steps, ho_ring_gain, on_more_nodes, sensitivities
+from paro_advise.policies.plan import Plan, Verdict, with_id
+from paro_advise.policies.strategy import Collectives
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from paro_advise.advisor.prediction.calibration import Calibration
+    from paro_advise.advisor.prediction.candidate import Candidate
+    from paro_advise.advisor.prediction.network_tiers import Estimate
+
+
+def recommend(calibration: Calibration, limits: Limits, seed: int = 0, bias: PredictionBias = NO_BIAS) -> Plan:
+    """Return the plan for a run.
+
+    Args:
+        calibration: the run.
+        limits: memory.
+        seed: of the draws; equal seeds give equal plans.
+        bias: of predictions, learned from earlier comparisons.
+    """
+    predictor = _Predictor(calibration, np.random.default_rng(seed), bias)
+    baseline = score(calibration, predictor.base, limits, np.full(NUM_DRAWS, calibration.step_us))
+    scored = [score(calibration, item, limits, predictor.times(item)) for item in candidates(calibration)]
+    scored = _with_offload(predictor, limits, scored)
+    scored.sort(key=lambda item: (bool(item.reason), median_us(item)))
+    eligible = [item for item in scored if not item.reason and is_proposable(item.candidate, calibration.framework)]
+    field = Field(
+        baseline=baseline,
+        scored=scored,
+        eligible=eligible,
+        usable_today=next(
+            (item for item in scored if not item.reason and is_at_hand(item.candidate, calibration.framework)), None
+        ),
+        replay_error_pct=predictor.replay_error_pct(),
+    )
+    plan, chosen = decide(calibration, limits, field)
+    if bias.count:
+        plan = replace(plan, assumptions=(*plan.assumptions, bias.text))
+    basis = Basis(
+        calibration=calibration,
+        links=predictor.links,
+        anchor=predictor.anchor,
+        base=predictor.base,
+        chosen=chosen.candidate,
+        bias=bias.mean,
+    )
+    return with_id(_with_what_ifs(plan, basis, baseline, eligible, seed))
+
+
+def _with_what_ifs(plan: Plan, basis: Basis, baseline: Scored, eligible: list[Scored], seed: int) -> Plan:
+    ahead = plan.verdict != Verdict.KEEP
+    fitting = [(item.candidate, item.memory.total) for item in eligible]
+    return replace(
+        plan,
+        budget=budget_steps([choice_of(item, baseline) for item in eligible]),
+        outlooks=on_more_nodes(basis, seed) if ahead else (),
+        sensitivities=sensitivities(basis, fitting) if ahead else (),
+        ho_ring=ho_ring_gain(basis.calibration, basis.chosen) if ahead else None,
+    )
+
+
+class _Predictor:
+    """Draws of everything uncertain, and step times under them.
+
+    Arithmetic and what no strategy changes are measured; only the rest of a step is uncertain. The measured
+    step anchors all: links that would make it shorter or longer than it was are corrected.
+    """
+
+    def __init__(self, calibration: Calibration, generator: np.random.Generator, bias: PredictionBias) -> None:
+        self.calibration = calibration
+        self.generator = generator
+        self._bias = bias
+        self.links = self._drawn_links()
+        self.base = baseline_candidate(calibration)
+        self._floor = floor_us(calibration, self.base)
+        exposed_now = np.maximum(step_us(calibration, self.base, self.links) - self._floor, 0.0)
+        self.anchor: NDArray[np.float64] = np.clip(
+            (calibration.step_us - self._floor) / np.maximum(exposed_now, 1.0), *ANCHOR_RANGE
+        )
+
+    def _drawn_links(self) -> Links:
+        def draw(estimate: Estimate) -> NDArray[np.float64]:
+            return estimate.value * np.exp(self.generator.normal(0.0, estimate.sigma, NUM_DRAWS))
+
+        drawn = {name: draw(getattr(self.calibration, name)) for name in LINK_QUANTITIES}
+        return Links(**drawn, stretch=stretch(self.calibration))
+
+    def replay_error_pct(self) -> float:
+        """Return how far the replay of the run as it is misses its measured step."""
+        calibration = self.calibration
+        replayed = float(step_us(calibration, self.base, measured_links(calibration)))
+        error_pct = 100 * (replayed / calibration.step_us - 1)
+        if calibration.traced_error_pct is not None:
+            error_pct = max(error_pct, calibration.traced_error_pct, key=abs)
+        return round(error_pct, 2) + 0.0  # no minus before a zero
+
+    def times(self, candidate: Candidate) -> NDArray[np.float64]:
+        """Return draws of a candidate's step time (us)."""
+        calibration, generator = self.calibration, self.generator
+        own_floor = floor_us(calibration, candidate)
+        host_gap_removed = self._floor - own_floor
+        exposed = np.maximum(step_us(calibration, candidate, self.links) - own_floor, 0.0) * self.anchor
+        # Buckets that go on at once behind backward on a CPU tell little of the links and of the host's own gaps.
+        hidden = HIDDEN_SIGMA if self.base.overlaps_reductions and not calibration.is_gpu else 0.0
+        sigma = math.hypot(OTHER_SIGMA if calibration.is_gpu else ON_CPU_SIGMA, self._bias.spread, hidden)
+        noise = np.exp(generator.normal(0.0, sigma, NUM_DRAWS))
+        # Arithmetic too, as far as communication shared the cores with it.
+        shared = FLOOR_SIGMA * (1 - self._floor / calibration.step_us)
+        floor = self._floor * np.exp(generator.normal(0.0, shared, NUM_DRAWS))
+        left = floor - host_gap_removed * generator.uniform(*HOST_GAP_RANGE, NUM_DRAWS)
+        times: NDArray[np.float64] = (np.maximum(left, 0.0) + exposed * noise) * math.exp(-self._bias.mean)
+        return times
+
+
+def _with_offload(predictor: _Predictor, limits: Limits, scored: list[Scored]) -> list[Scored]:
+    """Add candidates with states on the host where nothing fits: the optimizer's first, then the parameters."""
+    calibration = predictor.calibration
+    plain = [item for item in scored if not item.candidate.variant]
+    found = list(scored)
+    for parameters in (False, True):
+        if not all(item.reason for item in found if is_proposable(item.candidate, calibration.framework)):
+            break
+        for item in plain:
+            candidate = item.candidate
+            if parameters and (str(candidate.strategy), candidate.collectives) != ("GGG", Collectives.NATIVE):
+                continue
+            moved = offloaded(calibration, candidate, limits.host_gbps, parameters=parameters)
+            extra = moved.host_us * np.exp(predictor.generator.normal(0.0, HOST_SIGMA, NUM_DRAWS))
+            found.append(score(calibration, moved, limits, item.times + extra))
+    return found

@@ -1,0 +1,172 @@
+"""What each candidate holds in memory, and whether it fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paro_advise.advisor.prediction.candidate import Candidate, baseline_candidate
+from paro_advise.advisor.prediction.constants import CAPACITY_SHARE, HOST_GBPS
+from paro_advise.advisor.wording.quantities import bytes_text
+from paro_advise.policies.frameworks.model import Variant
+from paro_advise.policies.memory import (
+    StateBytes,
+    Widths,
+    least_transient_bytes,
+    state_bytes,
+    transient_bytes,
+    usual_transient_bytes,
+)
+from paro_advise.policies.strategy import Level, Strategy
+from paro_advise.policies.traffic import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from paro_advise.advisor.prediction.calibration import Calibration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a plan must respect.
+
+    Attributes:
+        device_memory_bytes: of one device; None when unknown, then nothing is excluded.
+        redundancy_budget_bytes: what a rank may hold beyond GGG; None for any.
+        other_bytes: activations and the rest, from a measured peak.
+        host_gbps: what one device moves to or from its host, 1e9 bytes/s.
+    """
+
+    device_memory_bytes: float | None = None
+    redundancy_budget_bytes: float | None = None
+    other_bytes: float = 0.0
+    host_gbps: float = HOST_GBPS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """A candidate with what it should bring and cost.
+
+    Attributes:
+        candidate: the way to run.
+        times: of a step, by draw (us).
+        memory: model states of one rank.
+        transient: bytes of one rank beside states and activations, at the most.
+        peak: expected bytes of one rank, activations included; None where those are not known.
+        redundancy: bytes that one rank holds beyond GGG.
+        reason: why it does not fit, "" if it does.
+    """
+
+    candidate: Candidate
+    times: NDArray[np.float64]
+    memory: StateBytes
+    transient: float
+    peak: float | None
+    redundancy: float
+    reason: str
+
+
+def _widths(calibration: Calibration) -> Widths:
+    """Return bytes per element: fp32 training, or 16-bit parameters with fp32 masters."""
+    if calibration.element_bytes >= 4:
+        return Widths(parameter_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=8.0)
+    return Widths()
+
+
+def _shape(calibration: Calibration, group_size: int) -> Shape:
+    return Shape(
+        group_size=group_size,
+        num_groups=max(1, calibration.world_size // group_size),
+        micro_batches=calibration.micro_batches,
+    )
+
+
+def score(calibration: Calibration, candidate: Candidate, limits: Limits, times: NDArray[np.float64]) -> Scored:
+    """Hold a candidate against the limits.
+
+    Args:
+        calibration: the run.
+        candidate: how it shall run.
+        limits: memory.
+        times: of a step, by draw (us).
+    """
+    widths = _widths(calibration)
+    shape = _shape(calibration, candidate.group_size)
+    memory = state_bytes(candidate.strategy, shape, calibration.parameters, widths=widths)
+    if candidate.offload:
+        memory = replace(
+            memory, optimizer=0.0, parameter=0.0 if candidate.offload.moves_parameters else memory.parameter
+        )
+    if candidate.backward_level == Level.I:
+        copy = calibration.parameters * widths.parameter_bytes / candidate.group_size
+        memory = replace(memory, parameter=memory.parameter + copy)
+    transient = _buffers(transient_bytes, calibration, candidate)
+    # Whole parameters that are kept for backward are redundant, too.
+    kept = calibration.parameters * widths.parameter_bytes if candidate.variant == Variant.KEPT else 0.0
+    redundancy = memory.total + kept - _ggg_bytes(calibration)
+    transient += kept
+    total = memory.total + transient + limits.other_bytes
+    peak = None
+    if limits.other_bytes:
+        # What the run as it is holds beyond the least is in the other bytes.
+        buffers = least_transient_bytes if candidate == baseline_candidate(calibration) else usual_transient_bytes
+        peak = memory.total + _whole(buffers, calibration, candidate) + limits.other_bytes
+    return Scored(
+        candidate=candidate,
+        times=times,
+        memory=memory,
+        transient=transient,
+        peak=peak,
+        redundancy=redundancy,
+        reason=_reason(candidate, limits, total, redundancy),
+    )
+
+
+def _reason(candidate: Candidate, limits: Limits, total: float, redundancy: float) -> str:
+    """Return why a candidate does not fit, "" if it does."""
+    capacity, budget = limits.device_memory_bytes, limits.redundancy_budget_bytes
+    if capacity is not None and total > CAPACITY_SHARE * capacity:
+        return f"needs {bytes_text(total)} of {bytes_text(capacity)}; at most {CAPACITY_SHARE:.0%} may be planned"
+    if candidate.variant.changes_numbers:
+        return "changes the numbers: it sends quantised parameters and gradients"
+    if budget is not None and redundancy > budget:
+        return f"holds {bytes_text(redundancy)} beyond GGG, more than the budget of {bytes_text(budget)}"
+    return ""
+
+
+def _buffers(count: Callable[..., float], calibration: Calibration, candidate: Candidate) -> float:
+    """Return bytes beside states and activations, as counted by one of the functions of policies/memory.py."""
+    widths, shape = _widths(calibration), _shape(calibration, candidate.group_size)
+    largest = max(calibration.unit_bytes) / calibration.element_bytes
+    return count(candidate.strategy, shape, largest, widths.parameter_bytes, widths.gradient_bytes)
+
+
+def _whole(count: Callable[..., float], calibration: Calibration, candidate: Candidate) -> float:
+    """Return the same with units that stay whole for backward; the largest is among what is counted."""
+    held = _buffers(count, calibration, candidate)
+    if candidate.variant == Variant.KEPT:
+        largest = max(calibration.unit_bytes) / calibration.element_bytes
+        held += (calibration.parameters - largest) * _widths(calibration).parameter_bytes
+    return held
+
+
+def _ggg_bytes(calibration: Calibration) -> float:
+    shape = Shape(group_size=1, num_groups=calibration.world_size)
+    return state_bytes(Strategy.parse("GGG"), shape, calibration.parameters, widths=_widths(calibration)).total
+
+
+def baseline_bytes(calibration: Calibration) -> float:
+    """Return the model states and transients of one rank of the run as it is."""
+    scored = score(calibration, baseline_candidate(calibration), Limits(), np.ones(1))
+    return scored.memory.total + scored.transient
+
+
+def least_bytes(calibration: Calibration) -> float:
+    """Return what a measured peak of the run as it is must hold: model states, and what is whole while computing."""
+    base = baseline_candidate(calibration)
+    states = score(calibration, base, Limits(), np.ones(1)).memory.total
+    return states + _whole(least_transient_bytes, calibration, base)

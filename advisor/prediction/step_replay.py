@@ -1,0 +1,290 @@
+"""Replays a step under a strategy: who waits for whom, with the rules of the code that runs it.
+
+One rank stands for all; how long it waits for late ones in each collective is measured, and less in a
+smaller group. Times are numbers or arrays of draws. On a CPU a gather blocks; what reduces in a thread
+of its own overlaps the rest of backward, with at most three reductions under way. On a GPU gathers run
+one unit ahead of compute in their own stream, and FSDP2's reductions queue behind gathers on one
+communicator (docs/prediction.md, replay).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from paro_advise.advisor.prediction.candidate import Candidate, baseline_candidate
+from paro_advise.advisor.prediction.cluster_links import LINK_QUANTITIES, Links, Parts, StepCollectives, Time
+from paro_advise.advisor.prediction.constants import (
+    BACKWARD_SHARE,
+    HO_RING_BETWEEN,
+    HO_RING_COPIES,
+    HO_RING_INSIDE,
+    HO_RING_RANKS,
+    HO_RING_WAITS,
+    PENDING_REDUCTIONS,
+    STRETCH_RANGE,
+)
+from paro_advise.core.framework import Framework
+from paro_advise.policies.collective_cost import Algorithm, Effort
+from paro_advise.policies.strategy import Collectives
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.prediction.calibration import Calibration
+
+
+def measured_links(calibration: Calibration) -> Links:
+    """Return the links of a run, without doubt."""
+    return Links(**{name: getattr(calibration, name).value for name in LINK_QUANTITIES}, stretch=stretch(calibration))
+
+
+def collectives_us(calibration: Calibration) -> float:
+    """Return the time of all collectives of the run itself, were each as quick as its best ones."""
+    links = Links(**{name: getattr(calibration, name).value for name in LINK_QUANTITIES})
+    return float(_Step(calibration, baseline_candidate(calibration), links).collectives_us())
+
+
+def stretch(calibration: Calibration) -> float:
+    """Return how much longer the run's transfers took than its best ones of each size, which links are.
+
+    Contention and jitter are not in latency and bandwidth; what slowed the run will slow others too.
+    """
+    if not calibration.transfer_us:
+        return 1.0
+    modelled = collectives_us(replace(calibration, wait_us=0.0))
+    return min(max(calibration.transfer_us / modelled, STRETCH_RANGE[0]), STRETCH_RANGE[1]) if modelled else 1.0
+
+
+def floor_us(calibration: Calibration, candidate: Candidate) -> float:
+    """Return what is left of a step without communication, of the run's own arithmetic and host time."""
+    return min(calibration.compute_us + _fixed_us(calibration, candidate), calibration.step_us)
+
+
+def _fixed_us(calibration: Calibration, candidate: Candidate) -> float:
+    return calibration.fixed_us - (1 - candidate.host_share) * calibration.gaps_us
+
+
+def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Time:
+    """Return the time of a step.
+
+    Args:
+        calibration: the run.
+        candidate: how it shall run.
+        links: numbers or draws.
+    """
+    step = _Step(calibration, candidate, links)
+    more = calibration.micro_batches - 1
+    total = step.micro_batch(first=not more, last=True) + step.publish()
+    if more:
+        middle = step.micro_batch(first=not candidate.copy_lasts, last=False)
+        total = total + more * middle
+        if candidate.copy_lasts:
+            total = total + step.micro_batch(first=True, last=False) - middle
+    return total + _fixed_us(calibration, candidate) + candidate.host_us
+
+
+class _UnitCosts(NamedTuple):
+    """Times of one unit in a micro-batch."""
+
+    gather: Time
+    again: Time  # the gather in backward; 0 where none is needed
+    reduce: Time
+    busy: Time  # what of it takes the cores that compute
+    publish: Time
+    compute: Time
+
+
+class _Step:
+    """A step of one candidate on one set of links."""
+
+    def __init__(self, calibration: Calibration, candidate: Candidate, links: Links) -> None:
+        self._calibration = calibration
+        self._candidate = candidate
+        self._units = candidate.unit_bytes or calibration.unit_bytes
+        native = candidate.collectives == Collectives.NATIVE
+        self._collectives = StepCollectives(
+            calibration.world_size,
+            calibration.ranks_per_node,
+            calibration.nodes_per_pod if calibration.has_pods else None,
+            candidate.group_size,
+            Algorithm.RING if native else Algorithm.HO_RING,
+            native and calibration.native_reduce_scatter_is_all_reduce,
+        )
+        had_ring = calibration.framework == Framework.RUNTIME
+        used = replace(links, stretch=1.0) if had_ring == native else links
+        self._waits, self._copies = (1.0, 1.0) if had_ring != native else (HO_RING_WAITS, HO_RING_COPIES)
+        if native and had_ring:
+            self._waits, self._copies = 1 / self._waits, 1 / self._copies
+        self._links = used if native else _with_ho_ring(used, calibration, 1.0 if had_ring else HO_RING_BETWEEN)
+        self._costs = cache(self._unit_costs)
+
+    def _moved(self, parts: Parts) -> float:
+        """Return the bytes that the cores move; an assumed bandwidth inside nodes is that of the cores already."""
+        has_copies = self._calibration.intra_gbps.source != "prior"
+        return sum(part.rank_bytes for part in parts if has_copies or not part.is_inside)
+
+    def _cost(self, parts: Parts) -> Time:
+        calibration = self._calibration
+        late = sum(calibration.wait_us * _lateness(part.size, calibration.wait_group_size) for part in parts)
+        moved = self._copies * calibration.host_us_per_byte * self._moved(parts)
+        return self._links.us(parts) + self._waits * late + moved
+
+    def _on_cores(self, parts: Parts) -> Time:
+        near = tuple(replace(part, effort=_inside_nodes(part.effort)) for part in parts)
+        return self._links.us(near) + self._copies * self._calibration.host_us_per_byte * self._moved(parts)
+
+    def _unit_costs(self, num_bytes: float, *, last: bool, first: bool = True) -> _UnitCosts:
+        candidate, collectives = self._candidate, self._collectives
+        strategy = candidate.strategy
+        gathered, reduced = candidate.gather_share * num_bytes, candidate.reduce_share * num_bytes
+        reduction = collectives.reduce(strategy, reduced, last=last, each_pass=candidate.replicates_each_pass)
+        whole = self._cost(reduction)
+        near = candidate.backward_level or strategy.parameter
+        forward = strategy.parameter if first or not candidate.copy_lasts else near
+        per_micro = self._calibration.compute_us / self._calibration.micro_batches
+        return _UnitCosts(
+            gather=self._cost(collectives.gather(forward, gathered)),
+            again=0.0 if candidate.gathers_once else self._cost(collectives.gather(near, gathered)),
+            reduce=whole,
+            busy=_earlier(self._on_cores(reduction), whole),
+            publish=self._cost(collectives.publish(strategy, gathered)),
+            compute=per_micro * num_bytes / sum(self._units),
+        )
+
+    def collectives_us(self) -> Time:
+        """Return the time of all collectives of a step, whatever hides them."""
+        total: Time = 0.0
+        units = self._units
+        for number in range(self._calibration.micro_batches):
+            last = number == self._calibration.micro_batches - 1
+            for place, size in enumerate(units):
+                costs = self._costs(size, last=last)
+                # The root is still gathered when backward begins.
+                total = total + costs.gather + (costs.again if place < len(units) - 1 else 0.0) + costs.reduce
+        return total if self._candidate.published_us is not None else total + self.publish()
+
+    def publish(self) -> Time:
+        """Return the time of bringing updated parameters back, unit by unit."""
+        if self._candidate.published_us is not None:
+            return self._candidate.published_us
+        return sum((self._costs(size, last=True).publish for size in self._units), 0.0)
+
+    def micro_batch(self, *, first: bool, last: bool) -> Time:
+        """Return the time of forward and backward."""
+        costs = [self._costs(size, last=last, first=first) for size in self._units]
+        return self._streams(costs) if self._calibration.is_gpu else self._blocking(costs)
+
+    def _blocking(self, units: list[_UnitCosts]) -> Time:
+        now: Time = 0.0
+        behind = _Background()
+        for unit in units:
+            now = now + unit.gather + unit.compute * (1 - BACKWARD_SHARE)
+        root = len(units) - 1
+        for place in range(root, -1, -1):
+            unit = units[place]
+            if place != root and not self._candidate.gathers_once:
+                now = now + behind.beside(unit.again)
+            now = now + unit.compute * BACKWARD_SHARE
+            if not self._candidate.overlaps_reductions:
+                now = now + unit.reduce
+                continue
+            # Cores that copy bytes do not compute meanwhile, nor do they serve the wire.
+            behind.run(unit.compute * BACKWARD_SHARE)
+            now = now + unit.busy + behind.admit(unit.reduce - unit.busy)
+        return now + behind.rest()
+
+    def _streams(self, units: list[_UnitCosts]) -> Time:
+        candidate = self._candidate
+        compute_end: Time = 0.0
+        compute_start: Time = 0.0
+        gathers: Time = 0.0
+        for unit in units:
+            gathers = _later(gathers, compute_start) + unit.gather
+            compute_start = _later(compute_end, gathers)
+            compute_end = compute_start + unit.compute * (1 - BACKWARD_SHARE)
+        reductions: Time = 0.0
+        root = len(units) - 1
+        ready: Time = compute_end  # the root is still gathered
+        for place in range(root, -1, -1):
+            unit = units[place]
+            compute_start = _later(compute_end, ready)
+            if place and not candidate.gathers_once:  # the next gather goes before this unit's reduction
+                gathers = _later(gathers, compute_start) + units[place - 1].again
+                ready = gathers
+            compute_end = compute_start + unit.compute * BACKWARD_SHARE
+            if candidate.separate_queues:
+                reductions = _later(reductions, compute_end) + unit.reduce
+            else:
+                gathers = _later(gathers, compute_end) + unit.reduce
+                reductions = gathers
+        return _later(compute_end, reductions)
+
+
+class _Background:
+    """Reductions under way beside the main thread, at most three, in order.
+
+    A gather and a reduction at the same time share the links: both go at half their speed.
+    """
+
+    def __init__(self) -> None:
+        self._left: list[Time] = []
+
+    def run(self, time: Time) -> None:
+        """Let them go on for a time alone."""
+        for place, left in enumerate(self._left):
+            used = left + (time - left) * (time < left)
+            self._left[place] = left - used
+            time = time - used
+
+    def beside(self, gather: Time) -> Time:
+        """Let a gather run beside them; return how long it takes."""
+        total = self.rest()
+        shared = gather + (total - gather) * (total < gather)
+        self.run(shared)
+        return gather + shared
+
+    def admit(self, reduction: Time) -> Time:
+        """Add one; return how long it has to wait for its place."""
+        waited: Time = 0.0
+        if len(self._left) >= PENDING_REDUCTIONS:
+            waited = self._left.pop(0)
+        self._left.append(reduction)
+        return waited
+
+    def rest(self) -> Time:
+        """Return how long all of them still take alone."""
+        return sum(self._left, 0.0)
+
+
+def _with_ho_ring(links: Links, calibration: Calibration, share: float) -> Links:
+    """Return links as HO-Ring uses them: a share of what was measured between nodes, and its own way inside them."""
+    between = replace(links, inter_gbps=links.inter_gbps * share, pod_gbps=links.pod_gbps * share)
+    if calibration.is_gpu or calibration.intra_gbps.source != "prior":
+        return between
+    ranks = max(2, calibration.ranks_per_node)
+    # The backend has a rank's bandwidth for (m - 1) / m of a buffer, whatever m.
+    peers = min(ranks, HO_RING_RANKS) / 2 * ranks / (2 * (ranks - 1))
+    return replace(between, intra_gbps=links.intra_gbps * HO_RING_INSIDE * peers)
+
+
+def _inside_nodes(effort: Effort) -> Effort:
+    return replace(effort, inter_messages=0, inter_bytes=0, overlapped_rounds=0)
+
+
+def _lateness(size: int, measured_size: int) -> float:
+    """Return how long the last of some ranks lets wait, against that of the measured group.
+
+    The largest of p equal normal deviates is about sqrt(2 ln p) deviations late.
+    """
+    return math.sqrt(math.log(size) / math.log(measured_size)) if size > 1 and measured_size > 1 else 0.0
+
+
+def _earlier(first: Time, second: Time) -> Time:
+    """Return the smaller of two numbers, or of each pair of two arrays."""
+    return first + (second - first) * (second < first)
+
+
+def _later(first: Time, second: Time) -> Time:
+    """Return the larger of two numbers, or of each pair of two arrays."""
+    return first + (second - first) * (second > first)

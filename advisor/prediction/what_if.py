@@ -1,0 +1,207 @@
+"""What-ifs of a plan: on more nodes, under other assumptions, within other budgets (pure)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paro_advise.advisor.prediction.constants import EQUAL_SHARE, SCALING_SIGMA
+from paro_advise.advisor.prediction.step_replay import floor_us, measured_links, step_us
+from paro_advise.core.collective import Op
+from paro_advise.policies.collective_cost import Algorithm, Effort, effort_of
+from paro_advise.policies.plan import BudgetStep, Choice, HoRingGain, NodesWhatIf, Quantiles, Sensitivity
+from paro_advise.policies.strategy import Collectives
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from paro_advise.advisor.prediction.calibration import Calibration
+    from paro_advise.advisor.prediction.candidate import Candidate
+    from paro_advise.advisor.prediction.cluster_links import Links
+
+_NODE_FACTORS = (2, 4, 8)
+_GIB = 1 << 30
+_UNITS = {
+    "inter_alpha_us": "inter-node latency (us)",
+    "inter_gbps": "inter-node bandwidth (GB/s)",
+    "intra_alpha_us": "intra-node latency (us)",
+    "intra_gbps": "intra-node bandwidth (GB/s)",
+}
+_POD_UNITS = {
+    "inter_alpha_us": "latency between pods (us)",
+    "inter_gbps": "bandwidth between pods (GB/s)",
+    "pod_alpha_us": "latency between nodes of a pod (us)",
+    "pod_gbps": "bandwidth between nodes of a pod (GB/s)",
+}
+
+
+def budget_steps(choices: Sequence[Choice]) -> tuple[BudgetStep, ...]:
+    """Return the front of memory against time: each next choice holds more and is faster.
+
+    Args:
+        choices: all candidates.
+    """
+    found: list[BudgetStep] = []
+    for choice in sorted(choices, key=lambda item: (item.redundancy_bytes, item.predicted.step_time_us.p50)):
+        step = choice.predicted.step_time_us.p50
+        if found and step >= found[-1].step_time_us:
+            continue
+        # Of equal memory the fastest comes first, so that each step kept holds more than the one before.
+        more = (choice.redundancy_bytes - found[-1].redundancy_bytes) / _GIB if found else None
+        per_gib = (found[-1].step_time_us - step) / more if more else None
+        found.append(
+            BudgetStep(
+                redundancy_bytes=choice.redundancy_bytes,
+                triple=choice.triple,
+                group_size=choice.group_size,
+                collectives=choice.collectives,
+                step_time_us=step,
+                saved_us_per_gib=per_gib,
+            )
+        )
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """The run, and what a plan is based on.
+
+    Attributes:
+        calibration: the run.
+        links: draws.
+        anchor: by draw, what the measured step corrects exposed time by.
+        base, chosen: how it runs and how it shall run.
+        bias: what earlier comparisons correct speed-ups by, as a logarithm.
+    """
+
+    calibration: Calibration
+    links: Links
+    anchor: NDArray[np.float64]
+    base: Candidate
+    chosen: Candidate
+    bias: float
+
+
+def on_more_nodes(basis: Basis, seed: int) -> tuple[NodesWhatIf, ...]:
+    """Predict baseline and chosen on more nodes with equal work per rank; groups keep their size.
+
+    Args:
+        basis: the run and the plan.
+        seed: of the uncertainty.
+    """
+    generator = np.random.default_rng(seed)
+    calibration = basis.calibration
+    found = []
+    for factor in _NODE_FACTORS:
+        more = replace(calibration, world_size=calibration.world_size * factor)
+        sigma = SCALING_SIGMA * (factor.bit_length() - 1)
+        times = []
+        for candidate in (basis.base, basis.chosen):
+            spans_world = "I" not in str(candidate.strategy) and candidate.group_size == calibration.world_size
+            wider = replace(candidate, group_size=more.world_size) if spans_world else candidate
+            floor = floor_us(calibration, candidate)
+            exposed = np.maximum(step_us(more, wider, basis.links) - floor, 0.0) * basis.anchor
+            noise = np.exp(generator.normal(0.0, sigma, len(basis.anchor)))
+            times.append((floor + exposed * noise) * math.exp(-basis.bias if candidate is basis.chosen else 0.0))
+        found.append(
+            NodesWhatIf(
+                nodes_factor=factor,
+                world_size=more.world_size,
+                baseline_step_us=quantiles(times[0]),
+                chosen_step_us=quantiles(times[1]),
+                speedup=quantiles(times[0] / times[1]),
+            )
+        )
+    return tuple(found)
+
+
+def quantiles(values: NDArray[np.float64]) -> Quantiles:
+    """Return the 10, 50 and 90 % quantiles."""
+    low, middle, high = (float(value) for value in np.quantile(values, (0.1, 0.5, 0.9)))
+    return Quantiles(p10=low, p50=middle, p90=high)
+
+
+def sensitivities(basis: Basis, fitting: Sequence[tuple[Candidate, float]]) -> tuple[Sensitivity, ...]:
+    """Halve and double what the plan is based on, one quantity at a time.
+
+    Args:
+        basis: the run and the plan.
+        fitting: all candidates that fit, with the bytes of their model states.
+    """
+    found = []
+    calibration, links = basis.calibration, measured_links(basis.calibration)
+    for name, unit in (_UNITS | _POD_UNITS if calibration.has_pods else _UNITS).items():
+        estimate = getattr(calibration, name)
+        changed = [replace(links, **{name: estimate.value * factor}) for factor in (0.5, 2.0)]
+        ends = [_end(basis, calibration, other, fitting) for other in changed]
+        found.append(_sensitivity(unit, estimate.value, estimate.source, ends))
+    for what, field in (
+        ("arithmetic of a step (us)", "compute_us"),
+        ("waiting in each collective (us)", "wait_us"),
+        ("the cores' part of a byte sent (us)", "host_us_per_byte"),
+    ):
+        value = getattr(calibration, field)
+        if value:
+            runs = [replace(calibration, **{field: value * factor}) for factor in (0.5, 2.0)]
+            found.append(_sensitivity(what, value, "measured", [_end(basis, run, links, fitting) for run in runs]))
+    return tuple(found)
+
+
+def _end(
+    basis: Basis, calibration: Calibration, links: Links, fitting: Sequence[tuple[Candidate, float]]
+) -> tuple[float, str]:
+    """Return the speed-up of the chosen candidate, and the strategy that would be chosen."""
+    times = [float(step_us(calibration, candidate, links)) for candidate, _ in fitting]
+    near = [place for place, time in enumerate(times) if time <= min(times) * (1 + EQUAL_SHARE)]
+    best = min(near, key=lambda place: (fitting[place][1], times[place]))
+    speedup = float(step_us(calibration, basis.base, links)) / float(step_us(calibration, basis.chosen, links))
+    return speedup, str(fitting[best][0].strategy)
+
+
+def _sensitivity(what: str, value: float, source: str, ends: Sequence[tuple[float, str]]) -> Sensitivity:
+    return Sensitivity(
+        what=what,
+        value=float(value),
+        source=source,
+        speedup_if_half=ends[0][0],
+        speedup_if_double=ends[1][0],
+        best_if_half=ends[0][1],
+        best_if_double=ends[1][1],
+    )
+
+
+def ho_ring_gain(calibration: Calibration, chosen: Candidate) -> HoRingGain | None:
+    """Take apart what HO-Ring brings; None where it is not chosen or there is one node.
+
+    Source: docs/prediction.md, HO-Ring: fewer rounds, ports that a flat ring leaves idle, overlap.
+    """
+    if chosen.collectives != Collectives.HO_RING or calibration.num_nodes == 1:
+        return None
+    links = measured_links(calibration)
+    largest = max(calibration.unit_bytes)
+    shape = (calibration.num_nodes, calibration.ranks_per_node)
+    flat = effort_of(Algorithm.RING, Op.ALL_GATHER, largest, *shape)
+    ring = effort_of(Algorithm.HO_RING, Op.ALL_GATHER, largest, *shape)
+    plain = replace(links, stretch=1.0)
+    apart = replace(ring, overlapped_rounds=0)
+    native = replace(
+        chosen, collectives=Collectives.NATIVE, overlaps_reductions=calibration.is_gpu, separate_queues=False
+    )
+    return HoRingGain(
+        unit_bytes=float(largest),
+        rounds_before=float(flat.inter_messages),
+        rounds_after=float(ring.inter_messages),
+        port_bytes_before=float(flat.inter_bytes),
+        port_bytes_after=float(ring.inter_bytes),
+        hidden_us=_us(plain, apart) - _us(plain, ring),
+        step_us_without=float(step_us(calibration, native, links)),
+    )
+
+
+def _us(links: Links, effort: Effort) -> float:
+    return float(effort.us(links.inter_alpha_us, links.inter_gbps, links.intra_alpha_us, links.intra_gbps))

@@ -1,0 +1,251 @@
+"""Joins the collectives of all ranks: clock offsets, waiting and transferring.
+
+A collective cannot end anywhere before its last rank arrived, and ends nearly at once on all.
+So ends give the hosts' clock offsets, and on aligned clocks the last arrival parts each rank's
+duration into wait (before) and transfer (after).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paro_advise.core.collective import Op
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import polars as pl
+    from numpy.typing import NDArray
+
+    from paro_advise.advisor.ranks.run import Run
+    from paro_advise.advisor.ranks.source import Source
+    from paro_advise.advisor.ranks.topology import Topology
+
+_ROOTED = (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER, Op.SEND, Op.RECV)
+_ROUNDS = 8
+# Ranks may pass different sizes to these, so sizes cannot tell a wrong join.
+_UNEVEN = [op.value for op in (Op.ALL_TO_ALL, Op.SEND, Op.RECV, Op.SEND_RECV, Op.GATHER, Op.SCATTER)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlignedRun:
+    """All timed collectives of all ranks.
+
+    Attributes:
+        table: the columns of RankFacts' table, span ("" when unknown) and rank (i64), match (i64, null when alone),
+            arrival_us and finish_us (aligned clock), transfer_us and wait_us (null when alone).
+        offset_us: each rank's host clock minus that of the lowest rank.
+        clock_error_us: spread of collective ends that the offsets leave, None when not estimated.
+        num_alone: collectives that no other rank's trace shows.
+        num_unequal: joins refused because the ranks disagree on the bytes.
+        partial_groups: share of joined collectives of which some rank has no trace.
+    """
+
+    table: pl.DataFrame
+    offset_us: dict[int, float]
+    clock_error_us: float | None
+    num_alone: int
+    num_unequal: int
+    partial_groups: float
+
+    @property
+    def knows_spans(self) -> bool:
+        """Tell whether it is known of any collective if it crosses nodes."""
+        return len(self.table) > 0 and bool((self.table["span"] != "").any())
+
+
+def align_clocks(run: Run, topology: Topology) -> AlignedRun | None:
+    """Join the collectives of all ranks on one clock; None without ranks that time steps.
+
+    Ranks of one host, or of one node where the nodes are known from metadata, share a clock.
+    """
+    if not run.timed:
+        return None
+    node_of = topology.node_of if topology.source == "metadata" else {}
+    clock_of = {
+        rank: item.header.host or (f"node {node_of[rank]}" if rank in node_of else f"rank {rank}")
+        for rank, item in run.timed
+    }
+    aligned = match_ranks(run.timed, clock_of)
+    spans = span_column(aligned.table, topology, run.world_size)
+    return replace(aligned, table=aligned.table.with_columns(spans.fill_null("").alias("span")))
+
+
+def match_ranks(ranks: Sequence[tuple[int, Source]], clock_of: Mapping[int, str]) -> AlignedRun:
+    """Join the ranks of one run.
+
+    Args:
+        ranks: (rank, source), by rank, timed sources only.
+        clock_of: rank to the name of the clock it uses (its host).
+    """
+    import polars as pl
+
+    origin_ns = min((item.header.origin_ns for _, item in ranks), default=0)
+    frames = []
+    for rank, item in ranks:
+        shift = (item.header.origin_ns - origin_ns) / 1000.0
+        labels = [step.label for step in item.steps]
+        step = item.collectives["step"].to_list()
+        frames.append(
+            item.collectives.with_columns(
+                pl.lit(rank, dtype=pl.Int64).alias("rank"),
+                pl.Series("step_label", [labels[i] if 0 <= i < len(labels) else "" for i in step], pl.String),
+                (pl.col("start_us") + shift).alias("arrival_us"),
+                (pl.col("end_us") + shift).alias("finish_us"),
+            )
+        )
+    table = pl.concat(frames).filter(pl.col("start_us").is_not_null() & (pl.col("step") >= 0))
+    table, num_unequal = _with_match(table)
+    return _aligned(table, [rank for rank, _ in ranks], clock_of, num_unequal)
+
+
+def _with_match(table: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """Add ``match``: equal for the rows of one collective on its ranks."""
+    import polars as pl
+
+    group = (
+        pl.when(pl.col("group_ranks") != "")
+        .then(pl.col("group_ranks"))
+        .otherwise(
+            pl.concat_str(pl.lit("?"), "group_name", "group_desc", pl.col("group_size").fill_null(-1), separator="|")
+        )
+    )
+    table = table.with_columns(group.alias("group_key"))
+    use_seq = pl.col("seq").is_not_null().all().over("group_key")
+    order = pl.col("issue_us").fill_null(pl.col("start_us")).rank("ordinal")
+    table = table.with_columns(
+        pl.when(use_seq)
+        .then(pl.concat_str(pl.lit("seq"), pl.col("seq").fill_null(-1), separator="|"))
+        .otherwise(
+            pl.concat_str("step_label", "op", order.over("rank", "group_key", "step_label", "op"), separator="|")
+        )
+        .alias("position")
+    )
+    # A sequence number may cover several kernels of one call on one rank.
+    table = table.with_columns(pl.col("start_us").rank("ordinal").over("rank", "group_key", "position").alias("part"))
+    key = ("group_key", "position", "part")
+    table = table.with_columns(
+        pl.col("rank").n_unique().over(key).alias("joined_ranks"),
+        ((pl.col("bytes").n_unique().over(key) > 1) & ~pl.col("op").is_in(_UNEVEN)).alias("is_unequal"),
+        pl.struct(key).rank("dense").cast(pl.Int64).alias("match"),
+    )
+    num_unequal = table.filter("is_unequal")["match"].n_unique()
+    alone = (pl.col("joined_ranks") < 2) | pl.col("is_unequal")
+    table = table.with_columns(pl.when(alone).then(None).otherwise(pl.col("match")).alias("match"))
+    return table.drop("position", "part", "is_unequal"), num_unequal
+
+
+def _aligned(table: pl.DataFrame, ranks: Sequence[int], clock_of: Mapping[int, str], num_unequal: int) -> AlignedRun:
+    import polars as pl
+
+    joined = table.filter(pl.col("match").is_not_null())
+    clocks = sorted({clock_of[rank] for rank in ranks}, key=lambda clock: _first_rank(clock, clock_of))
+    index_of = {clock: index for index, clock in enumerate(clocks)}
+    offsets = np.zeros(len(clocks))
+    error: float | None = 0.0 if len(clocks) == 1 else None
+    if len(joined) and len(clocks) > 1:
+        offsets, error = _clock_offsets(joined, clock_of, index_of)
+    by_rank = {rank: float(offsets[index_of[clock_of[rank]]]) for rank in ranks}
+    shift = pl.col("rank").replace_strict(by_rank, return_dtype=pl.Float64)
+    table = table.with_columns(
+        (pl.col("arrival_us") - shift).alias("arrival_us"), (pl.col("finish_us") - shift).alias("finish_us")
+    )
+    has_match = pl.col("match").is_not_null()
+    last = pl.col("arrival_us").max().over("match")
+    duration = pl.col("end_us") - pl.col("start_us")
+    transfer = (pl.col("finish_us") - last).clip(0.0, duration)
+    table = table.with_columns(pl.when(has_match).then(transfer).alias("transfer_us"))
+    table = table.with_columns((duration - pl.col("transfer_us")).alias("wait_us"))
+    partial = joined.filter(pl.col("group_size").is_not_null()).select(
+        (pl.col("joined_ranks") < pl.col("group_size")).mean()
+    )
+    return AlignedRun(
+        table=table,
+        offset_us=by_rank,
+        clock_error_us=error,
+        num_alone=int(table["match"].null_count()),
+        num_unequal=num_unequal,
+        partial_groups=float(partial.item() or 0.0),
+    )
+
+
+def _first_rank(clock: str, clock_of: Mapping[int, str]) -> int:
+    return min(rank for rank, name in clock_of.items() if name == clock)
+
+
+def _chained_offsets(ends: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return first offsets: from clock to clock along the pairs that share most collectives.
+
+    Most collectives may run between few clocks; medians over all of them alone would never move
+    the others.
+    """
+    num_clocks = ends.shape[1]
+    offsets = np.zeros(num_clocks)
+    has = ~np.isnan(ends)
+    shared = has.T.astype(np.int64) @ has.astype(np.int64)
+    np.fill_diagonal(shared, 0)
+    links = np.zeros(num_clocks, dtype=np.int64)  # most collectives shared with a clock reached
+    source = np.zeros(num_clocks, dtype=np.int64)
+    waiting = np.ones(num_clocks, dtype=bool)
+    for _ in range(num_clocks):
+        target = int(np.argmax(np.where(waiting, links, -1)))
+        if links[target] > 0:
+            gap = ends[:, target] - ends[:, source[target]]
+            offsets[target] = offsets[source[target]] + np.nanmedian(gap)
+        # Without a link it opens a part that nothing joins to the others; its offset stays 0.
+        waiting[target] = False
+        closer = shared[target] > links
+        links = np.where(closer, shared[target], links)
+        source = np.where(closer, target, source)
+    return offsets
+
+
+def _clock_offsets(
+    joined: pl.DataFrame, clock_of: Mapping[int, str], index_of: Mapping[str, int]
+) -> tuple[NDArray[np.float64], float | None]:
+    """Estimate clock offsets by alternating medians of collective ends."""
+    import polars as pl
+
+    usable = joined.filter(~pl.col("op").is_in([op.value for op in _ROOTED]))
+    usable = usable if len(usable) else joined
+    clock = np.array([index_of[clock_of[rank]] for rank in usable["rank"].to_list()])
+    _, match = np.unique(usable["match"].to_numpy(), return_inverse=True)
+    finish = usable["finish_us"].to_numpy()
+    num_matches, num_clocks = int(match.max()) + 1, len(index_of)
+    ends = np.full((num_matches, num_clocks), np.nan)
+    order = np.lexsort((finish, clock, match))
+    cell = match[order] * num_clocks + clock[order]
+    cells, first, count = np.unique(cell, return_index=True, return_counts=True)
+    ends.flat[cells] = finish[order][first + (count - 1) // 2]
+    ends = ends[(~np.isnan(ends)).sum(axis=1) > 1]
+    if not len(ends):
+        return np.zeros(num_clocks), None
+    offsets = _chained_offsets(ends)
+    seen = ~np.isnan(ends).all(axis=0)
+    for _ in range(_ROUNDS):
+        centre = np.nanmedian(ends - offsets, axis=1, keepdims=True)
+        offsets[seen] = np.nanmedian((ends - centre)[:, seen], axis=0)
+    offsets -= offsets[0] if seen[0] else 0.0
+    residual = ends - offsets - np.nanmedian(ends - offsets, axis=1, keepdims=True)
+    return offsets, float(1.4826 * np.nanmedian(np.abs(residual)))
+
+
+def span_column(table: pl.DataFrame, topology: Topology, world_size: int | None) -> pl.Series:
+    """Return each collective's span: intra, inter, mixed or "" when unknown."""
+    import polars as pl
+
+    keys = table.select("group_ranks", "group_size").unique(maintain_order=True)
+    spans = []
+    for ranks_text, size in keys.iter_rows():
+        ranks = [int(rank) for rank in ranks_text.split(",")] if ranks_text else []
+        if not ranks and size and size == world_size:
+            ranks = list(range(size))
+        spans.append(topology.span(ranks))
+    keys = keys.with_columns(pl.Series("span", spans, dtype=pl.String))
+    joined = table.select("group_ranks", "group_size").join(
+        keys, on=["group_ranks", "group_size"], how="left", nulls_equal=True, maintain_order="left"
+    )
+    return joined["span"]

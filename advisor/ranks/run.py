@@ -1,0 +1,219 @@
+"""The run that all inputs show: which rank each belongs to, and what is missing or double."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paro_advise.advisor.wording.quantities import number_ranges
+from paro_advise.core.framework import Framework
+from paro_advise.errors import UsageError
+from paro_advise.trace_parsers.notice import Notice, Severity
+from paro_advise.trace_parsers.tables import SourceKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.advisor.facts.model import StepFacts
+    from paro_advise.advisor.ranks.source import Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The inputs of one run.
+
+    Attributes:
+        timed: (rank, source) of inputs that time steps, by rank, one per rank.
+        untimed: logs and dumps.
+        world_size: None when nothing tells.
+        missing: ranks of the world without a timed input.
+        untimed_ranks: ranks that logs and dumps name.
+        framework: as most ranks say.
+    """
+
+    timed: tuple[tuple[int, Source], ...]
+    untimed: tuple[Source, ...]
+    world_size: int | None
+    missing: tuple[int, ...]
+    untimed_ranks: tuple[int, ...]
+    framework: Framework
+    notices: tuple[Notice, ...]
+
+    @property
+    def steps(self) -> tuple[StepFacts, ...]:
+        """Return the steps of all ranks."""
+        return tuple(step for _, item in self.timed for step in item.steps)
+
+    @property
+    def mean_step_us(self) -> float:
+        """Return the mean step time over ranks and steps, 0 without any."""
+        return float(np.mean([step.wall_us for step in self.steps])) if self.steps else 0.0
+
+    @property
+    def is_cut(self) -> bool:
+        """Tell whether the figures are based on traces that end early."""
+        return any(item.is_cut for _, item in self.timed)
+
+    @property
+    def sees_all(self) -> bool:
+        """Tell whether every rank of the world has a trace, so that every wait can be seen."""
+        return self.world_size is not None and len(self.timed) >= self.world_size
+
+
+def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
+    """Sort inputs into ranks.
+
+    Args:
+        sources: all usable inputs, in order of path.
+        skip_steps: warm-up steps to leave out at the start of each rank.
+    """
+    notices: list[Notice] = []
+    timed_inputs = [item for item in sources if item.facts.has_events]
+    untimed = tuple(item for item in sources if not item.facts.has_events)
+    timed_inputs = _uncut(_one_run(timed_inputs, notices), notices)
+    timed = _one_per_rank(timed_inputs, notices)
+    if skip_steps and skip_steps >= max((len(item.steps) for _, item in timed), default=skip_steps + 1):
+        raise UsageError(f"--skip-steps must leave a step, the traces hold at most {skip_steps}")
+    if skip_steps:
+        timed = [(rank, _without_warmup(item, skip_steps)) for rank, item in timed]
+    world = _world_size([item for _, item in timed] or list(untimed), timed)
+    missing = tuple(sorted(set(range(world or 0)) - {rank for rank, _ in timed})) if timed else ()
+    if missing and world:
+        notices.append(
+            Notice(
+                code="Q303",
+                severity=Severity.INFO,
+                message=f"{len(timed)} of {world} ranks have a trace; missing: {number_ranges(missing)}",
+                help="figures are means over the ranks that are there",
+            )
+        )
+    untimed_ranks = tuple(sorted({item.header.rank for item in untimed if item.header.rank is not None}))
+    frameworks = Counter(item.facts.framework for _, item in timed if item.facts.framework != Framework.UNKNOWN)
+    return Run(
+        timed=tuple(timed),
+        untimed=untimed,
+        world_size=world,
+        missing=missing,
+        untimed_ranks=untimed_ranks,
+        framework=min(frameworks, key=lambda name: (-frameworks[name], name), default=Framework.UNKNOWN),
+        notices=tuple(notices),
+    )
+
+
+def _belongs(item: Source, world_size: int) -> bool:
+    header = item.header
+    if header.world_size is not None:
+        return header.world_size == world_size
+    return header.rank is not None and header.rank < world_size
+
+
+def _one_run(inputs: list[Source], notices: list[Notice]) -> list[Source]:
+    """Keep the traces of the largest run when world sizes differ."""
+    sizes = Counter(item.header.world_size for item in inputs if item.header.world_size)
+    if not sizes:
+        return inputs
+    chosen = max(sizes, key=lambda size: (sizes[size], size))
+    kept = [item for item in inputs if _belongs(item, chosen)]
+    left = len(inputs) - len(kept)
+    if not left:
+        return inputs
+    notices.append(
+        Notice(
+            code="Q304",
+            severity=Severity.WARNING,
+            message=f"the traces come from different runs: {left} that do not belong to the one with "
+            f"{chosen} ranks were left out",
+            help="analyze one run at a time",
+        )
+    )
+    return kept
+
+
+def _uncut(inputs: list[Source], notices: list[Notice]) -> list[Source]:
+    """Leave out traces that end early when whole ones are there."""
+    cut = [item for item in inputs if item.is_cut]
+    if not cut or len(cut) == len(inputs):
+        return inputs
+    notices.append(
+        Notice(
+            code="Q307",
+            severity=Severity.WARNING,
+            message=f"{len(cut)} traces that end early are left out of all figures: "
+            + ", ".join(item.file_name for item in cut[:4])
+            + (", ..." if len(cut) > 4 else ""),
+            help="what is missing at their end would look like idle time: record them again",
+        )
+    )
+    return [item for item in inputs if not item.is_cut]
+
+
+def _one_per_rank(inputs: list[Source], notices: list[Notice]) -> list[tuple[int, Source]]:
+    by_rank: dict[int, Source] = {}
+    unnamed: list[Source] = []
+    doubles: list[str] = []
+    for item in inputs:
+        rank = item.header.rank
+        if rank is None:
+            unnamed.append(item)
+        elif rank in by_rank:
+            kept = by_rank[rank]
+            if (len(item.steps), item.facts.num_events) > (len(kept.steps), kept.facts.num_events):
+                by_rank[rank], item = item, kept
+            if item.facts.source.sha256 != by_rank[rank].facts.source.sha256:
+                doubles.append(f"{item.file_name} (rank {rank})")
+        else:
+            by_rank[rank] = item
+    if doubles:
+        notices.append(
+            Notice(
+                code="Q305",
+                severity=Severity.WARNING,
+                message=f"{len(doubles)} traces of a rank that has another one were left out: "
+                + ", ".join(doubles[:4])
+                + (", ..." if len(doubles) > 4 else ""),
+                help="analyze one recording of a run at a time",
+            )
+        )
+    free = (number for number in range(len(inputs) + len(by_rank) + 1) if number not in by_rank)
+    for item in unnamed:
+        number = next(free)
+        by_rank[number] = item
+        if len(inputs) > 1 or item.header.world_size not in (1, None):
+            notices.append(
+                Notice(
+                    code="Q306",
+                    severity=Severity.WARNING,
+                    message=f"{item.file_name} does not say its rank; it counts as rank {number}",
+                    help="name files rank0.json, rank1.json, ... or record after init_process_group",
+                )
+            )
+    return sorted(by_rank.items())
+
+
+def _without_warmup(item: Source, skip_steps: int) -> Source:
+    """Leave out the first steps; the last one always stays."""
+    import polars as pl
+
+    skip = min(skip_steps, max(0, len(item.steps) - 1))
+    return replace(
+        item,
+        steps=item.steps[skip:],
+        typical_step=max(0, item.typical_step - skip),
+        collectives=item.collectives.with_columns((pl.col("step") - skip).clip(-1)),
+    )
+
+
+def _world_size(inputs: Sequence[Source], timed: Sequence[tuple[int, Source]]) -> int | None:
+    said = Counter(item.header.world_size for item in inputs if item.header.world_size)
+    if said:
+        return max(said, key=lambda size: (said[size], size or 0))
+    groups = [group.size for item in inputs for group in item.header.groups]
+    if groups:
+        return max(groups)
+    if timed and all(item.header.rank is not None for _, item in timed) and len(timed) > 1:
+        return max(rank for rank, _ in timed) + 1
+    is_log = any(item.facts.source.kind != SourceKind.KINETO for item in inputs)
+    return None if is_log or not timed else (len(timed) if len(timed) > 1 else None)

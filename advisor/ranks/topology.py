@@ -1,0 +1,100 @@
+"""Which ranks share a node, and how that is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paro_advise.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from paro_advise.advisor.ranks.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Nodes of a run.
+
+    Attributes:
+        gpus_per_node: ranks on one node, None when unknown.
+        source: "flag", "hosts", "metadata", "groups" or "" (unknown).
+        node_of: rank to node index for every rank of the world that is known.
+    """
+
+    gpus_per_node: int | None
+    source: str
+    node_of: Mapping[int, int]
+
+    def span(self, ranks: Sequence[int]) -> str:
+        """Return where a group's traffic runs: intra, inter, mixed, or "" when unknown."""
+        nodes = [self.node_of.get(rank) for rank in ranks]
+        if not nodes or None in nodes:
+            return ""
+        distinct = len(set(nodes))
+        if distinct == 1:
+            return "intra"
+        return "inter" if distinct == len(nodes) else "mixed"
+
+
+def find_topology(run: Run, gpus_per_node: int | None = None, launched_per_node: int | None = None) -> Topology:
+    """Find nodes from, in this order: the user, the launcher, host names, device lists, group sizes, logs.
+
+    Args:
+        run: all ranks.
+        gpus_per_node: ranks per node as the user says, None to infer.
+        launched_per_node: ranks per node as the launcher said to a capture, None when it did not.
+
+    Raises:
+        UsageError: the user's number does not divide the world.
+    """
+    world = range(run.world_size or (max((rank for rank, _ in run.timed), default=-1) + 1))
+    if gpus_per_node:
+        if len(world) and len(world) % gpus_per_node:
+            raise UsageError(f"--gpus-per-node must divide the {len(world)} ranks of the run, got {gpus_per_node}")
+        return _regular(gpus_per_node, "flag", world)
+    if launched_per_node and (run.world_size or launched_per_node) % launched_per_node == 0:
+        return _regular(launched_per_node, "metadata", world)
+    found = _of_traces(run, world)
+    return found if found.gpus_per_node else _of_logs(run) or found
+
+
+def _of_traces(run: Run, world: range) -> Topology:
+    headers = [(rank, item.header) for rank, item in run.timed]
+    hosts = {rank: header.host for rank, header in headers if header.host}
+    names = sorted(set(hosts.values()), key=lambda name: min(r for r, n in hosts.items() if n == name))
+    if hosts and len(hosts) == len(headers) and (len(names) > 1 or len(headers) == len(world)):
+        node_of = {rank: names.index(name) for rank, name in hosts.items()}
+        sizes = {list(node_of.values()).count(node) for node in set(node_of.values())}
+        full = len(headers) == len(world)
+        return Topology(gpus_per_node=max(sizes) if full else None, source="hosts", node_of=node_of)
+    counts = {header.gpus_per_node for _, header in headers if header.gpus_per_node}
+    if len(counts) == 1 and (count := counts.pop()) and (count > 1 or len(world) == 1):
+        return _regular(min(count, len(world)) if len(world) else count, "metadata", world)
+    shard_sizes = {
+        group.size
+        for _, header in headers
+        for group in header.groups
+        if group.size < len(world) and "shard" in group.description
+    }
+    if len(shard_sizes) == 1:
+        # A shard group smaller than the world is laid inside a node by those who set it.
+        return _regular(shard_sizes.pop(), "groups", world)
+    return Topology(gpus_per_node=None, source="", node_of={})
+
+
+def _of_logs(run: Run) -> Topology | None:
+    """Return what NCCL's own logs say about nodes, None when they do not."""
+    for item in run.untimed:
+        header = item.header
+        per_node = header.gpus_per_node
+        if not per_node and header.num_nodes and header.world_size:
+            per_node = header.world_size // header.num_nodes
+        if per_node:
+            return _regular(per_node, "metadata", range(run.world_size or per_node))
+    return None
+
+
+def _regular(per_node: int, source: str, world: range) -> Topology:
+    return Topology(gpus_per_node=per_node, source=source, node_of={rank: rank // per_node for rank in world})

@@ -1,0 +1,1 @@
+"""Finished values as pages, text, notebooks and charts; nothing is computed here."""

@@ -1,0 +1,453 @@
+"""The HTML report of an analysis: a view of finished text and charts, then one template."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paro_advise.advisor.rendering.charts import Bar, Segment, stacked_bars, timeline
+from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, make_table, number, render_page
+from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, share_text, time_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from markupsafe import Markup
+
+    from paro_advise.advisor.analysis.model import Analysis, RankEntry
+    from paro_advise.advisor.facts.model import TimelineBox
+
+# Above this many ranks only the ones that stand out are drawn (reference: user experience 2.1).
+_MAX_RANKS = 128
+_WORST, _BEST = 16, 4
+_MAX_COLLECTIVES = 60
+_PARTS = (
+    ("compute", "compute"),
+    ("exposed", "exposed communication"),
+    ("rest", "memory copies and sync"),
+    ("idle", "idle"),
+)
+_STATES = ("parameter", "gradient", "optimizer", "other", "unknown")
+
+
+def render_report(
+    analysis: Analysis,
+    boxes: Sequence[TimelineBox],
+    timeline_rank: int | None,
+    provenance: Provenance,
+    hta: Table | None = None,
+) -> str:
+    """Return the report as one HTML page.
+
+    Args:
+        analysis: the analysis.
+        boxes: timeline of the typical step of one rank, () for none.
+        timeline_rank: that rank.
+        provenance: see Provenance.
+        hta: HolisticTraceAnalysis' figures as a table, None when not asked for.
+    """
+    run = analysis.run
+    return render_page(
+        "analysis.html.j2",
+        analysis,
+        provenance,
+        title=f"{run.framework}, {run.world_size or '?'} ranks",
+        subtitle=_subtitle(analysis),
+        verdict=analysis.verdict.text,
+        confidence=confidence(analysis),
+        case_text=analysis.verdict.case_text,
+        figures=_figures(analysis),
+        state_chart=_state_chart(analysis),
+        state_legend=[("exposed", "exposed"), ("hidden", "hidden behind compute")],
+        state_table=_state_table(analysis),
+        state_reasons=[
+            (name, analysis.states[name].regime.replace("_", " "), analysis.states[name].text)
+            for name in _STATES
+            if analysis.states[name].count
+        ],
+        timeline_chart=_timeline_chart(boxes, analysis),
+        timeline_table=_timeline_table(boxes),
+        timeline_rank=timeline_rank,
+        timeline_legend=[(f"s-{lane}", text) for lane, text in _LANES if any(box.lane == lane for box in boxes)],
+        rank_chart=_rank_chart(analysis),
+        rank_legend=_PARTS,
+        rank_note=_rank_note(analysis),
+        rank_table=_rank_table(analysis),
+        findings_table=_findings_table(analysis),
+        collective_table=_collective_table(analysis),
+        link_table=_link_table(analysis),
+        hta_table=hta,
+        quality_table=_quality_table(analysis),
+        method=_METHOD,
+        provenance_table=_provenance_table(analysis, provenance),
+        input_table=_input_table(analysis),
+    )
+
+
+def confidence(analysis: Analysis) -> str:
+    """Say in one sentence how much the verdict rests on."""
+    run = analysis.run
+    if not analysis.ranks:
+        return "Logs and dumps only: record torch profiler traces of the same run to see where a step goes."
+    of = f" of {run.world_size}" if run.world_size else ""
+    text = f"Seen: {len(run.ranks)}{of} ranks, {run.num_steps} step{'s' if run.num_steps != 1 else ''} each."
+    shares = {name: entry.evidence for name, entry in analysis.states.items() if entry.count and name in _STATES[:3]}
+    if shares:
+        text += " Attribution rests on " + ", ".join(f"{kind} ({name})" for name, kind in shares.items()) + "."
+    unknown = analysis.states["unknown"]
+    total = sum(entry.total_us or 0.0 for entry in analysis.states.values())
+    if unknown.total_us and total:
+        text += f" {unknown.total_us / total:.0%} of the communication time could not be attributed."
+    return text
+
+
+def _subtitle(analysis: Analysis) -> str:
+    run = analysis.run
+    triple = run.strategy.triple or "strategy unknown"
+    group = f" (groups of {run.strategy.group_size})" if run.strategy.group_size else ""
+    nodes = f" on {run.num_nodes} node{'s' if run.num_nodes != 1 else ''}" if run.num_nodes else ""
+    device = f", {run.device_name}" if run.device_name else (f", {run.backend}" if run.backend else "")
+    return f"{run.framework}, {triple}{group}, {run.world_size or '?'} ranks{nodes}{device}"
+
+
+def _figures(analysis: Analysis) -> list[dict[str, str]]:
+    parts = analysis.breakdown_us
+    median = analysis.step_time_us.median
+    figures = [
+        ("median step", time_text(median)),
+        ("compute, mean", time_text(parts.compute)),
+        ("exposed communication, mean", time_text(parts.exposed_communication)),
+        ("idle, mean", time_text(parts.idle)),
+        ("communication hidden", share_text(analysis.efficiency.overlap_share)),
+        ("inter-node links busy", share_text(analysis.efficiency.inter_node_busy_share)),
+    ]
+    if analysis.efficiency.mfu is not None:
+        figures.append(("model FLOPs utilisation", share_text(analysis.efficiency.mfu)))
+    return [{"label": label, "value": value} for label, value in figures]
+
+
+def _state_chart(analysis: Analysis) -> Markup:
+    bars = [
+        Bar(
+            label=name,
+            segments=(
+                Segment(kind="exposed", value_us=entry.exposed_us or 0.0, name="exposed"),
+                Segment(kind="hidden", value_us=entry.hidden_us or 0.0, name="hidden"),
+            ),
+        )
+        for name, entry in analysis.states.items()
+        if entry.total_us
+    ]
+    bars.sort(key=lambda bar: _STATES.index(bar.label))
+    title = f"{analysis.verdict.limiting_state or 'No state'} is exposed longest"
+    return stacked_bars("chart-states", title, "Exposed and hidden communication per state and step", bars)
+
+
+def _state_table(analysis: Analysis) -> Table:
+    rows = []
+    for name in _STATES:
+        entry = analysis.states[name]
+        if not entry.count and name == "unknown":
+            continue
+        rows.append(
+            Row(
+                id=f"state-{name}",
+                cells=(
+                    Cell(text=name),
+                    Cell(text=entry.regime.replace("_", " "), css=""),
+                    number(entry.count, count_text(entry.count)),
+                    number(entry.bytes, bytes_text(entry.bytes)),
+                    number(entry.exposed_us, time_text(entry.exposed_us)),
+                    number(entry.hidden_us, time_text(entry.hidden_us)),
+                    number(entry.transfer_us, time_text(entry.transfer_us)),
+                    number(entry.wait_us, time_text(entry.wait_us)),
+                    Cell(text=entry.evidence),
+                ),
+            )
+        )
+    names = (
+        "state",
+        "regime",
+        "calls #",
+        "bytes #",
+        "exposed #",
+        "hidden #",
+        "transfer #",
+        "wait #",
+        "evidence",
+    )
+    return make_table("table-states", "Per rank and step; bytes count the full buffer", names, rows)
+
+
+_LANES = (("compute", "compute"), *((state, state) for state in _STATES))
+
+
+def _timeline_chart(boxes: Sequence[TimelineBox], analysis: Analysis) -> Markup:
+    present = {box.lane for box in boxes}
+    high = max((box.end_us for box in boxes), default=0.0)
+    lanes = [lane for lane in _LANES if lane[0] in present]
+    share = share_text(analysis.efficiency.overlap_share)
+    return timeline(
+        "chart-timeline",
+        f"{share} of the communication runs behind compute",
+        "One step by lanes",
+        boxes,
+        high,
+        lanes,
+    )
+
+
+def _timeline_table(boxes: Sequence[TimelineBox]) -> Table:
+    shown = [box for box in boxes if box.lane != "compute"][:60]
+    rows = [
+        Row(
+            cells=(
+                Cell(text=box.lane),
+                Cell(text=box.label),
+                number(box.start_us, time_text(box.start_us)),
+                number(box.end_us - box.start_us, time_text(box.end_us - box.start_us)),
+            )
+        )
+        for box in shown
+    ]
+    total = sum(box.lane != "compute" for box in boxes)
+    caption = f"The first {len(rows)} of {total} collectives" if total > len(rows) else "All collectives of the step"
+    return make_table("table-timeline", caption, ("state", "collective", "start #", "duration #"), rows)
+
+
+def shown_ranks(ranks: Sequence[RankEntry]) -> list[RankEntry]:
+    """Return the ranks that are drawn: all, or beyond 128 the slowest 16 and fastest 4."""
+    if len(ranks) <= _MAX_RANKS:
+        return list(ranks)
+    order = sorted(ranks, key=lambda entry: (-entry.compute_us, entry.rank))
+    chosen = {entry.rank for entry in (*order[:_WORST], *order[-_BEST:])}
+    return [entry for entry in ranks if entry.rank in chosen]
+
+
+def _rank_note(analysis: Analysis) -> str:
+    count = len(analysis.ranks)
+    if count <= _MAX_RANKS:
+        return ""
+    return f"Of {count} ranks the {_WORST} that compute longest and the {_BEST} that compute shortest are shown."
+
+
+def _rank_chart(analysis: Analysis) -> Markup:
+    bars = []
+    for entry in shown_ranks(analysis.ranks):
+        values = (entry.compute_us, entry.exposed_communication_us, entry.other_us, entry.idle_us)
+        bars.append(
+            Bar(
+                label=f"rank {entry.rank}",
+                segments=tuple(
+                    Segment(kind=kind, value_us=value, name=name)
+                    for (kind, name), value in zip(_PARTS, values, strict=True)
+                ),
+            )
+        )
+    late = analysis.stragglers[0].rank if analysis.stragglers else None
+    title = f"Rank {late} makes the others wait" if late is not None else "No rank stands out as late"
+    return stacked_bars("chart-ranks", title, "Parts of the mean step per rank", bars)
+
+
+def _rank_table(analysis: Analysis) -> Table:
+    rows = [
+        Row(
+            id=f"rank-{entry.rank}",
+            cells=(
+                number(float(entry.rank), str(entry.rank)),
+                number(
+                    None if entry.node is None else float(entry.node),
+                    "unknown" if entry.node is None else str(entry.node),
+                ),
+                *(
+                    number(value, time_text(value))
+                    for value in (
+                        entry.step_time_us,
+                        entry.compute_us,
+                        entry.exposed_communication_us,
+                        entry.other_us,
+                        entry.idle_us,
+                        entry.wait_us,
+                    )
+                ),
+            ),
+        )
+        for entry in shown_ranks(analysis.ranks)
+    ]
+    names = (
+        "rank #",
+        "node #",
+        "step #",
+        "compute #",
+        "exposed #",
+        "copies and sync #",
+        "idle #",
+        "waiting #",
+    )
+    return make_table("table-ranks", "Means over steps; waiting counts hidden and exposed", names, rows)
+
+
+def _findings_table(analysis: Analysis) -> Table:
+    rows = [
+        Row(
+            id=f"finding-{item.code}",
+            cells=(
+                Cell(text=item.code),
+                Cell(text=item.status),
+                Cell(text=item.text),
+                number(item.saving_us, "" if item.saving_us is None else f"up to {time_text(item.saving_us)}"),
+            ),
+        )
+        for item in analysis.findings
+    ]
+    return make_table(
+        "table-findings",
+        "Each with what it rests on; savings overlap and do not add up. `paro-advise explain CODE` tells more",
+        ("code", "status", "finding", "can save #"),
+        rows,
+    )
+
+
+def _collective_table(analysis: Analysis) -> Table:
+    rows = [
+        Row(
+            cells=(
+                Cell(text=entry.state),
+                Cell(text=entry.detail),
+                Cell(text=entry.op),
+                number(entry.bytes, bytes_text(entry.bytes)),
+                number(entry.group_size, "unknown" if entry.group_size is None else str(entry.group_size)),
+                Cell(text=entry.span),
+                number(entry.count, count_text(entry.count)),
+                number(entry.p50_us, time_text(entry.p50_us)),
+                number(entry.p95_us, time_text(entry.p95_us)),
+                number(entry.p99_us, time_text(entry.p99_us)),
+                number(entry.exposed_us, time_text(entry.exposed_us)),
+            )
+        )
+        for entry in analysis.collectives[:_MAX_COLLECTIVES]
+    ]
+    names = (
+        "state",
+        "detail",
+        "op",
+        "bytes #",
+        "ranks #",
+        "span",
+        "calls #",
+        "p50 #",
+        "p95 #",
+        "p99 #",
+        "exposed #",
+    )
+    caption = f"The {len(rows)} kinds that are exposed longest; calls and exposure per rank and step"
+    return make_table("table-collectives", caption, names, rows)
+
+
+def _link_table(analysis: Analysis) -> Table:
+    rows = []
+    for link in analysis.links:
+        span = (
+            f"{link.busbw_low_gbps:.3g} to {link.busbw_high_gbps:.3g}"
+            if link.busbw_low_gbps is not None and link.busbw_high_gbps is not None
+            else ""
+        )
+        rows.append(
+            Row(
+                cells=(
+                    Cell(text=link.op),
+                    Cell(text=link.span),
+                    number(link.group_size, str(link.group_size)),
+                    number(link.num_samples, str(link.num_samples)),
+                    number(link.alpha_us, time_text(link.alpha_us)),
+                    number(link.busbw_gbps, gbps_text(link.busbw_gbps)),
+                    Cell(text=span, css="n"),
+                    Cell(text=link.source),
+                )
+            )
+        )
+    names = ("op", "span", "ranks #", "samples #", "latency #", "bus bandwidth #", "10-90 % #", "source")
+    return make_table("table-links", "Robust fit over all transfers", names, rows)
+
+
+def _quality_table(analysis: Analysis) -> Table:
+    rows = [
+        Row(
+            cells=(
+                Cell(text=item.code),
+                Cell(text=item.severity, css=f"sev-{item.severity}"),
+                Cell(text=item.message),
+                Cell(text=item.help),
+            )
+        )
+        for item in analysis.data_quality[:200]
+    ]
+    return make_table(
+        "table-quality", f"{len(analysis.data_quality)} notes", ("code", "weight", "what", "what to do"), rows
+    )
+
+
+def _provenance_table(analysis: Analysis, provenance: Provenance) -> Table:
+    run = analysis.run
+    strategy = run.strategy
+    pairs: list[tuple[str, Any]] = [
+        ("tool", f"paro-advise {provenance.version}, format {analysis.format_version}"),
+        ("made", provenance.created_utc),
+        ("command", provenance.command),
+        ("framework", run.framework),
+        ("strategy", f"{strategy.triple or 'unknown'} while computing, {strategy.triple_at_rest or 'unknown'} at rest: "
+         + ("; ".join(strategy.reasons) or "no model-state communication seen")),
+        ("micro-batches per step", run.micro_batches),
+        ("parameters", count_text(run.parameter_count)),
+        ("ranks per node", f"{run.gpus_per_node} ({run.gpus_per_node_source})" if run.gpus_per_node else None),
+        ("device", run.device_name),
+        ("device memory", bytes_text(run.device_memory_bytes) if run.device_memory_bytes else None),
+        ("backend", run.backend),
+        ("NCCL", run.nccl_version),
+        ("clock error", time_text(analysis.clock_error_us) if analysis.clock_error_us is not None else None),
+        ("steps (us)", ", ".join(f"{value:.0f}" for value in analysis.step_time_us.values[:20])),
+    ]  # fmt: skip
+    pairs += [(key, value) for key, value in list(run.metadata.items())[:40]]
+    rows = [
+        Row(cells=(Cell(text=name), Cell(text="unknown" if value in (None, "") else str(value))))
+        for name, value in pairs
+    ]
+    return make_table("table-provenance", "Where the numbers come from", ("what", "value"), rows)
+
+
+def _input_table(analysis: Analysis) -> Table:
+    rows = [
+        Row(
+            cells=(
+                Cell(text=item.path, css="path"),
+                Cell(text=item.kind),
+                number(item.bytes, bytes_text(item.bytes)),
+                Cell(text=item.sha256, css="path"),
+            )
+        )
+        for item in analysis.run.inputs[:256]
+    ]
+    return make_table("table-inputs", "Inputs", ("path", "kind", "size #", "SHA-256"), rows)
+
+
+_METHOD = (
+    (
+        "Breakdown: within each profiler step of each rank, compute is the union of compute kernels (on CPU runs: "
+        "of operators), exposed communication the union of collectives minus compute, other the union of copies "
+        "minus both, idle the rest. The four sum to the step."
+    ),
+    (
+        "Attribution: by the annotations around the issuing call, the process group's description, Python stacks, "
+        "the phase of training, repetition, in this order. What none of them tells is shown as unknown and never "
+        "folded into a state."
+    ),
+    (
+        "Waiting and transfer: collectives are joined across ranks by group and sequence number, else by step, "
+        "operation and order. Host clocks are aligned on the ends of collectives; transfer runs from the last "
+        "arrival to the end."
+    ),
+    (
+        "Limits: a link shared by two collectives shows the bandwidth that each got. The profiler itself slows "
+        "short steps. Savings are upper bounds: they assume that exposed time vanishes and that nothing else takes "
+        "its place."
+    ),
+)

@@ -1,0 +1,98 @@
+"""The analysis as text for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from paro_advise.advisor.analysis.findings import APPLIES, NOT_JUDGED
+from paro_advise.advisor.rendering.analysis_page import confidence
+from paro_advise.advisor.wording.escaping import plain
+from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, share_text, time_text
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.analysis.model import Analysis
+
+_STATES = ("parameter", "gradient", "optimizer", "other", "unknown")
+
+
+def analysis_text(analysis: Analysis) -> str:
+    """Return the analysis as lines for people; the verdict comes first."""
+    lines = [click.style(plain(analysis.verdict.text), bold=True), plain(confidence(analysis)), ""]
+    lines += _run_lines(analysis)
+    if analysis.ranks:
+        lines += ["", *_state_lines(analysis)]
+    lines += _link_lines(analysis)
+    lines += _finding_lines(analysis)
+    return "\n".join(lines)
+
+
+def _run_lines(analysis: Analysis) -> list[str]:
+    run, parts = analysis.run, analysis.breakdown_us
+    strategy = run.strategy
+    group = f", groups of {strategy.group_size}" if strategy.group_size else ""
+    rest = f" ({strategy.triple_at_rest} at rest)" if strategy.triple_at_rest != strategy.triple else ""
+    node = f"{run.gpus_per_node} per node ({run.gpus_per_node_source})" if run.gpus_per_node else "nodes unknown"
+    steps = f"{run.micro_batches or '?'} micro-batch(es), {count_text(run.parameter_count)} parameters"
+    lines = [
+        f"run        {plain(run.framework)}, strategy {strategy.triple or 'unknown'}{rest}{group}, {steps}",
+        f"ranks      {len(run.ranks)} of {run.world_size or '?'} seen, {node}",
+    ]
+    if analysis.step_time_us.median is not None:
+        lines.append(
+            f"step       {time_text(analysis.step_time_us.median)} median of {run.num_steps}: compute "
+            f"{time_text(parts.compute)}, exposed communication {time_text(parts.exposed_communication)}, "
+            f"other {time_text(parts.other)}, idle {time_text(parts.idle)}"
+        )
+    efficiency = analysis.efficiency
+    shares = [
+        (efficiency.overlap_share, "of communication hidden"),
+        (efficiency.inter_node_busy_share, "of the step inter-node links are busy"),
+        (efficiency.mfu, "MFU"),
+    ]
+    known = [f"{share_text(value)} {text}" for value, text in shares if value is not None]
+    if known:
+        lines.append("use        " + ", ".join(known))
+    return lines
+
+
+def _state_lines(analysis: Analysis) -> list[str]:
+    heads = "".join(f"{name:>10}" for name in ("bytes", "exposed", "hidden", "transfer", "wait"))
+    lines = [f"{'state':<10} {'calls':>7}{heads}  {'regime':<16} evidence"]
+    for name in _STATES:
+        entry = analysis.states[name]
+        if not entry.count:
+            continue
+        regime = entry.regime.replace("_", " ")
+        lines.append(
+            f"{name:<10} {count_text(entry.count):>7} {bytes_text(entry.bytes):>9} {time_text(entry.exposed_us):>9} "
+            f"{time_text(entry.hidden_us):>9} {time_text(entry.transfer_us):>9} {time_text(entry.wait_us):>9}  "
+            f"{regime:<16} {entry.evidence}"
+        )
+    return lines
+
+
+def _link_lines(analysis: Analysis) -> list[str]:
+    known = [link for link in analysis.links if link.busbw_gbps is not None]
+    known.sort(key=lambda link: (-link.num_samples, link.op, link.span, link.group_size))
+    lines = [
+        f"link       {link.op} over {link.group_size} ranks ({link.span}): {gbps_text(link.busbw_gbps)} bus bandwidth, "
+        f"latency {time_text(link.alpha_us)}"
+        for link in known[:6]
+    ]
+    return ["", *lines] if lines else []
+
+
+def _finding_lines(analysis: Analysis) -> list[str]:
+    found = analysis.findings
+    lines = []
+    for number, item in enumerate((item for item in found if item.status == APPLIES), start=1):
+        saving = f"  (up to -{time_text(item.saving_us)})" if item.saving_us is not None else ""
+        lines.append(f"  {number}. {item.code}  {plain(item.text)}{saving}")
+    missing: dict[str, list[str]] = {}
+    for item in found:
+        if item.status == NOT_JUDGED:
+            missing.setdefault(item.text, []).append(item.code)
+    lines += [f"  not judged: {', '.join(codes)}  {text}" for text, codes in missing.items()]
+    return ["", "findings", *lines] if lines else []

@@ -1,0 +1,365 @@
+"""The before/after report: a view of a comparison, then one template."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.rendering.charts import Bar, Segment, lines, stacked_bars, timeline
+from paro_advise.advisor.rendering.comparison_text import change_text, name_text, value_text
+from paro_advise.advisor.rendering.page import Cell, Row, make_table, number, render_page
+from paro_advise.advisor.rendering.plan_page import ablation_table, alternative_table
+from paro_advise.advisor.wording.quantities import bytes_text, count_text, time_text
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from paro_advise.advisor.comparison.model import Comparison, Metric, Side
+    from paro_advise.advisor.facts.model import TimelineBox
+    from paro_advise.advisor.rendering.page import Provenance, Table
+
+_PARTS = (
+    ("compute", "compute"),
+    ("exposed", "exposed communication"),
+    ("rest", "memory copies and sync"),
+    ("idle", "idle"),
+)
+_STATES = ("parameter", "gradient", "optimizer")
+_LANES = (("compute", "compute"), *((state, state) for state in (*_STATES, "other", "unknown")))
+_ALTERNATIVES = 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timelines:
+    """The typical step of one rank before and after, () where it is not known."""
+
+    before: tuple[TimelineBox, ...] = ()
+    after: tuple[TimelineBox, ...] = ()
+
+
+def render_comparison(comparison: Comparison, timelines: Timelines, provenance: Provenance) -> str:
+    """Return the before/after report as one HTML page."""
+    before, after, plan = comparison.before, comparison.after, comparison.plan
+    metrics = {metric.name: metric for metric in comparison.metrics}
+    return render_page(
+        "comparison.html.j2",
+        comparison,
+        provenance,
+        title=f"{after.run.framework}: before and after",
+        subtitle=f"before: {_run_text(before)}; after: {_run_text(after)}",
+        verdict=comparison.text,
+        confidence=_confidence(comparison),
+        figures=[
+            _figure(metrics[name], label)
+            for name, label in (
+                ("step_time", "step"),
+                ("exposed_communication", "exposed communication"),
+                ("peak_memory", "peak memory of a rank"),
+                ("throughput", "throughput"),
+            )
+        ],
+        split_chart=_split_chart(before, after),
+        split_legend=_PARTS,
+        changes=_changes(comparison),
+        predicted_table=_predicted_table(comparison),
+        metric_table=_metric_table(comparison),
+        state_chart=_state_chart(before, after),
+        state_legend=[("exposed", "exposed"), ("hidden", "hidden behind compute")],
+        timeline_charts=_timelines(timelines),
+        timeline_legend=[
+            (f"s-{lane}", text)
+            for lane, text in _LANES
+            if any(box.lane == lane for box in (*timelines.before, *timelines.after))
+        ],
+        parity_chart=_parity_chart(comparison),
+        parity_text=_parity_text(comparison),
+        collective_table=_collective_table(comparison),
+        plan=plan,
+        evidence=_evidence(comparison),
+        alternative_table=alternative_table(plan) if plan else None,
+        ablation_table=ablation_table(plan) if plan else None,
+        acceptance_table=_acceptance_table(comparison),
+        saved=_saved(comparison),
+        method=_METHOD,
+        provenance_table=_provenance_table(comparison, provenance),
+    )
+
+
+def _run_text(side: Side) -> str:
+    run = side.run
+    uses_groups = "I" in (run.strategy.triple_at_rest or "")
+    group = f" in groups of {run.strategy.group_size}" if run.strategy.group_size and uses_groups else ""
+    return f"{run.framework}, {run.strategy.triple_at_rest or 'strategy unknown'}{group}, {run.world_size or '?'} ranks"
+
+
+def _confidence(comparison: Comparison) -> str:
+    parts = []
+    for name, side in (("before", comparison.before), ("after", comparison.after)):
+        profiled = "" if side.steps_source == "unprofiled" else ", slowed by the profiler"
+        ranks = f"{len(side.run.ranks)} of {side.run.world_size or '?'} ranks traced"
+        parts.append(f"{name}: {side.num_steps} steps{profiled}, {ranks}")
+    text = "Rests on " + "; ".join(parts) + "."
+    if comparison.unlike:
+        text += " The runs differ: " + "; ".join(comparison.unlike) + "."
+    return text
+
+
+def _figure(metric: Metric, label: str) -> dict[str, str]:
+    return {
+        "label": label,
+        "before": value_text(metric.before, metric.unit),
+        "after": value_text(metric.after, metric.unit),
+        "change": "" if metric.change_pct is None else f"{metric.change_pct:+.1f} %",
+    }
+
+
+def _split_chart(before: Side, after: Side) -> Markup:
+    bars = []
+    for name, side in (("before", before), ("after", after)):
+        parts = side.breakdown_us
+        values = (parts.compute, parts.exposed_communication, parts.other, parts.idle)
+        bars.append(
+            Bar(
+                label=name,
+                segments=tuple(
+                    Segment(kind=kind, value_us=value or 0.0, name=text)
+                    for (kind, text), value in zip(_PARTS, values, strict=True)
+                ),
+            )
+        )
+    exposed = [time_text(side.breakdown_us.exposed_communication) for side in (before, after)]
+    title = f"Exposed communication {exposed[0]} before and {exposed[1]} after"
+    return stacked_bars("chart-split", title, "Parts of the mean profiled step", bars)
+
+
+def _state_chart(before: Side, after: Side) -> Markup:
+    bars = []
+    for state in _STATES:
+        for name, side in (("before", before), ("after", after)):
+            entry = side.states.get(state)
+            bars.append(
+                Bar(
+                    label=f"{state} {name}"[-18:],
+                    segments=(
+                        Segment(kind="exposed", value_us=(entry.exposed_us or 0.0) if entry else 0.0, name="exposed"),
+                        Segment(kind="hidden", value_us=(entry.hidden_us or 0.0) if entry else 0.0, name="hidden"),
+                    ),
+                )
+            )
+    return stacked_bars("chart-states", "Communication of each state, before over after", "Per rank and step", bars)
+
+
+def _timelines(timelines: Timelines) -> list[tuple[str, Markup]]:
+    high = max((box.end_us for box in (*timelines.before, *timelines.after)), default=0.0)
+    found = []
+    for name, boxes in (("before", timelines.before), ("after", timelines.after)):
+        present = {box.lane for box in boxes}
+        chart = timeline(
+            f"chart-timeline-{name}",
+            f"The step {name} takes {time_text(max((box.end_us for box in boxes), default=0.0))} under the profiler",
+            "One step by lanes, on the scale of the longer one",
+            boxes,
+            high,
+            [lane for lane in _LANES if lane[0] in present],
+        )
+        if chart:
+            found.append((name, chart))
+    return found
+
+
+def _changes(comparison: Comparison) -> list[str]:
+    """Return what changed as lines with a sign and a word, never colour alone."""
+    plan, run = comparison.plan, comparison.after.run
+    before = comparison.before.run.strategy
+    if plan is None or not comparison.predicted_vs_measured:
+        pairs = [
+            ("strategy", before.triple_at_rest, run.strategy.triple_at_rest),
+            ("group size", before.group_size, run.strategy.group_size),
+            ("framework", comparison.before.run.framework, run.framework),
+        ]
+    else:
+        pairs = [
+            ("strategy", plan.baseline.triple, plan.chosen.triple),
+            ("group size", plan.baseline.group_size, plan.chosen.group_size),
+            ("collectives", plan.baseline.collectives, plan.chosen.collectives),
+        ]
+    lines_ = [f"~ {name}: {one} -> {other}" for name, one, other in pairs if one != other]
+    return lines_ or ["nothing that the traces show"]
+
+
+def _predicted_table(comparison: Comparison) -> Table:
+    rows = []
+    for item in comparison.predicted_vs_measured:
+        is_time = item.name == "step_time_us"
+        texts = [
+            time_text(value) if is_time else f"{value:.2f}x"
+            for value in (item.predicted, item.low, item.high, item.measured)
+        ]
+        error = 100 * (item.measured / item.predicted - 1)
+        rows.append(
+            Row(
+                cells=(
+                    Cell(text="step time" if is_time else "speed-up"),
+                    number(item.predicted, texts[0]),
+                    Cell(text=f"{texts[1]} to {texts[2]}", css="n"),
+                    number(item.measured, texts[3]),
+                    Cell(text=f"{error:+.1f} %", css="n"),
+                    Cell(text="inside the range" if item.inside else "outside the range"),
+                )
+            )
+        )
+    names = ("what", "predicted #", "80 % range #", "measured #", "off by #", "")
+    return make_table("table-predicted", "What the plan predicted, and what was measured", names, rows)
+
+
+def _metric_table(comparison: Comparison) -> Table:
+    rows = [
+        Row(
+            id=f"metric-{metric.name}",
+            cells=(
+                Cell(text=name_text(metric)),
+                number(metric.before, value_text(metric.before, metric.unit)),
+                number(metric.after, value_text(metric.after, metric.unit)),
+                number(metric.change_pct, change_text(metric)),
+                Cell(text=metric.verdict, css=f"v-{metric.verdict}" if metric.verdict else ""),
+                Cell(text=metric.samples),
+            ),
+        )
+        for metric in comparison.metrics
+        if metric.before is not None or metric.after is not None
+    ]
+    names = ("metric", "before #", "after #", "change (98 % range) #", "verdict", "range over")
+    caption = "Times are means over ranks and steps; the step time is the mean of the middle half of the steps"
+    return make_table("table-metrics", caption, names, rows)
+
+
+def _collective_table(comparison: Comparison) -> Table:
+    rows = []
+    for item in comparison.collectives:
+        cells = [Cell(text=item.state), Cell(text=item.op)]
+        for one, other, is_time in (
+            (item.count_before, item.count_after, False),
+            (item.p50_us_before, item.p50_us_after, True),
+            (item.p95_us_before, item.p95_us_after, True),
+            (item.p99_us_before, item.p99_us_after, True),
+        ):
+            text = time_text if is_time else count_text
+            cells += [number(value, "" if value is None else text(value)) for value in (one, other)]
+        rows.append(Row(cells=tuple(cells)))
+    names = ("state", "op", "calls before #", "after #", "p50 before #", "after #", "p95 before #", "after #",
+             "p99 before #", "after #")  # fmt: skip
+    caption = "Calls per rank and step; times of the kind of each state and operation that takes longest"
+    return make_table("table-collectives", caption, names, rows)
+
+
+def _parity_chart(comparison: Comparison) -> Markup | str:
+    parity = comparison.parity
+    if parity is None:
+        return ""
+    shown = [
+        (step, one, other)
+        for step, one, other in zip(parity.steps, parity.loss_before, parity.loss_after, strict=True)
+        if math.isfinite(one) and math.isfinite(other)
+    ]
+    return lines(
+        "chart-parity",
+        _parity_text(comparison),
+        "Loss of each step before (wide) and after (narrow)",
+        [step for step, _, _ in shown],
+        (("line-before", [one for _, one, _ in shown]), ("line-after", [other for _, _, other in shown])),
+    )
+
+
+def _parity_text(comparison: Comparison) -> str:
+    parity = comparison.parity
+    if parity is None or parity.loss_max_pct is None:
+        return "Losses were not compared: both runs must be captured."
+    text = f"Losses of {parity.num_steps} steps differ by at most {parity.loss_max_pct:.2g} %"
+    if parity.num_diverged_before or parity.num_diverged_after:
+        counts = f"{parity.num_diverged_before} steps before and {parity.num_diverged_after} after"
+        text = f"The loss of {counts} is no number. " + text
+    if parity.gradient_norm_max_pct is not None:
+        text += f", gradient norms by at most {parity.gradient_norm_max_pct:.2g} %"
+    return text + "."
+
+
+def _evidence(comparison: Comparison) -> list[tuple[str, str]]:
+    """Return what the decision rests on: the regime of each state before."""
+    return [
+        (f"{state}: {entry.regime.replace('_', ' ')}", entry.text)
+        for state in _STATES
+        if (entry := comparison.before.states.get(state)) is not None and entry.count
+    ]
+
+
+def _acceptance_table(comparison: Comparison) -> Table:
+    words = {True: ("pass", "v-pass"), False: ("fail", "v-fail"), None: ("not judged", "")}
+    rows = []
+    for item in comparison.acceptance:
+        word, css = words[item.passed]
+        rows.append(
+            Row(
+                cells=(
+                    Cell(text=item.criterion),
+                    number(item.threshold, "none" if item.threshold is None else f"{item.threshold:g}"),
+                    number(item.measured, "unknown" if item.measured is None else f"{item.measured:.3g}"),
+                    Cell(text=word, css=css),
+                    Cell(text=item.text),
+                )
+            )
+        )
+    names = ("criterion", "limit #", "measured #", "result", "note")
+    return make_table("table-acceptance", "Whether the change may stay", names, rows)
+
+
+def _saved(comparison: Comparison) -> str:
+    """Return the device hours saved a day, with the formula."""
+    one, other = comparison.step.before, comparison.step.after
+    world = comparison.after.run.world_size
+    if not one or not other or not world or comparison.verdict != "better" or comparison.unlike:
+        return ""
+    hours = 24 * world * (1 - other / one)
+    return (
+        f"The work of a day now takes {hours:.3g} device hours less: 24 h x {world} devices x "
+        f"(1 - {time_text(other)} / {time_text(one)})."
+    )
+
+
+def _provenance_table(comparison: Comparison, provenance: Provenance) -> Table:
+    pairs = [
+        ("tool", f"paro-advise {provenance.version}, format {comparison.format_version}"),
+        ("made", provenance.created_utc),
+        ("command", provenance.command),
+    ]
+    if comparison.plan:
+        pairs.append(("plan", comparison.plan.plan_id))
+    for name, side in (("before", comparison.before), ("after", comparison.after)):
+        pairs.append((name, f"{_run_text(side)}; {side.run.device_name or side.run.backend or 'device unknown'}"))
+        pairs += [
+            (f"{name}: input", f"{item.path}, {bytes_text(item.bytes)}, SHA-256 {item.sha256}")
+            for item in side.run.inputs[:64]
+        ]
+    rows = [
+        Row(cells=(Cell(text=name), Cell(text=text, css="path" if "input" in name else ""))) for name, text in pairs
+    ]
+    return make_table("table-provenance", "Where the numbers come from", ("what", "value"), rows)
+
+
+_METHOD = (
+    (
+        "Step times come from steps that ran without the profiler, after a warm-up of three, where a capture logged "
+        "them; the split of a step, states and collectives come from the profiled ones, which the profiler slows."
+    ),
+    (
+        "A change is real when its 98 % range leaves out zero and it is above 2.5 %; it is the same when the range is "
+        "narrower than 10 points; else it cannot be told. A step time is the mean of the middle half of the steps "
+        "(the interquartile mean), everything else the mean over ranks; changes are of just these values. Their "
+        "ranges are those of a bootstrap over steps or ranks, widened for few samples; steps that vary together in "
+        "both runs are paired, and steps that only one run has are left out where most are common."
+    ),
+    (
+        "Losses are sums over the backward passes of a step, averaged over ranks; gradient norms are those of the "
+        "whole model before clipping. Predictions carry an 80 % range: two in ten fall outside of it."
+    ),
+)

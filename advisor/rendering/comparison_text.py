@@ -1,0 +1,117 @@
+"""A comparison for the terminal and for a ticket."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.wording.escaping import plain
+from paro_advise.advisor.wording.quantities import bytes_text, share_text, time_text
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.comparison.model import Comparison, Criterion, Metric
+
+_PASSED = {True: "pass", False: "FAIL", None: "not judged"}
+
+
+def value_text(value: float | None, unit: str) -> str:
+    """Return a metric's value for people."""
+    if value is None:
+        return "unknown"
+    match unit:
+        case "us":
+            return time_text(value)
+        case "bytes":
+            return bytes_text(value)
+        case "share":
+            return share_text(value)
+        case _:
+            return f"{value:.4g} {unit}"
+
+
+def change_text(metric: Metric) -> str:
+    """Return a change with its range."""
+    if metric.change_pct is None:
+        return ""
+    text = f"{metric.change_pct:+.1f} %"
+    if metric.low_pct is not None and metric.high_pct is not None:
+        text += f" ({metric.low_pct:+.1f} to {metric.high_pct:+.1f})"
+    return text
+
+
+def name_text(metric: Metric) -> str:
+    """Return a metric's name for people."""
+    return metric.name.replace("_", " ")
+
+
+def threshold_text(item: Criterion) -> str:
+    """Return a criterion's limit and measurement."""
+    limit = "none" if item.threshold is None else f"{item.threshold:g}"
+    measured = "unknown" if item.measured is None else f"{item.measured:.3g}"
+    return f"limit {limit}, measured {measured}"
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """Return a comparison for the terminal."""
+    lines = [comparison.text, ""]
+    lines.append(f"{'':<26}{'before':>28}{'after':>28}  change (98 % range)")
+    for metric in comparison.metrics:
+        if metric.before is None and metric.after is None:
+            continue
+        before, after = (value_text(value, metric.unit) for value in (metric.before, metric.after))
+        lines.append(
+            f"{name_text(metric):<26}{before:>28}{after:>28}  {change_text(metric):<30}{metric.verdict}".rstrip()
+        )
+    if comparison.parity:
+        parity = comparison.parity
+        loss, norm = _pct(parity.loss_max_pct), _pct(parity.gradient_norm_max_pct)
+        lines += ["", f"losses of {parity.num_steps} steps differ by at most {loss}, gradient norms by {norm}"]
+    if comparison.parity and (comparison.parity.num_diverged_before or comparison.parity.num_diverged_after):
+        counts = f"{comparison.parity.num_diverged_before} steps before, {comparison.parity.num_diverged_after} after"
+        lines.append(f"a loss or gradient norm is no number in {counts}")
+    lines += ["", "acceptance"]
+    lines += [
+        f"  {_PASSED[item.passed]:<11}{item.criterion}: {threshold_text(item)} ({item.text})"
+        for item in comparison.acceptance
+    ]
+    if comparison.unlike:
+        lines += ["", "compared although the runs differ: " + "; ".join(comparison.unlike)]
+    return "\n".join(plain(line) for line in lines)
+
+
+def _pct(value: float | None) -> str:
+    return "an unknown amount" if value is None else f"{value:.2g} %"
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    """Return a comparison for a ticket."""
+    before, after = comparison.before, comparison.after
+    lines = [f"**{_escaped(comparison.text)}**", ""]
+    lines += ["| metric | before | after | change (98 % range) | verdict |", "|---|---:|---:|---:|---|"]
+    for metric in comparison.metrics:
+        if metric.before is None and metric.after is None:
+            continue
+        cells = (
+            name_text(metric),
+            value_text(metric.before, metric.unit),
+            value_text(metric.after, metric.unit),
+            change_text(metric),
+            metric.verdict,
+        )
+        lines.append("| " + " | ".join(map(_escaped, cells)) + " |")
+    lines += ["", "| acceptance | limit and measurement | |", "|---|---|---|"]
+    lines += [
+        f"| {_escaped(item.criterion)} | {_escaped(threshold_text(item))} | {_PASSED[item.passed]} |"
+        for item in comparison.acceptance
+    ]
+    lines += [
+        "",
+        f"Before: {_escaped(before.run.framework)}, {_escaped(before.run.strategy.triple or 'strategy unknown')}, "
+        f"{before.num_steps} {before.steps_source} steps. After: {_escaped(after.run.framework)}, "
+        f"{_escaped(after.run.strategy.triple or 'strategy unknown')}, {after.num_steps} {after.steps_source} steps."
+        + (f" Plan {comparison.plan.plan_id}." if comparison.plan else ""),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return plain(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

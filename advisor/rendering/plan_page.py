@@ -1,0 +1,201 @@
+"""A plan as tables: for its own page and for the before/after report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.prediction.ablation import ablations
+from paro_advise.advisor.rendering.page import Cell, Row, make_table, number, render_page
+from paro_advise.advisor.wording.quantities import bytes_text, time_text
+from paro_advise.policies.frameworks.model import Fidelity
+from paro_advise.policies.frameworks.registry import RUNTIME, exports_of
+from paro_advise.policies.plan import as_framework_runs
+from paro_advise.policies.strategy import Collectives, Strategy
+from paro_advise.policies.strategy_name import collectives_name, grouped_triple
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.rendering.page import Provenance, Table
+    from paro_advise.policies.plan import Choice, Plan, Quantiles
+
+_ALTERNATIVES = 14
+_CHOICE_NAMES = (
+    "collectives",
+    "step #",
+    "80 % range #",
+    "speed-up #",
+    "states and transients, at most #",
+    "expected peak #",
+)
+
+
+def render_plan(plan: Plan, provenance: Provenance) -> str:
+    """Return a plan as one HTML page."""
+    step = plan.chosen.predicted.step_time_us
+    if plan.chosen.predicted.peak_bytes is not None:
+        memory = ("expected peak memory of a rank", _peak_text(plan.chosen), _peak_text(plan.baseline))
+    else:
+        now, then = (bytes_text(choice.predicted.memory_bytes) for choice in (plan.baseline, plan.chosen))
+        memory = ("states and transients of a rank, at most", then, now)
+    figures = [
+        ("predicted step", time_text(step.p50), time_text(plan.baseline.predicted.step_time_us.p50)),
+        ("speed-up", _times(plan.chosen.predicted.speedup), ""),
+        memory,
+        ("probability of a speed-up above 2 %", f"{plan.confidence.probability_gain:.2f}", ""),
+    ]
+    return render_page(
+        "plan.html.j2",
+        plan,
+        provenance,
+        title=f"plan {plan.plan_id}",
+        subtitle=f"plan {plan.plan_id} for {plan.preconditions.world_size} ranks",
+        plan=plan,
+        figures=[{"label": label, "value": value, "before": before} for label, value, before in figures],
+        alternative_table=alternative_table(plan),
+        ablation_table=ablation_table(plan),
+        budget_table=budget_table(plan),
+        outlook_table=outlook_table(plan),
+        sensitivity_table=sensitivity_table(plan),
+        export_table=_export_table(plan),
+        ho_ring=ho_ring_text(plan),
+    )
+
+
+def _times(speedup: Quantiles) -> str:
+    return f"{speedup.p50:.2f}x ({speedup.p10:.2f} to {speedup.p90:.2f})"
+
+
+def _choice_cells(choice: Choice) -> tuple[Cell, ...]:
+    step = choice.predicted.step_time_us
+    return (
+        Cell(text=collectives_name(choice) + (", host" if choice.offload else "")),
+        number(step.p50, time_text(step.p50)),
+        Cell(text=f"{time_text(step.p10)} to {time_text(step.p90)}", css="n"),
+        number(choice.predicted.speedup.p50, f"{choice.predicted.speedup.p50:.2f}x"),
+        number(choice.predicted.memory_bytes, bytes_text(choice.predicted.memory_bytes)),
+        number(choice.predicted.peak_bytes, _peak_text(choice)),
+    )
+
+
+def _peak_text(choice: Choice) -> str:
+    peak = choice.predicted.peak_bytes
+    return "not known" if peak is None else bytes_text(peak)
+
+
+def alternative_table(plan: Plan) -> Table:
+    """Return the best candidates and the first that do not fit, each with its reason."""
+    fitting = [choice for choice in plan.candidates if choice.feasible][:_ALTERNATIVES]
+    rejected = [choice for choice in plan.candidates if not choice.feasible]
+    rows = [
+        Row(cells=(Cell(text=grouped_triple(c.triple, c.group_size)), *_choice_cells(c), Cell(text=c.reason)))
+        for c in [*fitting, *rejected[: max(3, _ALTERNATIVES - len(fitting))]]
+    ]
+    caption = f"Top {len(rows)} of {len(plan.candidates)} candidates ({len(rejected)} do not fit)"
+    return make_table("table-alternatives", caption, ("strategy", *_CHOICE_NAMES, "why, or why not"), rows)
+
+
+def ablation_table(plan: Plan) -> Table:
+    """Return the chosen strategy with one level changed at a time."""
+    rows = []
+    for item in ablations(plan):
+        cells = _choice_cells(item.choice) if item.choice else (Cell(text=""),) * len(_CHOICE_NAMES)
+        why = item.choice.reason if item.choice else item.reason
+        rows.append(Row(cells=(Cell(text=item.state), Cell(text=item.triple), *cells, Cell(text=why))))
+    caption = f"{plan.chosen.triple} with one letter changed at a time, as predicted"
+    return make_table("table-ablation", caption, ("changed", "strategy", *_CHOICE_NAMES, "note"), rows)
+
+
+def budget_table(plan: Plan) -> Table:
+    """Return what each step of a redundancy budget buys."""
+    rows = [
+        Row(
+            cells=(
+                number(item.redundancy_bytes, bytes_text(item.redundancy_bytes)),
+                Cell(text=grouped_triple(item.triple, item.group_size)),
+                Cell(text="HO-Ring" if item.collectives == Collectives.HO_RING else "native"),
+                number(item.step_time_us, time_text(item.step_time_us)),
+                number(
+                    item.saved_us_per_gib, "" if item.saved_us_per_gib is None else time_text(item.saved_us_per_gib)
+                ),
+            )
+        )
+        for item in plan.budget
+    ]
+    names = ("held beyond GGG #", "strategy", "collectives", "step #", "saved per GiB more #")
+    return make_table(
+        "table-budget",
+        "The fastest for each budget; options that need more memory for no gain are omitted",
+        names,
+        rows,
+    )
+
+
+def outlook_table(plan: Plan) -> Table:
+    """Return the plan on more nodes."""
+    rows = [
+        Row(
+            cells=(
+                number(float(item.nodes_factor), f"{item.nodes_factor}x"),
+                number(float(item.world_size), str(item.world_size)),
+                number(item.baseline_step_us.p50, time_text(item.baseline_step_us.p50)),
+                number(item.chosen_step_us.p50, time_text(item.chosen_step_us.p50)),
+                number(item.speedup.p50, _times(item.speedup)),
+            )
+        )
+        for item in plan.outlooks
+    ]
+    names = ("nodes #", "ranks #", "step as it runs #", "step under the plan #", "speed-up #")
+    return make_table("table-outlook", "With equal work per rank; the range grows with the distance", names, rows)
+
+
+def sensitivity_table(plan: Plan) -> Table:
+    """Return what the plan gains under other assumptions."""
+    rows = [
+        Row(
+            cells=(
+                Cell(text=item.what),
+                number(item.value, f"{item.value:.4g}"),
+                Cell(text=item.source),
+                number(item.speedup_if_half, f"{item.speedup_if_half:.2f}x"),
+                Cell(text=item.best_if_half),
+                number(item.speedup_if_double, f"{item.speedup_if_double:.2f}x"),
+                Cell(text=item.best_if_double),
+            )
+        )
+        for item in plan.sensitivities
+    ]
+    names = ("quantity", "value #", "source", "if half #", "best then", "if double #", "best then")
+    return make_table("table-sensitivity", "Speed-up of the plan if one quantity is another", names, rows)
+
+
+def _export_table(plan: Plan) -> Table:
+    runs: dict[str, tuple[str, Choice | None]] = {RUNTIME: (plan.chosen.exports[RUNTIME], plan.chosen)}
+    chosen = plan.chosen
+    fidelities = exports_of(Strategy.parse(chosen.triple), Collectives.NATIVE, chosen.variant, chosen.offload)
+    for name, fidelity in fidelities.items():
+        if name != RUNTIME:
+            real = as_framework_runs(plan, name) if fidelity != Fidelity.UNSUPPORTED else None
+            runs[name] = (fidelity, real)
+    rows = []
+    for name, (fidelity, choice) in runs.items():
+        cells = (Cell(text=grouped_triple(choice.triple, choice.group_size)), *_choice_cells(choice)) if choice else ()
+        blank = (Cell(text=""),) * (1 + len(_CHOICE_NAMES) - len(cells))
+        rows.append(Row(cells=(Cell(text=name), Cell(text=fidelity), *cells, *blank)))
+    return make_table(
+        "table-exports",
+        "How well each framework's own settings express the choice, and what they really run",
+        ("framework", "", "runs", *_CHOICE_NAMES),
+        rows,
+    )
+
+
+def ho_ring_text(plan: Plan) -> str:
+    """Return what HO-Ring brings, taken apart; "" where it is not chosen."""
+    gain = plan.ho_ring
+    if gain is None:
+        return ""
+    return (
+        f"A gather of {bytes_text(gain.unit_bytes)} over all ranks takes {gain.rounds_after:.0f} rounds between nodes "
+        f"instead of {gain.rounds_before:.0f}, sends {bytes_text(gain.port_bytes_after)} through a node's port instead "
+        f"of {bytes_text(gain.port_bytes_before)}, and hides {time_text(gain.hidden_us)} of work inside nodes. With "
+        f"the backend's own collectives the same strategy takes {time_text(gain.step_us_without)} a step."
+    )

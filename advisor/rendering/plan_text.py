@@ -1,0 +1,114 @@
+"""A plan on the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.wording.quantities import bytes_text, time_text
+from paro_advise.policies.frameworks.model import Fidelity
+from paro_advise.policies.plan import Verdict, same_way
+from paro_advise.policies.strategy import Collectives
+from paro_advise.policies.strategy_name import short_choice_name
+
+if TYPE_CHECKING:
+    from paro_advise.policies.plan import Choice, Plan
+
+_SHOWN = 8
+_MOVED_BY = {Collectives.NATIVE: "native", Collectives.HO_RING: "HO-Ring"}
+
+
+def plan_text(plan: Plan) -> str:
+    """Return a plan for people: verdict, alternatives, what it is based on."""
+    lines = [plan.text, "", plan.confidence.text[:1].upper() + plan.confidence.text[1:] + "."]
+    lines += ["", _head(plan.baseline), _row("now", plan.baseline)]
+    fitting = [choice for choice in plan.candidates if choice.feasible]
+    lines += [_row("*" if same_way(choice, plan.chosen) else "", choice) for choice in fitting[:_SHOWN]]
+    if len(fitting) > _SHOWN:
+        lines.append(f"  ... and {len(fitting) - _SHOWN} more that fit")
+    rejected = [choice for choice in plan.candidates if not choice.feasible]
+    if rejected:
+        name = short_choice_name(rejected[0])
+        lines += ["", f"{len(rejected)} do not fit; the fastest of them: {name}: {rejected[0].reason}"]
+    if plan.switch_on_today and not same_way(plan.switch_on_today, plan.chosen):
+        today = plan.switch_on_today
+        names = ", ".join(name for name, fidelity in today.exports.items() if fidelity == Fidelity.EXACT)
+        speedup = f"{today.predicted.speedup.p50:.2f}x ({names})"
+        lines += ["", f"With a framework's own settings: {short_choice_name(today)}, {speedup}"]
+    lines += _budget(plan) + _ho_ring(plan) + _outlooks(plan) + _sensitive(plan)
+    if plan.probes:
+        lines += ["", "Measure:", *(f"  - {probe}" for probe in plan.probes)]
+    if plan.assumptions:
+        lines += ["", "Assumed:", *(f"  - {assumption}" for assumption in plan.assumptions)]
+    return "\n".join(lines)
+
+
+def _budget(plan: Plan) -> list[str]:
+    if len(plan.budget) < 2:
+        return []
+    lines = ["", "Speed against extra memory (held beyond GGG, per rank):"]
+    for step in plan.budget:
+        groups = f"/{step.group_size}" if step.group_size else ""
+        gain = "" if step.saved_us_per_gib is None else f", {time_text(step.saved_us_per_gib)} less per GiB"
+        lines.append(
+            f"  {bytes_text(step.redundancy_bytes):>9}  {step.triple + groups:<7} "
+            f"{_MOVED_BY[step.collectives]:<8}{step.step_time_us / 1e3:>9.0f} ms{gain}"
+        )
+    return lines
+
+
+def _ho_ring(plan: Plan) -> list[str]:
+    gain = plan.ho_ring
+    if gain is None:
+        return []
+    what = (
+        f"HO-Ring, in a gather of {bytes_text(gain.unit_bytes)} over all ranks: {gain.rounds_before:.0f} -> "
+        f"{gain.rounds_after:.0f} rounds between nodes, {bytes_text(gain.port_bytes_before)} -> "
+        f"{bytes_text(gain.port_bytes_after)} through a node's port, "
+        f"{time_text(gain.hidden_us)} of work inside nodes overlapped;"
+    )
+    return [
+        "",
+        what,
+        f"with the backend's own collectives the same strategy takes {time_text(gain.step_us_without)} a step.",
+    ]
+
+
+def _outlooks(plan: Plan) -> list[str]:
+    if not plan.outlooks:
+        return []
+    lines = ["", "On more nodes, with equal work per rank:"]
+    for item in plan.outlooks:
+        speed = item.speedup
+        lines.append(
+            f"  {item.nodes_factor}x ({item.world_size} ranks): {speed.p50:.2f}x ({speed.p10:.2f} to {speed.p90:.2f})"
+        )
+    return lines
+
+
+def _sensitive(plan: Plan) -> list[str]:
+    """Return what would change the choice; what would not is not worth a line."""
+    lines = []
+    for item in plan.sensitivities:
+        for end, best, speedup in (
+            ("half", item.best_if_half, item.speedup_if_half),
+            ("double", item.best_if_double, item.speedup_if_double),
+        ):
+            if best != plan.chosen.triple and plan.verdict != Verdict.KEEP:
+                lines.append(f"  {item.what} {end} of {item.value:.3g}: {best} would be best, this plan {speedup:.2f}x")
+    return ["", "What would change the choice:", *lines] if lines else []
+
+
+def _head(baseline: Choice) -> str:
+    peak = "" if baseline.predicted.peak_bytes is None else f"{'peak':>12}"
+    return f"{'':<4}{'strategy':<26}{'step ms':>9}{'10..90 %':>18}{'speed-up':>10}{'best in':>9}{'states':>12}{peak}"
+
+
+def _row(mark: str, choice: Choice) -> str:
+    step = choice.predicted.step_time_us
+    span = f"{step.p10 / 1e3:.0f}..{step.p90 / 1e3:.0f}"
+    states = sum(value for name, value in choice.predicted.terms.items() if name != "transient")
+    peak = "" if choice.predicted.peak_bytes is None else f"{bytes_text(choice.predicted.peak_bytes):>12}"
+    return (
+        f"{mark:<4}{short_choice_name(choice):<26}{step.p50 / 1e3:>9.0f}{span:>18}{choice.predicted.speedup.p50:>9.2f}x"
+        f"{choice.probability_best:>9.0%}{bytes_text(states):>12}{peak}"
+    )

@@ -1,0 +1,1 @@
+"""Numbers and codes as people read them."""

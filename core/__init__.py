@@ -1,0 +1,1 @@
+"""What every room speaks of: collectives, model states, element types, secrets."""

@@ -1,0 +1,55 @@
+"""Masks what looks secret in a command line before it is written anywhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MASK = "***"
+# Parts of names whose value is secret: --hf-token, WANDB_API_KEY, --db-password, aws_secret_access_key.
+_NAME = re.compile(
+    r"token(?!i[zs]|s)|secret|passw|passphrase|api[-_]?key|access[-_]?key|private[-_]?key|(?:^|[-_])(?:key|pw|pwd)$"
+    r"|credential|(?:^|[-_])auth(?:$|[-_])|authorization|bearer",
+    re.IGNORECASE,
+)
+# What the makers of well-known services put in front of their tokens.
+_VALUE = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{3,}|gh[pousr]_\w{10,}|github_pat_\w{10,}|sk-[\w-]{8,}|xox[abprs]-[\w-]{8,}|AKIA[0-9A-Z]{12,})"
+)
+_USER_IN_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/@\s]+@")
+_SECRET_IN_QUERY = re.compile(r"(?P<name>[?&;](?P<key>[^=&;\s]+)=)[^&;\s]+")
+
+
+def masked_command(argv: Sequence[str]) -> str:
+    """Return a command line as one would type it, with ``***`` for every value that looks secret.
+
+    Masked are the values of options and variables whose name speaks of a secret (``--hf-token VALUE``,
+    ``--token=VALUE``, ``KEY=VALUE``), user names and passwords in URLs, and tokens by their makers' prefixes.
+    """
+    words: list[str] = []
+    value_is_secret = False
+    for word in argv:
+        if value_is_secret and not word.startswith("--"):
+            words.append(MASK)
+            value_is_secret = False
+            continue
+        name, sign, _ = word.partition("=")
+        is_name = _NAME.search(name.lstrip("-")) is not None and "://" not in name and " " not in name
+        if sign and is_name:
+            words.append(f"{name}={MASK}")
+            value_is_secret = False
+        else:
+            value_is_secret = not sign and word.startswith("-") and is_name
+            words.append(masked_text(word))
+    return shlex.join(words)
+
+
+def masked_text(text: str) -> str:
+    """Return a text without user names, passwords and tokens in URLs, and without tokens of known makers."""
+    text = _USER_IN_URL.sub(rf"\g<scheme>{MASK}@", text)
+    text = _SECRET_IN_QUERY.sub(lambda found: found["name"] + MASK if _NAME.search(found["key"]) else found[0], text)
+    return _VALUE.sub(MASK, text)

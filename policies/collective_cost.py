@@ -1,0 +1,108 @@
+"""What a collective costs: time by algorithm on a cluster of equal nodes.
+
+One model for all: a message of b bytes inside a node takes alpha_a + b / B_a, between nodes
+alpha_e + b / B_e, where B_e is the port of a whole node that its ranks share, and B_a is a rank's.
+V is the whole buffer (nccl-tests' convention); n nodes of m ranks, N = n * m, node-major.
+
+Sources: ring: Patarasu and Yuan, 2009. HO-Ring: PaRO (arXiv 2310.06003); docs/strategies.md, HO-Ring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeVar
+
+from paro_advise.core.collective import Op
+from paro_advise.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_T = TypeVar("_T", float, "NDArray[np.float64]", "float | NDArray[np.float64]")
+
+
+class Algorithm(StrEnum):
+    """A way to do a collective."""
+
+    RING = "ring"  # one ring over all ranks
+    HO_RING = "ho_ring"  # hierarchical overlapped ring
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """What a collective asks of the links; its time follows from their latency and bandwidth.
+
+    Attributes:
+        inter_messages, inter_bytes: rounds between nodes, and bytes through one node's port.
+        intra_messages, intra_bytes: rounds inside nodes, and bytes that one rank sends there.
+        overlapped_rounds: the two go on at once in this many rounds between nodes, with one more round
+            inside nodes; 0 for one after the other.
+    """
+
+    inter_messages: float = 0.0
+    inter_bytes: float = 0.0
+    intra_messages: float = 0.0
+    intra_bytes: float = 0.0
+    overlapped_rounds: int = 0
+
+    def __mul__(self, times: float) -> Effort:
+        """Return the effort of doing it several times, one after the other."""
+        return Effort(
+            inter_messages=times * self.inter_messages,
+            inter_bytes=times * self.inter_bytes,
+            intra_messages=times * self.intra_messages,
+            intra_bytes=times * self.intra_bytes,
+            overlapped_rounds=self.overlapped_rounds,
+        )
+
+    def us(self, inter_alpha_us: _T, inter_gbps: _T, intra_alpha_us: _T, intra_gbps: _T) -> _T:
+        """Return the time; all arguments are numbers, or arrays of one shape."""
+        inter = self.inter_messages * inter_alpha_us + self.inter_bytes / (inter_gbps * 1e3)
+        intra = self.intra_messages * intra_alpha_us + self.intra_bytes / (intra_gbps * 1e3)
+        if not self.overlapped_rounds:
+            return inter + intra
+        once = intra / (self.overlapped_rounds + 1)
+        more = intra - once
+        return inter + (more - inter) * (more > inter) + once
+
+
+def effort_of(algorithm: Algorithm, operation: Op, num_bytes: float, nodes: int, local: int) -> Effort:
+    """Return what an all-gather, a reduce-scatter or an all-reduce asks of the links.
+
+    Args:
+        algorithm: how.
+        operation: what.
+        num_bytes: of the whole buffer.
+        nodes, local: nodes and ranks on each; a single rank takes no effort.
+
+    Raises:
+        UsageError: another operation.
+    """
+    if operation not in (Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_REDUCE):
+        raise UsageError(f"a cost must be asked of an all-gather, reduce-scatter or all-reduce, got {operation}")
+    if nodes * local == 1:
+        return Effort()
+    once = (_ring if algorithm == Algorithm.RING else _ho_ring)(num_bytes, nodes, local)
+    return once * 2 if operation == Op.ALL_REDUCE else once
+
+
+def _ring(num_bytes: float, nodes: int, local: int) -> Effort:
+    """One ring over all ranks: every round waits for its slowest hop."""
+    ranks = nodes * local
+    rounds = ranks - 1
+    if nodes > 1:
+        return Effort(inter_messages=rounds, inter_bytes=rounds * num_bytes / ranks)
+    return Effort(intra_messages=rounds, intra_bytes=rounds * num_bytes / ranks)
+
+
+def _ho_ring(num_bytes: float, nodes: int, local: int) -> Effort:
+    """The two stages overlap: n - 1 rounds of the slower one, and one more inside the node."""
+    return Effort(
+        inter_messages=nodes - 1,
+        inter_bytes=num_bytes * (nodes - 1) / nodes,
+        intra_messages=nodes * (local - 1),
+        intra_bytes=num_bytes * (local - 1) / local,
+        overlapped_rounds=nodes - 1,
+    )

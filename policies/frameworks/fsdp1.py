@@ -1,0 +1,54 @@
+"""FSDP1 (FullyShardedDataParallel) as code that wraps a model.
+
+Source: PyTorch documentation, torch.distributed.fsdp.ShardingStrategy.
+"""
+
+from __future__ import annotations
+
+from paro_advise.core.framework import Framework
+from paro_advise.policies.frameworks.fsdp2 import kept_for_backward_caveats
+from paro_advise.policies.frameworks.model import Rendered, Target, TrainingFramework, Variant, fidelities
+
+_STRATEGIES = {
+    "NNN": "NO_SHARD",
+    "NGG": "SHARD_GRAD_OP",
+    "GGG": "FULL_SHARD",
+    "III": "HYBRID_SHARD",
+    "NII": "_HYBRID_SHARD_ZERO2",
+}
+
+
+def render(target: Target) -> Rendered:
+    """Return a function that wraps a model."""
+    shape, names = ((target.world_size,), '("shard",)')
+    if target.is_hybrid:
+        shape, names = (target.num_groups, target.group_size), '("replicate", "shard")'
+    strategy = _STRATEGIES[target.triple]
+    code = f'''from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+
+def apply(model, device="cuda", **options):
+    """Wrap a model; options go to FSDP."""
+    mesh = init_device_mesh(device, {shape}, mesh_dim_names={names})
+    return FullyShardedDataParallel(
+        model, device_mesh=mesh, sharding_strategy=ShardingStrategy.{strategy}, **options
+    )
+'''
+    caveats = kept_for_backward_caveats(target)
+    if target.is_hybrid:
+        caveats += ("gradients cross groups in every micro-batch unless all but the last run under no_sync()",)
+    return Rendered(text=code, suffix=".py", min_version="2.2", caveats=caveats)
+
+
+# What every wrapper of FSDP keeps whole for backward by its own settings.
+KEPT_VARIANTS = frozenset({("GGG", Variant.KEPT), ("III", Variant.KEPT)})
+FIDELITY = fidelities(exact="NNN III GGG", approximate="NII NGG")
+FSDP1 = TrainingFramework(
+    name="fsdp1",
+    observed_as=Framework.FSDP1,
+    trace_marks=("FullyShardedDataParallel.",),
+    fidelity=FIDELITY,
+    variants=KEPT_VARIANTS,
+    render=render,
+)

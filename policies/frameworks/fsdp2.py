@@ -1,0 +1,98 @@
+"""FSDP2 (torch.distributed.fsdp.fully_shard) as code that shards a model; DDP where nothing is sharded.
+
+Source: PyTorch documentation, torch.distributed.fsdp.fully_shard.
+"""
+
+from __future__ import annotations
+
+from paro_advise.core.framework import Framework
+from paro_advise.policies.frameworks.model import Rendered, Target, TrainingFramework, Variant, fidelities
+
+_KEPT_WHOLE = "parameters are sharded between steps and gathered once per micro-batch, not once per step"
+_DDP = '''from torch.nn.parallel import DistributedDataParallel
+
+
+def apply(model):
+    """Wrap a model."""
+    return DistributedDataParallel(model)
+'''
+_BEFORE_BACKWARD = '''
+
+def before_backward(model, is_last_micro_batch):
+    """Add gradients up across groups at the accumulation boundary only."""
+    model.set_requires_all_reduce(is_last_micro_batch)
+'''
+_HOLD_GRADIENTS = '''
+
+def hold_gradients(model, is_last_micro_batch):
+    """Keep whole gradients until the boundary."""
+    model.set_requires_gradient_sync(is_last_micro_batch)
+'''
+
+
+def reshard_after_forward(target: Target) -> bool | int:
+    """Return FSDP2's setting: free parameters, keep them for backward, or keep a copy in groups of a size."""
+    if target.triple == "IGG":
+        return target.group_size
+    return target.triple in ("GGG", "III")
+
+
+def kept_for_backward_caveats(target: Target) -> tuple[str, ...]:
+    """Return what a framework that keeps gathered parameters for backward really does."""
+    return (_KEPT_WHOLE,) if target.triple in ("NGG", "NII") else ()
+
+
+def render(target: Target) -> Rendered:
+    """Return functions that shard a model."""
+    if target.triple == "NNN":
+        caveat = "put all micro-batches but the last under model.no_sync()"
+        return Rendered(text=_DDP, suffix=".py", min_version="2.0", caveats=(caveat,))
+    shape, names = ((target.world_size,), '("shard",)')
+    if target.is_hybrid:
+        shape, names = (target.num_groups, target.group_size), '("replicate", "shard")'
+    mesh = f"init_device_mesh(device, {shape}, mesh_dim_names={names})"
+    reshard = reshard_after_forward(target)
+    code = f'''import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+
+def apply(model, blocks, device="cuda"):
+    """Shard a model; blocks are its repeated layers."""
+    mesh = {mesh}
+    for block in blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward={reshard})
+    return fully_shard(model, mesh=mesh, reshard_after_forward={reshard})
+'''
+    caveats: tuple[str, ...] = ()
+    if target.is_hybrid:
+        code += _BEFORE_BACKWARD
+        caveats = ("call before_backward in every micro-batch, or gradients cross groups each time",)
+    if target.triple in ("NGG", "NII", "NNG", "NNI"):
+        caveats += (_KEPT_WHOLE,)
+    if target.triple in ("NNG", "NNI"):
+        code += _HOLD_GRADIENTS
+        caveats += ("call hold_gradients in every micro-batch",)
+    if target.triple == "IGG":
+        caveats += ("only the gather in backward stays inside the group; the one in forward is over all ranks",)
+    return Rendered(text=code, suffix=".py", min_version="2.6", caveats=caveats)
+
+
+FIDELITY = fidelities(exact="NNN III GGG", approximate="NNI NNG NII NGG IGG")
+VARIANTS = frozenset(
+    {
+        ("GGG", Variant.KEPT),
+        ("III", Variant.KEPT),
+        ("GNG", Variant.KEPT),
+        ("INI", Variant.KEPT),
+        ("GGG", Variant.SECOND_COPY),
+    }
+)
+FSDP2 = TrainingFramework(
+    name="fsdp2",
+    observed_as=Framework.FSDP2,
+    trace_marks=("FSDP::",),
+    fidelity=FIDELITY,
+    variants=VARIANTS,
+    render=render,
+)

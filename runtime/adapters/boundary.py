@@ -1,0 +1,88 @@
+"""Finds the last backward pass of a step in scripts that do not say which it is.
+
+Strategies that keep gradients less sharded than the optimizer states save traffic only if inner
+passes are known as such. A script that steps after k passes is taken to do so again; if it steps
+earlier, the gradients are brought on at the step, and it is said.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from paro_advise.policies.strategy import Level
+
+if TYPE_CHECKING:
+    import torch
+
+    from paro_advise.runtime.sharding.engine import Engine
+
+
+class Boundary:
+    """Tells an engine which pass is the last.
+
+    Args:
+        engine: of the sharded model.
+        optimizer: of the sharded model.
+        is_gated: the script tells it itself.
+    """
+
+    def __init__(self, engine: Engine, optimizer: torch.optim.Optimizer, *, is_gated: bool) -> None:
+        self._engine = engine
+        self._optimizer = optimizer
+        self._is_gated = is_gated
+        self._passes = 0
+        self._pending = False
+        self._expected: int | None = None
+        self._said: bool | None = None if is_gated else True
+        self._has_warned = False
+        engine.after_backward = self._after_backward
+        engine.after_discard = self.restart
+
+    def _after_backward(self) -> None:
+        self._passes += 1
+        self._pending = not self._engine.synchronizes
+        if not self._is_gated and self._engine.synchronizes != self._said:
+            self._is_gated = True  # the script has spoken since
+        self._say()
+
+    def restart(self) -> None:
+        """Begin to count anew: gradients were forgotten, or the strategy changed."""
+        self._passes = 0
+        self._pending = False
+        self._say()
+
+    def _say(self) -> None:
+        if self._is_gated:
+            return
+        levels = self._engine.levels
+        # Whole gradients of sharded parameters rest inside FSDP2, which brings them on in a pass only.
+        must_be_last = levels.gradient == Level.N and levels.parameter != Level.N
+        self._said = must_be_last or self._expected is None or self._passes + 1 >= self._expected
+        self._engine.set_synchronizes(enabled=self._said)
+
+    def finish(self) -> None:
+        """Bring gradients of passes that were taken for inner ones to the optimizer, if there are any."""
+        if self._is_gated or not self._pending:
+            return
+        self._engine.finish_accumulation()
+        self._pending = False
+        if not self._has_warned and dist.get_rank() == 0:
+            self._has_warned = True
+            print(
+                f"paro-advise: a step came after fewer than the usual {self._expected} backward passes; its "
+                "gradients were reduced when they were clipped or the optimizer stepped",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Learn from a step; tell whether it was the sharded model's."""
+        if optimizer is not self._optimizer:
+            return False
+        if self._passes:
+            self._expected = self._passes
+        self.restart()
+        return True

@@ -1,0 +1,45 @@
+"""The plan in a training process: read, and held against what the process is."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from paro_advise.errors import StalePlanError
+from paro_advise.runtime.job import DRIFT_VARIABLE
+
+if TYPE_CHECKING:
+    from paro_advise.policies.plan import Plan
+
+# Counts from traces hold the padding of uneven shards.
+_SAME_COUNT = 0.02
+
+
+def check_facts(plan: Plan, num_parameters: int) -> None:
+    """Hold the plan's preconditions against this job.
+
+    Args:
+        plan: the plan.
+        num_parameters: of the model.
+
+    Raises:
+        StalePlanError: one does not hold, and the user did not allow that it drifts.
+    """
+    facts = plan.preconditions
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    allowed = set(os.environ.get(DRIFT_VARIABLE, "").split(","))
+    now = {
+        "world_size": (facts.world_size, dist.get_world_size()),
+        "gpus_per_node": (facts.gpus_per_node, int(local) if local.isdecimal() else facts.gpus_per_node),
+        "parameter_count": (facts.parameter_count, num_parameters),
+    }
+    for name, (planned, found) in now.items():
+        same = abs(found - planned) <= _SAME_COUNT * planned if name == "parameter_count" else found == planned
+        if not same and name not in allowed:
+            raise StalePlanError(
+                f"the plan must fit the job: made for {name} {planned}, this job has {found}",
+                where=f"plan {plan.plan_id}",
+                hint=f"capture this job and recommend again, or pass --allow-drift {name}",
+            )

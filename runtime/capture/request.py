@@ -1,0 +1,77 @@
+"""What shall be captured, as the environment carries it from the command line to every rank."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paro_advise.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FOLDER_VARIABLE = "PARO_CAPTURE"
+STEPS_VARIABLE = "PARO_CAPTURE_STEPS"
+SIZE_VARIABLE = "PARO_CAPTURE_MAX_MB"
+DEFAULT_STEPS = "10:13"
+DEFAULT_MAX_MB = 2000
+# The profiler warms up during the step before the first, and starts when a step ends.
+_EARLIEST = 2
+_MOST = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureRequest:
+    """What shall be captured.
+
+    Attributes:
+        folder: for traces and step logs.
+        first: the first step that is recorded; steps count from 0 and end with the optimizer's.
+        last: the step after the last recorded one.
+        max_trace_mb: of the trace of one rank before compression, 1e6 bytes.
+    """
+
+    folder: Path
+    first: int
+    last: int
+    max_trace_mb: int = DEFAULT_MAX_MB
+
+    @classmethod
+    def of(cls, folder: str | Path, steps: str = DEFAULT_STEPS, max_trace_mb: int = DEFAULT_MAX_MB) -> CaptureRequest:
+        """Read steps such as "10:13".
+
+        Raises:
+            UsageError: they are no such range.
+        """
+        begin, _, end = steps.partition(":")
+        if not (begin.isdecimal() and end.isdecimal() and _EARLIEST <= int(begin) < int(end) <= int(begin) + _MOST):
+            raise UsageError(
+                f"steps must be FIRST:END with {_EARLIEST} <= FIRST < END and at most {_MOST} steps, got {steps!r}",
+                hint="10:13 records the steps 10, 11 and 12, counted from 0",
+            )
+        return cls(folder=Path(folder), first=int(begin), last=int(end), max_trace_mb=max_trace_mb)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> CaptureRequest | None:
+        """Return what the environment asks for, None if nothing.
+
+        Raises:
+            UsageError: it asks for something impossible.
+        """
+        folder = environment.get(FOLDER_VARIABLE)
+        if not folder:
+            return None
+        size = environment.get(SIZE_VARIABLE, str(DEFAULT_MAX_MB))
+        if not size.isdecimal() or not int(size):
+            raise UsageError(f"{SIZE_VARIABLE} must be a number of megabytes, got {size!r}")
+        return cls.of(folder, environment.get(STEPS_VARIABLE, DEFAULT_STEPS), int(size))
+
+    def to_environment(self) -> dict[str, str]:
+        """Return the variables that carry this request."""
+        return {
+            FOLDER_VARIABLE: str(self.folder.absolute()),
+            STEPS_VARIABLE: f"{self.first}:{self.last}",
+            SIZE_VARIABLE: str(self.max_trace_mb),
+        }

@@ -1,0 +1,1 @@
+"""What happens in every process of a job that ``paro-advise capture`` or ``run`` started."""

@@ -1,0 +1,1 @@
+"""A folder for PYTHONPATH: Python runs the ``sitecustomize`` in it at start."""

@@ -1,0 +1,1 @@
+"""What moves gradients and updated parameters between the levels of a strategy."""

@@ -1,0 +1,283 @@
+"""The collectives of a sharded model: inside groups, across groups, and over all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from paro_advise.errors import CommunicationError, UsageError
+from paro_advise.runtime.ho_ring import HoRing
+from paro_advise.runtime.ho_ring.grid import Grid
+from paro_advise.runtime.ho_ring.groups import Subgroups
+from paro_advise.runtime.ho_ring.worker import Worker, reaching_all_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupGrid:
+    """The ranks as groups: rank = group * m + local.
+
+    Attributes:
+        rank, world_size: of this process.
+        group_size: ranks of a group (m).
+        ranks_per_node: ranks that share a node.
+
+    Raises (on construction):
+        UsageError: the group size does not divide the world.
+    """
+
+    rank: int
+    world_size: int
+    group_size: int
+    ranks_per_node: int
+
+    def __post_init__(self) -> None:
+        if self.group_size < 1 or self.world_size % self.group_size:
+            raise UsageError(
+                f"the group size must divide the {self.world_size} ranks, got {self.group_size}",
+                hint=f"one of {', '.join(str(size) for size in divisors(self.world_size))}",
+            )
+
+    @property
+    def num_groups(self) -> int:
+        """Return the number of groups (g)."""
+        return self.world_size // self.group_size
+
+    @property
+    def group(self) -> int:
+        """Return this rank's group (j)."""
+        return self.rank // self.group_size
+
+    @property
+    def local(self) -> int:
+        """Return this rank's place in its group (k)."""
+        return self.rank % self.group_size
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """Return the ranks of each group."""
+        return [[j * self.group_size + k for k in range(self.group_size)] for j in range(self.num_groups)]
+
+    @property
+    def nested_ranks(self) -> list[list[int]]:
+        """Return the ranks by local rank, then by group: the order of slices."""
+        return [[j * self.group_size + k for j in range(self.num_groups)] for k in range(self.group_size)]
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, ascending."""
+    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+
+
+class Channels:
+    """Collectives between the ranks of a grid; every call blocks, and all ranks make the same calls.
+
+    A buffer over all ranks holds N blocks, by local rank, then by group (see layout), or by rank.
+
+    Attributes:
+        inside: collectives of this rank's group; None with one rank a group.
+        across: collectives of equal local ranks; None with one group.
+    """
+
+    def __init__(self, grid: GroupGrid) -> None:
+        self.grid = grid
+        m, g, per_node = grid.group_size, grid.num_groups, grid.ranks_per_node
+        inside_node, across_node = _fit(min(m, per_node), m), _fit(max(1, per_node // m), g)
+        known = [_rails(members, inside_node) for members in grid.groups]
+        known += [_rails(members, across_node) for members in grid.nested_ranks]
+        subgroups = Subgroups(ranks for rails in known for ranks in rails)
+        inside = subgroups.of(grid.groups[grid.group])
+        across = subgroups.of(grid.nested_ranks[grid.local])
+        self.inside = HoRing(inside, ranks_per_node=inside_node, subgroups=subgroups) if inside else None
+        self.across = HoRing(across, ranks_per_node=across_node, subgroups=subgroups) if across else None
+        # Where groups are nodes, both stages of a world-wide collective overlap.
+        overlaps = inside and across and m == per_node
+        self._world = HoRing(ranks_per_node=m, subgroups=subgroups) if overlaps else None
+
+    def gather_inside(self, slabs: torch.Tensor, slab: torch.Tensor) -> None:
+        """Gather every local rank's slab: (m * T) from (T)."""
+        if self.inside:
+            self.inside.all_gather(slabs, slab)
+        elif slabs.data_ptr() != slab.data_ptr():
+            slabs.copy_(slab)
+
+    def gather_across(self, slab: torch.Tensor, piece: torch.Tensor) -> None:
+        """Gather every group's piece of a slab: (g * S) from (S)."""
+        if self.across:
+            self.across.all_gather(slab, piece)
+        elif slab.data_ptr() != piece.data_ptr():
+            slab.copy_(piece)
+
+    def gather_all(self, buffer: torch.Tensor, piece: torch.Tensor) -> None:
+        """Gather every rank's piece: (m * g * S) from (S)."""
+        if self._world:
+            self._world.all_gather(self._by_node(buffer, piece.numel(), by_rank=False), piece)
+            return
+        slab = buffer.view(self.grid.group_size, -1)[self.grid.local]
+        self.gather_across(slab, piece)
+        self.gather_inside(buffer, slab)
+
+    def reduce_inside(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Sum the buffers of a group and return this rank's slab: (T) from (m * T)."""
+        if not self.inside:
+            return buffer
+        slab = buffer.new_empty(buffer.numel() // self.grid.group_size)
+        self.inside.reduce_scatter(slab, buffer)
+        return slab
+
+    def reduce_across(self, slab: torch.Tensor) -> torch.Tensor:
+        """Sum the slabs of all groups and return this rank's piece: (S) from (g * S)."""
+        if not self.across:
+            return slab
+        piece = slab.new_empty(slab.numel() // self.grid.num_groups)
+        self.across.reduce_scatter(piece, slab)
+        return piece
+
+    def reduce_all(self, buffer: torch.Tensor, *, by_rank: bool = False) -> torch.Tensor:
+        """Sum the buffers of all ranks and return this rank's piece: (S) from (m * g * S)."""
+        if self._world:
+            piece = buffer.new_empty(buffer.numel() // self.grid.world_size)
+            self._world.reduce_scatter(piece, self._by_node(buffer, piece.numel(), by_rank=by_rank))
+            return piece
+        if by_rank:
+            shape = (self.grid.num_groups, self.grid.group_size, -1)
+            buffer = buffer.view(shape).transpose(0, 1).reshape(-1)
+        return self.reduce_across(self.reduce_inside(buffer))
+
+    def gather_by_rank(self, buffer: torch.Tensor, piece: torch.Tensor) -> None:
+        """Gather every rank's piece in order of ranks: (N * S) from (S)."""
+        if self._world:
+            self._world.all_gather(buffer, piece)
+            return
+        grid = self.grid
+        ordered = torch.empty_like(buffer)
+        self.gather_all(ordered, piece)
+        shape = (grid.group_size, grid.num_groups, piece.numel())
+        buffer.view(grid.num_groups, grid.group_size, piece.numel()).copy_(ordered.view(shape).transpose(0, 1))
+
+    def sum_all(self, buffer: torch.Tensor) -> None:
+        """Sum buffers over all ranks in place; N divides their elements."""
+        if self._world:
+            self._world.all_reduce(buffer)
+            return
+        slab = self.reduce_inside(buffer)
+        self.sum_across(slab)
+        self.gather_inside(buffer, slab)
+
+    def sum_across(self, slab: torch.Tensor) -> None:
+        """Sum the slabs of all groups in place."""
+        if self.across:
+            self.across.all_reduce(slab)
+
+    def _by_node(self, buffer: torch.Tensor, size: int, *, by_rank: bool) -> torch.Tensor:
+        """Return a buffer's blocks as (groups, local ranks, S)."""
+        if by_rank:
+            return buffer.view(self.grid.num_groups, self.grid.group_size, size)
+        return buffer.view(self.grid.group_size, self.grid.num_groups, size).transpose(0, 1)
+
+    def sent(self) -> dict[str, tuple[int, int]]:
+        """Return the (messages, bytes) that this rank has sent ``inside`` and ``across`` groups."""
+        totals = {"inside": [0, 0], "across": [0, 0]}
+        world = self._world
+        parts = [
+            ("inside", self.inside and self.inside.sent_between),
+            ("inside", self.inside and self.inside.sent_inside),
+            ("across", self.across and self.across.sent_between),
+            ("across", self.across and self.across.sent_inside),
+            ("inside", world and world.sent_inside),
+            ("across", world and world.sent_between),
+        ]
+        for name, count in parts:
+            if count:
+                totals[name][0] += count.messages
+                totals[name][1] += count.num_bytes
+        return {name: (messages, num_bytes) for name, (messages, num_bytes) in totals.items()}
+
+    def self_check(self, device: torch.device) -> None:
+        """Sum and gather known numbers over all ranks.
+
+        Args:
+            device: that the backend communicates from.
+
+        Raises:
+            CommunicationError: the backend gives a wrong result.
+        """
+        world = self.grid.world_size
+        total = self.reduce_all(torch.arange(world, dtype=torch.float32, device=device) + self.grid.rank)
+        place = self.grid.local * self.grid.num_groups + self.grid.group
+        expected = world * place + world * (world - 1) / 2
+        gathered = torch.empty(world, device=device)
+        self.gather_all(gathered, total)
+        wanted = world * torch.arange(world, dtype=torch.float32, device=device) + world * (world - 1) / 2
+        if total.item() != expected or not torch.equal(gathered, wanted):
+            raise CommunicationError(
+                f"the communication backend must add right: expected {expected} on rank {self.grid.rank}, "
+                f"got {total.item()}",
+                hint="torch 2.8 with gloo averages wrongly; use torch 2.9 or later",
+            )
+
+
+class Queue:
+    """Runs communication in order in a thread of its own, so that it overlaps computation.
+
+    Args:
+        what: names the queue in errors.
+        depth: how many jobs may wait; bounds the memory of their buffers.
+    """
+
+    def __init__(self, what: str, depth: int = 2) -> None:
+        self._what = what
+        self._depth = depth
+        self._worker = Worker(what)
+        self._pending: list[Future[object]] = []
+
+    def submit(self, job: Callable[[], _Result]) -> Future[_Result]:
+        """Run a job after those before it; blocks while too many wait.
+
+        Raises:
+            CommunicationError: an earlier job failed.
+        """
+        while len(self._pending) >= self._depth:
+            self.result(self._pending.pop(0))
+        future = self._worker.submit(job)
+        self._pending.append(future)  # type: ignore[arg-type]
+        return future
+
+    def result(self, future: Future[_Result]) -> _Result:
+        """Wait for a job.
+
+        Raises:
+            CommunicationError: it failed, most often because another rank is gone.
+        """
+        with reaching_all_ranks(self._what):
+            return future.result()
+
+    def drain(self) -> None:
+        """Wait for all jobs.
+
+        Raises:
+            CommunicationError: one failed.
+        """
+        while self._pending:
+            self.result(self._pending.pop(0))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._worker.close()
+
+
+def _rails(members: Sequence[int], ranks_per_node: int) -> list[list[int]]:
+    """Return the ranks of a group's communicators, its own first."""
+    grid = Grid.of(len(members), 0, ranks_per_node)
+    return [list(members), *([members[place] for place in rail] for rail in grid.rails)]
+
+
+def _fit(wanted: int, size: int) -> int:
+    """Return ranks per node for a group, 1 (a plain ring) where nodes do not divide it."""
+    return wanted if size % wanted == 0 else 1

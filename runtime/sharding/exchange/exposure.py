@@ -1,0 +1,84 @@
+"""Shows reduced gradients where users look for them, and takes back what they did to them.
+
+Clipping, unscaling and logging read and scale ``parameter.grad`` of the model or of the optimizer.
+Both get one DTensor over this rank's rows, so that torch's own functions see the global gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from paro_advise.errors import UsageError
+
+
+class Exposure:
+    """The gradients that are on show.
+
+    Attributes:
+        discarded: the user has set all of them to None.
+    """
+
+    def __init__(self) -> None:
+        self._shown: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self.discarded = False
+
+    def show(self, parameter: torch.Tensor, shard: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Show a gradient on a model's parameter and on the optimizer's.
+
+        Args:
+            parameter: of the model.
+            shard: of the optimizer.
+            gradient: the optimizer's rows of it; its memory is shared with the reduced gradients.
+        """
+        parameter.grad = gradient
+        if shard is not parameter:
+            shard.grad = gradient
+        self._shown.append((parameter, shard, gradient))
+
+    def collect(self) -> None:
+        """Take over what the user did on the model's side, before the optimizer steps.
+
+        Raises:
+            UsageError: a gradient was replaced by a tensor of another kind.
+        """
+        for parameter, shard, gradient in self._shown:
+            theirs = parameter.grad
+            if theirs is None:
+                shard.grad = None
+            elif theirs is not gradient:
+                _copy(gradient, theirs)
+
+    def hide(self) -> None:
+        """Take all gradients off the parameters, with what the user did to them."""
+        if not self._shown:
+            return
+        self.collect()
+        gone = [parameter.grad is None or shard.grad is None for parameter, shard, _ in self._shown]
+        self.discarded = all(gone)
+        for (parameter, shard, gradient), is_gone in zip(self._shown, gone, strict=True):
+            if is_gone:
+                _local(gradient).zero_()
+            parameter.grad = shard.grad = None
+        self._shown = []
+
+    def forget(self) -> None:
+        """Take all gradients off the parameters."""
+        for parameter, shard, _ in self._shown:
+            parameter.grad = shard.grad = None
+        self._shown = []
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001 - to_local() makes a view
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    if isinstance(source, DTensor) != isinstance(target, DTensor) or _local(source).shape != _local(target).shape:
+        raise UsageError(
+            "a gradient must keep its kind when it is replaced, "
+            f"expected a {type(target).__name__} like the one shown, got a {type(source).__name__}",
+            hint="change parameter.grad in place",
+        )
+    with torch.no_grad():
+        _local(target).copy_(_local(source))

@@ -1,0 +1,216 @@
+"""What happens to the gradients and the updated parameters of one unit (reference strategies 2.2).
+
+Gradients are delivered once per micro-batch (or, where they stay whole, once per step), brought to
+their level and added up there; at the accumulation boundary they go on to the optimizer's level.
+After the optimizer's step the updated parameters go back to the parameters' level.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from paro_advise.policies.strategy import Level
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.policies.strategy import Strategy
+    from paro_advise.runtime.sharding.exchange.channels import Channels
+    from paro_advise.runtime.sharding.parameters.layout import UnitLayout
+    from paro_advise.runtime.sharding.parameters.units import UnitSpec
+
+
+@dataclass(slots=True, kw_only=True)
+class UnitState:
+    """One unit under a strategy.
+
+    Attributes:
+        spec: the unit.
+        layout: of the parameters that train.
+        masters: the optimizer's rows of each trained parameter, in the layout's order; views of
+            the model's own parameters where both have one type and the rank holds those rows.
+        separate: the masters have memory of their own.
+        accumulated: sum of this step's gradients at their level, not yet divided.
+        reduced: gradients at the optimizer's level, the mean over all ranks; what clipping and the
+            optimizer see.
+    """
+
+    spec: UnitSpec
+    layout: UnitLayout
+    masters: list[torch.Tensor] = field(default_factory=list)
+    separate: bool = False
+    accumulated: torch.Tensor | None = None
+    reduced: torch.Tensor | None = None
+
+
+class Procedure:
+    """The collectives of a strategy.
+
+    Args:
+        strategy: levels; I only where groups are larger than one rank and smaller than the world.
+        channels: the groups.
+    """
+
+    def __init__(self, strategy: Strategy, channels: Channels) -> None:
+        self._strategy = strategy
+        self._channels = channels
+        self._world_size = channels.grid.world_size
+
+    def add(self, unit: UnitState, whole: torch.Tensor, *, last: bool) -> None:
+        """Take the gradients of one backward pass.
+
+        Args:
+            unit: whose gradients.
+            whole: this rank's gradients of the unit: m slabs for parameters kept whole (one flat
+                piece if the optimizer states are whole too), else blocks as FSDP2 lays them out.
+                Overwritten.
+            last: this is the accumulation boundary.
+        """
+        level = self._strategy.gradient
+        if level == Level.N:
+            # Only called at the boundary: until then they add up where they are.
+            self._finish(unit, self._from_whole(unit, whole))
+            return
+        part = self._to_slab(unit, whole) if level == Level.I else self._to_piece(unit, whole)
+        if unit.accumulated is None:
+            unit.accumulated = part
+        else:
+            unit.accumulated.add_(part)
+        if last:
+            self.finish(unit)
+
+    def finish(self, unit: UnitState) -> None:
+        """Bring what was added up at the gradients' level to the optimizer's."""
+        part, unit.accumulated = unit.accumulated, None
+        assert part is not None
+        self._finish(unit, self._from_slab(part) if self._strategy.gradient == Level.I else part)
+
+    def _finish(self, unit: UnitState, total: torch.Tensor) -> None:
+        total.div_(self._world_size)
+        if unit.reduced is None:
+            unit.reduced = total
+        else:
+            unit.reduced.add_(total)
+
+    def _to_slab(self, unit: UnitState, whole: torch.Tensor) -> torch.Tensor:
+        """Return level I: the sum inside the group of this rank's slab."""
+        grid, layout = self._channels.grid, unit.layout
+        if self._strategy.parameter == Level.G:
+            # FSDP2's blocks go by rank; slabs by local rank.
+            whole = whole.view(grid.num_groups, grid.group_size, -1).transpose(0, 1).reshape(-1)
+        slab = self._channels.reduce_inside(whole)
+        if self._strategy.parameter == Level.I and layout.nested:
+            nested = slab.new_empty(layout.slab_elements)
+            layout.nest(nested, slab, grid.local)
+            return nested
+        return slab
+
+    def _to_piece(self, unit: UnitState, whole: torch.Tensor) -> torch.Tensor:
+        """Return level G: the sum over all ranks of this rank's slices."""
+        match self._strategy.parameter:
+            case Level.I:
+                return self._channels.reduce_across(self._to_slab(unit, whole))
+            case Level.G:
+                return self._channels.reduce_all(whole, by_rank=True)
+            case _:
+                return self._channels.reduce_all(whole)
+
+    def _from_slab(self, slab: torch.Tensor) -> torch.Tensor:
+        """Bring level I, reduced inside the group, to the optimizer's."""
+        if self._strategy.optimizer == Level.G:
+            return self._channels.reduce_across(slab)
+        self._channels.sum_across(slab)
+        return slab
+
+    def _from_whole(self, unit: UnitState, whole: torch.Tensor) -> torch.Tensor:
+        """Bring level N to the optimizer's."""
+        match self._strategy.optimizer:
+            case Level.N:
+                self._channels.sum_all(whole)
+                return whole
+            case Level.I:
+                return self._from_slab(self._to_slab(unit, whole))
+            case _:
+                return self._to_piece(unit, whole)
+
+    def publish(self, unit: UnitState, held: Sequence[torch.Tensor]) -> None:
+        """Bring updated parameters from the optimizer's level to the parameters'.
+
+        Args:
+            unit: whose parameters.
+            held: what the rank holds of each trained parameter, flat; written.
+        """
+        strategy, layout, channels = self._strategy, unit.layout, self._channels
+        if not held:
+            return
+        if strategy.optimizer == strategy.parameter:
+            if unit.separate:
+                for target, master in zip(held, unit.masters, strict=True):
+                    target.copy_(master.reshape(-1))
+            return
+        first = held[0]
+        if strategy.optimizer == Level.I:
+            slab = first.new_empty(layout.slab_elements)
+            _pack(layout.views_of_band(slab), unit.masters)
+            slabs = first.new_empty(channels.grid.group_size * slab.numel())
+            channels.gather_inside(slabs, slab)
+            layout.spread(slabs, held)
+            return
+        piece = first.new_empty(layout.slice_elements)
+        _pack(layout.views_of_slice(piece), unit.masters)
+        if strategy.parameter == Level.N:
+            buffer = first.new_empty(channels.grid.world_size * piece.numel())
+            channels.gather_all(buffer, piece)
+            layout.spread(buffer, held)
+        else:
+            slab = first.new_empty(channels.grid.num_groups * piece.numel())
+            channels.gather_across(slab, piece)
+            layout.unnest(slab, held)
+
+    def gradient_views(self, unit: UnitState) -> list[torch.Tensor]:
+        """Return the reduced gradient of each trained parameter, shaped like its master."""
+        assert unit.reduced is not None
+        match self._strategy.optimizer:
+            case Level.N:
+                views = list(unit.reduced[: _whole_elements(unit)].split([s.shape.numel() for s in unit.spec.training]))
+            case Level.I:
+                views = unit.layout.views_of_band(unit.reduced)
+            case _:
+                views = unit.layout.views_of_slice(unit.reduced)
+        return [view[: master.numel()].view(master.shape) for view, master in zip(views, unit.masters, strict=True)]
+
+    def whole_buffer(
+        self, unit: UnitState, gradients: Sequence[torch.Tensor | None], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return the gradients of parameters kept whole as ``add`` wants them."""
+        device = unit.masters[0].device
+        if self._strategy.optimizer != Level.N:
+            size = self._channels.grid.group_size * unit.layout.slab_elements
+            buffer = torch.empty(size, dtype=dtype, device=device)
+            unit.layout.fill(buffer, gradients)
+            return buffer
+        count = _whole_elements(unit)
+        padded = -(-count // self._world_size) * self._world_size
+        buffer = torch.empty(padded, dtype=dtype, device=device)
+        buffer[count:].zero_()
+        sizes = [slot.shape.numel() for slot in unit.spec.training]
+        for place, gradient in zip(buffer[:count].split(sizes), gradients, strict=True):
+            if gradient is None:
+                place.zero_()
+            else:
+                place.copy_(gradient.reshape(-1))
+        return buffer
+
+
+def _whole_elements(unit: UnitState) -> int:
+    return sum(slot.shape.numel() for slot in unit.spec.training)
+
+
+def _pack(places: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    """Copy tensors to the starts of places; what is behind them is padding that nobody reads."""
+    for place, tensor in zip(places, tensors, strict=True):
+        place[: tensor.numel()].copy_(tensor.reshape(-1))
+        place[tensor.numel() :].zero_()

@@ -1,0 +1,208 @@
+"""FSDP2 as the keeper of sharded parameters: everything that touches its private names.
+
+FSDP2 gathers and frees parameters around forward and backward. What it reduces is taken out of its
+hands: a custom reduce-scatter keeps the unreduced gradients of a unit for our own procedure, and
+what FSDP2 then believes to be the sharded gradient is dropped (reference runtime, section 1.3).
+Checked with torch 2.13.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
+from torch.distributed._composable_state import _module_state_mapping
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+from paro_advise.errors import TrainingError
+from paro_advise.runtime.ho_ring.fsdp2 import PlainMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec
+
+    Gather = Callable[[torch.Tensor, torch.Tensor], None]
+    Deliver = Callable[[torch.Tensor], None]
+
+
+class _Gatherer(PlainMemory, AllGather):  # type: ignore[misc]
+    """An all-gather of ours in FSDP2's form."""
+
+    def __init__(self, gather: Gather) -> None:
+        self._gather = gather
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        self._gather(output_tensor, input_tensor)
+        return None
+
+
+class _Deliverer(PlainMemory, ReduceScatter):  # type: ignore[misc]
+    """Hands the unreduced gradients over; what it leaves as the result is never used."""
+
+    def __init__(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        self._deliver(input_tensor)
+        return None
+
+
+def wrap(
+    unit: UnitSpec,
+    mesh: DeviceMesh,
+    *,
+    reshard_after_forward: bool,
+    param_dtype: torch.dtype | None,
+    reduce_dtype: torch.dtype | None,
+    gather: Gather,
+    deliver: Deliver,
+) -> None:
+    """Shard the parameters of a unit over a mesh; units first, their root last.
+
+    Args:
+        unit: holds whole parameters, equal on all ranks.
+        mesh: one dimension.
+        reshard_after_forward: free them after forward and gather them again for backward.
+        param_dtype: type to compute in, None for the parameters' own.
+        reduce_dtype: type of the gradients that are delivered, None for the parameters' own.
+        gather: all-gather into the first from the second tensor.
+        deliver: gets the gradients of the unit, (ranks of the mesh) blocks of every parameter's shard.
+    """
+    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+    fully_shard(unit.module, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
+    module = unit.module
+    assert isinstance(module, FSDPModule)
+    if not unit.slots:
+        return
+    _check_order(unit, module)
+    module.set_custom_all_gather(_Gatherer(gather))
+    module.set_custom_reduce_scatter(_Deliverer(deliver))
+    # Sums come to us as they are: no scaling by FSDP2.
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)
+    if unit.training:
+        module.set_reduce_scatter_unused_params(True, recurse=False)
+    for slot in unit.training:
+        slot.parameter.register_post_accumulate_grad_hook(_drop_gradient)
+
+
+def _check_order(unit: UnitSpec, module: FSDPModule) -> None:
+    """Refuse to go on when FSDP2 would put the parameters into its buffers in another order than we.
+
+    Raises:
+        TrainingError: gradients would be mixed up.
+    """
+    group = module._get_fsdp_state()._fsdp_param_group  # noqa: SLF001
+    theirs = [id(parameter.sharded_param) for parameter in group.fsdp_params] if group else []
+    if theirs != [id(slot.parameter) for slot in unit.slots]:
+        raise TrainingError(
+            "FSDP2 must lay the parameters of a unit out in module order, "
+            f"got another order in {unit.name or 'the root'}",
+            hint=f"torch {torch.__version__} is not supported; use 2.13",
+        )
+
+
+def _drop_gradient(parameter: torch.Tensor) -> None:
+    parameter.grad = None
+
+
+def set_gradient_sync(root: nn.Module, *, enabled: bool) -> None:
+    """Choose whether backward delivers gradients or adds them up in their whole size."""
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            FSDPModule.set_requires_gradient_sync(module, enabled, recurse=False)
+
+
+def held(slot: Slot) -> torch.Tensor:
+    """Return the rows that this rank holds of a sharded parameter, flat."""
+    parameter = slot.parameter
+    return parameter._local_tensor.detach().view(-1)  # noqa: SLF001 - to_local() makes an autograd view
+
+
+def accumulated_bytes(root: nn.Module) -> int:
+    """Return the bytes of whole gradients that FSDP2 holds between micro-batches."""
+    total = 0
+    for parameter in _fsdp_parameters(root):
+        gradient = parameter.unsharded_accumulated_grad
+        if gradient is None and hasattr(parameter, "_unsharded_param"):
+            gradient = parameter._unsharded_param.grad  # noqa: SLF001
+        if gradient is not None:
+            total += gradient.numel() * gradient.element_size()
+    return total
+
+
+def parameter_bytes(root: nn.Module) -> int:
+    """Return the bytes of the sharded parameters, padding included."""
+    return sum(
+        parameter._sharded_param_data.untyped_storage().nbytes()  # noqa: SLF001
+        for parameter in _fsdp_parameters(root)
+    )
+
+
+def _fsdp_parameters(root: nn.Module) -> list[Any]:
+    found: list[Any] = []
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            group = module._get_fsdp_state()._fsdp_param_group  # noqa: SLF001
+            found += group.fsdp_params if group else []
+    return found
+
+
+def discard_accumulated(root: nn.Module) -> None:
+    """Forget whole gradients that were added up between micro-batches."""
+    for parameter in _fsdp_parameters(root):
+        parameter.unsharded_accumulated_grad = None
+        if hasattr(parameter, "_unsharded_param"):
+            parameter._unsharded_param.grad = None  # noqa: SLF001
+
+
+def reshard(root: nn.Module) -> None:
+    """Free gathered parameters, as at rest."""
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def unwrap(module: nn.Module) -> None:
+    """Undo ``wrap`` on a module whose parameters are at rest; its slots keep their shards.
+
+    There is no public way: the hooks, the state and the class are taken back one by one.
+    """
+    assert isinstance(module, FSDPModule)
+    state = module._get_fsdp_state()  # noqa: SLF001
+    state._pre_forward_hook_handle.remove()  # noqa: SLF001
+    state._post_forward_hook_handle.remove()  # noqa: SLF001
+    for group in state._fsdp_param_groups:  # noqa: SLF001
+        for handles in (
+            group._module_to_pre_save_state_dict_hook_handle,  # noqa: SLF001
+            group._module_to_pre_load_state_dict_hook_handle,  # noqa: SLF001
+        ):
+            for handle in handles.values():
+                handle.remove()
+    module.__dict__.get(STATE_KEY, {}).clear()
+    module.__dict__.get(REGISTRY_KEY, {}).clear()
+    _module_state_mapping.pop(module, None)
+    module.__class__ = type(module).__mro__[2]
+    for part in module.modules():
+        part.__dict__.pop("_is_fsdp_managed_module", None)
+        part.__dict__.pop("_fsdp_use_orig_params", None)

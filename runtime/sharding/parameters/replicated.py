@@ -1,0 +1,108 @@
+"""Parameters that every rank holds whole: gradients are taken as backward makes them."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from paro_advise.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.utils.hooks import RemovableHandle
+
+    from paro_advise.runtime.sharding.parameters.units import UnitSpec
+
+
+class ReplicatedUnits:
+    """Notices when the gradients of a unit are complete.
+
+    Units are delivered in one order on all ranks, last first, as in DDP; those that backward did
+    not reach come when it ends.
+
+    Args:
+        units: in forward order.
+        deliver: gets the place of a unit whose gradients are complete.
+        started: called when a backward pass brings its first gradient.
+    """
+
+    def __init__(self, units: list[UnitSpec], deliver: Callable[[int], None], started: Callable[[], None]) -> None:
+        self._units = units
+        self._deliver = deliver
+        self._started = started
+        self._waiting: list[set[str]] = []
+        self._next = -1
+        self._running = False
+        self._handles: list[RemovableHandle] = []
+        for place, unit in enumerate(units):
+            for slot in unit.training:
+                hook = self._hook(place, slot.name)
+                self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
+
+    def detach(self) -> None:
+        """Remove all hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def finish(self) -> None:
+        """Deliver what is left at the end of a backward pass."""
+        while self._next >= 0:
+            self._deliver_next()
+        self._running = False
+
+    def take(self, place: int, name: str) -> None:
+        """Note that the gradient of a parameter has come.
+
+        Raises:
+            UsageError: for the second time.
+        """
+        if not self._running:
+            self._begin()
+        if place > self._next:
+            raise UsageError(
+                f"a parameter must get its gradient once in a backward pass, got a second one for {name}",
+                where=name,
+                hint="use torch.utils.checkpoint with use_reentrant=False",
+            )
+        self._waiting[place].discard(name)
+        while self._next >= 0 and not self._waiting[self._next]:
+            self._deliver_next()
+
+    def _begin(self) -> None:
+        self._waiting = [{slot.name for slot in unit.training} for unit in self._units]
+        self._next = len(self._units) - 1
+        self._running = True
+        self._started()
+
+    def _hook(self, place: int, name: str) -> Callable[[torch.Tensor], None]:
+        # The garbage collector does not see what a parameter's hooks hold.
+        owner = weakref.ref(self)
+
+        def notice(_: torch.Tensor) -> None:
+            units = owner()
+            if units is not None:
+                units.take(place, name)
+
+        return notice
+
+    def _deliver_next(self) -> None:
+        place, self._next = self._next, self._next - 1
+        self._deliver(place)
+
+
+def cast_inputs(dtype: torch.dtype) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
+    """Return a forward pre-hook that casts floating-point inputs, as FSDP2's mixed precision does."""
+
+    def cast(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return value.to(dtype)
+        return value
+
+    def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return tree_map(cast, args), tree_map(cast, kwargs)
+
+    return hook

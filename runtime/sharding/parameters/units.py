@@ -1,0 +1,174 @@
+"""The units of a model: groups of parameters that are gathered and reduced together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from paro_advise.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+_MIN_REPEATS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A place of a parameter in the model; what fills it changes with the strategy.
+
+    Attributes:
+        name: the first of its qualified names.
+        aliases: all of them; several when it is tied.
+        places: modules and attributes it is registered under; several when it is tied.
+        shape, dtype: of the whole parameter as the user made it.
+        trains: it wants a gradient.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    places: tuple[tuple[nn.Module, str], ...]
+    shape: torch.Size
+    dtype: torch.dtype
+    trains: bool
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """Return what is registered now."""
+        module, attribute = self.places[0]
+        found = module._parameters[attribute]  # noqa: SLF001 - getattr may go through a parametrization
+        assert isinstance(found, nn.Parameter)
+        return found
+
+    def fill(self, parameter: nn.Parameter) -> None:
+        """Register another parameter in all its places."""
+        for module, attribute in self.places:
+            module._parameters[attribute] = parameter  # noqa: SLF001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSpec:
+    """One unit.
+
+    Attributes:
+        name: qualified name of its module, "" for the root.
+        module: the module whose forward brackets the use of the parameters.
+        slots: its parameters that no unit inside it holds, without duplicates.
+    """
+
+    name: str
+    module: nn.Module
+    slots: tuple[Slot, ...]
+
+    @property
+    def training(self) -> tuple[Slot, ...]:
+        """Return the slots that want gradients."""
+        return tuple(slot for slot in self.slots if slot.trains)
+
+
+def find_units(model: nn.Module, chosen: Sequence[type[nn.Module] | nn.Module] | None = None) -> list[UnitSpec]:
+    """Cut a model into units: the chosen modules, and the root with the rest as the last.
+
+    Args:
+        model: the root.
+        chosen: modules or classes of modules; None for the repeated blocks, as FSDP2's users choose:
+            children of lists of two or more modules of one class, the outermost ones.
+
+    Raises:
+        UsageError: units lie inside each other, share a parameter, or hold a scalar.
+    """
+    modules = _repeated_blocks(model) if chosen is None else _chosen(model, chosen)
+    owner = _owners(model, modules)
+    slots: dict[int, Slot] = {}
+    in_unit: dict[str, list[Slot]] = {name: [] for name in modules}
+    places: dict[int, list[tuple[str, nn.Module, str]]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        for attribute, parameter in module._parameters.items():  # noqa: SLF001 - includes duplicates
+            if parameter is not None:
+                places.setdefault(id(parameter), []).append((name, module, attribute))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for parameter in _children_first(model):
+        name = names[id(parameter)]
+        if parameter.dim() == 0:
+            raise UsageError(f"a sharded parameter must have a dimension, got the scalar {name}", where=name)
+        found = places[id(parameter)]
+        units = {owner[place] for place, _, _ in found}
+        if len(units) > 1:
+            raise UsageError(
+                f"a tied parameter must lie in one unit, got {name} in {', '.join(sorted(map(repr, units)))}",
+                hint="choose units that hold all its modules, or leave those modules to the root",
+            )
+        slots[id(parameter)] = Slot(
+            name=name,
+            aliases=tuple(f"{place}.{attribute}" if place else attribute for place, _, attribute in found),
+            places=tuple((module, attribute) for _, module, attribute in found),
+            shape=parameter.shape,
+            dtype=parameter.dtype,
+            trains=parameter.requires_grad,
+        )
+        in_unit.setdefault(units.pop(), []).append(slots[id(parameter)])
+    specs = [UnitSpec(name=name, module=modules[name], slots=tuple(in_unit[name])) for name in modules]
+    specs.append(UnitSpec(name="", module=model, slots=tuple(in_unit.get("", ()))))
+    return [spec for spec in specs if spec.slots or spec.module is model]
+
+
+def _children_first(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters in the order of FSDP2's buffers: those of submodules before a module's own."""
+    found: dict[int, nn.Parameter] = {}
+    visited = set()
+
+    def visit(module: nn.Module) -> None:
+        visited.add(module)
+        for child in module.children():
+            if child not in visited:
+                visit(child)
+        for parameter in module.parameters(recurse=False):
+            found.setdefault(id(parameter), parameter)
+
+    visit(model)
+    return list(found.values())
+
+
+def _repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if any(name.startswith(f"{outer}.") for outer in found) or not isinstance(
+            module, (nn.ModuleList, nn.Sequential)
+        ):
+            continue
+        classes = Counter(type(child) for child in module)
+        for key, child in module.named_children():
+            if classes[type(child)] >= _MIN_REPEATS and any(True for _ in child.parameters()):
+                found[f"{name}.{key}" if name else key] = child
+    return found
+
+
+def _chosen(model: nn.Module, chosen: Sequence[type[nn.Module] | nn.Module]) -> dict[str, nn.Module]:
+    classes = tuple(item for item in chosen if isinstance(item, type))
+    modules = [item for item in chosen if isinstance(item, nn.Module)]
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if name and (isinstance(module, classes) or any(module is item for item in modules))
+    }
+    for name in found:
+        outer = next((other for other in found if name.startswith(f"{other}.")), None)
+        if outer:
+            raise UsageError(f"units must not lie inside each other, got {name} in {outer}")
+    missing = [item for item in modules if not any(item is module for module in found.values())]
+    if missing:
+        raise UsageError(f"units must be parts of the model, got {type(missing[0]).__name__}, which is none")
+    return found
+
+
+def _owners(model: nn.Module, units: dict[str, nn.Module]) -> dict[str, str]:
+    """Return the unit of each module by name; "" is the root."""
+    owner = {}
+    for name, _ in model.named_modules(remove_duplicate=False):
+        owner[name] = next((unit for unit in units if name == unit or name.startswith(f"{unit}.")), "")
+    return owner

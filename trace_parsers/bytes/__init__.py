@@ -1,0 +1,1 @@
+"""From files to bounded, decompressed bytes, whatever is in them."""

@@ -1,0 +1,297 @@
+"""Steps, backward passes and enclosing annotations of a Kineto trace."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paro_advise.trace_parsers.kineto.rows import HostKind
+from paro_advise.trace_parsers.tables import HostSpan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+_EVALUATE = "autograd::engine::evaluate_function"
+_STEP = re.compile(r"^ProfilerStep#?\s*(\d+)")
+# One per forward of the whole model. FSDP1's and DDP's may nest: only outermost ones count.
+_ROOT_FORWARD = (
+    "FSDP::root_pre_forward",
+    "FullyShardedDataParallel.forward",
+    "DistributedDataParallel.forward",
+)
+_OWNER_OPERATORS = ("c10d::", "_c10d_functional::", "aten::linalg_vector_norm", "paro_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRows:
+    """Host rows of one trace as arrays of equal length, sorted by start."""
+
+    start_us: NDArray[np.float64]
+    end_us: NDArray[np.float64]
+    tid: NDArray[np.int32]
+    name: NDArray[np.uint32]
+    kind: NDArray[np.int8]
+    external: NDArray[np.int64]
+    sequence: NDArray[np.int64]
+    correlation: NDArray[np.int64]
+    names: tuple[str, ...]
+
+    def select(self, mask: NDArray[np.bool_]) -> list[HostSpan]:
+        """Return the rows under a mask as spans, by start."""
+        return [
+            HostSpan(start_us=start, end_us=end, tid=tid, name=self.names[name])
+            for start, end, tid, name in zip(
+                self.start_us[mask].tolist(),
+                self.end_us[mask].tolist(),
+                self.tid[mask].tolist(),
+                self.name[mask].tolist(),
+                strict=True,
+            )
+        ]
+
+    def codes(self, wanted: Iterable[bool]) -> NDArray[np.bool_]:
+        """Return a mask over rows from one truth value per distinct name."""
+        import numpy as np
+
+        table = np.fromiter(wanted, dtype=bool, count=len(self.names))
+        return table[self.name] if len(table) else np.zeros(len(self.name), dtype=bool)
+
+
+def profiler_steps(rows: HostRows) -> list[HostSpan]:
+    """Return the ``ProfilerStep#N`` spans; failing those, windows between optimizer steps."""
+    # The oldest traces record the marks as operators.
+    may_mark = (rows.kind == HostKind.ANNOTATION) | (rows.kind == HostKind.OPERATOR)
+    marks = rows.select(may_mark & rows.codes(bool(_STEP.match(name)) for name in rows.names))
+    if marks:
+        return sorted(marks, key=lambda span: span.start_us)
+    outer = outermost(optimizer_spans(rows))
+    return [
+        HostSpan(start_us=before.end_us, end_us=after.end_us, tid=after.tid, name=f"optimizer step {index}")
+        for index, (before, after) in enumerate(itertools.pairwise(outer), start=1)
+    ]
+
+
+def optimizer_spans(rows: HostRows) -> list[HostSpan]:
+    """Return the ``Optimizer.step#...`` annotations, nested ones included."""
+    return rows.select(
+        (rows.kind == HostKind.ANNOTATION) & rows.codes(name.startswith("Optimizer.step#") for name in rows.names)
+    )
+
+
+def outermost(spans: Sequence[HostSpan]) -> list[HostSpan]:
+    """Return the spans that lie in no other of the sequence (by start)."""
+    out: list[HostSpan] = []
+    for span in sorted(spans, key=lambda item: (item.start_us, -item.end_us)):
+        if not out or span.start_us >= out[-1].end_us:
+            out.append(span)
+    return out
+
+
+def backward_passes(rows: HostRows) -> list[tuple[float, float]]:
+    """Return (start_us, end_us) of each backward pass, in order.
+
+    The autograd engine runs nodes of one pass in falling sequence number; a node recorded after
+    the pass began has a higher number than all of it, so a number above the pass's maximum
+    opens the next pass.
+    """
+    import numpy as np
+
+    mask = rows.codes(name.startswith(_EVALUATE) for name in rows.names)
+    index = np.flatnonzero(mask)
+    index = index[_is_outermost(rows, index)]
+    if not len(index):
+        return []
+    sequence = rows.sequence[index]
+    opens = np.append(True, sequence[1:] > np.maximum.accumulate(np.maximum(sequence, 0))[:-1])
+    first = np.flatnonzero(opens)
+    ends = np.maximum.reduceat(rows.end_us[index], first)
+    starts = rows.start_us[index][first]
+    return [(start, end) for start, end in zip(starts.tolist(), ends.tolist(), strict=True) if end > start]
+
+
+# float64 holds absolute times to about a nanosecond: rows that touch may seem to overlap.
+_TOUCH_US = 0.01
+
+
+def _is_outermost(rows: HostRows, index: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Mark those of some rows that no earlier one of them on their thread still encloses."""
+    import numpy as np
+
+    mask = np.zeros(len(index), dtype=bool)
+    tids = rows.tid[index]
+    for tid in np.unique(tids).tolist():
+        mine = np.flatnonzero(tids == tid)
+        ends = np.maximum.accumulate(rows.end_us[index[mine]])
+        mask[mine] = rows.start_us[index[mine]] >= np.append(-np.inf, ends[:-1]) - _TOUCH_US
+    return mask
+
+
+# Where forward operators were not read, the first part of the time between two backward passes
+# counts as the tail of the first: frameworks flush their last bucket there.
+_TAIL_SHARE = 0.05
+
+
+def with_tails(
+    rows: HostRows, passes: Sequence[tuple[float, float]], cuts_us: Sequence[float]
+) -> list[tuple[float, float]]:
+    """Extend each backward pass of a step but its last to the first forward operator after it.
+
+    Reductions that a framework flushes after the engine returned belong to the pass. Forward
+    operators carry a sequence number; autograd nodes lie inside passes.
+
+    Args:
+        rows: all host rows.
+        passes: of the whole trace, in order.
+        cuts_us: ends of steps and starts of optimizer steps; no tail crosses one.
+    """
+    import numpy as np
+
+    is_forward = (rows.sequence >= 0) & rows.codes(not name.startswith(_EVALUATE) for name in rows.names)
+    starts = rows.start_us[is_forward]
+    out = []
+    for (begin, end), (following, _) in itertools.pairwise(passes):
+        if any(end <= cut <= following for cut in cuts_us):
+            out.append((begin, end))
+            continue
+        index = int(np.searchsorted(starts, end, side="right"))
+        if index < len(starts) and starts[index] < following:
+            out.append((begin, max(end, float(np.nextafter(starts[index], 0)))))
+        else:
+            out.append((begin, end + _TAIL_SHARE * (following - end)))
+    return out + list(passes[-1:])
+
+
+class PhaseClock:
+    """Tells the phase of training at a host time.
+
+    forward and backward are those of a micro-batch; boundary lies after the last backward of a
+    step, update from the start of the optimizer's step on.
+    """
+
+    def __init__(
+        self,
+        passes: Sequence[tuple[float, float]],
+        steps: Sequence[HostSpan],
+        optimizer: Sequence[HostSpan] = (),
+    ) -> None:
+        self._starts = [start for start, _ in passes]
+        self._ends = [end for _, end in passes]
+        self._step_starts = [step.start_us for step in steps]
+        self._step_ends = [step.end_us for step in steps]
+        self._updates = sorted(span.start_us for span in optimizer)
+
+    def step_of(self, time_us: float) -> int:
+        """Return the index of the step that holds a time, -1 when none does."""
+        index = bisect_right(self._step_starts, time_us) - 1
+        return index if index >= 0 and time_us < self._step_ends[index] else -1
+
+    def phase(self, time_us: float) -> str:
+        """Return "forward", "backward", "boundary", "update", or "" when it cannot be told."""
+        before = bisect_right(self._starts, time_us) - 1
+        if before >= 0 and time_us <= self._ends[before]:
+            return "backward"
+        step = self.step_of(time_us)
+        if step < 0:
+            return "forward" if before < 0 and self._starts else ""
+        begins, ends = self._step_starts[step], self._step_ends[step]
+        if before + 1 < len(self._starts) and self._starts[before + 1] < ends:
+            return "forward"
+        if before < 0 or self._ends[before] <= begins:
+            return ""
+        update = bisect_right(self._updates, time_us) - 1
+        return "update" if update >= 0 and self._updates[update] >= self._ends[before] else "boundary"
+
+    def micro_batch(self, time_us: float) -> int | None:
+        """Return the index within its step of the micro-batch that a time belongs to."""
+        step = self.step_of(time_us)
+        if step < 0 or not self._starts:
+            return None
+        first = bisect_right(self._starts, self._step_starts[step])
+        ended = bisect_right(self._ends, time_us)
+        last = bisect_right(self._starts, self._step_ends[step]) - 1
+        return max(0, min(ended, last) - first)
+
+
+def micro_batches(
+    steps: Sequence[HostSpan], spans: Sequence[HostSpan], passes: Sequence[tuple[float, float]]
+) -> int | None:
+    """Return the micro-batches per step (median over steps), None when nothing tells.
+
+    Counted from the root module's forward annotations, else from backward passes.
+    """
+    if not steps:
+        return None
+    roots: list[float] = []
+    for prefix in _ROOT_FORWARD:
+        roots = [span.start_us for span in outermost([span for span in spans if span.name == prefix])]
+        if roots:
+            break
+
+    def per_step(marks: Sequence[float]) -> int:
+        counts = sorted(sum(step.start_us <= mark < step.end_us for mark in marks) for step in steps)
+        return counts[len(counts) // 2]
+
+    forwards, backwards = per_step(roots), per_step([start for start, _ in passes])
+    # A forward without a backward (a frozen reference model, evaluation) is no micro-batch.
+    return min(forwards, backwards) if forwards and backwards else forwards or backwards or None
+
+
+def owner_mask(rows: HostRows) -> NDArray[np.bool_]:
+    """Mark the rows that may enclose the issue of a collective and tell what it is for."""
+
+    def is_owner(name: str) -> bool:
+        return name.startswith((_EVALUATE, *_OWNER_OPERATORS))
+
+    annotations = (rows.kind == HostKind.ANNOTATION) & rows.codes(
+        not name.startswith(("nccl:", "gloo:", "ProfilerStep")) for name in rows.names
+    )
+    mask: NDArray[np.bool_] = (
+        annotations | (rows.kind == HostKind.PYTHON) | rows.codes(is_owner(name) for name in rows.names)
+    )
+    return mask
+
+
+def owners_at(rows: HostRows, queries: Sequence[tuple[float, int]]) -> list[str]:
+    """Return, for each (time_us, tid), the names of the spans open there, outer to inner.
+
+    Spans come from ``owner_mask``; names are joined with " > ".
+    """
+    import numpy as np
+
+    index = np.flatnonzero(owner_mask(rows))
+    # Only spans in which some call was issued matter: a small part of all autograd nodes.
+    asked_us = np.sort(np.array([time for time, _ in queries], dtype=np.float64))
+    first = np.searchsorted(asked_us, rows.start_us[index], side="left")
+    last = np.searchsorted(asked_us, rows.end_us[index], side="right")
+    index = index[last > first]
+    by_tid: dict[int, list[int]] = {}
+    for position, tid in enumerate(rows.tid[index].tolist()):
+        by_tid.setdefault(tid, []).append(position)
+    starts, ends = rows.start_us[index].tolist(), rows.end_us[index].tolist()
+    names = rows.name[index].tolist()
+    out = [""] * len(queries)
+    asked: dict[int, list[int]] = {}
+    for number, (_, tid) in enumerate(queries):
+        asked.setdefault(tid, []).append(number)
+    for tid, numbers in asked.items():
+        positions = by_tid.get(tid, [])
+        stack: list[int] = []
+        cursor = 0
+        for number in sorted(numbers, key=lambda item: queries[item][0]):
+            time = queries[number][0]
+            while cursor < len(positions) and starts[positions[cursor]] <= time:
+                begin = starts[positions[cursor]]
+                while stack and ends[stack[-1]] <= begin:
+                    stack.pop()
+                stack.append(positions[cursor])
+                cursor += 1
+            while stack and ends[stack[-1]] < time:
+                stack.pop()
+            out[number] = " > ".join(rows.names[names[item]] for item in stack if ends[item] >= time)
+    return out

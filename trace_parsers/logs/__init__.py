@@ -1,0 +1,1 @@
+"""Text that training jobs, NCCL and benchmarks print, read line by line."""

@@ -1,0 +1,212 @@
+"""Reads a text log of any kind: what NCCL, nccl-tests, DeepSpeed and the trainer wrote into it.
+
+One job's output often mixes them, so that every reader of text looks for all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paro_advise.errors import BrokenInputError
+from paro_advise.trace_parsers.logs.benchmark_lines import BenchmarkTables
+from paro_advise.trace_parsers.logs.comms_lines import CommsTables
+from paro_advise.trace_parsers.logs.log_lines import without_prefix
+from paro_advise.trace_parsers.logs.nccl_lines import NcclLines
+from paro_advise.trace_parsers.logs.training_lines import TrainingFacts
+from paro_advise.trace_parsers.side_rows import NoticeList, RowBuffer, parsed_source
+from paro_advise.trace_parsers.tables import LINK_SAMPLE_COLUMNS, SourceHeader
+
+if TYPE_CHECKING:
+    from paro_advise.trace_parsers.bytes.readable import Readable
+    from paro_advise.trace_parsers.tables import ParsedSource, SourceFile
+
+_RECORD_KINETO = "record a few steps with the PyTorch profiler on every rank"
+
+
+class TextScan:
+    """Everything found in one text.
+
+    Attributes:
+        nccl, benchmark, comms, training: what each writer told.
+        num_lines: lines read.
+    """
+
+    def __init__(self, data: Readable) -> None:
+        self.nccl = NcclLines()
+        self.benchmark = BenchmarkTables()
+        self.comms = CommsTables()
+        self.training = TrainingFacts()
+        self.num_lines = 0
+        for raw in data.lines():
+            self.num_lines += 1
+            self._feed(raw)
+        self.benchmark.finish()
+        self.comms.finish()
+
+    def _feed(self, raw: str) -> None:
+        line = without_prefix(raw)
+        message = self.nccl.split(line)
+        if message is None:
+            if not (self.benchmark.feed(line) or self.comms.feed(line)):
+                self.training.feed(raw)
+        elif not message.front.strip() or self.benchmark.feed(message.front):
+            self.nccl.use(message)
+        else:
+            self.nccl.num_torn += 1
+
+
+def parse_text(data: Readable, source: SourceFile, expected: str) -> ParsedSource:
+    """Read a text log.
+
+    Args:
+        data: the content.
+        source: where it comes from.
+        expected: what the file should hold, for the message when it holds nothing.
+
+    Raises:
+        BrokenInputError: nothing known was found.
+    """
+    scan = TextScan(data)
+    nccl, benchmark, comms = scan.nccl, scan.benchmark, scan.comms
+    if not (nccl.num_lines or benchmark.samples.num_rows or comms.samples.num_rows) and scan.training.is_empty:
+        raise BrokenInputError(
+            f"{expected} was expected, but none of the {scan.num_lines} lines is known",
+            where=source.path,
+            hint=_RECORD_KINETO,
+        )
+    notices = NoticeList()
+    _nccl_notices(scan, notices)
+    _benchmark_notices(scan, notices)
+    _comms_notices(scan, notices)
+    if not scan.training.is_empty:
+        notices.info(
+            "Q280",
+            "a training log has no time of any collective: it cannot tell which state costs the time",
+            _RECORD_KINETO,
+        )
+    samples = _joined(benchmark.samples, comms.samples)
+    notices.reading(data, nccl.rows, samples)
+    return parsed_source(
+        source,
+        _header(scan),
+        notices,
+        nccl.num_collectives + benchmark.num_rows + comms.num_entries,
+        collectives=nccl.rows,
+        link_samples=samples,
+    )
+
+
+def _joined(first: RowBuffer, second: RowBuffer) -> RowBuffer:
+    if not second.num_rows:
+        return first
+    for cells in zip(*(second.column(name) for name in LINK_SAMPLE_COLUMNS), strict=True):
+        first.add(**dict(zip(LINK_SAMPLE_COLUMNS, cells, strict=True)))
+    return first
+
+
+def _header(scan: TextScan) -> SourceHeader:
+    nccl, benchmark, training = scan.nccl, scan.benchmark, scan.training
+    size, num_nodes, local_ranks = nccl.layout()
+    listed_size, listed_nodes = benchmark.largest
+    rank = min(nccl.ranks) if len(nccl.ranks) == 1 and size != 1 else None
+    metadata = {**training.metadata(), **nccl.metadata()}
+    if benchmark.num_empty:
+        metadata["empty_benchmark_rows"] = str(benchmark.num_empty)
+    return SourceHeader(
+        rank=rank,
+        rank_source="" if rank is None else "content",
+        world_size=size or training.world_size or listed_size or scan.comms.group_size,
+        host=next(iter(nccl.hosts)) if len(nccl.hosts) == 1 else None,
+        backend="nccl" if nccl.num_lines or benchmark.num_rows else None,
+        gpus_per_node=local_ranks or benchmark.devices_per_host or training.gpus_per_node,
+        num_nodes=num_nodes or listed_nodes or training.num_nodes,
+        device_name=benchmark.device_name or None,
+        nccl_version=max(nccl.versions, key=lambda name: (nccl.versions[name], name), default=None),
+        groups=nccl.process_groups(),
+        median_iteration_us=training.median_iteration_us,
+        remarks=metadata,
+    )
+
+
+def _nccl_notices(scan: TextScan, notices: NoticeList) -> None:
+    nccl = scan.nccl
+    if nccl.num_torn:
+        notices.warn(
+            "Q210",
+            f"{nccl.num_torn} lines of NCCL's log were torn by other output and not used",
+            "set NCCL_DEBUG_FILE=nccl.%h.%p.log so that every process writes its own file",
+        )
+    if nccl.num_warnings:
+        notices.warn("Q215", f"NCCL printed {nccl.num_warnings} warnings, the first: {nccl.first_warning}")
+    if not nccl.num_collectives:
+        if nccl.hosts:
+            notices.info(
+                "Q216",
+                "NCCL's log lists no collectives, only how communicators were set up",
+                "set NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING,COLL to have them listed",
+            )
+        return
+    notices.info(
+        "Q211",
+        f"the {nccl.num_collectives} collectives of NCCL's log have no times: volume and order only",
+        _RECORD_KINETO,
+    )
+    if nccl.num_without_size:
+        notices.warn("Q212", f"{nccl.num_without_size} collectives have no size: unknown element type or communicator")
+    if blanked := nccl.drop_stuck_sequences():
+        notices.info("Q213", f"opCount never advances in this log; {blanked} collectives have no sequence number")
+    if len(nccl.ranks) > 1:
+        notices.info("Q214", f"{len(nccl.ranks)} ranks wrote into this log; its collectives are those of all")
+
+
+def _benchmark_notices(scan: TextScan, notices: NoticeList) -> None:
+    benchmark = scan.benchmark
+    if benchmark.num_unknown_op:
+        notices.warn(
+            "Q220",
+            f"{benchmark.num_unknown_op} benchmark rows do not say which collective they measure",
+            "keep the line '# Collective test starting: ...' or print it with nccl-tests 2.13 or newer",
+        )
+    if benchmark.num_derived:
+        notices.info(
+            "Q221",
+            f"collective or group size of {benchmark.num_derived} benchmark rows follows from busbw / algbw",
+        )
+    if benchmark.num_rejected:
+        notices.warn(
+            "Q222",
+            f"{benchmark.num_rejected} benchmark rows contradict themselves or are cut and were left out",
+        )
+    if benchmark.num_torn:
+        notices.info(
+            "Q223",
+            f"{benchmark.num_torn} benchmark rows were torn by other output and put together again; "
+            "their bandwidth matches size and time",
+        )
+
+
+def _comms_notices(scan: TextScan, notices: NoticeList) -> None:
+    comms = scan.comms
+    if not comms.num_entries:
+        return
+    waiting = comms.samples.num_rows - comms.num_without_wait
+    notices.warn(
+        "Q260",
+        f"{comms.samples.num_rows} entries of DeepSpeed's communication logger are averages over calls; "
+        f"{waiting} of them include the wait for other ranks; sizes are rounded, bandwidths computed anew",
+        "use nccl-tests or NCCL Inspector to measure the links",
+    )
+    if comms.group_size and comms.samples.num_rows:
+        notices.info(
+            "Q261",
+            f"group size {comms.group_size} follows from busbw / algbw; it is that of the world",
+        )
+    if comms.num_without_size:
+        notices.warn("Q262", f"{comms.num_without_size} entries were left out because the group size is unknown")
+    if comms.num_impossible:
+        notices.warn(
+            "Q263",
+            f"{comms.num_impossible} entries were left out: their time is too short for their size, "
+            "as when an asynchronous call is timed at its launch",
+        )
+    notices.skipped(comms.num_broken, "entries of the communication logger")
