@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from paro_advise.core.collective import Op
 from paro_advise.errors import UsageError
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_T = TypeVar("_T", float, "NDArray[np.float64]", "float | NDArray[np.float64]")
+# A quantity of the links or a time (us): one number, or an array of draws.
+Draws: TypeAlias = "float | NDArray[np.float64]"
 
 
 class Algorithm(StrEnum):
@@ -57,15 +58,24 @@ class Effort:
             overlapped_rounds=self.overlapped_rounds,
         )
 
-    def us(self, inter_alpha_us: _T, inter_gbps: _T, intra_alpha_us: _T, intra_gbps: _T) -> _T:
+    def us(self, inter_alpha_us: Draws, inter_gbps: Draws, intra_alpha_us: Draws, intra_gbps: Draws) -> Draws:
         """Return the time; all arguments are numbers, or arrays of one shape."""
         inter = self.inter_messages * inter_alpha_us + self.inter_bytes / (inter_gbps * 1e3)
         intra = self.intra_messages * intra_alpha_us + self.intra_bytes / (intra_gbps * 1e3)
         if not self.overlapped_rounds:
             return inter + intra
         once = intra / (self.overlapped_rounds + 1)
-        more = intra - once
-        return inter + (more - inter) * (more > inter) + once
+        return larger(inter, intra - once) + once
+
+
+def larger(first: Draws, second: Draws) -> Draws:
+    """Return the larger of two numbers, or of each pair of two arrays."""
+    return cast("Draws", first + (second - first) * (second > first))
+
+
+def smaller(first: Draws, second: Draws) -> Draws:
+    """Return the smaller of two numbers, or of each pair of two arrays."""
+    return cast("Draws", first + (second - first) * (second < first))
 
 
 def effort_of(algorithm: Algorithm, operation: Op, num_bytes: float, nodes: int, local: int) -> Effort:

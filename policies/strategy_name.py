@@ -41,7 +41,7 @@ def choice_name(choice: Choice) -> str:
     """Return a choice for a sentence: strategy, variant, collectives, offload."""
     name = strategy_name(choice.triple, choice.group_size)
     if choice.variant:
-        name += f", {choice.variant.title}"
+        name += f", {choice.variant.label}"
     if choice.collectives == Collectives.HO_RING:
         name += " with HO-Ring"
     if choice.offload:
@@ -57,4 +57,4 @@ def short_choice_name(choice: Choice) -> str:
 
 def collectives_name(choice: Choice) -> str:
     """Return what moves the bytes of a choice: HO-Ring, native, or a framework's setting."""
-    return "HO-Ring" if choice.collectives == Collectives.HO_RING else choice.variant.title
+    return "HO-Ring" if choice.collectives == Collectives.HO_RING else choice.variant.label

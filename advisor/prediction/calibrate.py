@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, NamedTuple
 
 from paro_advise.advisor.prediction.calibration import Calibration
 from paro_advise.advisor.prediction.constants import ASSUMED_UNITS, FEW_UNITS, SHARED_CORE_THREADS
@@ -35,69 +35,50 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         InputError: the run does not tell enough: ranks, steps, strategy or model size.
     """
     run, notes = analysis.run, list[str]()
-    world = run.world_size
-    has_steps = bool(analysis.step_time_us.values) and min(analysis.step_time_us.values) > 0
-    if not world or world < 2 or not has_steps or not run.strategy.triple:
-        raise InputError(
-            "a recommendation must start from a run whose ranks, steps and strategy are known, got "
-            f"{world or 'no'} ranks, {len(analysis.step_time_us.values)} steps, strategy {run.strategy.triple}",
-            hint="give traces of some ranks with ProfilerStep marks and CPU activities",
-        )
+    world, triple = _known_run(analysis)
     per_node = _ranks_per_node(analysis, world, notes)
     micro = run.micro_batches or 1
     if run.micro_batches is None:
         notes.append("one micro-batch a step, since backward passes could not be counted")
-    units, element_bytes = _units(analysis, world, micro)
-    if not units:
-        raise InputError(
-            "a recommendation must know the model's size, got no collective of parameters or gradients",
-            hint="record a step that holds whole forward and backward passes",
-        )
-    buckets = None
-    if len(units) < FEW_UNITS and not (run.framework.is_fsdp or run.framework == Framework.RUNTIME):
-        # Another strategy runs block by block, which costs more calls than a few large buckets.
-        buckets, units = units, (sum(units) / ASSUMED_UNITS,) * ASSUMED_UNITS
-        notes.append(
-            f"the model's blocks are not in the traces, which show {len(buckets)} buckets: {ASSUMED_UNITS} assumed"
-        )
+    model = _model(analysis, world, micro, notes)
     gloo = run.backend == "gloo"
-    replicas = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail == "replica")
-    reduced = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail != "replica")
     published = _published_us(analysis)
-    passes = 1 if run.strategy.triple[1] == "N" else micro
-    finer = max(0.0, len(buckets or units) * passes - sum(entry.count for entry in reduced))
-    fixed, late, wait, transfer = _fixed(analysis, finer, is_gpu=not gloo, own_way=published is not None)
-    profiled = sum(analysis.step_time_us.values) / len(analysis.step_time_us.values)
-    cores = analysis.captured.cores_per_rank if analysis.captured else None
+    reduced = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail != "replica")
+    parts = _step_parts(
+        analysis, _finer_reductions(model, reduced, 1 if triple[1] == "N" else micro), is_gpu=not gloo,
+        own_way=published is not None,
+    )  # fmt: skip
     cluster = Cluster(
-        world_size=world, ranks_per_node=per_node, is_gloo=gloo, concurrent=_concurrent(analysis), cores_per_rank=cores
+        world_size=world,
+        ranks_per_node=per_node,
+        is_gloo=gloo,
+        concurrent=_concurrent(analysis),
+        cores_per_rank=analysis.captured.cores_per_rank if analysis.captured else None,
     )
     tiers = fit_tiers(analysis.links, cluster, nodes_per_pod)
-    notes += tiers.notes
-    notes.append("one third of the arithmetic is forward, two thirds backward")
+    notes += [*tiers.notes, "one third of the arithmetic is forward, two thirds backward"]
     traced = Calibration(
         world_size=world,
         ranks_per_node=per_node,
         micro_batches=micro,
-        unit_bytes=units,
-        bucket_bytes=buckets,
-        element_bytes=element_bytes,
+        unit_bytes=model.units,
+        bucket_bytes=model.buckets,
+        element_bytes=model.element_bytes,
         compute_us=analysis.breakdown_us.compute or 0.0,
-        fixed_us=fixed,
-        gaps_us=min(fixed - late, _gaps(analysis)),
-        late_us=late,
-        wait_us=wait,
+        fixed_us=parts.fixed_us,
+        gaps_us=min(parts.fixed_us - parts.late_us, _gaps(analysis)),
+        late_us=parts.late_us,
+        wait_us=parts.wait_us,
         host_us_per_byte=0.0,
-        transfer_us=transfer,
+        transfer_us=parts.transfer_us,
         wait_group_size=max((entry.group_size or 0 for entry in analysis.collectives), default=0) or world,
-        step_us=profiled,
+        step_us=sum(analysis.step_time_us.values) / len(analysis.step_time_us.values),
         traced_error_pct=None,
         is_gpu=not gloo,
         native_reduce_scatter_is_all_reduce=gloo,
-        baseline=Strategy.parse(run.strategy.triple_at_rest or run.strategy.triple),
-        gathers_once=run.strategy.triple[0] == "N" and (run.strategy.triple_at_rest or "N")[0] != "N",
-        replicates_each_pass=sum(entry.count for entry in replicas) > len(buckets or units) * (micro - 0.5)
-        or (run.strategy.triple[1] == "N" and micro > 1 and _passes(analysis, reduced, micro) == micro),
+        baseline=Strategy.parse(run.strategy.triple_at_rest or triple),
+        gathers_once=triple[0] == "N" and (run.strategy.triple_at_rest or "N")[0] != "N",
+        replicates_each_pass=_replicates_each_pass(analysis, model, reduced, micro),
         published_us=published,
         baseline_group_size=run.strategy.group_size or per_node,
         framework=run.framework,
@@ -105,6 +86,70 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         **{field.name: getattr(tiers, field.name) for field in fields(tiers) if field.name != "notes"},
     )
     return unprofiled(traced, analysis.captured)
+
+
+def _known_run(analysis: Analysis) -> tuple[int, str]:
+    """Return world size and triple of a run that tells enough to start from.
+
+    Raises:
+        InputError: it does not.
+    """
+    world, triple, steps = analysis.run.world_size, analysis.run.strategy.triple, analysis.step_time_us.values
+    if not world or world < 2 or not steps or min(steps) <= 0 or not triple:
+        raise InputError(
+            "a recommendation must start from a run whose ranks, steps and strategy are known, got "
+            f"{world or 'no'} ranks, {len(steps)} steps, strategy {triple}",
+            hint="give traces of some ranks with ProfilerStep marks and CPU activities",
+        )
+    return world, triple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    """What the traces show of the model: see ``unit_bytes``, ``bucket_bytes``, ``element_bytes`` of Calibration."""
+
+    units: tuple[float, ...]
+    buckets: tuple[float, ...] | None
+    element_bytes: int
+
+    @property
+    def num_sent(self) -> int:
+        """Return how many pieces the run itself sends at once in a pass."""
+        return len(self.buckets or self.units)
+
+
+def _model(analysis: Analysis, world: int, micro: int, notes: list[str]) -> _Model:
+    """Return the model's units.
+
+    Raises:
+        InputError: no collective tells them.
+    """
+    run = analysis.run
+    units, element_bytes = _units(analysis, world, micro)
+    if not units:
+        raise InputError(
+            "a recommendation must know the model's size, got no collective of parameters or gradients",
+            hint="record a step that holds whole forward and backward passes",
+        )
+    if len(units) >= FEW_UNITS or run.framework.is_fsdp or run.framework == Framework.RUNTIME:
+        return _Model(units=units, buckets=None, element_bytes=element_bytes)
+    # Another strategy runs block by block, which costs more calls than a few large buckets.
+    notes.append(f"the model's blocks are not in the traces, which show {len(units)} buckets: {ASSUMED_UNITS} assumed")
+    assumed = (sum(units) / ASSUMED_UNITS,) * ASSUMED_UNITS
+    return _Model(units=assumed, buckets=units, element_bytes=element_bytes)
+
+
+def _finer_reductions(model: _Model, reduced: Sequence[CollectiveEntry], passes: int) -> float:
+    """Return how many reductions the replay makes of the run's buckets beyond theirs."""
+    return max(0.0, model.num_sent * passes - sum(entry.count for entry in reduced))
+
+
+def _replicates_each_pass(analysis: Analysis, model: _Model, reduced: Sequence[CollectiveEntry], micro: int) -> bool:
+    replicas = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail == "replica")
+    if sum(entry.count for entry in replicas) > model.num_sent * (micro - 0.5):
+        return True
+    whole_gradients = (analysis.run.strategy.triple or "N")[1] == "N"
+    return whole_gradients and micro > 1 and _passes(analysis, reduced, micro) == micro
 
 
 def _ranks_per_node(analysis: Analysis, world: int, notes: list[str]) -> int:
@@ -120,10 +165,15 @@ def _ranks_per_node(analysis: Analysis, world: int, notes: list[str]) -> int:
     return per_node
 
 
-def _fixed(
-    analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool
-) -> tuple[float, float, float, float | None]:
-    """Return what no strategy changes, lateness in it, what a collective costs beside its transfer, and transfers.
+class _StepParts(NamedTuple):
+    fixed_us: float  # what no strategy changes
+    late_us: float  # of it, waiting for the rank that computes longest
+    wait_us: float  # of each collective beside its transfer
+    transfer_us: float | None  # of all collectives of model states
+
+
+def _step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool) -> _StepParts:
+    """Part a step into what no strategy changes and what its collectives take.
 
     Args:
         analysis: the run.
@@ -151,7 +201,7 @@ def _fixed(
         wait += parts.other or 0.0
     known = [entry.transfer_us for entry in moved if entry.count]
     transfer = None if any(value is None for value in known) else once * sum(value or 0.0 for value in known)
-    return fixed, late, wait / calls if calls else 0.0, transfer
+    return _StepParts(fixed, late, wait / calls if calls else 0.0, transfer)
 
 
 def _gaps(analysis: Analysis) -> float:

@@ -7,15 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from paro_advise.core.collective import Op
-from paro_advise.policies.collective_cost import Algorithm, Effort, effort_of
+from paro_advise.policies.collective_cost import Algorithm, Draws, Effort, effort_of
 from paro_advise.policies.strategy import Level, Strategy
 
-# Microseconds: one number, or an array of draws.
-Time = float | NDArray[np.float64]
 LINK_QUANTITIES = ("inter_alpha_us", "inter_gbps", "intra_alpha_us", "intra_gbps", "pod_alpha_us", "pod_gbps")
 
 
@@ -53,19 +48,19 @@ class Links:
         stretch: on all times.
     """
 
-    inter_alpha_us: Time
-    inter_gbps: Time
-    intra_alpha_us: Time
-    intra_gbps: Time
-    pod_alpha_us: Time
-    pod_gbps: Time
+    inter_alpha_us: Draws
+    inter_gbps: Draws
+    intra_alpha_us: Draws
+    intra_gbps: Draws
+    pod_alpha_us: Draws
+    pod_gbps: Draws
     stretch: float = 1.0
 
-    def us(self, parts: Parts) -> Time:
+    def us(self, parts: Parts) -> Draws:
         """Return the time of collectives one after the other."""
         return self.stretch * sum((self._alone(part) for part in parts), 0.0)
 
-    def _alone(self, part: Part) -> Time:
+    def _alone(self, part: Part) -> Draws:
         alpha, gbps = self.inter_alpha_us, self.inter_gbps
         if part.is_in_pod:
             alpha, gbps = self.pod_alpha_us, self.pod_gbps

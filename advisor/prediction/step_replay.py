@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from paro_advise.advisor.prediction.candidate import Candidate, baseline_candidate
-from paro_advise.advisor.prediction.cluster_links import LINK_QUANTITIES, Links, Parts, StepCollectives, Time
+from paro_advise.advisor.prediction.cluster_links import LINK_QUANTITIES, Links, Parts, StepCollectives
 from paro_advise.advisor.prediction.constants import (
     BACKWARD_SHARE,
     HO_RING_BETWEEN,
@@ -27,7 +27,7 @@ from paro_advise.advisor.prediction.constants import (
     STRETCH_RANGE,
 )
 from paro_advise.core.framework import Framework
-from paro_advise.policies.collective_cost import Algorithm, Effort
+from paro_advise.policies.collective_cost import Algorithm, Draws, Effort, larger, smaller
 from paro_advise.policies.strategy import Collectives
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _fixed_us(calibration: Calibration, candidate: Candidate) -> float:
     return calibration.fixed_us - (1 - candidate.host_share) * calibration.gaps_us
 
 
-def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Time:
+def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Draws:
     """Return the time of a step.
 
     Args:
@@ -87,12 +87,12 @@ def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Tim
 class _UnitCosts(NamedTuple):
     """Times of one unit in a micro-batch."""
 
-    gather: Time
-    again: Time  # the gather in backward; 0 where none is needed
-    reduce: Time
-    busy: Time  # what of it takes the cores that compute
-    publish: Time
-    compute: Time
+    gather: Draws
+    again: Draws  # the gather in backward; 0 where none is needed
+    reduce: Draws
+    busy: Draws  # what of it takes the cores that compute
+    publish: Draws
+    compute: Draws
 
 
 class _Step:
@@ -124,13 +124,13 @@ class _Step:
         has_copies = self._calibration.intra_gbps.source != "prior"
         return sum(part.rank_bytes for part in parts if has_copies or not part.is_inside)
 
-    def _cost(self, parts: Parts) -> Time:
+    def _cost(self, parts: Parts) -> Draws:
         calibration = self._calibration
         late = sum(calibration.wait_us * _lateness(part.size, calibration.wait_group_size) for part in parts)
         moved = self._copies * calibration.host_us_per_byte * self._moved(parts)
         return self._links.us(parts) + self._waits * late + moved
 
-    def _on_cores(self, parts: Parts) -> Time:
+    def _on_cores(self, parts: Parts) -> Draws:
         near = tuple(replace(part, effort=_inside_nodes(part.effort)) for part in parts)
         return self._links.us(near) + self._copies * self._calibration.host_us_per_byte * self._moved(parts)
 
@@ -147,14 +147,14 @@ class _Step:
             gather=self._cost(collectives.gather(forward, gathered)),
             again=0.0 if candidate.gathers_once else self._cost(collectives.gather(near, gathered)),
             reduce=whole,
-            busy=_earlier(self._on_cores(reduction), whole),
+            busy=smaller(self._on_cores(reduction), whole),
             publish=self._cost(collectives.publish(strategy, gathered)),
             compute=per_micro * num_bytes / sum(self._units),
         )
 
-    def collectives_us(self) -> Time:
+    def collectives_us(self) -> Draws:
         """Return the time of all collectives of a step, whatever hides them."""
-        total: Time = 0.0
+        total: Draws = 0.0
         units = self._units
         for number in range(self._calibration.micro_batches):
             last = number == self._calibration.micro_batches - 1
@@ -164,19 +164,19 @@ class _Step:
                 total = total + costs.gather + (costs.again if place < len(units) - 1 else 0.0) + costs.reduce
         return total if self._candidate.published_us is not None else total + self.publish()
 
-    def publish(self) -> Time:
+    def publish(self) -> Draws:
         """Return the time of bringing updated parameters back, unit by unit."""
         if self._candidate.published_us is not None:
             return self._candidate.published_us
         return sum((self._costs(size, last=True).publish for size in self._units), 0.0)
 
-    def micro_batch(self, *, first: bool, last: bool) -> Time:
+    def micro_batch(self, *, first: bool, last: bool) -> Draws:
         """Return the time of forward and backward."""
         costs = [self._costs(size, last=last, first=first) for size in self._units]
         return self._streams(costs) if self._calibration.is_gpu else self._blocking(costs)
 
-    def _blocking(self, units: list[_UnitCosts]) -> Time:
-        now: Time = 0.0
+    def _blocking(self, units: list[_UnitCosts]) -> Draws:
+        now: Draws = 0.0
         behind = _Background()
         for unit in units:
             now = now + unit.gather + unit.compute * (1 - BACKWARD_SHARE)
@@ -194,31 +194,31 @@ class _Step:
             now = now + unit.busy + behind.admit(unit.reduce - unit.busy)
         return now + behind.rest()
 
-    def _streams(self, units: list[_UnitCosts]) -> Time:
+    def _streams(self, units: list[_UnitCosts]) -> Draws:
         candidate = self._candidate
-        compute_end: Time = 0.0
-        compute_start: Time = 0.0
-        gathers: Time = 0.0
+        compute_end: Draws = 0.0
+        compute_start: Draws = 0.0
+        gathers: Draws = 0.0
         for unit in units:
-            gathers = _later(gathers, compute_start) + unit.gather
-            compute_start = _later(compute_end, gathers)
+            gathers = larger(gathers, compute_start) + unit.gather
+            compute_start = larger(compute_end, gathers)
             compute_end = compute_start + unit.compute * (1 - BACKWARD_SHARE)
-        reductions: Time = 0.0
+        reductions: Draws = 0.0
         root = len(units) - 1
-        ready: Time = compute_end  # the root is still gathered
+        ready: Draws = compute_end  # the root is still gathered
         for place in range(root, -1, -1):
             unit = units[place]
-            compute_start = _later(compute_end, ready)
+            compute_start = larger(compute_end, ready)
             if place and not candidate.gathers_once:  # the next gather goes before this unit's reduction
-                gathers = _later(gathers, compute_start) + units[place - 1].again
+                gathers = larger(gathers, compute_start) + units[place - 1].again
                 ready = gathers
             compute_end = compute_start + unit.compute * BACKWARD_SHARE
             if candidate.separate_queues:
-                reductions = _later(reductions, compute_end) + unit.reduce
+                reductions = larger(reductions, compute_end) + unit.reduce
             else:
-                gathers = _later(gathers, compute_end) + unit.reduce
+                gathers = larger(gathers, compute_end) + unit.reduce
                 reductions = gathers
-        return _later(compute_end, reductions)
+        return larger(compute_end, reductions)
 
 
 class _Background:
@@ -228,31 +228,31 @@ class _Background:
     """
 
     def __init__(self) -> None:
-        self._left: list[Time] = []
+        self._left: list[Draws] = []
 
-    def run(self, time: Time) -> None:
+    def run(self, time: Draws) -> None:
         """Let them go on for a time alone."""
         for place, left in enumerate(self._left):
-            used = left + (time - left) * (time < left)
+            used = smaller(left, time)
             self._left[place] = left - used
             time = time - used
 
-    def beside(self, gather: Time) -> Time:
+    def beside(self, gather: Draws) -> Draws:
         """Let a gather run beside them; return how long it takes."""
         total = self.rest()
-        shared = gather + (total - gather) * (total < gather)
+        shared = smaller(gather, total)
         self.run(shared)
         return gather + shared
 
-    def admit(self, reduction: Time) -> Time:
+    def admit(self, reduction: Draws) -> Draws:
         """Add one; return how long it has to wait for its place."""
-        waited: Time = 0.0
+        waited: Draws = 0.0
         if len(self._left) >= PENDING_REDUCTIONS:
             waited = self._left.pop(0)
         self._left.append(reduction)
         return waited
 
-    def rest(self) -> Time:
+    def rest(self) -> Draws:
         """Return how long all of them still take alone."""
         return sum(self._left, 0.0)
 
@@ -278,13 +278,3 @@ def _lateness(size: int, measured_size: int) -> float:
     The largest of p equal normal deviates is about sqrt(2 ln p) deviations late.
     """
     return math.sqrt(math.log(size) / math.log(measured_size)) if size > 1 and measured_size > 1 else 0.0
-
-
-def _earlier(first: Time, second: Time) -> Time:
-    """Return the smaller of two numbers, or of each pair of two arrays."""
-    return first + (second - first) * (second < first)
-
-
-def _later(first: Time, second: Time) -> Time:
-    """Return the larger of two numbers, or of each pair of two arrays."""
-    return first + (second - first) * (second > first)

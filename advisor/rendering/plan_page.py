@@ -168,13 +168,12 @@ def sensitivity_table(plan: Plan) -> Table:
 
 
 def _export_table(plan: Plan) -> Table:
-    runs: dict[str, tuple[str, Choice | None]] = {RUNTIME: (plan.chosen.exports[RUNTIME], plan.chosen)}
     chosen = plan.chosen
     fidelities = exports_of(Strategy.parse(chosen.triple), Collectives.NATIVE, chosen.variant, chosen.offload)
-    for name, fidelity in fidelities.items():
-        if name != RUNTIME:
-            real = as_framework_runs(plan, name) if fidelity != Fidelity.UNSUPPORTED else None
-            runs[name] = (fidelity, real)
+    runs: dict[str, tuple[Fidelity, Choice | None]] = {
+        name: (fidelity, as_framework_runs(plan, name) if fidelity != Fidelity.UNSUPPORTED else None)
+        for name, fidelity in fidelities.items()
+    } | {RUNTIME: (chosen.exports[RUNTIME], chosen)}
     rows = []
     for name, (fidelity, choice) in runs.items():
         cells = (Cell(text=grouped_triple(choice.triple, choice.group_size)), *_choice_cells(choice)) if choice else ()

@@ -20,7 +20,8 @@ _STRATEGIES = {
 
 def render(target: Target) -> Rendered:
     """Return a function that wraps a model."""
-    shape, names = ((target.world_size,), '("shard",)')
+    shape: tuple[int, ...] = (target.world_size,)
+    names = '("shard",)'
     if target.is_hybrid:
         shape, names = (target.num_groups, target.group_size), '("replicate", "shard")'
     strategy = _STRATEGIES[target.triple]

@@ -47,7 +47,8 @@ def render(target: Target) -> Rendered:
     if target.triple == "NNN":
         caveat = "put all micro-batches but the last under model.no_sync()"
         return Rendered(text=_DDP, suffix=".py", min_version="2.0", caveats=(caveat,))
-    shape, names = ((target.world_size,), '("shard",)')
+    shape: tuple[int, ...] = (target.world_size,)
+    names = '("shard",)'
     if target.is_hybrid:
         shape, names = (target.num_groups, target.group_size), '("replicate", "shard")'
     mesh = f"init_device_mesh(device, {shape}, mesh_dim_names={names})"

@@ -30,7 +30,7 @@ class Variant(StrEnum):
     QUANTISED = "quantised"  # ZeRO++: 8-bit parameters, 4-bit gradients, and hpZ
 
     @property
-    def title(self) -> str:
+    def label(self) -> str:
         """Return the variant for people; the triple itself by the backend's own collectives is native."""
         return _TITLES[self]
 

@@ -26,7 +26,7 @@ _BACKUP = ".before-paro"
 @click.option("--write", "action", flag_value="write", help="Change the file; a copy stays beside it.")
 @click.option("--undo", "action", flag_value="undo", help="Put the copy back.")
 @click.option("--force", is_flag=True, help="Undo although the file was changed since.")
-@click.option("-q", "--quiet", is_flag=True, help="The diff only.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only the diff.")
 def command(*, plan_file: str, target: str, action: str, force: bool, quiet: bool) -> None:
     """Express PLAN in TARGET: a DeepSpeed JSON, accelerate YAML, torchtitan TOML, Megatron launch script or a
     Python training script. Comments and formatting stay; what cannot be expressed is refused.

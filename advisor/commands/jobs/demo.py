@@ -24,7 +24,7 @@ _TIMEOUT_S = 600.0
 
 
 @click.command("demo", short_help="The whole loop on this machine: capture, recommend, run, compare.")
-@click.option("-o", "--output", "folder", default="paro-demo", show_default=True, metavar="DIR", help="Everything.")
+@click.option("-o", "--output", "folder", default="paro-demo", show_default=True, metavar="DIR", help="Output folder.")
 @click.option("--script", metavar="FILE", help="A training script.  [default: examples/train.py of a clone]")
 @click.option("--force", is_flag=True, help="Replace an earlier demo.")
 def command(*, folder: str, script: str | None, force: bool) -> int:

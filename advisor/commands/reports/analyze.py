@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option("--with-hta", is_flag=True, help="Add HolisticTraceAnalysis' figures and ours in its rules.")
 @click.option("--jobs", type=click.IntRange(1), help="Processes that read files.  [default: all cores]")
 @click.option("--cache/--no-cache", "use_cache", default=True, show_default=True, help="Keep facts of files read.")
-@click.option("-q", "--quiet", is_flag=True, help="Results only.")
+@click.option("-q", "--quiet", is_flag=True, help="Suppress progress messages.")
 def command(
     *,
     paths: tuple[str, ...],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paro_advise.advisor.commands.reports.recommend import ByteSize
+from paro_advise.advisor.commands.options import ByteSize
 from paro_advise.advisor.comparison.comparability import FACTS
 from paro_advise.errors import UsageError
 
@@ -35,7 +35,7 @@ _REGRESSION = 5
 @click.option("--watts-per-gpu", type=click.FloatRange(0), help="Mean power, for the energy of the work.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
 @click.option("--allow-unlike", multiple=True, type=click.Choice(FACTS), help="Compare although this fact differs.")
-@click.option("-q", "--quiet", is_flag=True, help="Results only.")
+@click.option("-q", "--quiet", is_flag=True, help="Suppress progress messages.")
 def command(
     *,
     before: str,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import click
 
+from paro_advise.advisor.commands.options import ByteSize
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
@@ -14,31 +14,13 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.analysis.model import Analysis
     from paro_advise.advisor.comparison.prediction_bias import PredictionBias
+    from paro_advise.advisor.prediction.scoring import Limits
     from paro_advise.policies.plan import Plan
 
-_SIZE = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(B|KB|MB|GB|TB|KiB|MiB|GiB|TiB)?\s*$", re.IGNORECASE)
-_UNITS: dict[str, int] = {
-    "b": 1,
-    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)},
-    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)},
-}
 
-
-class ByteSize(click.ParamType[float]):
-    """A size such as 80GiB."""
-
-    name = "size"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return bytes."""
-        found = _SIZE.match(str(value))
-        if not found:
-            self.fail(f"{value!r} is no size; write for example 80GiB", param, ctx)
-        number, unit = found.groups()
-        return float(number) * float(_UNITS[(unit or "B").lower()])
-
-
-@click.command("recommend", short_help="Rank all strategies for a run; propose one with its price and doubt.")
+@click.command(
+    "recommend", short_help="Rank all strategies for a run; recommend one, with its memory cost and uncertainty."
+)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...|ANALYSIS")
 @click.option("-o", "--output", metavar="FILE", help="Write the plan as JSON; - for stdout.")
 @click.option("--html", "page", metavar="FILE", help="Write the plan as one HTML page.")
@@ -62,9 +44,11 @@ class ByteSize(click.ParamType[float]):
 )
 @click.option("--learn-from", multiple=True, metavar="FILE", help="A comparison (JSON or report) with its prediction.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
-@click.option("--nodes-per-pod", type=click.IntRange(1, 4096), help="Nodes that a quicker network joins, if any.")
+@click.option(
+    "--nodes-per-pod", type=click.IntRange(1, 4096), help="Nodes per pod (faster interconnect domain), if any."
+)
 @click.option("--skip-steps", type=click.IntRange(0), default=0, show_default=True, help="Warm-up steps to leave out.")
-@click.option("-q", "--quiet", is_flag=True, help="Results only.")
+@click.option("-q", "--quiet", is_flag=True, help="Suppress progress messages.")
 def command(
     *,
     paths: tuple[str, ...],
@@ -82,7 +66,7 @@ def command(
     skip_steps: int,
     quiet: bool,
 ) -> None:
-    """Predict every strategy, group size and collective algorithm for the run in PATH, and propose one.
+    """Predict every strategy, group size and collective algorithm for the run in PATH, and recommend one.
 
     PATH is what `analyze` reads, or the JSON that it wrote.
 
@@ -93,14 +77,11 @@ def command(
     """
     from paro_advise.advisor.analysis.options import Options
     from paro_advise.advisor.commands.inputs import load_analysis
-    from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same, write_output
+    from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same
     from paro_advise.advisor.commands.progress import Progress
     from paro_advise.advisor.prediction.calibrate import calibrate
     from paro_advise.advisor.prediction.recommend import recommend
     from paro_advise.advisor.prediction.scoring import Limits, least_bytes
-    from paro_advise.advisor.rendering.plan_text import plan_text
-    from paro_advise.advisor.wording.escaping import plain
-    from paro_advise.core.documents import to_json
 
     targets = dict(_framework_and_file(text) for text in exports)
     for file in (output, page, *targets.values()):
@@ -112,19 +93,29 @@ def command(
     analysis, _ = load_analysis(paths, Options(gpus_per_node=gpus_per_node, skip_steps=skip_steps), progress)
     progress.notices(analysis.data_quality)
     calibration = calibrate(analysis, nodes_per_pod)
-    captured = analysis.captured
-    capacity = device_memory or analysis.run.device_memory_bytes or (captured.device_memory_bytes if captured else None)
-    other = _other_bytes(analysis, least_bytes(calibration), measured_peak)
-    plan = recommend(
-        calibration,
-        Limits(
-            device_memory_bytes=capacity,
-            redundancy_budget_bytes=redundancy_budget,
-            other_bytes=other,
-            host_gbps=host_gbps,
-        ),
-        bias=_learned(learn_from),
+    limits = Limits(
+        device_memory_bytes=device_memory or _known_device_memory(analysis),
+        redundancy_budget_bytes=redundancy_budget,
+        other_bytes=_other_bytes(analysis, least_bytes(calibration), measured_peak),
+        host_gbps=host_gbps,
     )
+    plan = recommend(calibration, limits, bias=_bias(learn_from))
+    _write(plan, output, page, force=force)
+    for framework, file in targets.items():
+        _export(plan, framework, file, force=force)
+    if not quiet:
+        for line in _unknown_memory(limits, measured_peak):
+            click.echo(line, err=True)
+        if output and output != "-":
+            click.echo(f"wrote {output}", err=True)
+
+
+def _write(plan: Plan, output: str | None, page: str | None, *, force: bool) -> None:
+    from paro_advise.advisor.commands.output import write_output
+    from paro_advise.advisor.rendering.plan_text import plan_text
+    from paro_advise.advisor.wording.escaping import plain
+    from paro_advise.core.documents import to_json
+
     if output != "-":
         click.echo("\n".join(plain(line) for line in plan_text(plan).splitlines()))
     if output:
@@ -134,15 +125,21 @@ def command(
         from paro_advise.advisor.rendering.plan_page import render_plan
 
         write_output(page, render_plan(plan, provenance()).encode(), force=force)
-    for framework, file in targets.items():
-        _export(plan, framework, file, force=force)
-    if not quiet:
-        if capacity is None:
-            click.echo("the memory of a device is not known: no strategy was excluded; give --device-memory", err=True)
-        if measured_peak is None and not other:
-            click.echo("activations are not counted: give --measured-peak for a full account", err=True)
-        if output and output != "-":
-            click.echo(f"wrote {output}", err=True)
+
+
+def _known_device_memory(analysis: Analysis) -> float | None:
+    captured = analysis.captured
+    return analysis.run.device_memory_bytes or (captured.device_memory_bytes if captured else None)
+
+
+def _unknown_memory(limits: Limits, measured_peak: float | None) -> list[str]:
+    """Say what of the memory is not counted, and which option would."""
+    lines = []
+    if limits.device_memory_bytes is None:
+        lines.append("the memory of a device is not known: no strategy was excluded; give --device-memory")
+    if measured_peak is None and not limits.other_bytes:
+        lines.append("activations are not counted: give --measured-peak for a full account")
+    return lines
 
 
 def _other_bytes(analysis: Analysis, states: float, measured_peak: float | None) -> float:
@@ -164,7 +161,7 @@ def _other_bytes(analysis: Analysis, states: float, measured_peak: float | None)
     return measured_peak - states
 
 
-def _learned(paths: Sequence[str]) -> PredictionBias:
+def _bias(paths: Sequence[str]) -> PredictionBias:
     from paro_advise.advisor.comparison.model import read_comparison
     from paro_advise.advisor.comparison.prediction_bias import fit_bias
 
