@@ -7,7 +7,7 @@ ParoAdviseError                   exit 1   something failed
 |   +-- UnknownFormatError        E302     the file is of no kind we know
 |   +-- BrokenInputError          E303     the file holds nothing that can be salvaged
 |   +-- HostileInputError         E304     the file would exhaust memory or run code
-|   `-- ForeignDataError          E305     a JSON file of ours has another format or version
+|   `-- ForeignDataError          E305     a paro-advise JSON file has another format or version
 +-- OutputError                   exit 1   the result cannot be written
 |   `-- WouldOverwriteError       E401     a file exists and --force was not given
 +-- UnlikeRunsError               E522     exit 4: two runs did not do the same work
@@ -117,7 +117,7 @@ class HostileInputError(InputError):
 
 
 class ForeignDataError(InputError):
-    """A JSON document of ours has another format or major version."""
+    """A paro-advise JSON document has another format or major version."""
 
     code = "E305"
 

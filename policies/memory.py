@@ -131,7 +131,7 @@ def least_transient_bytes(
 ) -> float:
     """Return what any runtime holds beside states while it computes: the largest unit whole, and its gradients.
 
-    What a measured peak has beyond it and the states is taken for activations; what of that were the
+    What a measured peak has beyond it and the states counts as activations; what of that were the
     runtime's own buffers is counted twice in a plan, never left out.
 
     Args:

@@ -136,7 +136,7 @@ class NodesWhatIf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """What the plan gains if something it rests on is half or twice as large.
+    """What the plan gains if something it is based on is half or twice as large.
 
     Attributes:
         what: the quantity.
@@ -273,7 +273,7 @@ def read_plan(path: str) -> Plan:
     """Read a plan's file.
 
     Raises:
-        InputError: it cannot be read, or is no plan as it was written.
+        InputError: it cannot be read, or is not a plan as it was written.
     """
     return plan_from_json(document_bytes(path), path)
 

@@ -97,7 +97,7 @@ def _late_gathers(analysis: Analysis) -> FindingEntry:
             "(FSDP2: set_modules_to_forward_prefetch)",
             exposed,
         )
-    return _finding(code, DOES_NOT_APPLY, "all-gathers that were not prefetched are hidden")
+    return _finding(code, DOES_NOT_APPLY, "all-gathers that were not prefetched are overlapped")
 
 
 def _small_messages(analysis: Analysis) -> FindingEntry:
@@ -127,12 +127,12 @@ def _straggler(analysis: Analysis) -> FindingEntry:
         return _finding(
             code,
             APPLIES,
-            f"rank {worst.rank} arrives late in {worst.share_of_steps:.0%} of the steps (cause: {worst.cause}); the "
-            f"others wait {time_text(worst.lateness_us)} a step for it, hidden or exposed",
+            f"rank {worst.rank} is late in {worst.share_of_steps:.0%} of the steps (cause: {worst.cause}); the "
+            f"others wait {time_text(worst.lateness_us)} a step for it, overlapped or exposed",
         )
     if analysis.run.ranks_missing:
-        return _finding(code, NOT_JUDGED, "no rank seen is late, but a rank without a trace may be")
-    return _finding(code, DOES_NOT_APPLY, "no rank is late in most steps")
+        return _finding(code, NOT_JUDGED, "no rank with a trace is a straggler, but one without may be")
+    return _finding(code, DOES_NOT_APPLY, "no rank is a straggler in most steps")
 
 
 def _host(analysis: Analysis) -> FindingEntry:

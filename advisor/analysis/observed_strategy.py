@@ -31,7 +31,7 @@ class ObservedStrategy:
         triple_at_rest: levels between steps.
         group_size: ranks of the group that level I refers to, None without one.
         source: "inferred" or "" when nothing was found.
-        reasons: the observations it rests on.
+        reasons: the observations it is based on.
     """
 
     triple: str | None

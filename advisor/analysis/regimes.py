@@ -32,7 +32,7 @@ _WAIT_SHARE = 0.5
 _LATENCY_SHARE = 0.5  # reference: prediction section 3.7
 _CONTENTION_RATIO = 1.3
 _CONTENTION_SHARE = 0.5
-UNSEEN = "waiting for a rank that has no trace"
+UNSEEN = "a rank without a trace is slow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class StateEvidence:
     inter_share: float | None  # share of the transfer that crosses nodes; None: nodes unknown
     overlapped_slowdown: float | None  # same collective while computing over while not
     overlapped_share: float  # share of the state's time while something computes
-    sees_all_ranks: bool  # else a late rank without a trace looks like a slow link
+    sees_all_ranks: bool  # else a straggler without a trace looks like a slow link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +82,14 @@ def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> J
     share = evidence.exposed_us / step_time_us if step_time_us > 0 else 0.0
     exposed = f"{time_text(evidence.exposed_us)} of {time_text(evidence.total_us)} exposed ({share:.1%} of the step)"
     if share < HIDDEN_SHARE:
-        return Judgement(regime=Regime.HIDDEN, text=f"{exposed}: hidden behind compute or negligible")
+        return Judgement(regime=Regime.HIDDEN, text=f"{exposed}: overlapped with compute or negligible")
     wait_share = evidence.wait_us / evidence.total_us if evidence.wait_us is not None and evidence.total_us else None
     if wait_share is not None and wait_share > _WAIT_SHARE:
         return Judgement(
             regime=Regime.STRAGGLER,
-            text=f"{exposed}; {wait_share:.0%} of it is waiting for a later rank, not transfer",
+            text=f"{exposed}; {wait_share:.0%} of it is waiting for a straggler, not transfer",
         )
-    or_unseen = "" if evidence.sees_all_ranks else f", or {UNSEEN}"
+    or_unseen = "" if evidence.sees_all_ranks else f" (or {UNSEEN})"
     if evidence.alpha_share is not None and evidence.alpha_share > _LATENCY_SHARE:
         return Judgement(
             regime=Regime.LATENCY,
@@ -102,16 +102,20 @@ def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> J
             regime=Regime.CONTENTION,
             text=f"{exposed}; transfers are {slowdown:.2f}x slower while something computes",
         )
-    cause = f"its bandwidth binds it{or_unseen}"
+    network = "inter-node" if (evidence.inter_share or 0.0) > 0.5 else "intra-node"
+    cause = f"limited by {network} bandwidth{or_unseen}"
     time = "transfer" if wait_share is not None else "time"
     if evidence.inter_share is None:
-        return Judgement(regime=Regime.UNKNOWN, text=f"{exposed}; {cause}; where its ranks lie is unknown")
+        return Judgement(
+            regime=Regime.UNKNOWN,
+            text=f"{exposed}; limited by bandwidth{or_unseen}; the nodes of its ranks are unknown",
+        )
     if evidence.inter_share > 0.5:
         return Judgement(
             regime=Regime.BANDWIDTH_INTER,
-            text=f"{exposed}; {evidence.inter_share:.0%} of the {time} crosses nodes and {cause}",
+            text=f"{exposed}; {evidence.inter_share:.0%} of the {time} crosses nodes; {cause}",
         )
     return Judgement(
         regime=Regime.BANDWIDTH_INTRA,
-        text=f"{exposed}; {1 - evidence.inter_share:.0%} of the {time} stays inside nodes and {cause}",
+        text=f"{exposed}; {1 - evidence.inter_share:.0%} of the {time} stays inside nodes; {cause}",
     )

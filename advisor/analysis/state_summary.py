@@ -157,7 +157,7 @@ def _slowdown(rows: pl.DataFrame) -> float | None:
 
 
 def _weakest(rows: pl.DataFrame) -> Evidence:
-    """Return the weakest evidence that more than 5 % of the state's time rests on."""
+    """Return the weakest evidence that more than 5 % of the state's time is based on."""
     import polars as pl
 
     times = dict(rows.group_by("evidence").agg((pl.col("end_us") - pl.col("start_us")).sum().alias("t")).iter_rows())

@@ -35,17 +35,17 @@ def verdict_entry(
     stragglers: Sequence[Straggler],
 ) -> VerdictEntry:
     """Say what limits the step, in a sentence that carries the deciding numbers."""
-    verdict = _judged(run, states, links, topology, strategy) if run.timed else log_verdict(run, links)
+    verdict = _step_verdict(run, states, links, topology, strategy) if run.timed else log_verdict(run, links)
     text = verdict.text
     if stragglers:
         worst = stragglers[0]
         waits = f"the others wait {time_text(worst.lateness_us)} a step for it"
         if verdict.regime == Regime.STRAGGLER:
             rest = text.partition(": ")[2]
-            text = f"Straggler bound: rank {worst.rank} arrives late ({worst.cause}) and {waits}. "
+            text = f"Straggler bound: rank {worst.rank} is a straggler ({worst.cause}) and {waits}. "
             text += rest[:1].upper() + rest[1:].replace(" limits the step:", " suffers most:")
         else:
-            text += f" Rank {worst.rank} arrives late ({worst.cause}): {waits}."
+            text += f" Rank {worst.rank} is a straggler ({worst.cause}): {waits}."
     return VerdictEntry(
         regime=verdict.regime.value,
         limiting_state=verdict.limiting_state,
@@ -55,7 +55,7 @@ def verdict_entry(
     )
 
 
-def _judged(
+def _step_verdict(
     run: Run,
     states: Mapping[State, StateSummary],
     links: Sequence[Link],
@@ -161,14 +161,14 @@ _HEADLINE = {
     Regime.STRAGGLER: "Straggler bound:",
     Regime.CONTENTION: "Contention bound:",
     Regime.HIDDEN: "Many small exposures:",
-    Regime.UNKNOWN: "Communication bound, by what cannot be told:",
+    Regime.UNKNOWN: "Communication bound, cause unknown:",
 }
 
 
 def _headline(regime: Regime, evidence: StepEvidence) -> str:
     headline = _HEADLINE[regime]
     if regime not in (Regime.STRAGGLER, Regime.HIDDEN) and not evidence.sees_all_ranks:
-        return headline.rstrip(":") + f", or {UNSEEN}:"
+        return headline.rstrip(":") + f" (or {UNSEEN}):"
     return headline
 
 

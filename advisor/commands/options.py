@@ -23,6 +23,6 @@ class ByteSize(click.ParamType[float]):
         """Return bytes."""
         found = _SIZE.match(str(value))
         if not found:
-            self.fail(f"{value!r} is no size; write for example 80GiB", param, ctx)
+            self.fail(f"{value!r} is not a size; write for example 80GiB", param, ctx)
         number, unit = found.groups()
         return float(number) * float(_UNITS[(unit or "B").lower()])

@@ -31,7 +31,7 @@ def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] =
         raise OutputError("an output must be a file in a folder that can be written", where=target)
     if target and target != "-" and not force and Path(target).exists():
         raise WouldOverwriteError(
-            "an output must not exist yet, this one does", where=target, hint="pass --force to replace it"
+            "the output file exists already", where=target, hint="pass --force to replace it, or name another file"
         )
 
 

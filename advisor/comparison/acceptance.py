@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """What a change must reach; None is not judged.
+    """What a change must reach; None is not evaluated.
 
     Attributes:
         min_throughput_gain_pct: the lower end of the range of the gain.
@@ -94,7 +94,7 @@ def _diverged(limit: float | None, parity: Parity | None) -> Criterion | None:
         threshold=limit,
         measured=None,
         passed=False,
-        text=f"{parity.num_diverged_after} steps after the change have a loss or gradient that is no number",
+        text=f"{parity.num_diverged_after} steps after the change have a NaN or infinite loss or gradient",
     )
 
 
@@ -125,4 +125,6 @@ def _at_least(name: str, limit: float | None, measured: float | None) -> Criteri
 
 
 def _open(name: str, limit: float | None, measured: float | None, needs: str) -> Criterion:
-    return Criterion(criterion=name, threshold=limit, measured=measured, passed=None, text=f"not judged: needs {needs}")
+    return Criterion(
+        criterion=name, threshold=limit, measured=measured, passed=None, text=f"not evaluated: needs {needs}"
+    )

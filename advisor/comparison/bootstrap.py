@@ -111,11 +111,11 @@ def _drawn(samples: NDArray[np.float64], generator: np.random.Generator) -> tupl
 def _block(samples: NDArray[np.float64]) -> int:
     """Return how many steps in a row are drawn together; one where neighbours do not vary together for sure."""
     count = len(samples)
-    alike = _correlation(samples[:-1], samples[1:])
-    if alike <= _SIGNIFICANT / math.sqrt(count):
+    correlation = _correlation(samples[:-1], samples[1:])
+    if correlation <= _SIGNIFICANT / math.sqrt(count):
         return 1
-    alike = min(alike, 0.9)
-    length: float = (1.5 * count) ** (1 / 3) * (2 * alike / (1 - alike**2)) ** (2 / 3)
+    correlation = min(correlation, 0.9)
+    length: float = (1.5 * count) ** (1 / 3) * (2 * correlation / (1 - correlation**2)) ** (2 / 3)
     return max(1, min(round(length), count // 4))
 
 

@@ -303,7 +303,7 @@ def _exposed(state: str, rank: RankEntry) -> float | None:
 
 
 def _over_ranks(before: Analysis, after: Analysis, name: str, get: Callable[[RankEntry], float | None]) -> Metric:
-    """Compare a mean of the profiled steps; its range rests on the ranks."""
+    """Compare a mean of the profiled steps; its range is based on the ranks."""
     first = {rank.rank: get(rank) for rank in before.ranks}
     second = {rank.rank: get(rank) for rank in after.ranks}
     one = {rank: value for rank, value in first.items() if value is not None}
@@ -389,7 +389,7 @@ def _worst(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _took_place(plan: Plan | None, after: Analysis) -> bool:
-    """Tell whether the run after is the one that the plan proposes, as far as its traces tell."""
+    """Tell whether the run after is the one that the plan recommends, as far as its traces tell."""
     if plan is None or after.run.strategy.triple_at_rest is None:
         return True
     world = plan.preconditions.world_size

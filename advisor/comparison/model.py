@@ -31,7 +31,7 @@ class Side:
         step_time_us: of steps without the profiler where both captures logged them, and of those that both
             runs have where that is most of them.
         steps_source: "unprofiled" or "profiled".
-        num_steps: that step_time_us rests on.
+        num_steps: that step_time_us is based on.
         peak_memory_bytes: None without a capture.
     """
 
@@ -51,7 +51,7 @@ class Metric:
     Attributes:
         change_pct, low_pct, high_pct: relative change and its 98 % range; None where it cannot be told.
         verdict: for the user; NEUTRAL for what is neither good nor bad.
-        samples: what the range rests on: "steps", "ranks" or "" for a single number.
+        samples: what the range is based on: "steps", "ranks" or "" for a single number.
     """
 
     name: str
@@ -95,11 +95,11 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parity:
-    """Whether both runs train alike, over the steps that both logged.
+    """Whether both runs train the same, over the steps that both logged.
 
     Attributes:
         num_steps: with a loss of both.
-        num_diverged_before, num_diverged_after: steps that both logged whose loss is no number.
+        num_diverged_before, num_diverged_after: steps that both logged whose loss is NaN or infinite.
         loss_max_pct, gradient_norm_max_pct: the largest relative difference of a step.
         steps, loss_before, loss_after: the series, at most 400 points.
     """
@@ -116,7 +116,7 @@ class Parity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criterion:
-    """An acceptance criterion; ``passed`` is None where it was not judged, and ``text`` says why."""
+    """An acceptance criterion; ``passed`` is None where it could not be evaluated, and ``text`` says why."""
 
     criterion: str
     threshold: float | None

@@ -21,7 +21,7 @@ def set_value(text: str, path: tuple[str, ...], value: Any) -> str:
         value: what JSON can hold.
 
     Raises:
-        UsageError: the text is no JSON, or something on the way is no object.
+        UsageError: the text is not JSON, or something on the way is not an object.
     """
     start = _skip(text, 0)
     for depth, key in enumerate(path):

@@ -33,7 +33,7 @@ def edit_script(text: str, plan_name: str) -> Edit:
         plan_name: path of the plan, from the script's folder.
 
     Raises:
-        UsageError: it is no Python, or names no framework that a plan can redirect.
+        UsageError: it is not Python, or names no framework that a plan can redirect.
     """
     try:
         import libcst as cst
@@ -75,7 +75,7 @@ def _check_nesting(text: str) -> None:
     """Refuse what is nested deeper than people write; libcst's parser would end the process.
 
     Raises:
-        UsageError: it is, or it is no Python.
+        UsageError: it is, or it is not Python.
     """
     import ast
 

@@ -1,4 +1,4 @@
-"""Says which model state a collective moves, and what that rests on.
+"""Attributes each collective to a model state, with the evidence that this is based on.
 
 Order of evidence (reference: traces section 3.8): annotations around the issuing call, the
 process group's description, Python stacks, the phase of training together with the operation,

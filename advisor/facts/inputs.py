@@ -65,9 +65,9 @@ def read_inputs(
     from paro_advise.trace_parsers.peek import peek
 
     found, is_collection = find_inputs(paths)
-    ours = [ref for ref in found if is_capture_file(ref)]
-    refs = [ref for ref in found if ref not in ours]
-    logs, problems = read_step_logs(ours)
+    capture_files = [ref for ref in found if is_capture_file(ref)]
+    refs = [ref for ref in found if ref not in capture_files]
+    logs, problems = read_step_logs(capture_files)
     progress.say(f"found {len(refs)} file{'s' if len(refs) != 1 else ''}")
     if not refs:
         raise NoInputError(

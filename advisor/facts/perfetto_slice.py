@@ -49,7 +49,7 @@ def cut_slice(path: str, *, step: int | None, max_bytes: int, compress: bool) ->
         compress: write gzip.
 
     Raises:
-        InputError: the file is no Kineto trace.
+        InputError: the file is not a Kineto trace.
         UsageError: there is no such step.
     """
     ref = SourceRef(path=Path(path))

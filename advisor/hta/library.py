@@ -1,4 +1,4 @@
-"""``--with-hta``: figures by HolisticTraceAnalysis' rules, ours beside those of the package itself."""
+"""``--with-hta``: figures by HolisticTraceAnalysis' rules, computed here and by the package itself."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def hta_figures(refs: Sequence[SourceRef]) -> HtaFigures:
     """Compute HTA's figures for every Kineto trace, and let HTA compute them where it is installed.
 
     Args:
-        refs: inputs of any kind; what is no Kineto trace, or cannot be read, is passed over.
+        refs: inputs of any kind; what is not a Kineto trace, or cannot be read, is passed over.
     """
     rows: list[HtaRow] = []
     remarks = _Remarks()

@@ -157,7 +157,7 @@ def _ranks_per_node(analysis: Analysis, world: int, notes: list[str]) -> int:
     per_node = run.gpus_per_node or world
     if world % per_node:
         per_node = world
-        notes.append(f"{run.gpus_per_node} ranks a node do not divide {world}: all are taken to be on one node")
+        notes.append(f"{run.gpus_per_node} ranks a node do not divide {world}: one node assumed")
     elif run.gpus_per_node_source not in ("metadata", "flag", "hosts"):
         notes.append(
             f"{per_node} ranks a node ({run.gpus_per_node_source or 'guessed'}); --gpus-per-node would state it"
@@ -207,7 +207,7 @@ def _step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool
 def _gaps(analysis: Analysis) -> float:
     """Return the time between operators that the training thread worked; what it slept is none of it.
 
-    A core is taken to be shared by three threads at most, where the step logs tell how long it was on one;
+    A core is assumed to be shared by three threads at most, where the step logs tell how long it was on one;
     without them the whole gap counts as work.
     """
     captured, parts = analysis.captured, analysis.breakdown_us

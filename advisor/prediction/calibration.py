@@ -24,7 +24,7 @@ class Calibration:
         fixed_us: idle, copies, and communication that no strategy changes (norms, tensor parallelism).
         gaps_us: of these, the host's own work between operators.
         late_us: of these, waiting for the rank that computes longest.
-        wait_us: of each collective of a model state beside its transfer, on average: waiting for late ranks.
+        wait_us: of each collective of a model state beside its transfer, on average: waiting for stragglers.
             Beside a GPU only.
         host_us_per_byte: what a byte that a rank sends takes beside links, where the cores that compute also
             move it: copies, waiting for a core, and for ranks that wait for one. On a CPU only.
@@ -44,7 +44,7 @@ class Calibration:
         framework: that ran it.
         inter_alpha_us, inter_gbps: a message between nodes; the port of a node, 1e9 bytes/s.
         intra_alpha_us, intra_gbps: a message inside a node; one rank's sending, 1e9 bytes/s.
-        nodes_per_pod: nodes that a quicker network joins; None where there are no pods.
+        nodes_per_pod: nodes of a pod (faster interconnect domain); None where there are no pods.
         pod_alpha_us, pod_gbps: a message between nodes of a pod; ``inter_*`` are then of those between pods.
         assumptions: what was not in the traces, for people.
     """

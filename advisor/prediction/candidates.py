@@ -1,4 +1,4 @@
-"""All ways to run that a plan compares, and which of them it may propose (pure)."""
+"""All ways to run that a plan compares, and which of them it may recommend (pure)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def candidates(calibration: Calibration) -> list[Candidate]:
     usual = [per_node if per_node in sizes else sizes[0]]
     found = []
     for strategy in KEPT:
-        if strategy in PARTIAL_ONLY:  # nobody froze parameters, as far as the trace tells
+        if strategy in PARTIAL_ONLY:  # they pay only with frozen parameters, which traces do not show
             continue
         for size in sizes if Level.I in _levels(strategy) else usual:
             ours = Candidate(strategy=strategy, group_size=size, collectives=Collectives.HO_RING)
@@ -114,7 +114,7 @@ def offloaded(calibration: Calibration, candidate: Candidate, host_gbps: float, 
 
 def _host_share(calibration: Calibration) -> float:
     """Return what is left of the host's gaps when our runtime takes the place of the framework's own code."""
-    if calibration.is_gpu:  # beside a GPU nobody measured it
+    if calibration.is_gpu:  # never measured beside a GPU
         return 1.0
     return _HOST_SHARES.get(calibration.framework, 1.0)
 

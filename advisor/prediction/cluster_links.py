@@ -45,7 +45,7 @@ class Links:
         inter_alpha_us, inter_gbps: between nodes, where there are pods between those of different pods.
         intra_alpha_us, intra_gbps: inside nodes.
         pod_alpha_us, pod_gbps: between nodes of a pod.
-        stretch: on all times.
+        slowdown: on all times.
     """
 
     inter_alpha_us: Draws
@@ -54,11 +54,11 @@ class Links:
     intra_gbps: Draws
     pod_alpha_us: Draws
     pod_gbps: Draws
-    stretch: float = 1.0
+    slowdown: float = 1.0
 
     def us(self, parts: Parts) -> Draws:
         """Return the time of collectives one after the other."""
-        return self.stretch * sum((self._alone(part) for part in parts), 0.0)
+        return self.slowdown * sum((self._alone(part) for part in parts), 0.0)
 
     def _alone(self, part: Part) -> Draws:
         alpha, gbps = self.inter_alpha_us, self.inter_gbps

@@ -36,7 +36,7 @@ QUANTISED_PARAMETER_BYTES, QUANTISED_GRADIENT_BYTES = 1.0, 0.5
 
 # ---- overlap (docs/prediction.md, replay) -----------------------------------------------------------------
 PENDING_REDUCTIONS = 3  # under way at once in our runtime (runtime/sharding: depth of a queue)
-STRETCH_RANGE = (0.7, 9.0)  # how much longer transfers may take than the best of their size
+SLOWDOWN_RANGE = (0.7, 9.0)  # how much longer transfers may take than the best of their size
 # HO-Ring against a native run (`make bench-prediction`): share of the links between nodes that it reaches, of the
 # waits, and of what cores add to its bytes; range 0.9 to 1, 0.5 to 1, 0.2 to 0.5.
 HO_RING_BETWEEN, HO_RING_WAITS, HO_RING_COPIES = 0.94, 0.7, 0.3
@@ -65,5 +65,5 @@ MAX_HOST_US_PER_BYTE = 0.1  # of what cores add to a byte; ten times the most th
 
 # ---- units of a model that its traces hide ----------------------------------------------------------------
 FEW_UNITS = 4  # fewer collectives than this are buckets, not the model's blocks
-ASSUMED_UNITS = 8  # blocks taken to be there then
+ASSUMED_UNITS = 8  # blocks assumed then
 SHARED_CORE_THREADS = 3.0  # that share a core at the most, where the logs tell how long a thread was on one

@@ -123,7 +123,7 @@ def _stated_pods(nodes_per_pod: int, cluster: Cluster) -> int | None:
     if cluster.num_nodes % nodes_per_pod:
         raise UsageError(
             f"--nodes-per-pod must divide the {cluster.num_nodes} nodes of the run, got {nodes_per_pod}",
-            hint="leave it out where all nodes are joined alike",
+            hint="leave it out where all nodes are connected the same way",
         )
     return nodes_per_pod if nodes_per_pod < cluster.num_nodes else None
 

@@ -24,7 +24,7 @@ from paro_advise.advisor.prediction.constants import (
 )
 from paro_advise.advisor.prediction.decision import Field, choice_of, decide, median_us
 from paro_advise.advisor.prediction.scoring import Limits, Scored, score
-from paro_advise.advisor.prediction.step_replay import floor_us, measured_links, step_us, stretch
+from paro_advise.advisor.prediction.step_replay import floor_us, measured_links, slowdown, step_us
 from paro_advise.advisor.prediction.what_if import Basis, budget_steps, ho_ring_gain, on_more_nodes, sensitivities
 from paro_advise.policies.plan import Plan, Verdict, with_id
 from paro_advise.policies.strategy import Collectives
@@ -111,7 +111,7 @@ class _Predictor:
             return estimate.value * np.exp(self.generator.normal(0.0, estimate.sigma, NUM_DRAWS))
 
         drawn = {name: draw(getattr(self.calibration, name)) for name in LINK_QUANTITIES}
-        return Links(**drawn, stretch=stretch(self.calibration))
+        return Links(**drawn, slowdown=slowdown(self.calibration))
 
     def replay_error_pct(self) -> float:
         """Return how far the replay of the run as it is misses its measured step."""

@@ -24,7 +24,7 @@ from paro_advise.advisor.prediction.constants import (
     HO_RING_RANKS,
     HO_RING_WAITS,
     PENDING_REDUCTIONS,
-    STRETCH_RANGE,
+    SLOWDOWN_RANGE,
 )
 from paro_advise.core.framework import Framework
 from paro_advise.policies.collective_cost import Algorithm, Draws, Effort, larger, smaller
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 def measured_links(calibration: Calibration) -> Links:
-    """Return the links of a run, without doubt."""
-    return Links(**{name: getattr(calibration, name).value for name in LINK_QUANTITIES}, stretch=stretch(calibration))
+    """Return the links of a run, without uncertainty."""
+    return Links(**{name: getattr(calibration, name).value for name in LINK_QUANTITIES}, slowdown=slowdown(calibration))
 
 
 def collectives_us(calibration: Calibration) -> float:
@@ -45,7 +45,7 @@ def collectives_us(calibration: Calibration) -> float:
     return float(_Step(calibration, baseline_candidate(calibration), links).collectives_us())
 
 
-def stretch(calibration: Calibration) -> float:
+def slowdown(calibration: Calibration) -> float:
     """Return how much longer the run's transfers took than its best ones of each size, which links are.
 
     Contention and jitter are not in latency and bandwidth; what slowed the run will slow others too.
@@ -53,7 +53,7 @@ def stretch(calibration: Calibration) -> float:
     if not calibration.transfer_us:
         return 1.0
     modelled = collectives_us(replace(calibration, wait_us=0.0))
-    return min(max(calibration.transfer_us / modelled, STRETCH_RANGE[0]), STRETCH_RANGE[1]) if modelled else 1.0
+    return min(max(calibration.transfer_us / modelled, SLOWDOWN_RANGE[0]), SLOWDOWN_RANGE[1]) if modelled else 1.0
 
 
 def floor_us(calibration: Calibration, candidate: Candidate) -> float:
@@ -112,7 +112,7 @@ class _Step:
             native and calibration.native_reduce_scatter_is_all_reduce,
         )
         had_ring = calibration.framework == Framework.RUNTIME
-        used = replace(links, stretch=1.0) if had_ring == native else links
+        used = replace(links, slowdown=1.0) if had_ring == native else links
         self._waits, self._copies = (1.0, 1.0) if had_ring != native else (HO_RING_WAITS, HO_RING_COPIES)
         if native and had_ring:
             self._waits, self._copies = 1 / self._waits, 1 / self._copies
@@ -273,7 +273,7 @@ def _inside_nodes(effort: Effort) -> Effort:
 
 
 def _lateness(size: int, measured_size: int) -> float:
-    """Return how long the last of some ranks lets wait, against that of the measured group.
+    """Return the wait imposed by the slowest rank of a group, as a share of that in the measured group.
 
     The largest of p equal normal deviates is about sqrt(2 ln p) deviations late.
     """

@@ -187,7 +187,7 @@ def ho_ring_gain(calibration: Calibration, chosen: Candidate) -> HoRingGain | No
     shape = (calibration.num_nodes, calibration.ranks_per_node)
     flat = effort_of(Algorithm.RING, Op.ALL_GATHER, largest, *shape)
     ring = effort_of(Algorithm.HO_RING, Op.ALL_GATHER, largest, *shape)
-    plain = replace(links, stretch=1.0)
+    plain = replace(links, slowdown=1.0)
     apart = replace(ring, overlapped_rounds=0)
     native = replace(
         chosen, collectives=Collectives.NATIVE, overlaps_reductions=calibration.is_gpu, separate_queues=False

@@ -1,4 +1,4 @@
-"""Names the ranks that others wait for, and why they are late."""
+"""Finds stragglers, and why they are slow."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def find_stragglers(aligned: AlignedRun | None, run: Run) -> list[Straggler]:
         .agg(
             pl.col("step_label").first(),
             pl.col("rank").last().alias("late"),
-            # What the late rank alone costs: up to the next to last arrival nobody could start.
+            # What the straggler alone costs, against a typical arrival.
             (pl.col("arrival_us").last() - pl.col("arrival_us").median()).alias("cost_us"),
         )
     )

@@ -57,7 +57,7 @@ def render_report(
         case_text=analysis.verdict.case_text,
         figures=_figures(analysis),
         state_chart=_state_chart(analysis),
-        state_legend=[("exposed", "exposed"), ("hidden", "hidden behind compute")],
+        state_legend=[("exposed", "exposed"), ("hidden", "overlapped with compute")],
         state_table=_state_table(analysis),
         state_reasons=[
             (name, analysis.states[name].regime.replace("_", " "), analysis.states[name].text)
@@ -84,7 +84,7 @@ def render_report(
 
 
 def confidence(analysis: Analysis) -> str:
-    """Say in one sentence how much the verdict rests on."""
+    """Say in one sentence what the verdict is based on."""
     run = analysis.run
     if not analysis.ranks:
         return "Logs and dumps only: record torch profiler traces of the same run to see where a step goes."
@@ -92,7 +92,7 @@ def confidence(analysis: Analysis) -> str:
     text = f"Seen: {len(run.ranks)}{of} ranks, {run.num_steps} step{'s' if run.num_steps != 1 else ''} each."
     shares = {name: entry.evidence for name, entry in analysis.states.items() if entry.count and name in _STATES[:3]}
     if shares:
-        text += " Attribution rests on " + ", ".join(f"{kind} ({name})" for name, kind in shares.items()) + "."
+        text += " Attributed by " + ", ".join(f"{kind} ({name})" for name, kind in shares.items()) + "."
     unknown = analysis.states["unknown"]
     total = sum(entry.total_us or 0.0 for entry in analysis.states.values())
     if unknown.total_us and total:
@@ -117,7 +117,7 @@ def _figures(analysis: Analysis) -> list[dict[str, str]]:
         ("compute, mean", time_text(parts.compute)),
         ("exposed communication, mean", time_text(parts.exposed_communication)),
         ("idle, mean", time_text(parts.idle)),
-        ("communication hidden", share_text(analysis.efficiency.overlap_share)),
+        ("communication overlapped", share_text(analysis.efficiency.overlap_share)),
         ("inter-node links busy", share_text(analysis.efficiency.inter_node_busy_share)),
     ]
     if analysis.efficiency.mfu is not None:
@@ -131,7 +131,7 @@ def _state_chart(analysis: Analysis) -> Markup:
             label=name,
             segments=(
                 Segment(kind="exposed", value_us=entry.exposed_us or 0.0, name="exposed"),
-                Segment(kind="hidden", value_us=entry.hidden_us or 0.0, name="hidden"),
+                Segment(kind="hidden", value_us=entry.hidden_us or 0.0, name="overlapped"),
             ),
         )
         for name, entry in analysis.states.items()
@@ -139,7 +139,7 @@ def _state_chart(analysis: Analysis) -> Markup:
     ]
     bars.sort(key=lambda bar: _STATES.index(bar.label))
     title = f"{analysis.verdict.limiting_state or 'No state'} is exposed longest"
-    return stacked_bars("chart-states", title, "Exposed and hidden communication per state and step", bars)
+    return stacked_bars("chart-states", title, "Exposed and overlapped communication per state and step", bars)
 
 
 def _state_table(analysis: Analysis) -> Table:
@@ -170,7 +170,7 @@ def _state_table(analysis: Analysis) -> Table:
         "calls #",
         "bytes #",
         "exposed #",
-        "hidden #",
+        "overlapped #",
         "transfer #",
         "wait #",
         "evidence",
@@ -283,7 +283,7 @@ def _rank_table(analysis: Analysis) -> Table:
         "idle #",
         "waiting #",
     )
-    return make_table("table-ranks", "Means over steps; waiting counts hidden and exposed", names, rows)
+    return make_table("table-ranks", "Means over steps; waiting counts overlapped and exposed", names, rows)
 
 
 def _findings_table(analysis: Analysis) -> Table:
@@ -301,7 +301,7 @@ def _findings_table(analysis: Analysis) -> Table:
     ]
     return make_table(
         "table-findings",
-        "Each with what it rests on; savings overlap and do not add up. `paro-advise explain CODE` tells more",
+        "Savings overlap and do not add up. `paro-advise explain CODE` tells more",
         ("code", "status", "finding", "can save #"),
         rows,
     )

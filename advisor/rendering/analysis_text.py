@@ -9,7 +9,7 @@ import click
 from paro_advise.advisor.analysis.findings import APPLIES, NOT_JUDGED
 from paro_advise.advisor.rendering.analysis_page import confidence
 from paro_advise.advisor.wording.escaping import plain
-from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, share_text, time_text
+from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, plural, share_text, time_text
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
@@ -34,7 +34,8 @@ def _run_lines(analysis: Analysis) -> list[str]:
     group = f", groups of {strategy.group_size}" if strategy.group_size else ""
     rest = f" ({strategy.triple_at_rest} at rest)" if strategy.triple_at_rest != strategy.triple else ""
     node = f"{run.gpus_per_node} per node ({run.gpus_per_node_source})" if run.gpus_per_node else "nodes unknown"
-    steps = f"{run.micro_batches or '?'} micro-batch(es), {count_text(run.parameter_count)} parameters"
+    passes = plural(run.micro_batches, "micro-batch", "micro-batches") if run.micro_batches else "? micro-batches"
+    steps = f"{passes}, {count_text(run.parameter_count)} parameters"
     lines = [
         f"run        {plain(run.framework)}, strategy {strategy.triple or 'unknown'}{rest}{group}, {steps}",
         f"ranks      {len(run.ranks)} of {run.world_size or '?'} seen, {node}",
@@ -47,7 +48,7 @@ def _run_lines(analysis: Analysis) -> list[str]:
         )
     efficiency = analysis.efficiency
     shares = [
-        (efficiency.overlap_share, "of communication hidden"),
+        (efficiency.overlap_share, "of communication overlapped"),
         (efficiency.inter_node_busy_share, "of the step inter-node links are busy"),
         (efficiency.mfu, "MFU"),
     ]
@@ -58,7 +59,7 @@ def _run_lines(analysis: Analysis) -> list[str]:
 
 
 def _state_lines(analysis: Analysis) -> list[str]:
-    heads = "".join(f"{name:>10}" for name in ("bytes", "exposed", "hidden", "transfer", "wait"))
+    heads = "".join(f"{name:>10}" for name in ("bytes", "exposed", "overlap", "transfer", "wait"))
     lines = [f"{'state':<10} {'calls':>7}{heads}  {'regime':<16} evidence"]
     for name in _STATES:
         entry = analysis.states[name]

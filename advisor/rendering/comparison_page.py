@@ -65,7 +65,7 @@ def render_comparison(comparison: Comparison, timelines: Timelines, provenance: 
         predicted_table=_predicted_table(comparison),
         metric_table=_metric_table(comparison),
         state_chart=_state_chart(before, after),
-        state_legend=[("exposed", "exposed"), ("hidden", "hidden behind compute")],
+        state_legend=[("exposed", "exposed"), ("hidden", "overlapped with compute")],
         timeline_charts=_timelines(timelines),
         timeline_legend=[
             (f"s-{lane}", text)
@@ -99,7 +99,7 @@ def _confidence(comparison: Comparison) -> str:
         profiled = "" if side.steps_source == "unprofiled" else ", slowed by the profiler"
         ranks = f"{len(side.run.ranks)} of {side.run.world_size or '?'} ranks traced"
         parts.append(f"{name}: {side.num_steps} steps{profiled}, {ranks}")
-    text = "Rests on " + "; ".join(parts) + "."
+    text = "Based on " + "; ".join(parts) + "."
     if comparison.unlike:
         text += " The runs differ: " + "; ".join(comparison.unlike) + "."
     return text
@@ -143,7 +143,7 @@ def _state_chart(before: Side, after: Side) -> Markup:
                     label=f"{state} {name}"[-18:],
                     segments=(
                         Segment(kind="exposed", value_us=(entry.exposed_us or 0.0) if entry else 0.0, name="exposed"),
-                        Segment(kind="hidden", value_us=(entry.hidden_us or 0.0) if entry else 0.0, name="hidden"),
+                        Segment(kind="hidden", value_us=(entry.hidden_us or 0.0) if entry else 0.0, name="overlapped"),
                     ),
                 )
             )
@@ -278,14 +278,14 @@ def _parity_text(comparison: Comparison) -> str:
     text = f"Losses of {parity.num_steps} steps differ by at most {parity.loss_max_pct:.2g} %"
     if parity.num_diverged_before or parity.num_diverged_after:
         counts = f"{parity.num_diverged_before} steps before and {parity.num_diverged_after} after"
-        text = f"The loss of {counts} is no number. " + text
+        text = f"The loss of {counts} is NaN or infinite. " + text
     if parity.gradient_norm_max_pct is not None:
         text += f", gradient norms by at most {parity.gradient_norm_max_pct:.2g} %"
     return text + "."
 
 
 def _evidence(comparison: Comparison) -> list[tuple[str, str]]:
-    """Return what the decision rests on: the regime of each state before."""
+    """Return what the decision is based on: the regime of each state before."""
     return [
         (f"{state}: {entry.regime.replace('_', ' ')}", entry.text)
         for state in _STATES
@@ -294,7 +294,7 @@ def _evidence(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def _acceptance_table(comparison: Comparison) -> Table:
-    words = {True: ("pass", "v-pass"), False: ("fail", "v-fail"), None: ("not judged", "")}
+    words = {True: ("pass", "v-pass"), False: ("fail", "v-fail"), None: ("not evaluated", "")}
     rows = []
     for item in comparison.acceptance:
         word, css = words[item.passed]
@@ -310,7 +310,7 @@ def _acceptance_table(comparison: Comparison) -> Table:
             )
         )
     names = ("criterion", "limit #", "measured #", "result", "note")
-    return make_table("table-acceptance", "Whether the change may stay", names, rows)
+    return make_table("table-acceptance", "Acceptance checks", names, rows)
 
 
 def _saved(comparison: Comparison) -> str:
@@ -321,8 +321,7 @@ def _saved(comparison: Comparison) -> str:
         return ""
     hours = 24 * world * (1 - other / one)
     return (
-        f"The work of a day now takes {hours:.3g} device hours less: 24 h x {world} devices x "
-        f"(1 - {time_text(other)} / {time_text(one)})."
+        f"Saves {hours:.3g} device-hours per day: 24 h x {world} devices x (1 - {time_text(other)} / {time_text(one)})."
     )
 
 

@@ -10,7 +10,7 @@ from paro_advise.advisor.wording.quantities import bytes_text, share_text, time_
 if TYPE_CHECKING:
     from paro_advise.advisor.comparison.model import Comparison, Criterion, Metric
 
-_PASSED = {True: "pass", False: "FAIL", None: "not judged"}
+_PASSED = {True: "pass", False: "FAIL", None: "not evaluated"}
 
 
 def value_text(value: float | None, unit: str) -> str:
@@ -67,7 +67,7 @@ def comparison_text(comparison: Comparison) -> str:
         lines += ["", f"losses of {parity.num_steps} steps differ by at most {loss}, gradient norms by {norm}"]
     if comparison.parity and (comparison.parity.num_diverged_before or comparison.parity.num_diverged_after):
         counts = f"{comparison.parity.num_diverged_before} steps before, {comparison.parity.num_diverged_after} after"
-        lines.append(f"a loss or gradient norm is no number in {counts}")
+        lines.append(f"a loss or gradient norm is NaN or infinite in {counts}")
     lines += ["", "acceptance"]
     lines += [
         f"  {_PASSED[item.passed]:<11}{item.criterion}: {threshold_text(item)} ({item.text})"

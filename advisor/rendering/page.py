@@ -1,4 +1,4 @@
-"""What every page of ours is made of: tables, the data block, the frame around them."""
+"""What every page is made of: tables, the embedded data, the frame around them."""
 
 from __future__ import annotations
 

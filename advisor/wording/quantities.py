@@ -24,10 +24,15 @@ def bytes_text(value: float | None) -> str:
     """Return a size in binary units (1024), "unknown" for None."""
     if value is None:
         return "unknown"
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if abs(value) >= size:
             return f"{value / size:.3g} {unit}"
     return f"{value:.0f} B"
+
+
+def plural(count: int, noun: str, nouns: str = "") -> str:
+    """Return a count with its noun: "1 step", "2 steps"."""
+    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
 
 
 def share_text(value: float | None) -> str:

@@ -106,7 +106,7 @@ class Rendered:
         text: the file, the code or the flags.
         suffix: of a file that would hold it.
         min_version: the oldest version that understands it.
-        caveats: what really happens where it is no exact expression, and what to check.
+        caveats: what really happens where it is not an exact expression, and what to check.
     """
 
     text: str

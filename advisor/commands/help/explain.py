@@ -10,7 +10,7 @@ from paro_advise.errors import UsageError
 @click.command("explain", short_help="Say what a finding, note or error code means.")
 @click.argument("code", required=False)
 def command(code: str | None) -> None:
-    """Say what CODE means, what it rests on and what to do; without CODE, list all.
+    """Say what CODE means, what it is based on and what to do; without CODE, list all.
 
     \b
     Example:

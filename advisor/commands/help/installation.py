@@ -19,16 +19,16 @@ class Check:
     help: str
 
 
-_PACKAGES = (
-    ("polars", "pip install paro-advise"),
-    ("msgspec", "pip install paro-advise"),
-    ("numpy", "pip install paro-advise"),
-    ("click", "pip install paro-advise"),
-    ("jinja2", "pip install paro-advise"),
-    ("isal", "reads gzip faster: pip install 'paro-advise[fast]'"),
-    ("zstandard", "reads .zst: pip install 'paro-advise[fast]'"),
-    ("torch", "make demo and the lab: pip install 'paro-advise[runtime]'"),
-    ("HolisticTraceAnalysis", "analyze --with-hta: pip install 'paro-advise[hta]'"),
+_CORE = ("polars", "msgspec", "numpy", "click", "jinja2")
+# Optional packages: what needs them, and the extra that installs them.
+_OPTIONAL = (
+    ("isal", "reads gzip faster", "fast"),
+    ("zstandard", "reads .zst files", "fast"),
+    ("torch", "capture, run, switch, demo and the lab", "runtime"),
+    ("HolisticTraceAnalysis", "analyze --with-hta", "hta"),
+    ("libcst", "apply to Python scripts", "apply"),
+    ("ruamel.yaml", "apply to YAML files", "apply"),
+    ("tomlkit", "apply to TOML files", "apply"),
 )
 
 
@@ -44,11 +44,16 @@ def check_installation() -> list[Check]:
         ),
         Check(name="platform", ok=True, found=platform.platform(terse=True), help=""),
     ]
-    for package, hint in _PACKAGES:
-        found = _version(package)
-        checks.append(Check(name=package, ok=found is not None, found=found or "not installed", help=hint))
-    checks += [_pandas(), _cache()]
-    return checks
+    checks += [_package(name, "pip install paro-advise") for name in _CORE]
+    checks += [_package(name, f"{use}: pip install 'paro-advise[{extra}]'") for name, use, extra in _OPTIONAL]
+    if _version("HolisticTraceAnalysis") is not None:
+        checks.append(_pandas())
+    return [*checks, _cache()]
+
+
+def _package(name: str, help_text: str) -> Check:
+    found = _version(name)
+    return Check(name=name, ok=found is not None, found=found or "not installed", help=help_text)
 
 
 def _version(package: str) -> str | None:
@@ -60,13 +65,11 @@ def _version(package: str) -> str | None:
 
 def _pandas() -> Check:
     found = _version("pandas")
-    needed = _version("HolisticTraceAnalysis") is not None
-    ok = not needed or (found is not None and int(found.split(".")[0]) < 3)
     return Check(
         name="pandas",
-        ok=ok,
+        ok=found is not None and int(found.split(".")[0]) < 3,
         found=found or "not installed",
-        help="HolisticTraceAnalysis 0.5.0 fails on pandas 3",
+        help="HolisticTraceAnalysis 0.5.0 needs pandas 2 and fails on pandas 3: pip install 'pandas<3'",
     )
 
 

@@ -25,11 +25,11 @@ _TIMEOUT_S = 600.0
 
 @click.command("demo", short_help="The whole loop on this machine: capture, recommend, run, compare.")
 @click.option("-o", "--output", "folder", default="paro-demo", show_default=True, metavar="DIR", help="Output folder.")
-@click.option("--script", metavar="FILE", help="A training script.  [default: examples/train.py of a clone]")
+@click.option("--script", metavar="FILE", help="A training script.  [default: a small transformer]")
 @click.option("--force", is_flag=True, help="Replace an earlier demo.")
 def command(*, folder: str, script: str | None, force: bool) -> int:
     """Train a small transformer with FSDP2 on an emulated cluster of 4 nodes, find out what limits it, run the
-    unchanged script under the proposed plan, and compare.
+    unchanged script under the recommended plan, and compare.
 
     Takes some minutes on two cores. The ports of the nodes are limited to 400 Mbit/s where the machine allows
     it; where it does not, everything goes over loopback, and it is said.
@@ -87,15 +87,10 @@ def _budget() -> str:
 
 
 def _example() -> Path:
-    from paro_advise.runtime.job import INJECTED
+    """Return the training script that ships with the package."""
+    from paro_advise.runtime import lab
 
-    path = INJECTED.parents[2] / "examples" / "train.py"
-    if not path.is_file():
-        raise TrainingError(
-            "the demo trains examples/train.py of a clone, which is not here",
-            hint="pass --script with a script that takes its options, or run it in a clone",
-        )
-    return path
+    return Path(lab.__file__).parent / "train.py"
 
 
 def _train(lab: Lab, script: Path, traces: Path, environment: Mapping[str, str]) -> None:

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 @click.option("--skip-steps", type=click.IntRange(0), default=0, show_default=True, help="Warm-up steps to leave out.")
 @click.option("--tokens-per-step", type=click.IntRange(1), help="Tokens of all ranks in a step, for MFU.")
 @click.option("--peak-tflops", type=click.FloatRange(0, 1e6, min_open=True), help="Dense peak of one device, for MFU.")
-@click.option("--with-hta", is_flag=True, help="Add HolisticTraceAnalysis' figures and ours in its rules.")
+@click.option(
+    "--with-hta", is_flag=True, help="Add HolisticTraceAnalysis' figures, and the same computed here by its rules."
+)
 @click.option("--jobs", type=click.IntRange(1), help="Processes that read files.  [default: all cores]")
 @click.option("--cache/--no-cache", "use_cache", default=True, show_default=True, help="Keep facts of files read.")
 @click.option("-q", "--quiet", is_flag=True, help="Suppress progress messages.")

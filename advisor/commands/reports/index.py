@@ -66,12 +66,12 @@ def _named(path: Path) -> str:
 
 
 def _is_small(path: Path) -> bool:
-    """Tell whether a path is a file that could be one of ours; traces are larger."""
+    """Tell whether a path is a file that could be a result; traces are larger."""
     return path.is_file() and path.stat().st_size <= _MAX_BYTES
 
 
 def _entry(path: Path, root: Path) -> Entry | None:
-    """Return what a file holds, None if it is no comparison."""
+    """Return what a file holds, None if it is not a comparison."""
     from paro_advise.advisor.comparison.model import FORMAT, comparison_from_json
     from paro_advise.advisor.rendering.index_page import Entry
     from paro_advise.core.documents import document_bytes

@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 
-@click.command("show", short_help="Print what a report or JSON file of ours holds.")
+@click.command("show", short_help="Print what a report or a paro-advise JSON file holds.")
 @click.argument("path", metavar="REPORT")
 @click.option("--json", "json_target", metavar="FILE", help="Write it as JSON; - for stdout.")
 @click.option("--force", is_flag=True, help="Replace an output file that exists.")
 def command(*, path: str, json_target: str | None, force: bool) -> None:
-    """Print the analysis or comparison in REPORT, an HTML report or a JSON of ours.
+    """Print the analysis or comparison in REPORT, an HTML report or a paro-advise JSON file.
 
     \b
     Example:
