@@ -48,7 +48,7 @@ class ParoAdviseError(Exception):
         where: the file or option concerned, or None.
         hint: the next step for the user, or None.
         code: stable identifier, the argument of ``paro-advise explain``.
-        exit_code: the process exit code (reference: formats, exit codes).
+        exit_code: the process exit code (docs/formats.md, exit codes).
     """
 
     code = "E100"

@@ -59,7 +59,7 @@ def state_bytes(
     trainable: float | None = None,
     widths: Widths = MIXED_PRECISION_ADAM,
 ) -> StateBytes:
-    """Return the bytes of the model states on one rank (reference strategies, section 3).
+    """Return the bytes of the model states on one rank (docs/strategies.md, memory).
 
     Args:
         strategy: the triple.

@@ -1,6 +1,6 @@
 """Bytes and messages that a strategy moves, as integer coefficients.
 
-Units (reference strategies 2.3): with m ranks a group, g groups and N = m * g ranks, one intra
+Units (docs/strategies.md, traffic): with m ranks a group, g groups and N = m * g ranks, one intra
 unit on a tensor of V bytes makes every rank send V * (m-1)/m inside its group in m-1 ring rounds;
 one inter unit V * (g-1)/N across groups in g-1 rounds. A world all-gather or reduce-scatter is
 one of each, an all-reduce two of the respective unit.
@@ -11,10 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paro_advise.core.collective import Op
 from paro_advise.errors import UsageError
-from paro_advise.policies.strategy import Level
+from paro_advise.policies.procedure import Scope, procedure_of
 
 if TYPE_CHECKING:
+    from paro_advise.policies.procedure import Hops
     from paro_advise.policies.strategy import Strategy
 
 
@@ -29,31 +31,18 @@ class Units:
         return Units(intra=self.intra + other.intra, inter=self.inter + other.inter)
 
 
-NOTHING = Units(intra=0, inter=0)
+# Each gathers the parameters once per micro-batch: forward and backward.
+_GATHERS_PER_MICRO_BATCH = 2
 
-# Forward and backward each gather the parameters.
-_GATHER = {Level.N: NOTHING, Level.I: Units(intra=2, inter=0), Level.G: Units(intra=2, inter=2)}
-_REDUCE = {Level.N: NOTHING, Level.I: Units(intra=1, inter=0), Level.G: Units(intra=1, inter=1)}
 
-# From the gradient's level to the optimizer's, fully reduced (reference strategies 2.2, step 4).
-_GRADIENT_SYNC = {
-    (Level.N, Level.N): Units(intra=2, inter=2),  # world all-reduce
-    (Level.N, Level.I): Units(intra=1, inter=2),  # intra reduce-scatter, inter all-reduce
-    (Level.N, Level.G): Units(intra=1, inter=1),  # world reduce-scatter
-    (Level.I, Level.N): Units(intra=1, inter=2),  # inter all-reduce, intra all-gather
-    (Level.I, Level.I): Units(intra=0, inter=2),  # inter all-reduce
-    (Level.I, Level.G): Units(intra=0, inter=1),  # inter reduce-scatter
-    (Level.G, Level.N): Units(intra=1, inter=1),  # world all-gather
-    (Level.G, Level.I): Units(intra=0, inter=1),  # inter all-gather
-    (Level.G, Level.G): NOTHING,
-}
-
-# From the optimizer's level to the parameter's, updated parameters (step 6).
-_PARAMETER_SYNC = {
-    (Level.I, Level.N): Units(intra=1, inter=0),
-    (Level.G, Level.N): Units(intra=1, inter=1),
-    (Level.G, Level.I): Units(intra=0, inter=1),
-}
+def hop_units(hops: Hops) -> Units:
+    """Return the units of collectives: an all-reduce takes two, one over all ranks takes both kinds."""
+    intra = inter = 0
+    for hop in hops:
+        times = 2 if hop.op == Op.ALL_REDUCE else 1
+        intra += times * (hop.scope != Scope.ACROSS)
+        inter += times * (hop.scope != Scope.INSIDE)
+    return Units(intra=intra, inter=inter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +63,13 @@ class Coefficients:
 
 
 def coefficients(strategy: Strategy) -> Coefficients:
-    """Return the coefficients of a strategy (reference strategies, section 3)."""
+    """Return the coefficients of a strategy (docs/strategies.md, traffic)."""
+    procedure = procedure_of(strategy)
     return Coefficients(
-        parameter_per_micro_batch=_GATHER[strategy.parameter],
-        gradient_per_micro_batch=_REDUCE[strategy.gradient],
-        gradient_sync_per_step=_GRADIENT_SYNC[strategy.gradient, strategy.optimizer],
-        parameter_sync_per_step=_PARAMETER_SYNC.get((strategy.optimizer, strategy.parameter), NOTHING),
+        parameter_per_micro_batch=hop_units(procedure.gather * _GATHERS_PER_MICRO_BATCH),
+        gradient_per_micro_batch=hop_units(procedure.reduce),
+        gradient_sync_per_step=hop_units(procedure.synchronise),
+        parameter_sync_per_step=hop_units(procedure.publish),
     )
 
 

@@ -24,7 +24,7 @@ from paro_advise.advisor.ranks.topology import find_topology
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paro_advise.advisor.analysis.options import Options
+    from paro_advise.advisor.analysis.model import Options
     from paro_advise.advisor.facts.capture_log import Captured
     from paro_advise.advisor.facts.model import RankFacts
     from paro_advise.trace_parsers.notice import Notice

@@ -11,7 +11,7 @@ from paro_advise.advisor.analysis.model import Efficiency
 from paro_advise.advisor.facts.intervals import Intervals
 
 if TYPE_CHECKING:
-    from paro_advise.advisor.analysis.options import Options
+    from paro_advise.advisor.analysis.model import Options
     from paro_advise.advisor.ranks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
 

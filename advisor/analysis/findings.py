@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.analysis.constants import FINDING_SHARE
 from paro_advise.advisor.analysis.model import FindingEntry
 from paro_advise.advisor.wording.quantities import time_text
 
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 APPLIES = "applies"
 DOES_NOT_APPLY = "does not apply"
 NOT_JUDGED = "could not be judged"
-
-_MIN_SHARE = 0.02
 
 
 def findings(analysis: Analysis) -> list[FindingEntry]:
@@ -53,7 +52,7 @@ def _exposed_state(analysis: Analysis, state: str, code: str) -> FindingEntry:
         return _no_times(code)
     entry = analysis.states[state]
     exposed = entry.exposed_us or 0.0
-    if exposed >= _MIN_SHARE * step:
+    if exposed >= FINDING_SHARE * step:
         return _finding(code, APPLIES, f"{state} communication is exposed: {entry.text}", exposed)
     return _finding(code, DOES_NOT_APPLY, f"{state} communication: {entry.text}")
 
@@ -89,7 +88,7 @@ def _late_gathers(analysis: Analysis) -> FindingEntry:
     exposed = sum(entry.exposed_us or 0.0 for entry in late)
     if not analysis.run.framework.is_fsdp or not gathers:
         return _finding(code, DOES_NOT_APPLY, "no FSDP all-gathers")
-    if exposed >= _MIN_SHARE * _step(analysis):
+    if exposed >= FINDING_SHARE * _step(analysis):
         return _finding(
             code,
             APPLIES,
@@ -153,7 +152,7 @@ def _unattributed(analysis: Analysis) -> FindingEntry:
         return _no_times(code)
     total = sum(entry.total_us or 0.0 for entry in analysis.states.values())
     unknown = analysis.states["unknown"].total_us or 0.0
-    if total and unknown >= _MIN_SHARE * total:
+    if total and unknown >= FINDING_SHARE * total:
         return _finding(code, APPLIES, f"{unknown / total:.0%} of the communication time has no known purpose: record "
                         "CPU activities, with_stack=True for DeepSpeed and Megatron")  # fmt: skip
     return _finding(code, DOES_NOT_APPLY, "all communication has a known purpose")

@@ -6,6 +6,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.analysis.constants import (
+    CONTENTION_RATIO,
+    CONTENTION_SHARE,
+    HIDDEN_SHARE,
+    LATENCY_SHARE,
+    WAIT_SHARE,
+)
 from paro_advise.advisor.wording.quantities import time_text
 
 if TYPE_CHECKING:
@@ -27,11 +34,6 @@ class Regime(StrEnum):
     HOST_BOUND = "host_bound"  # verdict only
 
 
-HIDDEN_SHARE = 0.02  # reference: formats, regime of a state
-_WAIT_SHARE = 0.5
-_LATENCY_SHARE = 0.5  # reference: prediction section 3.7
-_CONTENTION_RATIO = 1.3
-_CONTENTION_SHARE = 0.5
 UNSEEN = "a rank without a trace is slow"
 
 
@@ -84,20 +86,20 @@ def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> J
     if share < HIDDEN_SHARE:
         return Judgement(regime=Regime.HIDDEN, text=f"{exposed}: overlapped with compute or negligible")
     wait_share = evidence.wait_us / evidence.total_us if evidence.wait_us is not None and evidence.total_us else None
-    if wait_share is not None and wait_share > _WAIT_SHARE:
+    if wait_share is not None and wait_share > WAIT_SHARE:
         return Judgement(
             regime=Regime.STRAGGLER,
             text=f"{exposed}; {wait_share:.0%} of it is waiting for a straggler, not transfer",
         )
     or_unseen = "" if evidence.sees_all_ranks else f" (or {UNSEEN})"
-    if evidence.alpha_share is not None and evidence.alpha_share > _LATENCY_SHARE:
+    if evidence.alpha_share is not None and evidence.alpha_share > LATENCY_SHARE:
         return Judgement(
             regime=Regime.LATENCY,
             text=f"{exposed}; {evidence.alpha_share:.0%} of the transfer is latency of "
             f"{evidence.count:.0f} calls a step{or_unseen}",
         )
     slowdown = evidence.overlapped_slowdown
-    if slowdown is not None and slowdown > _CONTENTION_RATIO and evidence.overlapped_share > _CONTENTION_SHARE:
+    if slowdown is not None and slowdown > CONTENTION_RATIO and evidence.overlapped_share > CONTENTION_SHARE:
         return Judgement(
             regime=Regime.CONTENTION,
             text=f"{exposed}; transfers are {slowdown:.2f}x slower while something computes",

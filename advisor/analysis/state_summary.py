@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paro_advise.advisor.analysis.constants import EVIDENCE_SHARE
 from paro_advise.advisor.analysis.model import StateEntry
 from paro_advise.advisor.analysis.regimes import Regime, StateEvidence, judge_state
 from paro_advise.advisor.facts.evidence import EVIDENCE_ORDER, Evidence
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from paro_advise.advisor.ranks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.link_fit import Link
     from paro_advise.advisor.ranks.run import Run
-
-_EVIDENCE_SHARE = 0.05  # reference: formats, evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +163,7 @@ def _weakest(rows: pl.DataFrame) -> Evidence:
     total = sum(times.values())
     weakest = Evidence.NONE if not times else EVIDENCE_ORDER[0]
     for evidence in EVIDENCE_ORDER:
-        if times.get(evidence.value, 0.0) > _EVIDENCE_SHARE * total:
+        if times.get(evidence.value, 0.0) > EVIDENCE_SHARE * total:
             weakest = evidence
     return weakest
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from paro_advise.advisor.analysis.constants import MAX_COLLECTIVE_KINDS, MAX_REMARKS
 from paro_advise.advisor.analysis.log_inputs import log_collectives
 from paro_advise.advisor.analysis.model import (
     Breakdown,
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from paro_advise.advisor.ranks.topology import Topology
 
 _T = TypeVar("_T")
-# Bounds of the JSON: kinds of collectives, and remarks of the inputs about themselves.
-_MAX_KINDS = 240
-_MAX_REMARKS = 200
 
 
 def step_time(run: Run) -> StepTime:
@@ -77,7 +75,7 @@ def collective_entries(aligned: AlignedRun | None, run: Run) -> tuple[Collective
             pl.col("exposed_us").sum(),
         )
         .sort(["exposed_us", *keys], descending=[True] + [False] * len(keys), nulls_last=True)
-        .head(_MAX_KINDS)
+        .head(MAX_COLLECTIVE_KINDS)
     )
     return tuple(
         CollectiveEntry(
@@ -182,4 +180,4 @@ def _remarks(run: Run) -> dict[str, str]:
                 "parameters": str(stated.parameters),
             }
         merged = said | merged
-    return dict(sorted(merged.items())[:_MAX_REMARKS])
+    return dict(sorted(merged.items())[:MAX_REMARKS])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.analysis.constants import COMPUTE_SHARE, HOST_IDLE_SHARE
 from paro_advise.advisor.analysis.log_inputs import log_verdict
 from paro_advise.advisor.analysis.model import VerdictEntry
 from paro_advise.advisor.analysis.regimes import UNSEEN, Regime, Verdict
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from paro_advise.advisor.ranks.stragglers import Straggler
     from paro_advise.advisor.ranks.topology import Topology
     from paro_advise.core.model_state import State
-
-_HOST_IDLE_SHARE = 0.2
-_COMPUTE_SHARE = 0.05
 
 
 def verdict_entry(
@@ -127,14 +125,14 @@ def judge_step(evidence: StepEvidence) -> Verdict:
     comm, idle, compute = (value / step for value in (evidence.exposed_us, evidence.idle_us, evidence.compute_us))
     split = f"compute {compute:.0%}, exposed communication {comm:.0%}, idle {idle:.0%} of {time_text(step)}"
     state = max(evidence.exposed_by_state, key=lambda key: evidence.exposed_by_state[key], default=None)
-    if idle > _HOST_IDLE_SHARE and idle > comm:
+    if idle > HOST_IDLE_SHARE and idle > comm:
         return Verdict(
             regime=Regime.HOST_BOUND,
             limiting_state=None,
             text=f"Host bound: the devices wait for work ({split}). Sharding will not help.",
             case="",
         )
-    if comm < _COMPUTE_SHARE or state is None:
+    if comm < COMPUTE_SHARE or state is None:
         return Verdict(
             regime=Regime.COMPUTE_BOUND,
             limiting_state=None,

@@ -10,8 +10,7 @@ from paro_advise.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paro_advise.advisor.analysis.model import Analysis
-    from paro_advise.advisor.analysis.options import Options
+    from paro_advise.advisor.analysis.model import Analysis, Options
     from paro_advise.advisor.facts.inputs import Commentary
     from paro_advise.advisor.facts.reading import ReadInputs
 

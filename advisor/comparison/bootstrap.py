@@ -15,18 +15,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paro_advise.advisor.comparison.constants import (
+    EXTREME_SIGMAS,
+    MAX_STEP_CORRELATION,
+    MIN_SAMPLES,
+    NUM_RESAMPLES,
+    SIGNIFICANT_SIGMAS,
+    TAIL_SHARE,
+    TRIM_SHARE,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-_DRAWS = 2_000
-_TRIM = 0.25
-MIN_SAMPLES = 4
-_CORRELATED = 0.5
-_SIGNIFICANT = 2.0
-_TAIL = 0.01
-_EXTREME = 30.0
 # Student's t over the normal distribution at 99 %, by degrees of freedom.
 _T_OVER_Z = {3: 1.95, 4: 1.61, 5: 1.45, 6: 1.35, 7: 1.29, 8: 1.25, 10: 1.19, 15: 1.12, 20: 1.09, 30: 1.06, 60: 1.03}
 
@@ -40,13 +43,13 @@ class Change:
     high: float
 
 
-def typical(samples: Sequence[float], trim: float = _TRIM) -> float:
+def typical(samples: Sequence[float], trim: float = TRIM_SHARE) -> float:
     """Return the mean of samples without a share of the least and of the largest."""
-    return float(_centre(_clipped(samples), trim))
+    return float(_centre(_clip(samples), trim))
 
 
 def change_between(
-    before: Sequence[float], after: Sequence[float], *, paired: bool = False, trim: float = _TRIM
+    before: Sequence[float], after: Sequence[float], *, paired: bool = False, trim: float = TRIM_SHARE
 ) -> Change | None:
     """Return how much larger the typical sample became.
 
@@ -61,20 +64,24 @@ def change_between(
     """
     if min(len(before), len(after)) < MIN_SAMPLES or min(*before, *after) < 0:
         return None
-    first, second = _clipped(before), _clipped(after)
+    first, second = _clip(before), _clip(after)
     generator = np.random.default_rng(0)
-    if paired and len(first) == len(second) and _correlation(_logs(first), _logs(second)) > _CORRELATED:
-        picked, wider = _drawn(_logs(second) - _logs(first), generator)
+    if paired and len(first) == len(second) and _correlation(_logs(first), _logs(second)) > MAX_STEP_CORRELATION:
+        picked, wider = _resample_indices(_logs(second) - _logs(first), generator)
         centres = [_centre(side[picked], trim) for side in (first, second)]
     else:
-        (picked_after, wider_after), (picked, wider) = (_drawn(_logs(side), generator) for side in (second, first))
+        (picked_after, wider_after), (picked, wider) = (
+            _resample_indices(_logs(side), generator) for side in (second, first)
+        )
         centres = [_centre(first[picked], trim), _centre(second[picked_after], trim)]
         wider = max(wider, wider_after)
     usual, usual_after = typical(before, trim), typical(after, trim)
     if min(usual, usual_after, *(side.min() for side in centres)) <= 0:
         return None
     value = math.log(usual_after / usual)
-    low, high = (float(bound) for bound in np.quantile(_logs(centres[1]) - _logs(centres[0]), (_TAIL, 1 - _TAIL)))
+    low, high = (
+        float(bound) for bound in np.quantile(_logs(centres[1]) - _logs(centres[0]), (TAIL_SHARE, 1 - TAIL_SHARE))
+    )
     return Change(
         value=math.expm1(value),
         low=math.expm1(min(value, value - (value - low) * wider)),
@@ -82,14 +89,14 @@ def change_between(
     )
 
 
-def _clipped(samples: Sequence[float]) -> NDArray[np.float64]:
+def _clip(samples: Sequence[float]) -> NDArray[np.float64]:
     # Beyond e^30 nothing is a step time any more; it would only overflow.
-    found: NDArray[np.float64] = np.minimum(np.asarray(samples, float), math.exp(_EXTREME))
+    found: NDArray[np.float64] = np.minimum(np.asarray(samples, float), math.exp(EXTREME_SIGMAS))
     return found
 
 
 def _logs(samples: NDArray[np.float64]) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.log(np.maximum(samples, math.exp(-_EXTREME)))
+    found: NDArray[np.float64] = np.log(np.maximum(samples, math.exp(-EXTREME_SIGMAS)))
     return found
 
 
@@ -101,18 +108,18 @@ def _centre(samples: NDArray[np.float64], trim: float) -> NDArray[np.float64]:
     return found
 
 
-def _drawn(samples: NDArray[np.float64], generator: np.random.Generator) -> tuple[NDArray[np.int64], float]:
+def _resample_indices(samples: NDArray[np.float64], generator: np.random.Generator) -> tuple[NDArray[np.int64], float]:
     """Return the places that draws pick, (draws, samples), and what their range must be widened by."""
     count, block = len(samples), _block(samples)
-    starts = generator.integers(0, count, (_DRAWS, -(-count // block), 1))
-    return (starts + np.arange(block)).reshape(_DRAWS, -1)[:, :count] % count, _widening(count, block)
+    starts = generator.integers(0, count, (NUM_RESAMPLES, -(-count // block), 1))
+    return (starts + np.arange(block)).reshape(NUM_RESAMPLES, -1)[:, :count] % count, _widening(count, block)
 
 
 def _block(samples: NDArray[np.float64]) -> int:
     """Return how many steps in a row are drawn together; one where neighbours do not vary together for sure."""
     count = len(samples)
     correlation = _correlation(samples[:-1], samples[1:])
-    if correlation <= _SIGNIFICANT / math.sqrt(count):
+    if correlation <= SIGNIFICANT_SIGMAS / math.sqrt(count):
         return 1
     correlation = min(correlation, 0.9)
     length: float = (1.5 * count) ** (1 / 3) * (2 * correlation / (1 - correlation**2)) ** (2 / 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.comparison.constants import SAME_COUNT_SHARE
 from paro_advise.errors import UnlikeRunsError
 
 if TYPE_CHECKING:
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
 
 FACTS = ("world_size", "batch", "micro_batches", "precision", "parameters")
-# Counts from traces hold the padding of uneven shards.
-_SAME_COUNT = 0.02
 
 
 def check_comparability(before: Analysis, after: Analysis, allowed: Collection[str]) -> tuple[str, ...]:
@@ -45,6 +44,6 @@ def _facts(before: Analysis, after: Analysis) -> list[tuple[str, str, str]]:
         pairs.append(("batch", ", ".join(one.inputs), ", ".join(other.inputs)))
         pairs.append(("precision", one.autocast or "no autocast", other.autocast or "no autocast"))
     first, second = before.run.parameter_count, after.run.parameter_count
-    if first and second and abs(first - second) > _SAME_COUNT * first:
+    if first and second and abs(first - second) > SAME_COUNT_SHARE * first:
         pairs.append(("parameters", first, second))
     return [(name, str(one), str(other)) for name, one, other in pairs if one and other and one != other]

@@ -12,6 +12,7 @@ from paro_advise.advisor.analysis.model import StepTime
 from paro_advise.advisor.comparison.acceptance import Thresholds, judge
 from paro_advise.advisor.comparison.bootstrap import MIN_SAMPLES, Change, change_between, typical
 from paro_advise.advisor.comparison.comparability import check_comparability
+from paro_advise.advisor.comparison.constants import MAX_POINTS, NARROW_RANGE_PCT, REAL_CHANGE_PCT
 from paro_advise.advisor.comparison.model import (
     FORMAT,
     ChangeVerdict,
@@ -22,6 +23,7 @@ from paro_advise.advisor.comparison.model import (
     Predicted,
     Side,
 )
+from paro_advise.core.model_state import MODEL_STATES
 from paro_advise.errors import StalePlanError
 
 if TYPE_CHECKING:
@@ -30,9 +32,6 @@ if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis, CollectiveEntry, RankEntry
     from paro_advise.policies.plan import Plan
 
-_STATES = ("parameter", "gradient", "optimizer")
-_REAL_PCT, _NARROW_PCT = 2.5, 5.0
-_MAX_POINTS = 400
 _TOKENS = re.compile(r"^(\d{1,9})x(\d{1,9}) torch\.int(?:32|64)$")
 
 
@@ -152,9 +151,9 @@ def verdict_of(change: Change | None, *, lower_is_better: bool = True) -> Change
     if change is None:
         return ChangeVerdict.UNCLEAR
     low, high, value = 100 * change.low, 100 * change.high, 100 * change.value
-    if (low > 0 or high < 0) and abs(value) >= _REAL_PCT:
+    if (low > 0 or high < 0) and abs(value) >= REAL_CHANGE_PCT:
         return ChangeVerdict.BETTER if (value < 0) == lower_is_better else ChangeVerdict.WORSE
-    return ChangeVerdict.SAME if high - low <= 2 * _NARROW_PCT else ChangeVerdict.UNCLEAR
+    return ChangeVerdict.SAME if high - low <= 2 * NARROW_RANGE_PCT else ChangeVerdict.UNCLEAR
 
 
 def _metric(
@@ -204,7 +203,7 @@ def _metrics(
             ("waiting", lambda rank: rank.wait_us),
         )
     ]
-    for state in _STATES:
+    for state in MODEL_STATES:
         found.append(_over_ranks(before, after, f"{state}_exposed", partial(_exposed, state)))
         entries = before.states.get(state), after.states.get(state)
         for part in ("hidden", "wait"):
@@ -324,10 +323,10 @@ def _collectives(before: Analysis, after: Analysis) -> tuple[CollectiveChange, .
     keys: dict[tuple[str, str], None] = {}
     for analysis in (before, after):
         for entry in analysis.collectives:
-            if entry.state in _STATES:
+            if entry.state in MODEL_STATES:
                 keys[entry.state, entry.op] = None
     found = []
-    for state, op in sorted(keys, key=lambda key: (_STATES.index(key[0]), key[1])):
+    for state, op in sorted(keys, key=lambda key: (MODEL_STATES.index(key[0]), key[1])):
         one, other = (_largest(analysis.collectives, state, op) for analysis in (before, after))
         found.append(
             CollectiveChange(
@@ -370,7 +369,7 @@ def _parity(before: Analysis, after: Analysis) -> Parity | None:
         for step in common
         if (a := first[step].gradient_norm) is not None and (b := second[step].gradient_norm) is not None
     ]
-    every = max(1, -(-len(losses) // _MAX_POINTS))
+    every = max(1, -(-len(losses) // MAX_POINTS))
     return Parity(
         num_steps=len(losses),
         num_diverged_before=sum(first[step].diverged for step in common),

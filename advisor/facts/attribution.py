@@ -1,6 +1,6 @@
 """Attributes each collective to a model state, with the evidence that this is based on.
 
-Order of evidence (reference: traces section 3.8): annotations around the issuing call, the
+Order of evidence (docs/traces.md, attribution): annotations around the issuing call, the
 process group's description, Python stacks, the phase of training together with the operation,
 repetition over steps. What none of them tells stays unknown.
 """
@@ -10,13 +10,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from paro_advise.advisor.facts.constants import SCALAR_ELEMENTS
 from paro_advise.advisor.facts.evidence import Evidence
 from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.model_state import State
 
-# Norms, losses and overflow flags: at most this many elements (reference: traces section 3.8).
-_SCALAR_ELEMENTS = 64
 _GATHERS = (Op.ALL_GATHER, Op.BROADCAST)
 _REDUCTIONS = (Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER)
 
@@ -192,7 +191,7 @@ def _by_stack(call: Call) -> Attribution | None:
 
 def _is_scalar(call: Call) -> bool:
     elements = call.elements
-    return elements is not None and elements <= _SCALAR_ELEMENTS
+    return elements is not None and elements <= SCALAR_ELEMENTS
 
 
 def _by_phase(call: Call, context: RunContext) -> Attribution | None:

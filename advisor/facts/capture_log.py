@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.facts.constants import MAX_CAPTURED_STEPS, WARM_UP_STEPS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from paro_advise.trace_parsers.logs.step_log import StepLog, StepRow
-
-# The first steps allocate, compile and fill caches.
-WARM_UP = 3
-_MAX_STEPS = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +93,7 @@ def captured_of(logs: Sequence[StepLog]) -> Captured | None:
     profiled = [
         step.step_us
         for step, rows in zip(steps, whole, strict=True)
-        if step.step_us and step.step >= WARM_UP and any(row.profiled for row in rows)
+        if step.step_us and step.step >= WARM_UP_STEPS and any(row.profiled for row in rows)
     ]
     overhead = [
         fmean(row.overhead_us for row in rows) / step.step_us
@@ -104,7 +102,7 @@ def captured_of(logs: Sequence[StepLog]) -> Captured | None:
     ]
     traced_cpu, plain_cpu = _cpu_us(steps, whole, first.traced)
     return Captured(
-        steps=tuple(steps[-_MAX_STEPS:]),
+        steps=tuple(steps[-MAX_CAPTURED_STEPS:]),
         median_step_us=median(timed) if timed else None,
         profiler_slowdown=median(profiled) / median(timed) if profiled and timed else None,
         overhead_share=median(overhead) if overhead else None,
@@ -155,7 +153,7 @@ def _step(rows: Sequence[StepRow], *, complete: bool) -> CapturedStep:
     return CapturedStep(
         step=rows[0].step,
         step_us=fmean(times) if times else None,
-        timed=bool(times) and rows[0].step >= WARM_UP and not any(row.profiled for row in rows),
+        timed=bool(times) and rows[0].step >= WARM_UP_STEPS and not any(row.profiled for row in rows),
         micro_batches=rows[0].micro_batches,
         loss=fmean(losses) if losses and not diverged else None,
         gradient_norm=math.sqrt(math.fsum(shares)) if shares and complete and min(shares) >= 0 else None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from paro_advise.advisor.facts.constants import MARKER_PID
 from paro_advise.advisor.facts.frames import read_table
 from paro_advise.advisor.facts.rank_facts import rank_facts
 from paro_advise.errors import InputError, UsageError
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.facts.model import RankFacts
 
-_MARKER_PID = 999_999
 # Flows and counters say nothing about a span of time on their own.
 _KEPT_PHASES = ("X", "M", "i", "s", "f")
 
@@ -133,19 +133,19 @@ def _markers(facts: RankFacts, index: int, zero_us: float) -> list[dict[str, Any
         {
             "ph": "M",
             "name": "process_name",
-            "pid": _MARKER_PID,
+            "pid": MARKER_PID,
             "tid": 0,
             "args": {"name": "paro-advise: model states"},
         }
     ]
     for number, state in enumerate(states):
-        out.append({"ph": "M", "name": "thread_name", "pid": _MARKER_PID, "tid": number, "args": {"name": state}})
+        out.append({"ph": "M", "name": "thread_name", "pid": MARKER_PID, "tid": number, "args": {"name": state}})
     out += [
         {
             "ph": "X",
             "cat": "paro_advise",
             "name": f"{row['state']} {row['detail']}".strip(),
-            "pid": _MARKER_PID,
+            "pid": MARKER_PID,
             "tid": states.index(row["state"]),
             "ts": zero_us + row["start_us"],
             "dur": row["end_us"] - row["start_us"],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paro_advise.advisor.facts.attribution import Attribution, Call, RunContext, attribute
+from paro_advise.advisor.facts.constants import TIMELINE_BOXES
 from paro_advise.advisor.facts.frames import table_bytes
 from paro_advise.advisor.facts.intervals import EMPTY, Intervals, exposed_lengths
 from paro_advise.advisor.facts.model import RankFacts, StepFacts, TimelineBox
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     import polars as pl
 
     from paro_advise.trace_parsers.tables import EventTables, ParsedSource
-
-_TIMELINE_BOXES = 600
 
 
 def rank_facts(parsed: ParsedSource) -> RankFacts:
@@ -215,7 +214,7 @@ def _timeline(step: StepFacts, table: pl.DataFrame, compute: Intervals) -> tuple
         boxes.append(TimelineBox(lane="compute", start_us=begin - low, end_us=finish - low, label="compute"))
     import polars as pl
 
-    rows = table.filter((pl.col("end_us") > low) & (pl.col("start_us") < high)).head(_TIMELINE_BOXES)
+    rows = table.filter((pl.col("end_us") > low) & (pl.col("start_us") < high)).head(TIMELINE_BOXES)
     boxes += [
         TimelineBox(
             lane=row["state"],
@@ -231,4 +230,4 @@ def _timeline(step: StepFacts, table: pl.DataFrame, compute: Intervals) -> tuple
 def _coarse(intervals: Intervals, gap_us: float) -> list[tuple[float, float]]:
     merged = Intervals.union_of(intervals.start_us, intervals.end_us + gap_us)
     pairs = [(a, b - gap_us) for a, b in zip(merged.start_us.tolist(), merged.end_us.tolist(), strict=True)]
-    return sorted(sorted(pairs, key=lambda pair: pair[0] - pair[1])[:_TIMELINE_BOXES])
+    return sorted(sorted(pairs, key=lambda pair: pair[0] - pair[1])[:TIMELINE_BOXES])

@@ -11,6 +11,7 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.facts.constants import CACHE_BYTES, POOL_BYTES
 from paro_advise.errors import BrokenInputError, InputError, UnknownFormatError
 from paro_advise.trace_parsers.notice import Notice, Severity
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 # Change it whenever facts made from the same file would differ.
 READER_VERSION = 6
-_POOL_BYTES = 4 << 20
-_CACHE_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +55,7 @@ def read_all(
     """
     size = sum(ref.path.stat().st_size for ref in refs if ref.path.exists())
     results: dict[int, RankFacts | InputError] = {}
-    if jobs > 1 and len(refs) > 1 and size > _POOL_BYTES:
+    if jobs > 1 and len(refs) > 1 and size > POOL_BYTES:
         with ProcessPoolExecutor(min(jobs, len(refs)), mp_context=get_context("spawn")) as pool:
             try:
                 futures = {pool.submit(_read_one, ref, cache): index for index, ref in enumerate(refs)}
@@ -200,7 +199,7 @@ def _prune(folder: Path) -> None:
     entries = sorted((item.stat().st_mtime, item.stat().st_size, item) for item in folder.glob("*.facts"))
     total = sum(size for _, size, _ in entries)
     for _, size, item in entries:
-        if total <= _CACHE_BYTES:
+        if total <= CACHE_BYTES:
             return
         item.unlink(missing_ok=True)
         total -= size

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from paro_advise.core.collective import Op
 from paro_advise.policies.collective_cost import Algorithm, Draws, Effort, effort_of
-from paro_advise.policies.strategy import Level, Strategy
+from paro_advise.policies.procedure import Hops, Scope
 
 LINK_QUANTITIES = ("inter_alpha_us", "inter_gbps", "intra_alpha_us", "intra_gbps", "pod_alpha_us", "pod_gbps")
 
@@ -115,50 +115,15 @@ class StepCollectives:
             in_pod,
         )
 
-    def gather(self, level: Level, num_bytes: float) -> Parts:
-        """Gather parameters from a level to whole ones."""
-        match level:
-            case Level.N:
-                return ()
-            case Level.I:
-                return self._inside(Op.ALL_GATHER, num_bytes)
-            case _:
-                return self._world(Op.ALL_GATHER, num_bytes)
-
-    def reduce(self, strategy: Strategy, num_bytes: float, *, last: bool, each_pass: bool) -> Parts:
-        """Bring gradients to their level, and at the boundary to the optimizer's (docs/strategies.md, procedure)."""
-        scatter, total = Op.REDUCE_SCATTER, Op.ALL_REDUCE
+    def parts(self, hops: Hops, num_bytes: float) -> Parts:
+        """Return what collectives in order ask of the links, for the bytes of a whole unit."""
         found: Parts = ()
-        level, target = strategy.gradient, strategy.optimizer
-        if level == Level.I:
-            found = self._inside(scatter, num_bytes)
-        elif level == Level.G:
-            return self._world_reduction(strategy, num_bytes)
-        if not (last or each_pass):
-            return found
-        match level, target:
-            case Level.N, Level.N:
-                return self._world(total, num_bytes)
-            case Level.N, Level.G:
-                return self._world_reduction(strategy, num_bytes)
-            case _:
-                first = self._inside(scatter, num_bytes)
-                return first + self._across(total if target == Level.I else scatter, num_bytes)
-
-    def _world_reduction(self, strategy: Strategy, num_bytes: float) -> Parts:
-        scatter = Op.REDUCE_SCATTER
-        if strategy.parameter == Level.I:
-            return self._inside(scatter, num_bytes) + self._across(scatter, num_bytes)
-        return self._world(scatter, num_bytes)
-
-    def publish(self, strategy: Strategy, num_bytes: float) -> Parts:
-        """Bring updated parameters from the optimizer's level to the parameters'."""
-        match strategy.optimizer, strategy.parameter:
-            case Level.I, Level.N:
-                return self._inside(Op.ALL_GATHER, num_bytes)
-            case Level.G, Level.N:
-                return self._world(Op.ALL_GATHER, num_bytes)
-            case Level.G, Level.I:
-                return self._across(Op.ALL_GATHER, num_bytes)
-            case _:
-                return ()
+        for hop in hops:
+            match hop.scope:
+                case Scope.INSIDE:
+                    found += self._inside(hop.op, num_bytes)
+                case Scope.ACROSS:
+                    found += self._across(hop.op, num_bytes)
+                case Scope.WORLD:
+                    found += self._world(hop.op, num_bytes)
+        return found

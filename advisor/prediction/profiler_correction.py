@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from paro_advise.advisor.prediction.candidate import baseline_candidate
+from paro_advise.advisor.prediction.candidates import baseline_candidate
 from paro_advise.advisor.prediction.cluster_links import LINK_QUANTITIES
 from paro_advise.advisor.prediction.constants import (
     EXPLAINED_SHARE,

@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paro_advise.advisor.comparison.prediction_bias import NO_BIAS, PredictionBias
-from paro_advise.advisor.prediction.candidate import baseline_candidate
-from paro_advise.advisor.prediction.candidates import candidates, is_at_hand, is_proposable, offloaded
+from paro_advise.advisor.prediction.candidates import (
+    baseline_candidate,
+    candidates,
+    is_at_hand,
+    is_proposable,
+    offloaded,
+)
 from paro_advise.advisor.prediction.cluster_links import LINK_QUANTITIES, Links
 from paro_advise.advisor.prediction.constants import (
     ANCHOR_RANGE,
@@ -33,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paro_advise.advisor.prediction.calibration import Calibration
-    from paro_advise.advisor.prediction.candidate import Candidate
+    from paro_advise.advisor.prediction.candidates import Candidate
     from paro_advise.advisor.prediction.network_tiers import Estimate
 
 

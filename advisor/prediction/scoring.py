@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.prediction.candidate import Candidate, baseline_candidate
+from paro_advise.advisor.prediction.candidates import Candidate, baseline_candidate
 from paro_advise.advisor.prediction.constants import CAPACITY_SHARE, HOST_GBPS
 from paro_advise.advisor.wording.quantities import bytes_text
 from paro_advise.policies.frameworks.model import Variant

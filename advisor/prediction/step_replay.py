@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from paro_advise.advisor.prediction.candidate import Candidate, baseline_candidate
+from paro_advise.advisor.prediction.candidates import Candidate, baseline_candidate
 from paro_advise.advisor.prediction.cluster_links import LINK_QUANTITIES, Links, Parts, StepCollectives
 from paro_advise.advisor.prediction.constants import (
     BACKWARD_SHARE,
@@ -28,6 +28,7 @@ from paro_advise.advisor.prediction.constants import (
 )
 from paro_advise.core.framework import Framework
 from paro_advise.policies.collective_cost import Algorithm, Draws, Effort, larger, smaller
+from paro_advise.policies.procedure import gather_from, procedure_of
 from paro_advise.policies.strategy import Collectives
 
 if TYPE_CHECKING:
@@ -138,17 +139,19 @@ class _Step:
         candidate, collectives = self._candidate, self._collectives
         strategy = candidate.strategy
         gathered, reduced = candidate.gather_share * num_bytes, candidate.reduce_share * num_bytes
-        reduction = collectives.reduce(strategy, reduced, last=last, each_pass=candidate.replicates_each_pass)
+        procedure = procedure_of(strategy)
+        hops = procedure.reduce + (procedure.synchronise if last or candidate.replicates_each_pass else ())
+        reduction = collectives.parts(hops, reduced)
         whole = self._cost(reduction)
         near = candidate.backward_level or strategy.parameter
         forward = strategy.parameter if first or not candidate.copy_lasts else near
         per_micro = self._calibration.compute_us / self._calibration.micro_batches
         return _UnitCosts(
-            gather=self._cost(collectives.gather(forward, gathered)),
-            again=0.0 if candidate.gathers_once else self._cost(collectives.gather(near, gathered)),
+            gather=self._cost(collectives.parts(gather_from(forward), gathered)),
+            again=0.0 if candidate.gathers_once else self._cost(collectives.parts(gather_from(near), gathered)),
             reduce=whole,
             busy=smaller(self._on_cores(reduction), whole),
-            publish=self._cost(collectives.publish(strategy, gathered)),
+            publish=self._cost(collectives.parts(procedure.publish, gathered)),
             compute=per_micro * num_bytes / sum(self._units),
         )
 

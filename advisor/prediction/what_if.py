@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paro_advise.advisor.prediction.calibration import Calibration
-    from paro_advise.advisor.prediction.candidate import Candidate
+    from paro_advise.advisor.prediction.candidates import Candidate
     from paro_advise.advisor.prediction.cluster_links import Links
 
 _NODE_FACTORS = (2, 4, 8)

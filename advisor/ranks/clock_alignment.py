@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paro_advise.advisor.ranks.constants import ALIGNMENT_ROUNDS
 from paro_advise.core.collective import Op
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from paro_advise.advisor.ranks.topology import Topology
 
 _ROOTED = (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER, Op.SEND, Op.RECV)
-_ROUNDS = 8
 # Ranks may pass different sizes to these, so sizes cannot tell a wrong join.
 _UNEVEN = [op.value for op in (Op.ALL_TO_ALL, Op.SEND, Op.RECV, Op.SEND_RECV, Op.GATHER, Op.SCATTER)]
 
@@ -225,7 +225,7 @@ def _clock_offsets(
         return np.zeros(num_clocks), None
     offsets = _chained_offsets(ends)
     seen = ~np.isnan(ends).all(axis=0)
-    for _ in range(_ROUNDS):
+    for _ in range(ALIGNMENT_ROUNDS):
         centre = np.nanmedian(ends - offsets, axis=1, keepdims=True)
         offsets[seen] = np.nanmedian((ends - centre)[:, seen], axis=0)
     offsets -= offsets[0] if seen[0] else 0.0

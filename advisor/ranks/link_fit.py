@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paro_advise.advisor.ranks.constants import IMPOSSIBLE_GBPS, LATENCY_BYTES, MAX_FITTED_SIZES, MIN_SIZE_RATIO
 from paro_advise.core.collective import Op
 
 if TYPE_CHECKING:
@@ -15,14 +16,6 @@ if TYPE_CHECKING:
 
     import polars as pl
     from numpy.typing import NDArray
-
-
-# A message this small is all latency on any link: it says nothing about bandwidth.
-_LATENCY_BYTES = 64 << 10
-# No interconnect moves more per GPU today; beyond it the recorded times cannot be transfers.
-_IMPOSSIBLE_GBPS = 2000.0
-_MIN_RATIO = 4.0
-_MAX_SIZES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +104,7 @@ def fit_links(samples: pl.DataFrame) -> tuple[list[Link], int]:
         op, span, group_size = str(key[0]), str(key[1]), int(str(key[2]))
         wire = part["bytes"].to_numpy() * wire_factor(op, group_size)
         time_us = part["time_us"].to_numpy()
-        possible = wire / time_us / 1e3 <= _IMPOSSIBLE_GBPS
+        possible = wire / time_us / 1e3 <= IMPOSSIBLE_GBPS
         num_impossible += int((~possible).sum())
         if possible.any():
             lone = bool(part["lone"].all())
@@ -131,7 +124,7 @@ def _fit(
     # Waiting and contention only ever add time, so the lower part of each size is the link.
     sizes, typical = _typical(wire, time_us, quantile=0.1 if lone else 0.25)
     alpha, per_byte = _line(sizes, typical)
-    large = wire >= _LATENCY_BYTES
+    large = wire >= LATENCY_BYTES
     single = wire[large] / np.maximum(time_us[large] - (alpha or 0.0), 1e-3) / 1e3
     return Link(
         op=op,
@@ -157,8 +150,8 @@ def _typical(
     order = np.argsort(wire, kind="stable")
     wire, time_us = wire[order], time_us[order]
     distinct, first = np.unique(wire, return_index=True)
-    if len(distinct) > _MAX_SIZES:
-        first = first[np.linspace(0, len(distinct) - 1, _MAX_SIZES, dtype=np.int64)]
+    if len(distinct) > MAX_FITTED_SIZES:
+        first = first[np.linspace(0, len(distinct) - 1, MAX_FITTED_SIZES, dtype=np.int64)]
         first = np.unique(first)
     edges = np.append(first, len(wire))
     sizes, times = [], []
@@ -172,12 +165,12 @@ def _typical(
 def _line(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float | None, float | None]:
     """Fit time = alpha + per_byte * size; None for what the sizes cannot tell."""
     if len(sizes) == 1:
-        if sizes[0] < _LATENCY_BYTES:
+        if sizes[0] < LATENCY_BYTES:
             return float(times[0]), None
         return None, float(times[0] / sizes[0])
-    if sizes[-1] < _LATENCY_BYTES:
+    if sizes[-1] < LATENCY_BYTES:
         return float(np.median(times)), None
-    if sizes[-1] < _MIN_RATIO * sizes[0]:
+    if sizes[-1] < MIN_SIZE_RATIO * sizes[0]:
         # Over a narrow range noise decides what is latency: say only what moved per second.
         return None, float(np.median(times / sizes))
     gaps = sizes[:, None] - sizes[None, :]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _KEY = ["group_name", "seq"]
-# Annotations and groups outrank stacks (reference: traces section 3.8).
+# Annotations and groups outrank stacks (docs/traces.md, attribution).
 _WEAKER = [Evidence.PHASE.value, Evidence.REPETITION.value, Evidence.NONE.value]
 
 

@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paro_advise.advisor.ranks.constants import (
+    CAUSE_EXCESS_SHARE,
+    STRAGGLER_MIN_STEPS,
+    STRAGGLER_STEP_SHARE,
+    STRAGGLER_STEPS_SHARE,
+    STRAGGLER_WAIT_SHARE,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -16,16 +24,6 @@ if TYPE_CHECKING:
 
 # A pipeline's neighbours and a broadcast's root wait by design.
 _ONE_SIDED = ("broadcast", "send", "recv", "send_recv")
-# A rank is a straggler when the others wait for it at least this share of a step ...
-_MIN_SHARE_OF_STEP = 0.02
-# ... in at least this share of the steps ...
-_MIN_SHARE_OF_STEPS = 0.6
-# ... of at least two (one step may be an accident) ...
-_MIN_STEPS = 2
-# ... and it causes at least this share of all waiting.
-_MIN_SHARE_OF_WAIT = 0.4
-# A cause is named when the rank spends at least this share of a step more on it than the others.
-_MIN_EXCESS = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +64,7 @@ def find_stragglers(aligned: AlignedRun | None, run: Run) -> list[Straggler]:
     )
     per_step = blamed.group_by("step_label", "late").agg(pl.col("cost_us").sum())
     steps = sorted(set(per_step["step_label"].to_list()))
-    if len(steps) < _MIN_STEPS:
+    if len(steps) < STRAGGLER_MIN_STEPS:
         return []
     totals: dict[int, dict[str, float]] = {}
     for label, rank, cost in per_step.sort("step_label", "late").iter_rows():
@@ -75,12 +73,12 @@ def find_stragglers(aligned: AlignedRun | None, run: Run) -> list[Straggler]:
     out = []
     for rank, costs in sorted(totals.items()):
         mean = sum(costs.values()) / len(steps)
-        leading = [s for s in steps if costs.get(s, 0.0) >= _MIN_SHARE_OF_WAIT * max(all_by_step[s], 1e-9)]
+        leading = [s for s in steps if costs.get(s, 0.0) >= STRAGGLER_WAIT_SHARE * max(all_by_step[s], 1e-9)]
         share = len(leading) / len(steps)
         if (
-            mean >= _MIN_SHARE_OF_STEP * step_time_us
-            and share >= _MIN_SHARE_OF_STEPS
-            and mean * len(steps) >= _MIN_SHARE_OF_WAIT * sum(all_by_step.values())
+            mean >= STRAGGLER_STEP_SHARE * step_time_us
+            and share >= STRAGGLER_STEPS_SHARE
+            and mean * len(steps) >= STRAGGLER_WAIT_SHARE * sum(all_by_step.values())
         ):
             out.append(
                 Straggler(
@@ -109,6 +107,6 @@ def _cause(rank: int, facts: Mapping[int, Source]) -> str:
     }
     largest = max(excess, key=lambda field: excess[field])
     wall = float(np.median([mean("wall_us", number) for number in others]))
-    if excess[largest] < _MIN_EXCESS * wall:
+    if excess[largest] < CAUSE_EXCESS_SHARE * wall:
         return "unknown"
     return "late compute" if largest == "compute_us" else "host"

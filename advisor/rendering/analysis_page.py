@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paro_advise.advisor.rendering.charts import Bar, Segment, stacked_bars, timeline
+from paro_advise.advisor.rendering.constants import BEST_RANKS, MAX_COLLECTIVES, MAX_DRAWN_RANKS, WORST_RANKS
 from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, make_table, number, render_page
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, share_text, time_text
+from paro_advise.core.model_state import STATES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,17 +18,12 @@ if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis, RankEntry
     from paro_advise.advisor.facts.model import TimelineBox
 
-# Above this many ranks only the ones that stand out are drawn (reference: user experience 2.1).
-_MAX_RANKS = 128
-_WORST, _BEST = 16, 4
-_MAX_COLLECTIVES = 60
 _PARTS = (
     ("compute", "compute"),
     ("exposed", "exposed communication"),
     ("rest", "memory copies and sync"),
     ("idle", "idle"),
 )
-_STATES = ("parameter", "gradient", "optimizer", "other", "unknown")
 
 
 def render_report(
@@ -61,7 +58,7 @@ def render_report(
         state_table=_state_table(analysis),
         state_reasons=[
             (name, analysis.states[name].regime.replace("_", " "), analysis.states[name].text)
-            for name in _STATES
+            for name in STATES
             if analysis.states[name].count
         ],
         timeline_chart=_timeline_chart(boxes, analysis),
@@ -90,7 +87,7 @@ def confidence(analysis: Analysis) -> str:
         return "Logs and dumps only: record torch profiler traces of the same run to see where a step goes."
     of = f" of {run.world_size}" if run.world_size else ""
     text = f"Seen: {len(run.ranks)}{of} ranks, {run.num_steps} step{'s' if run.num_steps != 1 else ''} each."
-    shares = {name: entry.evidence for name, entry in analysis.states.items() if entry.count and name in _STATES[:3]}
+    shares = {name: entry.evidence for name, entry in analysis.states.items() if entry.count and name in STATES[:3]}
     if shares:
         text += " Attributed by " + ", ".join(f"{kind} ({name})" for name, kind in shares.items()) + "."
     unknown = analysis.states["unknown"]
@@ -137,14 +134,14 @@ def _state_chart(analysis: Analysis) -> Markup:
         for name, entry in analysis.states.items()
         if entry.total_us
     ]
-    bars.sort(key=lambda bar: _STATES.index(bar.label))
+    bars.sort(key=lambda bar: STATES.index(bar.label))
     title = f"{analysis.verdict.limiting_state or 'No state'} is exposed longest"
     return stacked_bars("chart-states", title, "Exposed and overlapped communication per state and step", bars)
 
 
 def _state_table(analysis: Analysis) -> Table:
     rows = []
-    for name in _STATES:
+    for name in STATES:
         entry = analysis.states[name]
         if not entry.count and name == "unknown":
             continue
@@ -178,7 +175,7 @@ def _state_table(analysis: Analysis) -> Table:
     return make_table("table-states", "Per rank and step; bytes count the full buffer", names, rows)
 
 
-_LANES = (("compute", "compute"), *((state, state) for state in _STATES))
+_LANES = (("compute", "compute"), *((state, state) for state in STATES))
 
 
 def _timeline_chart(boxes: Sequence[TimelineBox], analysis: Analysis) -> Markup:
@@ -216,18 +213,20 @@ def _timeline_table(boxes: Sequence[TimelineBox]) -> Table:
 
 def shown_ranks(ranks: Sequence[RankEntry]) -> list[RankEntry]:
     """Return the ranks that are drawn: all, or beyond 128 the slowest 16 and fastest 4."""
-    if len(ranks) <= _MAX_RANKS:
+    if len(ranks) <= MAX_DRAWN_RANKS:
         return list(ranks)
     order = sorted(ranks, key=lambda entry: (-entry.compute_us, entry.rank))
-    chosen = {entry.rank for entry in (*order[:_WORST], *order[-_BEST:])}
+    chosen = {entry.rank for entry in (*order[:WORST_RANKS], *order[-BEST_RANKS:])}
     return [entry for entry in ranks if entry.rank in chosen]
 
 
 def _rank_note(analysis: Analysis) -> str:
     count = len(analysis.ranks)
-    if count <= _MAX_RANKS:
+    if count <= MAX_DRAWN_RANKS:
         return ""
-    return f"Of {count} ranks the {_WORST} that compute longest and the {_BEST} that compute shortest are shown."
+    return (
+        f"Of {count} ranks the {WORST_RANKS} that compute longest and the {BEST_RANKS} that compute shortest are shown."
+    )
 
 
 def _rank_chart(analysis: Analysis) -> Markup:
@@ -324,7 +323,7 @@ def _collective_table(analysis: Analysis) -> Table:
                 number(entry.exposed_us, time_text(entry.exposed_us)),
             )
         )
-        for entry in analysis.collectives[:_MAX_COLLECTIVES]
+        for entry in analysis.collectives[:MAX_COLLECTIVES]
     ]
     names = (
         "state",

@@ -10,11 +10,10 @@ from paro_advise.advisor.analysis.findings import APPLIES, NOT_JUDGED
 from paro_advise.advisor.rendering.analysis_page import confidence
 from paro_advise.advisor.wording.escaping import plain
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, plural, share_text, time_text
+from paro_advise.core.model_state import STATES
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
-
-_STATES = ("parameter", "gradient", "optimizer", "other", "unknown")
 
 
 def analysis_text(analysis: Analysis) -> str:
@@ -61,7 +60,7 @@ def _run_lines(analysis: Analysis) -> list[str]:
 def _state_lines(analysis: Analysis) -> list[str]:
     heads = "".join(f"{name:>10}" for name in ("bytes", "exposed", "overlap", "transfer", "wait"))
     lines = [f"{'state':<10} {'calls':>7}{heads}  {'regime':<16} evidence"]
-    for name in _STATES:
+    for name in STATES:
         entry = analysis.states[name]
         if not entry.count:
             continue

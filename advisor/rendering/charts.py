@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
+from paro_advise.advisor.rendering.constants import CHART_WIDTH, LABEL_WIDTH, MAX_MARKS
 from paro_advise.advisor.wording.quantities import time_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paro_advise.advisor.facts.model import TimelineBox
-
-_WIDTH = 960.0
-_LABEL = 118.0
-_MAX_MARKS = 5000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +49,9 @@ def nice_ticks(high: float, count: int = 6) -> list[float]:
 
 def _axis(high_us: float, top: float, bottom: float) -> list[Markup]:
     parts = []
-    scale = (_WIDTH - _LABEL - 10) / high_us
+    scale = (CHART_WIDTH - LABEL_WIDTH - 10) / high_us
     for tick in nice_ticks(high_us):
-        x = _LABEL + tick * scale
+        x = LABEL_WIDTH + tick * scale
         parts.append(
             Markup('<line class="grid" x1="{0:.1f}" x2="{0:.1f}" y1="{1:.1f}" y2="{2:.1f}"/>').format(x, top, bottom)
         )
@@ -81,7 +78,7 @@ def stacked_bars(chart_id: str, title: str, description: str, bars: Sequence[Bar
         return Markup("")
     row = 26.0 if len(bars) <= 16 else (12.0 if len(bars) <= 64 else 5.0)
     height = 12 + row * len(bars) + 24
-    scale = (_WIDTH - _LABEL - 10) / high
+    scale = (CHART_WIDTH - LABEL_WIDTH - 10) / high
     parts = _axis(high, 6, 8 + row * len(bars))
     rich = len(bars) <= 24
     paths: dict[str, list[str]] = {}
@@ -91,10 +88,10 @@ def stacked_bars(chart_id: str, title: str, description: str, bars: Sequence[Bar
         if index % label_every == 0:
             parts.append(
                 Markup('<text class="label" x="{:.0f}" y="{:.1f}" text-anchor="end">{}</text>').format(
-                    _LABEL - 6, y + row / 2 + 4, bar.label
+                    LABEL_WIDTH - 6, y + row / 2 + 4, bar.label
                 )
             )
-        x = _LABEL
+        x = LABEL_WIDTH
         for segment in bar.segments:
             width = segment.value_us * scale
             if width >= 0.3 and rich:
@@ -142,18 +139,18 @@ def timeline(
         return Markup("")
     row = 30.0
     height = 12 + row * len(lanes) + 24
-    scale = (_WIDTH - _LABEL - 10) / high_us
+    scale = (CHART_WIDTH - LABEL_WIDTH - 10) / high_us
     parts = _axis(high_us, 6, 8 + row * len(lanes))
     for index, (lane, text) in enumerate(lanes):
         y = 8 + index * row
         parts.append(
             Markup('<text class="label" x="{:.0f}" y="{:.1f}" text-anchor="end">{}</text>').format(
-                _LABEL - 6, y + row / 2 + 4, text
+                LABEL_WIDTH - 6, y + row / 2 + 4, text
             )
         )
         end_px = -1.0
-        for box in sorted((box for box in boxes if box.lane == lane), key=lambda box: box.start_us)[:_MAX_MARKS]:
-            x, width = _LABEL + box.start_us * scale, max((box.end_us - box.start_us) * scale, 0.6)
+        for box in sorted((box for box in boxes if box.lane == lane), key=lambda box: box.start_us)[:MAX_MARKS]:
+            x, width = LABEL_WIDTH + box.start_us * scale, max((box.end_us - box.start_us) * scale, 0.6)
             if x + width <= end_px + 0.5 and width < 1:
                 continue
             end_px = max(end_px, x + width)
@@ -183,7 +180,7 @@ def lines(
         return Markup("")
     low, high = min(values), max(values)
     spread = high - low or abs(high) or 1.0
-    top, bottom, left, right = 10.0, 190.0, _LABEL, _WIDTH - 10
+    top, bottom, left, right = 10.0, 190.0, LABEL_WIDTH, CHART_WIDTH - 10
     across = (right - left) / (steps[-1] - steps[0])
     parts = []
     for tick in range(5):
@@ -218,4 +215,4 @@ def _svg(chart_id: str, title: str, description: str, height: float, parts: Sequ
     return Markup(
         '<svg role="img" viewBox="0 0 {:.0f} {:.0f}" aria-labelledby="{id}-t {id}-d">'
         '<title id="{id}-t">{}</title><desc id="{id}-d">{}</desc>{}</svg>'
-    ).format(_WIDTH, height, escape(title), escape(description), body, id=chart_id)
+    ).format(CHART_WIDTH, height, escape(title), escape(description), body, id=chart_id)

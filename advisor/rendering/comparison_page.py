@@ -11,6 +11,7 @@ from paro_advise.advisor.rendering.comparison_text import change_text, name_text
 from paro_advise.advisor.rendering.page import Cell, Row, make_table, number, render_page
 from paro_advise.advisor.rendering.plan_page import ablation_table, alternative_table
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, time_text
+from paro_advise.core.model_state import MODEL_STATES, STATES
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -25,9 +26,7 @@ _PARTS = (
     ("rest", "memory copies and sync"),
     ("idle", "idle"),
 )
-_STATES = ("parameter", "gradient", "optimizer")
-_LANES = (("compute", "compute"), *((state, state) for state in (*_STATES, "other", "unknown")))
-_ALTERNATIVES = 14
+_LANES = (("compute", "compute"), *((state, state) for state in STATES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +134,7 @@ def _split_chart(before: Side, after: Side) -> Markup:
 
 def _state_chart(before: Side, after: Side) -> Markup:
     bars = []
-    for state in _STATES:
+    for state in MODEL_STATES:
         for name, side in (("before", before), ("after", after)):
             entry = side.states.get(state)
             bars.append(
@@ -288,7 +287,7 @@ def _evidence(comparison: Comparison) -> list[tuple[str, str]]:
     """Return what the decision is based on: the regime of each state before."""
     return [
         (f"{state}: {entry.regime.replace('_', ' ')}", entry.text)
-        for state in _STATES
+        for state in MODEL_STATES
         if (entry := comparison.before.states.get(state)) is not None and entry.count
     ]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.hta.library import HTA_VERSION, NUMBERS, figure_text, same_figure
+from paro_advise.advisor.rendering.constants import HTA_TEXT_ROWS
 from paro_advise.advisor.rendering.page import Cell, Row, Table, make_table, number
 from paro_advise.advisor.wording.escaping import plain
 from paro_advise.advisor.wording.quantities import time_text
@@ -13,8 +14,6 @@ from paro_advise.advisor.wording.quantities import time_text
 if TYPE_CHECKING:
     from paro_advise.advisor.hta.library import HtaFigures
     from paro_advise.advisor.hta.rules import HtaRow
-
-_TEXT_ROWS = 8
 
 
 def hta_text(figures: HtaFigures | None) -> str:
@@ -32,10 +31,10 @@ def hta_text(figures: HtaFigures | None) -> str:
         f"  {plain(Path(row.label).name)}: kernel time {time_text(row.kernel_time_us)}, idle "
         f"{_percent(row.idle_time_pctg)}, compute {_percent(row.compute_time_pctg)}, non-compute "
         f"{_percent(row.non_compute_time_pctg)}, {_overlap_text(row)}; HTA itself: {_agreement(row)}"
-        for row in timed[:_TEXT_ROWS]
+        for row in timed[:HTA_TEXT_ROWS]
     ]
-    if len(timed) > _TEXT_ROWS:
-        lines.append(f"  and {len(timed) - _TEXT_ROWS} more, all of them in the report (-o)")
+    if len(timed) > HTA_TEXT_ROWS:
+        lines.append(f"  and {len(timed) - HTA_TEXT_ROWS} more, all of them in the report (-o)")
     return "\n".join(lines)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.prediction.ablation import ablations
+from paro_advise.advisor.rendering.constants import PAGE_CANDIDATES
 from paro_advise.advisor.rendering.page import Cell, Row, make_table, number, render_page
 from paro_advise.advisor.wording.quantities import bytes_text, time_text
+from paro_advise.policies.ablation import ablations
 from paro_advise.policies.frameworks.model import Fidelity
 from paro_advise.policies.frameworks.registry import RUNTIME, exports_of
 from paro_advise.policies.plan import as_framework_runs
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from paro_advise.advisor.rendering.page import Provenance, Table
     from paro_advise.policies.plan import Choice, Plan, Quantiles
 
-_ALTERNATIVES = 14
 _CHOICE_NAMES = (
     "collectives",
     "step #",
@@ -83,11 +83,11 @@ def _peak_text(choice: Choice) -> str:
 
 def alternative_table(plan: Plan) -> Table:
     """Return the best candidates and the first that do not fit, each with its reason."""
-    fitting = [choice for choice in plan.candidates if choice.feasible][:_ALTERNATIVES]
+    fitting = [choice for choice in plan.candidates if choice.feasible][:PAGE_CANDIDATES]
     rejected = [choice for choice in plan.candidates if not choice.feasible]
     rows = [
         Row(cells=(Cell(text=grouped_triple(c.triple, c.group_size)), *_choice_cells(c), Cell(text=c.reason)))
-        for c in [*fitting, *rejected[: max(3, _ALTERNATIVES - len(fitting))]]
+        for c in [*fitting, *rejected[: max(3, PAGE_CANDIDATES - len(fitting))]]
     ]
     caption = f"Top {len(rows)} of {len(plan.candidates)} candidates ({len(rejected)} do not fit)"
     return make_table("table-alternatives", caption, ("strategy", *_CHOICE_NAMES, "why, or why not"), rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.rendering.constants import SHOWN_CANDIDATES
 from paro_advise.advisor.wording.quantities import bytes_text, time_text
 from paro_advise.policies.frameworks.model import Fidelity
 from paro_advise.policies.plan import Verdict, same_way
@@ -13,7 +14,6 @@ from paro_advise.policies.strategy_name import short_choice_name
 if TYPE_CHECKING:
     from paro_advise.policies.plan import Choice, Plan
 
-_SHOWN = 8
 _MOVED_BY = {Collectives.NATIVE: "native", Collectives.HO_RING: "HO-Ring"}
 
 
@@ -22,9 +22,9 @@ def plan_text(plan: Plan) -> str:
     lines = [plan.text, "", plan.confidence.text[:1].upper() + plan.confidence.text[1:] + "."]
     lines += ["", _head(plan.baseline), _row("now", plan.baseline)]
     fitting = [choice for choice in plan.candidates if choice.feasible]
-    lines += [_row("*" if same_way(choice, plan.chosen) else "", choice) for choice in fitting[:_SHOWN]]
-    if len(fitting) > _SHOWN:
-        lines.append(f"  ... and {len(fitting) - _SHOWN} more that fit")
+    lines += [_row("*" if same_way(choice, plan.chosen) else "", choice) for choice in fitting[:SHOWN_CANDIDATES]]
+    if len(fitting) > SHOWN_CANDIDATES:
+        lines.append(f"  ... and {len(fitting) - SHOWN_CANDIDATES} more that fit")
     rejected = [choice for choice in plan.candidates if not choice.feasible]
     if rejected:
         name = short_choice_name(rejected[0])

@@ -8,6 +8,7 @@ plain FSDP2, can load it.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,18 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.engine import Engine
 
 _COMPLETE = ".metadata"  # written last, by one rank, when all others are done
-_GROUPS: dict[str, dist.ProcessGroup] = {}
-_WRITER = ThreadPoolExecutor(1, thread_name_prefix="paro_advise checkpoint")
+
+
+@cache
+def _background_group() -> dist.ProcessGroup:
+    """Return the group of background saves, made once: training goes on with the other groups meanwhile."""
+    return dist.new_group(backend="gloo", timeout=group_timeout())
+
+
+@cache
+def _writer() -> ThreadPoolExecutor:
+    """Return the thread of background saves."""
+    return ThreadPoolExecutor(1, thread_name_prefix="paro_advise checkpoint")
 
 
 def save_checkpoint(
@@ -64,12 +75,10 @@ def save_checkpoint_async(
         Done when this rank has written its part; the checkpoint counts when it is complete.
     """
     _check_free(Path(path), force=force)
-    if "background" not in _GROUPS:  # training goes on with the other groups meanwhile
-        _GROUPS["background"] = dist.new_group(backend="gloo", timeout=group_timeout())
+    _background_group()
     # torch 2.13's own staging cannot copy the empty shards of short parameters.
     contents = _copied(_contents(engine_of(model), extra))
-    group = _GROUPS["background"]
-    return _WRITER.submit(_save, contents, path, group)
+    return _writer().submit(_save, contents, path, _background_group())
 
 
 def _save(contents: dict[str, Any], path: str | Path, group: dist.ProcessGroup | None) -> None:
@@ -111,7 +120,7 @@ def load_checkpoint(path: str | Path, model: nn.Module, *, extra: dict[str, Any]
             hint="an interrupted save leaves such a folder; load the one before",
         )
     stored = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-    engine.discard_gradients()
+    engine.gradients.discard()
     has_optimizer = any(name.startswith("optimizer.state.") for name in stored)
     if has_optimizer:
         engine.shards.ensure_state()
@@ -127,7 +136,7 @@ def load_checkpoint(path: str | Path, model: nn.Module, *, extra: dict[str, Any]
         ) from error
     if has_optimizer:
         states.load_optimizer_state(engine, contents["optimizer"])
-    engine.publish()
+    engine.updates.publish()
     loaded: dict[str, Any] = contents.get("extra", {})
     return loaded
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,10 +15,11 @@ from paro_advise.policies.strategy import KEPT, Strategy, dominated_by
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 from paro_advise.runtime.sharding import states
 from paro_advise.runtime.sharding.agreement import agree, fingerprint
-from paro_advise.runtime.sharding.engine import Engine, Settings
+from paro_advise.runtime.sharding.engine import Engine
 from paro_advise.runtime.sharding.exchange.channels import GroupGrid
 from paro_advise.runtime.sharding.optimizer import OptimizerShards
 from paro_advise.runtime.sharding.parameters.units import UnitSpec, find_units
+from paro_advise.runtime.sharding.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _Model = TypeVar("_Model", bound=nn.Module)
-# A model's hooks keep its engine; a strong reference from here would keep both for ever.
-_ENGINES: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]] = weakref.WeakKeyDictionary()
 _MIN_TORCH = (2, 9)
 
 
@@ -37,28 +35,28 @@ class ShardedModule:
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """Say whether the next backward pass is an accumulation boundary."""
-        engine_of(self).set_synchronizes(enabled=requires_gradient_sync)
+        engine_of(self).gradients.set_synchronizes(enabled=requires_gradient_sync)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """Say whether the next backward pass is an accumulation boundary."""
-        engine_of(self).set_synchronizes(enabled=requires_all_reduce)
+        engine_of(self).gradients.set_synchronizes(enabled=requires_all_reduce)
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Say whether the next backward pass is an accumulation boundary."""
-        engine_of(self).set_synchronizes(enabled=is_last_backward)
+        engine_of(self).gradients.set_synchronizes(enabled=is_last_backward)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
-        engine = _engine_or_none(self)
+        engine = Engine.find(self)
         if engine is not None:
-            engine.discard_gradients()
+            engine.gradients.discard()
         super().zero_grad(set_to_none)  # type: ignore[misc]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the parameters as they rest on this rank, after waiting for updates under way."""
-        engine = _engine_or_none(self)
+        engine = Engine.find(self)
         if engine is not None:
-            engine.finish_updates()
+            engine.updates.finish()
         return super().state_dict(*args, **kwargs)  # type: ignore[misc,no-any-return]
 
     @contextmanager
@@ -66,11 +64,11 @@ class ShardedModule:
         """Only add gradients up in backward passes inside this context."""
         engine = engine_of(self)
         before = engine.synchronizes
-        engine.set_synchronizes(enabled=False)
+        engine.gradients.set_synchronizes(enabled=False)
         try:
             yield
         finally:
-            engine.set_synchronizes(enabled=before)
+            engine.gradients.set_synchronizes(enabled=before)
 
 
 def mark(model: nn.Module) -> None:
@@ -96,7 +94,7 @@ class _Attachment:
         self._engine.after_step()
 
     def discard_gradients(self) -> None:
-        self._engine.discard_gradients()
+        self._engine.gradients.discard()
 
     def optimizer_state_dict(self) -> dict[str, Any]:
         return states.optimizer_state(self._engine)
@@ -105,18 +103,13 @@ class _Attachment:
         states.load_optimizer_state(self._engine, state)
 
 
-def _engine_or_none(model: Any) -> Engine | None:
-    found = _ENGINES.get(model)
-    return found() if found else None
-
-
 def engine_of(model: Any) -> Engine:
     """Return the engine of a sharded model.
 
     Raises:
         UsageError: it is not sharded.
     """
-    engine = _engine_or_none(model)
+    engine = Engine.find(model)
     if engine is None:
         raise UsageError(
             f"the model must be sharded by paro_advise.runtime.shard, got a plain {type(model).__name__}",
@@ -181,7 +174,7 @@ def shard(
     wanted, grid = checked_strategy(strategy), grid_of(group_size, device_mesh, ranks_per_node)
     if (reduce_dtype or param_dtype) == torch.float16:
         raise UsageError("gradients must be reduced in float32 or bfloat16, got float16, which overflows")
-    if model in _ENGINES:
+    if Engine.find(model) is not None:
         raise UsageError(
             "a model must be sharded once, got one that is sharded already", hint="use switch() to change it"
         )
@@ -202,7 +195,7 @@ def shard(
         _settle(engine, init)
     shards.attach(_Attachment(engine))
     mark(model)
-    _ENGINES[model] = weakref.ref(engine)
+    engine.register()
     return model, optimizer
 
 
@@ -231,12 +224,11 @@ def _agree_on(
 
 def _settle(engine: Engine, init: Callable[[nn.Module], None] | None) -> None:
     """Bring all units to rest, one after the other, and the optimizer to its rows."""
+    settings = engine.settings
     for unit in engine.units:
         if any(slot.parameter.is_meta for slot in unit.spec.slots):
             _materialize(engine, unit.spec, init)
-        masters = states.own_rows(engine, unit) if engine.has_own_masters() else None
-        engine.home_unit(unit)
-        engine.bind_masters(unit, masters)
+        engine.settle(unit, states.own_rows(engine, unit) if settings.has_own_masters else None)
     engine.place_shards()
     engine.start()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,9 +11,8 @@ from torch.distributed.tensor import DTensor
 from paro_advise.policies.strategy import Level
 
 if TYPE_CHECKING:
-    from paro_advise.policies.strategy import Strategy
+    from paro_advise.runtime.sharding.arrangement import Arrangement
     from paro_advise.runtime.sharding.engine import Engine
-    from paro_advise.runtime.sharding.exchange.channels import Channels
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
 
 
@@ -22,9 +20,9 @@ def own_rows(engine: Engine, unit: UnitState) -> list[torch.Tensor]:
     """Copy this rank's rows at the optimizer's level out of whole parameters, in their own type."""
     found = []
     for place, slot in enumerate(unit.spec.training):
-        start, stop = engine.rows_at(engine.levels.optimizer, unit, place)
+        start, stop = engine.arrangement.rows_at(engine.levels.optimizer, unit, place)
         rows = slot.parameter.detach()[start:stop]
-        found.append(rows.to(engine.optimizer_device, engine.master_dtype(slot), copy=True))
+        found.append(rows.to(engine.optimizer_device, slot.dtype, copy=True))
     return found
 
 
@@ -56,17 +54,17 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()  # noqa: SLF001 - to_local() makes a view
 
 
-def whole(context: Placement, unit: UnitState, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+def whole(source: Arrangement, unit: UnitState, rows: list[torch.Tensor]) -> list[torch.Tensor]:
     """Gather a unit's tensors whole, on the model's device, from each rank's rows at the optimizer's level.
 
     All ranks call it at once; the result takes the memory of the unit.
     """
     if not rows:
         return []
-    layout, channels, level = unit.layout, context.channels, context.levels.optimizer
+    layout, channels, level = unit.layout, source.gathering, source.levels.optimizer
     if level == Level.N:
-        return [row.to(context.device, copy=True) for row in rows]
-    dtype, device = rows[0].dtype, context.device
+        return [row.to(source.device, copy=True) for row in rows]
+    dtype, device = rows[0].dtype, source.device
     band = level == Level.I
     part = torch.zeros(layout.slab_elements if band else layout.slice_elements, dtype=dtype, device=device)
     places = layout.views_of_band(part) if band else layout.views_of_slice(part)
@@ -83,33 +81,22 @@ def whole(context: Placement, unit: UnitState, rows: list[torch.Tensor]) -> list
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Where the optimizer's rows lie.
-
-    Attributes:
-        levels: of the strategy.
-        channels: its groups.
-        device: the model's.
-    """
-
-    levels: Strategy
-    channels: Channels
-    device: torch.device
-
-
 def model_state(engine: Engine) -> dict[str, torch.Tensor]:
     """Return parameters and buffers by qualified names: what trains as the optimizer's rows.
 
     Every rank so writes its own part only, in the type the optimizer works in.
     """
-    engine.finish_updates()
+    engine.updates.finish()
     found: dict[str, torch.Tensor] = {}
     for unit in engine.units:
         trained = {slot.name: place for place, slot in enumerate(unit.spec.training)}
         for slot in unit.spec.slots:
             place = trained.get(slot.name)
-            value = slot.parameter.detach() if place is None else engine.as_sharded(unit, place, unit.masters[place])
+            value = (
+                slot.parameter.detach()
+                if place is None
+                else engine.arrangement.as_sharded(unit, place, unit.masters[place])
+            )
             found.update(dict.fromkeys(slot.aliases, value))
     persistent = engine.model.state_dict(keep_vars=True)
     found.update({name: value for name, value in engine.model.named_buffers() if name in persistent})
@@ -117,27 +104,27 @@ def model_state(engine: Engine) -> dict[str, torch.Tensor]:
 
 
 def move_unit(
-    engine: Engine, old: UnitState, unit: UnitState, placement: Placement, moments: dict[str, dict[str, torch.Tensor]]
+    engine: Engine, old: UnitState, unit: UnitState, before: Arrangement, moments: dict[str, dict[str, torch.Tensor]]
 ) -> None:
-    """Bring one unit from an old placement to the engine's present one.
+    """Bring one unit from an old arrangement to the engine's present one.
 
     Args:
         engine: has its new strategy already; FSDP2 is off.
         old: the unit as it was; loses its memory.
         unit: the unit as it shall be.
-        placement: where the old rows lie.
+        before: where the old rows lie.
         moments: the new rows of the optimizer's states, by name and key; filled.
     """
     names = [slot.name for slot in unit.spec.training]
     keys = sorted({key for name in names for key, _ in engine.shards.tensors(name)})
     for key in keys:
         rows = [local(dict(engine.shards.tensors(name))[key]) for name in names]
-        for place, (name, value) in enumerate(zip(names, whole(placement, old, rows), strict=True)):
-            start, stop = engine.rows_at(engine.levels.optimizer, unit, place)
+        for place, (name, value) in enumerate(zip(names, whole(before, old, rows), strict=True)):
+            start, stop = engine.arrangement.rows_at(engine.levels.optimizer, unit, place)
             moments.setdefault(name, {})[key] = value[start:stop].to(engine.optimizer_device, copy=True)
         for name in names:  # frees the old rows before the next kind of state is gathered
             engine.shards.map_states(name, lambda which, value, key=key: value if which != key else torch.empty(0))  # type: ignore[misc]
-    values = dict(zip(names, whole(placement, old, old.masters), strict=True))
+    values = dict(zip(names, whole(before, old, old.masters), strict=True))
     old.masters = []
     for slot in unit.spec.slots:
         value = values.get(slot.name)
@@ -145,6 +132,4 @@ def move_unit(
             frozen = slot.parameter.detach()
             value = frozen.full_tensor() if isinstance(frozen, DTensor) else frozen
         slot.fill(nn.Parameter(value, requires_grad=slot.trains))
-    masters = own_rows(engine, unit) if engine.has_own_masters() else None
-    engine.home_unit(unit)
-    engine.bind_masters(unit, masters)
+    engine.settle(unit, own_rows(engine, unit) if engine.settings.has_own_masters else None)

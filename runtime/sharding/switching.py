@@ -68,7 +68,7 @@ def switch(
     if group_size is None and device_mesh is None:
         group_size = engine.grid.group_size
     grid = grid_of(group_size, device_mesh, engine.grid.ranks_per_node)
-    engine.hide_gradients()
+    engine.gradients.hide()
     if any(unit.accumulated is not None or unit.reduced is not None for unit in engine.units):
         raise UsageError(
             "a switch must come between two steps, got gradients that wait for optimizer.step()",
@@ -97,21 +97,22 @@ def _move(engine: Engine, strategy: Strategy, grid: GroupGrid) -> None:
     synchronizes = engine.synchronizes
     unmark(engine.model)
     engine.stop()
-    placement = states.Placement(levels=engine.levels, channels=engine.gathering, device=engine.device)
-    old_units = engine.units
+    before = engine.arrangement
     engine.set_strategy(strategy, grid)
     moments: dict[str, dict[str, torch.Tensor]] = {}
-    for old, unit in zip(old_units, engine.units, strict=True):
-        states.move_unit(engine, old, unit, placement, moments)
+    for old, unit in zip(before.units, engine.units, strict=True):
+        states.move_unit(engine, old, unit, before, moments)
     engine.place_shards()
     for unit in engine.units:
         for place, slot in enumerate(unit.spec.training):
             if slot.name in moments:
-                new = {key: engine.as_sharded(unit, place, rows) for key, rows in moments[slot.name].items()}
+                new = {
+                    key: engine.arrangement.as_sharded(unit, place, rows) for key, rows in moments[slot.name].items()
+                }
                 engine.shards.optimizer.state[engine.shards.shards[slot.name]].update(new)
     engine.start()
     mark(engine.model)
-    engine.set_synchronizes(enabled=synchronizes)
+    engine.gradients.set_synchronizes(enabled=synchronizes)
 
 
 def _describe(engine: Engine) -> str:

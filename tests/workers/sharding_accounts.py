@@ -7,6 +7,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from accounting import held_bytes, sent_bytes
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -15,7 +16,6 @@ from paro_advise.policies.strategy import KEPT, Strategy
 from paro_advise.policies.traffic import Shape
 from paro_advise.runtime import engine_of, shard
 from paro_advise.runtime.measure.process_memory import forget_peak, peak_bytes, resident_bytes
-from paro_advise.runtime.sharding.accounting import held_bytes, sent_bytes
 
 # Reference strategies, section 3: units per micro-batch inside (on P, on D), across (P, D), and
 # per step inside and across (D). Written out here, not taken from the library.

@@ -65,7 +65,7 @@ def command(
       paro-advise analyze traces/ nccl.log --gpus-per-node 8
     """
     from paro_advise.advisor.analysis.build import build_analysis
-    from paro_advise.advisor.analysis.options import Options
+    from paro_advise.advisor.analysis.model import Options
     from paro_advise.advisor.commands.output import refuse_overwrite
     from paro_advise.advisor.commands.progress import Progress
 

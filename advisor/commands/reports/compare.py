@@ -64,7 +64,7 @@ def command(
       paro-advise compare before/ after/ --plan plan.json -o report.html
       paro-advise compare before/ after/ --min-gain 5 --json -
     """
-    from paro_advise.advisor.analysis.options import Options
+    from paro_advise.advisor.analysis.model import Options
     from paro_advise.advisor.commands.inputs import load_analysis
     from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same
     from paro_advise.advisor.commands.progress import Progress

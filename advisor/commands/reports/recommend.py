@@ -75,7 +75,7 @@ def command(
       paro-advise recommend traces/ --device-memory 80GiB -o plan.json
       paro-advise recommend run.json --redundancy-budget 4GiB
     """
-    from paro_advise.advisor.analysis.options import Options
+    from paro_advise.advisor.analysis.model import Options
     from paro_advise.advisor.commands.inputs import load_analysis
     from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same
     from paro_advise.advisor.commands.progress import Progress

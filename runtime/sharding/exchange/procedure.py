@@ -1,4 +1,4 @@
-"""What happens to the gradients and the updated parameters of one unit (reference strategies 2.2).
+"""What happens to the gradients and the updated parameters of one unit (docs/strategies.md, procedure).
 
 Gradients are delivered once per micro-batch (or, where they stay whole, once per step), brought to
 their level and added up there; at the accumulation boundary they go on to the optimizer's level.
@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paro_advise.core.collective import Op
+from paro_advise.errors import UsageError
+from paro_advise.policies.procedure import Scope, procedure_of
 from paro_advise.policies.strategy import Level
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paro_advise.policies.procedure import Hops
     from paro_advise.policies.strategy import Strategy
     from paro_advise.runtime.sharding.exchange.channels import Channels
     from paro_advise.runtime.sharding.parameters.layout import UnitLayout
@@ -46,7 +50,7 @@ class UnitState:
     reduced: torch.Tensor | None = None
 
 
-class Procedure:
+class UnitProcedure:
     """The collectives of a strategy.
 
     Args:
@@ -56,6 +60,7 @@ class Procedure:
 
     def __init__(self, strategy: Strategy, channels: Channels) -> None:
         self._strategy = strategy
+        self._hops = procedure_of(strategy)
         self._channels = channels
         self._world_size = channels.grid.world_size
 
@@ -69,12 +74,11 @@ class Procedure:
                 Overwritten.
             last: this is the accumulation boundary.
         """
-        level = self._strategy.gradient
-        if level == Level.N:
+        if self._strategy.gradient == Level.N:
             # Only called at the boundary: until then they add up where they are.
-            self._finish(unit, self._from_whole(unit, whole))
+            self._finish(unit, self._reduced(unit, whole, self._hops.synchronise))
             return
-        part = self._to_slab(unit, whole) if level == Level.I else self._to_piece(unit, whole)
+        part = self._reduced(unit, whole, self._hops.reduce)
         if unit.accumulated is None:
             unit.accumulated = part
         else:
@@ -86,7 +90,7 @@ class Procedure:
         """Bring what was added up at the gradients' level to the optimizer's."""
         part, unit.accumulated = unit.accumulated, None
         assert part is not None
-        self._finish(unit, self._from_slab(part) if self._strategy.gradient == Level.I else part)
+        self._finish(unit, self._reduced(unit, part, self._hops.synchronise))
 
     def _finish(self, unit: UnitState, total: torch.Tensor) -> None:
         total.div_(self._world_size)
@@ -94,6 +98,25 @@ class Procedure:
             unit.reduced = total
         else:
             unit.reduced.add_(total)
+
+    def _reduced(self, unit: UnitState, gradients: torch.Tensor, hops: Hops) -> torch.Tensor:
+        """Take gradients through collectives; those that keep a size work in place."""
+        channels = self._channels
+        for hop in hops:
+            match hop.op, hop.scope:
+                case Op.REDUCE_SCATTER, Scope.INSIDE:
+                    gradients = self._to_slab(unit, gradients)
+                case Op.REDUCE_SCATTER, Scope.ACROSS:
+                    gradients = channels.reduce_across(gradients)
+                case Op.REDUCE_SCATTER, Scope.WORLD:
+                    gradients = channels.reduce_all(gradients, by_rank=self._strategy.parameter == Level.G)
+                case Op.ALL_REDUCE, Scope.ACROSS:
+                    channels.sum_across(gradients)
+                case Op.ALL_REDUCE, Scope.WORLD:
+                    channels.sum_all(gradients)
+                case _:
+                    raise UsageError(f"gradients of {self._strategy} must go by collectives that we run, got {hop}")
+        return gradients
 
     def _to_slab(self, unit: UnitState, whole: torch.Tensor) -> torch.Tensor:
         """Return level I: the sum inside the group of this rank's slab."""
@@ -107,34 +130,6 @@ class Procedure:
             layout.nest(nested, slab, grid.local)
             return nested
         return slab
-
-    def _to_piece(self, unit: UnitState, whole: torch.Tensor) -> torch.Tensor:
-        """Return level G: the sum over all ranks of this rank's slices."""
-        match self._strategy.parameter:
-            case Level.I:
-                return self._channels.reduce_across(self._to_slab(unit, whole))
-            case Level.G:
-                return self._channels.reduce_all(whole, by_rank=True)
-            case _:
-                return self._channels.reduce_all(whole)
-
-    def _from_slab(self, slab: torch.Tensor) -> torch.Tensor:
-        """Bring level I, reduced inside the group, to the optimizer's."""
-        if self._strategy.optimizer == Level.G:
-            return self._channels.reduce_across(slab)
-        self._channels.sum_across(slab)
-        return slab
-
-    def _from_whole(self, unit: UnitState, whole: torch.Tensor) -> torch.Tensor:
-        """Bring level N to the optimizer's."""
-        match self._strategy.optimizer:
-            case Level.N:
-                self._channels.sum_all(whole)
-                return whole
-            case Level.I:
-                return self._from_slab(self._to_slab(unit, whole))
-            case _:
-                return self._to_piece(unit, whole)
 
     def publish(self, unit: UnitState, held: Sequence[torch.Tensor]) -> None:
         """Bring updated parameters from the optimizer's level to the parameters'.

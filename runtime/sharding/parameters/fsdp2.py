@@ -2,7 +2,7 @@
 
 FSDP2 gathers and frees parameters around forward and backward. What it reduces is taken out of its
 hands: a custom reduce-scatter keeps the unreduced gradients of a unit for our own procedure, and
-what FSDP2 then believes to be the sharded gradient is dropped (reference runtime, section 1.3).
+what FSDP2 then believes to be the sharded gradient is dropped (docs/runtime.md, sharding).
 Checked with torch 2.13.
 """
 

@@ -3,8 +3,8 @@
 A unit is what is gathered and reduced together (a transformer block, say). With m ranks a group,
 g groups and N = m * g ranks, local rank k of group j (rank j * m + k) owns at level G a *slice* of
 every parameter, r rows long, and at level I all that the slices of local rank k in all groups
-hold. Going between the two levels so needs traffic across groups only (reference strategies,
-section 1.2). There are two ways to cut:
+hold. Going between the two levels so needs traffic across groups only (docs/strategies.md,
+the three states). There are two ways to cut:
 
 * by bands: band k holds c rows from row k * c on, and slice (k, j) is the j-th of g parts of it.
   Needed wherever parameters or optimizer states rest at level I.

@@ -1,24 +1,23 @@
-"""A chosen strategy with one level changed at a time, as the plan predicts it (pure)."""
+"""A chosen strategy with one letter changed at a time, as the plan predicts it (pure)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paro_advise.core.model_state import MODEL_STATES
 from paro_advise.policies.strategy import PARTIAL_ONLY, Strategy, dominated_by
 
 if TYPE_CHECKING:
     from paro_advise.policies.plan import Choice, Plan
 
-STATES = ("parameter", "gradient", "optimizer")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ablation:
-    """One changed level.
+    """One changed letter.
 
     Attributes:
-        state: whose level is changed.
+        state: whose letter is changed.
         triple: the result.
         choice: the plan's prediction of it; None where the strategy is not run.
         reason: why there is none.
@@ -34,7 +33,7 @@ def ablations(plan: Plan) -> tuple[Ablation, ...]:
     """Return all neighbours of the chosen strategy, state by state."""
     chosen = plan.chosen
     found = []
-    for place, state in enumerate(STATES):
+    for place, state in enumerate(MODEL_STATES):
         for level in "NIG":
             if level == chosen.triple[place]:
                 continue

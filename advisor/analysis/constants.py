@@ -1,0 +1,15 @@
+"""From which shares a regime or a finding is named, with unit and origin."""
+
+from __future__ import annotations
+
+HIDDEN_SHARE = 0.02  # of a step below which exposed communication is negligible; docs/formats.md, analysis
+WAIT_SHARE = 0.5  # of a state that waits for it to be straggler bound: more than half
+LATENCY_SHARE = 0.5  # of a transfer that is latency for it to be latency bound: more than half
+CONTENTION_RATIO = 1.3  # of transfers while computing to those alone; assumed: less is noise
+CONTENTION_SHARE = 0.5  # of a state that must be overlapped for contention to limit it: more than half
+HOST_IDLE_SHARE = 0.2  # of a step that devices idle for the step to be host bound; assumed
+COMPUTE_SHARE = 0.05  # of a step with exposed communication below which it is compute bound; assumed
+EVIDENCE_SHARE = 0.05  # of a state's time that evidence must carry to count; docs/formats.md, analysis
+FINDING_SHARE = 0.02  # of a step or of communication from which a finding applies; as HIDDEN_SHARE
+MAX_COLLECTIVE_KINDS = 240  # kinds of collectives in the JSON; bounds its size
+MAX_REMARKS = 200  # remarks of inputs about themselves in the JSON; bounds its size

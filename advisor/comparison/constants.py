@@ -1,0 +1,15 @@
+"""When a change counts as real, with unit and origin."""
+
+from __future__ import annotations
+
+REAL_CHANGE_PCT = 2.5  # % by which repeats of one job differ; above it a change is real (`make bench-loop`)
+NARROW_RANGE_PCT = 5.0  # % either way; a narrower range around zero means the same (`make bench-loop`)
+MAX_POINTS = 400  # points of a curve in the JSON; bounds its size
+NUM_RESAMPLES = 2_000  # draws of the bootstrap; 1 % tails then rest on 20 of them
+TRIM_SHARE = 0.25  # of the steps left out at each end: the mean of the middle half (interquartile mean)
+MIN_SAMPLES = 4  # steps or ranks without which a change has no range
+MAX_STEP_CORRELATION = 0.5  # between the steps of two runs from which they are compared pair by pair; assumed
+SIGNIFICANT_SIGMAS = 2.0  # standard errors from which steps count as correlated: 95 %
+TAIL_SHARE = 0.01  # on each side of a 98 % range
+EXTREME_SIGMAS = 30.0  # logarithm of a time beyond which it only would overflow
+SAME_COUNT_SHARE = 0.02  # by which parameter counts may differ: traces hold the padding of uneven shards

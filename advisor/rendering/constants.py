@@ -1,0 +1,14 @@
+"""Bounds of pages and terminal output, with unit and reason."""
+
+from __future__ import annotations
+
+MAX_DRAWN_RANKS = 128  # ranks that are all drawn; above, only those that stand out
+CHART_WIDTH = 960.0  # of the drawing, px; scales with the page
+LABEL_WIDTH = 118.0  # of the labels left of bars, px
+MAX_MARKS = 5000  # marks of one chart; bounds the size of a page
+MAX_COLLECTIVES = 60  # rows of the table of collectives
+HTA_TEXT_ROWS = 8  # traces listed on a terminal; the report lists all
+SHOWN_CANDIDATES = 8  # candidates listed on a terminal; the JSON holds all
+PAGE_CANDIDATES = 14  # candidates listed on a page; the JSON holds all
+WORST_RANKS = 16  # slowest ranks drawn then
+BEST_RANKS = 4  # fastest ranks drawn then

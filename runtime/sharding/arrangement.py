@@ -1,0 +1,132 @@
+"""A model under one strategy: its levels, groups, units, and the meshes that its shards are shown on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Shard
+
+from paro_advise.policies.strategy import Level, Strategy
+from paro_advise.runtime.sharding.exchange.channels import Channels
+from paro_advise.runtime.sharding.exchange.procedure import UnitState
+from paro_advise.runtime.sharding.parameters.layout import UnitLayout
+from paro_advise.runtime.sharding.settings import effective
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.runtime.sharding.exchange.channels import GroupGrid
+    from paro_advise.runtime.sharding.parameters.units import UnitSpec
+
+
+class Communicators:
+    """The channels and meshes of a model, made once per group size and device."""
+
+    def __init__(self) -> None:
+        self._channels: dict[int, tuple[Channels, Channels]] = {}
+        self._meshes: dict[tuple[int, str], DeviceMesh] = {}
+
+    def channels(self, grid: GroupGrid) -> tuple[Channels, Channels]:
+        """Return the channels of reductions and of gathers; both run at once, so each has its own communicators."""
+        if grid.group_size not in self._channels:
+            self._channels[grid.group_size] = (Channels(grid), Channels(grid))
+        return self._channels[grid.group_size]
+
+    def world_mesh(self, grid: GroupGrid, device: torch.device) -> DeviceMesh:
+        """Return the mesh over all ranks."""
+        key = (0, device.type)
+        if key not in self._meshes:
+            self._meshes[key] = DeviceMesh(device.type, torch.arange(grid.world_size), mesh_dim_names=("world",))
+        return self._meshes[key]
+
+    def nested_mesh(self, grid: GroupGrid, device: torch.device) -> DeviceMesh:
+        """Return the mesh over the ranks of a group, then over groups."""
+        key = (grid.group_size, device.type)
+        if key not in self._meshes:
+            mesh = DeviceMesh(device.type, torch.tensor(grid.nested_ranks), mesh_dim_names=("inside", "across"))
+            # Norms over both dimensions then take one all-reduce.
+            mesh._flatten("all")  # noqa: SLF001 - there is no public name
+            self._meshes[key] = mesh
+        return self._meshes[key]
+
+
+class Arrangement:
+    """A model under one strategy.
+
+    Attributes:
+        strategy: as asked for.
+        levels: the same with level I only where it differs from N and G.
+        grid: groups.
+        units: in the order of ``find_units``: the root last.
+        reducing, gathering: channels of gradients, and of parameters.
+        device: the model's.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[UnitSpec],
+        strategy: Strategy,
+        grid: GroupGrid,
+        device: torch.device,
+        communicators: Communicators,
+    ) -> None:
+        self.strategy, self.grid, self.device = strategy, grid, device
+        self.levels = effective(strategy, grid)
+        self.reducing, self.gathering = communicators.channels(grid)
+        self._communicators = communicators
+        self.units = [UnitState(spec=spec, layout=self._layout(spec)) for spec in specs]
+
+    def _layout(self, spec: UnitSpec) -> UnitLayout:
+        levels = self.levels
+        return UnitLayout.of(
+            [slot.shape for slot in spec.training],
+            group_size=self.grid.group_size,
+            num_groups=self.grid.num_groups,
+            nested=levels.optimizer == Level.G,
+            by_ranks=levels.optimizer == Level.G and levels.parameter != Level.I,
+        )
+
+    @property
+    def forward_order(self) -> list[UnitState]:
+        """Return the units as forward uses them: the root first; its gradients are complete last."""
+        return [self.units[-1], *self.units[:-1]]
+
+    def rows_at(self, level: Level, unit: UnitState, place: int) -> tuple[int, int]:
+        """Return the rows of a trained parameter that this rank has at a level."""
+        rows, grid = unit.layout.rows[place], self.grid
+        match level:
+            case Level.N:
+                return 0, rows.num_rows
+            case Level.I:
+                return rows.band(grid.local)
+            case _:
+                return rows.slice(grid.local, grid.group)
+
+    def parameter_mesh(self) -> DeviceMesh:
+        """Return the mesh that FSDP2 shards over: the group, or all ranks."""
+        if self.levels.parameter == Level.I:
+            return self._communicators.nested_mesh(self.grid, self.device)["inside"]
+        return self._communicators.world_mesh(self.grid, self.device)
+
+    def as_sharded(self, unit: UnitState, place: int, local: torch.Tensor) -> torch.Tensor:
+        """Return the rows at the optimizer's level as a DTensor; whole tensors stay as they are."""
+        level = self.levels.optimizer
+        if level == Level.N or self.grid.world_size == 1:
+            return local
+        placements: list[Placement] = [Shard(0)]
+        if level == Level.I:
+            mesh = self._communicators.nested_mesh(self.grid, local.device)["inside"]
+        elif unit.layout.rows[place].band_rows:
+            mesh, placements = self._communicators.nested_mesh(self.grid, local.device), [Shard(0), Shard(0)]
+        else:
+            mesh = self._communicators.world_mesh(self.grid, local.device)
+        shape = unit.spec.training[place].shape
+        stride = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+    def span_name(self, state: str, unit: UnitState) -> str:
+        """Return what a profile shows of a job: the model state it moves, of which unit, under which strategy."""
+        count = sum(slot.shape.numel() for slot in unit.spec.training)
+        return f"{state} ({unit.spec.name or 'root'}) {count} {self.levels}/{self.grid.group_size}"

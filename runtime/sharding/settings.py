@@ -1,0 +1,54 @@
+"""How a model is sharded beside its strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paro_advise.policies.strategy import Level, Strategy
+
+if TYPE_CHECKING:
+    import torch
+
+    from paro_advise.runtime.sharding.exchange.channels import GroupGrid
+    from paro_advise.runtime.sharding.parameters.units import Slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the user of ``shard`` asks for.
+
+    Attributes:
+        param_dtype: type to compute in and to keep parameters in; None for the parameters' own.
+        reduce_dtype: type gradients are added up and reduced in; None for the parameters' own.
+        reshard_root: free the root's parameters after forward too, as those of all other units.
+        overlap_updates: let the next forward wait for the updated parameters of each unit, not
+            ``optimizer.step()``; parameters must not be read in between.
+        offload_optimizer: keep the optimizer's parameters and states in the host's memory and step there.
+    """
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    reshard_root: bool = False
+    overlap_updates: bool = False
+    offload_optimizer: bool = False
+
+    @property
+    def has_own_masters(self) -> bool:
+        """Tell whether the optimizer's parameters have memory of their own, of another type or place."""
+        return self.param_dtype is not None or self.offload_optimizer
+
+    def gradient_dtype(self, slot: Slot) -> torch.dtype:
+        """Return the type in which a parameter's gradients are added up and reduced."""
+        return self.reduce_dtype or self.param_dtype or slot.dtype
+
+
+def effective(strategy: Strategy, grid: GroupGrid) -> Strategy:
+    """Return a strategy with level I only where groups differ from ranks and from the world."""
+    if 1 < grid.group_size < grid.world_size:
+        return strategy
+    letter = Level.N if grid.group_size == 1 else Level.G
+    levels = (
+        letter if level == Level.I else level for level in (strategy.parameter, strategy.gradient, strategy.optimizer)
+    )
+    return Strategy.parse("".join(levels))

@@ -1,0 +1,64 @@
+"""Brings updated parameters from the optimizer's level back to the parameters'."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paro_advise.runtime.ho_ring.spans import Span
+from paro_advise.runtime.sharding.exchange.channels import Queue
+from paro_advise.runtime.sharding.exchange.procedure import UnitProcedure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from paro_advise.runtime.sharding.arrangement import Arrangement
+    from paro_advise.runtime.sharding.exchange.procedure import UnitState
+    from paro_advise.runtime.sharding.homes import ParameterHomes
+
+
+class UpdatePublisher:
+    """Publishes updates unit by unit, in forward order.
+
+    Attributes:
+        queue: the thread of gathers.
+    """
+
+    def __init__(self, num_units: int, homes: ParameterHomes) -> None:
+        self.queue = Queue("an update of parameters", depth=num_units + 1)
+        self._homes = homes
+        self._under_way: dict[str, Future[None]] = {}
+
+    def arrange(self, arrangement: Arrangement) -> None:
+        """Work under a strategy from now on."""
+        self._arrangement = arrangement
+        self._procedure = UnitProcedure(arrangement.levels, arrangement.gathering)
+
+    def publish(self, *, wait: bool = True) -> None:
+        """Bring the optimizer's rows to the parameters' level."""
+        for unit in self._arrangement.forward_order:
+            if unit.spec.training:
+                self._under_way[unit.spec.name] = self.queue.submit(self._job(unit))
+        if wait:
+            self.finish()
+
+    def _job(self, unit: UnitState) -> Callable[[], None]:
+        held = self._homes.held(self._arrangement, unit)
+        name = self._arrangement.span_name("optimizer", unit)
+
+        def run() -> None:
+            with Span(name):
+                self._procedure.publish(unit, held)
+
+        return run
+
+    def wait_for(self, unit: UnitState) -> None:
+        """Wait until the parameters of one unit are up to date."""
+        update = self._under_way.pop(unit.spec.name, None)
+        if update is not None:
+            self.queue.result(update)
+
+    def finish(self) -> None:
+        """Wait until all parameters are up to date."""
+        self._under_way.clear()
+        self.queue.drain()
