@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DEMO := .demo
 
-.PHONY: help demo test lint types contract unit test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-host bench-memory clean
+.PHONY: help demo test lint types contract unit coverage constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-host bench-memory clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,6 +40,12 @@ contract: .venv/test.stamp ## Imports between the rooms and inside them
 
 unit: .venv/test.stamp ## Tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+coverage: .venv/test.stamp ## Tests with branch coverage of everything that runs without a GPU (20 minutes)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered
+
+constants: .venv/test.stamp ## Write docs/constants.md from the code
+	$(BIN)/python benchmarks/list_constants.py > docs/constants.md
 
 test-slow: .venv/test.stamp ## The long runs of sharding: all optimizers, groups, checkpoints (15 minutes)
 	$(BIN)/python -m pytest -m slow

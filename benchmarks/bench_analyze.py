@@ -99,7 +99,7 @@ def _import_ours() -> None:
 def _child_ours(paths: list[Path], _: Path) -> dict[str, Any]:
     _import_ours()
     from paro_advise.advisor.analysis.build import build_analysis
-    from paro_advise.advisor.analysis.options import Options
+    from paro_advise.advisor.analysis.model import Options
     from paro_advise.advisor.facts.rank_facts import rank_facts
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
     from paro_advise.trace_parsers.read import read_source
@@ -115,7 +115,7 @@ def _child_ours(paths: list[Path], _: Path) -> dict[str, Any]:
 def _child_gather(paths: list[Path], cache: Path, jobs: int = 1) -> dict[str, Any]:
     _import_ours()
     from paro_advise.advisor.analysis.build import build_analysis
-    from paro_advise.advisor.analysis.options import Options
+    from paro_advise.advisor.analysis.model import Options
     from paro_advise.advisor.facts.reading import read_all
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
 

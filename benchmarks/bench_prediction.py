@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paro_advise.advisor.analysis.options import Options
+from paro_advise.advisor.analysis.model import Options
 from paro_advise.advisor.commands.inputs import load_analysis
 from paro_advise.advisor.commands.progress import Progress
 from paro_advise.advisor.prediction.calibrate import calibrate

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Draws: TypeAlias = "float | NDArray[np.float64]"
 
 
-class Algorithm(StrEnum):
+class RingAlgorithm(StrEnum):
     """A way to do a collective."""
 
     RING = "ring"  # one ring over all ranks
@@ -78,7 +78,7 @@ def smaller(first: Draws, second: Draws) -> Draws:
     return cast("Draws", first + (second - first) * (second < first))
 
 
-def effort_of(algorithm: Algorithm, operation: Op, num_bytes: float, nodes: int, local: int) -> Effort:
+def effort_of(algorithm: RingAlgorithm, operation: Op, num_bytes: float, nodes: int, local: int) -> Effort:
     """Return what an all-gather, a reduce-scatter or an all-reduce asks of the links.
 
     Args:
@@ -94,7 +94,7 @@ def effort_of(algorithm: Algorithm, operation: Op, num_bytes: float, nodes: int,
         raise UsageError(f"a cost must be asked of an all-gather, reduce-scatter or all-reduce, got {operation}")
     if nodes * local == 1:
         return Effort()
-    once = (_ring if algorithm == Algorithm.RING else _ho_ring)(num_bytes, nodes, local)
+    once = (_ring if algorithm == RingAlgorithm.RING else _ho_ring)(num_bytes, nodes, local)
     return once * 2 if operation == Op.ALL_REDUCE else once
 
 

@@ -14,7 +14,7 @@ from paro_advise.core.documents import Format, document_bytes, from_json
 from paro_advise.errors import ForeignDataError
 from paro_advise.policies.frameworks.model import Fidelity, Offload, Variant
 from paro_advise.policies.frameworks.registry import approximation_of, exports_of
-from paro_advise.policies.strategy import Collectives, Strategy
+from paro_advise.policies.strategy import CollectiveBackend, Strategy
 
 FORMAT = Format(name="paro-advise/plan", version="1.3")
 
@@ -76,7 +76,7 @@ class Choice:
 
     triple: str
     group_size: int | None
-    collectives: Collectives
+    collectives: CollectiveBackend
     predicted: Prediction
     redundancy_bytes: float
     exports: dict[str, Fidelity]
@@ -118,7 +118,7 @@ class BudgetStep:
     redundancy_bytes: float
     triple: str
     group_size: int | None
-    collectives: Collectives
+    collectives: CollectiveBackend
     step_time_us: float
     saved_us_per_gib: float | None
 
@@ -231,7 +231,7 @@ def as_framework_runs(plan: Plan, framework: str) -> Choice | None:
     holds no such prediction.
     """
     chosen = plan.chosen
-    fidelity = exports_of(Strategy.parse(chosen.triple), Collectives.NATIVE).get(framework)
+    fidelity = exports_of(Strategy.parse(chosen.triple), CollectiveBackend.NATIVE).get(framework)
     triple, variant = chosen.triple, chosen.variant
     if fidelity == Fidelity.APPROXIMATE and not variant:
         triple, variant = approximation_of(chosen.triple, framework) or (triple, variant)
@@ -239,7 +239,7 @@ def as_framework_runs(plan: Plan, framework: str) -> Choice | None:
         choice
         for choice in plan.candidates
         if (choice.triple, choice.variant, choice.collectives, choice.offload)
-        == (triple, variant, Collectives.NATIVE, chosen.offload)
+        == (triple, variant, CollectiveBackend.NATIVE, chosen.offload)
     ]
     return next((choice for choice in fitting if choice.group_size in (None, chosen.group_size)), None)
 

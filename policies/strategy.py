@@ -21,7 +21,7 @@ class Level(StrEnum):
     G = "G"  # sharded over all ranks
 
 
-class Collectives(StrEnum):
+class CollectiveBackend(StrEnum):
     """What moves the bytes of a strategy."""
 
     NATIVE = "native"  # the backend's own collectives

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.policies.strategy import Collectives
+from paro_advise.policies.strategy import CollectiveBackend
 
 if TYPE_CHECKING:
     from paro_advise.policies.plan import Choice
@@ -42,7 +42,7 @@ def choice_name(choice: Choice) -> str:
     name = strategy_name(choice.triple, choice.group_size)
     if choice.variant:
         name += f", {choice.variant.label}"
-    if choice.collectives == Collectives.HO_RING:
+    if choice.collectives == CollectiveBackend.HO_RING:
         name += " with HO-Ring"
     if choice.offload:
         name += f", {choice.offload.replace('+parameter', ' and parameters')} on the host"
@@ -57,4 +57,4 @@ def short_choice_name(choice: Choice) -> str:
 
 def collectives_name(choice: Choice) -> str:
     """Return what moves the bytes of a choice: HO-Ring, native, or a framework's setting."""
-    return "HO-Ring" if choice.collectives == Collectives.HO_RING else choice.variant.label
+    return "HO-Ring" if choice.collectives == CollectiveBackend.HO_RING else choice.variant.label

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.errors import InputError, NoInputError
 from paro_advise.trace_parsers.bytes.blocks import SourceRef, archive_members
+from paro_advise.trace_parsers.constants import MAX_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 # Never traces: what we write ourselves, code, pictures, papers.
 _SKIPPED_SUFFIXES = {".html", ".htm", ".py", ".png", ".jpg", ".jpeg", ".svg", ".pdf", ".ipynb", ".pyc", ".sh"}
-_MAX_FILES = 20_000
 
 
 def find_inputs(paths: Iterable[str]) -> tuple[list[SourceRef], bool]:
@@ -32,7 +32,7 @@ def find_inputs(paths: Iterable[str]) -> tuple[list[SourceRef], bool]:
         NoInputError: a path does not exist or holds no file.
         InputError: an archive cannot be read, or there are more than 20,000 files.
     """
-    found: dict[str, SourceRef] = {}
+    refs: dict[str, SourceRef] = {}
     is_collection = False
     for text in paths:
         files, expanded = _expand(text)
@@ -44,20 +44,23 @@ def find_inputs(paths: Iterable[str]) -> tuple[list[SourceRef], bool]:
                 hint="pass trace files, folders that hold them, or quoted globs",
             )
         for path in files:
-            if path.name.lower().endswith(_ARCHIVES):
-                is_collection = True
-                for member in archive_members(path):
-                    ref = SourceRef(path=path, member=member)
-                    found[_identity(path) + "!" + member] = ref
-            else:
-                found[_identity(path)] = SourceRef(path=path)
-            if len(found) > _MAX_FILES:
-                raise InputError(f"one analysis takes at most {_MAX_FILES} files", where=text)
-    return [found[key] for key in sorted(found)], is_collection
+            is_collection |= _is_archive(path)
+            refs.update(_refs_of_file(path))
+            if len(refs) > MAX_FILES:
+                raise InputError(f"one analysis takes at most {MAX_FILES} files", where=text)
+    return [refs[key] for key in sorted(refs)], is_collection
 
 
-def _identity(path: Path) -> str:
-    return str(path.resolve())
+def _is_archive(path: Path) -> bool:
+    return path.name.lower().endswith(_ARCHIVES)
+
+
+def _refs_of_file(path: Path) -> dict[str, SourceRef]:
+    """Return a file, or the members of an archive, by a name that is the same for all ways to it."""
+    identity = str(path.resolve())
+    if not _is_archive(path):
+        return {identity: SourceRef(path=path)}
+    return {f"{identity}!{member}": SourceRef(path=path, member=member) for member in archive_members(path)}
 
 
 def _expand(text: str) -> tuple[list[Path], bool]:

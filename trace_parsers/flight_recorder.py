@@ -13,25 +13,33 @@ from collections import Counter
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.errors import BrokenInputError, InputError
-from paro_advise.trace_parsers.bytes.safe_pickle import MAX_BYTES, load_plain
-from paro_advise.trace_parsers.kernel_kinds import op_of_name
-from paro_advise.trace_parsers.side_rows import (
-    NoticeList,
-    RowBuffer,
-    integer,
-    parsed_source,
-    real,
-    short,
-    whole,
+from paro_advise.trace_parsers.bytes.constants import MAX_PICKLE_BYTES
+from paro_advise.trace_parsers.bytes.safe_pickle import load_plain
+from paro_advise.trace_parsers.constants import (
+    MAX_DIMENSIONS,
+    MAX_ENTRIES,
+    MAX_FRAMES,
+    MAX_GROUPS,
+    MAX_PENDING_TEXT,
+    MAX_READ_FRAMES,
+    MAX_TENSORS,
+    MAX_VISITS,
+    MAX_WORLD_SIZE,
 )
+from paro_advise.trace_parsers.kernel_kinds import op_of_name
+from paro_advise.trace_parsers.notice import NoticeList
+from paro_advise.trace_parsers.side_rows import RowBuffer, parsed_source
 from paro_advise.trace_parsers.tables import COLLECTIVE_COLUMNS, ProcessGroup, SourceHeader
+from paro_advise.trace_parsers.values import bounded_float, bounded_int, bounded_text, parse_int
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paro_advise.trace_parsers.bytes.readable import Readable
     from paro_advise.trace_parsers.tables import ParsedSource, SourceFile
 
@@ -39,13 +47,6 @@ _RANK_IN_NAME = re.compile(r"(?:_dump_|rank[_-]?|trace_)(\d{1,7})(?:\.\w{1,10})?
 _FROM_TORCH = re.compile(
     r"(?:^|/)torch/(?!distributed/(?:fsdp|optim|_composable)/|nn/parallel/|optim/)|\.(?:cpp|h|cu)$|^<|^\?\?"
 )
-_MAX_FRAMES = 6
-_MAX_TENSORS = 4096
-_MAX_ENTRIES = 200_000
-# A pickle can repeat one long list of shapes or frames at the price of two bytes.
-_MAX_VISITS = 3_000_000
-_MAX_GROUPS = 65536
-_MAX_WORLD = 1 << 20
 
 
 @dataclass(slots=True)
@@ -60,22 +61,24 @@ class _Scan:
     num_without_size: int = 0
     _num_visits: int = 0
 
-    def entry(self, entry: object) -> None:
+    def add(self, entry: object) -> None:
         self.num_entries += 1
         if not isinstance(entry, dict):
             self.num_broken += 1
             return
-        name = short(entry.get("profiling_name"), 120)
-        created = whole(entry.get("time_created_ns"), 1)
-        if not name or self.rows.num_rows >= _MAX_ENTRIES:
+        name = bounded_text(entry.get("profiling_name"), 120)
+        created = bounded_int(entry.get("time_created_ns"), 1)
+        if not name or self.rows.num_rows >= MAX_ENTRIES:
             self.num_broken += 1
             return
+        self._add_row(entry, name, created)
+
+    def _add_row(self, entry: dict[str, object], name: str, created: int | None) -> None:
         group, description = _group_of(entry.get("process_group"))
         op = Op.BARRIER if "barrier" in name else op_of_name(name.partition(":")[2] or name)
-        is_p2p = entry.get("is_p2p") is True
-        seq = whole(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id", entry.get("seq_id")))
-        self._state(entry, created, f"{name} seq {seq} of group {group or '?'} {description}".strip())
-        is_affordable = self._affords(entry)
+        seq = _sequence_number(entry)
+        self._note_state(entry, created, f"{name} seq {seq} of group {group or '?'} {description}".strip())
+        is_affordable = self._can_afford(entry)
         dtype, num_bytes = _size(entry, op) if is_affordable else ("", None)
         self.num_without_size += num_bytes is None
         known = self.groups.get(group)
@@ -85,7 +88,7 @@ class _Scan:
             start_us=start_ns,
             end_us=end_ns,
             issue_us=created,
-            issue_tid=integer(thread) if isinstance(thread, str) else whole(thread),
+            issue_tid=parse_int(thread) if isinstance(thread, str) else bounded_int(thread),
             op=op.value,
             bytes=num_bytes,
             dtype=dtype,
@@ -96,25 +99,25 @@ class _Scan:
             seq=seq,
             name=name,
             owner=_owner(entry.get("frames")) if is_affordable else "",
-            phase="backward" if short(entry.get("thread_name")).startswith("pt_autograd") else "",
+            phase="backward" if bounded_text(entry.get("thread_name")).startswith("pt_autograd") else "",
         )
 
-    def _affords(self, entry: dict[str, Any]) -> bool:
+    def _can_afford(self, entry: dict[str, object]) -> bool:
         lists = [entry.get(name) for name in ("frames", "input_sizes", "output_sizes")]
-        self._num_visits += sum(min(len(item), _MAX_TENSORS) for item in lists if isinstance(item, list | tuple))
-        return self._num_visits <= _MAX_VISITS
+        self._num_visits += sum(min(len(item), MAX_TENSORS) for item in lists if isinstance(item, list | tuple))
+        return self._num_visits <= MAX_VISITS
 
-    def _state(self, entry: dict[str, Any], created: int | None, what: str) -> None:
-        state = short(entry.get("state"), 40) or "unknown"
+    def _note_state(self, entry: dict[str, object], created: int | None, what: str) -> None:
+        state = bounded_text(entry.get("state"), 40) or "unknown"
         self.states[state] += 1
         if state != "completed" and (self.first_open is None or (created or 0) < self.first_open[0]):
             self.first_open = (created or 0, what)
 
-    def _times(self, entry: dict[str, Any]) -> tuple[int | None, int | None]:
+    def _times(self, entry: dict[str, object]) -> tuple[int | None, int | None]:
         """Return (start, end) in ns since the epoch; both or none."""
-        start_ns = whole(entry.get("time_discovered_started_ns"), 1)
-        end_ns = whole(entry.get("time_discovered_completed_ns"), 1)
-        duration_ms = real(entry.get("duration_ms"), high=1e12)
+        start_ns = bounded_int(entry.get("time_discovered_started_ns"), 1)
+        end_ns = bounded_int(entry.get("time_discovered_completed_ns"), 1)
+        duration_ms = bounded_float(entry.get("duration_ms"), high=1e12)
         if start_ns is None:
             return None, None
         if duration_ms is not None:
@@ -125,30 +128,36 @@ class _Scan:
         return start_ns, end_ns
 
 
+def _sequence_number(entry: dict[str, object]) -> int | None:
+    """Return the number within the group; transfers between two ranks are counted apart."""
+    name = "p2p_seq_id" if entry.get("is_p2p") is True else "collective_seq_id"
+    return bounded_int(entry.get(name, entry.get("seq_id")))
+
+
 def _group_of(value: object) -> tuple[str, str]:
     """Return (name, description) of the pair that an entry holds."""
     if isinstance(value, list | tuple) and len(value) >= 2:
-        return short(value[0], 200), short(value[1], 200)
-    return short(value, 200), ""
+        return bounded_text(value[0], 200), bounded_text(value[1], 200)
+    return bounded_text(value, 200), ""
 
 
 def _tensors_bytes(sizes: object, dtypes: object) -> tuple[str, int | None]:
     """Return (first type, bytes of all tensors together)."""
     if not isinstance(sizes, list | tuple) or not isinstance(dtypes, list | tuple) or not dtypes:
         return "", None
-    first = short(dtypes[0], 40)
+    first = bounded_text(dtypes[0], 40)
     total = 0
-    for index, shape in enumerate(sizes[:_MAX_TENSORS]):
-        size = dtype_bytes(short(dtypes[min(index, len(dtypes) - 1)], 40))
-        is_shape = isinstance(shape, list | tuple) and len(shape) <= 16
-        dims = [whole(dim) for dim in shape] if is_shape else [None]
+    for index, shape in enumerate(sizes[:MAX_TENSORS]):
+        size = dtype_bytes(bounded_text(dtypes[min(index, len(dtypes) - 1)], 40))
+        is_shape = isinstance(shape, list | tuple) and len(shape) <= MAX_DIMENSIONS
+        dims = [bounded_int(dim) for dim in shape] if is_shape else [None]
         if size is None or None in dims:
             return first, None
         total += size * prod(dim for dim in dims if dim is not None)
-    return first, whole(total) if sizes else None
+    return first, bounded_int(total) if sizes else None
 
 
-def _size(entry: dict[str, Any], op: Op) -> tuple[str, int | None]:
+def _size(entry: dict[str, object], op: Op) -> tuple[str, int | None]:
     """Return (type, bytes of the full buffer): the larger side of gathers, else the input."""
     dtype, given = _tensors_bytes(entry.get("input_sizes"), entry.get("input_dtypes"))
     out_dtype, taken = _tensors_bytes(entry.get("output_sizes"), entry.get("output_dtypes"))
@@ -162,13 +171,13 @@ def _owner(frames: object) -> str:
     if not isinstance(frames, list | tuple):
         return ""
     inner: list[str] = []
-    for frame in frames[:256]:
+    for frame in frames[:MAX_READ_FRAMES]:
         if not isinstance(frame, dict):
             continue
-        path = short(frame.get("filename")).replace("\\", "/")
+        path = bounded_text(frame.get("filename")).replace("\\", "/")
         if path and not _FROM_TORCH.search(path):
-            inner.append(f"{PurePosixPath(path).name}:{short(frame.get('name'), 120)}")
-        if len(inner) == _MAX_FRAMES:
+            inner.append(f"{PurePosixPath(path).name}:{bounded_text(frame.get('name'), 120)}")
+        if len(inner) == MAX_FRAMES:
             break
     return " > ".join(reversed(inner))
 
@@ -177,22 +186,24 @@ def _groups(config: object) -> dict[str, ProcessGroup]:
     groups: dict[str, ProcessGroup] = {}
     if not isinstance(config, dict):
         return groups
-    for key, value in list(config.items())[:_MAX_GROUPS]:
+    for key, value in list(config.items())[:MAX_GROUPS]:
         if not isinstance(value, dict):
             continue
-        name = short(value.get("name"), 200) or short(key, 200)
+        name = bounded_text(value.get("name"), 200) or bounded_text(key, 200)
         ranks = _ranks(value.get("ranks"))
-        groups[name] = ProcessGroup(name=name, description=short(value.get("desc"), 200), ranks=ranks, size=len(ranks))
+        groups[name] = ProcessGroup(
+            name=name, description=bounded_text(value.get("desc"), 200), ranks=ranks, size=len(ranks)
+        )
     return groups
 
 
 def _ranks(value: object) -> tuple[int, ...]:
     if isinstance(value, str):
-        texts = value.strip("[] ").split(",")[:_MAX_WORLD]
-        value = [integer(text.strip()) for text in texts]
+        texts = value.strip("[] ").split(",")[:MAX_WORLD_SIZE]
+        value = [parse_int(text.strip()) for text in texts]
     if not isinstance(value, list | tuple):
         return ()
-    return tuple(rank for rank in map(whole, value[:_MAX_WORLD]) if rank is not None)
+    return tuple(rank for rank in map(bounded_int, value[:MAX_WORLD_SIZE]) if rank is not None)
 
 
 def looks_like(head: bytes) -> bool:
@@ -203,7 +214,7 @@ def looks_like(head: bytes) -> bool:
     return (is_pickle or is_json) and any(name in head for name in names)
 
 
-def _content(data: bytes, path: str) -> dict[str, Any]:
+def _content(data: bytes, path: str) -> dict[str, object]:
     """Return the dump's top level."""
     try:
         value = load_plain(data) if data[:1] == b"\x80" else json.loads(data)
@@ -225,31 +236,51 @@ def parse(data: Readable, source: SourceFile) -> ParsedSource:
         HostileInputError: the pickle would run code or is too large.
         BrokenInputError: the dump is cut or something else.
     """
-    content = _content(data.read_all(MAX_BYTES), source.path)
+    content = _content(data.read_all(MAX_PICKLE_BYTES), source.path)
     scan = _Scan(groups=_groups(content.get("pg_config")))
     entries = content.get("entries")
     for entry in entries if isinstance(entries, list | tuple) else ():
-        scan.entry(entry)
+        scan.add(entry)
     origin_ns = _rebase(scan.rows)
     notices = NoticeList()
     header = _header(scan, content, source, origin_ns, notices)
-    _notices(scan, content, notices)
+    _add_notices(scan, content, notices)
     return parsed_source(source, header, notices, scan.num_entries, collectives=scan.rows)
 
 
 def _rebase(rows: RowBuffer) -> int:
     """Turn ns since the epoch into us since the first of them; return that."""
-    columns = [rows.column(name) for name in ("start_us", "end_us", "issue_us")]
-    origin_ns = min((value for column in columns for value in column if value is not None), default=0)
-    for column in columns:
-        column[:] = [None if value is None else (value - origin_ns) / 1e3 for value in column]
+    columns = ("start_us", "end_us", "issue_us")
+    origin_ns = min((value for name in columns for value in rows.numbers(name)), default=0)
+    for name in columns:
+        rows.convert(name, lambda time_ns: (time_ns - origin_ns) / 1e3)
     return int(origin_ns)
 
 
 def _header(
-    scan: _Scan, content: dict[str, Any], source: SourceFile, origin_ns: int, notices: NoticeList
+    scan: _Scan, content: dict[str, object], source: SourceFile, origin_ns: int, notices: NoticeList
 ) -> SourceHeader:
-    rank = whole(content.get("global_rank", content.get("rank")))
+    rank, rank_source = _rank(scan, content, source, notices)
+    world_size = max((group.size for group in scan.groups.values()), default=0)
+    remarks = {"format_version": bounded_text(content.get("version"), 20)}
+    remarks.update({f"state_{state}": str(count) for state, count in sorted(scan.states.items())})
+    if pending := _pending(content.get("pg_status")):
+        remarks["pending"] = pending
+    return SourceHeader(
+        rank=rank,
+        rank_source=rank_source,
+        world_size=world_size or None,
+        backend=_backend(scan.rows.column("name")),
+        nccl_version=bounded_text(content.get("nccl_version"), 60) or None,
+        origin_ns=origin_ns,
+        groups=tuple(group for _, group in sorted(scan.groups.items())),
+        remarks=remarks,
+    )
+
+
+def _rank(scan: _Scan, content: dict[str, object], source: SourceFile, notices: NoticeList) -> tuple[int | None, str]:
+    """Return (rank, rank_source) as in SourceHeader."""
+    rank = bounded_int(content.get("global_rank", content.get("rank")))
     member_sets = [set(group.ranks) for group in scan.groups.values() if group.ranks]
     # A rank lists the groups it belongs to, so it is in all of them.
     common = set.intersection(*member_sets) if member_sets else set()
@@ -267,25 +298,13 @@ def _header(
             "neither the dump nor its name tells the rank",
             "name the file as PyTorch does: <prefix>_dump_<rank> or nccl_trace_rank_<rank>",
         )
-    world = max((group.size for group in scan.groups.values()), default=0)
-    metadata = {"format_version": short(content.get("version"), 20)}
-    metadata.update({f"state_{state}": str(count) for state, count in sorted(scan.states.items())})
-    if pending := _pending(content.get("pg_status")):
-        metadata["pending"] = pending
-    return SourceHeader(
-        rank=rank,
-        rank_source=rank_source,
-        world_size=world or None,
-        backend=_backend(scan.rows.column("name")),
-        nccl_version=short(content.get("nccl_version"), 60) or None,
-        origin_ns=origin_ns,
-        groups=tuple(group for _, group in sorted(scan.groups.items())),
-        remarks=metadata,
-    )
+    return rank, rank_source
 
 
-def _backend(names: list[str]) -> str | None:
-    backends = Counter(name.partition(":")[0] for name in names if ":" in name)
+def _backend(names: Sequence[object]) -> str | None:
+    """Return what most names of collectives begin with, such as "nccl:all_reduce"."""
+    texts = [name for name in names if isinstance(name, str)]
+    backends = Counter(name.partition(":")[0] for name in texts if ":" in name)
     return max(backends, key=lambda name: (backends[name], name), default=None)
 
 
@@ -294,22 +313,22 @@ def _pending(status: object) -> str:
     if not isinstance(status, dict):
         return ""
     out: list[str] = []
-    for key, value in sorted((short(key, 40), value) for key, value in list(status.items())[:_MAX_GROUPS]):
+    for key, value in sorted((bounded_text(key, 40), value) for key, value in list(status.items())[:MAX_GROUPS]):
         counts = value if isinstance(value, dict) else {}
         done, asked = (_counter(counts.get(f"last_{what}_collective")) for what in ("completed", "enqueued"))
         if done is not None and asked is not None and done < asked:
             out.append(f"{key}:{done}/{asked}")
-    return ",".join(out)[:4000]
+    return ",".join(out)[:MAX_PENDING_TEXT]
 
 
 def _counter(value: object) -> int | None:
     if isinstance(value, str):
-        return -1 if value == "-1" else integer(value)
-    return whole(value, -1)
+        return -1 if value == "-1" else parse_int(value)
+    return bounded_int(value, -1)
 
 
-def _notices(scan: _Scan, content: dict[str, Any], notices: NoticeList) -> None:
-    notices.skipped(scan.num_broken, "flight-recorder entries")
+def _add_notices(scan: _Scan, content: dict[str, object], notices: NoticeList) -> None:
+    notices.warn_of_skipped(scan.num_broken, "flight-recorder entries")
     num_open = sum(count for state, count in scan.states.items() if state != "completed")
     pending = _pending(content.get("pg_status"))
     if scan.first_open is not None:

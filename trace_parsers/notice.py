@@ -29,3 +29,39 @@ class Notice:
     severity: Severity
     message: str
     help: str = ""
+
+
+class NoticeList:
+    """Collects notices; those about nothing are left out.
+
+    Args:
+        prefix: what every message begins with.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
+        self._notices: list[Notice] = []
+
+    def info(self, code: str, message: str, help_text: str = "") -> None:
+        """Add how a result came about."""
+        self._add(code, Severity.INFO, message, help_text)
+
+    def warn(self, code: str, message: str, help_text: str = "") -> None:
+        """Add a loss or a guess."""
+        self._add(code, Severity.WARNING, message, help_text)
+
+    def warn_of_skipped(self, count: int, what: str) -> None:
+        """Add the number of broken records, unless it is 0."""
+        if count:
+            self.warn("Q201", f"{count} {what} were broken or out of range and left out")
+
+    def _add(self, code: str, severity: Severity, message: str, help_text: str) -> None:
+        self._notices.append(Notice(code=code, severity=severity, message=self._prefix + message, help=help_text))
+
+    def in_order(self) -> tuple[Notice, ...]:
+        """Return all notices in order of arrival."""
+        return tuple(self._notices)
+
+    def by_code(self) -> tuple[Notice, ...]:
+        """Return all notices by code."""
+        return tuple(sorted(self._notices))

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 
 from paro_advise.errors import BrokenInputError
 from paro_advise.trace_parsers.bytes.foreign_database import Database
+from paro_advise.trace_parsers.constants import MAX_DEVICE_ROWS, MAX_DEVICES, MAX_NAMES, MAX_PLACES, MAX_SPANS
 from paro_advise.trace_parsers.kernel_kinds import KernelKind, kind_of_kernel, op_of_name
 from paro_advise.trace_parsers.nccl.names import dtype_of_name
-from paro_advise.trace_parsers.side_rows import NoticeList, RowBuffer, parsed_source, short, whole
+from paro_advise.trace_parsers.notice import NoticeList
+from paro_advise.trace_parsers.side_rows import RowBuffer, parsed_source
 from paro_advise.trace_parsers.tables import COLLECTIVE_COLUMNS, EventTables, HostSpan, SourceHeader
+from paro_advise.trace_parsers.values import bounded_int, bounded_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,13 +25,11 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.tables import ParsedSource, SourceFile
 
 _MAGIC = b"SQLite format 3\0"
-_MAX_DEVICE_ROWS = 20_000_000
-_MAX_SPANS = 2_000_000
-_MAX_NAMES = 1_000_000
 _KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 _MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
 _MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+# CUpti_ActivityMemcpyKind (CUPTI documentation).
 _COPIES = {
     1: "HtoD",
     2: "DtoH",
@@ -41,7 +42,11 @@ _COPIES = {
     9: "HtoH",
     10: "PtoP",
 }
-_RANGE_TYPES = (59, 60)  # push/pop and start/end; others are marks, names and domains
+# eventType of NVTX ranges (Nsight Systems, SQLite schema); other types are marks, names and domains.
+_RANGE_TYPES = (59, 60)  # none; push/pop and start/end; NvtxPushPopRange and NvtxStartEndRange of that schema
+# globalTid and globalPid hold the process above the thread (Nsight Systems, SQLite schema).
+_TID_BITS = 24  # bits; of a thread in globalTid; that schema
+_TID_MASK = (1 << _TID_BITS) - 1  # none; what of a globalTid is the thread; formula
 _STEP = re.compile(r"(?:ProfilerStep#|(?:train[ _])?(?:step|iteration|iter)[ _#:]*)(\d{1,9})", re.IGNORECASE)
 _MPI_RANK = re.compile(r"MPI Rank (\d{1,7})")
 _KERNEL_DTYPE = re.compile(r"_(bf16|f16|f32|f64|i8|u8|i32|u32|i64|u64)(?=_|\(|$)")
@@ -67,8 +72,8 @@ class _Rows:
         launch_us: float,
         kind: KernelKind | None,
     ) -> None:
-        start, end = whole(times[0]), whole(times[1])
-        if start is None or end is None or end < start or len(self.names) >= _MAX_NAMES:
+        start, end = bounded_int(times[0]), bounded_int(times[1])
+        if start is None or end is None or end < start or len(self.names) >= MAX_NAMES:
             self.num_broken += 1
             return
         code = self.names.setdefault(name, len(self.names))
@@ -76,7 +81,7 @@ class _Rows:
             self.kinds.append(int(kind_of_kernel(name) if kind is None else kind))
         self.start_us.append(start / 1e3)
         self.end_us.append(end / 1e3)
-        self.stream.append(whole(stream) or 0)
+        self.stream.append(bounded_int(stream) or 0)
         self.kind.append(self.kinds[code])
         self.name.append(code)
         self.launch_us.append(launch_us)
@@ -123,13 +128,13 @@ def parse(path: Path, source: SourceFile) -> ParsedSource:
 
 def _read(database: Database, source: SourceFile) -> ParsedSource:
     strings = {
-        code: short(value, 4096)
-        for code, value in database.select("StringIds", ("id", "value"), _MAX_NAMES)
+        code: bounded_text(value, 4096)
+        for code, value in database.select("StringIds", ("id", "value"), MAX_NAMES)
         if isinstance(code, int)
     }
     places = _places(database)
     report = _device_rows(database, strings, places)
-    _nvtx(database, strings, places[0][0] if places else 0, report)
+    _add_nvtx_ranges(database, strings, places[0][0] if places else 0, report)
     if not report.rows.start_us and not report.spans:
         raise BrokenInputError(
             f"the export of Nsight Systems holds no kernel, copy or NVTX range {database.problem}".rstrip(),
@@ -152,8 +157,8 @@ def _places(database: Database) -> list[tuple[int, int]]:
     for table in (_KERNEL, _MEMCPY):
         columns = ("globalPid", "deviceId")
         where = "GROUP BY 1, 2" if database.tables.get(table) else ""
-        for process, device in database.select(table, columns, 4096, where):
-            found.add((whole(process) or 0, whole(device) or 0))
+        for process, device in database.select(table, columns, MAX_PLACES, where):
+            found.add((bounded_int(process) or 0, bounded_int(device) or 0))
     return sorted(found)
 
 
@@ -162,12 +167,16 @@ def _launches(database: Database, process: int) -> tuple[dict[int, float], dict[
     launches: dict[int, float] = {}
     threads: dict[float, int] = {}
     columns = ("correlationId", "start", "globalTid")
-    for correlation, start, thread in database.select(_RUNTIME, columns, _MAX_DEVICE_ROWS):
-        tid = whole(thread) or 0
+    for correlation, start, thread in database.select(_RUNTIME, columns, MAX_DEVICE_ROWS):
+        tid = bounded_int(thread) or 0
         # The upper bits of a thread's id are those of its process.
-        if isinstance(correlation, int) and isinstance(start, int) and (not process or tid >> 24 == process >> 24):
+        if (
+            isinstance(correlation, int)
+            and isinstance(start, int)
+            and (not process or tid >> _TID_BITS == process >> _TID_BITS)
+        ):
             launches[correlation] = start / 1e3
-            threads[start / 1e3] = tid & 0xFFFFFF
+            threads[start / 1e3] = tid & _TID_MASK
     return launches, threads
 
 
@@ -178,19 +187,19 @@ def _device_rows(database: Database, strings: dict[int, str], places: list[tuple
     num_events = 0
     for table, label in ((_KERNEL, "demangledName"), (_MEMCPY, "copyKind"), (_MEMSET, "")):
         columns = ("start", "end", "streamId", "correlationId", "globalPid", "deviceId", label, "shortName")
-        for cells in database.select(table, columns, _MAX_DEVICE_ROWS):
+        for cells in database.select(table, columns, MAX_DEVICE_ROWS):
             num_events += 1
             start, end, stream, correlation, pid, number, what, short_name = cells
-            if (whole(pid) or 0, whole(number) or 0) != (process, device):
+            if (bounded_int(pid) or 0, bounded_int(number) or 0) != (process, device):
                 continue
             kind = None if table == _KERNEL else KernelKind.MEMORY
             if table == _KERNEL:
                 name = _text(strings, what) or _text(strings, short_name) or "unknown kernel"
             elif table == _MEMCPY:
-                name = f"Memcpy {_COPIES.get(whole(what) or 0, 'unknown')}"
+                name = f"Memcpy {_COPIES.get(bounded_int(what) or 0, 'unknown')}"
             else:
                 name = "Memset (Device)"
-            launch_us = launches.get(whole(correlation) or -1, float("nan"))
+            launch_us = launches.get(bounded_int(correlation) or -1, float("nan"))
             rows.add((start, end), stream, name, launch_us, kind)
     return _Report(rows=rows, issues=threads, spans=[], steps=[], rank=None, places=places, num_events=num_events)
 
@@ -199,20 +208,20 @@ def _text(strings: dict[int, str], code: object) -> str:
     return strings.get(code, "") if isinstance(code, int) else ""
 
 
-def _nvtx(database: Database, strings: dict[int, str], process: int, report: _Report) -> None:
+def _add_nvtx_ranges(database: Database, strings: dict[int, str], process: int, report: _Report) -> None:
     columns = ("start", "end", "eventType", "text", "textId", "globalTid")
-    for start, end, kind, text, code, thread in database.select("NVTX_EVENTS", columns, _MAX_SPANS):
+    for start, end, kind, text, code, thread in database.select("NVTX_EVENTS", columns, MAX_SPANS):
         report.num_events += 1
-        name = short(text, 1000) or _text(strings, code)
-        tid = whole(thread) or 0
-        if process and tid >> 24 != process >> 24:
+        name = bounded_text(text, 1000) or _text(strings, code)
+        tid = bounded_int(thread) or 0
+        if process and tid >> _TID_BITS != process >> _TID_BITS:
             continue
         if report.rank is None and (rank := _MPI_RANK.fullmatch(name)):
             report.rank = int(rank[1])
-        first, last = whole(start), whole(end)
+        first, last = bounded_int(start), bounded_int(end)
         if kind not in _RANGE_TYPES or first is None or last is None or last < first or not name:
             continue
-        span = HostSpan(start_us=first / 1e3, end_us=last / 1e3, tid=tid & 0xFFFFFF, name=name)
+        span = HostSpan(start_us=first / 1e3, end_us=last / 1e3, tid=tid & _TID_MASK, name=name)
         (report.steps if _STEP.fullmatch(name) else report.spans).append(span)
     report.spans.sort(key=lambda span: (span.start_us, -span.end_us, span.name))
     report.steps.sort(key=lambda span: (span.start_us, -span.end_us, span.name))
@@ -260,13 +269,13 @@ def _collectives(report: _Report) -> RowBuffer:
             op=op_of_name(name.partition("(")[0]).value,
             dtype=dtype_of_name(dtype[1]) if dtype else "",
             stream=rows.stream[index],
-            name=short(name),
+            name=bounded_text(name),
         )
     return out
 
 
 def _header(database: Database, report: _Report) -> SourceHeader:
-    gpus = list(database.select("TARGET_INFO_GPU", ("id", "name", "totalMemory"), 1024))
+    gpus = list(database.select("TARGET_INFO_GPU", ("id", "name", "totalMemory"), MAX_DEVICES))
     device = report.places[0][1] if report.places else None
     mine = next((cells for cells in gpus if cells[0] == device), gpus[0] if gpus else (None, None, None))
     epoch = next(database.select("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",), 1), (None,))[0]
@@ -275,20 +284,20 @@ def _header(database: Database, report: _Report) -> SourceHeader:
     return SourceHeader(
         rank=report.rank,
         rank_source="" if report.rank is None else "content",
-        host=short(host, 255) or None,
+        host=bounded_text(host, 255) or None,
         backend="nccl" if any("nccl" in name.lower() for name in report.rows.names) else None,
-        device_index=whole(device),
+        device_index=bounded_int(device),
         gpus_per_node=len(gpus) or None,
-        device_name=short(mine[1], 200) or None,
-        device_memory_bytes=whole(mine[2], 1),
-        origin_ns=whole(epoch) or 0,
-        remarks={"nsys_version": short(version, 40)} if version else {},
+        device_name=bounded_text(mine[1], 200) or None,
+        device_memory_bytes=bounded_int(mine[2], 1),
+        origin_ns=bounded_int(epoch) or 0,
+        remarks={"nsys_version": bounded_text(version, 40)} if version else {},
     )
 
 
 def _notices(database: Database, report: _Report) -> NoticeList:
     notices = NoticeList()
-    notices.skipped(report.rows.num_broken, "device rows of Nsight Systems")
+    notices.warn_of_skipped(report.rows.num_broken, "device rows of Nsight Systems")
     if len(report.places) > 1:
         notices.warn(
             "Q270",

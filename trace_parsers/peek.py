@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import InputError
-from paro_advise.trace_parsers.kineto.reader import rank_in_name
+from paro_advise.trace_parsers.constants import MAX_WORLD_SIZE
+from paro_advise.trace_parsers.kineto.header import rank_in_name
 from paro_advise.trace_parsers.read import looks_like_kineto, read_head
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Peek:
     Attributes:
         ranks: rank to the number of traces that claim it.
         world_size: the largest one claimed, None when none is.
-        num_unnamed: traces whose rank neither content nor name tells.
+        num_unnamed: traces whose rank neither content nor name gives.
     """
 
     ranks: dict[int, int]
@@ -36,7 +37,7 @@ class Peek:
     @property
     def missing(self) -> tuple[int, ...]:
         """Return the ranks of the world that no trace claims."""
-        world = min(self.world_size or 0, 1 << 20)
+        world = min(self.world_size or 0, MAX_WORLD_SIZE)
         return tuple(sorted(set(range(world)) - set(self.ranks)))
 
     @property

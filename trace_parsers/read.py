@@ -8,6 +8,7 @@ from paro_advise.errors import BrokenInputError, InputError, UnknownFormatError
 from paro_advise.trace_parsers import flight_recorder, nsys
 from paro_advise.trace_parsers.bytes.blocks import BlockReader, SourceRef
 from paro_advise.trace_parsers.bytes.readable import Readable
+from paro_advise.trace_parsers.constants import HEAD_BYTES, MAX_TEXT_BYTES
 from paro_advise.trace_parsers.kineto.reader import read_kineto
 from paro_advise.trace_parsers.logs import comms_logger, nccl_log, nccl_tests, train_log
 from paro_advise.trace_parsers.nccl import inspector, profiler_plugin
@@ -17,10 +18,7 @@ from paro_advise.trace_parsers.tables import ParsedSource, SourceFile, SourceKin
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paro_advise.trace_parsers.kineto.rows import Detail
-
-HEAD_BYTES = 64 * 1024
-_MAX_TEXT_BYTES = 4 << 30
+    from paro_advise.trace_parsers.kineto.event_routes import Detail
 
 # In order: the more specific signature first. Kineto comes after the formats that look like it.
 _STREAMED: tuple[tuple[SourceKind, Callable[[bytes], bool], Callable[[Readable, SourceFile], ParsedSource]], ...] = (
@@ -53,12 +51,12 @@ def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
         return _read_database(ref)
     for kind, looks_like, parse in _STREAMED:
         if looks_like(head):
-            return _read_streamed(ref, kind, parse)
+            return _read_stream(ref, kind, parse)
     if looks_like_kineto(head):
         return read_kineto(ref, detail)
     for kind, looks_like, parse in _TEXT:
         if looks_like(head):
-            return _read_streamed(ref, kind, parse)
+            return _read_stream(ref, kind, parse)
     raise UnknownFormatError(
         "an input must be a torch profiler trace, an NCCL log or dump, a flight-recorder dump, an "
         "Nsight Systems export or a training log; this file is none of them",
@@ -108,14 +106,14 @@ def looks_like_kineto(head: bytes) -> bool:
     return text.startswith(b"[") and b'"ph"' in head and b'"ts"' in head
 
 
-def _read_streamed(
+def _read_stream(
     ref: SourceRef, kind: SourceKind, parse: Callable[[Readable, SourceFile], ParsedSource]
 ) -> ParsedSource:
     from dataclasses import replace
 
     reader = BlockReader(ref)
     blank = SourceFile(path=ref.label, bytes=0, sha256="", kind=kind)
-    parsed = parse(Readable(reader, _MAX_TEXT_BYTES), blank)
+    parsed = parse(Readable(reader, MAX_TEXT_BYTES), blank)
     reader.finish()
     source = SourceFile(path=ref.label, bytes=reader.input_bytes, sha256=reader.sha256, kind=kind)
     return replace(parsed, source=source)

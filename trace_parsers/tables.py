@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import polars as pl
 
     from paro_advise.trace_parsers.notice import Notice
@@ -30,6 +32,8 @@ class SourceKind(StrEnum):
     NCCL_TOPOLOGY = "nccl_topology"
     TRAIN_LOG = "train_log"
 
+
+Cell: TypeAlias = int | float | str | None
 
 # One row per collective on one rank. `bytes` is the full buffer in nccl-tests' convention:
 # all-gather: gathered output; reduce-scatter: input; others: the tensor.
@@ -72,7 +76,7 @@ def empty_table(columns: dict[str, str]) -> pl.DataFrame:
     return table_of(columns, {name: [] for name in columns})
 
 
-def table_of(columns: dict[str, str], data: dict[str, Any]) -> pl.DataFrame:
+def table_of(columns: dict[str, str], data: Mapping[str, Sequence[object]]) -> pl.DataFrame:
     """Build a table with exactly these columns and types.
 
     Args:
@@ -174,7 +178,7 @@ class EventTables:
             operators that compute, with kind COMPUTE.
         names: the names behind the codes.
         steps: (label, start_us, end_us) of each profiler step on the host, in order.
-        spans: annotations that tell phases and owners, by start.
+        spans: annotations from which phases and owners follow, by start.
         backward_passes: (start_us, end_us) of each backward pass, in order.
         is_gpu: whether device rows come from an accelerator.
     """

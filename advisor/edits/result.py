@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from paro_advise.errors import StalePlanError
 from paro_advise.policies.frameworks.model import Target
 from paro_advise.policies.plan import as_framework_runs, same_way
-from paro_advise.policies.strategy import Collectives
+from paro_advise.policies.strategy import CollectiveBackend
 from paro_advise.policies.strategy_name import short_choice_name
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def framework_caveats(plan: Plan, framework: str) -> list[str]:
     """Say what a framework's own settings make of a plan, and what that should bring."""
     real = as_framework_runs(plan, framework)
     if real is None:
-        if plan.chosen.collectives != Collectives.HO_RING:
+        if plan.chosen.collectives != CollectiveBackend.HO_RING:
             return []
         return ["without HO-Ring, which `paro-advise run` brings: slower than the plan predicts"]
     if same_way(real, plan.chosen):

@@ -14,7 +14,7 @@ from paro_advise.core.framework import Framework
 from paro_advise.policies.frameworks.model import Fidelity, Offload, Variant
 from paro_advise.policies.frameworks.registry import exports_of, family_of, variants
 from paro_advise.policies.memory import shards
-from paro_advise.policies.strategy import KEPT, PARTIAL_ONLY, Collectives, Level, Strategy
+from paro_advise.policies.strategy import KEPT, PARTIAL_ONLY, CollectiveBackend, Level, Strategy
 from paro_advise.policies.traffic import Shape
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Candidate:
 
     strategy: Strategy
     group_size: int
-    collectives: Collectives
+    collectives: CollectiveBackend
     gathers_once: bool = False
     replicates_each_pass: bool = False
     overlaps_reductions: bool = True
@@ -82,7 +82,7 @@ def baseline_candidate(calibration: Calibration) -> Candidate:
     return Candidate(
         strategy=calibration.baseline,
         group_size=calibration.baseline_group_size,
-        collectives=Collectives.HO_RING if is_own else Collectives.NATIVE,
+        collectives=CollectiveBackend.HO_RING if is_own else CollectiveBackend.NATIVE,
         gathers_once=calibration.gathers_once,
         replicates_each_pass=calibration.replicates_each_pass,
         overlaps_reductions=overlaps,
@@ -104,9 +104,9 @@ def candidates(calibration: Calibration) -> list[Candidate]:
         if strategy in PARTIAL_ONLY:  # they pay only with frozen parameters, which traces do not show
             continue
         for size in sizes if Level.I in _levels(strategy) else usual:
-            ours = Candidate(strategy=strategy, group_size=size, collectives=Collectives.HO_RING)
+            ours = Candidate(strategy=strategy, group_size=size, collectives=CollectiveBackend.HO_RING)
             found.append(replace(ours, host_share=_host_share(calibration)))
-            if Fidelity.EXACT in exports_of(strategy, Collectives.NATIVE).values():
+            if Fidelity.EXACT in exports_of(strategy, CollectiveBackend.NATIVE).values():
                 found.append(_native(calibration, strategy, size))
     for strategy, variant in variants():
         if variant.changes_numbers and not calibration.is_gpu:
@@ -137,7 +137,7 @@ def is_proposable(candidate: Candidate, framework: Framework) -> bool:
     if candidate.offload.moves_parameters:
         return framework == Framework.DEEPSPEED and is_at_hand(candidate, framework)
     taken_over = str(candidate.strategy) in _TAKEN_OVER and not candidate.variant and not candidate.offload
-    return candidate.collectives == Collectives.HO_RING or taken_over
+    return candidate.collectives == CollectiveBackend.HO_RING or taken_over
 
 
 def is_at_hand(candidate: Candidate, framework: Framework) -> bool:
@@ -189,7 +189,7 @@ def _native(calibration: Calibration, strategy: Strategy, size: int) -> Candidat
     return Candidate(
         strategy=strategy,
         group_size=size,
-        collectives=Collectives.NATIVE,
+        collectives=CollectiveBackend.NATIVE,
         # DDP's reducer has a thread of its own; FSDP on a CPU waits for every collective.
         overlaps_reductions=calibration.is_gpu
         or (str(strategy) == "NNN" and calibration.framework != Framework.DEEPSPEED),

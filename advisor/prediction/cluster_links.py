@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from paro_advise.core.collective import Op
-from paro_advise.policies.collective_cost import Algorithm, Draws, Effort, effort_of
+from paro_advise.policies.collective_cost import Draws, Effort, RingAlgorithm, effort_of
 from paro_advise.policies.procedure import Hops, Scope
 
 LINK_QUANTITIES = ("inter_alpha_us", "inter_gbps", "intra_alpha_us", "intra_gbps", "pod_alpha_us", "pod_gbps")
@@ -75,7 +75,7 @@ class StepCollectives:
     ranks_per_node: int
     nodes_per_pod: int | None
     group_size: int
-    algorithm: Algorithm
+    algorithm: RingAlgorithm
     reduce_is_all_reduce: bool
 
     def _inside(self, operation: Op, num_bytes: float) -> Parts:
@@ -97,7 +97,7 @@ class StepCollectives:
         return (replace(found, effort=replace(found.effort, inter_bytes=found.effort.inter_bytes * rings)),)
 
     def _world(self, operation: Op, num_bytes: float) -> Parts:
-        if self.algorithm == Algorithm.HO_RING and self.group_size != self.ranks_per_node:
+        if self.algorithm == RingAlgorithm.HO_RING and self.group_size != self.ranks_per_node:
             return self._inside(operation, num_bytes) + self._across(operation, num_bytes)
         nodes = self.world_size // self.ranks_per_node
         return (self._part(operation, num_bytes, nodes, self.ranks_per_node),)

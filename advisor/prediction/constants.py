@@ -1,17 +1,18 @@
 """What the prediction model assumes, with unit, origin and range; `docs/constants.md` lists them.
 
-Those that were fitted name the command that fitted them. None of them was fitted on GPUs.
+Those that were fitted name the command that fitted them; none was fitted on GPUs. A range without a source is a
+judgement of what is plausible, not a measurement.
 """
 
 from __future__ import annotations
 
 # ---- how a plan is decided (docs/prediction.md, deciding) -----------------------------------------------
 NUM_DRAWS = 200  # samples of every uncertain quantity; quantiles of 80 % ranges then vary by about 2 %
-GATE_PCT = 10.0  # replay error beyond which numbers would mislead, % of the measured step
-GAIN_RATIO = 1.02  # a speed-up worth a change: above it repeats of a run differ less (`make bench-loop`)
-GAIN_PROBABILITY = 0.9  # of that gain, from which a change is recommended; below 1 - 0.9 the run is kept
-EQUAL_SHARE = 0.03  # step times this close count as equal: then less memory wins
-CAPACITY_SHARE = 0.8  # of a device's memory that may be planned: activations and fragmentation are not in it
+GATE_PCT = 10.0  # replay error beyond which numbers would mislead, % of the measured step; assumed
+GAIN_RATIO = 1.02  # a speed-up worth a change; assumed, range 1.01 to 1.05
+GAIN_PROBABILITY = 0.9  # of that gain, from which a change is recommended; below 1 - 0.9 the run is kept; assumed
+EQUAL_SHARE = 0.03  # step times this close are equal, less memory wins; public repeats of runs differ by 0.2 to 3.5 %
+CAPACITY_SHARE = 0.8  # of a device's memory that may be planned, the rest is for fragmentation; assumed
 
 # ---- uncertainty, standard deviations of logarithms (`make bench-prediction`, emulated cluster) -----------
 OTHER_SIGMA = 0.08  # of exposed time under another strategy beside a GPU; range 0.05 to 0.15
@@ -19,13 +20,13 @@ ON_CPU_SIGMA = 0.06  # the same where cores compute and communicate; range 0.04 
 FLOOR_SIGMA = 0.07  # of arithmetic, as far as communication shared the cores with it; range 0.05 to 0.10
 HIDDEN_SIGMA = 0.15  # more, where buckets behind backward hide what links and host take; range 0.1 to 0.2
 SCALING_SIGMA = 0.1  # per doubling of the nodes; assumed, range 0.05 to 0.2
-ANCHOR_RANGE = (0.5, 2.0)  # how far the measured step may correct exposed time
-HOST_GAP_RANGE = (0.6, 1.4)  # how much of the host time that should go does go
+ANCHOR_RANGE = (0.5, 2.0)  # how far the measured step may correct exposed time; assumed
+HOST_GAP_RANGE = (0.6, 1.4)  # how much of the host time that should go does go; assumed
 
 # ---- the host, where nothing was measured ----------------------------------------------------------------
-HOST_GBPS = 12.0  # what one device moves to or from its host, 1e9 bytes/s; PCIe 3.0 x16, range 6 to 50
-HOST_SIGMA = 0.5  # of the time that takes, as the standard deviation of the logarithm
-HOST_UPDATES_PER_S = 1e9  # parameters that a node's cores update; ZeRO-Offload (arXiv 2101.06840) table 4
+HOST_GBPS = 12.0  # what one device moves to or from its host, 1e9 bytes/s; assumed: PCIe 3.0 x16, --host-gbps states it
+HOST_SIGMA = 0.5  # of the time that takes, as the standard deviation of the logarithm; assumed
+HOST_UPDATES_PER_S = 1e9  # parameters that a node's cores update; assumed
 
 # ---- arithmetic -------------------------------------------------------------------------------------------
 BACKWARD_SHARE = 2 / 3  # of the arithmetic: 6 N D = 2 forward + 4 backward (Kaplan et al. 2020, section 2.1)
@@ -36,7 +37,7 @@ QUANTISED_PARAMETER_BYTES, QUANTISED_GRADIENT_BYTES = 1.0, 0.5
 
 # ---- overlap (docs/prediction.md, replay) -----------------------------------------------------------------
 PENDING_REDUCTIONS = 3  # under way at once in our runtime (runtime/sharding: depth of a queue)
-SLOWDOWN_RANGE = (0.7, 9.0)  # how much longer transfers may take than the best of their size
+SLOWDOWN_RANGE = (0.7, 9.0)  # how much longer transfers may take than the best of their size; assumed
 # HO-Ring against a native run (`make bench-prediction`): share of the links between nodes that it reaches, of the
 # waits, and of what cores add to its bytes; range 0.9 to 1, 0.5 to 1, 0.2 to 0.5.
 HO_RING_BETWEEN, HO_RING_WAITS, HO_RING_COPIES = 0.94, 0.7, 0.3
@@ -46,24 +47,31 @@ HO_RING_INSIDE, HO_RING_RANKS = 0.775, 4
 
 # ---- links where nothing was measured (docs/prediction.md, links) -----------------------------------------
 P90_SIGMAS = 1.2816  # 80 % of a normal distribution lies within this many standard deviations
-PRIOR_BANDWIDTH_FACTOR, PRIOR_LATENCY_FACTOR = 1.5, 2.0  # range of a prior, either way
-# Data sheets of NVLink 3 and 200 Gbit/s InfiniBand at NCCL's usual efficiency; 1e9 bytes/s and us a message.
+PRIOR_BANDWIDTH_FACTOR, PRIOR_LATENCY_FACTOR = 1.5, 2.0  # factor either way; assumed
+# 1e9 bytes/s, of the order of Galvatron's published table for 2 x 8 GPUs (155.7 inside, 20.8 across nodes); us a
+# message, from NCCL's src/graph/tuning.cc (ring, network, Simple 14; NVLink 3.4); assumed.
 NCCL_PRIOR = {"intra_gbps": 150.0, "intra_alpha_us": 5.0, "inter_gbps": 25.0, "inter_alpha_us": 14.0}
 # Inside a node gloo's bandwidth is that of the cores, which copy whole buffers whatever part of them is sent
 # (`make bench-prediction`): a rank's, for each core that it has, times m / (m - 1).
 GLOO_PRIOR = {"intra_gbps": 1.09, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
-GLOO_BANDWIDTH_FACTOR = 1.15  # range of gloo's bandwidth where the cores are known
-UNKNOWN_CORES = 0.25  # cores of a rank where they are not known
-FASTER_TIER_RATIO = 1.3  # groups of few nodes this much quicker than wider ones have a network of their own
+GLOO_BANDWIDTH_FACTOR = 1.15  # factor of gloo's bandwidth where the cores are known (`make bench-prediction`)
+UNKNOWN_CORES = 0.25  # cores of a rank where they are not known; assumed
+FASTER_TIER_RATIO = 1.3  # groups of few nodes this much faster than wider ones have a network of their own; assumed
 
 # ---- correction for the profiler (docs/prediction.md, profiler correction) --------------------------------
-MIN_STEP_SHARE, MIN_CORE_SHARE = 0.3, 0.2  # of a profiled step, and of a thread's work, that is left without it
-SLOWED_SHARE = 0.95  # a step below this share of the profiled one is worth a note
-MIN_LINK_SHARE = 0.7  # bytes on the wire take at least this share of the time that the trace shows
-EXPLAINED_SHARE, NUM_HALVINGS = 0.999, 30  # how exactly the replay is brought to the measured time
-MAX_HOST_US_PER_BYTE = 0.1  # of what cores add to a byte; ten times the most that was measured
+MIN_STEP_SHARE, MIN_CORE_SHARE = (
+    0.3,
+    0.2,
+)  # of a profiled step, and of a thread's work, left without it at least; assumed
+SLOWED_SHARE = 0.95  # a step below this share of the profiled one is worth a note; assumed
+MIN_LINK_SHARE = 0.7  # bytes on the wire take at least this share of the traced time; assumed
+EXPLAINED_SHARE, NUM_HALVINGS = (
+    0.999,
+    30,
+)  # how exactly the replay is brought to the measured time; halvings: 1e-9 of the range
+MAX_HOST_US_PER_BYTE = 0.1  # of what cores add to a byte; a bound of the search, far above what CPUs show
 
 # ---- units of a model that its traces hide ----------------------------------------------------------------
-FEW_UNITS = 4  # fewer collectives than this are buckets, not the model's blocks
+FEW_UNITS = 4  # fewer collectives than this are buckets, not the model's blocks; assumed
 ASSUMED_UNITS = 8  # blocks assumed then
-SHARED_CORE_THREADS = 3.0  # that share a core at the most, where the logs tell how long a thread was on one
+SHARED_CORE_THREADS = 3.0  # threads that share a core at the most; assumed

@@ -18,7 +18,7 @@ from paro_advise.advisor.wording.quantities import bytes_text
 from paro_advise.policies.frameworks.model import Fidelity
 from paro_advise.policies.frameworks.registry import exports_of
 from paro_advise.policies.plan import FORMAT, Choice, Confidence, Plan, Preconditions, Prediction, Verdict
-from paro_advise.policies.strategy import Collectives, Level
+from paro_advise.policies.strategy import CollectiveBackend, Level
 from paro_advise.policies.strategy_name import choice_name
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _change(baseline: Choice, chosen: Choice) -> str:
         chosen.variant,
         chosen.offload,
     )
-    if same and chosen.collectives == Collectives.HO_RING:
+    if same and chosen.collectives == CollectiveBackend.HO_RING:
         return f"Keep {choice_name(baseline)}; replace its collectives by HO-Ring"
     return f"Change {choice_name(baseline)} to {choice_name(chosen)}"
 

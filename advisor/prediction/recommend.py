@@ -32,7 +32,7 @@ from paro_advise.advisor.prediction.scoring import Limits, Scored, score
 from paro_advise.advisor.prediction.step_replay import floor_us, measured_links, slowdown, step_us
 from paro_advise.advisor.prediction.what_if import Basis, budget_steps, ho_ring_gain, on_more_nodes, sensitivities
 from paro_advise.policies.plan import Plan, Verdict, with_id
-from paro_advise.policies.strategy import Collectives
+from paro_advise.policies.strategy import CollectiveBackend
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -155,7 +155,7 @@ def _with_offload(predictor: _Predictor, limits: Limits, scored: list[Scored]) -
             break
         for item in plain:
             candidate = item.candidate
-            if parameters and (str(candidate.strategy), candidate.collectives) != ("GGG", Collectives.NATIVE):
+            if parameters and (str(candidate.strategy), candidate.collectives) != ("GGG", CollectiveBackend.NATIVE):
                 continue
             moved = offloaded(calibration, candidate, limits.host_gbps, parameters=parameters)
             extra = moved.host_us * np.exp(predictor.generator.normal(0.0, HOST_SIGMA, NUM_DRAWS))

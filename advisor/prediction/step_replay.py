@@ -27,9 +27,9 @@ from paro_advise.advisor.prediction.constants import (
     SLOWDOWN_RANGE,
 )
 from paro_advise.core.framework import Framework
-from paro_advise.policies.collective_cost import Algorithm, Draws, Effort, larger, smaller
+from paro_advise.policies.collective_cost import Draws, Effort, RingAlgorithm, larger, smaller
 from paro_advise.policies.procedure import gather_from, procedure_of
-from paro_advise.policies.strategy import Collectives
+from paro_advise.policies.strategy import CollectiveBackend
 
 if TYPE_CHECKING:
     from paro_advise.advisor.prediction.calibration import Calibration
@@ -103,13 +103,13 @@ class _Step:
         self._calibration = calibration
         self._candidate = candidate
         self._units = candidate.unit_bytes or calibration.unit_bytes
-        native = candidate.collectives == Collectives.NATIVE
+        native = candidate.collectives == CollectiveBackend.NATIVE
         self._collectives = StepCollectives(
             calibration.world_size,
             calibration.ranks_per_node,
             calibration.nodes_per_pod if calibration.has_pods else None,
             candidate.group_size,
-            Algorithm.RING if native else Algorithm.HO_RING,
+            RingAlgorithm.RING if native else RingAlgorithm.HO_RING,
             native and calibration.native_reduce_scatter_is_all_reduce,
         )
         had_ring = calibration.framework == Framework.RUNTIME

@@ -11,9 +11,9 @@ import numpy as np
 from paro_advise.advisor.prediction.constants import EQUAL_SHARE, SCALING_SIGMA
 from paro_advise.advisor.prediction.step_replay import floor_us, measured_links, step_us
 from paro_advise.core.collective import Op
-from paro_advise.policies.collective_cost import Algorithm, Effort, effort_of
+from paro_advise.policies.collective_cost import Effort, RingAlgorithm, effort_of
 from paro_advise.policies.plan import BudgetStep, Choice, HoRingGain, NodesWhatIf, Quantiles, Sensitivity
-from paro_advise.policies.strategy import Collectives
+from paro_advise.policies.strategy import CollectiveBackend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -180,17 +180,17 @@ def ho_ring_gain(calibration: Calibration, chosen: Candidate) -> HoRingGain | No
 
     Source: docs/prediction.md, HO-Ring: fewer rounds, ports that a flat ring leaves idle, overlap.
     """
-    if chosen.collectives != Collectives.HO_RING or calibration.num_nodes == 1:
+    if chosen.collectives != CollectiveBackend.HO_RING or calibration.num_nodes == 1:
         return None
     links = measured_links(calibration)
     largest = max(calibration.unit_bytes)
     shape = (calibration.num_nodes, calibration.ranks_per_node)
-    flat = effort_of(Algorithm.RING, Op.ALL_GATHER, largest, *shape)
-    ring = effort_of(Algorithm.HO_RING, Op.ALL_GATHER, largest, *shape)
+    flat = effort_of(RingAlgorithm.RING, Op.ALL_GATHER, largest, *shape)
+    ring = effort_of(RingAlgorithm.HO_RING, Op.ALL_GATHER, largest, *shape)
     plain = replace(links, slowdown=1.0)
     apart = replace(ring, overlapped_rounds=0)
     native = replace(
-        chosen, collectives=Collectives.NATIVE, overlaps_reductions=calibration.is_gpu, separate_queues=False
+        chosen, collectives=CollectiveBackend.NATIVE, overlaps_reductions=calibration.is_gpu, separate_queues=False
     )
     return HoRingGain(
         unit_bytes=float(largest),

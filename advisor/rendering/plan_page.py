@@ -11,7 +11,7 @@ from paro_advise.policies.ablation import ablations
 from paro_advise.policies.frameworks.model import Fidelity
 from paro_advise.policies.frameworks.registry import RUNTIME, exports_of
 from paro_advise.policies.plan import as_framework_runs
-from paro_advise.policies.strategy import Collectives, Strategy
+from paro_advise.policies.strategy import CollectiveBackend, Strategy
 from paro_advise.policies.strategy_name import collectives_name, grouped_triple
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def budget_table(plan: Plan) -> Table:
             cells=(
                 number(item.redundancy_bytes, bytes_text(item.redundancy_bytes)),
                 Cell(text=grouped_triple(item.triple, item.group_size)),
-                Cell(text="HO-Ring" if item.collectives == Collectives.HO_RING else "native"),
+                Cell(text="HO-Ring" if item.collectives == CollectiveBackend.HO_RING else "native"),
                 number(item.step_time_us, time_text(item.step_time_us)),
                 number(
                     item.saved_us_per_gib, "" if item.saved_us_per_gib is None else time_text(item.saved_us_per_gib)
@@ -169,7 +169,7 @@ def sensitivity_table(plan: Plan) -> Table:
 
 def _export_table(plan: Plan) -> Table:
     chosen = plan.chosen
-    fidelities = exports_of(Strategy.parse(chosen.triple), Collectives.NATIVE, chosen.variant, chosen.offload)
+    fidelities = exports_of(Strategy.parse(chosen.triple), CollectiveBackend.NATIVE, chosen.variant, chosen.offload)
     runs: dict[str, tuple[Fidelity, Choice | None]] = {
         name: (fidelity, as_framework_runs(plan, name) if fidelity != Fidelity.UNSUPPORTED else None)
         for name, fidelity in fidelities.items()

@@ -8,13 +8,13 @@ from paro_advise.advisor.rendering.constants import SHOWN_CANDIDATES
 from paro_advise.advisor.wording.quantities import bytes_text, time_text
 from paro_advise.policies.frameworks.model import Fidelity
 from paro_advise.policies.plan import Verdict, same_way
-from paro_advise.policies.strategy import Collectives
+from paro_advise.policies.strategy import CollectiveBackend
 from paro_advise.policies.strategy_name import short_choice_name
 
 if TYPE_CHECKING:
     from paro_advise.policies.plan import Choice, Plan
 
-_MOVED_BY = {Collectives.NATIVE: "native", Collectives.HO_RING: "HO-Ring"}
+_MOVED_BY = {CollectiveBackend.NATIVE: "native", CollectiveBackend.HO_RING: "HO-Ring"}
 
 
 def plan_text(plan: Plan) -> str:

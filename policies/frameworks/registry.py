@@ -19,7 +19,7 @@ from paro_advise.policies.frameworks.lightning import LIGHTNING
 from paro_advise.policies.frameworks.megatron import MEGATRON
 from paro_advise.policies.frameworks.model import Fidelity, Offload, Target, TrainingFramework, Variant
 from paro_advise.policies.frameworks.torchtitan import TORCHTITAN
-from paro_advise.policies.strategy import Collectives, Strategy
+from paro_advise.policies.strategy import CollectiveBackend, Strategy
 
 EXPORTED = {made.name: made for made in (DEEPSPEED, FSDP1, FSDP2, TORCHTITAN, ACCELERATE, MEGATRON, LIGHTNING)}
 # In this order: a run of our runtime holds FSDP2's marks as well, ZeroRedundancyOptimizer's holds DDP's.
@@ -99,7 +99,7 @@ def approximated(triple: str, variant: Variant) -> str:
 
 def exports_of(
     strategy: Strategy,
-    collectives: Collectives,
+    collectives: CollectiveBackend,
     variant: Variant = Variant.PLAIN,
     offload: Offload = Offload.NONE,
 ) -> dict[str, Fidelity]:
@@ -111,7 +111,7 @@ def exports_of(
         variant: only some frameworks have.
         offload: the optimizer's states DeepSpeed and our runtime keep on the host, parameters DeepSpeed alone.
     """
-    native = collectives == Collectives.NATIVE
+    native = collectives == CollectiveBackend.NATIVE
     found = {name: _fidelity(made, str(strategy), variant, native=native) for name, made in EXPORTED.items()}
     if offload:
         shards_optimizer = str(strategy)[2] != "N"
@@ -140,7 +140,7 @@ def export(framework: str, target: Target) -> Export:
             f"{framework} must be able to keep states on the host as the plan does, its export cannot say so",
             hint="deepspeed can; the optimizer's alone also paro_advise.runtime.shard(offload_optimizer=True)",
         )
-    fidelities = exports_of(Strategy.parse(target.triple), Collectives.NATIVE, target.variant)
+    fidelities = exports_of(Strategy.parse(target.triple), CollectiveBackend.NATIVE, target.variant)
     fidelity, render = fidelities[framework], EXPORTED[framework].render
     if fidelity == Fidelity.UNSUPPORTED or render is None:
         known = [name for name, value in fidelities.items() if value != Fidelity.UNSUPPORTED]

@@ -11,18 +11,22 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from paro_advise.errors import HostileInputError, InputError
+from paro_advise.trace_parsers.bytes.constants import (
+    FREE_BYTES,
+    GZIP_WINDOW_BITS,
+    HASH_BYTES,
+    MAX_MEMBERS,
+    MAX_OUTPUT_BYTES,
+    MAX_RATIO,
+    MAX_ZSTD_WINDOW,
+    OUTPUT_BYTES,
+    READ_BYTES,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-READ_BYTES = 32 * 1024
-_OUTPUT_BYTES = 256 * 1024
-# Real traces compress 10 to 20 times, extreme ones about 60; a bomb reaches 1000.
-_MAX_RATIO = 250
-_FREE_BYTES = 64 << 20
-_MAX_OUTPUT_BYTES = 256 << 30
-
-_inflate: Any
+_inflate: Any  # either of two modules with the same functions; isal has no types
 try:  # isal inflates about three times as fast as zlib; an optional extra
     from isal import isal_zlib as _inflate
 except ImportError:
@@ -77,9 +81,9 @@ class BlockReader:
         try:
             if self.ref.member is None:
                 with self.ref.path.open("rb") as file:
-                    yield from self._decoded(file)
+                    yield from self._decode(file)
             else:
-                yield from self._member()
+                yield from self._read_member()
         except OSError as error:
             raise InputError(
                 f"an input must be a readable file, got: {error.strerror or error}", where=self.ref.label
@@ -90,28 +94,28 @@ class BlockReader:
         if self.ref.member is None and self.input_bytes < self.ref.path.stat().st_size:
             with self.ref.path.open("rb") as file:
                 file.seek(self.input_bytes)
-                while block := file.read(1 << 20):
+                while block := file.read(HASH_BYTES):
                     self._note(block)
 
-    def _member(self) -> Iterator[bytes]:
+    def _read_member(self) -> Iterator[bytes]:
         try:
             with tarfile.open(self.ref.path, mode="r|*") as archive:
                 for info in archive:
                     if info.name == self.ref.member and info.isfile():
                         handle = archive.extractfile(info)
                         if handle is not None:
-                            yield from self._decoded(handle)
+                            yield from self._decode(handle)
                         return
         except _ARCHIVE_ERRORS as error:
             self.truncated = f"archive ends early ({error})"
 
-    def _decoded(self, file: IO[bytes]) -> Iterator[bytes]:
+    def _decode(self, file: IO[bytes]) -> Iterator[bytes]:
         first = file.read(READ_BYTES)
         self._note(first)
         if first.startswith(b"\x1f\x8b"):
-            yield from self._counted(self._gunzip(first, file))
+            yield from self._limit_output(self._gunzip(first, file))
         elif first.startswith(b"\x28\xb5\x2f\xfd"):
-            yield from self._counted(self._unzstd(first, file))
+            yield from self._limit_output(self._unzstd(first, file))
         else:
             while first:
                 self.output_bytes += len(first)
@@ -123,13 +127,13 @@ class BlockReader:
         self.input_bytes += len(block)
         self._hash.update(block)
 
-    def _counted(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    def _limit_output(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         for block in blocks:
             self.output_bytes += len(block)
-            allowed = min(_FREE_BYTES + _MAX_RATIO * self.input_bytes, _MAX_OUTPUT_BYTES)
+            allowed = min(FREE_BYTES + MAX_RATIO * self.input_bytes, MAX_OUTPUT_BYTES)
             if self.output_bytes > allowed:
                 raise HostileInputError(
-                    f"compressed input must expand at most {_MAX_RATIO} times, this one expands "
+                    f"compressed input must expand at most {MAX_RATIO} times, this one expands "
                     f"more ({self.output_bytes} bytes out of {self.input_bytes})",
                     where=self.ref.label,
                     hint="decompress it yourself and pass the plain file if it is really a trace",
@@ -137,7 +141,7 @@ class BlockReader:
             yield block
 
     def _gunzip(self, data: bytes, file: IO[bytes]) -> Iterator[bytes]:
-        stream = _inflate.decompressobj(31)
+        stream = _inflate.decompressobj(GZIP_WINDOW_BITS)
         inside = False
         while data:
             if not inside and not data.startswith(b"\x1f\x8b"):
@@ -145,7 +149,7 @@ class BlockReader:
                 return
             inside = True
             try:
-                out = stream.decompress(data, _OUTPUT_BYTES)
+                out = stream.decompress(data, OUTPUT_BYTES)
             except _INFLATE_ERRORS as error:
                 self.truncated = f"compressed data is broken ({error})"
                 return
@@ -155,7 +159,7 @@ class BlockReader:
             if stream.eof:
                 inside = False
                 data = stream.unused_data.lstrip(b"\0")
-                stream = _inflate.decompressobj(31)
+                stream = _inflate.decompressobj(GZIP_WINDOW_BITS)
             if not data:
                 data = file.read(READ_BYTES)
                 self._note(data)
@@ -177,12 +181,12 @@ class BlockReader:
                 where=self.ref.label,
                 hint="pip install 'paro-advise[fast]'",
             ) from None
-        reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(
+        reader = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW).stream_reader(
             cast("IO[bytes]", _Prefixed(data, file, self._note)), read_across_frames=True
         )
         while True:
             try:
-                out = reader.read(_OUTPUT_BYTES)
+                out = reader.read(OUTPUT_BYTES)
             except zstandard.ZstdError as error:
                 self.truncated = f"compressed data is broken ({error})"
                 return
@@ -194,7 +198,7 @@ class BlockReader:
 class _Prefixed:
     """A reader that gives bytes already read first, and reports what it reads after."""
 
-    def __init__(self, first: bytes, file: IO[bytes], note: Any) -> None:
+    def __init__(self, first: bytes, file: IO[bytes], note: Callable[[bytes], None]) -> None:
         self._first = first
         self._file = file
         self._note = note
@@ -208,7 +212,7 @@ class _Prefixed:
         return out
 
 
-def archive_members(path: Path, limit: int = 4096) -> list[str]:
+def archive_members(path: Path, limit: int = MAX_MEMBERS) -> list[str]:
     """Return the names of the regular files in a tar archive, in order.
 
     Raises:
@@ -217,14 +221,14 @@ def archive_members(path: Path, limit: int = 4096) -> list[str]:
     """
     names: list[str] = []
     total = 0
-    allowed = _FREE_BYTES + _MAX_RATIO * path.stat().st_size
+    allowed = FREE_BYTES + MAX_RATIO * path.stat().st_size
     try:
         with tarfile.open(path, mode="r|*") as archive:
             for info in archive:
                 total += max(0, info.size)
                 if len(names) >= limit or total > allowed:
                     raise HostileInputError(
-                        f"an archive must hold at most {limit} files that expand at most {_MAX_RATIO} times",
+                        f"an archive must hold at most {limit} files that expand at most {MAX_RATIO} times",
                         where=str(path),
                     )
                 if info.isfile():

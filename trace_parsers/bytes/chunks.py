@@ -11,16 +11,20 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+from paro_advise.trace_parsers.bytes.constants import (
+    CHUNK_BYTES,
+    MAX_FIRST_EVENT_BYTES,
+    MAX_KEY_BYTES,
+    MAX_PENDING_BYTES,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-CHUNK_BYTES = 768 * 1024
-_MAX_PENDING_BYTES = 64 << 20
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_LIST = re.compile(rb"^\s*(?:\xef\xbb\xbf)?\s*\[\s*\{")
 _SPACES_AND_COMMA = re.compile(rb"\s*,\s*(?=\{)")
 _FALLBACK_BOUNDARIES = (b"\n  },\n  {", b'},{"ph"', b'}, {"ph"', b'},\n{"ph"', b'},{"name"', b'}, {"name"')
-_MAX_FIRST_EVENT_BYTES = 4 << 20
 
 
 class EventChunks:
@@ -50,7 +54,7 @@ class EventChunks:
             return
         pending = self._learn_boundary(pending)
         if not self.boundary:
-            yield from self._last(pending)
+            yield from self._split_end(pending)
             return
         # Texts of events without their outer braces; the last one is still open.
         parts = [pending[pending.find(b"{") + 1 :]]
@@ -60,14 +64,14 @@ class EventChunks:
             cut = block.rfind(self.boundary) if size >= CHUNK_BYTES else -1
             if cut >= 0:
                 yield b"".join((*parts, memoryview(block)[:cut]))
-                parts = [self._reopened() + block[cut + len(self.boundary) :]]
+                parts = [self._event_opening() + block[cut + len(self.boundary) :]]
                 size = len(parts[0])
-            elif size <= _MAX_PENDING_BYTES:
+            elif size <= MAX_PENDING_BYTES:
                 parts.append(block)
             else:
                 self.lost_bytes += size
                 parts, size = [], 0
-        yield from self._last(b"{" + b"".join(parts))
+        yield from self._split_end(b"{" + b"".join(parts))
 
     def _find_array(self) -> bytes | None:
         """Read up to the event array; return what follows its bracket, None when there is none."""
@@ -81,10 +85,10 @@ class EventChunks:
                 self.found_array = True
                 self.head = pending[: found.start()]
                 return pending[found.end() :]
-            if len(pending) > _MAX_PENDING_BYTES:
+            if len(pending) > MAX_PENDING_BYTES:
                 self.lost_bytes = len(pending)
                 break
-        self.head = pending[:_MAX_PENDING_BYTES]
+        self.head = pending[:MAX_PENDING_BYTES]
         return None
 
     def _learn_boundary(self, pending: bytes) -> bytes:
@@ -95,7 +99,7 @@ class EventChunks:
             start = pending.find(b"{")
             if start >= 0:
                 # Latin-1 keeps one character a byte, so offsets carry over.
-                text = pending[start : start + _MAX_FIRST_EVENT_BYTES].decode("latin-1")
+                text = pending[start : start + MAX_FIRST_EVENT_BYTES].decode("latin-1")
                 try:
                     _, end = decoder.raw_decode(text)
                 except (ValueError, RecursionError):
@@ -108,7 +112,7 @@ class EventChunks:
                     return pending
                 if end and (ended or b"]" in pending[start + end : start + end + 64]):
                     return pending
-            if ended or len(pending) > _MAX_FIRST_EVENT_BYTES:
+            if ended or len(pending) > MAX_FIRST_EVENT_BYTES:
                 counts = [(pending.count(known), known) for known in _FALLBACK_BOUNDARIES]
                 count, best = max(counts)
                 self.boundary = best if count else b""
@@ -127,9 +131,9 @@ class EventChunks:
         if pending[brace + 1 : brace + 2] != b'"':
             return b""
         end = pending.find(b'"', brace + 2)
-        return pending[brace + 1 : end + 1] if 0 < end - brace < 16 else b""
+        return pending[brace + 1 : end + 1] if 0 < end - brace < MAX_KEY_BYTES else b""
 
-    def _last(self, pending: bytes) -> Iterator[bytes]:
+    def _split_end(self, pending: bytes) -> Iterator[bytes]:
         """Split the final piece into events and tail."""
         start = pending.find(b"{")
         if start < 0:
@@ -139,7 +143,7 @@ class EventChunks:
         cut = pending.rfind(self.boundary) if self.boundary else -1
         if cut > start:
             yield pending[start + 1 : cut]
-            pending = b"{" + self._reopened() + pending[cut + len(self.boundary) :]
+            pending = b"{" + self._event_opening() + pending[cut + len(self.boundary) :]
             start = 0
         text = pending[start:].decode("latin-1")
         position, events = 0, []
@@ -162,6 +166,6 @@ class EventChunks:
         self.tail = rest
         self.is_open = b"]" not in rest
 
-    def _reopened(self) -> bytes:
+    def _event_opening(self) -> bytes:
         """Return the part of the boundary that belongs to the next event (its first key)."""
         return self.boundary[self.boundary.rindex(b"{") + 1 :]

@@ -12,13 +12,18 @@ import sqlite3
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from paro_advise.trace_parsers.bytes.constants import (
+    FREE_STEPS,
+    MAX_CELL_BYTES,
+    MAX_CELL_TEXT,
+    MAX_TABLES,
+    STEPS_PER_BYTE,
+    STEPS_PER_CALL,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
-
-_STEPS_PER_CALL = 100_000
-_FREE_STEPS = 50_000_000
-_STEPS_PER_BYTE = 8
 
 
 class Database:
@@ -32,27 +37,27 @@ class Database:
     def __init__(self, path: Path, num_bytes: int) -> None:
         uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
         self._connection = sqlite3.connect(uri, uri=True)
-        self._steps_left = _FREE_STEPS + _STEPS_PER_BYTE * num_bytes
+        self._steps_left = FREE_STEPS + STEPS_PER_BYTE * num_bytes
         self.problem = ""
         connection = self._connection
-        connection.text_factory = lambda raw: raw[:4096].decode("utf-8", "replace")
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 64 << 20)
-        connection.set_progress_handler(self._spend, _STEPS_PER_CALL)
+        connection.text_factory = lambda raw: raw[:MAX_CELL_TEXT].decode("utf-8", "replace")
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_CELL_BYTES)
+        connection.set_progress_handler(self._spend, STEPS_PER_CALL)
         for pragma in ("trusted_schema=OFF", "query_only=ON", "cell_size_check=ON", "mmap_size=0"):
             connection.execute(f"PRAGMA {pragma}")
         self.tables = self._read_schema()
 
     def _spend(self) -> int:
-        self._steps_left -= _STEPS_PER_CALL
+        self._steps_left -= STEPS_PER_CALL
         return int(self._steps_left < 0)
 
     def _read_schema(self) -> dict[str, frozenset[str]]:
         tables: dict[str, frozenset[str]] = {}
         # A view or virtual table of a known name would run SQL or code of the file's maker.
         query = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%'"
-        for (name,) in self._rows(query, (), 4096):
+        for (name,) in self._rows(query, (), MAX_TABLES):
             if isinstance(name, str) and re.fullmatch(r"\w{1,100}", name):
-                columns = self._rows("SELECT name FROM pragma_table_info(?)", (name,), 4096)
+                columns = self._rows("SELECT name FROM pragma_table_info(?)", (name,), MAX_TABLES)
                 tables[name] = frozenset(str(column) for (column,) in columns)
         return tables
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import HostileInputError
+from paro_advise.trace_parsers.bytes.constants import MAX_LINE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-MAX_LINE_BYTES = 1 << 20
 
 
 class Readable:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import pickletools
 import warnings
-from typing import Any
 
 from paro_advise.errors import BrokenInputError, HostileInputError
+from paro_advise.trace_parsers.bytes.constants import MAX_OPCODES, MAX_PICKLE_BYTES
 
-MAX_BYTES = 256 << 20
-MAX_OPCODES = 10_000_000
 _MARK = object()
 _CONSTANTS: dict[str, object] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _LITERALS = frozenset(
@@ -28,19 +26,19 @@ _IGNORED = frozenset({"PROTO", "FRAME"})
 
 class _Machine:
     def __init__(self) -> None:
-        self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
+        self.stack: list[object] = []
+        self.memo: dict[int, object] = {}
 
-    def run(self, name: str, argument: Any) -> None:
+    def run(self, name: str, argument: object) -> None:
         stack = self.stack
         if name in _LITERALS:
             stack.append(argument)
         elif name in _CONSTANTS:
             stack.append(_CONSTANTS[name])
         elif name in {"BINGET", "LONG_BINGET", "GET"}:
-            stack.append(self.memo[int(argument)])
+            stack.append(self.memo[_slot(argument)])
         elif name in {"BINPUT", "LONG_BINPUT", "PUT"}:
-            self.memo[int(argument)] = self._top()
+            self.memo[_slot(argument)] = self._top()
         elif name == "MEMOIZE":
             self.memo[len(self.memo)] = self._top()
         elif name == "MARK":
@@ -82,32 +80,32 @@ class _Machine:
                 hint="do not unpickle this file; have the dump written again by the job itself",
             )
 
-    def _top(self) -> Any:
+    def _top(self) -> object:
         if self.stack[-1] is _MARK:
             raise IndexError("a mark is no value")
         return self.stack[-1]
 
-    def _take(self, count: int) -> list[Any]:
+    def _take(self, count: int) -> list[object]:
         values = self.stack[-count:]
         if len(values) < count or any(value is _MARK for value in values):
             raise IndexError("too few values")
         del self.stack[-count:]
         return values
 
-    def _to_mark(self) -> list[Any]:
-        values: list[Any] = []
+    def _to_mark(self) -> list[object]:
+        values: list[object] = []
         while (value := self.stack.pop()) is not _MARK:
             values.append(value)
         values.reverse()
         return values
 
-    def _extend(self, values: list[Any]) -> None:
+    def _extend(self, values: list[object]) -> None:
         target = self._top()
         if not isinstance(target, list):
             raise TypeError("only a list can be appended to")
         target.extend(values)
 
-    def _set(self, items: list[Any]) -> None:
+    def _set(self, items: list[object]) -> None:
         target = self._top()
         if not isinstance(target, dict) or len(items) % 2:
             raise TypeError("only a dict can be filled, with pairs")
@@ -116,6 +114,12 @@ class _Machine:
             if not isinstance(key, str | int | float | bytes | None):
                 raise TypeError("a key must be a plain value")
             target[key] = value
+
+
+def _slot(argument: object) -> int:
+    if not isinstance(argument, int):
+        raise TypeError("a place in the memo must be a number")
+    return argument
 
 
 def _carry_out(machine: _Machine, data: bytes) -> None:
@@ -134,8 +138,8 @@ def load_plain(data: bytes) -> object:
         HostileInputError: it would import or call something, or is too large.
         BrokenInputError: it is cut or no pickle.
     """
-    if len(data) > MAX_BYTES:
-        raise HostileInputError(f"a pickle must hold at most {MAX_BYTES} bytes, got {len(data)}")
+    if len(data) > MAX_PICKLE_BYTES:
+        raise HostileInputError(f"a pickle must hold at most {MAX_PICKLE_BYTES} bytes, got {len(data)}")
     machine = _Machine()
     try:
         with warnings.catch_warnings():

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_WORD_BYTES = 8
-_UNIT = 4
+WORD_BYTES = 8  # bytes; what is compared at once; size of a uint64
+_UNIT = 4  # bytes; aligned words searched for a boundary; size of a uint32
 
 
 class BoundaryFinder:
@@ -111,7 +111,7 @@ class EventScan:
 
     def have(self, offset: int, text: bytes) -> NDArray[np.bool_]:
         """Mark the events that have the end of a text (at most 8 bytes) right before an offset."""
-        text = text[-_WORD_BYTES:]
+        text = text[-WORD_BYTES:]
         mask = np.uint64((1 << 8 * len(text)) - 1)
         found: NDArray[np.bool_] = self.words(offset - len(text)) & mask == np.uint64(int.from_bytes(text, "little"))
         return found

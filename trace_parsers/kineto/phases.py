@@ -1,23 +1,25 @@
-"""Steps, backward passes and enclosing annotations of a Kineto trace."""
+"""Steps, backward passes and phases of training in a Kineto trace."""
 
 from __future__ import annotations
 
 import itertools
 import re
 from bisect import bisect_right
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paro_advise.trace_parsers.kineto.rows import HostKind
+from paro_advise.trace_parsers.kineto.columns import HostKind
+from paro_advise.trace_parsers.kineto.constants import TAIL_SHARE, TOUCH_US
+from paro_advise.trace_parsers.kineto.host_rows import AUTOGRAD_NODE
 from paro_advise.trace_parsers.tables import HostSpan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
-_EVALUATE = "autograd::engine::evaluate_function"
+    from paro_advise.trace_parsers.kineto.host_rows import HostRows
+
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)")
 # One per forward of the whole model. FSDP1's and DDP's may nest: only outermost ones count.
 _ROOT_FORWARD = (
@@ -25,49 +27,13 @@ _ROOT_FORWARD = (
     "FullyShardedDataParallel.forward",
     "DistributedDataParallel.forward",
 )
-_OWNER_OPERATORS = ("c10d::", "_c10d_functional::", "aten::linalg_vector_norm", "paro_")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostRows:
-    """Host rows of one trace as arrays of equal length, sorted by start."""
-
-    start_us: NDArray[np.float64]
-    end_us: NDArray[np.float64]
-    tid: NDArray[np.int32]
-    name: NDArray[np.uint32]
-    kind: NDArray[np.int8]
-    external: NDArray[np.int64]
-    sequence: NDArray[np.int64]
-    correlation: NDArray[np.int64]
-    names: tuple[str, ...]
-
-    def select(self, mask: NDArray[np.bool_]) -> list[HostSpan]:
-        """Return the rows under a mask as spans, by start."""
-        return [
-            HostSpan(start_us=start, end_us=end, tid=tid, name=self.names[name])
-            for start, end, tid, name in zip(
-                self.start_us[mask].tolist(),
-                self.end_us[mask].tolist(),
-                self.tid[mask].tolist(),
-                self.name[mask].tolist(),
-                strict=True,
-            )
-        ]
-
-    def codes(self, wanted: Iterable[bool]) -> NDArray[np.bool_]:
-        """Return a mask over rows from one truth value per distinct name."""
-        import numpy as np
-
-        table = np.fromiter(wanted, dtype=bool, count=len(self.names))
-        return table[self.name] if len(table) else np.zeros(len(self.name), dtype=bool)
 
 
 def profiler_steps(rows: HostRows) -> list[HostSpan]:
     """Return the ``ProfilerStep#N`` spans; failing those, windows between optimizer steps."""
     # The oldest traces record the marks as operators.
     may_mark = (rows.kind == HostKind.ANNOTATION) | (rows.kind == HostKind.OPERATOR)
-    marks = rows.select(may_mark & rows.codes(bool(_STEP.match(name)) for name in rows.names))
+    marks = rows.select(may_mark & rows.mask_of_names(bool(_STEP.match(name)) for name in rows.names))
     if marks:
         return sorted(marks, key=lambda span: span.start_us)
     outer = outermost(optimizer_spans(rows))
@@ -80,7 +46,8 @@ def profiler_steps(rows: HostRows) -> list[HostSpan]:
 def optimizer_spans(rows: HostRows) -> list[HostSpan]:
     """Return the ``Optimizer.step#...`` annotations, nested ones included."""
     return rows.select(
-        (rows.kind == HostKind.ANNOTATION) & rows.codes(name.startswith("Optimizer.step#") for name in rows.names)
+        (rows.kind == HostKind.ANNOTATION)
+        & rows.mask_of_names(name.startswith("Optimizer.step#") for name in rows.names)
     )
 
 
@@ -102,7 +69,7 @@ def backward_passes(rows: HostRows) -> list[tuple[float, float]]:
     """
     import numpy as np
 
-    mask = rows.codes(name.startswith(_EVALUATE) for name in rows.names)
+    mask = rows.mask_of_names(name.startswith(AUTOGRAD_NODE) for name in rows.names)
     index = np.flatnonzero(mask)
     index = index[_is_outermost(rows, index)]
     if not len(index):
@@ -115,10 +82,6 @@ def backward_passes(rows: HostRows) -> list[tuple[float, float]]:
     return [(start, end) for start, end in zip(starts.tolist(), ends.tolist(), strict=True) if end > start]
 
 
-# float64 holds absolute times to about a nanosecond: rows that touch may seem to overlap.
-_TOUCH_US = 0.01
-
-
 def _is_outermost(rows: HostRows, index: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Mark those of some rows that no earlier one of them on their thread still encloses."""
     import numpy as np
@@ -128,22 +91,19 @@ def _is_outermost(rows: HostRows, index: NDArray[np.intp]) -> NDArray[np.bool_]:
     for tid in np.unique(tids).tolist():
         mine = np.flatnonzero(tids == tid)
         ends = np.maximum.accumulate(rows.end_us[index[mine]])
-        mask[mine] = rows.start_us[index[mine]] >= np.append(-np.inf, ends[:-1]) - _TOUCH_US
+        mask[mine] = rows.start_us[index[mine]] >= np.append(-np.inf, ends[:-1]) - TOUCH_US
     return mask
 
 
-# Where forward operators were not read, the first part of the time between two backward passes
-# counts as the tail of the first: frameworks flush their last bucket there.
-_TAIL_SHARE = 0.05
-
-
-def with_tails(
+def extend_passes(
     rows: HostRows, passes: Sequence[tuple[float, float]], cuts_us: Sequence[float]
 ) -> list[tuple[float, float]]:
     """Extend each backward pass of a step but its last to the first forward operator after it.
 
     Reductions that a framework flushes after the engine returned belong to the pass. Forward
-    operators carry a sequence number; autograd nodes lie inside passes.
+    operators carry a sequence number; autograd nodes lie inside passes. Where forward operators were
+    not read, the first TAIL_SHARE of the time up to the next pass counts: frameworks flush their last
+    bucket there.
 
     Args:
         rows: all host rows.
@@ -152,7 +112,7 @@ def with_tails(
     """
     import numpy as np
 
-    is_forward = (rows.sequence >= 0) & rows.codes(not name.startswith(_EVALUATE) for name in rows.names)
+    is_forward = (rows.sequence >= 0) & rows.mask_of_names(not name.startswith(AUTOGRAD_NODE) for name in rows.names)
     starts = rows.start_us[is_forward]
     out = []
     for (begin, end), (following, _) in itertools.pairwise(passes):
@@ -163,7 +123,7 @@ def with_tails(
         if index < len(starts) and starts[index] < following:
             out.append((begin, max(end, float(np.nextafter(starts[index], 0)))))
         else:
-            out.append((begin, end + _TAIL_SHARE * (following - end)))
+            out.append((begin, end + TAIL_SHARE * (following - end)))
     return out + list(passes[-1:])
 
 
@@ -192,7 +152,7 @@ class PhaseClock:
         return index if index >= 0 and time_us < self._step_ends[index] else -1
 
     def phase(self, time_us: float) -> str:
-        """Return "forward", "backward", "boundary", "update", or "" when it cannot be told."""
+        """Return "forward", "backward", "boundary", "update", or "" when unknown."""
         before = bisect_right(self._starts, time_us) - 1
         if before >= 0 and time_us <= self._ends[before]:
             return "backward"
@@ -221,77 +181,26 @@ class PhaseClock:
 def micro_batches(
     steps: Sequence[HostSpan], spans: Sequence[HostSpan], passes: Sequence[tuple[float, float]]
 ) -> int | None:
-    """Return the micro-batches per step (median over steps), None when nothing tells.
+    """Return the micro-batches per step (median over steps), None when unknown.
 
     Counted from the root module's forward annotations, else from backward passes.
     """
     if not steps:
         return None
-    roots: list[float] = []
-    for prefix in _ROOT_FORWARD:
-        roots = [span.start_us for span in outermost([span for span in spans if span.name == prefix])]
-        if roots:
-            break
-
-    def per_step(marks: Sequence[float]) -> int:
-        counts = sorted(sum(step.start_us <= mark < step.end_us for mark in marks) for step in steps)
-        return counts[len(counts) // 2]
-
-    forwards, backwards = per_step(roots), per_step([start for start, _ in passes])
+    forwards = _median_per_step(_root_forwards(spans), steps)
+    backwards = _median_per_step([start for start, _ in passes], steps)
     # A forward without a backward (a frozen reference model, evaluation) is no micro-batch.
     return min(forwards, backwards) if forwards and backwards else forwards or backwards or None
 
 
-def owner_mask(rows: HostRows) -> NDArray[np.bool_]:
-    """Mark the rows that may enclose the issue of a collective and tell what it is for."""
-
-    def is_owner(name: str) -> bool:
-        return name.startswith((_EVALUATE, *_OWNER_OPERATORS))
-
-    annotations = (rows.kind == HostKind.ANNOTATION) & rows.codes(
-        not name.startswith(("nccl:", "gloo:", "ProfilerStep")) for name in rows.names
-    )
-    mask: NDArray[np.bool_] = (
-        annotations | (rows.kind == HostKind.PYTHON) | rows.codes(is_owner(name) for name in rows.names)
-    )
-    return mask
+def _root_forwards(spans: Sequence[HostSpan]) -> list[float]:
+    """Return where each forward of the whole model starts (us), by the first known annotation that occurs."""
+    for name in _ROOT_FORWARD:
+        if roots := outermost([span for span in spans if span.name == name]):
+            return [span.start_us for span in roots]
+    return []
 
 
-def owners_at(rows: HostRows, queries: Sequence[tuple[float, int]]) -> list[str]:
-    """Return, for each (time_us, tid), the names of the spans open there, outer to inner.
-
-    Spans come from ``owner_mask``; names are joined with " > ".
-    """
-    import numpy as np
-
-    index = np.flatnonzero(owner_mask(rows))
-    # Only spans in which some call was issued matter: a small part of all autograd nodes.
-    asked_us = np.sort(np.array([time for time, _ in queries], dtype=np.float64))
-    first = np.searchsorted(asked_us, rows.start_us[index], side="left")
-    last = np.searchsorted(asked_us, rows.end_us[index], side="right")
-    index = index[last > first]
-    by_tid: dict[int, list[int]] = {}
-    for position, tid in enumerate(rows.tid[index].tolist()):
-        by_tid.setdefault(tid, []).append(position)
-    starts, ends = rows.start_us[index].tolist(), rows.end_us[index].tolist()
-    names = rows.name[index].tolist()
-    out = [""] * len(queries)
-    asked: dict[int, list[int]] = {}
-    for number, (_, tid) in enumerate(queries):
-        asked.setdefault(tid, []).append(number)
-    for tid, numbers in asked.items():
-        positions = by_tid.get(tid, [])
-        stack: list[int] = []
-        cursor = 0
-        for number in sorted(numbers, key=lambda item: queries[item][0]):
-            time = queries[number][0]
-            while cursor < len(positions) and starts[positions[cursor]] <= time:
-                begin = starts[positions[cursor]]
-                while stack and ends[stack[-1]] <= begin:
-                    stack.pop()
-                stack.append(positions[cursor])
-                cursor += 1
-            while stack and ends[stack[-1]] < time:
-                stack.pop()
-            out[number] = " > ".join(rows.names[names[item]] for item in stack if ends[item] >= time)
-    return out
+def _median_per_step(marks_us: Sequence[float], steps: Sequence[HostSpan]) -> int:
+    counts = sorted(sum(step.start_us <= mark < step.end_us for mark in marks_us) for step in steps)
+    return counts[len(counts) // 2]

@@ -14,10 +14,20 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from paro_advise.core.collective import Op
+from paro_advise.trace_parsers.collective_sizes import bus_factor
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
+from paro_advise.trace_parsers.logs.constants import (
+    LARGE_GROUP,
+    MAX_BENCHMARK_RANKS,
+    MAX_TIME_ERROR,
+    MIN_RATIO_GBPS,
+    PRINTED_ERROR,
+    ROUNDING_SLACK,
+)
 from paro_advise.trace_parsers.nccl.names import dtype_of_name, element_bytes
-from paro_advise.trace_parsers.side_rows import RowBuffer, bus_factor, integer, number
+from paro_advise.trace_parsers.side_rows import RowBuffer
 from paro_advise.trace_parsers.tables import LINK_SAMPLE_COLUMNS
+from paro_advise.trace_parsers.values import parse_float, parse_int
 
 _STARTING = re.compile(r"# Collective test starting: (\w{1,60})")
 _RANK = re.compile(
@@ -35,9 +45,6 @@ _OPS = (
 )  # fmt: skip
 _REDUCING = {Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE}
 _ROOTED = {Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER}
-# Half of the last digit printed (two decimals), a little more for the rounding of the time.
-_PRINTED_GBPS = 0.0055
-_MAX_RANKS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +77,7 @@ class _Table:
 
 
 def _measurement(tokens: list[str]) -> _Measurement | None:
-    values = [number(token) for token in tokens[:3]]
+    values = [parse_float(token) for token in tokens[:3]]
     time_us, algbw, busbw = values
     if time_us is None or algbw is None or busbw is None or time_us <= 0:
         return None
@@ -78,15 +85,15 @@ def _measurement(tokens: list[str]) -> _Measurement | None:
 
 
 def _is_measurement(tokens: list[str]) -> bool:
-    return len(tokens) == 4 and all(token == "N/A" or number(token) is not None for token in tokens)
+    return len(tokens) == 4 and all(token == "N/A" or parse_float(token) is not None for token in tokens)
 
 
-def _head(tokens: list[str]) -> tuple[_Head, list[str]] | None:
+def _row_head(tokens: list[str]) -> tuple[_Head, list[str]] | None:
     """Split tokens into the head of a row and what follows it."""
     if len(tokens) < 3 or not (tokens[0].isdigit() and tokens[1].isdigit()):
         return None
     size_of = element_bytes(dtype_of_name(tokens[2])) or (1 if tokens[2].startswith(("fp8", "f8")) else None)
-    num_bytes = integer(tokens[0])
+    num_bytes = parse_int(tokens[0])
     if size_of is None or num_bytes is None:
         return None
     rest = tokens[3:]
@@ -126,62 +133,62 @@ class BenchmarkTables:
         """Take a line or a piece of one; return whether it belongs to a table."""
         text = line.strip()
         if text.startswith("#"):
-            return self._comment(text)
+            return self._read_comment(text)
         tokens = text.split(maxsplit=16)
         if not tokens or not (tokens[0][0].isdigit() or tokens[0] == "N/A"):
             if "_perf" in text:
-                self._mention(text)
+                self._read_mention(text)
             return False
         if _is_measurement(tokens) and self._pending:
             self._pending += tokens
             if len(self._pending) >= 9 + 4:
-                self.num_torn += self._row(self._pending)
+                self.num_torn += self._add_row(self._pending)
                 self._pending = []
             return True
-        if _head(tokens) is None:
+        if _row_head(tokens) is None:
             return False
         if self._pending:
-            self._row(self._pending)
+            self._add_row(self._pending)
             self._pending = []
         if len(tokens) >= 12:
-            self._row(tokens)
+            self._add_row(tokens)
         else:
             self._pending = tokens
         return True
 
-    def _comment(self, text: str) -> bool:
+    def _read_comment(self, text: str) -> bool:
         if found := _STARTING.match(text):
-            self._next_table()
+            self._end_table()
             self._table.program = found[1]
         elif found := _RANK.fullmatch(text):
             if self._table.rows:
-                self._next_table()
-            self._rank(found)
+                self._end_table()
+            self._read_rank(found)
         elif _COLUMNS.fullmatch(text):
             if self._table.rows:
-                self._next_table()
+                self._end_table()
         elif text.startswith(_ENDINGS):
-            self._next_table()
+            self._end_table()
         else:
             return False
         return True
 
-    def _mention(self, text: str) -> None:
+    def _read_mention(self, text: str) -> None:
         ops = {op_of_name(name) for name in _PROGRAM.findall(text[:4000])}
         if len(ops) == 1:
             self._table.mentioned = ops.pop()
 
-    def _rank(self, found: re.Match[str]) -> None:
+    def _read_rank(self, found: re.Match[str]) -> None:
         table = self._table
-        if sum(table.groups.values()) < _MAX_RANKS:
+        if sum(table.groups.values()) < MAX_BENCHMARK_RANKS:
             table.groups[int(found[2] or 0)] += 1
             table.devices.setdefault(found[3], set()).add(found[4])
             self.device_name = self.device_name or found[5].strip()
 
-    def _row(self, tokens: list[str]) -> bool:
+    def _add_row(self, tokens: list[str]) -> bool:
         """Add a row; return whether it was kept."""
         self.num_rows += 1
-        split = _head(tokens)
+        split = _row_head(tokens)
         if split is None or len(split[1]) < 4:
             self.num_rejected += 1
             return False
@@ -191,7 +198,7 @@ class BenchmarkTables:
             self.num_empty += 1
             return False
         algbw = head.num_bytes / measured.time_us / 1e3
-        is_consistent = abs(algbw - measured.algbw_gbps) <= _PRINTED_GBPS + 0.01 * algbw
+        is_consistent = abs(algbw - measured.algbw_gbps) <= PRINTED_ERROR + MAX_TIME_ERROR * algbw
         if not is_consistent and "hypercube" not in self._table.program:
             self.num_rejected += 1
             return False
@@ -200,11 +207,11 @@ class BenchmarkTables:
 
     def finish(self) -> None:
         """End the last table."""
-        self._next_table()
+        self._end_table()
 
-    def _next_table(self) -> None:
+    def _end_table(self) -> None:
         if self._pending:
-            self._row(self._pending)
+            self._add_row(self._pending)
             self._pending = []
         table, self._table = self._table, _Table(mentioned=self._table.mentioned)
         listed = table.groups[min(table.groups)] if table.groups else None
@@ -216,7 +223,7 @@ class BenchmarkTables:
         if not table.rows:
             return
         op, is_derived = _op_of(table, listed)
-        size = listed or _size_of(table.rows, op)
+        size = listed or _group_size_by_ratios(table.rows, op)
         self.num_unknown_op += len(table.rows) if op is Op.UNKNOWN else 0
         self.num_derived += len(table.rows) if is_derived or size != listed else 0
         for row in table.rows:
@@ -233,10 +240,10 @@ class BenchmarkTables:
 def _ratio(rows: list[_Row]) -> tuple[float, float] | None:
     """Return busbw / algbw of the fastest row and how far printing may have moved it."""
     best = max(rows, key=lambda row: row.measured.algbw_gbps).measured
-    if best.algbw_gbps < 0.1:
+    if best.algbw_gbps < MIN_RATIO_GBPS:
         return None
     ratio = best.busbw_gbps / best.algbw_gbps
-    return ratio, _PRINTED_GBPS * (1 + ratio) / best.algbw_gbps
+    return ratio, PRINTED_ERROR * (1 + ratio) / best.algbw_gbps
 
 
 def _op_of(table: _Table, group_size: int | None) -> tuple[Op, bool]:
@@ -261,11 +268,11 @@ def _fits(op: Op, ratio: tuple[float, float], group_size: int | None) -> bool:
     value, error = ratio
     if group_size is not None:
         return abs(bus_factor(op, group_size) - value) <= error
-    low, high = bus_factor(op, 2), bus_factor(op, 1 << 20)
+    low, high = bus_factor(op, 2), bus_factor(op, LARGE_GROUP)
     return low - error <= value <= high + error
 
 
-def _size_of(rows: list[_Row], op: Op) -> int | None:
+def _group_size_by_ratios(rows: list[_Row], op: Op) -> int | None:
     """Return the only group size that explains busbw / algbw of all rows."""
     scale = {Op.ALL_REDUCE: 2.0}.get(op, 1.0)
     if op is Op.UNKNOWN or bus_factor(op, 2) == bus_factor(op, 3):
@@ -278,5 +285,5 @@ def _size_of(rows: list[_Row], op: Op) -> int | None:
         below, above = (found[0] - found[1]) / scale, (found[0] + found[1]) / scale
         low = max(low, 1 / (1 - below) if below < 1 else math.inf)
         high = min(high, 1 / (1 - above) if above < 1 else math.inf)
-    first = math.ceil(low - 1e-9) if math.isfinite(low) else 0
+    first = math.ceil(low - ROUNDING_SLACK) if math.isfinite(low) else 0
     return first if first and first <= high < first + 1 else None

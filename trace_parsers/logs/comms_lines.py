@@ -13,10 +13,20 @@ import re
 from dataclasses import dataclass
 
 from paro_advise.core.collective import Op
+from paro_advise.trace_parsers.collective_sizes import busbw_gbps
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
-from paro_advise.trace_parsers.side_rows import RowBuffer, busbw_gbps, number
+from paro_advise.trace_parsers.logs.constants import (
+    MAX_ENTRIES,
+    MAX_LINK_GBPS,
+    MAX_PRINTED_SIZE,
+    PRINTED_ERROR,
+    ROUNDING_SLACK,
+)
+from paro_advise.trace_parsers.side_rows import RowBuffer
 from paro_advise.trace_parsers.tables import LINK_SAMPLE_COLUMNS
+from paro_advise.trace_parsers.values import parse_float
 
+# Bytes; DeepSpeed prints multiples of 1024.
 _UNITS = {unit: 1024**power for power, unit in enumerate(("B", "KB", "MB", "GB", "TB", "PB"))}
 _SIZE = r"(\d[\d.]{0,12}) ?([KMGTP]?B)"
 _OP = re.compile(r"(\w{1,60})(?: \| \[Caller Func: .{1,200}\])?\s*")
@@ -27,8 +37,6 @@ _VERBOSE = re.compile(
     rf"\| time \(ms\): {_NUMBER} \| msg size: {_SIZE} "
     rf"\| algbw \(Gbps\): {_NUMBER}\s+\| busbw \(Gbps\): {_NUMBER}"
 )
-_MAX_ENTRIES = 200_000
-_FASTEST_GBPS = 1000.0  # NVLink 5 carries 900 each way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +60,7 @@ class CommsTables:
         num_impossible: entries left out because no link is that fast: the time of an asynchronous
             call ended before its transfer did.
         num_without_wait: entries whose time is the minimum over ranks (straggler table).
-        group_size: ranks in the world, None when the ratios do not tell.
+        group_size: ranks in the world, None when the ratios do not give it.
     """
 
     def __init__(self) -> None:
@@ -68,7 +76,7 @@ class CommsTables:
     def feed(self, line: str) -> bool:
         """Take a line; return whether it belongs to the logger's output."""
         if "comm op: " in line and "msg size: " in line:
-            self._verbose(line)
+            self._read_verbose(line)
             return True
         if line.lstrip().startswith("Comm. Op "):
             self._table = "straggler" if "straggler(ms)" in line else "summary"
@@ -77,7 +85,7 @@ class CommsTables:
         if not self._table:
             return False
         if row := _ROW.fullmatch(line):
-            self._row(row)
+            self._read_row(row)
             return True
         if op := _OP.fullmatch(line):
             self._op = op_of_name(op[1])
@@ -86,21 +94,21 @@ class CommsTables:
             self._table = ""
         return False
 
-    def _verbose(self, line: str) -> None:
+    def _read_verbose(self, line: str) -> None:
         self.num_entries += 1
         found = _VERBOSE.search(line)
-        values = [number(found[index]) for index in (2, 5, 6)] if found else [None] * 3
-        tensor_bytes = _bytes_of(found[3], found[4]) if found else None
+        values = [parse_float(found[index]) for index in (2, 5, 6)] if found else [None] * 3
+        tensor_bytes = _tensor_bytes(found[3], found[4]) if found else None
         if found is None or values[0] is None or tensor_bytes is None:
             self.num_broken += 1
             return
         self.num_calls += 1
         self._keep(op_of_name(found[1]), tensor_bytes, values[0] * 1e3, values[1], values[2])
 
-    def _row(self, row: re.Match[str]) -> None:
+    def _read_row(self, row: re.Match[str]) -> None:
         self.num_entries += 1
-        tensor_bytes = _bytes_of(row[1], row[2])
-        cells = [number(row[index]) for index in (4, 5, 6, 7)]
+        tensor_bytes = _tensor_bytes(row[1], row[2])
+        cells = [parse_float(row[index]) for index in (4, 5, 6, 7)]
         if tensor_bytes is None or cells[1] is None or cells[2] is None:
             self.num_broken += 1
         elif self._table == "straggler":
@@ -110,14 +118,14 @@ class CommsTables:
             self._keep(self._op, tensor_bytes, cells[1] * 1e3, cells[2], cells[3])
 
     def _keep(self, op: Op, tensor_bytes: int, latency_us: float, algbw: float | None, busbw: float | None) -> None:
-        if len(self._entries) < _MAX_ENTRIES:
+        if len(self._entries) < MAX_ENTRIES:
             self._entries.append(
                 _Entry(op=op, tensor_bytes=tensor_bytes, latency_us=latency_us, algbw=algbw, busbw=busbw)
             )
 
     def finish(self) -> None:
         """Derive the group size and fill ``samples``."""
-        size = self.group_size = _world_size(self._entries)
+        size = self.group_size = _group_size_by_ratios(self._entries)
         for entry in self._entries:
             minimum_us = self._minimum_us.get((entry.op, entry.tensor_bytes))
             time_us = entry.latency_us if minimum_us is None else minimum_us
@@ -129,7 +137,7 @@ class CommsTables:
             if busbw is None:
                 self.num_without_size += 1
                 continue
-            if busbw > _FASTEST_GBPS:
+            if busbw > MAX_LINK_GBPS:
                 self.num_impossible += 1
                 continue
             self.num_without_wait += minimum_us is not None
@@ -143,20 +151,20 @@ class CommsTables:
             )
 
 
-def _bytes_of(amount: str, unit: str) -> int | None:
-    value = number(amount)
-    return None if value is None or value > 1e6 else round(value * _UNITS[unit])
+def _tensor_bytes(amount: str, unit: str) -> int | None:
+    value = parse_float(amount)
+    return None if value is None or value > MAX_PRINTED_SIZE else round(value * _UNITS[unit])
 
 
-def _world_size(entries: list[_Entry]) -> int | None:
+def _group_size_by_ratios(entries: list[_Entry]) -> int | None:
     """Return the only n for which all printed busbw / algbw are (n - 1) / n, None if there is none."""
     low, high = 2.0, math.inf
     for entry in entries:
         if not entry.algbw or not entry.busbw or entry.busbw >= entry.algbw:
             continue
         ratio = entry.busbw / entry.algbw
-        error = 0.0055 * (1 + ratio) / entry.algbw
+        error = PRINTED_ERROR * (1 + ratio) / entry.algbw
         low = max(low, 1 / (1 - ratio + error))
         high = min(high, 1 / (1 - ratio - error) if ratio + error < 1 else math.inf)
-    first = math.ceil(low - 1e-9)
+    first = math.ceil(low - ROUNDING_SLACK)
     return first if first <= high < first + 1 else None

@@ -17,7 +17,7 @@ _PREFIXES = re.compile(
 )
 
 
-def without_prefix(line: str) -> str:
+def strip_prefix(line: str) -> str:
     """Return the line as the rank printed it, with the spaces of its own."""
     found = _PREFIXES.match(line)
     return line[found.end() :] if found else line

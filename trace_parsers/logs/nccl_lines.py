@@ -7,15 +7,19 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 
+from paro_advise.trace_parsers.collective_sizes import full_bytes
+from paro_advise.trace_parsers.constants import MAX_GROUPS
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
+from paro_advise.trace_parsers.logs.constants import MAX_KEYS, MAX_LIST_TEXT, MAX_MESSAGE
 from paro_advise.trace_parsers.nccl.names import (
     algorithm_name,
     dtype_of_number,
     element_bytes,
     protocol_name,
 )
-from paro_advise.trace_parsers.side_rows import RowBuffer, full_bytes, integer, short, whole
+from paro_advise.trace_parsers.side_rows import RowBuffer
 from paro_advise.trace_parsers.tables import COLLECTIVE_COLUMNS, ProcessGroup
+from paro_advise.trace_parsers.values import bounded_int, bounded_text, parse_int
 
 _HEADER = re.compile(
     r"([A-Za-z0-9][\w.-]{0,254}):(\d{1,10}):(\d{1,10}) \[(\d{1,4})\] "
@@ -43,9 +47,6 @@ _TUNING = re.compile(
     r"(?:Algo +(\w{1,20}) +proto +(\w{1,20})\b.*|Kernel (\w{1,80})\b.*|(cudaMemcpy\w{0,20})\b.*)"
 )
 _VERSION = re.compile(r"R?NCCL version (\d[\w.+-]{0,60})")
-_MAX_MESSAGE = 16 * 1024
-_MAX_KEYS = 256
-_MAX_COMMS = 65536
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,7 +81,7 @@ class NcclLine:
 
 @dataclass(slots=True)
 class NcclLines:
-    """What the lines of NCCL told so far; counts are of lines unless said otherwise."""
+    """Facts from NCCL's lines so far; counts are of lines unless said otherwise."""
 
     rows: RowBuffer = field(default_factory=lambda: RowBuffer(COLLECTIVE_COLUMNS))
     hosts: set[str] = field(default_factory=set)
@@ -104,7 +105,7 @@ class NcclLines:
 
     def split(self, line: str) -> NcclLine | None:
         """Return the message in a line, None when it holds none of NCCL's."""
-        if "NCCL" not in line or len(line) > _MAX_MESSAGE:
+        if "NCCL" not in line or len(line) > MAX_MESSAGE:
             return None
         found = _HEADER.match(line) or _HEADER.search(line)
         if found is None:
@@ -128,30 +129,30 @@ class NcclLines:
         if " NCCL INFO " in line.body or " NCCL WARN " in line.body:
             self.num_torn += 1
             return
-        if line.host and len(self.hosts) < _MAX_COMMS and not line.front:
+        if line.host and len(self.hosts) < MAX_GROUPS and not line.front:
             self.hosts.add(line.host)
         body = line.body
         if line.level == "WARN":
             self.num_warnings += 1
-            self.first_warning = self.first_warning or short(body, 160)
+            self.first_warning = self.first_warning or bounded_text(body, 160)
         elif "opCount" in body:
-            self._collective(line)
+            self._read_collective(line)
         elif "Init " in body and (found := _INIT.search(body)):
-            self._init(line, found)
+            self._read_init(line, found)
         elif body.startswith("Channel ") and (found := _CHANNEL.fullmatch(body)):
-            self._channel(found)
+            self._read_channel(found)
         elif " Bytes -> " in body and (found := _TUNING.fullmatch(body)):
-            self._tuned(found)
+            self._count_tuning(found)
         elif "nNodes " in body and (found := _NODES.search(body)):
             self.num_nodes = max(self.num_nodes or 0, int(found[2])) or None
             self.local_ranks = max(self.local_ranks or 0, int(found[3])) or None
-        elif (found := _VERSION.search(body)) and len(self.versions) < _MAX_KEYS:
+        elif (found := _VERSION.search(body)) and len(self.versions) < MAX_KEYS:
             self.versions[found[1]] += 1
 
-    def _init(self, line: NcclLine, found: re.Match[str]) -> None:
+    def _read_init(self, line: NcclLine, found: re.Match[str]) -> None:
         rank, size = int(found[2]), int(found[3])
         key = (line.host, line.pid, found[1])
-        if rank >= size or len(self._comms) >= _MAX_COMMS:
+        if rank >= size or len(self._comms) >= MAX_GROUPS:
             self.num_torn += 1
             return
         name = found[5] or ""
@@ -169,10 +170,10 @@ class NcclLines:
         self._comm_list.append(comm)
         return comm
 
-    def _collective(self, line: NcclLine) -> None:
+    def _read_collective(self, line: NcclLine) -> None:
         found = _COLL.fullmatch(line.body)
-        count = integer(found[3]) if found else None
-        op_count = integer(found[2], 16) if found else None
+        count = parse_int(found[3]) if found else None
+        op_count = parse_int(found[2], 16) if found else None
         if found is None or count is None or op_count is None:
             self.num_torn += 1
             return
@@ -193,7 +194,7 @@ class NcclLines:
             group_size=comm.size,
             group_name=comm.name or found[5],
             seq=op_count,
-            stream=None if pointer is None else 0 if pointer == "(nil)" else integer(pointer, 16),
+            stream=None if pointer is None else 0 if pointer == "(nil)" else parse_int(pointer, 16),
             name=found[1] if rank is None else f"{found[1]} rank {rank}",
         )
         if self.rows.num_dropped == dropped:
@@ -206,25 +207,25 @@ class NcclLines:
         comm = self._comms.get(key)
         if comm is None:
             comm = self._new_comm(None, None, "")
-            if len(self._comms) < _MAX_COMMS:
+            if len(self._comms) < MAX_GROUPS:
                 self._comms[key] = comm
         if comm.size is None and printed_size is not None:
-            comm.size = whole(int(printed_size), 1)
+            comm.size = bounded_int(int(printed_size), 1)
         return comm
 
-    def _channel(self, found: re.Match[str]) -> None:
+    def _read_channel(self, found: re.Match[str]) -> None:
         # "NET/IB/0(12)/GDRDMA/Shared": numbers are devices, the rest but the buffers' kind names the path.
         parts = [part for part in found[3].strip().split("/") if part[:1].isalpha()]
         name = "/".join(part for part in parts if part not in {"read", "Shared"})[:60]
-        if name in self.transports or len(self.transports) < _MAX_KEYS:
+        if name in self.transports or len(self.transports) < MAX_KEYS:
             edges = self.transports.setdefault(name, set())
-            if len(edges) < _MAX_COMMS:
+            if len(edges) < MAX_GROUPS:
                 edges.add(f"{found[1]}>{found[2]}")
 
-    def _tuned(self, found: re.Match[str]) -> None:
+    def _count_tuning(self, found: re.Match[str]) -> None:
         choice = found[4] or found[5] or f"{algorithm_name(found[2])}_{protocol_name(found[3])}"
         key = f"tuning_{found[1]}_{choice}"
-        if key in self.tuning or len(self.tuning) < _MAX_KEYS:
+        if key in self.tuning or len(self.tuning) < MAX_KEYS:
             self.tuning[key] += 1
 
     def drop_stuck_sequences(self) -> int:
@@ -265,7 +266,7 @@ class NcclLines:
         out = {f"transport_{name}": str(len(edges)) for name, edges in sorted(self.transports.items())}
         out.update({name: str(count) for name, count in sorted(self.tuning.items())})
         if self.hosts:
-            out["hosts"] = ",".join(sorted(self.hosts))[:4000]
+            out["hosts"] = ",".join(sorted(self.hosts))[:MAX_LIST_TEXT]
         if self.ranks:
             out["num_ranks_logged"] = str(len(self.ranks))
         return out

@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from paro_advise.core.capture_files import RUN, RUN_FILE, STEP_LOG_PATTERN, STEPS, StepLogHeader, StepRecord
 from paro_advise.errors import BrokenInputError, InputError
 from paro_advise.trace_parsers.bytes.blocks import BlockReader
+from paro_advise.trace_parsers.logs.constants import HEAD_BYTES, MAX_COUNT, MAX_STEP_LOG_BYTES, MAX_US, MAX_VALUE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
 
-_MAX_BYTES = 256 << 20
-_HEAD = 4096
-_MAX_US, _MAX_VALUE = 1e15, 1e150
+
+_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_DECODE_RECORD = msgspec.json.Decoder(StepRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +98,7 @@ def _head(ref: SourceRef) -> bytes:
         block: bytes = next(iter(BlockReader(ref)), b"")
     except (InputError, OSError):
         return b""
-    return block[:_HEAD]
+    return block[:HEAD_BYTES]
 
 
 def read_step_log(ref: SourceRef) -> StepLog:
@@ -105,42 +108,10 @@ def read_step_log(ref: SourceRef) -> StepLog:
         BrokenInputError: the first line is none of ours, or the file is absurdly long.
         InputError: it cannot be read.
     """
-    import msgspec
-
-    parts, size = [], 0
-    for block in BlockReader(ref):
-        parts.append(block)
-        size += len(block)
-        if size > _MAX_BYTES:
-            raise BrokenInputError(f"a step log must be shorter than {_MAX_BYTES >> 20} MiB", where=ref.label)
-    lines = b"".join(parts).splitlines()
-    try:
-        header = msgspec.json.decode(lines[0] if lines else b"", type=StepLogHeader)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BrokenInputError(f"a step log must begin with its header: {error}", where=ref.label) from error
-    rows: dict[int, StepRow] = {}
-    broken = 0
-    decoder = msgspec.json.Decoder(StepRecord)
-    for line in lines[1:]:
-        try:
-            found = decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            broken += 1
-            continue
-        if not _is_possible(found):
-            broken += 1
-            continue
-        rows[found.step] = StepRow(
-            step=found.step,
-            step_us=found.step_us,
-            overhead_us=found.overhead_us,
-            cpu_us=found.cpu_us if found.cpu_us is not None and 0 < found.cpu_us < _MAX_US else None,
-            profiled=found.profiled,
-            micro_batches=found.micro_batches,
-            loss=_number(found.loss),
-            gradient_norm_squared=_number(found.gradient_norm_squared),
-            peak_memory_bytes=found.peak_memory_bytes,
-        )
+    lines = _lines(ref)
+    header = _decode_header(lines[0] if lines else b"", ref)
+    records = [_decode_record(line) for line in lines[1:]]
+    rows = {record.step: _step_row(record) for record in records if record is not None}
     return StepLog(
         rank=header.rank,
         world_size=header.world_size,
@@ -156,7 +127,48 @@ def read_step_log(ref: SourceRef) -> StepLog:
         inputs=tuple(f"{_shape(shape)} {dtype}" for shape, dtype in header.inputs),
         autocast=header.autocast,
         rows=tuple(rows[number] for number in sorted(rows)),
-        num_broken=broken,
+        num_broken=records.count(None),
+    )
+
+
+def _lines(ref: SourceRef) -> list[bytes]:
+    parts, size = [], 0
+    for block in BlockReader(ref):
+        parts.append(block)
+        size += len(block)
+        if size > MAX_STEP_LOG_BYTES:
+            raise BrokenInputError(f"a step log must be shorter than {MAX_STEP_LOG_BYTES >> 20} MiB", where=ref.label)
+    return b"".join(parts).splitlines()
+
+
+def _decode_header(line: bytes, ref: SourceRef) -> StepLogHeader:
+    try:
+        return msgspec.json.decode(line, type=StepLogHeader)
+    except _DECODE_ERRORS as error:
+        raise BrokenInputError(f"a step log must begin with its header: {error}", where=ref.label) from error
+
+
+def _decode_record(line: bytes) -> StepRecord | None:
+    """Return the facts of a step, None for a line that is cut, broken or impossible."""
+    try:
+        record = _DECODE_RECORD.decode(line)
+    except _DECODE_ERRORS:
+        return None
+    return record if _is_possible(record) else None
+
+
+def _step_row(record: StepRecord) -> StepRow:
+    cpu_us = record.cpu_us
+    return StepRow(
+        step=record.step,
+        step_us=record.step_us,
+        overhead_us=record.overhead_us,
+        cpu_us=cpu_us if cpu_us is not None and 0 < cpu_us < MAX_US else None,
+        profiled=record.profiled,
+        micro_batches=record.micro_batches,
+        loss=_number(record.loss),
+        gradient_norm_squared=_number(record.gradient_norm_squared),
+        peak_memory_bytes=record.peak_memory_bytes,
     )
 
 
@@ -166,7 +178,7 @@ def read_step_logs(refs: Sequence[SourceRef]) -> tuple[tuple[StepLog, ...], tupl
     Returns:
         The logs by rank, and why others could not be read.
     """
-    found: dict[int, StepLog] = {}
+    logs: dict[int, StepLog] = {}
     problems = []
     for ref in refs:
         if not is_step_log(ref):
@@ -178,8 +190,8 @@ def read_step_logs(refs: Sequence[SourceRef]) -> tuple[tuple[StepLog, ...], tupl
             continue
         if log.num_broken:
             problems.append(f"{ref.file_name}: {log.num_broken} lines could not be read")
-        found[log.rank] = log
-    return tuple(found[rank] for rank in sorted(found)), tuple(problems)
+        logs[log.rank] = log
+    return tuple(logs[rank] for rank in sorted(logs)), tuple(problems)
 
 
 def _is_possible(line: StepRecord) -> bool:
@@ -187,9 +199,9 @@ def _is_possible(line: StepRecord) -> bool:
     times = (line.step_us, line.overhead_us)
     counts = (line.step, line.micro_batches, line.peak_memory_bytes)
     return (
-        all(value is None or 0 <= value < _MAX_US for value in times)
+        all(value is None or 0 <= value < MAX_US for value in times)
         and line.step_us != 0
-        and all(0 <= value < 1 << 62 for value in counts)
+        and all(0 <= value < MAX_COUNT for value in counts)
     )
 
 
@@ -204,4 +216,4 @@ def _number(value: float | str | None) -> float | None:
             value = float(value)
         except ValueError:
             return None
-    return math.nan if value is not None and not abs(value) < _MAX_VALUE else value
+    return math.nan if value is not None and not abs(value) < MAX_VALUE else value

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from paro_advise.errors import BrokenInputError
 from paro_advise.trace_parsers.logs.benchmark_lines import BenchmarkTables
 from paro_advise.trace_parsers.logs.comms_lines import CommsTables
-from paro_advise.trace_parsers.logs.log_lines import without_prefix
+from paro_advise.trace_parsers.logs.log_lines import strip_prefix
 from paro_advise.trace_parsers.logs.nccl_lines import NcclLines
 from paro_advise.trace_parsers.logs.training_lines import TrainingFacts
-from paro_advise.trace_parsers.side_rows import NoticeList, RowBuffer, parsed_source
+from paro_advise.trace_parsers.notice import NoticeList
+from paro_advise.trace_parsers.side_rows import RowBuffer, parsed_source, warn_of_limits
 from paro_advise.trace_parsers.tables import LINK_SAMPLE_COLUMNS, SourceHeader
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class TextScan:
     """Everything found in one text.
 
     Attributes:
-        nccl, benchmark, comms, training: what each writer told.
+        nccl, benchmark, comms, training: facts from each writer.
         num_lines: lines read.
     """
 
@@ -43,8 +44,14 @@ class TextScan:
         self.benchmark.finish()
         self.comms.finish()
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no writer left a fact."""
+        rows = (self.nccl.num_lines, self.benchmark.samples.num_rows, self.comms.samples.num_rows)
+        return not any(rows) and self.training.is_empty
+
     def _feed(self, raw: str) -> None:
-        line = without_prefix(raw)
+        line = strip_prefix(raw)
         message = self.nccl.split(line)
         if message is None:
             if not (self.benchmark.feed(line) or self.comms.feed(line)):
@@ -67,25 +74,16 @@ def parse_text(data: Readable, source: SourceFile, expected: str) -> ParsedSourc
         BrokenInputError: nothing known was found.
     """
     scan = TextScan(data)
-    nccl, benchmark, comms = scan.nccl, scan.benchmark, scan.comms
-    if not (nccl.num_lines or benchmark.samples.num_rows or comms.samples.num_rows) and scan.training.is_empty:
+    if scan.is_empty:
         raise BrokenInputError(
             f"{expected} was expected, but none of the {scan.num_lines} lines is known",
             where=source.path,
             hint=_RECORD_KINETO,
         )
-    notices = NoticeList()
-    _nccl_notices(scan, notices)
-    _benchmark_notices(scan, notices)
-    _comms_notices(scan, notices)
-    if not scan.training.is_empty:
-        notices.info(
-            "Q280",
-            "a training log has no time of any collective: it cannot tell which state costs the time",
-            _RECORD_KINETO,
-        )
-    samples = _joined(benchmark.samples, comms.samples)
-    notices.reading(data, nccl.rows, samples)
+    notices = _notices(scan)
+    nccl, benchmark, comms = scan.nccl, scan.benchmark, scan.comms
+    samples = _merge_samples(benchmark.samples, comms.samples)
+    warn_of_limits(notices, data, nccl.rows, samples)
     return parsed_source(
         source,
         _header(scan),
@@ -96,7 +94,7 @@ def parse_text(data: Readable, source: SourceFile, expected: str) -> ParsedSourc
     )
 
 
-def _joined(first: RowBuffer, second: RowBuffer) -> RowBuffer:
+def _merge_samples(first: RowBuffer, second: RowBuffer) -> RowBuffer:
     if not second.num_rows:
         return first
     for cells in zip(*(second.column(name) for name in LINK_SAMPLE_COLUMNS), strict=True):
@@ -128,8 +126,21 @@ def _header(scan: TextScan) -> SourceHeader:
     )
 
 
-def _nccl_notices(scan: TextScan, notices: NoticeList) -> None:
-    nccl = scan.nccl
+def _notices(scan: TextScan) -> NoticeList:
+    notices = NoticeList()
+    _add_nccl_notices(scan.nccl, notices)
+    _add_benchmark_notices(scan.benchmark, notices)
+    _add_comms_notices(scan.comms, notices)
+    if not scan.training.is_empty:
+        notices.info(
+            "Q280",
+            "a training log has no time of any collective: it cannot tell which state costs the time",
+            _RECORD_KINETO,
+        )
+    return notices
+
+
+def _add_nccl_notices(nccl: NcclLines, notices: NoticeList) -> None:
     if nccl.num_torn:
         notices.warn(
             "Q210",
@@ -159,8 +170,7 @@ def _nccl_notices(scan: TextScan, notices: NoticeList) -> None:
         notices.info("Q214", f"{len(nccl.ranks)} ranks wrote into this log; its collectives are those of all")
 
 
-def _benchmark_notices(scan: TextScan, notices: NoticeList) -> None:
-    benchmark = scan.benchmark
+def _add_benchmark_notices(benchmark: BenchmarkTables, notices: NoticeList) -> None:
     if benchmark.num_unknown_op:
         notices.warn(
             "Q220",
@@ -185,8 +195,7 @@ def _benchmark_notices(scan: TextScan, notices: NoticeList) -> None:
         )
 
 
-def _comms_notices(scan: TextScan, notices: NoticeList) -> None:
-    comms = scan.comms
+def _add_comms_notices(comms: CommsTables, notices: NoticeList) -> None:
     if not comms.num_entries:
         return
     waiting = comms.samples.num_rows - comms.num_without_wait
@@ -209,4 +218,4 @@ def _comms_notices(scan: TextScan, notices: NoticeList) -> None:
             f"{comms.num_impossible} entries were left out: their time is too short for their size, "
             "as when an asynchronous call is timed at its launch",
         )
-    notices.skipped(comms.num_broken, "entries of the communication logger")
+    notices.warn_of_skipped(comms.num_broken, "entries of the communication logger")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from paro_advise.trace_parsers.logs.constants import MAX_ODD_SHARE
 from paro_advise.trace_parsers.logs.text_scan import parse_text
 
 if TYPE_CHECKING:
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.tables import ParsedSource, SourceFile
 
 _STRUCTURED = re.compile(rb"\s*(?:<[?!a-z]|\{\s*[\"}]|\[\s*\{)")
-_MAX_ODD_SHARE = 0.05
 
 
 def looks_like(head: bytes) -> bool:
@@ -25,7 +25,7 @@ def looks_like(head: bytes) -> bool:
     # A character cut at the end of the head is replaced too.
     text = head.decode("utf-8", "replace")
     odd = sum(1 for mark in text if mark == "\ufffd" or (mark < " " and mark not in "\t\n\r\x1b\x08\f"))
-    return odd <= 1 + _MAX_ODD_SHARE * len(text)
+    return odd <= 1 + MAX_ODD_SHARE * len(text)
 
 
 def parse(data: Readable, source: SourceFile) -> ParsedSource:

@@ -6,7 +6,8 @@ import re
 from array import array
 from statistics import median
 
-from paro_advise.trace_parsers.side_rows import number
+from paro_advise.trace_parsers.logs.constants import MAX_FAULTS, MAX_HINTS, MAX_LIST_TEXT, MAX_VALUES
+from paro_advise.trace_parsers.values import parse_float
 
 _STEP = re.compile(r"\biteration\s{1,20}(\d{1,9})\s{0,20}/\s{0,20}(\d{1,9})\b")
 _ELAPSED = re.compile(r"elapsed time per iteration \((ms|s)\):\s{0,20}([\d.eE+-]{1,20})")
@@ -35,7 +36,6 @@ _HINTS = (
     ("'train_runtime'", "hf_trainer"),
     ("[INFO|trainer.py", "hf_trainer"),
 )
-_MAX_VALUES = 2_000_000
 
 
 class TrainingFacts:
@@ -78,52 +78,52 @@ class TrainingFacts:
 
     def feed(self, line: str) -> None:
         """Take a line as it stands in the log."""
-        if len(self._hints) < 4:
+        if len(self._hints) < MAX_HINTS:
             self._hints.update(name for word, name in _HINTS if word in line)
         if "elapsed time per iteration" in line:
-            self._step(line)
+            self._read_step(line)
         elif "SamplesPerSec=" in line:
             self._append(self._samples, _SAMPLES.findall(line)[-1:])
         elif "'train_runtime'" in line and (found := _RUNTIME.search(line)):
-            self._runtime_s = self._runtime_s or number(found[1])
+            self._runtime_s = self._runtime_s or parse_float(found[1])
         elif "/it" in line or "it/s" in line:
-            self._progress(line)
+            self._read_progress(line)
         elif "tps:" in line and "loss:" in line and (found := _TOKENS.search(line)):
             self._hints.add("torchtitan")
             self._append(self._tokens, [found[1].replace(",", "")])
         elif "world" in line or "Fault" in line or "fault_type" in line:
-            self._sizes_and_faults(line)
+            self._read_sizes_and_faults(line)
         if "optimization steps" in line and (found := _TOTAL_STEPS.search(line)):
             self._facts.setdefault("total_steps", found[1].replace(",", ""))
         if "zero" in line and (found := _ZERO.search(line)):
             self._facts.setdefault("zero_stage", found[1] or found[2])
         if "--n" in line:
-            self._launch(line)
+            self._read_launch(line)
 
     def _append(self, column: array[float], texts: list[str]) -> None:
-        values = [number(text) for text in texts]
-        column.extend(value for value in values if value and len(column) < _MAX_VALUES)
+        values = [parse_float(text) for text in texts]
+        column.extend(value for value in values if value and len(column) < MAX_VALUES)
 
-    def _step(self, line: str) -> None:
+    def _read_step(self, line: str) -> None:
         found, elapsed = _STEP.search(line), _ELAPSED.search(line)
         # Ranks that print the same line twice must not count twice.
         if found is None or elapsed is None or int(found[1]) == self._last_step:
             return
         self._last_step = int(found[1])
-        value = number(elapsed[2])
-        if value and len(self._step_ms) < _MAX_VALUES:
+        value = parse_float(elapsed[2])
+        if value and len(self._step_ms) < MAX_VALUES:
             self._step_ms.append(value * (1e3 if elapsed[1] == "s" else 1.0))
         self._facts.setdefault("total_steps", found[2])
         if batch := _BATCH.search(line):
             self._facts.setdefault("global_batch_size", batch[1])
 
-    def _progress(self, line: str) -> None:
+    def _read_progress(self, line: str) -> None:
         total = self._facts.get("total_steps")
         for done, of, _, _ in _PROGRESS.findall(line)[-1:]:
             if of == total:
                 self._steps_done = max(self._steps_done, int(done))
 
-    def _sizes_and_faults(self, line: str) -> None:
+    def _read_sizes_and_faults(self, line: str) -> None:
         for index, pattern in enumerate(_WORLD):
             if self._world[index] is None and (found := pattern.search(line)):
                 self._world[index] = int(found[1]) or None
@@ -131,10 +131,10 @@ class TrainingFacts:
                     self._facts.setdefault(f"{name.replace('-', '_')}_parallel_size", size)
         if found := _FAULT_RANKS.search(line):
             self._facts.setdefault("fault_ranks", found[1].replace(" ", "")[:1000])
-        if (found := _FAULT_TYPE.search(line)) and len(self._faults) < 4096:
+        if (found := _FAULT_TYPE.search(line)) and len(self._faults) < MAX_FAULTS:
             self._faults[int(found[1])] = found[2]
 
-    def _launch(self, line: str) -> None:
+    def _read_launch(self, line: str) -> None:
         for name, value in _LAUNCH.findall(line):
             if name == "nnodes":
                 self.num_nodes = self.num_nodes or int(value) or None
@@ -160,7 +160,9 @@ class TrainingFacts:
         if self._tokens:
             out["median_tokens_per_second"] = f"{median(self._tokens):.6g}"
         if self._faults:
-            out["fault_types"] = ",".join(f"{rank}:{kind}" for rank, kind in sorted(self._faults.items()))[:4000]
+            out["fault_types"] = ",".join(f"{rank}:{kind}" for rank, kind in sorted(self._faults.items()))[
+                :MAX_LIST_TEXT
+            ]
         if self._hints:
             out["framework"] = "+".join(sorted(self._hints))
         return dict(sorted(out.items()))

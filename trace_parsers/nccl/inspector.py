@@ -11,21 +11,17 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paro_advise.errors import BrokenInputError
+from paro_advise.trace_parsers.collective_sizes import busbw_gbps, full_bytes
+from paro_advise.trace_parsers.constants import MAX_GROUP_SIZE, MAX_GROUPS
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
-from paro_advise.trace_parsers.side_rows import (
-    NoticeList,
-    RowBuffer,
-    busbw_gbps,
-    full_bytes,
-    parsed_source,
-    real,
-    short,
-    whole,
-)
+from paro_advise.trace_parsers.nccl.constants import MAX_KERNELS, MAX_LABELS
+from paro_advise.trace_parsers.notice import NoticeList
+from paro_advise.trace_parsers.side_rows import RowBuffer, parsed_source, warn_of_limits
 from paro_advise.trace_parsers.tables import COLLECTIVE_COLUMNS, LINK_SAMPLE_COLUMNS, ProcessGroup, SourceHeader
+from paro_advise.trace_parsers.values import bounded_float, bounded_int, bounded_text
 
 if TYPE_CHECKING:
     from paro_advise.core.collective import Op
@@ -33,7 +29,6 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.tables import ParsedSource, SourceFile
 
 _KINDS = (("coll_perf", "coll"), ("p2p_perf", "p2p"))
-_MAX_GROUPS = 65536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +51,8 @@ class _Scan:
     timing_sources: Counter[str] = field(default_factory=Counter)
     sequences: dict[tuple[str, int, str], tuple[int, int, int]] = field(default_factory=dict)
     dropped: dict[tuple[str, int], int] = field(default_factory=dict)
-    header: dict[str, Any] = field(default_factory=dict)
-    metadata: dict[str, Any] = field(default_factory=dict)
+    header: dict[str, object] = field(default_factory=dict)
+    metadata: dict[str, object] = field(default_factory=dict)
     base_us: int | None = None  # the first time stamp: differences to it are exact in a float
     num_records: int = 0
     num_broken: int = 0
@@ -79,48 +74,48 @@ class _Scan:
             self.metadata = metadata if isinstance(metadata, dict) else {}
         stats = record.get("dump_stats")
         if isinstance(stats, dict):
-            self._dump_stats(stats)
+            self._note_losses(stats)
         for key, prefix in _KINDS:
             if key in record:
                 self.num_records += 1
-                self.num_broken += not self._record(record[key], prefix)
+                self.num_broken += not self._add_record(record[key], prefix)
 
     def _comm(self) -> _Comm | None:
         header = self.header
-        size = whole(header.get("n_ranks"), 1, 1 << 24)
-        rank = whole(header.get("rank"))
-        name = short(header.get("id"), 80)
+        size = bounded_int(header.get("n_ranks"), 1, MAX_GROUP_SIZE)
+        rank = bounded_int(header.get("rank"))
+        name = bounded_text(header.get("id"), 80)
         if size is None or rank is None or rank >= size or not name:
             return None
         return _Comm(
             name=name,
-            description=short(header.get("comm_name"), 200),
+            description=bounded_text(header.get("comm_name"), 200),
             rank=rank,
             size=size,
-            num_nodes=whole(header.get("nnodes"), 1),
+            num_nodes=bounded_int(header.get("nnodes"), 1),
         )
 
-    def _dump_stats(self, stats: dict[str, Any]) -> None:
+    def _note_losses(self, stats: dict[str, object]) -> None:
         comm = self._comm()
-        if comm is not None and len(self.dropped) < _MAX_GROUPS:
-            lost = [whole(stats.get(f"{kind}_dropped_total")) or 0 for kind in ("coll", "p2p")]
+        if comm is not None and len(self.dropped) < MAX_GROUPS:
+            lost = [bounded_int(stats.get(f"{kind}_dropped_total")) or 0 for kind in ("coll", "p2p")]
             self.dropped[(comm.name, comm.rank)] = sum(lost)
 
-    def _record(self, perf: object, prefix: str) -> bool:
+    def _add_record(self, perf: object, prefix: str) -> bool:
         comm = self._comm()
         if comm is None or not isinstance(perf, dict):
             return False
-        kind = short(perf.get(prefix), 40)
-        size = whole(perf.get(f"{prefix}_msg_size_bytes"))
-        time_us = real(perf.get(f"{prefix}_exec_time_us"))
+        kind = bounded_text(perf.get(prefix), 40)
+        size = bounded_int(perf.get(f"{prefix}_msg_size_bytes"))
+        time_us = bounded_float(perf.get(f"{prefix}_exec_time_us"))
         if not kind or size is None or time_us is None:
             return False
         op = op_of_name(kind)
         num_bytes = full_bytes(op, size, comm.size)
         if num_bytes is None:
             return False
-        seq = whole(perf.get(f"{prefix}_sn"))
-        self._note(comm, kind, seq, perf.get(f"{prefix}_timing_source"))
+        seq = bounded_int(perf.get(f"{prefix}_sn"))
+        self._note_comm(comm, kind, seq, perf.get(f"{prefix}_timing_source"))
         start_us = self._start_us(perf, time_us)
         self.rows.add(
             start_us=start_us,
@@ -131,42 +126,42 @@ class _Scan:
             group_name=comm.name,
             group_desc=comm.description,
             seq=seq,
-            name=_name(kind, perf, prefix, comm.rank),
+            name=_row_name(kind, perf, prefix, comm.rank),
         )
-        self._sample(op, num_bytes, time_us, comm)
+        self._add_sample(op, num_bytes, time_us, comm)
         return True
 
-    def _note(self, comm: _Comm, kind: str, seq: int | None, timing_source: object) -> None:
-        if len(self.comms) < _MAX_GROUPS:
+    def _note_comm(self, comm: _Comm, kind: str, seq: int | None, timing_source: object) -> None:
+        if len(self.comms) < MAX_GROUPS:
             self.comms[comm.name] = comm
             self.ranks.add((comm.name, comm.rank))
             key = (comm.name, comm.rank, kind)
             if seq is not None:
                 first, last, count = self.sequences.get(key, (seq, seq, 0))
                 self.sequences[key] = (min(first, seq), max(last, seq), count + 1)
-        host = short(self.metadata.get("hostname"), 255)
-        if host and len(self.hosts) < _MAX_GROUPS:
+        host = bounded_text(self.metadata.get("hostname"), 255)
+        if host and len(self.hosts) < MAX_GROUPS:
             self.hosts.add(host)
         for counter, value in (
             (self.versions, self.metadata.get("inspector_output_format_version")),
             (self.timing_sources, timing_source),
         ):
-            if (text := short(value, 40)) and len(counter) < 64:
+            if (text := bounded_text(value, 40)) and len(counter) < MAX_LABELS:
                 counter[text] += 1
 
-    def _start_us(self, perf: dict[str, Any], time_us: float) -> float | None:
+    def _start_us(self, perf: dict[str, object], time_us: float) -> float | None:
         """Return the start relative to ``base_us``, by the best source there is."""
         trace = perf.get("event_trace_ts")
         if isinstance(trace, dict):
             kernels = trace.get("kernel_events")
-            events = kernels[:1024] if isinstance(kernels, list) else []
-            starts = [whole(item.get("kernel_start_ts"), 1) for item in events if isinstance(item, dict)]
+            events = kernels[:MAX_KERNELS] if isinstance(kernels, list) else []
+            starts = [bounded_int(item.get("kernel_start_ts"), 1) for item in events if isinstance(item, dict)]
             known = [start for start in starts if start is not None]
-            start = min(known) if known else whole(trace.get("coll_start_ts") or trace.get("p2p_start_ts"), 1)
+            start = min(known) if known else bounded_int(trace.get("coll_start_ts") or trace.get("p2p_start_ts"), 1)
             if start is not None:
                 self.num_event_times += 1
                 return float(self._since_base(start))
-        dumped = whole(self.metadata.get("dump_timestamp_us"), 1)
+        dumped = bounded_int(self.metadata.get("dump_timestamp_us"), 1)
         if dumped is None:
             return None
         self.num_dump_times += 1
@@ -177,7 +172,7 @@ class _Scan:
             self.base_us = stamp_us
         return stamp_us - self.base_us
 
-    def _sample(self, op: Op, num_bytes: int, time_us: float, comm: _Comm) -> None:
+    def _add_sample(self, op: Op, num_bytes: int, time_us: float, comm: _Comm) -> None:
         if comm.size == 1 or time_us <= 0 or num_bytes == 0:
             self.num_without_sample += 1
             return
@@ -191,8 +186,8 @@ class _Scan:
         )
 
 
-def _name(kind: str, perf: dict[str, Any], prefix: str, rank: int) -> str:
-    algorithm, protocol = short(perf.get(f"{prefix}_algo"), 40), short(perf.get(f"{prefix}_proto"), 40)
+def _row_name(kind: str, perf: dict[str, object], prefix: str, rank: int) -> str:
+    algorithm, protocol = bounded_text(perf.get(f"{prefix}_algo"), 40), bounded_text(perf.get(f"{prefix}_proto"), 40)
     return " ".join(part for part in (kind, algorithm, protocol, f"rank {rank}") if part)
 
 
@@ -222,7 +217,7 @@ def parse(data: Readable, source: SourceFile) -> ParsedSource:
         )
     origin_us = _rebase(scan.rows, scan.base_us or 0)
     notices = _notices(scan)
-    notices.reading(data, scan.rows, scan.samples)
+    warn_of_limits(notices, data, scan.rows, scan.samples)
     return parsed_source(
         source,
         _header(scan, origin_us),
@@ -235,12 +230,9 @@ def parse(data: Readable, source: SourceFile) -> ParsedSource:
 
 def _rebase(rows: RowBuffer, base_us: int) -> int:
     """Make times relative to the first start; return that in us since the epoch."""
-    starts, ends = rows.column("start_us"), rows.column("end_us")
-    first_us = math.floor(min((start for start in starts if start is not None), default=0))
-    for index, start in enumerate(starts):
-        if start is not None:
-            starts[index] = start - first_us
-            ends[index] -= first_us
+    first_us = math.floor(min(rows.numbers("start_us"), default=0))
+    for name in ("start_us", "end_us"):
+        rows.convert(name, lambda time_us: time_us - first_us)
     return base_us + first_us
 
 
@@ -274,7 +266,7 @@ def _header(scan: _Scan, origin_us: int) -> SourceHeader:
 
 def _notices(scan: _Scan) -> NoticeList:
     notices = NoticeList()
-    notices.skipped(scan.num_broken, "lines or records of NCCL Inspector")
+    notices.warn_of_skipped(scan.num_broken, "lines or records of NCCL Inspector")
     notices.info(
         "Q230",
         "NCCL Inspector's execution times include the wait for other ranks",
@@ -293,6 +285,15 @@ def _notices(scan: _Scan) -> NoticeList:
             f"NCCL Inspector overwrote {lost} records before it could write them",
             "raise NCCL_INSPECTOR_DUMP_COLL_RING_SIZE, or shorten NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS",
         )
+    _add_gap_notice(scan, notices)
+    if scan.num_without_sample:
+        notices.info("Q234", f"{scan.num_without_sample} records of one rank, no bytes or 0 us say nothing about links")
+    if len({rank for _, rank in scan.ranks}) > 1 and len(scan.ranks) > len(scan.comms):
+        notices.info("Q214", f"{len(scan.ranks)} ranks wrote into this file; its collectives are those of all")
+    return notices
+
+
+def _add_gap_notice(scan: _Scan, notices: NoticeList) -> None:
     missing = sum(last - first + 1 - count for first, last, count in scan.sequences.values())
     if missing > 0:
         seen = sum(count for _, _, count in scan.sequences.values())
@@ -302,8 +303,3 @@ def _notices(scan: _Scan) -> NoticeList:
             "(NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES)",
             "set NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES=0 and a larger ring if all are needed",
         )
-    if scan.num_without_sample:
-        notices.info("Q234", f"{scan.num_without_sample} records of one rank, no bytes or 0 us say nothing about links")
-    if len({rank for _, rank in scan.ranks}) > 1 and len(scan.ranks) > len(scan.comms):
-        notices.info("Q214", f"{len(scan.ranks)} ranks wrote into this file; its collectives are those of all")
-    return notices

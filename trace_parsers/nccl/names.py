@@ -7,6 +7,7 @@ _DTYPES = (
     "Char", "Byte", "Int", "UInt32", "Long", "UInt64", "Half", "Float", "Double", "BFloat16",
     "Float8_e4m3fn", "Float8_e5m2",
 )  # fmt: skip
+# Bytes of one element, in the same order (NCCL documentation, ncclDataType_t).
 _SIZES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
 _SIZE_OF = dict(zip(_DTYPES, _SIZES, strict=True))
 _PLAIN_NAMES = {

@@ -11,28 +11,23 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paro_advise.errors import BrokenInputError
+from paro_advise.trace_parsers.collective_sizes import full_bytes
+from paro_advise.trace_parsers.constants import MAX_GROUP_SIZE
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
+from paro_advise.trace_parsers.nccl.constants import MAX_OPEN, UINT64_MAX
 from paro_advise.trace_parsers.nccl.names import dtype_of_name, element_bytes
-from paro_advise.trace_parsers.side_rows import (
-    NoticeList,
-    RowBuffer,
-    full_bytes,
-    parsed_source,
-    real,
-    short,
-    whole,
-)
+from paro_advise.trace_parsers.notice import NoticeList
+from paro_advise.trace_parsers.side_rows import RowBuffer, parsed_source, warn_of_limits
 from paro_advise.trace_parsers.tables import COLLECTIVE_COLUMNS, ProcessGroup, SourceHeader
+from paro_advise.trace_parsers.values import bounded_float, bounded_int, bounded_text
 
 if TYPE_CHECKING:
     from paro_advise.trace_parsers.bytes.readable import Readable
     from paro_advise.trace_parsers.tables import ParsedSource, SourceFile
 
-_UINT64_MAX = (1 << 64) - 1
-_MAX_OPEN = 1 << 20
 _HEAD = re.compile(rb'"cat":\s*"(?:(?:GROUP|COLL|P2P)(?:_API)?|PROXY|NET|GPU|KERNEL_LAUNCH|CE_\w+)"')
 _RECORD = re.compile(rb'"type":\s*"(?:ProfilerLifecycle|ncclProfile\w+)"')
 
@@ -63,9 +58,9 @@ class _Scan:
     num_broken: int = 0
     num_incomplete: int = 0
     num_dropped: int = 0
-    _open: dict[tuple[Any, ...], list[dict[str, Any]]] = field(default_factory=dict)
+    _open: dict[tuple[object, ...], list[dict[str, object]]] = field(default_factory=dict)
     _num_open: int = 0
-    _stack: dict[Any, _Call] = field(default_factory=dict)
+    _stack: dict[tuple[int | None, int | None], _Call] = field(default_factory=dict)
     _by_address: dict[tuple[int | None, str], _Call] = field(default_factory=dict)
 
     def feed(self, text: str) -> None:
@@ -79,9 +74,9 @@ class _Scan:
             return
         for record in found:
             if isinstance(record, dict) and record:
-                self._record(record)
+                self._read_record(record)
 
-    def _record(self, record: dict[str, Any]) -> None:
+    def _read_record(self, record: dict[str, object]) -> None:
         self.num_records += 1
         phase = record.get("ph")
         if phase == "b":
@@ -89,29 +84,29 @@ class _Scan:
         elif phase == "e":
             self._end(record)
         elif phase is None and isinstance(record.get("type"), str):
-            self._flat(record)
+            self._read_flat(record)
 
-    def _begin(self, record: dict[str, Any]) -> None:
-        if self._num_open >= _MAX_OPEN:
+    def _begin(self, record: dict[str, object]) -> None:
+        if self._num_open >= MAX_OPEN:
             self.num_dropped += 1
             return
         self._num_open += 1
-        self._open.setdefault(_key(record), []).append(record)
-        ts = real(record.get("ts"))
+        self._open.setdefault(_event_key(record), []).append(record)
+        ts = bounded_float(record.get("ts"))
         if record.get("cat") in {"COLL", "P2P"} and ts is not None:
             call = _chrome_call(record, ts)
             if call is not None:
                 # Its kernel's channels are written before its own end.
-                self._stack[_place(record)] = call
+                self._stack[_thread_of(record)] = call
 
-    def _end(self, record: dict[str, Any]) -> None:
-        begun = self._open.get(_key(record))
+    def _end(self, record: dict[str, object]) -> None:
+        begun = self._open.get(_event_key(record))
         if not begun:
             self.num_broken += 1
             return
         first = begun.pop()
         self._num_open -= 1
-        start_us, end_us = real(first.get("ts")), real(record.get("ts"))
+        start_us, end_us = bounded_float(first.get("ts")), bounded_float(record.get("ts"))
         category = record.get("cat")
         if category not in {"COLL", "P2P", "GPU"}:
             return
@@ -119,9 +114,9 @@ class _Scan:
             self.num_broken += 1
             return
         if category == "GPU":
-            _widen(self._stack.get(_place(record)), start_us, end_us)
+            _extend_kernel(self._stack.get(_thread_of(record)), start_us, end_us)
             return
-        call = self._stack.pop(_place(record), None)
+        call = self._stack.pop(_thread_of(record), None)
         if call is None or call.start_us != start_us:
             call = _chrome_call(first, start_us)
         if call is None:
@@ -130,33 +125,33 @@ class _Scan:
         call.end_us = end_us
         self.calls.append(call)
 
-    def _flat(self, record: dict[str, Any]) -> None:
+    def _read_flat(self, record: dict[str, object]) -> None:
         kind = record["type"]
         details = record.get("details")
         details = details if isinstance(details, dict) else {}
-        comm = str(whole(record.get("commId"), 0, _UINT64_MAX) or "")
+        comm = str(bounded_int(record.get("commId"), 0, UINT64_MAX) or "")
         if kind == "ProfilerLifecycle":
-            size = whole(details.get("nranks"), 1, 1 << 24)
-            if comm and size is not None and len(self.sizes) < _MAX_OPEN:
+            size = bounded_int(details.get("nranks"), 1, MAX_GROUP_SIZE)
+            if comm and size is not None and len(self.sizes) < MAX_OPEN:
                 self.sizes[comm] = size
             return
         if kind not in {"ncclProfileColl", "ncclProfileP2p", "ncclProfileKernelCh"}:
             return
         start_us, end_us = _time_of(record.get("start")), _time_of(record.get("stop"))
-        rank = whole(record.get("rank"))
+        rank = bounded_int(record.get("rank"))
         if start_us is None or end_us is None or end_us < start_us:
             self.num_broken += 1
             return
         if kind == "ncclProfileKernelCh":
-            _widen(self._by_address.get((rank, short(record.get("parentObj"), 40))), start_us, end_us)
+            _extend_kernel(self._by_address.get((rank, bounded_text(record.get("parentObj"), 40))), start_us, end_us)
             return
         call = _flat_call(details, rank, comm, start_us, end_us)
         if call is None:
             self.num_broken += 1
             return
         self.calls.append(call)
-        if len(self._by_address) < _MAX_OPEN:
-            self._by_address[(rank, short(record.get("eventAddr"), 40))] = call
+        if len(self._by_address) < MAX_OPEN:
+            self._by_address[(rank, bounded_text(record.get("eventAddr"), 40))] = call
 
     def finish(self) -> None:
         """Count the collectives that never ended."""
@@ -164,53 +159,53 @@ class _Scan:
             self.num_incomplete += sum(record.get("cat") in {"COLL", "P2P"} for record in begun)
 
 
-def _place(record: dict[str, Any]) -> tuple[int | None, int | None]:
-    return whole(record.get("pid")), whole(record.get("tid"))
+def _thread_of(record: dict[str, object]) -> tuple[int | None, int | None]:
+    return bounded_int(record.get("pid")), bounded_int(record.get("tid"))
 
 
-def _key(record: dict[str, Any]) -> tuple[Any, ...]:
+def _event_key(record: dict[str, object]) -> tuple[object, ...]:
     return (
-        *_place(record),
-        whole(record.get("id")),
-        short(record.get("cat"), 40),
-        short(record.get("name"), 80),
+        *_thread_of(record),
+        bounded_int(record.get("id")),
+        bounded_text(record.get("cat"), 40),
+        bounded_text(record.get("name"), 80),
     )
 
 
 def _time_of(moment: object) -> float | None:
-    return real(moment.get("ts")) if isinstance(moment, dict) else None
+    return bounded_float(moment.get("ts")) if isinstance(moment, dict) else None
 
 
-def _widen(call: _Call | None, start_us: float, end_us: float) -> None:
+def _extend_kernel(call: _Call | None, start_us: float, end_us: float) -> None:
     if call is not None:
         call.kernel_start_us = min(start_us, start_us if call.kernel_start_us is None else call.kernel_start_us)
         call.kernel_end_us = max(end_us, end_us if call.kernel_end_us is None else call.kernel_end_us)
 
 
-def _chrome_call(record: dict[str, Any], start_us: float) -> _Call | None:
+def _chrome_call(record: dict[str, object], start_us: float) -> _Call | None:
     args = record.get("args")
-    func = short(record.get("name"), 80)
+    func = bounded_text(record.get("name"), 80)
     if not isinstance(args, dict) or not func:
         return None
-    count = whole(args.get("Count"))
+    count = bounded_int(args.get("Count"))
     if count is None:
         return None
-    how = " ".join(filter(None, (short(args.get("Algorithm"), 40), short(args.get("Protocol"), 40))))
+    how = " ".join(filter(None, (bounded_text(args.get("Algorithm"), 40), bounded_text(args.get("Protocol"), 40))))
     return _Call(
         func=func,
-        rank=whole(args.get("Rank")),
-        comm=str(whole(args.get("CommHash"), 0, _UINT64_MAX) or ""),
+        rank=bounded_int(args.get("Rank")),
+        comm=str(bounded_int(args.get("CommHash"), 0, UINT64_MAX) or ""),
         count=count,
-        dtype=dtype_of_name(short(args.get("Datatype"), 40)),
-        seq=whole(args.get("SeqNum")),
+        dtype=dtype_of_name(bounded_text(args.get("Datatype"), 40)),
+        seq=bounded_int(args.get("SeqNum")),
         how=how,
         start_us=start_us,
         end_us=start_us,
     )
 
 
-def _flat_call(details: dict[str, Any], rank: int | None, comm: str, start_us: float, end_us: float) -> _Call | None:
-    func, count = short(details.get("func"), 80), whole(details.get("count"))
+def _flat_call(details: dict[str, object], rank: int | None, comm: str, start_us: float, end_us: float) -> _Call | None:
+    func, count = bounded_text(details.get("func"), 80), bounded_int(details.get("count"))
     if not func or count is None:
         return None
     return _Call(
@@ -218,9 +213,9 @@ def _flat_call(details: dict[str, Any], rank: int | None, comm: str, start_us: f
         rank=rank,
         comm=comm,
         count=count,
-        dtype=dtype_of_name(short(details.get("dtype"), 40)),
-        seq=whole(details.get("seq")),
-        how=" ".join(filter(None, (short(details.get("algo"), 40), short(details.get("proto"), 40)))),
+        dtype=dtype_of_name(bounded_text(details.get("dtype"), 40)),
+        seq=bounded_int(details.get("seq")),
+        how=" ".join(filter(None, (bounded_text(details.get("algo"), 40), bounded_text(details.get("proto"), 40)))),
         start_us=start_us,
         end_us=end_us,
     )
@@ -281,7 +276,7 @@ def _result(scan: _Scan, data: Readable, source: SourceFile) -> ParsedSource:
             name=" ".join(filter(None, (call.func, call.how, rank))),
         )
     notices = _notices(scan, counts)
-    notices.reading(data, rows)
+    warn_of_limits(notices, data, rows)
     return parsed_source(source, _header(scan), notices, scan.num_records, collectives=rows)
 
 
@@ -302,7 +297,7 @@ def _header(scan: _Scan) -> SourceHeader:
 
 def _notices(scan: _Scan, counts: Counter[str]) -> NoticeList:
     notices = NoticeList()
-    notices.skipped(scan.num_broken, "records of the profiler plugin")
+    notices.warn_of_skipped(scan.num_broken, "records of the profiler plugin")
     if scan.num_incomplete:
         notices.warn("Q240", f"{scan.num_incomplete} collectives never ended in this dump: the run was cut")
     if counts["host_time"]:

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 from xml.parsers import expat
 
 from paro_advise.errors import BrokenInputError, HostileInputError
-from paro_advise.trace_parsers.side_rows import NoticeList, parsed_source
+from paro_advise.trace_parsers.nccl.constants import MAX_DEPTH, MAX_ELEMENTS, MAX_LISTED, MAX_TOPOLOGY_BYTES
+from paro_advise.trace_parsers.notice import NoticeList
+from paro_advise.trace_parsers.side_rows import parsed_source
 from paro_advise.trace_parsers.tables import SourceHeader
 
 if TYPE_CHECKING:
     from paro_advise.trace_parsers.bytes.readable import Readable
     from paro_advise.trace_parsers.tables import ParsedSource, SourceFile
-
-MAX_BYTES = 16 << 20
-_MAX_DEPTH = 64
-_MAX_ELEMENTS = 500_000
 
 
 class _Topology:
@@ -35,12 +33,12 @@ class _Topology:
         self._host = ""
         self._links: list[str] = []
 
-    def start(self, name: str, attributes: dict[str, str]) -> None:
+    def start_element(self, name: str, attributes: dict[str, str]) -> None:
         self.num_elements += 1
         self.depth += 1
-        if self.depth > _MAX_DEPTH or self.num_elements > _MAX_ELEMENTS:
+        if self.depth > MAX_DEPTH or self.num_elements > MAX_ELEMENTS:
             raise HostileInputError(
-                f"a topology must hold at most {_MAX_ELEMENTS} elements, nested {_MAX_DEPTH} deep, got more",
+                f"a topology must hold at most {MAX_ELEMENTS} elements, nested {MAX_DEPTH} deep, got more",
                 where=self.path,
             )
         self.root = self.root or name
@@ -53,24 +51,24 @@ class _Topology:
             self.gpus[self._host] += 1
             self.nvlinks.append(0)
             self.architectures.add(attributes.get("sm", "")[:10])
-            self._link()
+            self._count_link()
         elif name == "nvlink" and self.nvlinks:
             count = attributes.get("count", "")
             self.nvlinks[-1] += int(count) if count.isdecimal() and len(count) < 6 else 0
         elif name == "net":
             self.net_mbps.append(attributes.get("speed", "")[:12])
-            self._link()
+            self._count_link()
 
-    def end(self, name: str) -> None:
+    def end_element(self, name: str) -> None:
         self.depth -= 1
         if name == "pci" and self._links:
             self._links.pop()
 
-    def _link(self) -> None:
+    def _count_link(self) -> None:
         if self._links and self._links[-1]:
             self.pci[self._links[-1]] += 1
 
-    def refuse(self, *_: object) -> None:
+    def refuse_declaration(self, *_: object) -> None:
         raise HostileInputError(
             "a topology must not declare a document type or entities, this one does", where=self.path
         )
@@ -88,7 +86,7 @@ def parse(data: Readable, source: SourceFile) -> ParsedSource:
         HostileInputError: it declares entities, or is too large or too deep.
         BrokenInputError: it is no topology.
     """
-    content = data.read_all(MAX_BYTES)
+    content = data.read_all(MAX_TOPOLOGY_BYTES)
     topology = _Topology(source.path)
     problem = _read(content, topology)
     if topology.root != "system" or not topology.gpus:
@@ -104,7 +102,7 @@ def parse(data: Readable, source: SourceFile) -> ParsedSource:
     header = SourceHeader(
         gpus_per_node=max(topology.gpus.values()),
         num_nodes=len(topology.gpus) if len(topology.gpus) > 1 else None,
-        remarks=_metadata(topology),
+        remarks=_remarks(topology),
     )
     return parsed_source(source, header, notices, topology.num_elements)
 
@@ -112,10 +110,10 @@ def parse(data: Readable, source: SourceFile) -> ParsedSource:
 def _read(content: bytes, topology: _Topology) -> str:
     """Feed the elements; return what is wrong with the XML, "" when nothing is."""
     parser = expat.ParserCreate()
-    parser.StartElementHandler = topology.start
-    parser.EndElementHandler = topology.end
-    parser.StartDoctypeDeclHandler = topology.refuse
-    parser.EntityDeclHandler = topology.refuse
+    parser.StartElementHandler = topology.start_element
+    parser.EndElementHandler = topology.end_element
+    parser.StartDoctypeDeclHandler = topology.refuse_declaration
+    parser.EntityDeclHandler = topology.refuse_declaration
     try:
         parser.Parse(content, True)  # noqa: FBT003 - expat takes the flag by position only
     except expat.ExpatError as error:
@@ -123,13 +121,13 @@ def _read(content: bytes, topology: _Topology) -> str:
     return ""
 
 
-def _metadata(topology: _Topology) -> dict[str, str]:
+def _remarks(topology: _Topology) -> dict[str, str]:
     out = {
         "gpus": str(sum(topology.gpus.values())),
-        "nvlinks_per_gpu": ",".join(map(str, topology.nvlinks[:64])),
+        "nvlinks_per_gpu": ",".join(map(str, topology.nvlinks[:MAX_LISTED])),
         "network_ports": str(len(topology.net_mbps)),
-        "network_port_mbps": ",".join(topology.net_mbps[:64]),
+        "network_port_mbps": ",".join(topology.net_mbps[:MAX_LISTED]),
         "gpu_architecture_sm": ",".join(sorted(topology.architectures)),
     }
-    out.update({f"pci_link_{link}": str(count) for link, count in sorted(topology.pci.items())[:64]})
+    out.update({f"pci_link_{link}": str(count) for link, count in sorted(topology.pci.items())[:MAX_LISTED]})
     return out

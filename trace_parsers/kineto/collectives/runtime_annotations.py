@@ -1,7 +1,7 @@
 """The ranges that our own runtime leaves, such as ``paro_advise::all_gather Float 8->32 ranks 0:4:1``.
 
 One row is call and duration in one and says everything in its name, so nothing has to be paired. What
-HO-Ring sends inside it, point to point, is part of it.
+HO-Ring sends inside it, point to point, is part of it (docs/traces.md, our runtime's annotations).
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paro_advise.core.dtypes import dtype_bytes
+from paro_advise.errors import HostileInputError
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
-from paro_advise.trace_parsers.kineto.phases import owners_at
+from paro_advise.trace_parsers.kineto.constants import MAX_NAMED_RANKS, MAX_SPAN_RANKS
+from paro_advise.trace_parsers.kineto.host_rows import owners_at
 from paro_advise.trace_parsers.tables import StatedStrategy
 
 if TYPE_CHECKING:
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from paro_advise.trace_parsers.kineto.collectives import CollectiveRows
-    from paro_advise.trace_parsers.kineto.phases import HostRows, PhaseClock
+    from paro_advise.trace_parsers.kineto.collectives.rows import CollectiveRows
+    from paro_advise.trace_parsers.kineto.columns import HostColumns
+    from paro_advise.trace_parsers.kineto.host_rows import HostRows
+    from paro_advise.trace_parsers.kineto.phases import PhaseClock
 
 OWN_PREFIX = "paro_advise::"
 _NUMBER, _WORD, _COUNT = r"\d{1,9}", r"\w{1,40}", r"\d{1,18}"
@@ -31,8 +35,8 @@ _COLLECTIVE = re.compile(
     rf"{OWN_PREFIX}({_WORD}) ({_WORD}) ({_COUNT})->({_COUNT}) ranks ({_NUMBER}:{_NUMBER}:{_NUMBER}|[\d,]{{1,100000}})"
 )
 _STATE = re.compile(rf"{OWN_PREFIX}(?:gradient|optimizer) \((.{{0,1000}})\) ({_COUNT}) ([NIG]{{3}})/(\d{{1,9}})")
-# A short name can stand for many ranks: bounds what one, and what all of a trace, may ask of memory.
-_MAX_RANKS, MAX_NAMED_RANKS = 1 << 16, 1 << 22
+# Spans of our runtime's communication threads.
+_STATE_SPANS = (f"{OWN_PREFIX}gradient", f"{OWN_PREFIX}optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +45,9 @@ class OwnCollective:
 
     Attributes:
         op: the collective.
-        dtype: of the elements.
-        nelems: of the whole buffer.
-        ranks: of the group.
+        dtype: type of the elements.
+        nelems: elements of the full buffer.
+        ranks: global ranks of the group.
     """
 
     op: str
@@ -70,7 +74,7 @@ def own_collective(name: str) -> OwnCollective | None:
     op, dtype, given, got, members = found.groups()
     if ":" in members:
         start, stop, stride = map(int, members.split(":"))
-        if not stride or (stop - start) // stride > _MAX_RANKS:
+        if not stride or (stop - start) // stride > MAX_SPAN_RANKS:
             return None
         ranks: Sequence[int] = range(start, stop, stride)
     else:
@@ -124,6 +128,46 @@ class OwnCalls:
             first, last = np.searchsorted(rows.start_us, (call.start_us, call.end_us))
             marked[first:last] |= rows.tid[first:last] == call.tid
         return marked
+
+
+def own_calls(raw: HostColumns, origin_us: float, label: str) -> OwnCalls:
+    """Return the collectives of our runtime among host rows.
+
+    Args:
+        raw: as collected.
+        origin_us: start of the trace.
+        label: of the trace, for the error.
+
+    Raises:
+        HostileInputError: short names stand for more ranks than memory should hold.
+    """
+    names = raw.names.values_in_order()
+    named = {code: what for code, name in enumerate(names) if (what := own_collective(name)) is not None}
+    if sum(len(what.ranks) for what in named.values()) > MAX_NAMED_RANKS:
+        raise HostileInputError(
+            f"the names of a trace's collectives must list at most {MAX_NAMED_RANKS:,} ranks, these list more",
+            where=label,
+        )
+    if not named:
+        return OwnCalls(())
+    return OwnCalls(
+        OwnCall(
+            start_us=raw.start[row] - origin_us,
+            end_us=raw.start[row] - origin_us + max(0.0, raw.duration[row]),
+            tid=raw.tid[row],
+            what=named[code],
+        )
+        for row, code in enumerate(raw.name)
+        if code in named
+    )
+
+
+def state_threads(raw: HostColumns) -> set[int]:
+    """Return the threads (codes) on which our runtime reduces gradients and updates optimizer states."""
+    states = {code for code, name in enumerate(raw.names) if name.startswith(_STATE_SPANS)}
+    if not states:
+        return set()
+    return {tid for tid, code in zip(raw.tid, raw.name, strict=True) if code in states}
 
 
 def add_own_collectives(out: CollectiveRows, own: OwnCalls, rows: HostRows, clock: PhaseClock) -> None:

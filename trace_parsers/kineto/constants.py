@@ -1,0 +1,28 @@
+"""Limits and thresholds of the Kineto reader: ``NAME = value  # unit; meaning; origin``."""
+
+from __future__ import annotations
+
+INT64_MAX = (1 << 63) - 1  # none; the largest identifier a column holds; definition of int64
+NO_ID = -1  # none; stands for an identifier that a row lacks; assumed: recorded ones are not negative
+MAX_FLOAT = 1e300  # none; numbers beyond it count as infinite; assumed
+MAX_GROUP_SIZE = 1 << 24  # ranks; a group or world as large or larger is not believed; assumed
+MAX_LISTED_RANKS = 1 << 20  # ranks; most that start and stride of a group may expand to; assumed
+MAX_RANKS_TEXT = 100_000  # characters; most that is read of a group's list of ranks; assumed
+MAX_RANK_DIGITS = 9  # digits; longer numbers in a list of ranks are no ranks; assumed
+MAX_BUFFER_BYTES = 1 << 56  # bytes; a collective as large or larger is not believed; assumed
+MAX_DIMENSION = 1 << 48  # elements; a dimension as large or larger is not believed; assumed
+MAX_SPAN_RANKS = 1 << 16  # ranks; most that one range of our runtime may name; assumed
+MAX_NAMED_RANKS = 1 << 22  # ranks; most that all names of a trace may list together; assumed
+MAX_TEXT = 200  # characters; longest text kept from the metadata; assumed
+
+LEARN_EVENTS = 2000  # events; how many of a chunk are tried to learn the layout from; assumed
+LEARN_CHUNKS = 8  # chunks; how many are tried before every event is decoded in full; assumed
+
+# With the digits that all events share cut off, times stay below 2e9 us; since the epoch it is 1.7e15 us.
+MAX_SHIFTED_US = 1e13  # us; a later time was not shifted; assumed: any value between those two serves
+SHIFT_DIGITS_US = 10**9  # us; worth of the last digit that is cut off; nine digits before the point remain
+MIN_LINKED_SHARE = 0.5  # none; with fewer kernels linked to a host call by id, launches are read; assumed
+
+EARLY_US = 500.0  # us; a gloo span may begin this long before its operator's row; assumed
+TOUCH_US = 0.01  # us; rows that overlap by less only touch; assumed: float64 holds absolute times to 1e-3 us
+TAIL_SHARE = 0.05  # none; part of the gap after a backward pass that counts as its tail; assumed

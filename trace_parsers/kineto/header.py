@@ -1,0 +1,123 @@
+"""What a Kineto trace says about itself: rank, world size, device, process groups."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paro_advise.trace_parsers.kineto.collectives.runtime_annotations import stated_strategy
+from paro_advise.trace_parsers.kineto.constants import MAX_GROUP_SIZE, MAX_TEXT
+from paro_advise.trace_parsers.kineto.events import as_int, parse_head
+from paro_advise.trace_parsers.tables import ProcessGroup, SourceHeader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from paro_advise.trace_parsers.bytes.chunks import EventChunks
+    from paro_advise.trace_parsers.kineto.rows import KinetoRows
+
+_RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])rank[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
+# Names that only one framework leaves in autograd, for runs without annotations.
+_AUTOGRAD_MARKS = ("PreBackwardFunctionForModule", "PostBackwardFunctionModule", "ZeroStage3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceMetadata:
+    """The fields beside the event array.
+
+    Attributes:
+        fields: as decoded, by name.
+        is_readable: what stands before the array could be decoded, or nothing does.
+    """
+
+    fields: dict[str, object]
+    is_readable: bool
+
+    def section(self, name: str) -> dict[str, object]:
+        """Return an object among the fields, empty when there is none."""
+        value = self.fields.get(name)
+        return value if isinstance(value, dict) else {}
+
+    def objects(self, name: str) -> list[dict[str, object]]:
+        """Return the objects in a list among the fields, empty when there is none."""
+        value = self.fields.get(name)
+        return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def trace_metadata(chunks: EventChunks) -> TraceMetadata:
+    """Decode the metadata before and after the events; what stands before counts more."""
+    has_head = bool(chunks.head.strip(b" \r\n\t{,"))
+    head = parse_head(chunks.head) if has_head else {}
+    closing = chunks.tail.find(b"]")
+    tail = chunks.tail[closing + 1 :].strip().rstrip(b"\0 \n}").lstrip(b", \n")
+    after = (parse_head(tail) or {}) if closing >= 0 and tail.startswith(b'"') else {}
+    return TraceMetadata(fields={**after, **(head or {})}, is_readable=head is not None)
+
+
+def rank_in_name(name: str) -> int | None:
+    """Return the rank that a file name states, None when it states none."""
+    found = _RANK_IN_NAME.search(name)
+    return int(found.group(1)) if found else None
+
+
+def trace_header(metadata: TraceMetadata, rows: KinetoRows, label: str, origin_us: float) -> SourceHeader:
+    """Return what a trace says about itself.
+
+    Args:
+        metadata: the fields beside its events.
+        rows: its events.
+        label: name of the file, which may state the rank.
+        origin_us: time of the first event on the axis of the metadata's base time.
+    """
+    fields = metadata.fields
+    info = metadata.section("distributedInfo")
+    devices = metadata.objects("deviceProperties")
+    device = devices[0] if devices else {}
+    rank = as_int(info.get("rank"))
+    named_rank = rank_in_name(label) if rank is None else None
+    world_size = as_int(info.get("world_size"))
+    base_ns = as_int(fields.get("baseTimeNanoseconds")) or 0
+    return SourceHeader(
+        rank=named_rank if rank is None else rank,
+        rank_source="content" if rank is not None else "name" if named_rank is not None else "",
+        world_size=world_size if world_size and 0 < world_size < MAX_GROUP_SIZE else None,
+        host=_text(fields.get("host_name")),
+        backend=_text(info.get("backend")),
+        device_index=next((as_int(args.device) for _, args in rows.device.comm[:1]), None),
+        gpus_per_node=len(devices) or None,
+        device_name=_text(device.get("name")),
+        device_memory_bytes=as_int(device.get("totalGlobalMem")),
+        nccl_version=_text(info.get("nccl_version")),
+        origin_ns=base_ns + int(origin_us * 1000),
+        groups=_process_groups(info.get("pg_config")),
+        autograd_marks=_autograd_marks(rows.host.names),
+        stated=stated_strategy(rows.host.names),
+    )
+
+
+def _autograd_marks(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({mark for name in names for mark in _AUTOGRAD_MARKS if mark in name}))
+
+
+def _text(value: object) -> str | None:
+    return str(value)[:MAX_TEXT] if value not in (None, "") else None
+
+
+def _process_groups(config: object) -> tuple[ProcessGroup, ...]:
+    """Return the process groups of ``pg_config`` (a list, or text in some versions)."""
+    items = config if isinstance(config, list) else []
+    return tuple(_process_group(item) for item in items if isinstance(item, dict))
+
+
+def _process_group(item: dict[str, object]) -> ProcessGroup:
+    ranks = item.get("ranks")
+    known = [as_int(value) for value in ranks] if isinstance(ranks, list) else []
+    members = tuple(rank for rank in known if rank is not None)
+    size = as_int(item.get("pg_size")) or len(members)
+    return ProcessGroup(
+        name=str(item.get("pg_name", "")),
+        description=str(item.get("pg_desc", "")),
+        ranks=members if len(members) == size else (),
+        size=size,
+    )
