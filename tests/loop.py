@@ -31,7 +31,7 @@ def paro(*words, job=(), environment=None, timeout=300):
 
 
 def steps_of(folder, ranks=4):
-    """Return mean loss and whole gradient norm of each step, as the formulas in reference formats say."""
+    """Return mean loss and whole gradient norm of each step, as the formulas in docs/formats.md say."""
     logs = []
     for rank in range(ranks):
         lines = (folder / f"steps.rank{rank}.jsonl").read_text().splitlines()

@@ -1,6 +1,6 @@
 """Trains with virtual ranks that send each other numpy arrays, and counts every message.
 
-An implementation of the procedure of any triple (reference strategies, 2.2) that shares nothing with
+An implementation of the procedure of any triple (docs/strategies.md, procedure) that shares nothing with
 the library: real ring reduce-scatters and all-gathers, nested layout, Adam.
 """
 

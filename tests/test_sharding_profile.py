@@ -26,7 +26,7 @@ def test_a_run_of_ours_is_understood(strategy, folder):
     assert analysis.run.strategy.group_size == 2
     assert analysis.run.framework == "paro-advise runtime"
     states = analysis.states
-    # Reference strategies 2.2: gathers twice a micro-batch; reductions once a micro-batch and unit, and
+    # docs/strategies.md, procedure: gathers twice a micro-batch; reductions once a micro-batch and unit, and
     # once more at the boundary where the optimizer is finer; updated parameters once a step.
     # World-wide collectives in two hops count twice.
     hops = {"I": 1, "G": 2}

@@ -9,7 +9,7 @@ import sys
 import pytest
 from helpers import analyze
 
-from paro_advise.errors import BrokenInputError, HostileInputError
+from paro_advise.errors import HostileInputError, UnknownFormatError
 from paro_advise.trace_parsers.bytes.readable import MAX_LINE_BYTES, Readable
 from paro_advise.trace_parsers.logs import comms_logger, nccl_log, nccl_tests, train_log
 from paro_advise.trace_parsers.nccl import topology as nccl_topology
@@ -94,11 +94,11 @@ def test_nccl_log_gives_volume_groups_and_transports():
         2,
         "2.27.7+cuda13.0",
     )
-    assert header.metadata["transport_NET/IB/GDRDMA"] == "1"
-    assert header.metadata["transport_P2P/IPC"] == "1"
-    assert header.metadata["tuning_AllReduce_RING_LL128"] == "1"
-    assert header.metadata["tuning_AllReduce_TREE_LL"] == "1"
-    assert header.metadata["hosts"] == "node0,node1"
+    assert header.remarks["transport_NET/IB/GDRDMA"] == "1"
+    assert header.remarks["transport_P2P/IPC"] == "1"
+    assert header.remarks["tuning_AllReduce_RING_LL128"] == "1"
+    assert header.remarks["tuning_AllReduce_TREE_LL"] == "1"
+    assert header.remarks["hosts"] == "node0,node1"
 
 
 def test_torn_nccl_lines_are_counted_and_not_used():
@@ -230,11 +230,11 @@ def test_training_log_facts():
     content = "using world size: 16, data-parallel-size: 4, tensor-model-parallel size: 4\n" + steps + steps[-60:]
     header = read(train_log, content).header
     assert header.world_size == 16
-    assert header.metadata["median_iteration_ms"] == "210.000"
-    assert header.metadata["iteration_count"] == "3"
-    assert header.metadata["data_parallel_size"] == "4"
+    assert header.remarks["median_iteration_ms"] == "210.000"
+    assert header.remarks["iteration_count"] == "3"
+    assert header.remarks["data_parallel_size"] == "4"
     assert codes(read(train_log, content)) == ["Q280"]
-    with pytest.raises(BrokenInputError) as caught:
+    with pytest.raises(UnknownFormatError) as caught:
         read(train_log, "hello\nworld\n")
     assert caught.value.exit_code == 3 and caught.value.hint
 
@@ -250,8 +250,8 @@ GPU = '<pci busid="1"><gpu dev="0" sm="90"><nvlink target="x" count="18"/></gpu>
 def test_topology_counts_gpus_and_ports():
     header = read(nccl_topology, TOPOLOGY.format(GPU * 8)).header
     assert header.gpus_per_node == 8
-    assert header.metadata["nvlinks_per_gpu"] == ",".join(["18"] * 8)
-    assert header.metadata["network_port_mbps"] == "200000"
+    assert header.remarks["nvlinks_per_gpu"] == ",".join(["18"] * 8)
+    assert header.remarks["network_port_mbps"] == "200000"
     cut = read(nccl_topology, TOPOLOGY.format(GPU * 8)[:-40])
     assert cut.header.gpus_per_node == 8 and "Q201" in codes(cut)
 

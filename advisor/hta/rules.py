@@ -18,7 +18,7 @@ import numpy as np
 from paro_advise.trace_parsers.bytes.blocks import BlockReader
 from paro_advise.trace_parsers.bytes.chunks import EventChunks
 from paro_advise.trace_parsers.kineto.events import as_int, parse_head
-from paro_advise.trace_parsers.kineto.reader import rank_in_name
+from paro_advise.trace_parsers.kineto.header import rank_in_name
 from paro_advise.trace_parsers.kineto.rows import TimedRows
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
-    from paro_advise.trace_parsers.kineto.events import TimedColumns
+    from paro_advise.trace_parsers.kineto.columns import TimedColumns
 
 # `match` looks at the start of a name only, and `.` stops at a line break: both are HTA's.
 _COMMUNICATION = re.compile(r"nccl.*Kernel")

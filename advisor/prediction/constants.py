@@ -52,7 +52,7 @@ PRIOR_BANDWIDTH_FACTOR, PRIOR_LATENCY_FACTOR = 1.5, 2.0  # factor either way; as
 # message, from NCCL's src/graph/tuning.cc (ring, network, Simple 14; NVLink 3.4); assumed.
 NCCL_PRIOR = {"intra_gbps": 150.0, "intra_alpha_us": 5.0, "inter_gbps": 25.0, "inter_alpha_us": 14.0}
 # Inside a node gloo's bandwidth is that of the cores, which copy whole buffers whatever part of them is sent
-# (`make bench-prediction`): a rank's, for each core that it has, times m / (m - 1).
+# (`make bench-prediction`): a rank's, for each core that it has; of m ranks each sends (m - 1) / m of its buffer.
 GLOO_PRIOR = {"intra_gbps": 1.09, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
 GLOO_BANDWIDTH_FACTOR = 1.15  # factor of gloo's bandwidth where the cores are known (`make bench-prediction`)
 UNKNOWN_CORES = 0.25  # cores of a rank where they are not known; assumed

@@ -55,7 +55,7 @@ def samples_of(table: pl.DataFrame) -> pl.DataFrame:
     """Reduce rows of all ranks to one transfer per collective.
 
     Args:
-        table: Matched.table with a ``span`` column.
+        table: AlignedRun.table with a ``span`` column.
 
     Returns:
         op, span, group_size, bytes, time_us, lone (bool: one rank only, so the time may hold

@@ -17,7 +17,7 @@ from paro_advise.policies.traffic import Shape
 from paro_advise.runtime import engine_of, shard
 from paro_advise.runtime.measure.process_memory import forget_peak, peak_bytes, resident_bytes
 
-# Reference strategies, section 3: units per micro-batch inside (on P, on D), across (P, D), and
+# docs/strategies.md, traffic: units per micro-batch inside (on P, on D), across (P, D), and
 # per step inside and across (D). Written out here, not taken from the library.
 TABLE = {
     "NNN": (0, 0, 0, 0, 2, 2),

@@ -12,12 +12,16 @@ import torch
 import torch.distributed as dist
 from sharding_worker import Model, data, loss_of, optimizer_of, train_sharded, whole_parameters
 from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from paro_advise.runtime import latest_checkpoint, load_checkpoint, save_checkpoint, shard, switch
 from paro_advise.runtime.sharding import states
-from paro_advise.runtime.sharding.exchange.procedure import Procedure
+from paro_advise.runtime.sharding.exchange.procedure import UnitProcedure
 
 VICTIM = 2
+# Starting up and saving may take long on a busy machine. From then on gloo gives up soon: nothing
+# but a timeout tells of a rank that hangs, or of one that is gone but owed this rank nothing.
+TIMEOUT, TIMEOUT_ONCE_ARMED = timedelta(minutes=30), timedelta(seconds=10)
 
 
 def die(*_):
@@ -40,15 +44,17 @@ def dying(function):
 
 def arm(point, model):
     """Let the victim die when it comes to a point of the next step."""
+    for group in list(_world.pg_map):
+        _set_pg_timeout(TIMEOUT_ONCE_ARMED, group)
     match point:
         case "forward":
             model.blocks[1].register_forward_pre_hook(die)
         case "backward":
             model.blocks[1].register_full_backward_hook(die)
         case "boundary":
-            Procedure._from_slab = dying(Procedure._from_slab)
+            UnitProcedure.finish = dying(UnitProcedure.finish)
         case "step":
-            Procedure.publish = dying(Procedure.publish)
+            UnitProcedure.publish = dying(UnitProcedure.publish)
         case "save":
             FileSystemWriter.write_data = dying(FileSystemWriter.write_data)
         case "switch":
@@ -100,7 +106,7 @@ def load_all(folders):
 
 def main():
     point, *folders = sys.argv[1:]
-    dist.init_process_group("gloo", timeout=timedelta(seconds=10))
+    dist.init_process_group("gloo", timeout=TIMEOUT)
     torch.set_num_threads(1)
     if point == "load":
         load_all([Path(folder) for folder in folders])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.errors import BrokenInputError
+from paro_advise.errors import UnknownFormatError
 from paro_advise.trace_parsers.logs.benchmark_lines import BenchmarkTables
 from paro_advise.trace_parsers.logs.comms_lines import CommsTables
 from paro_advise.trace_parsers.logs.log_lines import strip_prefix
@@ -71,11 +71,11 @@ def parse_text(data: Readable, source: SourceFile, expected: str) -> ParsedSourc
         expected: what the file should hold, for the message when it holds nothing.
 
     Raises:
-        BrokenInputError: nothing known was found.
+        UnknownFormatError: no line is known, so it is some other log.
     """
     scan = TextScan(data)
     if scan.is_empty:
-        raise BrokenInputError(
+        raise UnknownFormatError(
             f"{expected} was expected, but none of the {scan.num_lines} lines is known",
             where=source.path,
             hint=_RECORD_KINETO,

@@ -29,7 +29,7 @@ def looks_like(head: bytes) -> bool:
 
 
 def parse(data: Readable, source: SourceFile) -> ParsedSource:
-    """Read what the log says about the run into ``header.metadata`` (units in the names).
+    """Read what the log says about the run into ``header.remarks`` (units in the names).
 
     Raises:
         BrokenInputError: nothing known was found.

@@ -1,0 +1,35 @@
+"""A folder that a capture wrote is analyzed without a complaint about the capture's own files."""
+
+from __future__ import annotations
+
+import json
+
+from helpers import write_run
+from trace_builder import TraceBuilder
+
+from paro_advise.advisor.cli import run
+
+
+def steady_rank(rank):
+    trace = TraceBuilder(rank=rank)
+    for index in range(3):
+        begin = index * 1000.0
+        trace.step(index, begin, 1000.0)
+        trace.compute(begin + 100, 300)
+        trace.collective("AllReduce", begin + 450, 200, nelems=1 << 20, issue=begin + 440, seq=index)
+    return trace
+
+
+def test_logs_beside_traces_are_no_errors(tmp_path, capsys):
+    folder = write_run(tmp_path / "before", [steady_rank(0), steady_rank(1)])
+    (folder / "run.json").write_text(json.dumps({"format": "paro-advise/run", "format_version": "1.2"}))
+    header = {"format": "paro-advise/steps", "format_version": "1.2", "rank": 0, "world_size": 2}
+    (folder / "steps.rank0.jsonl").write_text(json.dumps(header) + "\n")
+    logs = folder / "logs"
+    logs.mkdir()
+    for node in range(2):
+        (logs / f"node{node}.log").write_text("[W1122] the socket cannot be named\nstep 0: loss 7.1184\n" * 3)
+    assert run(["analyze", str(folder)]) == 0
+    said = capsys.readouterr().err
+    assert "error[" not in said
+    assert "2 files of no known kind were left out: node0.log, node1.log" in said
