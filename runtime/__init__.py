@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paro_advise.runtime.sharding.checkpoint import (
@@ -39,8 +39,9 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import torch only when something that needs it is asked for."""
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        member: object = getattr(import_module(_HOMES[name]), name)
+        return member
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

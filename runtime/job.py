@@ -22,7 +22,7 @@ STATE, REQUEST, ANSWER = "job.json", "switch.json", "switched.json"
 
 
 def mark_applied() -> None:
-    """Say to ``paro-advise run`` on this node that the plan is in force."""
+    """Tell ``paro-advise run`` on this node that the plan is in force."""
     marker = os.environ.get(APPLIED_VARIABLE)
     if marker:
         with contextlib.suppress(OSError):
@@ -30,6 +30,6 @@ def mark_applied() -> None:
 
 
 def job_environment(environment: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a job whose every Python process begins what its variables ask for."""
+    """Return the environment of a job in which every Python process starts what the variables ask for."""
     paths = [str(INJECTED), *[entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]]
     return {**environment, **changes, "PYTHONPATH": os.pathsep.join(paths)}

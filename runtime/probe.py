@@ -17,8 +17,8 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SIZES = (1 << 16, 1 << 20, 4 << 20, 16 << 20)
-_REPEATS = 5
+_SIZES_BYTES = (1 << 16, 1 << 20, 4 << 20, 16 << 20)  # bytes; measured buffers; assumed: from latency to bandwidth
+_REPEATS = 5  # measured calls at a size, whose median counts; assumed: short, and no single slow call decides
 _HEAD = (
     "#                                                              out-of-place                       in-place\n"
     "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw"
@@ -46,7 +46,7 @@ def main() -> None:
     for operation in ("all_gather", "reduce_scatter"):
         if rank == 0:
             print(_preamble(operation, size, names), flush=True)
-        for num_bytes in _SIZES:
+        for num_bytes in _SIZES_BYTES:
             took = _measure(operation, groups[rank // size], size, num_bytes, device)
             if rank == 0:
                 print(_row(operation, num_bytes, size, took), flush=True)

@@ -2,7 +2,7 @@
 
 Strategies that keep gradients less sharded than the optimizer states save traffic only if inner
 passes are known as such. A script that steps after k passes is taken to do so again; if it steps
-earlier, the gradients are brought on at the step, and it is said.
+earlier, the gradients are reduced at the step, with a message.
 """
 
 from __future__ import annotations
@@ -36,38 +36,38 @@ class Boundary:
         self._passes = 0
         self._pending = False
         self._expected: int | None = None
-        self._said: bool | None = None if is_gated else True
+        self._announced: bool | None = None if is_gated else True
         self._has_warned = False
-        engine.after_backward = self._after_backward
-        engine.after_discard = self.restart
+        engine.gradients.after_backward = self._after_backward
+        engine.gradients.after_discard = self.restart
 
     def _after_backward(self) -> None:
         self._passes += 1
         self._pending = not self._engine.synchronizes
-        if not self._is_gated and self._engine.synchronizes != self._said:
-            self._is_gated = True  # the script has spoken since
-        self._say()
+        if not self._is_gated and self._engine.synchronizes != self._announced:
+            self._is_gated = True  # the script has set it itself meanwhile
+        self._announce()
 
     def restart(self) -> None:
-        """Begin to count anew: gradients were forgotten, or the strategy changed."""
+        """Start counting again: gradients were discarded, or the strategy changed."""
         self._passes = 0
         self._pending = False
-        self._say()
+        self._announce()
 
-    def _say(self) -> None:
+    def _announce(self) -> None:
         if self._is_gated:
             return
         levels = self._engine.levels
-        # Whole gradients of sharded parameters rest inside FSDP2, which brings them on in a pass only.
+        # FSDP2 keeps whole gradients of sharded parameters itself and reduces them only during a backward pass.
         must_be_last = levels.gradient == Level.N and levels.parameter != Level.N
-        self._said = must_be_last or self._expected is None or self._passes + 1 >= self._expected
-        self._engine.set_synchronizes(enabled=self._said)
+        self._announced = must_be_last or self._expected is None or self._passes + 1 >= self._expected
+        self._engine.gradients.set_synchronizes(enabled=self._announced)
 
     def finish(self) -> None:
-        """Bring gradients of passes that were taken for inner ones to the optimizer, if there are any."""
+        """Reduce the gradients of passes that were mistaken for inner ones, if there are any."""
         if self._is_gated or not self._pending:
             return
-        self._engine.finish_accumulation()
+        self._engine.gradients.finish_accumulation()
         self._pending = False
         if not self._has_warned and dist.get_rank() == 0:
             self._has_warned = True

@@ -5,74 +5,85 @@ from __future__ import annotations
 import contextlib
 import math
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from paro_advise.errors import TrainingError
-from paro_advise.runtime.adapters.session import Session, Wrapping, from_rank_0
+from paro_advise.runtime.adapters.constants import NO_PLAN
+from paro_advise.runtime.adapters.hooks import replace_name
+from paro_advise.runtime.adapters.session import Session
+from paro_advise.runtime.adapters.wrapping import Wrapping, copy_from_rank_0
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-_session: Session | None = None
-_NO_PLAN = "run this script without a plan"
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import CPUOffload, MixedPrecision
+    from torch.optim.optimizer import ParamsT
+
+_P = ParamSpec("_P")
 
 
 def install(session: Session) -> None:
     """Replace the three classes."""
     import torch.distributed.fsdp as fsdp
+    import torch.distributed.fsdp.fully_sharded_data_parallel as fsdp_module
     import torch.distributed.optim as optim
+    import torch.nn.parallel.distributed as ddp_module
 
-    global _session
-    _session = session
-    torch.nn.parallel.DistributedDataParallel = DistributedDataParallel
-    torch.nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
-    fsdp.FullyShardedDataParallel = FullyShardedDataParallel
-    fsdp.fully_sharded_data_parallel.FullyShardedDataParallel = FullyShardedDataParallel
-    optim.ZeroRedundancyOptimizer = ZeroRedundancyOptimizer
+    Session.of_process = session
+    replace_name("DistributedDataParallel", DistributedDataParallel, torch.nn.parallel, ddp_module)
+    replace_name("FullyShardedDataParallel", FullyShardedDataParallel, fsdp, fsdp_module)
+    replace_name("ZeroRedundancyOptimizer", ZeroRedundancyOptimizer, optim)
 
 
-def _refusing(init: Callable[..., None]) -> Callable[..., None]:
-    """Let an __init__ that cannot be mapped end the job with its reason and no traceback."""
+def _session() -> Session:
+    """Return the session of this process; only our classes ask, and they are installed with it."""
+    assert Session.of_process is not None
+    return Session.of_process
 
-    @wraps(init)
-    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+
+def _end_job_on_error(function: Callable[_P, None]) -> Callable[_P, None]:
+    """Let what a plan cannot express end the job with its reason and no traceback."""
+
+    @wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> None:
         try:
-            init(self, *args, **kwargs)
+            function(*args, **kwargs)
         except TrainingError as error:
-            assert _session is not None
-            _session.refuse(error)
+            _session().refuse(error)
 
     return call
 
 
-class _Wrapper(nn.Module):  # type: ignore[misc]
-    """What both wrappers do."""
+class _Wrapper(nn.Module):
+    """What the stand-ins for DDP and FSDP1 share."""
 
     _inner_name = "module"
     _wrapping: Wrapping
 
-    def _take(self, module: nn.Module, wrapping: Wrapping) -> None:
+    def _adopt(self, module: nn.Module, wrapping: Wrapping) -> None:
         self.add_module(self._inner_name, module)
         self._wrapping = wrapping
 
     @property
     def _inner(self) -> nn.Module:
-        found = self._modules[self._inner_name]
-        assert found is not None
-        return found
+        inner = self._modules[self._inner_name]
+        assert inner is not None
+        return inner
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """Call the wrapped module, sharded before its first pass."""
         inner = self._inner
-        if _session is not None and not isinstance(inner, _Wrapper):
-            _session.before_forward(inner, lambda: self._wrapping)
-        return inner(*args, **kwargs)
+        if Session.of_process is not None and not isinstance(inner, _Wrapper):
+            Session.of_process.before_forward(inner, lambda: self._wrapping)
+        output: object = inner(*args, **kwargs)
+        return output
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # Any: whatever the wrapped model has
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -83,63 +94,63 @@ class _Wrapper(nn.Module):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only add gradients up in backward passes inside this context."""
-        assert _session is not None
-        if _session.root is not None:
-            with _session.root.no_sync():
+        """Accumulate gradients inside this context without synchronizing them."""
+        session = _session()
+        if session.sharded_model is not None:
+            with session.sharded_model.no_sync():
                 yield
             return
-        before = _session.gated
-        _session.gate(synchronizes=False)
+        before = session.next_pass_is_last
+        session.gate(synchronizes=False)
         try:
             yield
         finally:
-            _session.gate(synchronizes=before)
-            if _session.root is not None:  # it was sharded inside
-                _session.root.set_requires_gradient_sync(before)
+            session.gate(synchronizes=before)
+            if session.sharded_model is not None:  # it was sharded inside
+                session.sharded_model.set_requires_gradient_sync(before)
 
 
 class DistributedDataParallel(_Wrapper):
     """Takes DDP's arguments; the plan decides how the model is sharded."""
 
-    @_refusing
+    @_end_job_on_error
     def __init__(
         self,
         module: nn.Module,
-        *_: Any,
-        process_group: Any = None,
+        *_: object,
+        process_group: dist.ProcessGroup | None = None,
         broadcast_buffers: bool = True,
         init_sync: bool = True,
-        **settings: Any,
+        **settings: object,
     ) -> None:
         super().__init__()
         if process_group is not None and dist.get_world_size(process_group) != dist.get_world_size():
-            raise TrainingError("a plan needs DDP over all ranks, got a smaller process group", hint=_NO_PLAN)
+            raise TrainingError("a plan needs DDP over all ranks, got a smaller process group", hint=NO_PLAN)
         if settings.get("mixed_precision") is not None:
-            raise TrainingError("a plan cannot express DDP's mixed_precision", hint=_NO_PLAN)
+            raise TrainingError("a plan cannot express DDP's mixed_precision", hint=NO_PLAN)
         if settings.get("find_unused_parameters"):
-            # Ours would step parameters that nobody used with a gradient of zero: weight decay would act.
+            # Our runtime would step unused parameters with a gradient of zero, so that weight decay would change them.
             raise TrainingError(
                 "a plan cannot express DDP's find_unused_parameters",
                 hint="turn it off if all parameters are used (Trainer: ddp_find_unused_parameters=False), "
-                f"else {_NO_PLAN}",
+                f"else {NO_PLAN}",
             )
         if init_sync:
-            from_rank_0(module)
+            copy_from_rank_0(module)
         self._sends_buffers = broadcast_buffers and any(True for _ in module.buffers())
-        self._take(module, Wrapping(origin="DDP"))
+        self._adopt(module, Wrapping(origin="DDP"))
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """Call the wrapped module, with rank 0's buffers as DDP does."""
         if self._sends_buffers and self.training and torch.is_grad_enabled():
             for buffer in self._inner.buffers():
                 dist.broadcast(buffer, 0)
         return super().forward(*args, **kwargs)
 
-    @_refusing
-    def register_comm_hook(self, *_: Any, **__: Any) -> None:
+    @_end_job_on_error
+    def register_comm_hook(self, *_: object, **__: object) -> None:
         """Refuse: the plan moves the gradients."""
-        raise TrainingError("a plan cannot be combined with DDP's communication hooks", hint=_NO_PLAN)
+        raise TrainingError("a plan cannot be combined with DDP's communication hooks", hint=NO_PLAN)
 
 
 class FullyShardedDataParallel(_Wrapper):
@@ -147,50 +158,50 @@ class FullyShardedDataParallel(_Wrapper):
 
     _inner_name = "_fsdp_wrapped_module"
 
-    @_refusing
+    @_end_job_on_error
     def __init__(
         self,
         module: nn.Module,
-        process_group: Any = None,
-        sharding_strategy: Any = None,
-        cpu_offload: Any = None,
-        auto_wrap_policy: Any = None,
-        backward_prefetch: Any = None,
-        mixed_precision: Any = None,
-        ignored_modules: Any = None,
-        ignored_states: Any = None,
-        device_id: Any = None,
+        process_group: dist.ProcessGroup | tuple[dist.ProcessGroup, dist.ProcessGroup] | None = None,
+        sharding_strategy: object = None,
+        cpu_offload: CPUOffload | bool | None = None,
+        auto_wrap_policy: object = None,
+        backward_prefetch: object = None,
+        mixed_precision: MixedPrecision | None = None,
+        ignored_modules: Iterable[nn.Module] | None = None,
+        ignored_states: Iterable[nn.Module | nn.Parameter] | None = None,
+        device_id: int | torch.device | None = None,
         sync_module_states: bool = False,
-        device_mesh: Any = None,
-        **__: Any,
+        device_mesh: DeviceMesh | None = None,
+        **__: object,
     ) -> None:
         super().__init__()
         del sharding_strategy, backward_prefetch  # the plan's to decide
-        groups = process_group if isinstance(process_group, (tuple, list)) else [process_group]
-        size = math.prod(dist.get_world_size(group) for group in groups if group is not None)
-        covered = device_mesh.size() if device_mesh is not None else (size if process_group is not None else None)
+        covered = _num_covered_ranks(process_group, device_mesh)
         if covered is not None and covered != dist.get_world_size():
-            raise TrainingError(f"a plan needs FSDP over all ranks, got {covered} of them", hint=_NO_PLAN)
-        buffers, parameters = (getattr(mixed_precision, f"{name}_dtype", None) for name in ("buffer", "param"))
+            raise TrainingError(f"a plan needs FSDP over all ranks, got {covered} of them", hint=NO_PLAN)
+        parameters, reductions, buffers = (
+            getattr(mixed_precision, f"{name}_dtype", None) for name in ("param", "reduce", "buffer")
+        )
         if buffers not in (None, parameters):
-            raise TrainingError("a plan cannot express FSDP's buffer_dtype", hint=_NO_PLAN)
+            raise TrainingError("a plan cannot express FSDP's buffer_dtype", hint=NO_PLAN)
         if ignored_modules or ignored_states:
-            raise TrainingError("a plan cannot express FSDP's ignored modules", hint=_NO_PLAN)
-        if cpu_offload is not None and getattr(cpu_offload, "offload_params", cpu_offload):
-            raise TrainingError("a plan cannot express FSDP's CPU offload", hint=_NO_PLAN)
+            raise TrainingError("a plan cannot express FSDP's ignored modules", hint=NO_PLAN)
+        offloads: object = getattr(cpu_offload, "offload_params", cpu_offload)
+        if offloads:
+            raise TrainingError("a plan cannot express FSDP's CPU offload", hint=NO_PLAN)
         if device_id is not None:
             module.to(torch.device("cuda", device_id) if isinstance(device_id, int) else device_id)
         if sync_module_states:
-            from_rank_0(module)
+            copy_from_rank_0(module)
         inner = [part._inner for part in module.modules() if isinstance(part, FullyShardedDataParallel)]  # noqa: SLF001 - our class
-        units = tuple(inner) or _classes(auto_wrap_policy)
         wrapping = Wrapping(
             origin="FSDP1 (FullyShardedDataParallel)",
-            units=units,
-            param_dtype=getattr(mixed_precision, "param_dtype", None),
-            reduce_dtype=getattr(mixed_precision, "reduce_dtype", None),
+            units=tuple(inner) or _wrapped_classes(auto_wrap_policy),
+            param_dtype=parameters,
+            reduce_dtype=reductions,
         )
-        self._take(module, wrapping)
+        self._adopt(module, wrapping)
 
     @property
     def module(self) -> nn.Module:
@@ -199,16 +210,15 @@ class FullyShardedDataParallel(_Wrapper):
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Clip the gradients of the whole model."""
-        norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
-        return norm
+        return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
 
     @staticmethod
-    def fsdp_modules(*_: Any, **__: Any) -> list[nn.Module]:
+    def fsdp_modules(*_: object, **__: object) -> list[nn.Module]:
         """Return none: torch's own helpers of checkpoints then take the model as it is."""
         return []
 
     @staticmethod
-    def state_dict_type(*_: Any, **__: Any) -> Any:
+    def state_dict_type(*_: object, **__: object) -> NoReturn:
         """Refuse: checkpoints of a planned model are not FSDP1's."""
         raise TrainingError(
             "a planned model cannot write FSDP1's own checkpoints",
@@ -218,7 +228,19 @@ class FullyShardedDataParallel(_Wrapper):
     set_state_dict_type = full_optim_state_dict = sharded_optim_state_dict = optim_state_dict = state_dict_type
 
 
-def _classes(policy: Any) -> tuple[type[nn.Module], ...] | None:
+def _num_covered_ranks(
+    process_group: dist.ProcessGroup | tuple[dist.ProcessGroup, ...] | None, mesh: DeviceMesh | None
+) -> int | None:
+    """Return the ranks that FSDP1 would shard and replicate over; None for all."""
+    if mesh is not None:
+        return mesh.size()
+    if process_group is None:
+        return None
+    groups = process_group if isinstance(process_group, (tuple, list)) else [process_group]
+    return math.prod(dist.get_world_size(group) for group in groups if group is not None)
+
+
+def _wrapped_classes(policy: object) -> tuple[type[nn.Module], ...] | None:
     """Return the classes that an auto-wrap policy names, None if it goes by size or there is none."""
     if isinstance(policy, partial):
         return tuple(policy.keywords.get("transformer_layer_cls") or ()) or None
@@ -230,17 +252,17 @@ class ZeroRedundancyOptimizer:
 
     def __new__(
         cls,
-        params: Any,
-        optimizer_class: type[torch.optim.Optimizer],
-        process_group: Any = None,
+        params: ParamsT,
+        optimizer_class: Callable[..., torch.optim.Optimizer],
+        process_group: dist.ProcessGroup | None = None,
         parameters_as_bucket_view: bool = False,
         overlap_with_ddp: bool = False,
-        **defaults: Any,
-    ) -> Any:
+        **defaults: object,
+    ) -> Any:  # Any: __new__ may return another class's object, but not be declared so
         """Return the plain optimizer."""
         if process_group is not None and dist.get_world_size(process_group) != dist.get_world_size():
-            raise TrainingError("a plan needs all ranks, got a smaller process group", hint=_NO_PLAN)
+            raise TrainingError("a plan needs all ranks, got a smaller process group", hint=NO_PLAN)
         if overlap_with_ddp:
-            raise TrainingError("a plan cannot express overlap_with_ddp", hint=_NO_PLAN)
+            raise TrainingError("a plan cannot express overlap_with_ddp", hint=NO_PLAN)
         del cls, parameters_as_bucket_view
         return optimizer_class(params, **defaults)

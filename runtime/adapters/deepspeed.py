@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ParamSpec, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from paro_advise.errors import TrainingError
-from paro_advise.policies.strategy import Collectives
-from paro_advise.runtime.adapters.session import Wrapping, from_rank_0
+from paro_advise.policies.strategy import CollectiveBackend
+from paro_advise.runtime.adapters.deepspeed_config import (
+    STAGES,
+    batch_sizes,
+    check_table,
+    make_optimizer,
+    make_scheduler,
+    read_table,
+    set_strategy,
+)
+from paro_advise.runtime.adapters.hooks import replace_name
+from paro_advise.runtime.adapters.wrapping import Wrapping, copy_from_rank_0
 from paro_advise.runtime.import_hooks import when_imported
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Callable
+    from types import ModuleType
 
+    from torch.optim.optimizer import ParamsT
+
+    from paro_advise.runtime.adapters.deepspeed_config import Scheduler, Table
     from paro_advise.runtime.adapters.session import Session
 
-_STAGES = {"NNN": 0, "NNG": 1, "NGG": 2, "GGG": 3}
-_NO_PLAN = "run this script without a plan"
-# Keys that change what is computed and that our runtime has no word for.
-_REFUSED = ("amp", "communication_data_type", "prescale_gradients", "sparse_gradients", "compression_training")
+    # An engine, its optimizer, a data loader, a scheduler.
+    Made: TypeAlias = tuple[object, object, object, object]
+    MakeOptimizer: TypeAlias = Callable[[ParamsT], torch.optim.Optimizer]
+    MakeScheduler: TypeAlias = Callable[[torch.optim.Optimizer], Scheduler]
+
+_P = ParamSpec("_P")
 
 
 def install(session: Session) -> None:
@@ -31,128 +47,86 @@ def install(session: Session) -> None:
     when_imported("deepspeed", lambda module: _replace(module, session))
 
 
-def _replace(module: Any, session: Session) -> None:
-    original = module.initialize
+def _replace(module: ModuleType, session: Session) -> None:
+    run = _Initialization(session, module.initialize).run
+    replace_name("initialize", _end_job_on_error(session, run), module)
 
-    def initialize(*given: Any, **settings: Any) -> Any:
+
+def _end_job_on_error(session: Session, function: Callable[_P, Made]) -> Callable[_P, Made]:
+    """Let what a plan cannot express end the job with its reason and no traceback."""
+
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> Made:
         try:
-            return _initialize(original, session, *given, **settings)
+            return function(*args, **kwargs)
         except TrainingError as error:
             session.refuse(error)
 
-    module.initialize = initialize
+    return call
 
 
-def _initialize(
-    original: Callable[..., Any],
-    session: Session,
-    args: Any = None,
-    model: Any = None,
-    optimizer: Any = None,
-    model_parameters: Any = None,
-    training_data: Any = None,
-    lr_scheduler: Any = None,
-    *rest: Any,
-    config: Any = None,
-    config_params: Any = None,
-    dist_init_required: bool | None = None,
-    **others: Any,
-) -> Any:
-    """Return (engine, optimizer, data loader, scheduler), as deepspeed.initialize does."""
-    wanted = config if config is not None else config_params
-    table = _table(wanted if wanted is not None else getattr(args, "deepspeed_config", None))
-    chosen = session.plan.chosen
-    if chosen.collectives == Collectives.NATIVE and chosen.triple in _STAGES:
-        num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        table = {**table, "zero_optimization": {**table.get("zero_optimization", {})}}
-        table["zero_optimization"]["stage"] = _STAGES[chosen.triple]
-        for state, setting in (("optimizer", "offload_optimizer"), ("parameter", "offload_param")):
-            if state in chosen.offload:
-                table["zero_optimization"][setting] = {"device": "cpu", "pin_memory": True}
-                # Else DeepSpeed refuses the script's own optimizer.
-                table.setdefault("zero_force_ds_cpu_optimizer", False)
-        if args is not None and getattr(args, "deepspeed_config", None):
-            args.deepspeed_config = None  # DeepSpeed takes one of the two
-        made = original(
-            args, model, optimizer, model_parameters, training_data, lr_scheduler, *rest, config=table, **others
-        )
-        session.took_own_settings("DeepSpeed", num_parameters)
-        return made
-    _check(table, training_data=training_data, others={**others, "mpu": rest[1] if len(rest) > 1 else None})
-    if dist_init_required is not False and not dist.is_initialized():
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    model.to(device)
-    made = optimizer(model_parameters or model.parameters()) if callable(optimizer) else optimizer
-    if made is None:
-        made = _optimizer(table, model_parameters or model.parameters())
-    scheduler = lr_scheduler(made) if callable(lr_scheduler) else lr_scheduler
-    if scheduler is None and table.get("scheduler", {}).get("type"):
-        scheduler = _scheduler(table["scheduler"], made)
-    engine = PlannedEngine(session, model, made, scheduler, table)
-    return engine, made, None, scheduler
+class _Initialization:
+    """``deepspeed.initialize`` under a plan.
 
-
-def _table(config: Any) -> dict[str, Any]:
-    if isinstance(config, dict):
-        return config
-    if config is None:
-        raise TrainingError("deepspeed.initialize must get a config", hint="pass config= or --deepspeed_config")
-    found: dict[str, Any] = json.loads(Path(config).read_text(encoding="utf-8"))
-    return found
-
-
-def _check(table: dict[str, Any], *, training_data: Any, others: dict[str, Any]) -> None:
-    """Refuse what would be lost.
-
-    Raises:
-        TrainingError: it names the key.
+    Args:
+        session: the planned process.
+        original: DeepSpeed's own.
     """
-    zero = table.get("zero_optimization", {})
-    for name, found in (
-        ("fp16", table.get("fp16", {}).get("enabled")),
-        ("zero_optimization.offload_param", zero.get("offload_param", {}).get("device", "none") != "none"),
-        ("zero_optimization.offload_optimizer", zero.get("offload_optimizer", {}).get("device", "none") != "none"),
-        ("training_data", training_data is not None),
-        ("mpu", others.get("mpu") is not None),
-        *((key, table.get(key)) for key in _REFUSED),
-    ):
-        if found:
-            raise TrainingError(f"a plan cannot express DeepSpeed's {name}", hint=_NO_PLAN)
+
+    def __init__(self, session: Session, original: Callable[..., Made]) -> None:
+        self._session = session
+        self._original = original
+
+    def run(
+        self,
+        args: Namespace | None = None,
+        model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | MakeOptimizer | None = None,
+        model_parameters: ParamsT | None = None,
+        training_data: object = None,
+        lr_scheduler: Scheduler | MakeScheduler | None = None,
+        *rest: object,
+        config: Table | str | Path | None = None,
+        config_params: Table | str | Path | None = None,
+        dist_init_required: bool | None = None,
+        **others: object,
+    ) -> Made:
+        """Return what DeepSpeed returns: its own engine where it can run the plan itself, else ours."""
+        wanted = config if config is not None else config_params
+        table = read_table(wanted if wanted is not None else getattr(args, "deepspeed_config", None))
+        assert model is not None
+        chosen = self._session.plan.chosen
+        if chosen.collectives == CollectiveBackend.NATIVE and chosen.triple in STAGES:
+            num_parameters = sum(parameter.numel() for parameter in model.parameters())
+            if args is not None and getattr(args, "deepspeed_config", None):
+                args.deepspeed_config = None  # DeepSpeed takes one of the two
+            given = (args, model, optimizer, model_parameters, training_data, lr_scheduler, *rest)
+            made = self._original(*given, config=set_strategy(table, chosen), **others)
+            self._session.accept_own_settings("DeepSpeed", num_parameters)
+            return made
+        check_table(table, training_data=training_data, mpu=rest[1] if len(rest) > 1 else None)
+        if dist_init_required is not False and not dist.is_initialized():
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        return self._make_engine(table, model, optimizer, model_parameters, lr_scheduler)
+
+    def _make_engine(
+        self,
+        table: Table,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | MakeOptimizer | None,
+        model_parameters: ParamsT | None,
+        lr_scheduler: Scheduler | MakeScheduler | None,
+    ) -> Made:
+        model.to(torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu")
+        made = optimizer(model_parameters or model.parameters()) if callable(optimizer) else optimizer
+        if made is None:
+            made = make_optimizer(table, model_parameters or model.parameters())
+        scheduler = lr_scheduler(made) if callable(lr_scheduler) else lr_scheduler
+        if scheduler is None and table.get("scheduler", {}).get("type"):
+            scheduler = make_scheduler(table["scheduler"], made)
+        return PlannedEngine(self._session, model, made, scheduler, table), made, None, scheduler
 
 
-def _optimizer(table: dict[str, Any], parameters: Any) -> torch.optim.Optimizer:
-    section = table.get("optimizer") or {}
-    kind, settings = str(section.get("type", "")).lower(), dict(section.get("params", {}))
-    decoupled = settings.pop("adam_w_mode", True)  # DeepSpeed's Adam is AdamW unless told otherwise
-    is_torchs = settings.pop("torch_adam", False)
-    if not settings.pop("bias_correction", True):
-        raise TrainingError("a plan cannot express DeepSpeed's Adam without bias_correction", hint=_NO_PLAN)
-    classes: dict[str, type[torch.optim.Optimizer]] = {
-        "adamw": torch.optim.AdamW,
-        "adam": torch.optim.AdamW if decoupled else torch.optim.Adam,
-        "sgd": torch.optim.SGD,
-    }
-    if kind not in classes:
-        raise TrainingError(
-            f"a plan needs an optimizer of type Adam, AdamW or SGD, got {section.get('type')!r}",
-            hint="pass optimizer= to deepspeed.initialize",
-        )
-    if kind in ("adam", "adamw") and not is_torchs:
-        settings.setdefault("weight_decay", 0.0)  # as DeepSpeed's own, unlike torch's AdamW
-    return classes[kind](parameters, **settings)
-
-
-def _scheduler(section: dict[str, Any], optimizer: torch.optim.Optimizer) -> Any:
-    from deepspeed.runtime import lr_schedules
-
-    cls = getattr(lr_schedules, section["type"], None) or getattr(torch.optim.lr_scheduler, section["type"], None)
-    if cls is None:
-        raise TrainingError(f"the scheduler must be one of DeepSpeed's or torch's, got {section['type']!r}")
-    return cls(optimizer, **section.get("params", {}))
-
-
-class PlannedEngine(nn.Module):  # type: ignore[misc]
+class PlannedEngine(nn.Module):
     """What a training script uses of DeepSpeed's engine.
 
     Args:
@@ -169,8 +143,8 @@ class PlannedEngine(nn.Module):  # type: ignore[misc]
         session: Session,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        lr_scheduler: Any,
-        table: dict[str, Any],
+        lr_scheduler: Scheduler | None,
+        table: Table,
     ) -> None:
         super().__init__()
         self.module = model
@@ -180,29 +154,30 @@ class PlannedEngine(nn.Module):  # type: ignore[misc]
         self._session = session
         self._norm: float | None = None
         self._clip = float(table.get("gradient_clipping", 0.0))
-        self._micro_batch, self._accumulation = _batches(table)
-        from_rank_0(model)
+        self._micro_batch, self._accumulation = batch_sizes(table)
+        copy_from_rank_0(model)
         bf16 = (table.get("bf16") or table.get("bfloat16") or {}).get("enabled")
         self._wrapping = Wrapping(origin="DeepSpeed", param_dtype=torch.bfloat16 if bf16 else None)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """Call the model, sharded before its first pass."""
         last = (self.micro_steps + 1) % self._accumulation == 0
         self._session.gate(synchronizes=last)
         self._session.before_forward(self.module, lambda: self._wrapping)
-        if self._session.root is not None:
-            self._session.root.set_requires_gradient_sync(last)
-        return self.module(*args, **kwargs)
+        if self._session.sharded_model is not None:
+            self._session.sharded_model.set_requires_gradient_sync(last)
+        output: object = self.module(*args, **kwargs)
+        return output
 
     def backward(
-        self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True, **_: Any
+        self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True, **_: object
     ) -> torch.Tensor:
-        """Add up the gradients of the mean over micro-batches."""
+        """Accumulate the gradients of the mean over micro-batches."""
         scaled = loss / self._accumulation if scale_wrt_gas else loss
-        scaled.backward(retain_graph=retain_graph)
+        scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return loss
 
-    def step(self, *_: Any, **__: Any) -> None:
+    def step(self, *_: object, **__: object) -> None:
         """Step the optimizer if this was the last micro-batch."""
         ends = self.is_gradient_accumulation_boundary()
         self.micro_steps += 1
@@ -221,15 +196,15 @@ class PlannedEngine(nn.Module):  # type: ignore[misc]
         return (self.micro_steps + 1) % self._accumulation == 0
 
     def gradient_accumulation_steps(self) -> int:
-        """Return micro-batches a step."""
+        """Return the micro-batches per step."""
         return self._accumulation
 
     def train_micro_batch_size_per_gpu(self) -> int:
-        """Return samples of a rank in a micro-batch."""
+        """Return the samples per rank in a micro-batch."""
         return self._micro_batch
 
     def train_batch_size(self) -> int:
-        """Return samples of all ranks in a step."""
+        """Return the samples of all ranks in a step."""
         return int(self._micro_batch * self._accumulation * dist.get_world_size())
 
     def get_lr(self) -> list[float]:
@@ -246,20 +221,22 @@ class PlannedEngine(nn.Module):  # type: ignore[misc]
         return next(self.module.parameters()).device
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients."""
+        """Discard all gradients."""
         self.optimizer.zero_grad(set_to_none)
 
     def save_checkpoint(
-        self, save_dir: str, tag: str | None = None, client_state: dict[str, Any] | None = None, **_: Any
+        self, save_dir: str, tag: str | None = None, client_state: dict[str, object] | None = None, **_: object
     ) -> bool:
-        """Write a checkpoint of ours."""
+        """Write a checkpoint in our format."""
         from paro_advise.runtime import save_checkpoint
 
         save_checkpoint(Path(save_dir) / (tag or f"global_step{self.global_steps}"), self.module, extra=client_state)
         return True
 
-    def load_checkpoint(self, load_dir: str, tag: str | None = None, *_: Any, **__: Any) -> tuple[str, dict[str, Any]]:
-        """Read a checkpoint of ours.
+    def load_checkpoint(
+        self, load_dir: str, tag: str | None = None, *_: object, **__: object
+    ) -> tuple[str, dict[str, object]]:
+        """Read a checkpoint in our format.
 
         Raises:
             TrainingError: the model is not sharded yet; DeepSpeed's own files are not read.
@@ -274,22 +251,3 @@ class PlannedEngine(nn.Module):  # type: ignore[misc]
         path = Path(load_dir) / tag
         load_checkpoint(path, self.module)
         return str(path), {}
-
-
-def _batches(table: dict[str, Any]) -> tuple[int, int]:
-    """Return samples of a micro-batch of one rank, and micro-batches a step, by DeepSpeed's rule.
-
-    Raises:
-        TrainingError: the config does not tell.
-    """
-    whole, micro, passes = (
-        table.get(key) for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    )
-    world = dist.get_world_size()
-    if micro is None and whole is not None:
-        micro = whole // (world * (passes or 1))
-    if passes is None:
-        passes = 1 if whole is None or micro is None else whole // (world * micro)
-    if micro is None or not passes:
-        raise TrainingError("DeepSpeed's config must tell train_batch_size or train_micro_batch_size_per_gpu")
-    return int(micro), int(passes)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar, TypedDict, TypeVar, Unpack
 
 import torch.distributed as dist
 from torch import nn
 
 from paro_advise.errors import TrainingError
-from paro_advise.runtime.adapters.session import Session, Wrapping
+from paro_advise.runtime.adapters.constants import NO_PLAN
+from paro_advise.runtime.adapters.hooks import replace_name
+from paro_advise.runtime.adapters.wrapping import Wrapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_session: Session | None = None
-_asked: dict[int, tuple[nn.Module, dict[str, Any]]] = {}
-# What a plan takes no notice of: it has its own order, and its own times to gather and to free.
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+
+    from paro_advise.runtime.adapters.session import Session
+
+# What has no effect under a plan, which decides itself when to gather and to free.
 _WITHOUT_EFFECT = (
     "set_modules_to_forward_prefetch",
     "set_modules_to_backward_prefetch",
@@ -30,36 +35,48 @@ _WITHOUT_EFFECT = (
     "unshard",
     "reshard",
 )
-_NO_PLAN = "run this script without a plan"
 _REFUSED = ("shard_placement_fn", "ignored_params", "dp_mesh_dims")
+_Modules = TypeVar("_Modules", bound=nn.Module | list[nn.Module])
+
+
+class Settings(TypedDict, total=False):
+    """The settings of ``fully_shard``; only those that are read here have a type."""
+
+    mesh: DeviceMesh | None
+    reshard_after_forward: bool | int | None
+    shard_placement_fn: object
+    mp_policy: MixedPrecisionPolicy | None
+    offload_policy: OffloadPolicy | None
+    ignored_params: object
+    dp_mesh_dims: object
 
 
 class PlannedModule:
     """Mixed into the class of a module that ``fully_shard`` was called on."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    paro_calls: ClassVar[FullyShardCalls]
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Shard the model before its first pass, then call it."""
         assert isinstance(self, nn.Module)
-        if _session is not None:
-            _session.before_forward(self, lambda: _wrapping(self))
-        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        self.paro_calls.before_forward(self)
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]  # of the class that this is mixed into
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """Say whether the next backward pass is the last of its step."""
-        if _session is not None:
-            _session.gate(synchronizes=requires_gradient_sync)
+        """Set whether the next backward pass is the last of its step."""
+        self.paro_calls.session.gate(synchronizes=requires_gradient_sync)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """Say whether the next backward pass is the last of its step."""
+        """Set whether the next backward pass is the last of its step."""
         self.set_requires_gradient_sync(requires_all_reduce)
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """Say whether the next backward pass is the last of its step."""
+        """Set whether the next backward pass is the last of its step."""
         self.set_requires_gradient_sync(is_last_backward)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only add gradients up in backward passes inside this context."""
+        """Accumulate gradients inside this context without synchronizing them."""
         self.set_requires_gradient_sync(False)
         try:
             yield
@@ -67,12 +84,12 @@ class PlannedModule:
             self.set_requires_gradient_sync(True)
 
 
-def _no_effect(self: Any, *_: Any, **__: Any) -> None:
-    """Take no notice."""
+def _ignore(self: PlannedModule, *_: object, **__: object) -> None:
+    """Ignore a setting."""
 
 
 for _name in _WITHOUT_EFFECT:
-    setattr(PlannedModule, _name, _no_effect)
+    setattr(PlannedModule, _name, _ignore)
 
 
 def install(session: Session) -> None:
@@ -80,65 +97,76 @@ def install(session: Session) -> None:
     import torch.distributed._composable.fsdp as old
     import torch.distributed.fsdp as new
 
-    global _session
-    _session = session
-    new.fully_shard = old.fully_shard = fully_shard
+    replace_name("fully_shard", FullyShardCalls(session).fully_shard, new, old)
 
 
-def fully_shard(module: Any, **settings: Any) -> Any:
-    """Note what shall be sharded, in FSDP2's words."""
-    for part in module if isinstance(module, (list, tuple)) else [module]:
-        _asked[id(part)] = (part, settings)
-        plan_module(part)
-    return module
+class FullyShardCalls:
+    """The calls of ``fully_shard`` in a process.
+
+    Args:
+        session: the planned process.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._settings: dict[int, tuple[nn.Module, Settings]] = {}
+
+    def fully_shard(self, module: _Modules, **settings: Unpack[Settings]) -> _Modules:
+        """Note what to shard, with FSDP2's settings."""
+        for part in module if isinstance(module, (list, tuple)) else [module]:
+            self._settings[id(part)] = (part, settings)
+            self._mix_in(part)
+        return module
+
+    def _mix_in(self, module: nn.Module) -> None:
+        """Give a module's class the methods of PlannedModule, so that it is sharded at its first call."""
+        cls = type(module)
+        if not isinstance(module, PlannedModule):
+            module.__class__ = type(f"Planned{cls.__name__}", (PlannedModule, cls), {"paro_calls": self})
+
+    def before_forward(self, module: nn.Module) -> None:
+        """Shard a model if this is its first pass that makes gradients."""
+        self.session.before_forward(module, lambda: self._wrapping(module))
+
+    def _wrapping(self, root: nn.Module) -> Wrapping:
+        inside = {id(part) for part in root.modules()}
+        policies = set()
+        for part, settings in self._settings.values():
+            if id(part) in inside:
+                _check(settings)
+                policy = settings.get("mp_policy")
+                policies.add((policy.param_dtype, policy.reduce_dtype) if policy else (None, None))
+        if len(policies) > 1:
+            raise TrainingError("a plan needs one mp_policy for all calls of fully_shard, got several", hint=NO_PLAN)
+        param_dtype, reduce_dtype = policies.pop()
+        return Wrapping(
+            origin="FSDP2 (fully_shard)",
+            units=tuple(part for part, _ in self._settings.values()),
+            param_dtype=param_dtype,
+            reduce_dtype=reduce_dtype,
+            norms_are_dtensors=True,
+        )
 
 
-def plan_module(module: nn.Module) -> None:
-    """Let a module be sharded at its first call."""
-    cls = type(module)
-    if not isinstance(module, PlannedModule):
-        module.__class__ = type(f"Planned{cls.__name__}", (PlannedModule, cls), {})
-
-
-def _wrapping(root: Any) -> Wrapping:
-    inside = {id(part) for part in root.modules()}
-    asked = [settings for part, settings in _asked.values() if id(part) in inside]
-    policies = set()
-    for settings in asked:
-        _check(settings)
-        policy = settings.get("mp_policy")
-        policies.add((policy.param_dtype, policy.reduce_dtype) if policy else (None, None))
-    if len(policies) > 1:
-        raise TrainingError("a plan needs one mp_policy for all calls of fully_shard, got several", hint=_NO_PLAN)
-    param_dtype, reduce_dtype = policies.pop()
-    return Wrapping(
-        origin="FSDP2 (fully_shard)",
-        units=tuple(part for part, _ in _asked.values()),
-        param_dtype=param_dtype,
-        reduce_dtype=reduce_dtype,
-        norms_are_dtensors=True,
-    )
-
-
-def _check(settings: dict[str, Any]) -> None:
-    """Refuse what would be lost.
+def _check(settings: Settings) -> None:
+    """Refuse settings that a plan would silently ignore.
 
     Raises:
         TrainingError: it names the setting.
     """
     for name in _REFUSED:
         if settings.get(name):
-            raise TrainingError(f"a plan cannot express fully_shard's {name}", hint=_NO_PLAN)
-    policy, offload, mesh = (settings.get(name) for name in ("mp_policy", "offload_policy", "mesh"))
+            raise TrainingError(f"a plan cannot express fully_shard's {name}", hint=NO_PLAN)
+    policy, offload, mesh = settings.get("mp_policy"), settings.get("offload_policy"), settings.get("mesh")
     if offload is not None and type(offload).__name__ != "OffloadPolicy":
-        raise TrainingError("a plan cannot express fully_shard's CPU offload", hint=_NO_PLAN)
+        raise TrainingError("a plan cannot express fully_shard's CPU offload", hint=NO_PLAN)
     if mesh is not None and mesh.size() != dist.get_world_size():
         raise TrainingError(
             f"the mesh of fully_shard must hold all {dist.get_world_size()} ranks, got {mesh.size()}: "
             "a plan cannot be combined with tensor, context or pipeline parallelism",
-            hint=_NO_PLAN,
+            hint=NO_PLAN,
         )
     if policy is not None and policy.output_dtype not in (None, policy.param_dtype):
         raise TrainingError("a plan cannot express fully_shard's output_dtype", hint="leave output_dtype out")
     if policy is not None and not policy.cast_forward_inputs:
-        raise TrainingError("a plan cannot express fully_shard's cast_forward_inputs=False", hint=_NO_PLAN)
+        raise TrainingError("a plan cannot express fully_shard's cast_forward_inputs=False", hint=NO_PLAN)

@@ -1,4 +1,4 @@
-"""The plan in a training process: read, and held against what the process is."""
+"""Whether a plan fits the training process that it is applied to."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from paro_advise.errors import StalePlanError
+from paro_advise.runtime.adapters.constants import SAME_COUNT
 from paro_advise.runtime.job import DRIFT_VARIABLE
 
 if TYPE_CHECKING:
     from paro_advise.policies.plan import Plan
 
-# Counts from traces hold the padding of uneven shards.
-_SAME_COUNT = 0.02
-
 
 def check_facts(plan: Plan, num_parameters: int) -> None:
-    """Hold the plan's preconditions against this job.
+    """Check the plan's preconditions against this job.
 
     Args:
         plan: the plan.
@@ -35,11 +33,11 @@ def check_facts(plan: Plan, num_parameters: int) -> None:
         "gpus_per_node": (facts.gpus_per_node, int(local) if local.isdecimal() else facts.gpus_per_node),
         "parameter_count": (facts.parameter_count, num_parameters),
     }
-    for name, (planned, found) in now.items():
-        same = abs(found - planned) <= _SAME_COUNT * planned if name == "parameter_count" else found == planned
+    for name, (planned, actual) in now.items():
+        same = abs(actual - planned) <= SAME_COUNT * planned if name == "parameter_count" else actual == planned
         if not same and name not in allowed:
             raise StalePlanError(
-                f"the plan must fit the job: made for {name} {planned}, this job has {found}",
+                f"the plan must fit the job: made for {name} {planned}, this job has {actual}",
                 where=f"plan {plan.plan_id}",
                 hint=f"capture this job and recommend again, or pass --allow-drift {name}",
             )

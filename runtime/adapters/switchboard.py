@@ -11,26 +11,27 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from paro_advise.errors import ParoAdviseError, SwitchError
 from paro_advise.policies.plan import plan_from_json
+from paro_advise.runtime.adapters.constants import NOTICE_STEPS
 from paro_advise.runtime.job import ANSWER, REQUEST, STATE
 from paro_advise.runtime.sharding.shard import engine_of
 from paro_advise.runtime.sharding.switching import switch
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import nn
 
     from paro_advise.policies.plan import Plan
 
-_NOTICE = 3
-
 
 class Switchboard:
-    """The running job's end.
+    """The running job's side.
 
     Args:
         folder: shared with ``paro-advise switch``; only rank 0's node needs it.
@@ -39,12 +40,12 @@ class Switchboard:
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
         self._num_taken = 0
-        self._told = False
+        self._is_announced = False
         self._waiting: tuple[int, bytes] | None = None
         self._steps = 0
 
     def open(self, plan: Plan) -> None:
-        """Say that the job runs and under which plan."""
+        """Announce that the job runs, and under which plan."""
         if dist.get_rank() == 0:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / REQUEST).unlink(missing_ok=True)
@@ -52,25 +53,26 @@ class Switchboard:
             self._write(STATE, {"pid": os.getpid(), "plan_id": plan.plan_id, "world_size": dist.get_world_size()})
 
     def look(self) -> None:
-        """See at the end of a step whether there is a request, or one was told."""
+        """Look for a request, or for one that rank 0 has announced, at the end of a step."""
         self._steps += 1
         store, key = dist.distributed_c10d._get_default_store(), f"paro_switch_{self._num_taken}"  # noqa: SLF001 - has no public name
         if store.check([key]):
-            at, _, plan = store.get(key).partition(b" ")
-            self._waiting = (int(at), plan)
+            step, _, plan = store.get(key).partition(b" ")
+            self._waiting = (int(step), plan)
             self._num_taken += 1
-            self._told = False
-        elif dist.get_rank() == 0 and not self._told and (self._folder / REQUEST).exists():
-            at = self._steps + _NOTICE
-            store.set(key, b"%d %s" % (at, (self._folder / REQUEST).read_bytes()))
+            self._is_announced = False
+        elif dist.get_rank() == 0 and not self._is_announced and (self._folder / REQUEST).exists():
+            at = self._steps + NOTICE_STEPS
+            message = b"%d %s" % (at, (self._folder / REQUEST).read_bytes())
+            store.set(key, message)  # type: ignore[arg-type]  # torch takes bytes, its stub names str only
             (self._folder / REQUEST).unlink(missing_ok=True)
-            self._told = True
+            self._is_announced = True
 
     def take(self, model: nn.Module) -> Plan | None:
-        """Switch if a request waits; a plan that cannot be taken is answered and changes nothing.
+        """Switch if a request waits; a plan that cannot be used is answered with the reason and changes nothing.
 
         Raises:
-            SwitchError: the switch broke off half way; the job cannot go on.
+            SwitchError: the switch failed half way; the job cannot go on.
         """
         if self._waiting is None or self._steps < self._waiting[0]:
             return None
@@ -83,26 +85,25 @@ class Switchboard:
         except SwitchError:
             raise
         except ParoAdviseError as error:
-            self._answer({"error": "\n".join(error.lines())})
+            reason = "\n".join(error.lines())
+            self._answer({"error": reason}, reason)
             return None
-        self._answer(
-            {
-                "plan_id": plan.plan_id,
-                "before": report.before,
-                "after": report.after,
-                "seconds": report.seconds,
-                "peak_bytes": report.peak_bytes,
-            }
-        )
+        body = {
+            "plan_id": plan.plan_id,
+            "before": report.before,
+            "after": report.after,
+            "seconds": report.seconds,
+            "peak_bytes": report.peak_bytes,
+        }
+        self._answer(body, f"switched {report.before} -> {report.after} in {report.seconds:.2f} s")
         return plan
 
-    def _answer(self, body: dict[str, Any]) -> None:
+    def _answer(self, body: Mapping[str, object], text: str) -> None:
         if dist.get_rank() == 0:
             self._write(ANSWER, body)
-            text = body.get("error") or f"switched {body['before']} -> {body['after']} in {body['seconds']:.2f} s"
             print(f"paro-advise: {text}", file=sys.stderr, flush=True)
 
-    def _write(self, name: str, body: dict[str, Any]) -> None:
+    def _write(self, name: str, body: Mapping[str, object]) -> None:
         temporary = self._folder / f"{name}.part"
         temporary.write_text(json.dumps(body, sort_keys=True) + "\n", encoding="utf-8")
         temporary.replace(self._folder / name)

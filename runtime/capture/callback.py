@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from paro_advise.runtime.capture.constants import DEFAULT_STEPS
 from paro_advise.runtime.capture.context import capture
-from paro_advise.runtime.capture.request import DEFAULT_STEPS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,11 +16,11 @@ def _base() -> type:
         from transformers import TrainerCallback
     except ImportError:
         return object
-    found: type = TrainerCallback
-    return found
+    base: type = TrainerCallback
+    return base
 
 
-class CaptureCallback(_base()):  # type: ignore[misc]
+class CaptureCallback(_base()):  # type: ignore[misc]  # transformers may be absent, so the base is chosen here
     """Records steps of a Trainer: ``Trainer(..., callbacks=[CaptureCallback("traces")])``.
 
     Args:
@@ -31,14 +31,14 @@ class CaptureCallback(_base()):  # type: ignore[misc]
         super().__init__()
         self._capture = capture(folder, steps)
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
+    def on_train_begin(self, *_: object, **__: object) -> None:
         """Start."""
         self._capture.__enter__()
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
+    def on_step_end(self, *_: object, **__: object) -> None:
         """Count a step."""
         self._capture.step()
 
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Write what is there."""
+    def on_train_end(self, *_: object, **__: object) -> None:
+        """Write what has been recorded."""
         self._capture.__exit__()

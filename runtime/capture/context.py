@@ -6,7 +6,8 @@ import sys
 from typing import TYPE_CHECKING, Self
 
 from paro_advise.errors import UsageError
-from paro_advise.runtime.capture.request import DEFAULT_STEPS, CaptureRequest
+from paro_advise.runtime.capture.constants import DEFAULT_STEPS
+from paro_advise.runtime.capture.request import CaptureRequest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +26,7 @@ class capture:  # noqa: N801 - used as a function
 
     Without a folder the environment's PARO_CAPTURE says where; if that is not set either, nothing
     is recorded and nothing imported. Inside ``paro-advise capture`` the block does nothing, since
-    the whole process is captured already. A failure is said on stderr and never reaches training.
+    the whole process is captured already. A failure is reported on stderr and never reaches training.
 
     Args:
         folder: for ``rank{r}.json.gz`` and ``steps.rank{r}.jsonl``.
@@ -50,7 +51,7 @@ class capture:  # noqa: N801 - used as a function
         return self
 
     def step(self) -> None:
-        """Say that a step has ended."""
+        """Mark the end of a step."""
         if self._recorder is not None:
             self._recorder.step()
 

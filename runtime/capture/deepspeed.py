@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
-import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
+    from typing import Concatenate
+
+    import torch
 
     from paro_advise.runtime.capture.observer import Observer
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class Engine(Protocol):
+    """What is used here of DeepSpeed's engine."""
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Tell whether the next step() steps the optimizer."""
+
+    def get_global_grad_norm(self) -> torch.Tensor | float | None:
+        """Return the norm of the last gradients; None if it was not computed."""
 
 
 def watch(module: ModuleType, observer: Observer) -> None:
@@ -21,23 +37,33 @@ def watch(module: ModuleType, observer: Observer) -> None:
         observer: of this process.
     """
     cls = module.DeepSpeedEngine
-    original_init, original_step = cls.__init__, cls.step
+    cls.__init__, cls.step = _watch_init(cls.__init__, observer), _watch_step(cls.step, observer)
 
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+
+def _watch_init(
+    original: Callable[Concatenate[Engine, _P], None], observer: Observer
+) -> Callable[Concatenate[Engine, _P], None]:
+    def init(self: Engine, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
         observer.engine = self
-        original_init(self, *args, **kwargs)
+        original(self, *args, **kwargs)
 
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return init
+
+
+def _watch_step(
+    original: Callable[Concatenate[Engine, _P], _R], observer: Observer
+) -> Callable[Concatenate[Engine, _P], _R]:
+    def step(self: Engine, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         ends = self.is_gradient_accumulation_boundary()
-        found = original_step(self, *args, **kwargs)
+        result = original(self, *args, **kwargs)
         if ends:
-            observer.guarded_end(lambda: _norm_share(self))
-        return found
+            observer.end_step_of_engine(lambda: _norm_share(self))
+        return result
 
-    cls.__init__, cls.step = init, step
+    return step
 
 
-def _norm_share(engine: Any) -> torch.Tensor | float | None:
+def _norm_share(engine: Engine) -> torch.Tensor | float | None:
     """Return this rank's share of the squared norm that the engine has computed, None if it has not."""
     norm = engine.get_global_grad_norm()
     return None if norm is None else norm**2 / dist.get_world_size()

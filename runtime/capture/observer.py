@@ -1,10 +1,10 @@
-"""Sees the steps of an unchanged training script: optimizers, backward passes, losses, gradients."""
+"""Watches the steps of an unchanged training script: optimizers, backward passes, losses, gradients."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from types import ModuleType
+
+    from torch import nn
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class Observer:
@@ -23,7 +29,7 @@ class Observer:
     that call others, as ZeroRedundancyOptimizer does, count as one.
 
     Args:
-        on_step: called at the end of each step; None if the script says itself when one ends.
+        on_step: called at the end of each step; None if the script marks the end of its steps.
         on_error: called with what went wrong in here; the script never sees it.
 
     Attributes:
@@ -42,8 +48,8 @@ class Observer:
         self._in_backward = False
         self._removals: list[Callable[[], None]] = []
         self._shard_weight: float | None = 1.0
-        self.engine: Any = None  # a framework's own object that steps in place of optimizers
-        self.inputs: list[list[Any]] = []
+        self.engine: object = None  # a framework's own object that steps in place of optimizers
+        self.inputs: list[list[object]] = []
         self.autocast: str | None = None
         self.busy_us = 0.0
         self.begin()
@@ -55,13 +61,13 @@ class Observer:
         self.gradient_norm_squared: torch.Tensor | float | None = None
 
     def install(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         for handle in (
-            register_optimizer_step_pre_hook(self._guarded(self._before_optimizer)),
-            register_optimizer_step_post_hook(self._guarded(self._after_optimizer)),
+            register_optimizer_step_pre_hook(self._guard(self._before_optimizer)),
+            register_optimizer_step_post_hook(self._guard(self._after_optimizer)),
         ):
             self._removals.append(handle.remove)
-        first_call = register_module_forward_pre_hook(self._guarded(self._before_forward))
+        first_call = register_module_forward_pre_hook(self._guard(self._before_forward))
         self._removals.append(first_call.remove)
         self._remove_first_call = first_call.remove
         self._wrap(torch.autograd, "backward", self._backward)
@@ -78,23 +84,23 @@ class Observer:
         """Return the sum of the step's losses."""
         return torch.stack(self.losses).sum() if self.losses else None
 
-    def _guarded(self, function: Callable[..., None]) -> Callable[..., None]:
-        def call(*args: Any) -> None:
+    def _guard(self, function: Callable[_P, None]) -> Callable[_P, None]:
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> None:
             if torch.compiler.is_compiling():
                 return
             started = time.perf_counter()
             try:
-                function(*args)
+                function(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - a capture must never end a training job
                 self._on_error(error)
             self.busy_us += (time.perf_counter() - started) * 1e6
 
         return call
 
-    def _wrap(self, home: Any, name: str, around: Callable[..., Any]) -> None:
+    def _wrap(self, home: ModuleType, name: str, around: Callable[..., object]) -> None:
         original = getattr(home, name)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             return around(original, *args, **kwargs)
 
         setattr(home, name, call)
@@ -108,35 +114,35 @@ class Observer:
 
     # ---- what the script calls ----------------------------------------------------------------
 
-    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _backward(self, original: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
         if self._in_backward:  # recomputation inside a backward pass
             return original(*args, **kwargs)
-        self._guarded(self._note_backward)(args, kwargs)
+        self._guard(self._note_backward)(args, kwargs)
         self._in_backward = True
         try:
             return original(*args, **kwargs)
         finally:
             self._in_backward = False
 
-    def _note_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _note_backward(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self.backward_passes += 1
         roots = args[0] if args else kwargs.get("tensors")
         first = roots[0] if isinstance(roots, (list, tuple)) and roots else roots
         if isinstance(first, torch.Tensor) and first.numel() == 1:
             self.losses.append(first.detach().float().reshape(()))
 
-    def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _clip(self, original: Callable[..., _R], *args: object, **kwargs: object) -> _R:
         if args and self.gradient_norm_squared is None:
-            given = args[0]
+            given = cast("torch.Tensor | Iterable[torch.Tensor]", args[0])
             parameters = [given] if isinstance(given, torch.Tensor) else list(given)
             args = (parameters, *args[1:])  # it may have been a generator
-            self._guarded(self._note_norm)(parameters)
+            self._guard(self._note_norm)(parameters)
         return original(*args, **kwargs)
 
     def _note_norm(self, parameters: Sequence[torch.Tensor]) -> None:
         self.gradient_norm_squared = norm_share(parameters, self._shard_weight)
 
-    def _before_forward(self, module: Any, args: tuple[Any, ...]) -> None:
+    def _before_forward(self, module: nn.Module, args: tuple[object, ...]) -> None:
         if "HYBRID" in str(getattr(module, "sharding_strategy", "")):
             self._shard_weight = None
         self.inputs = [[list(item.shape), str(item.dtype)] for item in args if isinstance(item, torch.Tensor)]
@@ -152,14 +158,14 @@ class Observer:
             self._remove_first_call()
             self._removals.remove(self._remove_first_call)
 
-    def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if id(optimizer) in self._stepping:  # its last step broke off
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if id(optimizer) in self._stepping:  # its last step failed
             del self._stepping[self._stepping.index(id(optimizer)) :]
         self._stepping.append(id(optimizer))
         if self.engine is None and len(self._stepping) == 1 and self.gradient_norm_squared is None:
             self._note_norm([item for group in optimizer.param_groups for item in group["params"]])
 
-    def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if id(optimizer) in self._stepping:
             del self._stepping[self._stepping.index(id(optimizer)) :]
         if self._stepping or self.engine is not None or not self.backward_passes:
@@ -169,7 +175,7 @@ class Observer:
         if self._lead == id(optimizer) and self._on_step is not None:
             self._end_step()
 
-    def guarded_end(self, norm: Callable[[], torch.Tensor | float | None]) -> None:
+    def end_step_of_engine(self, norm: Callable[[], torch.Tensor | float | None]) -> None:
         """End a step that a framework's own engine took.
 
         Args:
@@ -180,7 +186,7 @@ class Observer:
             self.gradient_norm_squared = norm()
             self._end_step()
 
-        self._guarded(end)()
+        self._guard(end)()
 
     def _end_step(self) -> None:
         self._forget_first_call()
@@ -201,7 +207,7 @@ def norm_share(parameters: Iterable[torch.Tensor], shard_weight: float | None = 
     """
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     by_weight: dict[float | None, list[torch.Tensor]] = {}
-    of_layout: dict[Any, float | None] = {}
+    of_layout: dict[tuple[object, ...], float | None] = {}
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is None:
@@ -219,7 +225,7 @@ def norm_share(parameters: Iterable[torch.Tensor], shard_weight: float | None = 
             by_weight.setdefault(weight, []).append(gradient)
     if not by_weight or None in by_weight:
         return None
-    total: Any = 0.0
+    total: torch.Tensor | float = 0.0
     with torch.no_grad(), contextlib.suppress(NotImplementedError):
         for weight, gradients in by_weight.items():
             # A CPU adds the squares of a tensor up one after the other: in fp32 that costs six digits.
@@ -231,11 +237,11 @@ def norm_share(parameters: Iterable[torch.Tensor], shard_weight: float | None = 
 
 
 def _dtensor_weight(gradient: DTensor, world: int) -> float | None:
-    """Return by what the squares of this rank's part count; None where the part is not yet summed up."""
+    """Return the weight of the squares of this rank's part; None where the part is not reduced yet."""
     if any(place.is_partial() for place in gradient.placements):
         return None
     # Ranks beyond the mesh hold replicas of it.
-    weight: float = gradient.device_mesh.mesh.numel() / world
+    weight = gradient.device_mesh.mesh.numel() / world
     for size, place in zip(gradient.device_mesh.shape, gradient.placements, strict=True):
         weight /= size if place.is_replicate() else 1
     return weight

@@ -1,4 +1,4 @@
-"""One capture on one rank: follows the steps, profiles some of them, writes what it saw."""
+"""One capture on one rank: follows the steps, profiles some of them, writes the result."""
 
 from __future__ import annotations
 
@@ -12,31 +12,37 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from paro_advise.core.capture_files import RUN, RUN_FILE, StepRecord, trace_file
 from paro_advise.core.secrets import masked_command
+from paro_advise.runtime.capture.constants import BYTES_PER_EVENT, COMPRESSION_LEVEL, COPY_BYTES
 from paro_advise.runtime.capture.observer import Observer
 from paro_advise.runtime.capture.step_log import PendingStep, StepLog, facts_of_process, peak_memory_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from torch._C._profiler import _ExperimentalConfig
+
     from paro_advise.runtime.capture.request import CaptureRequest
 
-# An event is some 300 bytes of JSON; the limit counts with more.
-_BYTES_PER_EVENT = 400
+    # What signal.signal() returns: a function, one of signal's own numbers, or None.
+    SignalHandler: TypeAlias = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 
 
 class Recorder:
     """Captures this process.
 
-    Whatever goes wrong in here is said once on stderr; training goes on.
+    Whatever goes wrong in here is reported once on stderr; training goes on.
 
     Args:
         request: what to capture.
-        explicit: the script says when a step ends, by ``step()``.
+        explicit: the script marks the end of each step by ``step()``.
     """
 
     of_process: ClassVar[Recorder | None] = None  # that captures this process as a whole
@@ -51,17 +57,17 @@ class Recorder:
         self._last_cpu, self._last_thread = 0.0, 0
         self._profiler: profile | None = None
         self._profiled_until = -1
-        self._old_handler: Any = None
+        self._old_handler: SignalHandler = None
         self._failed = False
         self._rank = 0
 
     def start(self) -> None:
-        """Begin to watch; traces are written when their steps are over, or when the process ends."""
+        """Start watching; traces are written when their steps are over, or when the process ends."""
         self.observer.install()
         atexit.register(self.close)
 
     def step(self) -> None:
-        """Say that a step has ended, where the script does."""
+        """Mark the end of a step."""
         if self._failed:
             return
         try:
@@ -89,42 +95,49 @@ class Recorder:
         now, cpu_now = time.perf_counter(), time.thread_time()
         observer = self.observer
         if self._log is None:
-            request = self._request
-            facts = {"inputs": observer.inputs, "autocast": observer.autocast, "steps": [request.first, request.last]}
-            self._log = StepLog(request.folder, facts)
-            self._rank = facts_of_process()["rank"]
-            self._write_run()
+            self._log = self._begin_log()
         number = self._number
         self._number += 1
-        profiled = self._profiler is not None or number <= self._profiled_until
-        self._log.add(
-            PendingStep(
-                loss=observer.loss(),
-                gradient_norm_squared=observer.gradient_norm_squared,
-                record=StepRecord(
-                    step=number,
-                    step_us=None if self._last_end is None else (now - self._last_end) * 1e6,
-                    overhead_us=observer.busy_us,
-                    cpu_us=(cpu_now - self._last_cpu) * 1e6 if self._last_thread == threading.get_ident() else None,
-                    profiled=profiled,
-                    micro_batches=observer.backward_passes,
-                    loss=None,
-                    gradient_norm_squared=None,
-                    peak_memory_bytes=peak_memory_bytes(),
-                ),
-            )
-        )
+        self._log.add(self._pending_step(number, now, cpu_now))
         if self._explicit:
             observer.begin()
         self._profile(self._number)
-        # What was spent here counts to the next step, as its training waits for it.
+        # Time spent here counts as overhead of the next step, which waits for it.
         self._last_end, self._last_cpu, self._last_thread = now, cpu_now, threading.get_ident()
         spent_us = (time.perf_counter() - now) * 1e6
-        # The observer itself adds the time of its call that led here.
+        # The observer adds the time of the call that led here.
         observer.busy_us = spent_us if self._explicit else 0.0
         if self._profiled_until == self._number:  # writing a trace belongs to no step
             self._last_end, self._last_cpu = time.perf_counter(), time.thread_time()
             observer.busy_us -= spent_us
+
+    def _begin_log(self) -> StepLog:
+        """Write the first lines, after the first step has shown the model's inputs."""
+        request, observer = self._request, self.observer
+        facts = {"inputs": observer.inputs, "autocast": observer.autocast, "steps": [request.first, request.last]}
+        log = StepLog(request.folder, facts)
+        self._rank = facts_of_process()["rank"]
+        self._write_run()
+        return log
+
+    def _pending_step(self, number: int, now: float, cpu_now: float) -> PendingStep:
+        """Return what is known of the step that ends now; times in seconds."""
+        observer = self.observer
+        return PendingStep(
+            loss=observer.loss(),
+            gradient_norm_squared=observer.gradient_norm_squared,
+            record=StepRecord(
+                step=number,
+                step_us=None if self._last_end is None else (now - self._last_end) * 1e6,
+                overhead_us=observer.busy_us,
+                cpu_us=(cpu_now - self._last_cpu) * 1e6 if self._last_thread == threading.get_ident() else None,
+                profiled=self._profiler is not None or number <= self._profiled_until,
+                micro_batches=observer.backward_passes,
+                loss=None,
+                gradient_norm_squared=None,
+                peak_memory_bytes=peak_memory_bytes(),
+            ),
+        )
 
     # ---- the profiler -------------------------------------------------------------------------
 
@@ -147,16 +160,16 @@ class Recorder:
 
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
         self._profiler = profile(
-            activities=activities, schedule=schedule, record_shapes=True, experimental_config=_all_threads()
+            activities=activities, schedule=schedule, record_shapes=True, experimental_config=_profiler_settings()
         )
-        # The numbers in the trace shall be those of the run.
+        # Steps in the trace have the numbers of the run.
         self._profiler.step_num = coming
-        self._profiler.current_action = schedule(coming)
+        self._profiler.current_action = schedule(coming)  # type: ignore[assignment]  # torch declares four of its values
         self._profiler.start()
         if threading.current_thread() is threading.main_thread():
             self._old_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
 
-    def _on_sigterm(self, number: int, frame: Any) -> None:
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(Exception):
             self._end_profile()
         old = self._old_handler
@@ -170,7 +183,7 @@ class Recorder:
         recorder, self._profiler = self._profiler, None
         if recorder is None:
             return
-        # Other ranks may write longer than this one and let it wait in the coming step.
+        # Other ranks may take longer to write, and this one waits for them in the coming step.
         self._profiled_until = self._number
         recorder.stop()
         self._export(recorder)
@@ -182,7 +195,7 @@ class Recorder:
             self._old_handler = None
 
     def _export(self, recorder: profile) -> None:
-        size = _BYTES_PER_EVENT * _num_events(recorder)
+        size = BYTES_PER_EVENT * _num_events(recorder)
         if size > self._request.max_trace_mb * 1e6:
             print(
                 f"paro-advise: no trace of this rank was written: about {size / 1e6:.0f} MB, "
@@ -197,8 +210,8 @@ class Recorder:
         plain, packed = target.with_suffix(".part"), target.with_suffix(".gz.part")
         try:
             recorder.export_chrome_trace(str(plain))
-            with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=5) as sink:
-                shutil.copyfileobj(source, sink, 1 << 20)
+            with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=COMPRESSION_LEVEL) as sink:
+                shutil.copyfileobj(source, sink, COPY_BYTES)
             packed.replace(target)
         finally:
             plain.unlink(missing_ok=True)
@@ -221,7 +234,7 @@ class Recorder:
         temporary.replace(request.folder / RUN_FILE)
 
     def close(self) -> None:
-        """Write what is there."""
+        """Write what has been recorded."""
         atexit.unregister(self.close)
         self.observer.remove()
         try:
@@ -232,7 +245,7 @@ class Recorder:
             self._give_up(error)
 
 
-def _all_threads() -> Any:
+def _profiler_settings() -> _ExperimentalConfig | None:
     """Return a setting that also records the threads of our own runtime, which torch did not start."""
     if "paro_advise.runtime.sharding.engine" not in sys.modules:
         return None
@@ -241,5 +254,7 @@ def _all_threads() -> Any:
 
 def _num_events(recorder: profile) -> int:
     with contextlib.suppress(AttributeError, AssertionError, RuntimeError):
+        assert recorder.profiler is not None
+        assert recorder.profiler.kineto_results is not None
         return len(recorder.profiler.kineto_results.events())
     return 0

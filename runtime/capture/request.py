@@ -1,4 +1,4 @@
-"""What shall be captured, as the environment carries it from the command line to every rank."""
+"""What to capture, as the environment carries it from the command line to every rank."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import UsageError
+from paro_advise.runtime.capture.constants import DEFAULT_MAX_MB, DEFAULT_STEPS, EARLIEST_STEP, MAX_RECORDED_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,16 +16,11 @@ if TYPE_CHECKING:
 FOLDER_VARIABLE = "PARO_CAPTURE"
 STEPS_VARIABLE = "PARO_CAPTURE_STEPS"
 SIZE_VARIABLE = "PARO_CAPTURE_MAX_MB"
-DEFAULT_STEPS = "10:13"
-DEFAULT_MAX_MB = 2000
-# The profiler warms up during the step before the first, and starts when a step ends.
-_EARLIEST = 2
-_MOST = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureRequest:
-    """What shall be captured.
+    """What to capture.
 
     Attributes:
         folder: for traces and step logs.
@@ -46,9 +42,14 @@ class CaptureRequest:
             UsageError: they are no such range.
         """
         begin, _, end = steps.partition(":")
-        if not (begin.isdecimal() and end.isdecimal() and _EARLIEST <= int(begin) < int(end) <= int(begin) + _MOST):
+        if not (
+            begin.isdecimal()
+            and end.isdecimal()
+            and EARLIEST_STEP <= int(begin) < int(end) <= int(begin) + MAX_RECORDED_STEPS
+        ):
             raise UsageError(
-                f"steps must be FIRST:END with {_EARLIEST} <= FIRST < END and at most {_MOST} steps, got {steps!r}",
+                f"steps must be FIRST:END with {EARLIEST_STEP} <= FIRST < END and at most {MAX_RECORDED_STEPS} steps, "
+                f"got {steps!r}",
                 hint="10:13 records the steps 10, 11 and 12, counted from 0",
             )
         return cls(folder=Path(folder), first=int(begin), last=int(end), max_trace_mb=max_trace_mb)
@@ -58,7 +59,7 @@ class CaptureRequest:
         """Return what the environment asks for, None if nothing.
 
         Raises:
-            UsageError: it asks for something impossible.
+            UsageError: the request is not valid.
         """
         folder = environment.get(FOLDER_VARIABLE)
         if not folder:

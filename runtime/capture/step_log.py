@@ -11,16 +11,32 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 import torch.distributed as dist
 
 from paro_advise.core.capture_files import STEPS, StepRecord, step_log_file
+from paro_advise.runtime.capture.constants import BATCH_STEPS, MAX_LOGGED_STEPS
 
-# A GPU's numbers are read in batches, since each reading waits for the GPU.
-_BATCH = 50
-_MAX_STEPS = 100_000
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class ProcessFacts(TypedDict):
+    """Who a rank is and what it runs on; None where that is not known."""
+
+    rank: int
+    world_size: int
+    local_world_size: int | None
+    backend: str | None
+    host: str
+    machine: str | None
+    cores: int | None
+    torch_version: str
+    python_version: str
+    device_name: str | None
+    device_memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +52,8 @@ class PendingStep:
     loss: float | torch.Tensor | None
     gradient_norm_squared: float | torch.Tensor | None
 
-    def fetched(self) -> StepRecord:
-        """Return the record with its numbers, which waits for the device."""
+    def to_record(self) -> StepRecord:
+        """Return the record with its numbers; waits for the device."""
         return replace(self.record, loss=_number(self.loss), gradient_norm_squared=_number(self.gradient_norm_squared))
 
 
@@ -49,33 +65,34 @@ class StepLog:
         facts: more about the run for the first line.
     """
 
-    def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, facts: Mapping[str, object]) -> None:
         self._waiting: list[PendingStep] = []
         self._num_steps = 0
         self._immediate = not torch.cuda.is_available()
         folder.mkdir(parents=True, exist_ok=True)
-        header = {"format": STEPS.name, "format_version": STEPS.version, **facts_of_process(), **facts}
-        self._file = (folder / step_log_file(header["rank"])).open("w", encoding="utf-8")
+        process = facts_of_process()
+        header = {"format": STEPS.name, "format_version": STEPS.version, **process, **facts}
+        self._file = (folder / step_log_file(process["rank"])).open("w", encoding="utf-8")
         self._file.write(json.dumps(header, sort_keys=True) + "\n")
         self._file.flush()
 
     def add(self, step: PendingStep) -> None:
-        """Take a step; beyond 100,000 nothing is written any more."""
+        """Add a step; nothing is written beyond MAX_LOGGED_STEPS."""
         self._num_steps += 1
-        if self._num_steps <= _MAX_STEPS:
+        if self._num_steps <= MAX_LOGGED_STEPS:
             self._waiting.append(step)
-        if self._immediate or len(self._waiting) >= _BATCH:
+        if self._immediate or len(self._waiting) >= BATCH_STEPS:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the buffered steps."""
         for step in self._waiting:
-            self._file.write(json.dumps(asdict(step.fetched()), sort_keys=True) + "\n")
+            self._file.write(json.dumps(asdict(step.to_record()), sort_keys=True) + "\n")
         self._waiting = []
         self._file.flush()
 
     def close(self) -> None:
-        """Write what waits and end."""
+        """Write the buffered steps and close the file."""
         if not self._file.closed:
             self.flush()
             self._file.close()
@@ -84,11 +101,11 @@ class StepLog:
 def _number(value: float | torch.Tensor | None) -> float | str | None:
     if isinstance(value, torch.Tensor):
         value = value.item()
-    # JSON knows no infinities; a loss that is none stays visible as a string.
+    # JSON has no NaN or infinity; such a loss stays visible as a string.
     return str(value) if isinstance(value, float) and not abs(value) < float("inf") else value
 
 
-def facts_of_process() -> dict[str, Any]:
+def facts_of_process() -> ProcessFacts:
     """Return who this rank is and what it runs on."""
     ready = dist.is_available() and dist.is_initialized()
     has_gpu = torch.cuda.is_available()
@@ -109,14 +126,14 @@ def facts_of_process() -> dict[str, Any]:
 
 
 def _machine() -> str | None:
-    """Return a name that processes of one kernel share, be they in containers of other host names; None unknown."""
+    """Return a name that all processes of one kernel share, containers included; None where unknown."""
     with suppress(OSError):
         return hashlib.sha256(Path("/proc/sys/kernel/random/boot_id").read_bytes()).hexdigest()[:16]
     return None
 
 
 def peak_memory_bytes() -> int:
-    """Return the most memory in use so far."""
+    """Return the peak of the memory in use so far."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

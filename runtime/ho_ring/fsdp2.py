@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -12,14 +12,19 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
-from paro_advise.runtime.ho_ring.choice import Algorithm, Collectives, Operation
+from paro_advise.runtime.ho_ring.choice import Algorithm, Operation
+from paro_advise.runtime.ho_ring.collectives import Collectives
+from paro_advise.runtime.ho_ring.constants import CALIBRATION_S
 from paro_advise.runtime.ho_ring.work import AsyncWork
 from paro_advise.runtime.ho_ring.worker import Worker, reaching_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from concurrent.futures import Future
 
     from torch import nn
+
+    from paro_advise.runtime.ho_ring.schedules.reductions import Reduction
 
 
 class PlainMemory:
@@ -30,7 +35,7 @@ class PlainMemory:
         return torch.empty(tuple(size), dtype=dtype, device=device)
 
 
-class HoRingAllGather(PlainMemory, AllGather):  # type: ignore[misc]
+class HoRingAllGather(PlainMemory, AllGather):
     """FSDP2's all-gather through our collectives; one object for all units that share them.
 
     All ranks must gather in one order: from the first asynchronous gather on, every one goes through
@@ -60,7 +65,9 @@ class HoRingAllGather(PlainMemory, AllGather):  # type: ignore[misc]
                 self._collectives.all_gather(output_tensor, input_tensor, self._algorithm)
             return None
         self._worker = self._worker or Worker("all-gather")
-        job = self._worker.submit(lambda: self._collectives.all_gather(output_tensor, input_tensor, self._algorithm))
+        job: Future[object] = self._worker.submit(
+            lambda: self._collectives.all_gather(output_tensor, input_tensor, self._algorithm)
+        )
         work = AsyncWork(job, "a gather of parameters", [output_tensor])
         if async_op:
             return work
@@ -68,7 +75,7 @@ class HoRingAllGather(PlainMemory, AllGather):  # type: ignore[misc]
         return None
 
 
-class HoRingReduceScatter(PlainMemory, ReduceScatter):  # type: ignore[misc]
+class HoRingReduceScatter(PlainMemory, ReduceScatter):
     """FSDP2's reduce-scatter through our collectives.
 
     Args:
@@ -85,7 +92,7 @@ class HoRingReduceScatter(PlainMemory, ReduceScatter):  # type: ignore[misc]
         output_tensor: torch.Tensor,
         input_tensor: torch.Tensor,
         group: dist.ProcessGroup,
-        op: Any,
+        op: Reduction,
         async_op: bool = False,
     ) -> dist.Work | None:
         """Reduce the gradients of a unit."""
@@ -99,7 +106,7 @@ def use_ho_ring(
     *,
     ranks_per_node: int | None = None,
     algorithm: Algorithm | str | None = None,
-    calibration_s: float = 5.0,
+    calibration_s: float = CALIBRATION_S,
 ) -> tuple[Collectives, Collectives]:
     """Let the units of a model that FSDP2 shards gather and reduce through our collectives.
 
@@ -119,22 +126,13 @@ def use_ho_ring(
         UsageError: the model is not sharded by FSDP2, or over several groups.
     """
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    parameters = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
-    if not modules or not parameters:
-        raise UsageError("the model must be sharded by FSDP2, got none of its modules", hint="call fully_shard first")
-    meshes = {parameter.device_mesh for parameter in parameters}
-    if len(meshes) > 1:
-        raise UsageError(f"all units must be sharded over one mesh, got {len(meshes)}")
-    mesh = meshes.pop()
-    group = mesh.get_group(mesh.ndim - 1)
-    size = group.size()
+    group, device = _shard_group(model, modules)
     per_node = ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    per_node = per_node if size % per_node == 0 else size
-    device = parameters[0].device
+    per_node = per_node if group.size() % per_node == 0 else group.size()
     # On a CPU a gather may run in our thread while another one reduces, or the user's code does: on one
     # communicator the ranks would not agree which came first. A GPU's are in order of their calls.
-    gathers = Collectives.of(group, ranks_per_node=min(per_node, size), alone=device.type == "cpu")
-    reductions = Collectives.of(group, ranks_per_node=min(per_node, size))
+    gathers = Collectives.of(group, ranks_per_node=min(per_node, group.size()), alone=device.type == "cpu")
+    reductions = Collectives.of(group, ranks_per_node=min(per_node, group.size()))
     wanted = Algorithm(algorithm) if algorithm else None
     if wanted is None:
         gathers.calibrate([Operation.ALL_GATHER], budget_s=calibration_s, device=device)
@@ -145,3 +143,19 @@ def use_ho_ring(
             module.set_custom_all_gather(all_gather)
             module.set_custom_reduce_scatter(reduce_scatter)
     return gathers, reductions
+
+
+def _shard_group(model: nn.Module, modules: Sequence[FSDPModule]) -> tuple[dist.ProcessGroup, torch.device]:
+    """Return the group that a model's parameters are sharded over, and where they are.
+
+    Raises:
+        UsageError: the model is not sharded by FSDP2, or over several groups.
+    """
+    parameters = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
+    if not modules or not parameters:
+        raise UsageError("the model must be sharded by FSDP2, got none of its modules", hint="call fully_shard first")
+    meshes = {parameter.device_mesh for parameter in parameters}
+    if len(meshes) > 1:
+        raise UsageError(f"all units must be sharded over one mesh, got {len(meshes)}")
+    mesh = meshes.pop()
+    return mesh.get_group(mesh.ndim - 1), parameters[0].device

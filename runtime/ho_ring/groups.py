@@ -53,6 +53,7 @@ class Subgroups:
 
 def _new_group(ranks: Sequence[int], *, by_members: bool) -> dist.ProcessGroup | None:
     """Make a group with the default one's timeout, not the 30 minutes of the backend."""
-    return dist.new_group(
+    made: dist.ProcessGroup | None = dist.new_group(
         list(ranks), timeout=group_timeout(), use_local_synchronization=by_members, group_desc="paro_advise"
     )
+    return made

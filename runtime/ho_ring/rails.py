@@ -37,7 +37,7 @@ class Sent:
 class Rails:
     """The two communicators of a rank.
 
-    Each is its own group, so that traffic between nodes and inside the node runs at once.
+    Each is its own group, so that inter-node and intra-node traffic runs at once.
 
     Attributes:
         ring: over the nodes for this local rank, rank = node; None on a single node.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 
-class AsyncWork(dist.Work):  # type: ignore[misc]
+class AsyncWork(dist.Work):
     """Waits for a job of a Worker.
 
     Args:
@@ -23,7 +23,7 @@ class AsyncWork(dist.Work):  # type: ignore[misc]
         result: tensors that the future hands on.
     """
 
-    def __init__(self, job: Future[Any], what: str, result: list[torch.Tensor]) -> None:
+    def __init__(self, job: Future[object], what: str, result: list[torch.Tensor]) -> None:
         super().__init__()
         self._job = job
         self._what = what
@@ -55,12 +55,12 @@ class AsyncWork(dist.Work):  # type: ignore[misc]
         """Return a future of the result, as DistributedDataParallel wants."""
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
 
-        def pass_on(job: Future[Any]) -> None:
+        def pass_on(job: Future[object]) -> None:
             error = job.exception()
             if error is None:
                 future.set_result(self._result)
             else:
-                future.set_exception(error)
+                future.set_exception(error)  # type: ignore[arg-type]  # torch takes any exception that Python can raise
 
         self._job.add_done_callback(pass_on)
         return future

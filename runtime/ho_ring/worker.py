@@ -10,18 +10,17 @@ import threading
 import weakref
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 
 from paro_advise.errors import CommunicationError, ParoAdviseError
+from paro_advise.runtime.ho_ring.constants import GRACE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _Result = TypeVar("_Result")
-_GRACE_S = 10.0
-_WORKERS: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 class Worker:
@@ -31,17 +30,19 @@ class Worker:
     end with its error while a job still waits for a third rank.
     """
 
+    _alive: ClassVar[weakref.WeakSet[Worker]] = weakref.WeakSet()  # of this process, for its end
+
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._last: Future[object] | None = None
         self._thread = threading.Thread(target=self._run, name=f"paro_advise {name}", daemon=True)
         self._thread.start()
-        _WORKERS.add(self)
+        self._alive.add(self)
 
     def submit(self, job: Callable[[], _Result]) -> Future[_Result]:
         """Run a job after those before it."""
         future: Future[_Result] = Future()
-        self._last = future  # type: ignore[assignment]
+        self._last = future  # type: ignore[assignment]  # only asked whether it is done, not for its result
         self._jobs.put(lambda: _fulfil(future, job))
         return future
 
@@ -63,7 +64,13 @@ class Worker:
             self._last.exception()
         # The thread may still let go of what the last job held.
         self.close()
-        self._thread.join(_GRACE_S)
+        self._thread.join(GRACE_S)
+
+    @classmethod
+    def finish_all(cls) -> None:
+        """Wait for the jobs of all workers of this process."""
+        for worker in list(cls._alive):
+            worker.finish()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -81,10 +88,7 @@ def _fulfil(future: Future[_Result], job: Callable[[], _Result]) -> None:
         future.set_result(result)
 
 
-@atexit.register
-def _finish_all() -> None:
-    for worker in list(_WORKERS):
-        worker.finish()
+atexit.register(Worker.finish_all)
 
 
 @contextmanager

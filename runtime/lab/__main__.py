@@ -38,7 +38,7 @@ def main(
       python -m paro_advise.runtime.lab --nodes 2 -- ip address
     """
     try:
-        with Lab(LabSpec(**spec), Isolation(isolation) if isolation else None) as lab:  # type: ignore[arg-type]
+        with Lab(LabSpec(**spec), Isolation(isolation) if isolation else None) as lab:  # type: ignore[arg-type]  # click checks
             if lab.isolation == Isolation.LOOPBACK:
                 click.echo(
                     f"lab: the ports are NOT limited, all ranks share loopback ({lab.reason or 'as asked'})", err=True

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from paro_advise.runtime.lab.constants import FAILURE_GRACE_S, GRACE_S, MASTER_PORT, POLL_S
 from paro_advise.runtime.lab.network import PORT_DEVICE, LabError, Network, best_isolation
 from paro_advise.runtime.lab.slowing import Slowing
 from paro_advise.runtime.lab.spec import Isolation, LabSpec
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
-
-_MASTER_PORT = 29500
-_GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,10 +115,10 @@ class Lab:
             LabError: the command cannot be started.
         """
         log_folder.mkdir(parents=True, exist_ok=True)
-        port = _MASTER_PORT if self._network else _free_port()
+        port = MASTER_PORT if self._network else _free_port()
         begin = time.monotonic()
         processes: list[subprocess.Popen[bytes]] = []
-        slowing = self._slowing()
+        slowing = self._start_slowing()
         timed_out = False
         try:
             for node in range(self.spec.nodes):
@@ -141,49 +139,58 @@ class Lab:
             isolation=self.isolation,
         )
 
-    def _slowing(self) -> Slowing | None:
+    def _start_slowing(self) -> Slowing | None:
         rank = self.spec.slow_rank
         return Slowing(self._token, rank, self.spec.slow_factor) if rank is not None else None
 
     def _start(
         self, node: int, command: Sequence[str], log_folder: Path, port: int, environment: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        spec = self.spec
         master = self._network.address(0) if self._network else "127.0.0.1"
+        words = self._command_line(node, command, master, port)
+        with (log_folder / f"node{node}.log").open("wb") as log:
+            return subprocess.Popen(
+                words,
+                env={**os.environ, **self._environment(node, master, port), **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _command_line(self, node: int, command: Sequence[str], master: str, port: int) -> list[str]:
+        """Return what runs a command on a node.
+
+        Raises:
+            LabError: its program does not exist.
+        """
         words = [sys.executable if word == "python" else word for word in command]
         if words and words[0] == "torchrun":
             rendezvous = (
-                f"--nnodes={spec.nodes}",
+                f"--nnodes={self.spec.nodes}",
                 f"--node-rank={node}",
-                f"--nproc-per-node={spec.ranks_per_node}",
+                f"--nproc-per-node={self.spec.ranks_per_node}",
                 f"--master-addr={master}",
                 f"--master-port={port}",
             )
             words = [sys.executable, "-m", "torch.distributed.run", *rendezvous, *words[1:]]
         if not words or shutil.which(words[0]) is None:
             raise LabError(f"the command must be a program on this machine, got {' '.join(words)!r}")
-        own = {
+        return self._network.nodes[node].command(*words) if self._network else words
+
+    def _environment(self, node: int, master: str, port: int) -> dict[str, str]:
+        """Return the variables that a node's processes get from the lab."""
+        return {
             "OMP_NUM_THREADS": "1",
-            "NNODES": str(spec.nodes),
+            "NNODES": str(self.spec.nodes),
             "NODE_RANK": str(node),
-            "NPROC_PER_NODE": str(spec.ranks_per_node),
+            "NPROC_PER_NODE": str(self.spec.ranks_per_node),
             "MASTER_ADDR": master,
             "MASTER_PORT": str(port),
             "PARO_LAB_TOKEN": self._token,
             "PARO_LAB_ISOLATION": self.isolation.value,
             "GLOO_SOCKET_IFNAME": PORT_DEVICE if self._network else "lo",
         }
-        if self._network:
-            words = self._network.nodes[node].command(*words)
-        with (log_folder / f"node{node}.log").open("wb") as log:
-            return subprocess.Popen(
-                words,
-                env={**os.environ, **own, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
 
 
 def _free_port() -> int:
@@ -201,15 +208,15 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> bool
             return True
         if failed_at is None and any(process.returncode not in (None, 0) for process in processes):
             failed_at = now
-        if failed_at is not None and now > failed_at + 6 * _GRACE_S:
+        if failed_at is not None and now > failed_at + FAILURE_GRACE_S:
             return False
-        time.sleep(0.05)
+        time.sleep(POLL_S)
     return False
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """End whatever still runs: politely, then by force."""
-    for number, patience_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
+    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
         running = [process for process in processes if process.poll() is None]
         for process in running:
             with suppress(ProcessLookupError, PermissionError):

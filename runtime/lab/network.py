@@ -16,6 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import ParoAdviseError
+from paro_advise.runtime.lab.constants import (
+    BURST,
+    ERROR_CHARACTERS,
+    MTU_BYTES,
+    QUEUE_LATENCY,
+    START_POLL_S,
+    START_S,
+)
 from paro_advise.runtime.lab.spec import Isolation
 
 if TYPE_CHECKING:
@@ -23,12 +31,6 @@ if TYPE_CHECKING:
 
 PORT_DEVICE = "eth0"
 _TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "sleep")
-_START_SECONDS = 10.0
-# The bucket must hold at least one tick of the rate; 64 kB serves up to several Gbit/s.
-_BURST = "64kb"
-_QUEUE = "200ms"
-# Jumbo frames: the cost of a packet is this machine's processor time, not the port's.
-_MTU = "9000"
 
 
 class LabError(ParoAdviseError):
@@ -61,7 +63,7 @@ class Holder:
         """
         done = subprocess.run(self.command(*words), capture_output=True, text=True, check=False)
         if done.returncode:
-            raise LabError(f"`{' '.join(words)}` failed in the lab: {done.stderr.strip()[:300]}")
+            raise LabError(f"`{' '.join(words)}` failed in the lab: {done.stderr.strip()[:ERROR_CHARACTERS]}")
 
     def stop(self) -> None:
         """End the holder and with it every process inside."""
@@ -111,15 +113,15 @@ class Network:
             holder = hold(self.isolation, inside=switch)
             self.nodes.append(holder)
             port, rate = f"port{node}", f"{spec.port_mbit_of(node):g}mbit"
-            switch.run("ip", "link", "add", port, "mtu", _MTU, "type", "veth", "peer", "name", PORT_DEVICE, "mtu", _MTU)
+            mtu = ("mtu", str(MTU_BYTES))
+            switch.run("ip", "link", "add", port, *mtu, "type", "veth", "peer", "name", PORT_DEVICE, *mtu)
             self._move(switch, holder)
             switch.run("ip", "link", "set", port, "master", "bridge0", "up")
             holder.run("ip", "link", "set", "lo", "up")
             holder.run("ip", "address", "add", f"{self.address(node)}/16", "dev", PORT_DEVICE)
             holder.run("ip", "link", "set", PORT_DEVICE, "up")
-            limit = ("root", "tbf", "rate", rate, "burst", _BURST, "latency", _QUEUE)
-            holder.run("tc", "qdisc", "add", "dev", PORT_DEVICE, *limit)
-            switch.run("tc", "qdisc", "add", "dev", port, *limit)
+            holder.run(*_limit_rate(PORT_DEVICE, rate))
+            switch.run(*_limit_rate(port, rate))
 
     @staticmethod
     def _move(switch: Holder, node: Holder) -> None:
@@ -130,7 +132,7 @@ class Network:
         words = ["ip", "link", "set", PORT_DEVICE, "netns", str(node.inner_pid)]
         done = subprocess.run([*enter, "--", *words], capture_output=True, text=True, check=False)
         if done.returncode:
-            raise LabError(f"`{' '.join(words)}` failed in the lab: {done.stderr.strip()[:300]}")
+            raise LabError(f"`{' '.join(words)}` failed in the lab: {done.stderr.strip()[:ERROR_CHARACTERS]}")
 
 
 def hold(isolation: Isolation, inside: Holder | None = None) -> Holder:
@@ -156,15 +158,15 @@ def hold(isolation: Isolation, inside: Holder | None = None) -> Holder:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
-    deadline = time.monotonic() + _START_SECONDS
+    deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
         inner = _sleeper_below(process.pid)
         if inner is not None:
             return Holder(process=process, inner_pid=inner, isolation=isolation)
-        time.sleep(0.01)
+        time.sleep(START_POLL_S)
     process.kill()
     _, errors = process.communicate()
-    raise LabError(f"a namespace could not be made: {errors.decode(errors='replace').strip()[:300]}")
+    raise LabError(f"a namespace could not be made: {errors.decode(errors='replace').strip()[:ERROR_CHARACTERS]}")
 
 
 def _sleeper_below(pid: int) -> int | None:
@@ -191,31 +193,30 @@ def best_isolation() -> tuple[Isolation, str]:
     reasons = []
     for isolation in (Isolation.NAMESPACES, Isolation.USER_NAMESPACES):
         try:
-            holder = hold(isolation)
+            _check(isolation)
         except (LabError, OSError) as error:
             reasons.append(f"{isolation}: {error}")
             continue
-        try:
-            holder.run("ip", "link", "add", "probe0", "type", "veth", "peer", "name", "probe1")
-            holder.run(
-                "tc",
-                "qdisc",
-                "add",
-                "dev",
-                "probe0",
-                "root",
-                "tbf",
-                "rate",
-                "1mbit",
-                "burst",
-                _BURST,
-                "latency",
-                _QUEUE,
-            )
-        except LabError as error:
-            reasons.append(f"{isolation}: {error}")
-            continue
-        finally:
-            holder.stop()
         return isolation, "; ".join(reasons)
     return Isolation.LOOPBACK, "; ".join(reasons)
+
+
+def _check(isolation: Isolation) -> None:
+    """Make a namespace with a limited port, and end it.
+
+    Raises:
+        LabError: the machine forbids it.
+        OSError: a tool could not be started.
+    """
+    holder = hold(isolation)
+    try:
+        holder.run("ip", "link", "add", "probe0", "type", "veth", "peer", "name", "probe1")
+        holder.run(*_limit_rate("probe0", "1mbit"))
+    finally:
+        holder.stop()
+
+
+def _limit_rate(device: str, rate: str) -> list[str]:
+    """Return the command that puts a token bucket on a device."""
+    bucket = ["tbf", "rate", rate, "burst", BURST, "latency", QUEUE_LATENCY]
+    return ["tc", "qdisc", "add", "dev", device, "root", *bucket]

@@ -8,11 +8,11 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-_PERIOD_S = 0.02
+from paro_advise.runtime.lab.constants import SLOWING_PERIOD_S, SLOWING_SEARCH_S
 
 
 class Slowing:
-    """Stops the process of one rank for a part of every 20 ms, until ``stop``.
+    """Stops the process of one rank for a part of every period, until ``stop``.
 
     Args:
         token: value of PARO_LAB_TOKEN in the environment of the lab's processes.
@@ -24,7 +24,7 @@ class Slowing:
         self._marks = (f"PARO_LAB_TOKEN={token}".encode(), f"RANK={rank}".encode())
         self._stopped_share = 1 - 1 / factor
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._turns, daemon=True)
+        self._thread = threading.Thread(target=self._take_turns, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -32,16 +32,16 @@ class Slowing:
         self._ended.set()
         self._thread.join()
 
-    def _turns(self) -> None:
+    def _take_turns(self) -> None:
         pid: int | None = None
-        while not self._ended.wait(_PERIOD_S * (1 - self._stopped_share)):
+        while not self._ended.wait(SLOWING_PERIOD_S * (1 - self._stopped_share)):
             pid = pid if pid is not None and Path(f"/proc/{pid}").exists() else self._find()
             if pid is None:
-                self._ended.wait(0.2)
+                self._ended.wait(SLOWING_SEARCH_S)
                 continue
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGSTOP)
-                self._ended.wait(_PERIOD_S * self._stopped_share)
+                self._ended.wait(SLOWING_PERIOD_S * self._stopped_share)
                 os.kill(pid, signal.SIGCONT)
 
     def _find(self) -> int | None:

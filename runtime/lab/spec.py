@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from paro_advise.errors import UsageError
-
-_MAX_NODES = 64
+from paro_advise.runtime.lab.constants import MAX_NODES
 
 
 class Isolation(StrEnum):
@@ -41,8 +40,8 @@ class LabSpec:
     slow_factor: float = 1.3
 
     def __post_init__(self) -> None:
-        if not 1 <= self.nodes <= _MAX_NODES:
-            raise UsageError(f"lab.nodes must be 1 to {_MAX_NODES}, got {self.nodes}")
+        if not 1 <= self.nodes <= MAX_NODES:
+            raise UsageError(f"lab.nodes must be 1 to {MAX_NODES}, got {self.nodes}")
         if self.ranks_per_node < 1:
             raise UsageError(f"lab.ranks_per_node must be at least 1, got {self.ranks_per_node}")
         if self.port_mbit <= 0:

@@ -37,7 +37,8 @@ class Block(nn.Module):
         query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.project(mixed.transpose(1, 2).reshape(batch, sequence, width))
-        return hidden + self.mlp(self.norm_mlp(hidden))
+        output: torch.Tensor = hidden + self.mlp(self.norm_mlp(hidden))
+        return output
 
 
 class Transformer(nn.Module):
@@ -54,7 +55,8 @@ class Transformer(nn.Module):
         hidden = self.embed(tokens)
         for block in self.blocks:
             hidden = block(hidden)
-        return self.head(self.norm(hidden))
+        logits: torch.Tensor = self.head(self.norm(hidden))
+        return logits
 
 
 def parse_args() -> argparse.Namespace:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def activate() -> None:
-    """Begin what the environment asks for; called right after torch was imported.
+    """Start what the environment asks for; called right after torch was imported.
 
-    A capture that cannot begin is said and forgotten; a plan that cannot be read ends the process.
+    A capture that cannot begin is reported and skipped; a plan that cannot be read ends the process.
     """
     from paro_advise.runtime.capture.request import CaptureRequest
 

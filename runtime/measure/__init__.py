@@ -1,1 +1,1 @@
-"""What a process takes, measured from inside."""
+"""What a process uses, measured from inside."""

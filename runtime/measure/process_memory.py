@@ -9,17 +9,17 @@ _OF_PROCESS = Path("/proc/self")
 
 
 def resident_bytes() -> int | None:
-    """Return what the process takes now; None where the system does not tell."""
+    """Return the resident memory now; None where the system does not report it."""
     return _field("VmRSS")
 
 
 def peak_bytes() -> int | None:
-    """Return the most that it took since forget_peak(), or ever; None where the system does not tell."""
+    """Return the peak since forget_peak(), or since the start; None where the system does not report it."""
     return _field("VmHWM")
 
 
 def forget_peak() -> None:
-    """Count the peak from now on; where the kernel does not allow it, the peak stays the process's."""
+    """Measure the peak from now on; where the kernel forbids it, the peak remains that since the start."""
     with contextlib.suppress(OSError):
         (_OF_PROCESS / "clear_refs").write_text("5", encoding="ascii")
 

@@ -2,24 +2,25 @@
 
 There a send waits for its receive on the device, so both directions of a hop are issued as one batch,
 and every rank issues the batches of a communicator in the same order. ``wait()`` orders streams and
-does not block the host (reference runtime, section 4.3). Checked with gloo only: no GPU was at hand.
+does not block the host. Checked with gloo only (docs/runtime.md, "Never run on GPUs").
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from paro_advise.runtime.ho_ring.grid import Grid
     from paro_advise.runtime.ho_ring.rails import Rails, Sent
+    from paro_advise.runtime.ho_ring.schedules.reductions import Combine
 
-    Chunks = Sequence[tuple[int, int]]
-    Message = tuple[torch.Tensor, int]
+    Chunks: TypeAlias = Sequence[tuple[int, int]]
+    Message: TypeAlias = tuple[torch.Tensor, int]
 
 
 class GroupedSchedule:
@@ -38,8 +39,8 @@ class GroupedSchedule:
     def all_gather(self, blocks: torch.Tensor, chunks: Chunks) -> None:
         """Spread every rank's block over (nodes, ranks per node, S); the own one is in place."""
         grid = self._grid
-        arriving: dict[int, list[Any]] = {}
-        pending: list[Any] = []
+        arriving: dict[int, list[dist.Work]] = {}
+        pending: list[dist.Work] = []
         for step in range(grid.num_nodes):
             mine, behind = (grid.node - step) % grid.num_nodes, (grid.node - step - 1) % grid.num_nodes
             for number, (low, high) in enumerate(chunks):
@@ -53,20 +54,14 @@ class GroupedSchedule:
         for work in pending:
             work.wait()
 
-    def reduce_scatter(
-        self,
-        output: torch.Tensor,
-        parts: torch.Tensor,
-        chunks: Chunks,
-        combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    ) -> None:
+    def reduce_scatter(self, output: torch.Tensor, parts: torch.Tensor, chunks: Chunks, combine: Combine) -> None:
         """Reduce (nodes, ranks per node, S) of all ranks to this rank's block."""
         grid = self._grid
         sums = parts.new_empty(2, parts.shape[-1])
         scratch = parts.new_empty(2, max(1, grid.ranks_per_node - 1), parts.shape[-1])
         order = [(step, number) for step in range(grid.num_nodes) for number in range(len(chunks))]
         exchanged = {order[0]: self._exchange(order[0], parts, scratch, chunks)}
-        arriving: dict[int, list[Any]] = {}
+        arriving: dict[int, list[dist.Work]] = {}
         totals: list[torch.Tensor] = []  # alive until they are sent
         for place, (step, number) in enumerate(order):
             low, high = chunks[number]
@@ -88,7 +83,9 @@ class GroupedSchedule:
             if not is_last:
                 arriving[number] = self._hop(piece, sums[step % 2, low:high])
 
-    def _exchange(self, turn: tuple[int, int], parts: torch.Tensor, scratch: torch.Tensor, chunks: Chunks) -> list[Any]:
+    def _exchange(
+        self, turn: tuple[int, int], parts: torch.Tensor, scratch: torch.Tensor, chunks: Chunks
+    ) -> list[dist.Work]:
         """Send the peers of the node their parts of a chunk, and get theirs."""
         step, number = turn
         low, high = chunks[number]
@@ -97,13 +94,15 @@ class GroupedSchedule:
         receives = [(scratch[step % 2, row, low:high], peer) for row, peer in enumerate(self._grid.peers)]
         return self._batch(self._rails.inside, sends, receives)
 
-    def _hop(self, piece: torch.Tensor, target: torch.Tensor) -> list[Any]:
+    def _hop(self, piece: torch.Tensor, target: torch.Tensor) -> list[dist.Work]:
         """Send to the next node of the ring and receive from the one before."""
         grid = self._grid
         following, before = (grid.node + 1) % grid.num_nodes, (grid.node - 1) % grid.num_nodes
         return self._batch(self._rails.ring, [(piece, following)], [(target, before)])
 
-    def _batch(self, rail: Any, sends: Sequence[Message], receives: Sequence[Message]) -> list[Any]:
+    def _batch(
+        self, rail: dist.ProcessGroup | None, sends: Sequence[Message], receives: Sequence[Message]
+    ) -> list[dist.Work]:
         if not sends:
             return []
         for piece, _ in sends:
@@ -113,5 +112,4 @@ class GroupedSchedule:
             for operation, listed in ((dist.irecv, receives), (dist.isend, sends))
             for tensor, peer in listed
         ]
-        works: list[Any] = dist.batch_isend_irecv(messages)
-        return works
+        return dist.batch_isend_irecv(messages)

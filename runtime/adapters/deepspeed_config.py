@@ -1,0 +1,147 @@
+"""DeepSpeed's config: what a plan takes from it, what it refuses, and what it sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from paro_advise.errors import TrainingError
+from paro_advise.runtime.adapters.constants import NO_PLAN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.optim.optimizer import ParamsT
+
+    from paro_advise.policies.plan import Choice
+
+Table: TypeAlias = dict[str, Any]  # Any: what JSON decodes to
+
+STAGES = {"NNN": 0, "NNG": 1, "NGG": 2, "GGG": 3}
+# Keys that change what is computed and that our runtime has no word for.
+_REFUSED = ("amp", "communication_data_type", "prescale_gradients", "sparse_gradients", "compression_training")
+
+
+class Scheduler(Protocol):
+    """What an engine uses of a learning-rate scheduler: torch's and DeepSpeed's both have it."""
+
+    def step(self) -> None:
+        """Change the learning rate."""
+
+
+def read_table(config: Table | str | Path | None) -> Table:
+    """Return a config as a table.
+
+    Args:
+        config: a table, or the path of a JSON file.
+
+    Raises:
+        TrainingError: there is none.
+    """
+    if isinstance(config, dict):
+        return config
+    if config is None:
+        raise TrainingError("deepspeed.initialize must get a config", hint="pass config= or --deepspeed_config")
+    table: Table = json.loads(Path(config).read_text(encoding="utf-8"))
+    return table
+
+
+def set_strategy(table: Table, chosen: Choice) -> Table:
+    """Return a config whose ZeRO section runs what a plan has chosen.
+
+    Args:
+        table: the script's config.
+        chosen: one of DeepSpeed's stages.
+    """
+    zero = {**table.get("zero_optimization", {}), "stage": STAGES[chosen.triple]}
+    table = {**table, "zero_optimization": zero}
+    for state, setting in (("optimizer", "offload_optimizer"), ("parameter", "offload_param")):
+        if state in chosen.offload:
+            zero[setting] = {"device": "cpu", "pin_memory": True}
+            # Else DeepSpeed refuses the script's own optimizer.
+            table.setdefault("zero_force_ds_cpu_optimizer", False)
+    return table
+
+
+def check_table(table: Table, *, training_data: object, mpu: object) -> None:
+    """Refuse settings that a plan would silently ignore.
+
+    Raises:
+        TrainingError: it names the key.
+    """
+    zero = table.get("zero_optimization", {})
+    for name, value in (
+        ("fp16", table.get("fp16", {}).get("enabled")),
+        ("zero_optimization.offload_param", zero.get("offload_param", {}).get("device", "none") != "none"),
+        ("zero_optimization.offload_optimizer", zero.get("offload_optimizer", {}).get("device", "none") != "none"),
+        ("training_data", training_data is not None),
+        ("mpu", mpu is not None),
+        *((key, table.get(key)) for key in _REFUSED),
+    ):
+        if value:
+            raise TrainingError(f"a plan cannot express DeepSpeed's {name}", hint=NO_PLAN)
+
+
+def make_optimizer(table: Table, parameters: ParamsT) -> torch.optim.Optimizer:
+    """Make the optimizer that a config names.
+
+    Raises:
+        TrainingError: our runtime has none like it.
+    """
+    section = table.get("optimizer") or {}
+    kind, settings = str(section.get("type", "")).lower(), dict(section.get("params", {}))
+    decoupled = settings.pop("adam_w_mode", True)  # DeepSpeed's Adam is AdamW unless told otherwise
+    is_torchs = settings.pop("torch_adam", False)
+    if not settings.pop("bias_correction", True):
+        raise TrainingError("a plan cannot express DeepSpeed's Adam without bias_correction", hint=NO_PLAN)
+    classes: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "adamw": torch.optim.AdamW,
+        "adam": torch.optim.AdamW if decoupled else torch.optim.Adam,
+        "sgd": torch.optim.SGD,
+    }
+    if kind not in classes:
+        raise TrainingError(
+            f"a plan needs an optimizer of type Adam, AdamW or SGD, got {section.get('type')!r}",
+            hint="pass optimizer= to deepspeed.initialize",
+        )
+    if kind in ("adam", "adamw") and not is_torchs:
+        settings.setdefault("weight_decay", 0.0)  # as DeepSpeed's own, unlike torch's AdamW
+    return classes[kind](parameters, **settings)
+
+
+def make_scheduler(section: Table, optimizer: torch.optim.Optimizer) -> Scheduler:
+    """Make the scheduler that a config's section names.
+
+    Raises:
+        TrainingError: neither DeepSpeed nor torch has it.
+    """
+    from deepspeed.runtime import lr_schedules
+
+    cls = getattr(lr_schedules, section["type"], None) or getattr(torch.optim.lr_scheduler, section["type"], None)
+    if cls is None:
+        raise TrainingError(f"the scheduler must be one of DeepSpeed's or torch's, got {section['type']!r}")
+    scheduler: Scheduler = cls(optimizer, **section.get("params", {}))
+    return scheduler
+
+
+def batch_sizes(table: Table) -> tuple[int, int]:
+    """Return the samples per rank in a micro-batch and the micro-batches per step, by DeepSpeed's rule.
+
+    Raises:
+        TrainingError: the config does not tell.
+    """
+    whole, micro, passes = (
+        table.get(key) for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    )
+    world = dist.get_world_size()
+    if micro is None and whole is not None:
+        micro = whole // (world * (passes or 1))
+    if passes is None:
+        passes = 1 if whole is None or micro is None else whole // (world * micro)
+    if micro is None or not passes:
+        raise TrainingError("DeepSpeed's config must tell train_batch_size or train_micro_batch_size_per_gpu")
+    return int(micro), int(passes)

@@ -1,0 +1,141 @@
+"""What stands in for torch's own names: functions on gradients, optimizers and their steps.
+
+Gradients of passes that were mistaken for inner ones are reduced before anything reads them, and
+parameters that a script has kept from before the sharding are mapped to those of today.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from paro_advise.errors import TrainingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import ModuleType
+
+    from paro_advise.runtime.adapters.session import Session
+
+    Tensors: TypeAlias = torch.Tensor | Iterable[torch.Tensor]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def replace_name(name: str, substitute: object, *homes: ModuleType | type) -> None:
+    """Put something in the place of one of torch's names.
+
+    Args:
+        name: the same in all homes.
+        substitute: for what stands there.
+        homes: modules or classes that hold it.
+    """
+    for home in homes:
+        setattr(home, name, substitute)
+
+
+class Hooks:
+    """The stand-ins for torch's functions on gradients, and the hooks of its optimizers.
+
+    Args:
+        session: the planned process.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._mesh: DeviceMesh | None = None
+
+    def install(self) -> None:
+        """Notice optimizers, their steps, and clipping."""
+        replace_name("__init__", self._wrap_init(torch.optim.Optimizer.__init__), torch.optim.Optimizer)
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+        for home in (torch.nn.utils, torch.nn.utils.clip_grad):
+            replace_name("clip_grad_norm_", self._wrap_clipping(home.clip_grad_norm_), home)
+            for name in ("clip_grad_value_", "get_total_norm"):
+                if hasattr(home, name):
+                    replace_name(name, self._wrap_reader(getattr(home, name)), home)
+        unscale = torch.amp.GradScaler.unscale_
+        replace_name("unscale_", self._finish_before(unscale), torch.amp.GradScaler)
+
+    def _wrap_init(
+        self, original: Callable[Concatenate[torch.optim.Optimizer, _P], None]
+    ) -> Callable[Concatenate[torch.optim.Optimizer, _P], None]:
+        session = self._session
+
+        def init(self: torch.optim.Optimizer, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+            original(self, *args, **kwargs)
+            session.optimizers.append(weakref.ref(self))
+
+        functools.update_wrapper(init, original)
+        return init
+
+    def _wrap_clipping(
+        self, original: Callable[Concatenate[Tensors, _P], torch.Tensor]
+    ) -> Callable[Concatenate[Tensors, _P], torch.Tensor]:
+        session = self._session
+
+        def clip_grad_norm_(parameters: Tensors, *args: _P.args, **kwargs: _P.kwargs) -> torch.Tensor:
+            session.finish_gradients()
+            norm = original(session.current(parameters), *args, **kwargs)
+            return norm if session.root is None else self._convert_norm(norm)
+
+        functools.update_wrapper(clip_grad_norm_, original)
+        return clip_grad_norm_  # type: ignore[return-value]  # scripts may also pass the first argument by its name
+
+    def _wrap_reader(self, original: Callable[Concatenate[Tensors, _P], _R]) -> Callable[Concatenate[Tensors, _P], _R]:
+        session = self._session
+
+        def read(tensors: Tensors, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+            session.finish_gradients()
+            return original(session.current(tensors), *args, **kwargs)
+
+        functools.update_wrapper(read, original)
+        return read  # type: ignore[return-value]  # scripts may also pass the first argument by its name
+
+    def _finish_before(self, original: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.wraps(original)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            self._session.finish_gradients()
+            return original(*args, **kwargs)
+
+        return call
+
+    def _before_step(
+        self, _: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]] | None:
+        """Finish the gradients before an optimizer reads them; a closure runs before that."""
+        session = self._session
+        given = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        closure = cast("Callable[[], object] | None", given)
+        if session.root is None or closure is None:
+            session.finish_gradients()
+            return None
+        if isinstance(args[0], torch.optim.LBFGS):
+            session.refuse(TrainingError("a plan cannot express LBFGS, which calls its closure several times"))
+        with torch.enable_grad():
+            loss = closure()
+        session.finish_gradients()
+        return (args[0],), {**{k: v for k, v in kwargs.items() if k != "closure"}, "closure": lambda: loss}
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self._session.after_step(optimizer)
+
+    def _convert_norm(self, norm: torch.Tensor) -> torch.Tensor:
+        """Return a norm as the kind of tensor that the script's own framework returns."""
+        wants_dtensor = self._session.norms_are_dtensors
+        if isinstance(norm, DTensor) and not wants_dtensor:
+            return norm.full_tensor()
+        if not isinstance(norm, DTensor) and wants_dtensor:
+            if self._mesh is None:
+                self._mesh = DeviceMesh(norm.device.type, torch.arange(dist.get_world_size()))
+            return DTensor.from_local(norm, self._mesh, [Replicate()], run_check=False)
+        return norm

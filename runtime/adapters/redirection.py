@@ -1,0 +1,64 @@
+"""Leads the frameworks' entry points to our runtime."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paro_advise.errors import ParoAdviseError
+from paro_advise.runtime.job import JOB_VARIABLE, PLAN_VARIABLE
+
+if TYPE_CHECKING:
+    from paro_advise.runtime.adapters.session import Session
+
+
+def redirect(plan_path: str, job: str | None) -> Session | None:
+    """Redirect FSDP2, FSDP1, DDP, ZeroRedundancyOptimizer and DeepSpeed to a plan.
+
+    Args:
+        plan_path: the plan's file.
+        job: folder through which a running job takes new plans; None for none.
+
+    Returns:
+        The session, None if the plan keeps the run as it is.
+
+    Raises:
+        InputError: the plan cannot be read.
+    """
+    from paro_advise.policies.plan import Verdict, read_plan
+    from paro_advise.runtime.adapters.session import Session
+
+    plan = read_plan(plan_path)
+    if plan.verdict == Verdict.KEEP:
+        return None
+    session = Session(plan, job)
+    # Our runtime must have imported torch's originals before they are replaced.
+    import paro_advise.runtime.sharding.shard  # noqa: F401
+    from paro_advise.runtime.adapters import classic, deepspeed, fsdp2, hooks
+
+    hooks.Hooks(session).install()
+    fsdp2.install(session)
+    classic.install(session)
+    deepspeed.install(session)
+    return session
+
+
+def use_plan(plan: str, beside: str = "") -> None:
+    """Let the rest of this script train under a plan; call it before torch's wrappers are imported.
+
+    Under ``paro-advise run``, which has redirected the process already, it does nothing. Ends the
+    process with the reason if the plan cannot be read.
+
+    Args:
+        plan: path of the plan's file.
+        beside: a file from whose folder the path counts, as a rule ``__file__``.
+    """
+    path = Path(beside).resolve().parent / plan if beside else Path(plan)
+    if PLAN_VARIABLE in os.environ:
+        return
+    try:
+        redirect(str(path), os.environ.get(JOB_VARIABLE))
+    except ParoAdviseError as error:
+        sys.exit("\n".join(error.lines()))

@@ -1,0 +1,69 @@
+"""What a script asked of its framework for a model, in words that all frameworks share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrapping:
+    """What a script asked of its framework.
+
+    Attributes:
+        origin: the framework's call, for people.
+        units: modules or classes that it wraps one by one; None for the repeated blocks.
+        param_dtype, reduce_dtype: mixed precision.
+        norms_are_dtensors: the framework's clipping returns DTensors.
+        init_from_rank_0: the framework copies rank 0's parameters to all ranks.
+    """
+
+    origin: str
+    units: tuple[type[nn.Module] | nn.Module, ...] | None = None
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    norms_are_dtensors: bool = False
+    init_from_rank_0: bool = False
+
+
+def outermost_units(
+    module: nn.Module, wrapped: Sequence[type[nn.Module] | nn.Module] | None
+) -> list[type[nn.Module] | nn.Module] | None:
+    """Return the outermost wrapped modules inside a model, and the wrapped classes.
+
+    Args:
+        module: the model.
+        wrapped: modules and classes; None for the repeated blocks.
+    """
+    if wrapped is None:
+        return None
+    inner: list[type[nn.Module] | nn.Module] = [item for item in wrapped if isinstance(item, type)]
+    modules = {id(item): item for item in wrapped if isinstance(item, nn.Module) and item is not module}
+    covered: set[int] = set()
+    for part in module.modules():  # parents come before their children
+        if id(part) in modules and id(part) not in covered:
+            inner.append(part)
+            covered |= {id(below) for below in part.modules()}
+    return inner or None
+
+
+def copy_from_rank_0(module: nn.Module) -> None:
+    """Copy rank 0's parameters and buffers to all ranks."""
+    for tensor in [*module.parameters(), *module.buffers()]:
+        dist.broadcast(tensor.detach(), 0)
+
+
+def plain_name(thing: object) -> str:
+    """Return the name of a class without what was mixed into it."""
+    name = type(thing).__name__
+    for prefix in ("Sharded", "FSDP", "Planned"):
+        name = name.removeprefix(prefix)
+    return name

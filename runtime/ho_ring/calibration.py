@@ -1,0 +1,68 @@
+"""Times the algorithms of a collective side by side, with equal results on all ranks."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from paro_advise.runtime.ho_ring.constants import MAX_REPEATS, MIN_REPEATS
+from paro_advise.runtime.ho_ring.schedules.reductions import reduce_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from paro_advise.runtime.ho_ring.choice import Algorithm
+
+    Run = Callable[[], None]
+
+
+class Stopwatch:
+    """Measures what the slowest rank of a group takes.
+
+    Args:
+        group: of the ranks.
+        device: of the tensors; None for the default one.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device | None) -> None:
+        self._group = group
+        self._device = device
+
+    def median_seconds(self, runs: Mapping[Algorithm, Run], budget_s: float) -> dict[Algorithm, float]:
+        """Return the median time of each algorithm; they take turns.
+
+        Args:
+            runs: by algorithm.
+            budget_s: for all of them together.
+        """
+        for run in runs.values():
+            self._time(run)  # connects and allocates
+        times: dict[Algorithm, list[float]] = {algorithm: [] for algorithm in runs}
+        spent = 0.0
+        for repeat in range(MAX_REPEATS):
+            for algorithm, run in runs.items():
+                times[algorithm].append(self._time(run))
+                spent += times[algorithm][-1]
+            if repeat + 1 >= MIN_REPEATS and spent > budget_s:
+                break
+        return {algorithm: statistics.median(values) for algorithm, values in times.items()}
+
+    def _time(self, run: Run) -> float:
+        """Return the slowest rank's seconds, equal on all ranks."""
+        took = torch.zeros(1, dtype=torch.float64, device=self._device)
+        self._group.allreduce([took]).wait()  # all start together
+        self._synchronize()
+        begin = time.perf_counter()
+        run()
+        self._synchronize()
+        took.fill_(time.perf_counter() - begin)
+        self._group.allreduce([took], reduce_options(dist.ReduceOp.MAX)).wait()
+        return float(took.item())
+
+    def _synchronize(self) -> None:
+        if self._device is not None and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
