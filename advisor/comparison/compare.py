@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.model import StepTime
 from paro_advise.advisor.comparison.acceptance import Thresholds, judge
-from paro_advise.advisor.comparison.bootstrap import MIN_SAMPLES, Change, change_between, typical
+from paro_advise.advisor.comparison.bootstrap import Change, change_between, typical
 from paro_advise.advisor.comparison.comparability import check_comparability
-from paro_advise.advisor.comparison.constants import MAX_POINTS, NARROW_RANGE_PCT, REAL_CHANGE_PCT
+from paro_advise.advisor.comparison.constants import MAX_POINTS, MIN_SAMPLES, NARROW_RANGE_PCT, REAL_CHANGE_PCT
 from paro_advise.advisor.comparison.model import (
     FORMAT,
     ChangeVerdict,

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from paro_advise.errors import BrokenInputError, NoInputError, OutputError, WouldOverwriteError
 from paro_advise.runtime.ho_ring.groups import group_timeout
@@ -37,7 +39,8 @@ _COMPLETE = ".metadata"  # written last, by one rank, when all others are done
 @cache
 def _background_group() -> dist.ProcessGroup:
     """Return the group of background saves, made once: training goes on with the other groups meanwhile."""
-    return dist.new_group(backend="gloo", timeout=group_timeout())
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=group_timeout())
+    return group
 
 
 @cache
@@ -84,7 +87,7 @@ def save_checkpoint_async(
 def _save(contents: dict[str, Any], path: str | Path, group: dist.ProcessGroup | None) -> None:
     try:
         with reaching_all_ranks("the parts of a checkpoint"):
-            dcp.save(contents, checkpoint_id=path, process_group=group)
+            save(contents, checkpoint_id=path, process_group=group)
     except CheckpointException as error:
         raise OutputError(
             f"every rank must write its part of a checkpoint, got: {_reason(error)}",
@@ -119,7 +122,7 @@ def load_checkpoint(path: str | Path, model: nn.Module, *, extra: dict[str, Any]
             where=str(path),
             hint="an interrupted save leaves such a folder; load the one before",
         )
-    stored = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    stored = FileSystemReader(path).read_metadata().state_dict_metadata
     engine.gradients.discard()
     has_optimizer = any(name.startswith("optimizer.state.") for name in stored)
     if has_optimizer:
@@ -129,7 +132,7 @@ def load_checkpoint(path: str | Path, model: nn.Module, *, extra: dict[str, Any]
         del contents["optimizer"]
     try:
         with reaching_all_ranks("the parts of a checkpoint"):
-            dcp.load(contents, checkpoint_id=path)
+            load(contents, checkpoint_id=path)
     except (CheckpointException, OSError) as error:
         raise BrokenInputError(
             f"a checkpoint must hold all parameters of the model, got: {_reason(error)}", where=str(path)

@@ -206,7 +206,7 @@ class Engine:
             self.gradients.hide()
         for tensor in tensors:
             if tensor.requires_grad:
-                tensor.register_hook(self._begin_backward)
+                tensor.register_hook(self._begin_backward)  # type: ignore[no-untyped-call]  # as torch declares it
 
     def _begin_backward(self, _: torch.Tensor) -> None:
         self.gradients.hide()

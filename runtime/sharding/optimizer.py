@@ -39,6 +39,9 @@ class Gradients(Protocol):
         """Take a state by qualified names."""
 
 
+_GRADIENTS = "_paro_gradients"
+
+
 class ShardedOptimizer:
     """Mixed into the class of a user's optimizer."""
 
@@ -109,12 +112,12 @@ class OptimizerShards:
 
     def attach(self, gradients: Gradients) -> None:
         """Make the optimizer ours."""
-        cls = type(self.optimizer)
-        if not isinstance(self.optimizer, ShardedOptimizer):
-            self.optimizer.__class__ = type(f"Sharded{cls.__name__}", (ShardedOptimizer, cls), {})
-            self.optimizer.register_step_pre_hook(lambda *_: gradients.before_step())
-            self.optimizer.register_step_post_hook(lambda *_: gradients.after_step())
-        self.optimizer._paro_gradients = gradients  # noqa: SLF001
+        cls, optimizer = type(self.optimizer), self.optimizer
+        if not isinstance(optimizer, ShardedOptimizer):
+            optimizer.__class__ = type(f"Sharded{cls.__name__}", (ShardedOptimizer, cls), {})
+            optimizer.register_step_pre_hook(lambda *_: gradients.before_step())
+            optimizer.register_step_post_hook(lambda *_: gradients.after_step())
+        setattr(optimizer, _GRADIENTS, gradients)
 
     def place(self, shards: dict[str, nn.Parameter]) -> None:
         """Give the optimizer new parameters, by name; the states stay with their names."""
@@ -152,7 +155,7 @@ class OptimizerShards:
             group["lr"] = torch.tensor(0.0) if isinstance(group["lr"], torch.Tensor) else 0.0
         plain = type(self.optimizer).__mro__[2]
         hooks = self.optimizer._optimizer_step_pre_hooks, self.optimizer._optimizer_step_post_hooks  # noqa: SLF001
-        before, after = (dict(table) for table in hooks)
+        before, after = dict(hooks[0]), dict(hooks[1])
         for table in hooks:
             table.clear()
         plain.step(self.optimizer)  # type: ignore[attr-defined]

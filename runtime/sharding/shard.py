@@ -30,7 +30,7 @@ _Model = TypeVar("_Model", bound=nn.Module)
 _MIN_TORCH = (2, 9)
 
 
-class ShardedModule:
+class ShardedModule(nn.Module):
     """Mixed into the class of a user's model; FSDP2's flags mean the same here."""
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
@@ -50,14 +50,15 @@ class ShardedModule:
         engine = Engine.find(self)
         if engine is not None:
             engine.gradients.discard()
-        super().zero_grad(set_to_none)  # type: ignore[misc]
+        super().zero_grad(set_to_none)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # torch has overloads
         """Return the parameters as they rest on this rank, after waiting for updates under way."""
         engine = Engine.find(self)
         if engine is not None:
             engine.updates.finish()
-        return super().state_dict(*args, **kwargs)  # type: ignore[misc,no-any-return]
+        found: dict[str, Any] = super().state_dict(*args, **kwargs)
+        return found
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -170,17 +171,7 @@ def shard(
         DivergedError: the ranks do not hold the same model, optimizer or settings.
         CommunicationError: a rank is missing, or the backend computes wrongly.
     """
-    _check_torch()
     wanted, grid = checked_strategy(strategy), grid_of(group_size, device_mesh, ranks_per_node)
-    if (reduce_dtype or param_dtype) == torch.float16:
-        raise UsageError("gradients must be reduced in float32 or bfloat16, got float16, which overflows")
-    if Engine.find(model) is not None:
-        raise UsageError(
-            "a model must be sharded once, got one that is sharded already", hint="use switch() to change it"
-        )
-    specs = find_units(model, units)
-    device = _device(model)
-    shards = OptimizerShards(optimizer, {slot.name: slot for spec in specs for slot in spec.slots})
     settings = Settings(
         param_dtype=param_dtype,
         reduce_dtype=reduce_dtype,
@@ -188,15 +179,35 @@ def shard(
         overlap_updates=overlap_updates,
         offload_optimizer=offload_optimizer,
     )
+    _check(model, settings)
+    specs = find_units(model, units)
+    shards = OptimizerShards(optimizer, {slot.name: slot for spec in specs for slot in spec.slots})
     _agree_on(wanted, grid, settings, optimizer, specs)
     with reaching_all_ranks("the set-up of a sharded model"):
-        engine = Engine(model, specs, shards, strategy=wanted, grid=grid, settings=settings, device=device)
+        engine = Engine(model, specs, shards, strategy=wanted, grid=grid, settings=settings, device=_device(model))
         engine.reducing.self_check(engine.device)
         _settle(engine, init)
     shards.attach(_Attachment(engine))
     mark(model)
     engine.register()
     return model, optimizer
+
+
+def _check(model: nn.Module, settings: Settings) -> None:
+    """Refuse what cannot be, before anything changes.
+
+    Raises:
+        UsageError: torch is too old, gradients would overflow, or the model is sharded already.
+    """
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < _MIN_TORCH:
+        raise UsageError(f"torch must be {_MIN_TORCH[0]}.{_MIN_TORCH[1]} or later, got {torch.__version__}")
+    if (settings.reduce_dtype or settings.param_dtype) == torch.float16:
+        raise UsageError("gradients must be reduced in float32 or bfloat16, got float16, which overflows")
+    if Engine.find(model) is not None:
+        raise UsageError(
+            "a model must be sharded once, got one that is sharded already", hint="use switch() to change it"
+        )
 
 
 def _agree_on(
@@ -304,9 +315,3 @@ def _device(model: nn.Module) -> torch.device:
 
 def _plain(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params"} | {"num_params": len(group["params"])}
-
-
-def _check_torch() -> None:
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version < _MIN_TORCH:
-        raise UsageError(f"torch must be {_MIN_TORCH[0]}.{_MIN_TORCH[1]} or later, got {torch.__version__}")

@@ -127,9 +127,10 @@ def move_unit(
     values = dict(zip(names, whole(before, old, old.masters), strict=True))
     old.masters = []
     for slot in unit.spec.slots:
-        value = values.get(slot.name)
-        if value is None:
-            frozen = slot.parameter.detach()
+        frozen = slot.parameter.detach()
+        if slot.name in values:
+            value = values[slot.name]
+        else:
             value = frozen.full_tensor() if isinstance(frozen, DTensor) else frozen
         slot.fill(nn.Parameter(value, requires_grad=slot.trains))
     engine.settle(unit, own_rows(engine, unit) if engine.settings.has_own_masters else None)

@@ -170,7 +170,9 @@ class UnitProcedure:
         assert unit.reduced is not None
         match self._strategy.optimizer:
             case Level.N:
-                views = list(unit.reduced[: _whole_elements(unit)].split([s.shape.numel() for s in unit.spec.training]))
+                views = list(
+                    torch.split(unit.reduced[: _whole_elements(unit)], [s.shape.numel() for s in unit.spec.training])
+                )
             case Level.I:
                 views = unit.layout.views_of_band(unit.reduced)
             case _:
@@ -192,7 +194,7 @@ class UnitProcedure:
         buffer = torch.empty(padded, dtype=dtype, device=device)
         buffer[count:].zero_()
         sizes = [slot.shape.numel() for slot in unit.spec.training]
-        for place, gradient in zip(buffer[:count].split(sizes), gradients, strict=True):
+        for place, gradient in zip(torch.split(buffer[:count], sizes), gradients, strict=True):
             if gradient is None:
                 place.zero_()
             else:

@@ -16,6 +16,7 @@ from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.ho_ring.fsdp2 import PlainMemory
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     Deliver = Callable[[torch.Tensor], None]
 
 
-class _Gatherer(PlainMemory, AllGather):  # type: ignore[misc]
+class _Gatherer(PlainMemory, AllGather):
     """An all-gather of ours in FSDP2's form."""
 
     def __init__(self, gather: Gather) -> None:
@@ -49,7 +50,7 @@ class _Gatherer(PlainMemory, AllGather):  # type: ignore[misc]
         return None
 
 
-class _Deliverer(PlainMemory, ReduceScatter):  # type: ignore[misc]
+class _Deliverer(PlainMemory, ReduceScatter):
     """Hands the unreduced gradients over; what it leaves as the result is never used."""
 
     def __init__(self, deliver: Deliver) -> None:
@@ -103,7 +104,7 @@ def wrap(
     if unit.training:
         module.set_reduce_scatter_unused_params(True, recurse=False)
     for slot in unit.training:
-        slot.parameter.register_post_accumulate_grad_hook(_drop_gradient)
+        slot.parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]  # as torch declares it
 
 
 def _check_order(unit: UnitSpec, module: FSDPModule) -> None:
@@ -136,7 +137,9 @@ def set_gradient_sync(root: nn.Module, *, enabled: bool) -> None:
 def held(slot: Slot) -> torch.Tensor:
     """Return the rows that this rank holds of a sharded parameter, flat."""
     parameter = slot.parameter
-    return parameter._local_tensor.detach().view(-1)  # noqa: SLF001 - to_local() makes an autograd view
+    assert isinstance(parameter, DTensor)
+    local: torch.Tensor = parameter._local_tensor  # noqa: SLF001 - to_local() makes an autograd view
+    return local.detach().view(-1)
 
 
 def accumulated_bytes(root: nn.Module) -> int:

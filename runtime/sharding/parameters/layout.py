@@ -192,11 +192,13 @@ class UnitLayout:
 
     def views_of_band(self, packed: torch.Tensor) -> list[torch.Tensor]:
         """Return each parameter's flat part of a packed slab, padding included."""
-        return list(packed.split([rows.band_elements for rows in self.rows]))
+        parts = packed.split([rows.band_elements for rows in self.rows])  # type: ignore[no-untyped-call]  # as torch declares it
+        return list(parts)
 
     def views_of_slice(self, piece: torch.Tensor) -> list[torch.Tensor]:
         """Return each parameter's flat part of S elements, padding included."""
-        return list(piece.split([rows.slice_elements for rows in self.rows]))
+        parts = piece.split([rows.slice_elements for rows in self.rows])  # type: ignore[no-untyped-call]  # as torch declares it
+        return list(parts)
 
 
 def _write(place: torch.Tensor, tensor: torch.Tensor | None, start: int, stop: int, width: int) -> None:

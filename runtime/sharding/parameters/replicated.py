@@ -41,7 +41,8 @@ class ReplicatedUnits:
         for place, unit in enumerate(units):
             for slot in unit.training:
                 hook = self._hook(place, slot.name)
-                self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
+                handle = slot.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # as torch declares it
+                self._handles.append(handle)
 
     def detach(self) -> None:
         """Remove all hooks."""
