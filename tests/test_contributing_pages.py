@@ -1,0 +1,73 @@
+"""Following docs/contributing literally adds a trace format, a strategy, a framework and a finding that work."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+ROOMS = ("advisor", "core", "errors", "policies", "runtime", "src", "templates", "tests", "trace_parsers")
+PAGES = {
+    "add-a-trace-format": ["tests/test_wiretimer.py"],
+    "add-a-finding": ["tests/test_few_steps.py"],
+    "add-a-framework": ["tests/test_toy_framework.py"],
+    "add-a-strategy": ["tests/test_strategy_nin.py", "-k", "not distributed and not trains"],
+}
+BLOCK = r"```(?:text|python)\n(?P<text>.*?)```"
+INSERT = re.compile(
+    r"In `(?P<file>[^`]+)`, (?P<where>after|before) the line `(?P<line>[^`]+)`, insert:\n\n" + BLOCK, re.DOTALL
+)
+REPLACE = re.compile(r"In `(?P<file>[^`]+)`, replace `(?P<old>[^`]+)` by `(?P<new>[^`]+)`\.")
+NEW_FILE = re.compile(r"```python\n# file: (?P<file>\S+)\n(?P<text>.*?)```", re.DOTALL)
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A copy of the working tree, whose package a process finds by PYTHONPATH."""
+    for room in ROOMS:
+        ignore = shutil.ignore_patterns("__pycache__", "data", "*.egg-info")
+        shutil.copytree(ROOT / room, tmp_path / room, symlinks=True, ignore=ignore)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def follow(page, clone):
+    """Do what a page says: write new files, insert after or before whole lines, replace what stands once."""
+    text = (ROOT / "docs" / "contributing" / f"{page}.md").read_text()
+    steps = sorted(
+        (*INSERT.finditer(text), *REPLACE.finditer(text), *NEW_FILE.finditer(text)), key=lambda step: step.start()
+    )
+    assert steps
+    for step in steps:
+        path = clone / step["file"]
+        if step.re is NEW_FILE:
+            path.write_text(step["text"])
+        elif step.re is REPLACE:
+            content = path.read_text()
+            assert content.count(step["old"]) == 1, step[0]
+            path.write_text(content.replace(step["old"], step["new"]))
+        else:
+            lines = path.read_text().split("\n")
+            assert lines.count(step["line"]) == 1, step[0]
+            place = lines.index(step["line"]) + (step["where"] == "after")
+            path.write_text("\n".join([*lines[:place], *step["text"].removesuffix("\n").split("\n"), *lines[place:]]))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_can_be_followed_to_the_letter(page, clone):
+    follow(page, clone)
+    environment = {**os.environ, "PYTHONPATH": str(clone / "src")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PAGES[page]]
+    done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def test_every_page_is_followed():
+    pages = {path.stem for path in (ROOT / "docs" / "contributing").glob("add-*.md")}
+    assert pages == set(PAGES)
