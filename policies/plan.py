@@ -15,8 +15,9 @@ from paro_advise.errors import ForeignDataError
 from paro_advise.policies.frameworks.model import Fidelity, Offload, Variant
 from paro_advise.policies.frameworks.registry import approximation_of, exports_of
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
+from paro_advise.policies.traffic import Traffic  # noqa: TC001 - the format is decoded by this type
 
-FORMAT = Format(name="paro-advise/plan", version="1.3")
+FORMAT = Format(name="paro-advise/plan", version="1.4")
 
 
 class Verdict(StrEnum):
@@ -72,6 +73,7 @@ class Choice:
         probability_best: share of the draws in which it was the fastest that fits.
         offload: states on the host.
         variant: what a framework's own setting makes of the triple.
+        traffic: what one rank sends in a step by the strategy's procedure; None for a variant, which departs from it.
     """
 
     triple: str
@@ -85,6 +87,7 @@ class Choice:
     probability_best: float
     offload: Offload = Offload.NONE
     variant: Variant = Variant.PLAIN
+    traffic: Traffic | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

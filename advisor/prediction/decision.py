@@ -171,6 +171,7 @@ def _choice(item: Scored, baseline: Scored, reason: str, probability: float) -> 
         probability_best=probability,
         offload=candidate.offload,
         variant=candidate.variant,
+        traffic=item.traffic,
     )
 
 

@@ -20,7 +20,7 @@ from paro_advise.policies.memory import (
     usual_transient_bytes,
 )
 from paro_advise.policies.strategy import Level, Strategy
-from paro_advise.policies.traffic import Shape
+from paro_advise.policies.traffic import Shape, Traffic, step_traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +58,7 @@ class Scored:
         transient: bytes of one rank beside states and activations, at the most.
         peak: expected bytes of one rank, activations included; None where those are not known.
         redundancy: bytes that one rank holds beyond GGG.
+        traffic: bytes that one rank sends in a step.
         reason: why it does not fit, "" if it does.
     """
 
@@ -67,6 +68,7 @@ class Scored:
     transient: float
     peak: float | None
     redundancy: float
+    traffic: Traffic | None
     reason: str
 
 
@@ -122,7 +124,21 @@ def score(calibration: Calibration, candidate: Candidate, limits: Limits, times:
         transient=transient,
         peak=peak,
         redundancy=redundancy,
+        traffic=traffic(calibration, candidate),
         reason=_reason(candidate, limits, total, redundancy),
+    )
+
+
+def traffic(calibration: Calibration, candidate: Candidate) -> Traffic | None:
+    """Return what one rank sends in a step under a candidate; None for a variant, which departs from its triple."""
+    if candidate.variant:
+        return None
+    widths = _widths(calibration)
+    return step_traffic(
+        candidate.strategy,
+        _shape(calibration, candidate.group_size),
+        calibration.parameters * widths.parameter_bytes,
+        calibration.parameters * widths.gradient_bytes,
     )
 
 

@@ -25,6 +25,7 @@ _CHOICE_NAMES = (
     "speed-up #",
     "states and transients, at most #",
     "expected peak #",
+    "sent across groups a step #",
 )
 
 
@@ -73,7 +74,14 @@ def _choice_cells(choice: Choice) -> tuple[Cell, ...]:
         number(choice.predicted.speedup.p50, f"{choice.predicted.speedup.p50:.2f}x"),
         number(choice.predicted.memory_bytes, bytes_text(choice.predicted.memory_bytes)),
         number(choice.predicted.peak_bytes, _peak_text(choice)),
+        _inter_node_cell(choice),
     )
+
+
+def _inter_node_cell(choice: Choice) -> Cell:
+    """Return what one rank sends across groups in a step."""
+    sent = None if choice.traffic is None else choice.traffic.inter_bytes
+    return number(sent, "" if sent is None else bytes_text(sent))
 
 
 def _peak_text(choice: Choice) -> str:
