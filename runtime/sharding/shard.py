@@ -134,11 +134,10 @@ def shard(
     offload_optimizer: bool = False,
     ranks_per_node: int | None = None,
 ) -> tuple[_Model, torch.optim.Optimizer]:
-    """Let a model and its optimizer train under a strategy, in place.
+    """Let a model and its optimizer train under a strategy, in place; training is ordinary PyTorch afterwards.
 
-    Every rank calls it at the same point, with the same model. Afterwards training is ordinary
-    PyTorch: forward, backward, ``torch.nn.utils.clip_grad_norm_``, ``optimizer.step()``,
-    ``zero_grad()``. Every backward pass outside ``model.no_sync()`` is an accumulation boundary.
+    Every rank calls it at the same point, with the same model. Every backward pass
+    outside ``model.no_sync()`` is an accumulation boundary.
 
     Args:
         model: whole on every rank, with equal parameters (or on the meta device, see ``init``).
@@ -149,18 +148,16 @@ def shard(
             instead of ``group_size``.
         units: modules, or classes of modules, that are gathered and reduced together; None for the
             repeated blocks. The rest of the model is one more unit.
-        param_dtype: type to compute in, torch.bfloat16 for mixed precision: parameters are kept and
-            sent in it while the optimizer works on a copy in the parameters' own type.
+        param_dtype: type to compute in: parameters are kept and sent in it while the optimizer works on
+            a copy in their own type.
         reduce_dtype: type in which gradients are added up and sent; None for ``param_dtype``.
-        init: fills a module made on the meta device, called for one unit after the other; rank 0's
-            values count.
+        init: fills a module made on the meta device, one unit after the other; rank 0's values count.
         reshard_root: free the parameters outside the blocks after forward too.
         overlap_updates: let the next forward wait for updated parameters instead of
             ``optimizer.step()``; parameters must then not be read between the two.
-        offload_optimizer: keep the optimizer's parameters and states in the host's memory and step
-            there. Each step then moves this rank's part of the gradients to the host and of the
-            parameters back, and the host's cores do the optimizer's arithmetic. Clip the gradients of
-            ``model.parameters()``; the optimizer's have theirs only while it steps.
+        offload_optimizer: keep the optimizer's parameters and states in the host's memory and step there,
+            on the host's cores. Clip the gradients of ``model.parameters()``; the optimizer's have theirs
+            only while it steps.
         ranks_per_node: None for the environment's LOCAL_WORLD_SIZE.
 
     Returns:
