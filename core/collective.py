@@ -1,4 +1,4 @@
-"""Collective operations by their standard names."""
+"""Collective operations by their standard names, and their sizes by nccl-tests' convention."""
 
 from __future__ import annotations
 
@@ -21,3 +21,21 @@ class Op(StrEnum):
     SEND_RECV = "send_recv"
     BARRIER = "barrier"
     UNKNOWN = "unknown"
+
+
+# Of these, nccl-tests counts what all ranks together hold.
+COUNTED_OVER_RANKS = frozenset({Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL, Op.GATHER, Op.SCATTER})
+
+
+def bus_factor(op: str, group_size: int) -> float:
+    """Return bus bytes per byte of buffer, which is busbw / algbw (nccl-tests, doc/PERFORMANCE.md).
+
+    Args:
+        op: the collective, a value of ``Op``.
+        group_size: ranks of the communicator, at least 1.
+    """
+    if op == Op.ALL_REDUCE:
+        return 2 * (group_size - 1) / group_size
+    if op in COUNTED_OVER_RANKS:
+        return (group_size - 1) / group_size
+    return 1.0

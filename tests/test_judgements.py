@@ -10,8 +10,10 @@ from trace_builder import TraceBuilder, fsdp_rank
 
 from paro_advise.advisor.analysis.observed_strategy import infer_strategy, parameter_count
 from paro_advise.advisor.analysis.regimes import Regime, StateEvidence, judge_state
+from paro_advise.advisor.analysis.state_summary import alpha_share
 from paro_advise.advisor.analysis.verdict import StepEvidence, judge_step
-from paro_advise.advisor.ranks.link_fit import alpha_share, fit_links, wire_factor
+from paro_advise.advisor.ranks.link_fit import fit_links
+from paro_advise.core.collective import bus_factor
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
 from paro_advise.errors import UsageError
@@ -155,7 +157,7 @@ def test_parameters_are_counted_once_per_reduction_pass():
     ],
 )
 def test_bus_bandwidth_factors_are_those_of_nccl_tests(op, size, factor):
-    assert wire_factor(op, size) == pytest.approx(factor)
+    assert bus_factor(op, size) == pytest.approx(factor)
 
 
 def samples(sizes, *, alpha_us, busbw_gbps, noise=0.0, slow_share=0.0, seed=0):
@@ -270,8 +272,8 @@ def test_a_late_rank_needs_two_steps_to_be_named(tmp_path):
 def test_a_rank_without_a_trace_may_be_what_looks_like_a_slow_link(tmp_path):
     whole = [fsdp_rank(rank, 4, late_us=60 if rank == 2 else 0) for rank in range(4)]
     analysis = analyze(write_run(tmp_path / "part", [builder for builder in whole if builder.rank != 2]))
-    assert "waiting for a rank that has no trace" in analysis.verdict.text
-    assert "waiting for a rank that has no trace" in analysis.states["parameter"].text
+    assert "a rank without a trace is slow" in analysis.verdict.text
+    assert "a rank without a trace is slow" in analysis.states["parameter"].text
     assert {item.code for item in analysis.data_quality if item.severity == "warning"} >= {"Q314"}
     (finding,) = [item for item in analysis.findings if item.code == "PARO030"]
     assert finding.status == "could not be judged"

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.analysis.data_quality import data_quality
 from paro_advise.advisor.analysis.efficiency import efficiency
 from paro_advise.advisor.analysis.findings import findings
-from paro_advise.advisor.analysis.log_inputs import all_links
 from paro_advise.advisor.analysis.model import FORMAT, Analysis
 from paro_advise.advisor.analysis.observed_strategy import observe_training
 from paro_advise.advisor.analysis.state_summary import state_summaries
 from paro_advise.advisor.analysis.summary import breakdown, collective_entries, rank_entries, run_entry, step_time
 from paro_advise.advisor.analysis.verdict import verdict_entry
 from paro_advise.advisor.ranks.clock_alignment import align_clocks
+from paro_advise.advisor.ranks.link_fit import find_links
 from paro_advise.advisor.ranks.run import assemble_run
 from paro_advise.advisor.ranks.source import decode
 from paro_advise.advisor.ranks.stack_join import join_stacks
@@ -45,25 +45,26 @@ def build_analysis(
     run = assemble_run(sources, options.skip_steps)
     topology = find_topology(run, options.gpus_per_node, captured.local_world_size if captured else None)
     aligned = align_clocks(run, topology)
-    links, num_impossible = all_links(aligned, run)
+    links, num_impossible = find_links(aligned, run)
     stragglers = find_stragglers(aligned, run)
     training = observe_training(run)
     states = state_summaries(aligned, run, links)
     notes = (*notices, *stack_notices, *run.notices, *training.notices)
+    parts = breakdown(run)
     analysis = Analysis(
         format=FORMAT.name,
         format_version=FORMAT.version,
         run=run_entry(sources, run, topology, training),
         step_time_us=step_time(run),
-        breakdown_us=breakdown(run),
+        collectives=collective_entries(aligned, run),
+        ranks=rank_entries(aligned, run, topology),
+        breakdown_us=parts,
         states={state.value: summary.entry for state, summary in states.items()},
         links=tuple(links),
         stragglers=tuple(stragglers),
         clock_offsets_us={str(rank): value for rank, value in aligned.offset_us.items()} if aligned else {},
         clock_error_us=aligned.clock_error_us if aligned else None,
-        verdict=verdict_entry(run, states, links, topology, training.strategy, stragglers),
-        collectives=collective_entries(aligned, run),
-        ranks=rank_entries(aligned, run, topology),
+        verdict=verdict_entry(run, parts, states, links, topology, training.strategy, stragglers),
         efficiency=efficiency(aligned, run, training.parameter_count, options),
         findings=(),
         data_quality=data_quality(notes, aligned, run, topology, num_impossible),

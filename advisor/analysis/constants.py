@@ -12,4 +12,5 @@ COMPUTE_SHARE = 0.05  # of a step with exposed communication below which it is c
 EVIDENCE_SHARE = 0.05  # of a state's time that evidence must carry to count; docs/formats.md, analysis
 FINDING_SHARE = 0.02  # of a step or of communication from which a finding applies; as HIDDEN_SHARE
 MAX_COLLECTIVE_KINDS = 240  # kinds of collectives in the JSON; bounds its size
+MAX_LOGGED_KINDS = 60  # kinds of collectives of logs in the JSON; bounds its size
 MAX_REMARKS = 200  # remarks of inputs about themselves in the JSON; bounds its size

@@ -12,7 +12,7 @@ from paro_advise.advisor.analysis.model import StateEntry
 from paro_advise.advisor.analysis.regimes import Regime, StateEvidence, judge_state
 from paro_advise.advisor.facts.evidence import EVIDENCE_ORDER, Evidence
 from paro_advise.advisor.facts.intervals import Intervals
-from paro_advise.advisor.ranks.link_fit import alpha_share
+from paro_advise.core.collective import bus_factor
 from paro_advise.core.model_state import STATES, State
 
 if TYPE_CHECKING:
@@ -123,6 +123,18 @@ def _alpha(rows: pl.DataFrame, links: Sequence[Link]) -> float | None:
             weighted += share * time
             weight += time
     return weighted / weight if weight > 0 else None
+
+
+def alpha_share(links: Sequence[Link], op: str, span: str, group_size: int, bytes_: int) -> float | None:
+    """Return the share of a transfer that is latency, None when the link is not known."""
+    for link in links:
+        if (link.op, link.span, link.group_size) == (op, span or "unknown", group_size):
+            if link.alpha_us is None or link.busbw_gbps is None:
+                return 1.0 if link.busbw_gbps is None and link.alpha_us is not None else None
+            move_us = bytes_ * bus_factor(op, group_size) / link.busbw_gbps / 1e3
+            total = link.alpha_us + move_us
+            return link.alpha_us / total if total > 0 else None
+    return None
 
 
 def _inter(rows: pl.DataFrame) -> float | None:

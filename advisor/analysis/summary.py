@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from paro_advise.advisor.analysis.constants import MAX_COLLECTIVE_KINDS, MAX_REMARKS
-from paro_advise.advisor.analysis.log_inputs import log_collectives
+from paro_advise.advisor.analysis.constants import MAX_COLLECTIVE_KINDS, MAX_LOGGED_KINDS, MAX_REMARKS
 from paro_advise.advisor.analysis.model import (
     Breakdown,
     CollectiveEntry,
@@ -59,7 +58,7 @@ def collective_entries(aligned: AlignedRun | None, run: Run) -> tuple[Collective
     import polars as pl
 
     if aligned is None or not len(aligned.table):
-        return log_collectives(run)
+        return _logged_collectives(run)
     rank_steps = max(1, len(run.steps))
     keys = ["state", "detail", "op", "bytes", "group_size", "span", "evidence"]
     duration = (pl.col("end_us") - pl.col("start_us")).alias("duration_us")
@@ -90,6 +89,36 @@ def collective_entries(aligned: AlignedRun | None, run: Run) -> tuple[Collective
             p95_us=row["p95"],
             p99_us=row["p99"],
             exposed_us=row["exposed_us"] / rank_steps,
+            evidence=row["evidence"],
+        )
+        for row in grouped.iter_rows(named=True)
+    )
+
+
+def _logged_collectives(run: Run) -> tuple[CollectiveEntry, ...]:
+    """Return the kinds of collectives in logs and dumps with their counts; times are unknown."""
+    import polars as pl
+
+    tables = [item.collectives for item in run.untimed]
+    if not tables:
+        return ()
+    keys = ["state", "detail", "op", "bytes", "group_size", "evidence"]
+    grouped = pl.concat(tables).group_by(keys).agg(pl.len().alias("count"))
+    order = ["count", *keys]
+    grouped = grouped.sort(order, descending=[True] + [False] * len(keys), nulls_last=True).head(MAX_LOGGED_KINDS)
+    return tuple(
+        CollectiveEntry(
+            state=row["state"],
+            detail=row["detail"],
+            op=row["op"],
+            bytes=row["bytes"],
+            group_size=row["group_size"],
+            span="unknown",
+            count=float(row["count"]),
+            p50_us=None,
+            p95_us=None,
+            p99_us=None,
+            exposed_us=None,
             evidence=row["evidence"],
         )
         for row in grouped.iter_rows(named=True)

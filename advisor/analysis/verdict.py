@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import COMPUTE_SHARE, HOST_IDLE_SHARE
-from paro_advise.advisor.analysis.log_inputs import log_verdict
 from paro_advise.advisor.analysis.model import VerdictEntry
 from paro_advise.advisor.analysis.regimes import UNSEEN, Regime, Verdict
-from paro_advise.advisor.analysis.summary import breakdown
-from paro_advise.advisor.wording.quantities import time_text
+from paro_advise.advisor.wording.quantities import bytes_text, gbps_text, time_text
+from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from paro_advise.advisor.analysis.model import Breakdown
     from paro_advise.advisor.analysis.observed_strategy import ObservedStrategy
     from paro_advise.advisor.analysis.state_summary import StateSummary
     from paro_advise.advisor.ranks.link_fit import Link
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 def verdict_entry(
     run: Run,
+    parts: Breakdown,
     states: Mapping[State, StateSummary],
     links: Sequence[Link],
     topology: Topology,
@@ -33,7 +34,7 @@ def verdict_entry(
     stragglers: Sequence[Straggler],
 ) -> VerdictEntry:
     """Say what limits the step, in a sentence that carries the deciding numbers."""
-    verdict = _step_verdict(run, states, links, topology, strategy) if run.timed else log_verdict(run, links)
+    verdict = _step_verdict(run, parts, states, links, topology, strategy) if run.timed else _log_verdict(run, links)
     text = verdict.text
     if stragglers:
         worst = stragglers[0]
@@ -55,13 +56,12 @@ def verdict_entry(
 
 def _step_verdict(
     run: Run,
+    parts: Breakdown,
     states: Mapping[State, StateSummary],
     links: Sequence[Link],
     topology: Topology,
     strategy: ObservedStrategy,
 ) -> Verdict:
-    parts = breakdown(run)
-
     def best(spans: tuple[str, ...]) -> float | None:
         values = [link.busbw_gbps for link in links if link.span in spans and link.busbw_gbps]
         return max(values, default=None)
@@ -84,6 +84,30 @@ def _step_verdict(
             is_cut=run.is_cut,
         )
     )
+
+
+def _log_verdict(run: Run, links: Sequence[Link]) -> Verdict:
+    """Say what inputs without step times tell: a hang, volumes, links."""
+    dumps = [item.facts for item in run.untimed if item.facts.source.kind == SourceKind.FLIGHT_RECORDER]
+    hangs = sum(notice.code == "Q250" for facts in dumps for notice in facts.notices)
+    tables = [item.collectives for item in run.untimed]
+    count = sum(map(len, tables))
+    volume = sum(float(table["bytes"].sum() or 0) for table in tables)
+    parts = []
+    if hangs:
+        parts.append(f"The run probably hung: {hangs} of {len(dumps)} dumps hold collectives that never ended")
+    if count:
+        parts.append(f"{count} collectives of {bytes_text(volume)} were counted")
+    known = [link for link in links if link.busbw_gbps]
+    if known:
+        best = max(known, key=lambda link: link.busbw_gbps or 0.0)
+        parts.append(f"{best.op} over {best.group_size} ranks reaches {gbps_text(best.busbw_gbps)} bus bandwidth")
+    median_us = next((item.header.median_iteration_us for item in run.untimed if item.header.median_iteration_us), None)
+    if median_us:
+        parts.append(f"iterations take {time_text(median_us)} (median of the training log)")
+    parts.append("these inputs contain no timing within a step, so what limits it cannot be told")
+    text = "; ".join(parts) + "."
+    return Verdict(regime=Regime.UNKNOWN, limiting_state=None, text=text[0].upper() + text[1:], case="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -243,9 +243,19 @@ def span_column(table: pl.DataFrame, topology: Topology, world_size: int | None)
         ranks = [int(rank) for rank in ranks_text.split(",")] if ranks_text else []
         if not ranks and size and size == world_size:
             ranks = list(range(size))
-        spans.append(topology.span(ranks))
+        spans.append(_span([topology.node_of.get(rank) for rank in ranks]))
     keys = keys.with_columns(pl.Series("span", spans, dtype=pl.String))
     joined = table.select("group_ranks", "group_size").join(
         keys, on=["group_ranks", "group_size"], how="left", nulls_equal=True, maintain_order="left"
     )
     return joined["span"]
+
+
+def _span(nodes: Sequence[int | None]) -> str:
+    """Return where the traffic of a group with ranks on these nodes runs."""
+    if not nodes or None in nodes:
+        return ""
+    distinct = len(set(nodes))
+    if distinct == 1:
+        return "intra"
+    return "inter" if distinct == len(nodes) else "mixed"

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paro_advise.advisor.ranks.constants import IMPOSSIBLE_GBPS, LATENCY_BYTES, MAX_FITTED_SIZES, MIN_SIZE_RATIO
-from paro_advise.core.collective import Op
+from paro_advise.core.collective import bus_factor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import polars as pl
     from numpy.typing import NDArray
+
+    from paro_advise.advisor.ranks.clock_alignment import AlignedRun
+    from paro_advise.advisor.ranks.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +38,43 @@ class Link:
     source: str
 
 
-def wire_factor(op: str, group_size: int) -> float:
-    """Return bus bytes per byte of buffer (nccl-tests, doc/PERFORMANCE.md)."""
-    if group_size < 2:
-        return 0.0
-    share = (group_size - 1) / group_size
-    match op:
-        case Op.ALL_REDUCE:
-            return 2 * share
-        case Op.ALL_GATHER | Op.REDUCE_SCATTER | Op.ALL_TO_ALL | Op.GATHER | Op.SCATTER:
-            return share
-        case _:
-            return 1.0
+def find_links(aligned: AlignedRun | None, run: Run) -> tuple[list[Link], int]:
+    """Fit the links of traces, and those that only logs know.
+
+    Returns:
+        The links, and the number of samples left out because their bandwidth is impossible.
+    """
+    links, num_impossible = fit_links(samples_of(aligned.table)) if aligned else ([], 0)
+    logged = _logged_samples(run)
+    more, num_more = fit_links(logged) if logged is not None else ([], 0)
+    known = {(link.op, link.span, link.group_size) for link in links}
+    return links + [link for link in more if (link.op, link.span, link.group_size) not in known], (
+        num_impossible + num_more
+    )
+
+
+def _logged_samples(run: Run) -> pl.DataFrame | None:
+    """Return the samples of benchmarks and loggers, None where there are none."""
+    import polars as pl
+
+    frames = [item.link_samples for item in run.untimed if len(item.link_samples)]
+    if not frames:
+        return None
+    nodes, size = pl.col("num_nodes"), pl.col("group_size")
+    span = (
+        pl.when(nodes.is_null())
+        .then(pl.lit(""))
+        .when(nodes == 1)
+        .then(pl.lit("intra"))
+        .when(nodes == size)
+        .then(pl.lit("inter"))
+        .otherwise(pl.lit("mixed"))
+    )
+    return (
+        pl.concat(frames)
+        .filter((size > 1) & (pl.col("bytes") > 0) & (pl.col("time_us") > 0))
+        .select("op", span.alias("span"), "group_size", "bytes", "time_us", pl.lit(value=False).alias("lone"))
+    )
 
 
 def samples_of(table: pl.DataFrame) -> pl.DataFrame:
@@ -102,7 +128,7 @@ def fit_links(samples: pl.DataFrame) -> tuple[list[Link], int]:
         "op", "span", "group_size", maintain_order=True
     ):
         op, span, group_size = str(key[0]), str(key[1]), int(str(key[2]))
-        wire = part["bytes"].to_numpy() * wire_factor(op, group_size)
+        wire = part["bytes"].to_numpy() * bus_factor(op, group_size)
         time_us = part["time_us"].to_numpy()
         possible = wire / time_us / 1e3 <= IMPOSSIBLE_GBPS
         num_impossible += int((~possible).sum())
@@ -188,15 +214,3 @@ def _line(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float
     if alpha < 0:
         return 0.0, float(np.median(times[-1:] / sizes[-1:]))
     return alpha, slope
-
-
-def alpha_share(links: Sequence[Link], op: str, span: str, group_size: int, bytes_: int) -> float | None:
-    """Return the share of a transfer that is latency, None when the link is not known."""
-    for link in links:
-        if (link.op, link.span, link.group_size) == (op, span or "unknown", group_size):
-            if link.alpha_us is None or link.busbw_gbps is None:
-                return 1.0 if link.busbw_gbps is None and link.alpha_us is not None else None
-            move_us = bytes_ * wire_factor(op, group_size) / link.busbw_gbps / 1e3
-            total = link.alpha_us + move_us
-            return link.alpha_us / total if total > 0 else None
-    return None

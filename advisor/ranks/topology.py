@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from paro_advise.advisor.ranks.run import Run
 
@@ -26,16 +26,6 @@ class Topology:
     gpus_per_node: int | None
     source: str
     node_of: Mapping[int, int]
-
-    def span(self, ranks: Sequence[int]) -> str:
-        """Return where a group's traffic runs: intra, inter, mixed, or "" when unknown."""
-        nodes = [self.node_of.get(rank) for rank in ranks]
-        if not nodes or None in nodes:
-            return ""
-        distinct = len(set(nodes))
-        if distinct == 1:
-            return "intra"
-        return "inter" if distinct == len(nodes) else "mixed"
 
 
 def find_topology(run: Run, gpus_per_node: int | None = None, launched_per_node: int | None = None) -> Topology:

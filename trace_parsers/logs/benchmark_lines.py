@@ -13,8 +13,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from paro_advise.core.collective import Op
-from paro_advise.trace_parsers.collective_sizes import bus_factor
+from paro_advise.core.collective import Op, bus_factor
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
 from paro_advise.trace_parsers.logs.constants import (
     LARGE_GROUP,
