@@ -32,8 +32,9 @@ lint: .venv/test.stamp ## Style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: .venv/test.stamp ## Strict typing
+types: .venv/test.stamp ## Strict typing; tests and benchmarks by tests/mypy.ini
 	$(BIN)/mypy -p paro_advise
+	$(BIN)/mypy --config-file tests/mypy.ini tests/*.py benchmarks/*.py
 
 contract: .venv/test.stamp ## Imports between the rooms and inside them
 	$(BIN)/lint-imports --config pyproject.toml --no-cache

@@ -167,7 +167,7 @@ def _child_simdjson(paths: list[Path], _: Path) -> dict[str, Any]:
                         stream = isal_zlib.decompressobj(31)
 
     def work() -> int:
-        parser = simdjson.Parser()
+        parser: Any = simdjson.Parser()
         events, parts, size, started = 0, [], 0, False
         for block in blocks():
             parts.append(block)
@@ -196,7 +196,8 @@ def _child_simdjson_whole(paths: list[Path], _: Path) -> dict[str, Any]:
 
     def work() -> int:
         with igzip.open(paths[0], "rb") as file:
-            return len(simdjson.Parser().parse(file.read())["traceEvents"])
+            document: Any = simdjson.Parser().parse(file.read())
+            return len(document["traceEvents"])
 
     return _measure(work)
 
@@ -297,7 +298,7 @@ def single_file(sizes: tuple[int, ...], repeats: int, hta_repeats_600: int) -> d
     """Measure all single-file kinds on all sizes, in turns."""
     kinds = ("ours", "hta", "simdjson", "simdjson_whole", "cache_first", "cache_second")
     paths = {size: inputs(size, 64 if size == 60 else 1)[:1] for size in sizes}
-    series = {}
+    series: dict[tuple[str, int], Series] = {}
     for size in sizes:
         megabytes = json_megabytes(paths[size][0])
         series |= {(kind, size): Series(kind, megabytes) for kind in kinds}

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples/frameworks"
 FRAMEWORKS = ("fsdp2", "fsdp1", "ddp", "deepspeed")
@@ -34,8 +35,8 @@ def train(kind: str) -> float:
 
     args = argparse.Namespace(width=160, layers=6, vocabulary=1024, sequence=32, batch=1)
     dist.init_process_group("gloo")
-    model = make_model(args)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model: Any = make_model(args)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-3)
     engine = None
     if kind == "fsdp2":
         from torch.distributed.fsdp import fully_shard

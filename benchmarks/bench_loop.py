@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paro_advise.advisor.comparison.bootstrap import change_between
+from paro_advise.advisor.comparison.compare import verdict_of
+from paro_advise.advisor.comparison.model import ChangeVerdict
 from paro_advise.runtime.capture.request import CaptureRequest
 from paro_advise.runtime.job import PLAN_VARIABLE, job_environment
 from paro_advise.runtime.lab import Isolation, Lab, LabSpec
@@ -137,10 +139,8 @@ def capture_overhead() -> tuple[float, float]:
     return found["share"], found["standard_error"]
 
 
-def verdicts(times: list[float], factor: float) -> list[str]:
+def verdicts(times: list[float], factor: float) -> list[ChangeVerdict]:
     """Return the verdicts on 100 pairs of disjoint stretches of a run, one side slowed by a factor."""
-    from paro_advise.advisor.comparison.compare import verdict_of
-
     found = []
     generator = random.Random(0)
     for _ in range(PAIRS):
@@ -177,8 +177,8 @@ def main() -> None:
         "fsdp2_speedup": round(statistics.median([r.measured for r in loops if r.framework == "fsdp2"] or [0.0]), 2),
         "loss_max_pct": max((row.loss_pct for row in loops), default=0.0),
         "norm_max_pct": max((row.norm_pct for row in loops), default=0.0),
-        "same_of_100": same.count("same"),
-        "found_of_100": slower.count("worse"),
+        "same_of_100": same.count(ChangeVerdict.SAME),
+        "found_of_100": slower.count(ChangeVerdict.WORSE),
         "capture_overhead_pct": round(100 * overhead, 2),
     }
     targets = {"inside_of_10": ">= 8", "fsdp2_speedup": ">= 2", "loss_max_pct": "<= 1e-3", "norm_max_pct": "<= 1e-3",

@@ -172,9 +172,8 @@ def choice_of(plan: Plan, system: str) -> Choice:
         ("III", None, "native") if system == "fsdp2_hsdp_gated" else (*system.split("_")[1:], "ho_ring")
     )
     fitting = [c for c in plan.candidates if (c.triple, c.collectives, c.variant) == (triple, collectives, "")]
-    if group is None:
-        group = plan.preconditions.gpus_per_node
-    return next(c for c in fitting if c.group_size in (None, int(group)))
+    group_size = plan.preconditions.gpus_per_node if group is None else int(group)
+    return next(c for c in fitting if c.group_size in (None, group_size))
 
 
 def compare(plan: Plan, measured: dict[str, float]) -> list[Row]:

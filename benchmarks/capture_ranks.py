@@ -13,6 +13,7 @@ import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,7 +41,8 @@ def main() -> None:
         optimizer.zero_grad()
         for micro in range(args.micro_batches):
             (loss_of(model, batch(args, number, micro, rank)) / args.micro_batches).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0).full_tensor().item()
+        norm: Any = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
+        norm.full_tensor().item()
         optimizer.step()
 
     def stretch(folder: Path | None) -> float:

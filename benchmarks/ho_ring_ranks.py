@@ -7,7 +7,7 @@ import json
 import os
 import statistics
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -43,9 +43,7 @@ def interleaved(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, 
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def job(
-    collectives: Collectives | HoRing, operation: Operation, num_bytes: int, **choice: Algorithm
-) -> Callable[[], None]:
+def job(collectives: Collectives | HoRing, operation: Operation, num_bytes: int, **choice: Any) -> Callable[[], None]:
     world = dist.get_world_size()
     size = max(1, num_bytes // 4 // world)
     whole, block = torch.ones(size * world), torch.ones(size)

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import gc
 import json
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,7 @@ def model_of(work: Work) -> torch.nn.Module:
 
 def peak_of(name: str, work: Work, ending: contextlib.ExitStack) -> tuple[int, int, int]:
     """Return parameters, those of the largest unit, and the most that the process takes in a step."""
-    first = model_of(work)
+    first: Any = model_of(work)
     parameters = sum(p.numel() for p in first.parameters())
     block = sum(p.numel() for p in first.blocks[0].parameters())
     step = build(name, work, first, ending)

@@ -16,7 +16,7 @@ import sys
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -58,7 +58,7 @@ class Work:
     micro_batches: int = 4
 
 
-FSDP2 = {
+FSDP2: dict[str, dict[str, Any]] = {
     "fsdp2_zero3": {},
     "fsdp2_zero3_ring": {"ring": True},
     "fsdp2_zero3_ho_ring": {"ho_ring": True},
@@ -103,7 +103,7 @@ def fsdp2(
     first: nn.Module,
     *,
     hsdp: bool = False,
-    reshard: bool | str = True,
+    reshard: bool | Literal["node"] = True,
     ring: bool = False,
     ho_ring: bool = False,
 ) -> Step:
@@ -112,8 +112,8 @@ def fsdp2(
         mesh = init_device_mesh("cpu", (world // local, local), mesh_dim_names=("replicate", "shard"))
     else:
         mesh = init_device_mesh("cpu", (world,))
-    model = copy.deepcopy(first)
-    after = local if reshard == "node" else reshard
+    model: Any = copy.deepcopy(first)
+    after = local if isinstance(reshard, str) else reshard
     for block in model.blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=after)
     fully_shard(model, mesh=mesh, reshard_after_forward=after)
@@ -141,9 +141,11 @@ def ddp(work: Work, first: nn.Module) -> Step:
 
 
 def ours(work: Work, first: nn.Module, strategy: str, group_size: int, ending: contextlib.ExitStack) -> Step:
-    model = copy.deepcopy(first)
+    model: Any = copy.deepcopy(first)
     model, optimizer = shard(model, adamw(model), strategy, group_size=group_size)
-    ending.callback(engine_of(model).close)
+    engine = engine_of(model)
+    for queue in (engine.gradients.queue, engine.updates.queue):
+        ending.callback(queue.close)
     return step_of(work, model, optimizer, lambda last: contextlib.nullcontext() if last else model.no_sync())
 
 

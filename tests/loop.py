@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 
 from paro_advise.core.documents import to_json
-from paro_advise.policies.plan import read_plan, with_id
+from paro_advise.policies.plan import Verdict, read_plan, with_id
 
 SCRIPTS = ROOT / "examples/frameworks"
 
@@ -53,5 +53,5 @@ def plan_for(plan_file, target, triple, group_size=2, collectives="ho_ring"):
         if (choice.triple, choice.collectives, choice.variant) == (triple, collectives, "")
         and choice.group_size in (None, group_size)
     )
-    target.write_bytes(to_json(with_id(replace(plan, chosen=chosen, verdict="change"))))
+    target.write_bytes(to_json(with_id(replace(plan, chosen=chosen, verdict=Verdict.CHANGE))))
     return target

@@ -7,6 +7,7 @@ the library: real ring reduce-scatters and all-gathers, nested layout, Adam.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ class World:
 
     def gather(self, groups, kind, pieces):
         """Ring all-gather in every group: rank -> piece to rank -> pieces joined in order of members."""
-        result = {}
+        result: dict[int, Any] = {}
         for members in groups:
             p = len(members)
             held = {rank: {place: pieces[rank]} for place, rank in enumerate(members)}
@@ -53,7 +54,7 @@ class World:
 
     def scatter_sum(self, groups, kind, buffers):
         """Ring reduce-scatter in every group: rank -> buffer to rank -> its block of the sum."""
-        result = {}
+        result: dict[int, Any] = {}
         for members in groups:
             p = len(members)
             blocks = {rank: [part.copy() for part in np.split(buffers[rank], p)] for rank in members}

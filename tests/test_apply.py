@@ -14,7 +14,7 @@ from paro_advise.advisor.edits.json_text import remove_key, set_value
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.core.documents import to_json
-from paro_advise.policies.plan import with_id
+from paro_advise.policies.plan import Verdict, with_id
 
 DEEPSPEED = """{
     "train_micro_batch_size_per_gpu": 2,
@@ -83,7 +83,7 @@ def plan(tmp_path):
         made = recommend(calibration(), Limits())
         chosen = next(c for c in made.candidates if c.triple == triple and c.group_size in (None, group_size))
         path = tmp_path / f"{triple}.json"
-        path.write_bytes(to_json(with_id(replace(made, chosen=chosen, verdict="change", **changes))))
+        path.write_bytes(to_json(with_id(replace(made, chosen=chosen, verdict=Verdict.CHANGE, **changes))))
         return str(path)
 
     return write

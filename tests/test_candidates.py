@@ -13,10 +13,10 @@ from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.core.documents import to_json
 from paro_advise.core.framework import Framework
-from paro_advise.policies.frameworks.model import Fidelity, Offload
+from paro_advise.policies.frameworks.model import Fidelity, Offload, Variant
 from paro_advise.policies.frameworks.registry import approximation_of, exports_of, frameworks_of
 from paro_advise.policies.plan import as_framework_runs, plan_from_json
-from paro_advise.policies.strategy import KEPT, Strategy
+from paro_advise.policies.strategy import KEPT, CollectiveBackend, Strategy
 
 WIRE = 0.05e3  # bytes a microsecond
 
@@ -67,8 +67,8 @@ def test_what_is_kept_or_copied_is_counted():
     plan = recommend(made, Limits())
     rows = {(choice.triple, choice.variant, choice.collectives): choice for choice in plan.candidates}
     whole = made.parameters * 4.0
-    plain = rows["GGG", "", "native"].predicted.terms
-    kept = rows["GGG", "kept_for_backward", "native"].predicted.terms
+    plain = rows["GGG", Variant.PLAIN, CollectiveBackend.NATIVE].predicted.terms
+    kept = rows["GGG", Variant.KEPT, CollectiveBackend.NATIVE].predicted.terms
     assert kept["transient"] - plain["transient"] == pytest.approx(whole)
     copied = next(c for c in plan.candidates if c.variant == "second_copy" and c.group_size == 2).predicted.terms
     assert copied["parameter"] - plain["parameter"] == pytest.approx(whole / 2)
@@ -102,7 +102,7 @@ def test_what_may_not_be_proposed_is_in_no_comparison_of_what_may():
 
 @pytest.mark.parametrize("triple", [str(strategy) for strategy in KEPT])
 def test_every_approximation_is_known_as_what_it_really_is(triple):
-    fidelities = exports_of(Strategy.parse(triple), "native")
+    fidelities = exports_of(Strategy.parse(triple), CollectiveBackend.NATIVE)
     approximating = {name for name, fidelity in fidelities.items() if fidelity == Fidelity.APPROXIMATE}
     for framework in approximating:
         assert framework in frameworks_of(*approximation_of(triple, framework))
@@ -114,7 +114,7 @@ def test_a_plan_says_what_a_framework_makes_of_it():
     for triple, framework, real in (("NGG", "fsdp2", ("GGG", "kept_for_backward")), ("III", "fsdp1", ("III", ""))):
         chosen = next(c for c in plan.candidates if (c.triple, c.collectives) == (triple, "ho_ring"))
         runs = as_framework_runs(replace(plan, chosen=chosen), framework)
-        assert (runs.triple, runs.variant, runs.collectives) == (*real, "native")
+        assert ((runs.triple, runs.variant), runs.collectives) == (real, "native")
         assert runs.predicted.step_time_us.p50 > chosen.predicted.step_time_us.p50
     again = plan_from_json(to_json(plan), "again")
     assert again == plan
@@ -129,7 +129,7 @@ def test_what_can_be_switched_on_today_is_of_the_frameworks_own_family():
     assert is_at_hand(replace(found(calibration(), "GGG"), offload=Offload.OPTIMIZER), Framework.DEEPSPEED)
     assert not is_at_hand(megatron, Framework.FSDP2)
     assert is_at_hand(megatron, Framework.MEGATRON)
-    assert is_at_hand(megatron, "unknown")
+    assert is_at_hand(megatron, Framework.UNKNOWN)
 
 
 def test_when_not_even_that_fits_the_parameters_go_to_the_host_too():

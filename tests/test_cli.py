@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import click
 import pytest
 from helpers import write_run
 from trace_builder import fsdp_rank
@@ -41,7 +42,7 @@ def traces(tmp_path):
 def test_verbs_and_options_are_frozen():
     assert set(VERBS) == set(OPTIONS)
     for verb, expected in OPTIONS.items():
-        command = cli.get_command(None, verb)
+        command = cli.get_command(click.Context(cli), verb)
         got = {text for parameter in command.params for text in parameter.opts if text.startswith("-")}
         assert got == expected, verb
 

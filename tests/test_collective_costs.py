@@ -6,7 +6,7 @@ import pytest
 
 from paro_advise.core.collective import Op
 from paro_advise.errors import UsageError
-from paro_advise.policies.collective_cost import Algorithm, effort_of
+from paro_advise.policies.collective_cost import RingAlgorithm, effort_of
 
 
 def cost(algorithm, operation, num_bytes, nodes, local, *, ratio=10.0, inter_alpha=0.0, intra_alpha=0.0, inter=1.0):
@@ -43,8 +43,8 @@ RATIOS = {
 @pytest.mark.parametrize("nodes", [2, 4, 8, 16])
 def test_ratios_of_ho_ring_to_a_flat_ring(ratio, nodes):
     for local, (overlapped, best) in zip((2, 4, 8), RATIOS[ratio][nodes], strict=True):
-        flat = cost(Algorithm.RING, Op.ALL_GATHER, 1e9, nodes, local, ratio=ratio)
-        ho_ring = cost(Algorithm.HO_RING, Op.REDUCE_SCATTER, 1e9, nodes, local, ratio=ratio)
+        flat = cost(RingAlgorithm.RING, Op.ALL_GATHER, 1e9, nodes, local, ratio=ratio)
+        ho_ring = cost(RingAlgorithm.HO_RING, Op.REDUCE_SCATTER, 1e9, nodes, local, ratio=ratio)
         # Two decimals are printed there, and one of them is rounded up from 1.015.
         assert flat / ho_ring == pytest.approx(overlapped, abs=0.0101)
         assert flat / bound(1e9, nodes, local, ratio) == pytest.approx(best, abs=0.0101)
@@ -61,19 +61,19 @@ def test_ratios_of_ho_ring_to_a_flat_ring(ratio, nodes):
 def test_latency_makes_ho_ring_win_more_on_many_nodes(num_bytes, wanted):
     links = {"ratio": 8.0, "inter_alpha": 15.0, "intra_alpha": 3.0, "inter": 25.0}
     for nodes, ratio in zip((2, 4, 8, 16), wanted, strict=True):
-        flat = cost(Algorithm.RING, Op.ALL_GATHER, num_bytes, nodes, 8, **links)
-        ho_ring = cost(Algorithm.HO_RING, Op.ALL_GATHER, num_bytes, nodes, 8, **links)
+        flat = cost(RingAlgorithm.RING, Op.ALL_GATHER, num_bytes, nodes, 8, **links)
+        ho_ring = cost(RingAlgorithm.HO_RING, Op.ALL_GATHER, num_bytes, nodes, 8, **links)
         assert flat / ho_ring == pytest.approx(ratio, abs=0.02)
 
 
-@pytest.mark.parametrize("algorithm", Algorithm)
+@pytest.mark.parametrize("algorithm", RingAlgorithm)
 def test_no_algorithm_beats_the_bound(algorithm):
     for num_bytes in (1e3, 1e6, 1e9):
         took = cost(algorithm, Op.ALL_GATHER, num_bytes, 4, 2, ratio=4.0, inter_alpha=10.0, intra_alpha=2.0, inter=5.0)
         assert took >= bound(num_bytes, 4, 2, 4.0, 5.0) * 0.999
 
 
-@pytest.mark.parametrize("algorithm", Algorithm)
+@pytest.mark.parametrize("algorithm", RingAlgorithm)
 def test_an_all_reduce_costs_a_reduce_scatter_and_an_all_gather(algorithm):
     links = {"inter_alpha": 10.0, "intra_alpha": 1.0}
     parts = sum(cost(algorithm, operation, 1e8, 4, 2, **links) for operation in (Op.REDUCE_SCATTER, Op.ALL_GATHER))
@@ -83,13 +83,15 @@ def test_an_all_reduce_costs_a_reduce_scatter_and_an_all_gather(algorithm):
 def test_written_out_on_one_node():
     """8 ranks, 10 GB/s each, 2 us: a ring takes 7 rounds, 7/8 of 1 MB in all."""
     megabyte = 1e6 / 10e3  # us at 10 GB/s
-    assert cost(Algorithm.RING, Op.ALL_GATHER, 1e6, 1, 8, intra_alpha=2.0) == pytest.approx(7 * 2 + 7 / 8 * megabyte)
+    assert cost(RingAlgorithm.RING, Op.ALL_GATHER, 1e6, 1, 8, intra_alpha=2.0) == pytest.approx(
+        7 * 2 + 7 / 8 * megabyte
+    )
 
 
 def test_one_rank_sends_nothing():
-    assert cost(Algorithm.RING, Op.ALL_REDUCE, 1e6, 1, 1, inter_alpha=9.0, intra_alpha=9.0) == 0
+    assert cost(RingAlgorithm.RING, Op.ALL_REDUCE, 1e6, 1, 1, inter_alpha=9.0, intra_alpha=9.0) == 0
 
 
 def test_other_operations_are_refused():
     with pytest.raises(UsageError, match="all_to_all"):
-        effort_of(Algorithm.RING, Op.ALL_TO_ALL, 1.0, 2, 2)
+        effort_of(RingAlgorithm.RING, Op.ALL_TO_ALL, 1.0, 2, 2)

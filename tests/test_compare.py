@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from test_recommend import calibration
 from test_report import Page
 from trace_builder import fsdp_rank
 
-from paro_advise.advisor.analysis.model import analysis_from_json
+from paro_advise.advisor.analysis.model import Analysis, analysis_from_json
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.comparison.acceptance import Thresholds
 from paro_advise.advisor.comparison.bootstrap import change_between
@@ -41,7 +42,7 @@ def captured(times_us, **changes):
         )
         for number, time in enumerate(times_us)
     )
-    usual = {
+    usual: dict[str, Any] = {
         "steps": steps,
         "median_step_us": float(np.median(times_us)),
         "profiler_slowdown": 1.2,
@@ -63,7 +64,7 @@ def analysis(tmp_path):
     return analyze(write_run(tmp_path / "run", [fsdp_rank(rank, 2) for rank in range(2)]))
 
 
-def pair(analysis, before, after, **changes):
+def pair(analysis, before, after, **changes) -> tuple[Analysis, Analysis]:
     return (
         replace(analysis, captured=captured(before)),
         replace(analysis, captured=captured(after, **changes)),
@@ -309,8 +310,8 @@ def test_the_notebook_recomputes_the_figures(analysis, capsys):
 
 def test_markdown_cannot_be_broken_by_names(analysis):
     run_ = replace(analysis.run, framework="a|b<script>")
-    sides = [replace(side, run=run_) for side in pair(analysis, [1e5] * 6, [9e4] * 6)]
-    text = comparison_markdown(compare(*sides, None))
+    before, after = (replace(side, run=run_) for side in pair(analysis, [1e5] * 6, [9e4] * 6))
+    text = comparison_markdown(compare(before, after, None))
     assert "<script>" not in text
     assert "a\\|b" in text
 

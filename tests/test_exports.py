@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from typing import Any
 
 import pytest
 from test_sharding import run
@@ -11,7 +12,7 @@ from test_sharding import run
 from paro_advise.errors import UsageError
 from paro_advise.policies.frameworks.model import Fidelity, Offload, Target
 from paro_advise.policies.frameworks.registry import EXPORTED, export, exports_of
-from paro_advise.policies.strategy import KEPT, Strategy
+from paro_advise.policies.strategy import KEPT, CollectiveBackend, Strategy
 
 
 def target(triple, **changes):
@@ -21,7 +22,7 @@ def target(triple, **changes):
 @pytest.mark.parametrize("framework", list(EXPORTED))
 @pytest.mark.parametrize("strategy", [str(strategy) for strategy in KEPT])
 def test_everything_is_expressed_or_refused(framework, strategy):
-    fidelity = exports_of(Strategy.parse(strategy), "native")[framework]
+    fidelity = exports_of(Strategy.parse(strategy), CollectiveBackend.NATIVE)[framework]
     if fidelity == Fidelity.UNSUPPORTED:
         with pytest.raises(UsageError, match="no settings for it"):
             export(framework, target(strategy))
@@ -37,7 +38,7 @@ def test_everything_is_expressed_or_refused(framework, strategy):
 
 
 def test_only_our_runtime_has_ho_ring():
-    found = exports_of(Strategy.parse("GGG"), "ho_ring")
+    found = exports_of(Strategy.parse("GGG"), CollectiveBackend.HO_RING)
     assert found.pop("paro_advise") == "exact"
     assert set(found.values()) == {"unsupported"}
 
@@ -88,7 +89,7 @@ def test_lightning_makes_its_strategy():
     strategies = pytest.importorskip(
         "lightning.pytorch.strategies", reason="Lightning is not installed (make bench-training)"
     )
-    module = {}
+    module: dict[str, Any] = {}
     exec(export("lightning", target("GGG")).text, module)
     assert isinstance(module["strategy"], strategies.ModelParallelStrategy)
 

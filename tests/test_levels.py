@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from test_recommend import MB, calibration, estimate
 
-from paro_advise.advisor.prediction.candidate import Candidate, baseline_candidate
-from paro_advise.advisor.prediction.candidates import aligned_sizes
+from paro_advise.advisor.prediction.candidates import Candidate, aligned_sizes, baseline_candidate
 from paro_advise.advisor.prediction.network_tiers import Cluster, fit_tiers
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
@@ -16,7 +16,7 @@ from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.advisor.prediction.what_if import Basis, sensitivities
 from paro_advise.advisor.ranks.link_fit import Link
 from paro_advise.errors import UsageError
-from paro_advise.policies.strategy import Collectives, Strategy
+from paro_advise.policies.strategy import CollectiveBackend, Strategy
 
 # 8 nodes of 4 ranks.
 CLUSTER = Cluster(world_size=32, ranks_per_node=4, is_gloo=False, concurrent=1.0)
@@ -119,7 +119,7 @@ def step_us_without_pods(size):
 def test_more_nodes_are_more_pods_of_the_same_size():
     made = of_pods()
     links, base = measured_links(made), baseline_candidate(made)
-    now = Basis(calibration=made, links=links, anchor=1.0, base=base, chosen=base, bias=0.0)
+    now = Basis(calibration=made, links=links, anchor=np.array([1.0]), base=base, chosen=base, bias=0.0)
     assert len(sensitivities(now, [(base, 1.0)])) == 7
     assert replace(made, world_size=32).has_pods
     assert not replace(made, world_size=8).has_pods
@@ -141,7 +141,7 @@ def test_inside_a_node_gloo_is_taken_to_be_as_quick_as_its_cores():
 def test_ho_ring_inside_a_node_gains_with_up_to_four_ranks(ranks, share):
     def taken(gbps, source):
         made = calibration(ranks_per_node=ranks, world_size=16, intra_gbps=replace(estimate(gbps), source=source))
-        ours = Candidate(strategy=Strategy.parse("III"), group_size=ranks, collectives=Collectives.HO_RING)
+        ours = Candidate(strategy=Strategy.parse("III"), group_size=ranks, collectives=CollectiveBackend.HO_RING)
         return float(step_us(made, ours, measured_links(made)))
 
     assert taken(1.0, "prior") == pytest.approx(taken(share, "measured"))

@@ -203,7 +203,7 @@ def test_before_and_after_are_compared(fsdp2, tmp_path):
     assert found["parity"]["loss_max_pct"] < 1e-4
     assert found["parity"]["gradient_norm_max_pct"] < 1e-4
     assert {item["name"] for item in found["predicted_vs_measured"]} == {"step_time_us", "speedup"}
-    assert "Does it train alike" in (tmp_path / "r.html").read_text()
+    assert "Does it still train the same?" in (tmp_path / "r.html").read_text()
 
 
 def test_a_script_with_the_plan_in_it_runs_under_any_launcher(fsdp2, tmp_path):

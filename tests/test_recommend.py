@@ -14,8 +14,7 @@ from trace_builder import fsdp_rank
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.comparison.prediction_bias import PredictionBias
 from paro_advise.advisor.prediction.calibration import Calibration
-from paro_advise.advisor.prediction.candidate import Candidate, baseline_candidate
-from paro_advise.advisor.prediction.candidates import candidates
+from paro_advise.advisor.prediction.candidates import Candidate, baseline_candidate, candidates
 from paro_advise.advisor.prediction.network_tiers import Estimate
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits, baseline_bytes, least_bytes
@@ -25,7 +24,7 @@ from paro_advise.core.documents import to_json
 from paro_advise.core.framework import Framework
 from paro_advise.errors import ForeignDataError
 from paro_advise.policies.plan import plan_from_json
-from paro_advise.policies.strategy import Collectives, Strategy
+from paro_advise.policies.strategy import CollectiveBackend, Strategy
 
 MB = 1e6
 
@@ -94,7 +93,7 @@ def test_reductions_of_the_runtime_hide_behind_backward():
     first = forward + backward + 4 * inside
     last = forward + backward / 4 + 4 * (inside + across)  # the port is the bottleneck from the first one on
     gather = 4 * (max(3 * (100.0 + 1 * MB / port), 3 * (50.0 + 0.5 * MB / 1000)) + 50.0 + 0.5 * MB / 1000)
-    candidate = Candidate(strategy=Strategy.parse("NIG"), group_size=2, collectives=Collectives.HO_RING)
+    candidate = Candidate(strategy=Strategy.parse("NIG"), group_size=2, collectives=CollectiveBackend.HO_RING)
     assert step_us(made, candidate, measured_links(made)) == pytest.approx(first + last + gather + 5_000.0, rel=1e-6)
 
 
