@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import math
 from dataclasses import replace
 
@@ -182,7 +183,7 @@ def test_a_plan_is_the_same_every_time_and_cannot_be_edited():
     assert plan_from_json(data, "plan.json") == first
     with pytest.raises(ForeignDataError, match="as it was written"):
         plan_from_json(data.replace(b'"world_size": 8', b'"world_size": 9'), "plan.json")
-    for wrong in (b"{}", b"[", data.replace(b'"format_version": "1.3"', b'"format_version": "2.0"')):
+    for wrong in (b"{}", b"[", re.sub(rb'"format_version": "1\.\d+"', b'"format_version": "2.0"', data)):
         with pytest.raises(ForeignDataError):
             plan_from_json(wrong, "plan.json")
 
@@ -192,7 +193,7 @@ def test_a_plan_of_an_older_format_is_read():
     body = json.loads(to_json(recommend(calibration(), Limits())))
     body |= {"format_version": "1.1", "plan_id": ""}
     for choice in (body["baseline"], body["chosen"], body["switch_on_today"], *body["candidates"]):
-        del choice["variant"]
+        del choice["variant"], choice["traffic"]
     plain = json.dumps(body, sort_keys=True, separators=(",", ":"))
     body["plan_id"] = hashlib.sha256(plain.encode()).hexdigest()[:16]
     assert plan_from_json(json.dumps(body).encode(), "old").chosen.triple == body["chosen"]["triple"]
