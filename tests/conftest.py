@@ -1,4 +1,4 @@
-"""What all tests share: the shared inputs, a clean environment, a way to run an analysis."""
+"""What all tests share: recorded runs and a clean environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARED = ROOT.parent / "shared"
+DATA = ROOT / "tests" / "data"  # runs cut short, see its README
+SHARED = ROOT.parent / "shared"  # the same runs whole, and other people's files, where it is there
+
+
+def recorded(kind, names):
+    """Return a folder of each run as a parameter: cut short, and whole as well where ../shared is there."""
+    places = {"cut": DATA} | ({"whole": SHARED} if SHARED.is_dir() else {})
+    return [
+        pytest.param(place / kind / name, id=f"{name}-{length}") for length, place in places.items() for name in names
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -19,11 +28,3 @@ def clean_environment(monkeypatch, tmp_path):
     for name in ("NO_COLOR", "FORCE_COLOR", "PARO_ADVISE_DEBUG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PARO_ADVISE_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def shared():
-    """The folder of real inputs; tests that need it are skipped where it is absent."""
-    if not SHARED.is_dir():
-        pytest.skip("the folder ../shared with real traces is not here")
-    return SHARED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paro_advise.advisor.analysis.build import build_analysis
-from paro_advise.advisor.analysis.options import Options
+from paro_advise.advisor.analysis.model import Options
 from paro_advise.advisor.facts.frames import read_table
 from paro_advise.advisor.facts.rank_facts import rank_facts
 from paro_advise.advisor.facts.reading import read_all

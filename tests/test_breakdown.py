@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from conftest import DATA, SHARED
 from helpers import analyze, facts_of, write_run
 from trace_builder import TraceBuilder, fsdp_rank
 
@@ -26,8 +27,14 @@ def test_parts_of_the_hand_written_step(tmp_path):
         assert step.state_exposed_us["gradient"] == pytest.approx(100)
 
 
-def test_parts_sum_to_the_step_on_every_shared_run(shared):
-    for path in sorted(shared.glob("*_runs/*/rank0.json.gz")) + sorted(shared.glob("nccl_like/*/traces/rank0_*")):
+def test_parts_sum_to_the_step_on_every_recorded_run():
+    """Of the runs in tests/data, and of the whole ones where ../shared is there."""
+    cut, whole = (
+        sorted(place.glob("*_runs/*/rank0.json.gz")) + sorted(place.glob("nccl_like/*/traces/rank0_*"))
+        for place in (DATA, SHARED)
+    )
+    assert len(cut) == 15
+    for path in cut + whole:
         for step in facts_of(path).steps:
             parts = step.compute_us + step.exposed_communication_us + step.other_us + step.idle_us
             assert parts == pytest.approx(step.wall_us, rel=1e-6), path

@@ -12,8 +12,9 @@ import subprocess
 import sys
 
 import pytest
+from conftest import DATA, SHARED
 from helpers import facts_of
-from trace_builder import TraceBuilder
+from trace_builder import LAYOUTS, TraceBuilder
 
 from paro_advise.advisor.hta import library as hta_mode
 from paro_advise.advisor.hta.library import hta_figures
@@ -100,29 +101,74 @@ def paths_of(refs, folder):
     return [str(path) for path in paths]
 
 
-@pytest.mark.hta
-@needs_hta
-def test_every_shared_trace_reads_as_in_hta(shared, tmp_path, record_property):
-    ranks = [rank for run in sorted((shared / "nccl_like").glob("*/traces")) for rank in sorted(run.iterdir())[:2]]
-    refs = kineto_in(shared / "corpus", *ranks)
-    paths = paths_of(refs, tmp_path)
+def beside_hta(refs, folder):
+    """Return where our figures differ from HTA's, by trace, and why HTA reads none of the others."""
+    paths = paths_of(refs, folder)
     answers = ask_hta(paths)
     outcomes = {ref.label: (hta_rules(ref), answers[path]) for ref, path in zip(refs, paths, strict=True)}
     unreadable = {label: why for label, (_, why) in outcomes.items() if isinstance(why, str)}
     found = {label: differences(*pair) for label, pair in outcomes.items() if label not in unreadable}
+    return found, {label: why.partition(":")[0] for label, why in unreadable.items()}
+
+
+def ranks_of_runs(place):
+    """Return two ranks of each NCCL run in a folder."""
+    return [rank for run in sorted((place / "nccl_like").glob("*/traces")) for rank in sorted(run.iterdir())[:2]]
+
+
+@pytest.mark.hta
+@needs_hta
+def test_every_run_reads_as_in_hta(tmp_path):
+    ranks = ranks_of_runs(DATA)
+    assert len(ranks) == 2 * 4
+    found, unreadable = beside_hta(kineto_in(*ranks), tmp_path)
+    assert (len(found), unreadable) == (len(ranks), {})
+    assert found == {label: {} for label in found}
+
+
+@pytest.mark.hta
+@needs_hta
+def test_every_layout_reads_as_in_hta(tmp_path):
+    """All layouts that torch and tools after it write; HTA wants an object with an array and rows of a device."""
+    source = tmp_path / "traces"
+    source.mkdir()
+    texts = {layout: render({"schemaVersion": 1}, small_trace()[1:]) for layout, render in LAYOUTS.items()}
+    texts["no_end"] = texts["torch213"][:-300]
+    for name, text in texts.items():
+        (source / f"{name}.json").write_text(text, encoding="utf-8")
+    written(source / "no_device.json", [event("cpu_op", "aten::mm", 1.0, 5.0)])
+    found, unreadable = beside_hta(kineto_in(source), tmp_path)
+    assert {label.rpartition("/")[2]: why for label, why in unreadable.items()} == {
+        "bare_list.json": "AttributeError",
+        "bare_list_lines.json": "AttributeError",
+        "no_end.json": "JSONDecodeError",
+        "no_device.json": "IndexError",
+    }
+    assert len(found) == len(LAYOUTS) - 2
+    assert found == {label: {} for label in found}
+
+
+@pytest.mark.hta
+@needs_hta
+def test_every_public_trace_reads_as_in_hta(tmp_path, record_property):
+    """Other people's traces and the whole runs. Asks nothing where ../shared is absent."""
+    if not SHARED.is_dir():
+        return
+    ranks = ranks_of_runs(SHARED)
+    found, unreadable = beside_hta(kineto_in(SHARED / "corpus", *ranks), tmp_path)
     record_property("equal", len(found))
     record_property("unreadable_by_hta", unreadable)
     assert found == {label: {} for label in found}
     assert len(found) > len(ranks)
     # No device rows, broken JSON, a bare list of events.
-    assert {why.partition(":")[0] for why in unreadable.values()} <= {"IndexError", "JSONDecodeError", "AttributeError"}
+    assert set(unreadable.values()) <= {"IndexError", "JSONDecodeError", "AttributeError"}
 
 
 @pytest.mark.hta
 @needs_hta
-def test_hta_reads_none_of_the_gloo_runs(shared, tmp_path, record_property):
+def test_hta_reads_none_of_the_gloo_runs(tmp_path, record_property):
     """HTA knows device rows only. It takes a second a trace, so it is asked for one rank of each run."""
-    refs = kineto_in(shared / "zero_runs")
+    refs = kineto_in(DATA / "zero_runs")
     assert {hta_rules(ref).kernel_time_us for ref in refs} == {None}
     one_each = {ref.path.parent: ref for ref in refs}
     answers = ask_hta(paths_of(list(one_each.values()), tmp_path))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from collections import Counter
 
 import pytest
+from conftest import SHARED, recorded
 from helpers import analyze, collectives_of, facts_of, gathered
 from trace_builder import TraceBuilder, fsdp_rank
 
@@ -22,13 +24,13 @@ def analyses():
     return {}
 
 
-@pytest.fixture(params=RUNS)
-def run(request, shared, analyses):
-    folder = shared / "nccl_like" / request.param
-    if request.param not in analyses:
+@pytest.fixture(params=recorded("nccl_like", RUNS))
+def run(request, analyses):
+    folder = request.param
+    if folder not in analyses:
         truth = json.loads((folder / "truth.json").read_text())
-        analyses[request.param] = (folder, truth, analyze(folder / "traces"))
-    return analyses[request.param]
+        analyses[folder] = (folder, truth, analyze(folder / "traces"))
+    return analyses[folder]
 
 
 def close(got, expected, share, floor=0.0):
@@ -37,7 +39,9 @@ def close(got, expected, share, floor=0.0):
 
 def test_breakdown_of_every_rank_and_step(run):
     folder, truth, _ = run
-    for path in sorted((folder / "traces").iterdir()):
+    paths = sorted((folder / "traces").iterdir())
+    assert len(paths) == len(truth["ranks"])
+    for path in paths:
         facts = facts_of(path)
         for step, expected in zip(facts.steps, truth["ranks"][str(facts.header.rank)], strict=True):
             for name in ("compute_us", "exposed_communication_us", "other_us", "idle_us"):
@@ -65,7 +69,7 @@ def test_states(run):
 def test_collectives_have_the_right_state_bytes_and_order(run):
     folder, truth, _ = run
     columns = truth["collective_columns"]
-    expected = Counter()
+    expected: Counter[tuple[object, ...]] = Counter()
     for row in truth["collectives"]:
         entry = dict(zip(columns, row, strict=True))
         expected[(entry["pg_name"], entry["seq"], entry["state"], entry["op"], entry["bytes_full"])] += 1
@@ -127,9 +131,8 @@ def test_rank_0_alone_says_what_cannot_be_known(run):
     close(analysis.breakdown_us.exposed_communication, mean_exposed, 0, floor=0.01 * whole.step_time_us.median)
 
 
-def test_dlrm_transfers_and_clocks(shared):
-    """8 V100 in one box: the first all-to-all takes 10 us everywhere, the rest is waiting."""
-    archive = shared / "corpus/facebookresearch+param/et_replay/tests/inputs/dlrm_kineto.tar.gz"
+def first_all_to_all(archive):
+    """Return (duration, transfer, wait) of the first all-to-all on each of 8 ranks of one box, clocks unknown."""
     found = assemble_run([decode(facts) for facts in gathered(archive).facts])
     assert [rank for rank, _ in found.timed] == list(range(8))
     matched = match_ranks(found.timed, {rank: f"clock {rank}" for rank, _ in found.timed})
@@ -137,11 +140,46 @@ def test_dlrm_transfers_and_clocks(shared):
     table = matched.table.filter(matched.table["name"].str.contains("SendRecv")).sort("arrival_us")
     first = table.filter(table["match"] == table["match"][0])
     assert len(first) == 8
-    for duration, transfer, wait in zip(
-        (first["end_us"] - first["start_us"]).to_list(),
-        first["transfer_us"].to_list(),
-        first["wait_us"].to_list(),
-        strict=True,
+    durations = (first["end_us"] - first["start_us"]).to_list()
+    return list(zip(durations, first["transfer_us"].to_list(), first["wait_us"].to_list(), strict=True))
+
+
+def recommender_rank(rank):
+    """DDP and all-to-alls on 8 GPUs, kernels without arguments, as older traces have them.
+
+    Every all-to-all takes 10 us from the arrival of rank 5, the last one; rank r arrives 40 + r us before it.
+    """
+    trace = TraceBuilder(rank, 8)
+    name = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)"
+    early = 0 if rank == 5 else 40 + rank
+    for step in range(3):
+        base = 2000.0 * step
+        trace.step(step, base, 2000)
+        for start in (base + 300, base + 900):
+            trace.compute(start - early, 10 + early, name=name, stream=84)
+        name_of_sum = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)"
+        trace.compute(base + 1500 - early, 100 + early, name=name_of_sum, stream=84)
+    return trace
+
+
+def test_transfers_and_clocks_of_kernels_without_arguments(tmp_path):
+    """The all-to-all takes 10 us everywhere, the rest is waiting; the ranks come in one archive."""
+    with tarfile.open(tmp_path / "run.tar.gz", "w:gz") as archive:
+        for rank in range(8):
+            archive.add(recommender_rank(rank).write(tmp_path / f"worker{rank}.pt.trace.json"), f"worker{rank}.json")
+    calls = first_all_to_all(tmp_path / "run.tar.gz")
+    assert sorted(duration for duration, _, _ in calls) == pytest.approx([10, 50, 51, 52, 53, 54, 56, 57])
+    for duration, transfer, wait in calls:
+        assert transfer == pytest.approx(10, abs=0.01)
+        assert wait == pytest.approx(duration - 10, abs=0.01)
+
+
+def test_transfers_and_clocks_of_a_public_run():
+    """8 V100 in one box: the first all-to-all takes 10 us everywhere. Asks nothing where ../shared is absent."""
+    if not SHARED.is_dir():
+        return
+    for duration, transfer, wait in first_all_to_all(
+        SHARED / "corpus/facebookresearch+param/et_replay/tests/inputs/dlrm_kineto.tar.gz"
     ):
         assert transfer == pytest.approx(10, abs=3)
         assert wait == pytest.approx(duration - transfer)

@@ -69,13 +69,19 @@ def test_nothing_is_cited_that_is_not_in_the_repository():
     for path in (path for room in rooms for path in (ROOT / room).rglob("*.py")):
         text = path.read_text()
         if path.name != "test_public_api.py":
-            assert not re.search(r"(?i)reference[: (]+(?:traces|formats|prediction|strategies|runtime|parsing|lab)\b", text), path
+            assert not re.search(
+                r"(?i)reference[: (]+(?:traces|formats|prediction|strategies|runtime|parsing|lab)\b", text
+            ), path
         for page, section in re.findall(r"(?<![\w/])docs/([\w/-]+\.md)(?:, ([a-z][\w' -]*))?", text):
             name = page.rpartition("/")[2]
             assert name in pages, (path, page)
             if section:
                 heads = re.findall(r"^#+ (.*)$", pages[name], re.MULTILINE)
-                assert any(section.strip().startswith(head[:12]) or head in section for head in heads), (path, page, section)
+                assert any(section.strip().startswith(head[:12]) or head in section for head in heads), (
+                    path,
+                    page,
+                    section,
+                )
 
 
 def test_the_page_of_constants_is_what_the_code_says():

@@ -7,11 +7,12 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from conftest import recorded
 from helpers import analyze, gathered, write_run
 from trace_builder import fsdp_rank
 
 from paro_advise.advisor.analysis.build import build_analysis
-from paro_advise.advisor.analysis.options import Options
+from paro_advise.advisor.analysis.model import Options
 from paro_advise.advisor.commands.provenance import report_bytes
 from paro_advise.advisor.rendering.charts import nice_ticks
 from paro_advise.core.documents import to_json
@@ -219,7 +220,12 @@ def test_states_of_the_hand_written_run(report):
     assert analysis.run.strategy.triple == "GGG"
 
 
-def test_reports_of_shared_runs_are_small(shared):
-    _, data, _ = page_of(shared / "zero_runs/fsdp2_hsdp_gated_acc4")
+@pytest.mark.parametrize("folder", recorded("zero_runs", ["fsdp2_hsdp_gated_acc4"]))
+def test_reports_of_recorded_runs_are_small(folder):
+    _, data, _ = page_of(folder)
     assert len(data) <= 300 * 1024
-    assert analyze(shared / "zero_runs/ddp_acc4").verdict.text
+
+
+@pytest.mark.parametrize("folder", recorded("zero_runs", ["ddp_acc4"]))
+def test_recorded_runs_have_a_verdict(folder):
+    assert analyze(folder).verdict.text

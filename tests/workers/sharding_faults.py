@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,16 +13,14 @@ import torch
 import torch.distributed as dist
 from sharding_worker import Model, data, loss_of, optimizer_of, train_sharded, whole_parameters
 from torch.distributed.checkpoint import FileSystemWriter
-from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from paro_advise.runtime import latest_checkpoint, load_checkpoint, save_checkpoint, shard, switch
 from paro_advise.runtime.sharding import states
 from paro_advise.runtime.sharding.exchange.procedure import UnitProcedure
 
 VICTIM = 2
-# Starting up and saving may take long on a busy machine. From then on gloo gives up soon: nothing
-# but a timeout tells of a rank that hangs, or of one that is gone but owed this rank nothing.
-TIMEOUT, TIMEOUT_ONCE_ARMED = timedelta(minutes=30), timedelta(seconds=10)
+# gloo's own. A rank that hangs shows by nothing but a timeout, so there it is shorter.
+TIMEOUT, TIMEOUT_OF_HANG = timedelta(minutes=30), timedelta(seconds=30)
 
 
 def die(*_):
@@ -44,8 +43,6 @@ def dying(function):
 
 def arm(point, model):
     """Let the victim die when it comes to a point of the next step."""
-    for group in list(_world.pg_map):
-        _set_pg_timeout(TIMEOUT_ONCE_ARMED, group)
     match point:
         case "forward":
             model.blocks[1].register_forward_pre_hook(die)
@@ -104,9 +101,17 @@ def load_all(folders):
         print("loaded", flush=True)
 
 
+def meet(folder):
+    """Wait until every rank has started: on a busy machine that takes longer than any timeout."""
+    (folder / f"started{os.environ['RANK']}").touch()
+    while len(list(folder.glob("started*"))) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.05)
+
+
 def main():
     point, *folders = sys.argv[1:]
-    dist.init_process_group("gloo", timeout=TIMEOUT)
+    meet(Path(folders[0]))
+    dist.init_process_group("gloo", timeout=TIMEOUT_OF_HANG if point == "hang" else TIMEOUT)
     torch.set_num_threads(1)
     if point == "load":
         load_all([Path(folder) for folder in folders])
