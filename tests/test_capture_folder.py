@@ -32,4 +32,4 @@ def test_logs_beside_traces_are_no_errors(tmp_path, capsys):
     assert run(["analyze", str(folder)]) == 0
     said = capsys.readouterr().err
     assert "error[" not in said
-    assert "2 files of no known kind were left out: node0.log, node1.log" in said
+    assert "left out 2 files of no known kind: node0.log, node1.log" in said

@@ -34,6 +34,18 @@ class Regime(StrEnum):
     HOST_BOUND = "host_bound"  # verdict only
 
 
+_NAMES: dict[str, str] = {
+    Regime.HIDDEN: "overlapped",
+    Regime.BANDWIDTH_INTER: "inter-node bandwidth",
+    Regime.BANDWIDTH_INTRA: "intra-node bandwidth",
+}
+
+
+def regime_text(regime: str) -> str:
+    """Return a regime as people read it: "inter-node bandwidth"; what is not known, as it is."""
+    return _NAMES.get(regime, regime.replace("_", " "))
+
+
 UNSEEN = "a rank without a trace is slow"
 
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from paro_advise.advisor.wording.quantities import number_ranges
+from paro_advise.advisor.wording.quantities import number_ranges, plural
 from paro_advise.errors import NoInputError
 
 if TYPE_CHECKING:
@@ -101,5 +101,5 @@ def _ranks_text(peeked: Peek) -> str:
     if peeked.doubles:
         text += f"; several traces of {number_ranges(peeked.doubles)}"
     if peeked.num_unnamed:
-        text += f"; {peeked.num_unnamed} traces without a rank"
+        text += f"; {plural(peeked.num_unnamed, 'trace')} without a rank"
     return text

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.facts.constants import CACHE_BYTES, POOL_BYTES
+from paro_advise.advisor.wording.quantities import plural
 from paro_advise.errors import BrokenInputError, InputError, UnknownFormatError
 from paro_advise.trace_parsers.notice import Notice, Severity
 
@@ -109,7 +110,7 @@ def _usable(results: Sequence[RankFacts | InputError], refs: Sequence[SourceRef]
             Notice(
                 code="Q302",
                 severity=Severity.INFO,
-                message=f"{len(unknown)} files of no known kind were left out: {shown}",
+                message=f"left out {plural(len(unknown), 'file')} of no known kind: {shown}",
             )
         )
     return ReadInputs(facts=tuple(facts), notices=tuple(notices))

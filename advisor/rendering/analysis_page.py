@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from paro_advise.advisor.analysis.regimes import regime_text
 from paro_advise.advisor.rendering.charts import Bar, Segment, stacked_bars, timeline
 from paro_advise.advisor.rendering.constants import BEST_RANKS, MAX_COLLECTIVES, MAX_DRAWN_RANKS, WORST_RANKS
 from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, make_table, number, render_page
@@ -57,7 +58,7 @@ def render_report(
         state_legend=[("exposed", "exposed"), ("hidden", "overlapped with compute")],
         state_table=_state_table(analysis),
         state_reasons=[
-            (name, analysis.states[name].regime.replace("_", " "), analysis.states[name].text)
+            (name, regime_text(analysis.states[name].regime), analysis.states[name].text)
             for name in STATES
             if analysis.states[name].count
         ],
@@ -150,7 +151,7 @@ def _state_table(analysis: Analysis) -> Table:
                 id=f"state-{name}",
                 cells=(
                     Cell(text=name),
-                    Cell(text=entry.regime.replace("_", " "), css=""),
+                    Cell(text=regime_text(entry.regime), css=""),
                     number(entry.count, count_text(entry.count)),
                     number(entry.bytes, bytes_text(entry.bytes)),
                     number(entry.exposed_us, time_text(entry.exposed_us)),

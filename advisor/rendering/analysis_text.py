@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paro_advise.advisor.analysis.findings import APPLIES, NOT_JUDGED
+from paro_advise.advisor.analysis.regimes import regime_text
 from paro_advise.advisor.rendering.analysis_page import confidence
 from paro_advise.advisor.wording.escaping import plain
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, plural, share_text, time_text
@@ -59,16 +60,16 @@ def _run_lines(analysis: Analysis) -> list[str]:
 
 def _state_lines(analysis: Analysis) -> list[str]:
     heads = "".join(f"{name:>10}" for name in ("bytes", "exposed", "overlap", "transfer", "wait"))
-    lines = [f"{'state':<10} {'calls':>7}{heads}  {'regime':<16} evidence"]
+    lines = [f"{'state':<10} {'calls':>7}{heads}  {'regime':<20} evidence"]
     for name in STATES:
         entry = analysis.states[name]
         if not entry.count:
             continue
-        regime = entry.regime.replace("_", " ")
+        regime = regime_text(entry.regime)
         lines.append(
             f"{name:<10} {count_text(entry.count):>7} {bytes_text(entry.bytes):>9} {time_text(entry.exposed_us):>9} "
             f"{time_text(entry.hidden_us):>9} {time_text(entry.transfer_us):>9} {time_text(entry.wait_us):>9}  "
-            f"{regime:<16} {entry.evidence}"
+            f"{regime:<20} {entry.evidence}"
         )
     return lines
 

@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.analysis.regimes import regime_text
 from paro_advise.advisor.rendering.charts import Bar, Segment, lines, stacked_bars, timeline
 from paro_advise.advisor.rendering.comparison_text import change_text, name_text, value_text
 from paro_advise.advisor.rendering.page import Cell, Row, make_table, number, render_page
 from paro_advise.advisor.rendering.plan_page import ablation_table, alternative_table
-from paro_advise.advisor.wording.quantities import bytes_text, count_text, time_text
+from paro_advise.advisor.wording.quantities import bytes_text, count_text, plural, time_text
 from paro_advise.core.model_state import MODEL_STATES, STATES
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _confidence(comparison: Comparison) -> str:
     for name, side in (("before", comparison.before), ("after", comparison.after)):
         profiled = "" if side.steps_source == "unprofiled" else ", slowed by the profiler"
         ranks = f"{len(side.run.ranks)} of {side.run.world_size or '?'} ranks traced"
-        parts.append(f"{name}: {side.num_steps} steps{profiled}, {ranks}")
+        parts.append(f"{name}: {plural(side.num_steps, 'step')}{profiled}, {ranks}")
     text = "Based on " + "; ".join(parts) + "."
     if comparison.unlike:
         text += " The runs differ: " + "; ".join(comparison.unlike) + "."
@@ -286,7 +287,7 @@ def _parity_text(comparison: Comparison) -> str:
 def _evidence(comparison: Comparison) -> list[tuple[str, str]]:
     """Return what the decision is based on: the regime of each state before."""
     return [
-        (f"{state}: {entry.regime.replace('_', ' ')}", entry.text)
+        (f"{state}: {regime_text(entry.regime)}", entry.text)
         for state in MODEL_STATES
         if (entry := comparison.before.states.get(state)) is not None and entry.count
     ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.comparison.model import ChangeVerdict
 from paro_advise.advisor.rendering.page import Cell, Row, make_table, number, render_page
-from paro_advise.advisor.wording.quantities import time_text
+from paro_advise.advisor.wording.quantities import plural, time_text
 from paro_advise.core.documents import to_json
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def render_index(entries: Sequence[Entry], provenance: Provenance) -> str:
         },
         provenance,
         title="history",
-        subtitle=f"{len(entries)} comparisons",
-        verdict=f"{better} of {len(entries)} comparisons became faster.",
+        subtitle=plural(len(entries), "comparison"),
+        verdict=f"{better} of {plural(len(entries), 'comparison')} became faster.",
         table_view=make_table("table-history", "The newest first", names, rows),
     )

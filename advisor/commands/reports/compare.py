@@ -9,6 +9,7 @@ import click
 
 from paro_advise.advisor.commands.options import ByteSize
 from paro_advise.advisor.comparison.comparability import FACTS
+from paro_advise.advisor.wording.quantities import plural
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def command(
     comparison = compare(sides[0][0], sides[1][0], plan, terms)
     _write(comparison, [side[1] for side in sides], output, json_target, markdown, notebook, force=force)
     for (analysis, _), name in zip(sides, ("before", "after"), strict=True):
-        progress.say(f"{name}: {len(analysis.data_quality)} notes on the data, `analyze` shows them")
+        progress.say(f"{name}: {plural(len(analysis.data_quality), 'note')} on the data; see `analyze`")
     for target in targets:
         progress.say(f"wrote {target} ({Path(target).stat().st_size / 1024:.0f} KiB)")
     failed = comparison.verdict == ChangeVerdict.WORSE or any(item.passed is False for item in comparison.acceptance)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from paro_advise.advisor.wording.quantities import plural
 from paro_advise.errors import ForeignDataError, NoInputError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def command(*, folder: str, output: str | None, force: bool) -> None:
     write_output(target, render_index(entries, provenance()).encode(), force=force)
     for problem in problems:
         click.echo(plain(f"left out {problem}"), err=True)
-    click.echo(f"{len(entries)} comparisons, wrote {target}", err=True)
+    click.echo(f"{plural(len(entries), 'comparison')}, wrote {target}", err=True)
 
 
 def _named(path: Path) -> str:
