@@ -40,7 +40,8 @@ def change_text(metric: Metric) -> str:
 
 def name_text(metric: Metric) -> str:
     """Return a metric's name for people."""
-    return metric.name.replace("_", " ")
+    # The JSON's names say "hidden" where people say "overlapped".
+    return metric.name.replace("_", " ").replace(" hidden", " overlapped")
 
 
 def threshold_text(item: Criterion) -> str:
