@@ -71,7 +71,7 @@ def comparison_text(comparison: Comparison) -> str:
         lines.append(f"a loss or gradient norm is NaN or infinite in {counts}")
     lines += ["", "acceptance"]
     lines += [
-        f"  {_PASSED[item.passed]:<11}{item.criterion}: {threshold_text(item)} ({item.text})"
+        f"  {_PASSED[item.passed]:<13} {item.criterion}: {threshold_text(item)} ({item.text})"
         for item in comparison.acceptance
     ]
     if comparison.unlike:
