@@ -74,7 +74,7 @@ def test_json_has_the_keys_that_scripts_rely_on(traces, tmp_path, capsys):
     assert run(["analyze", str(traces), "--json", str(target), "-q"]) == 0
     data = json.loads(target.read_text())
     assert list(data)[0:1] == sorted(data)[0:1]
-    assert (data["format"], data["format_version"]) == ("paro-advise/analysis", "1.0")
+    assert (data["format"], data["format_version"]) == ("paro-advise/analysis", "1.1")
     run_keys = {"world_size", "ranks", "ranks_missing", "gpus_per_node", "gpus_per_node_source", "backend", "framework", "strategy",
                 "num_steps", "micro_batches", "parameter_count", "inputs"}  # fmt: skip
     assert run_keys <= set(data["run"])
@@ -194,7 +194,7 @@ def test_show_reads_a_report_back(traces, tmp_path, capsys):
     capsys.readouterr()
     assert run(["show", str(report), "--json", "-"]) == 0
     assert capsys.readouterr().out.encode() == data.read_bytes()
-    data.write_text(data.read_text().replace('"1.0"', '"2.0"'))
+    data.write_text(data.read_text().replace('"1.1"', '"2.0"'))
     assert run(["show", str(data)]) == 3
 
 

@@ -14,7 +14,7 @@ from paro_advise.advisor.analysis.state_summary import state_summaries
 from paro_advise.advisor.analysis.summary import breakdown, collective_entries, rank_entries, run_entry, step_time
 from paro_advise.advisor.analysis.verdict import verdict_entry
 from paro_advise.advisor.ranks.clock_alignment import align_clocks
-from paro_advise.advisor.ranks.link_fit import find_links
+from paro_advise.advisor.ranks.link_fit import fabric_of, find_links
 from paro_advise.advisor.ranks.run import assemble_run
 from paro_advise.advisor.ranks.source import decode
 from paro_advise.advisor.ranks.stack_join import join_stacks
@@ -45,10 +45,10 @@ def build_analysis(
     run = assemble_run(sources, options.skip_steps)
     topology = find_topology(run, options.gpus_per_node, captured.local_world_size if captured else None)
     aligned = align_clocks(run, topology)
-    links, num_impossible = find_links(aligned, run)
+    links, num_impossible = find_links(aligned, run, topology)
     stragglers = find_stragglers(aligned, run)
     training = observe_training(run)
-    states = state_summaries(aligned, run, links)
+    states = state_summaries(aligned, run, links, fabric_of(run, topology))
     notes = (*notices, *stack_notices, *run.notices, *training.notices)
     parts = breakdown(run)
     analysis = Analysis(

@@ -11,6 +11,7 @@ HOST_IDLE_SHARE = 0.2  # of a step that devices idle for the step to be host bou
 COMPUTE_SHARE = 0.05  # of a step with exposed communication below which it is compute bound; assumed
 EVIDENCE_SHARE = 0.05  # of a state's time that evidence must carry to count; docs/formats.md, analysis
 FINDING_SHARE = 0.02  # of a step or of communication from which a finding applies; as HIDDEN_SHARE
+MANY_CALLS = 8  # calls of a state a step from which larger buckets need fewer; assumed
 MAX_COLLECTIVE_KINDS = 240  # kinds of collectives in the JSON; bounds its size
 MAX_LOGGED_KINDS = 60  # kinds of collectives of logs in the JSON; bounds its size
 MAX_REMARKS = 200  # remarks of inputs about themselves in the JSON; bounds its size

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.analysis.constants import FINDING_SHARE
+from paro_advise.advisor.analysis.constants import FINDING_SHARE, MANY_CALLS
 from paro_advise.advisor.analysis.model import FindingEntry
-from paro_advise.advisor.wording.quantities import time_text
+from paro_advise.advisor.wording.quantities import plural, time_text
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
@@ -106,6 +106,14 @@ def _small_messages(analysis: Analysis) -> FindingEntry:
     late = [(name, entry) for name, entry in analysis.states.items() if entry.regime == "latency"]
     if late:
         name, entry = max(late, key=lambda item: item[1].exposed_us or 0.0)
+        if entry.count < MANY_CALLS:
+            return _finding(
+                code,
+                APPLIES,
+                f"{name} communication is {plural(round(entry.count), 'short message')} a step, which latency rules: "
+                "fewer ranks a group or none of it shorten it, larger buckets do not",
+                entry.exposed_us,
+            )
         return _finding(
             code, APPLIES, f"{name} communication is many small messages ({entry.count:.0f} a step): larger units or "
             "buckets need fewer", entry.exposed_us,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 # The format is decoded by these types, so they are needed at run time.
 from paro_advise.advisor.analysis.observed_strategy import ObservedStrategy  # noqa: TC001
 from paro_advise.advisor.facts.capture_log import Captured  # noqa: TC001
-from paro_advise.advisor.ranks.link_fit import Link  # noqa: TC001
+from paro_advise.advisor.ranks.link import Link  # noqa: TC001
 from paro_advise.advisor.ranks.stragglers import Straggler  # noqa: TC001
 from paro_advise.core.documents import Format, from_json
 from paro_advise.core.framework import Framework  # noqa: TC001
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 FORMAT = Format(
-    name="paro-advise/analysis", version="1.0", hint="write it again with `paro-advise analyze PATH --json FILE`"
+    name="paro-advise/analysis", version="1.1", hint="write it again with `paro-advise analyze PATH --json FILE`"
 )
 
 

@@ -50,17 +50,31 @@ UNSEEN = "a rank without a trace is slow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShareRange:
+    """A share that is known within a range."""
+
+    low: float
+    high: float
+
+    @property
+    def text(self) -> str:
+        """Return "82 %" or "20 to 80 %"."""
+        low, high = f"{self.low:.0%}", f"{self.high:.0%}"
+        return high if low == high else f"{low[:-1]} to {high}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateEvidence:
     """The numbers that decide a state's regime; per rank and step.
 
-    None where a number cannot be known (waiting needs two ranks, latency needs two sizes).
+    None where a number cannot be known (waiting needs two ranks).
     """
 
     count: float
     total_us: float
     exposed_us: float
     wait_us: float | None
-    alpha_share: float | None  # share of the transfer that is latency
+    latency: ShareRange  # share of the transfer that is latency
     inter_share: float | None  # share of the transfer that crosses nodes; None: nodes unknown
     overlapped_slowdown: float | None  # same collective while computing over while not
     overlapped_share: float  # share of the state's time while something computes
@@ -104,11 +118,17 @@ def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> J
             text=f"{exposed}; {wait_share:.0%} of it is waiting for a straggler, not transfer",
         )
     or_unseen = "" if evidence.sees_all_ranks else f" (or {UNSEEN})"
-    if evidence.alpha_share is not None and evidence.alpha_share > LATENCY_SHARE:
+    if evidence.latency.low > LATENCY_SHARE:
+        calls = "one call" if round(evidence.count) == 1 else f"{evidence.count:.0f} calls"
         return Judgement(
             regime=Regime.LATENCY,
-            text=f"{exposed}; {evidence.alpha_share:.0%} of the transfer is latency of "
-            f"{evidence.count:.0f} calls a step{or_unseen}",
+            text=f"{exposed}; {evidence.latency.text} of the transfer is latency of {calls} a step{or_unseen}",
+        )
+    if evidence.latency.high > LATENCY_SHARE:
+        return Judgement(
+            regime=Regime.UNKNOWN,
+            text=f"{exposed}; limited by latency or bandwidth{or_unseen}: {evidence.latency.text} of the transfer is "
+            "latency, and messages of like size cannot tell",
         )
     slowdown = evidence.overlapped_slowdown
     if slowdown is not None and slowdown > CONTENTION_RATIO and evidence.overlapped_share > CONTENTION_SHARE:

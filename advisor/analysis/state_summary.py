@@ -9,9 +9,10 @@ import numpy as np
 
 from paro_advise.advisor.analysis.constants import EVIDENCE_SHARE
 from paro_advise.advisor.analysis.model import StateEntry
-from paro_advise.advisor.analysis.regimes import Regime, StateEvidence, judge_state
+from paro_advise.advisor.analysis.regimes import Regime, ShareRange, StateEvidence, judge_state
 from paro_advise.advisor.facts.evidence import EVIDENCE_ORDER, Evidence
 from paro_advise.advisor.facts.intervals import Intervals
+from paro_advise.advisor.ranks.latency import backend_latency
 from paro_advise.core.collective import bus_factor
 from paro_advise.core.model_state import STATES, State
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     import polars as pl
 
     from paro_advise.advisor.ranks.clock_alignment import AlignedRun
-    from paro_advise.advisor.ranks.link_fit import Link
+    from paro_advise.advisor.ranks.latency import Fabric
+    from paro_advise.advisor.ranks.link import Link
     from paro_advise.advisor.ranks.run import Run
 
 
@@ -33,7 +35,9 @@ class StateSummary:
     regime: Regime
 
 
-def state_summaries(aligned: AlignedRun | None, run: Run, links: Sequence[Link]) -> dict[State, StateSummary]:
+def state_summaries(
+    aligned: AlignedRun | None, run: Run, links: Sequence[Link], fabric: Fabric
+) -> dict[State, StateSummary]:
     """Sum up all states; means per rank and step.
 
     Times are unions: collectives of one state that run at the same time count once. Logs only count.
@@ -54,7 +58,7 @@ def state_summaries(aligned: AlignedRun | None, run: Run, links: Sequence[Link])
             total_us=total,
             exposed_us=exposed,
             wait_us=wait,
-            alpha_share=_alpha(rows, links),
+            latency=_latency_share(rows, links, fabric),
             inter_share=_inter(rows),
             overlapped_slowdown=_slowdown(rows),
             overlapped_share=1 - exposed / total if total > 0 else 0.0,
@@ -108,32 +112,40 @@ def _wait(rows: pl.DataFrame, total_us: float) -> float | None:
     return share * total_us
 
 
-def _alpha(rows: pl.DataFrame, links: Sequence[Link]) -> float | None:
-    """Return the latency share of the state's transfers, weighted by time."""
+def _latency_share(rows: pl.DataFrame, links: Sequence[Link], fabric: Fabric) -> ShareRange:
+    """Return the latency share of the state's transfers, weighted by time.
+
+    A collective whose size or link is not known counts with what its backend may take at most.
+    """
     import polars as pl
 
-    known = rows.filter(pl.col("bytes").is_not_null() & pl.col("group_size").is_not_null())
-    weighted = weight = 0.0
-    grouped = known.group_by("op", "span", "group_size", "bytes", maintain_order=True).agg(
-        (pl.col("end_us") - pl.col("start_us")).sum().alias("time")
+    low = high = weight = 0.0
+    transfer = pl.coalesce("transfer_us", pl.col("end_us") - pl.col("start_us"))
+    grouped = rows.group_by("op", "span", "group_size", "bytes", maintain_order=True).agg(
+        transfer.sum().alias("time"), transfer.median().alias("typical")
     )
-    for op, span, size, bytes_, time in grouped.iter_rows():
-        share = alpha_share(links, op, span, size, bytes_)
-        if share is not None:
-            weighted += share * time
-            weight += time
-    return weighted / weight if weight > 0 else None
+    for op, span, size, bytes_, time, typical in grouped.iter_rows():
+        share = latency_share(links, op, span, size, bytes_) if size and bytes_ else None
+        if share is None:
+            most = backend_latency(op, span, size or fabric.ranks_per_node or 2, fabric)[1]
+            share = ShareRange(low=0.0, high=min(1.0, most / typical) if typical else 1.0)
+        low, high, weight = low + share.low * time, high + share.high * time, weight + time
+    return ShareRange(low=low / weight, high=high / weight) if weight > 0 else ShareRange(low=0.0, high=1.0)
 
 
-def alpha_share(links: Sequence[Link], op: str, span: str, group_size: int, bytes_: int) -> float | None:
+def latency_share(links: Sequence[Link], op: str, span: str, group_size: int, bytes_: int) -> ShareRange | None:
     """Return the share of a transfer that is latency, None when the link is not known."""
     for link in links:
         if (link.op, link.span, link.group_size) == (op, span or "unknown", group_size):
-            if link.alpha_us is None or link.busbw_gbps is None:
-                return 1.0 if link.busbw_gbps is None and link.alpha_us is not None else None
-            move_us = bytes_ * bus_factor(op, group_size) / link.busbw_gbps / 1e3
-            total = link.alpha_us + move_us
-            return link.alpha_us / total if total > 0 else None
+            if link.alpha_us is None:
+                return None
+            if link.busbw_gbps is None:
+                return ShareRange(low=1.0, high=1.0)
+            total = link.alpha_us + bytes_ * bus_factor(op, group_size) / link.busbw_gbps / 1e3
+            if total <= 0:
+                return None
+            low, high = link.alpha_low_us or 0.0, link.alpha_high_us if link.alpha_high_us is not None else total
+            return ShareRange(low=min(1.0, low / total), high=min(1.0, high / total))
     return None
 
 

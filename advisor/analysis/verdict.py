@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Breakdown
     from paro_advise.advisor.analysis.observed_strategy import ObservedStrategy
     from paro_advise.advisor.analysis.state_summary import StateSummary
-    from paro_advise.advisor.ranks.link_fit import Link
+    from paro_advise.advisor.ranks.link import Link
     from paro_advise.advisor.ranks.run import Run
     from paro_advise.advisor.ranks.stragglers import Straggler
     from paro_advise.advisor.ranks.topology import Topology

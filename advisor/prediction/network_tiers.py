@@ -22,7 +22,7 @@ from paro_advise.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paro_advise.advisor.ranks.link_fit import Link
+    from paro_advise.advisor.ranks.link import Link
 
 # A value, the standard deviation of its logarithm, and how many collectives tell it.
 _Sample = tuple[float, float, int]

@@ -12,3 +12,24 @@ LATENCY_BYTES = 64 << 10  # bytes on the wire below which a message is all laten
 IMPOSSIBLE_GBPS = 2000.0  # 1e9 bytes/s; NVLink 5 moves 1800 per GPU (data sheet), so more cannot be a transfer
 MIN_SIZE_RATIO = 4.0  # between largest and smallest size for latency and bandwidth to be told apart; assumed
 MAX_FITTED_SIZES = 64  # distinct sizes of a fit over pairs; neighbours share a bin beyond; bounds its time
+LATENCY_DOUBT = 0.1  # of a fitted latency that it may be off at least; assumed
+# two standard errors of a median by the median deviation of normal values: 2 * 1.2533 * 1.4826
+MEDIAN_ERROR = 3.72
+
+# ---- latency where sizes cannot tell it from bandwidth (docs/traces.md, latency and bandwidth) -------------
+# us; least (LL) and most (Simple) of NCCL's ring constants, src/graph/tuning.cc of 2.27: base, a hop over NVLink, a
+# hop over the network
+NCCL_BASE_US, NCCL_INTRA_US, NCCL_INTER_US = (6.6, 8.4), (0.6, 3.4), (2.7, 14.0)
+NCCL_SLACK = 2.0  # factor either way: launches, PCIe, slow networks; assumed
+GLOO_MESSAGE_US = (20.0, 3000.0)  # us a message of gloo over TCP, cores free or shared by several ranks; assumed
+PEER_BANDWIDTH_FACTOR = 1.6  # how far bus bandwidths of ring operations of one group differ, either way; assumed
+PEER_LATENCY_FACTOR = 2.0  # how far latencies a message differ, either way; assumed
+SHORT_LATENCY_RANGE = (0.5, 6.0)  # latency of long messages to that of short ones: 5.2 to 5.7 by the constants above
+# 1e9 bytes/s that a device sends to the others of its node, one direction: vendors' data sheets
+DEVICE_LINKS_GBPS = (
+    ("GB200", 900.0), ("B200", 900.0), ("B300", 900.0), ("GH200", 450.0), ("H200", 450.0), ("H100", 450.0),
+    ("H800", 200.0), ("A800", 200.0), ("A100", 300.0), ("V100", 150.0), ("MI300", 448.0), ("MI325", 448.0),
+    ("MI355", 537.0), ("MI250", 175.0),
+)  # fmt: skip
+DEVICE_LINKS_SHARE = (0.3, 1.0)  # of these that long messages reach; assumed
+TOLD_SHARE = 0.9  # a range narrowed to less than this share was told something; assumed

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.ranks.constants import IMPOSSIBLE_GBPS, LATENCY_BYTES, MAX_FITTED_SIZES, MIN_SIZE_RATIO
+from paro_advise.advisor.ranks.constants import (
+    IMPOSSIBLE_GBPS,
+    LATENCY_BYTES,
+    LATENCY_DOUBT,
+    MAX_FITTED_SIZES,
+    MEDIAN_ERROR,
+    MIN_SIZE_RATIO,
+)
+from paro_advise.advisor.ranks.latency import Fabric, tell_latency
+from paro_advise.advisor.ranks.link import LatencySource, Link
 from paro_advise.core.collective import bus_factor
 
 if TYPE_CHECKING:
@@ -17,29 +26,11 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.ranks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
+    from paro_advise.advisor.ranks.topology import Topology
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """A fitted link: transfer time = alpha_us + wire bytes / busbw.
-
-    ``busbw_gbps`` is nccl-tests' bus bandwidth (1e9 bytes/s); ranges are the 10 and 90 %
-    quantiles of single collectives. None where the samples cannot tell.
-    """
-
-    op: str
-    span: str
-    group_size: int
-    num_samples: int
-    alpha_us: float | None
-    busbw_gbps: float | None
-    busbw_low_gbps: float | None
-    busbw_high_gbps: float | None
-    source: str
-
-
-def find_links(aligned: AlignedRun | None, run: Run) -> tuple[list[Link], int]:
-    """Fit the links of traces, and those that only logs know.
+def find_links(aligned: AlignedRun | None, run: Run, topology: Topology) -> tuple[list[Link], int]:
+    """Fit the links of traces, and those that only logs know; tell latency from bandwidth where anything does.
 
     Returns:
         The links, and the number of samples left out because their bandwidth is impossible.
@@ -48,8 +39,17 @@ def find_links(aligned: AlignedRun | None, run: Run) -> tuple[list[Link], int]:
     logged = _logged_samples(run)
     more, num_more = fit_links(logged) if logged is not None else ([], 0)
     known = {(link.op, link.span, link.group_size) for link in links}
-    return links + [link for link in more if (link.op, link.span, link.group_size) not in known], (
-        num_impossible + num_more
+    links += [link for link in more if (link.op, link.span, link.group_size) not in known]
+    return tell_latency(links, fabric_of(run, topology)), num_impossible + num_more
+
+
+def fabric_of(run: Run, topology: Topology) -> Fabric:
+    """Return what the inputs say about the machines."""
+    headers = [item.header for _, item in run.timed] + [item.header for item in run.untimed]
+    return Fabric(
+        is_gloo=next((header.backend for header in headers if header.backend), None) == "gloo",
+        device_name=next((header.device_name for header in headers if header.device_name), None),
+        ranks_per_node=topology.gpus_per_node,
     )
 
 
@@ -149,19 +149,28 @@ def _fit(
 ) -> Link:
     # Waiting and contention only ever add time, so the lower part of each size is the link.
     sizes, typical = _typical(wire, time_us, quantile=0.1 if lone else 0.25)
-    alpha, per_byte = _line(sizes, typical)
+    line = _line(sizes, typical)
     large = wire >= LATENCY_BYTES
-    single = wire[large] / np.maximum(time_us[large] - (alpha or 0.0), 1e-3) / 1e3
+    single = wire[large] / np.maximum(time_us[large] - (line.alpha_us or 0.0), 1e-3) / 1e3
+    busbw = 1e-3 / line.per_byte if line.per_byte else None
+    # Noise may put the line beyond the quantiles: a range holds its own estimate.
+    spread = [*np.quantile(single, (0.1, 0.9)).tolist(), *([busbw] if busbw else [])] if len(single) else []
+    middle = len(sizes) // 2
     return Link(
         op=op,
         span=span or "unknown",
         group_size=group_size,
         num_samples=len(wire),
-        alpha_us=alpha,
-        busbw_gbps=1e-3 / per_byte if per_byte else None,
-        busbw_low_gbps=float(np.quantile(single, 0.1)) if len(single) else None,
-        busbw_high_gbps=float(np.quantile(single, 0.9)) if len(single) else None,
+        alpha_us=line.alpha_us,
+        busbw_gbps=busbw,
+        busbw_low_gbps=min(spread, default=None),
+        busbw_high_gbps=max(spread, default=None),
         source="measured",
+        alpha_low_us=None if line.alpha_us is None else max(0.0, line.alpha_us - line.doubt_us),
+        alpha_high_us=None if line.alpha_us is None else line.alpha_us + line.doubt_us,
+        latency_source=LatencySource.UNKNOWN if line.alpha_us is None else LatencySource.MEASURED,
+        typical_bytes=float(sizes[middle] / max(bus_factor(op, group_size), 1e-9)),
+        typical_us=float(typical[middle]),
     )
 
 
@@ -188,17 +197,21 @@ def _typical(
     return np.array(sizes), np.array(times)
 
 
-def _line(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float | None, float | None]:
-    """Fit time = alpha + per_byte * size; None for what the sizes cannot tell."""
-    if len(sizes) == 1:
-        if sizes[0] < LATENCY_BYTES:
-            return float(times[0]), None
-        return None, float(times[0] / sizes[0])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """time = alpha_us + per_byte * wire bytes, with how far alpha may be off; None for what the sizes cannot tell."""
+
+    alpha_us: float | None
+    per_byte: float | None
+    doubt_us: float = 0.0
+
+
+def _line(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> _Line:
     if sizes[-1] < LATENCY_BYTES:
-        return float(np.median(times)), None
+        return _Line(alpha_us=float(np.median(times)), per_byte=None, doubt_us=float(np.ptp(times)) / 2)
     if sizes[-1] < MIN_SIZE_RATIO * sizes[0]:
         # Over a narrow range noise decides what is latency: say only what moved per second.
-        return None, float(np.median(times / sizes))
+        return _Line(alpha_us=None, per_byte=float(np.median(times / sizes)))
     gaps = sizes[:, None] - sizes[None, :]
     rises = times[:, None] - times[None, :]
     far = np.abs(gaps) > 0
@@ -209,8 +222,12 @@ def _line(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float
     cumulative = np.cumsum(weights[order])
     slope = float(slopes[order][np.searchsorted(cumulative, cumulative[-1] / 2)])
     if slope <= 0:
-        return None, float(times[-1] / sizes[-1])
-    alpha = float(np.median(times - slope * sizes))
+        return _Line(alpha_us=None, per_byte=float(times[-1] / sizes[-1]))
+    # Large messages hold more of the slope's error than of latency.
+    rest = (times - slope * sizes)[: max(2, len(sizes) // 2)]
+    alpha = float(np.median(rest))
     if alpha < 0:
-        return 0.0, float(np.median(times[-1:] / sizes[-1:]))
-    return alpha, slope
+        # At most what the smallest message took in all.
+        return _Line(alpha_us=0.0, per_byte=float(times[-1] / sizes[-1]), doubt_us=float(times[0]))
+    deviation = float(np.median(np.abs(rest - alpha))) * MEDIAN_ERROR / len(rest) ** 0.5
+    return _Line(alpha_us=alpha, per_byte=slope, doubt_us=max(deviation, LATENCY_DOUBT * alpha))

@@ -1,0 +1,161 @@
+"""Tells latency from bandwidth where the sizes of a link's messages cannot: bounds from what else is known.
+
+With one size, or sizes that are alike, time = alpha + wire / busbw is one equation for two unknowns. Evidence,
+strongest first, each a range of the latency (docs/traces.md, latency and bandwidth):
+
+1. the bandwidth of another operation between the same ranks, whose sizes did tell;
+2. the latency of such an operation, or of short messages, scaled by the messages that follow each other;
+3. what the network moves at best: a device's own links by its data sheet;
+4. the backend's own constants.
+
+Each narrows what the stronger ones left; one that contradicts them is not used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.ranks.constants import (
+    DEVICE_LINKS_GBPS,
+    DEVICE_LINKS_SHARE,
+    GLOO_MESSAGE_US,
+    NCCL_BASE_US,
+    NCCL_INTER_US,
+    NCCL_INTRA_US,
+    NCCL_SLACK,
+    PEER_BANDWIDTH_FACTOR,
+    PEER_LATENCY_FACTOR,
+    SHORT_LATENCY_RANGE,
+    TOLD_SHARE,
+)
+from paro_advise.advisor.ranks.link import LatencySource
+from paro_advise.core.collective import Op, bus_factor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paro_advise.advisor.ranks.link import Link
+
+_RINGS = (Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_REDUCE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """What is known of the machines before anything is measured.
+
+    Attributes:
+        is_gloo: of the backend; anything else counts as NCCL.
+        device_name: of the accelerators, None when unknown.
+        ranks_per_node: None when unknown.
+    """
+
+    is_gloo: bool
+    device_name: str | None
+    ranks_per_node: int | None
+
+
+def messages(op: str, group_size: int) -> int:
+    """Return how many messages of a ring follow each other (Patarasu and Yuan, 2009)."""
+    if op == Op.ALL_REDUCE:
+        return 2 * max(1, group_size - 1)
+    return max(1, group_size - 1) if op in _RINGS else 1
+
+
+def backend_latency(op: str, span: str, group_size: int, fabric: Fabric) -> tuple[float, float]:
+    """Return the least and the most latency (us) of an operation by its backend's constants.
+
+    NCCL: base latency and one hop for each message, between its LL and its Simple protocol (src/graph/tuning.cc); a
+    span that is not known counts as inside a node at the least, between nodes at the most.
+    """
+    hops = messages(op, group_size)
+    if fabric.is_gloo:
+        return hops * GLOO_MESSAGE_US[0], hops * GLOO_MESSAGE_US[1]
+    nodes = max(1, group_size // fabric.ranks_per_node) if fabric.ranks_per_node else group_size
+    between = {"intra": 0.0, "mixed": min(1.0, (nodes - 1) / max(1, group_size - 1)), "inter": 1.0}.get(span)
+    low, high = (
+        NCCL_BASE_US[end] + hops * (share * NCCL_INTER_US[end] + (1 - share) * NCCL_INTRA_US[end])
+        for end, share in ((0, between or 0.0), (1, 1.0 if between is None else between))
+    )
+    return low / NCCL_SLACK, high * NCCL_SLACK
+
+
+def tell_latency(links: Sequence[Link], fabric: Fabric) -> list[Link]:
+    """Fill in what the sizes of a link's messages left open."""
+    return [_told(link, links, fabric) if _is_open(link) else link for link in links]
+
+
+def _is_open(link: Link) -> bool:
+    return link.alpha_us is None and link.typical_us is not None and bool(link.typical_bytes)
+
+
+def _told(link: Link, links: Sequence[Link], fabric: Fabric) -> Link:
+    total = link.typical_us or 0.0
+    low, high, source = 0.0, total, LatencySource.UNKNOWN
+    for found_low, found_high, origin in _evidence(link, links, fabric):
+        new_low, new_high = max(low, found_low), min(high, found_high)
+        if new_low > new_high:
+            continue  # it contradicts what is stronger
+        if new_high - new_low < TOLD_SHARE * (high - low):
+            source = source or origin
+        low, high = new_low, new_high
+    # Half of the time beyond the latency moves bytes at least, so that a bandwidth can be stated at all.
+    high = min(high, 0.99 * total)
+    low = min(low, high)
+    middle = (low * high) ** 0.5 if low > 0 else high / 2
+    wire = link.typical_bytes * bus_factor(link.op, link.group_size)
+
+    def moved(alpha_us: float) -> float:
+        return wire / max(total - alpha_us, 1e-3) / 1e3
+
+    spread = [value for value in (link.busbw_low_gbps, link.busbw_high_gbps) if value is not None]
+    return replace(
+        link,
+        alpha_us=middle,
+        alpha_low_us=low,
+        alpha_high_us=high,
+        busbw_gbps=moved(middle),
+        busbw_low_gbps=min([*spread, moved(low)]),
+        busbw_high_gbps=max([*spread, moved(high)]),
+        latency_source=(source or LatencySource.BACKEND).value,
+    )
+
+
+def _evidence(link: Link, links: Sequence[Link], fabric: Fabric) -> Iterator[tuple[float, float, LatencySource]]:
+    """Yield ranges of the latency (us), strongest first."""
+    total = link.typical_us or 0.0
+    wire = link.typical_bytes * bus_factor(link.op, link.group_size)
+    peers = [item for item in links if item is not link and item.span == link.span and item.alpha_us is not None]
+    told = [item for item in peers if item.busbw_gbps]
+    for item in told:
+        if item.group_size == link.group_size and item.op in _RINGS and link.op in _RINGS and item.busbw_gbps:
+            move_us = wire / item.busbw_gbps / 1e3 * _sent(link, fabric) / _sent(item, fabric)
+            yield (
+                total - move_us * PEER_BANDWIDTH_FACTOR,
+                total - move_us / PEER_BANDWIDTH_FACTOR,
+                LatencySource.OTHER_LINKS,
+            )
+    for item in sorted(peers, key=lambda item: (item.busbw_gbps is None, item.group_size != link.group_size)):
+        scale = messages(link.op, link.group_size) / messages(item.op, item.group_size)
+        alpha = (item.alpha_us or 0.0) * scale
+        # Short messages go by the protocol with the least latency, long ones by that with the most.
+        least, most = (1 / PEER_LATENCY_FACTOR, PEER_LATENCY_FACTOR) if item.busbw_gbps else SHORT_LATENCY_RANGE
+        yield alpha * least, alpha * most, LatencySource.OTHER_LINKS
+    if link.span == "intra" and (best := _device_links(fabric)):
+        share_low, share_high = DEVICE_LINKS_SHARE
+        move_us = wire / best / 1e3
+        yield total - move_us / share_low, total - move_us / share_high, LatencySource.DATA_SHEET
+    yield (*backend_latency(link.op, link.span, link.group_size, fabric), LatencySource.BACKEND)
+
+
+def _sent(link: Link, fabric: Fabric) -> float:
+    """Return how many bytes an operation sends for each that it must: gloo scatters by an all-reduce."""
+    return 2.0 if fabric.is_gloo and link.op == Op.REDUCE_SCATTER else 1.0
+
+
+def _device_links(fabric: Fabric) -> float | None:
+    """Return what one device sends to its node's others at best (1e9 bytes/s), None when not known."""
+    name = fabric.device_name or ""
+    if "PCIe" in name or "NVL" in name:
+        return None
+    return next((rate for mark, rate in DEVICE_LINKS_GBPS if mark in name), None)

@@ -1,0 +1,49 @@
+"""A link as the transfers of a run show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class LatencySource(StrEnum):
+    """Where a link's latency comes from."""
+
+    MEASURED = "measured"  # its own sizes tell
+    OTHER_LINKS = "other links"
+    DATA_SHEET = "data sheet"
+    BACKEND = "backend constants"
+    UNKNOWN = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A fitted link: transfer time = alpha_us + wire bytes / busbw.
+
+    Attributes:
+        op, span, group_size: which collectives.
+        num_samples: how many of them.
+        alpha_us: latency; None where the samples cannot tell.
+        busbw_gbps: nccl-tests' bus bandwidth (1e9 bytes/s); None where the samples cannot tell.
+        busbw_low_gbps, busbw_high_gbps: 10 and 90 % quantiles of single collectives, and what the range of the
+            latency leaves.
+        source: of the transfers.
+        alpha_low_us, alpha_high_us: range of the latency.
+        latency_source: a LatencySource value.
+        typical_bytes, typical_us: buffer and transfer time of a typical collective.
+    """
+
+    op: str
+    span: str
+    group_size: int
+    num_samples: int
+    alpha_us: float | None
+    busbw_gbps: float | None
+    busbw_low_gbps: float | None
+    busbw_high_gbps: float | None
+    source: str
+    alpha_low_us: float | None = None
+    alpha_high_us: float | None = None
+    latency_source: str = ""
+    typical_bytes: float = 0.0
+    typical_us: float | None = None
