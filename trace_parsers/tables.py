@@ -180,6 +180,9 @@ class EventTables:
         steps: (label, start_us, end_us) of each profiler step on the host, in order.
         spans: annotations from which phases and owners follow, by start.
         backward_passes: (start_us, end_us) of each backward pass, in order.
+        device_steps: the steps as a device ran them that lags behind its host, () where it keeps up.
+        blocking_calls: (start_us, end_us) of runtime calls in which the host waited for the device, by start.
+        trains: whether a backward pass or an optimizer's step was seen; None where the host was not recorded.
         is_gpu: whether device rows come from an accelerator.
     """
 
@@ -188,6 +191,9 @@ class EventTables:
     steps: tuple[HostSpan, ...]
     spans: tuple[HostSpan, ...]
     backward_passes: tuple[tuple[float, float], ...] = ()
+    device_steps: tuple[HostSpan, ...] = ()
+    blocking_calls: tuple[tuple[float, float], ...] = ()
+    trains: bool | None = None
     is_gpu: bool
 
 

@@ -27,6 +27,9 @@ class StepFacts:
     communication_us: float  # union, hidden or not
     state_total_us: dict[str, float]  # union of a state's collectives that start in the step
     state_exposed_us: dict[str, float]  # the part of it while nothing computes
+    queued_us: float | None = None  # part of idle in which the next kernel was launched already; None: not known
+    loading_us: float = 0.0  # the host was in the DataLoader
+    blocked_us: float = 0.0  # the host waited for the device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,10 @@ class TimelineBox:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
     """Everything the analysis keeps of one source.
+
+    Attributes:
+        trains: whether a backward pass or an optimizer's step was seen; None where that cannot be told.
+        lag_us: how far the device ran behind its host, 0 where it kept up.
 
     ``collectives_ipc`` is an Arrow IPC stream of the collective table with the columns step (i64,
     -1 outside), state, detail, evidence, exposed_us added; ``link_samples_ipc`` likewise.
@@ -60,3 +67,5 @@ class RankFacts:
     timeline_step: int
     notices: tuple[Notice, ...]
     num_events: int
+    trains: bool | None = None
+    lag_us: float = 0.0

@@ -11,28 +11,36 @@ from paro_advise.advisor.facts.constants import TIMELINE_BOXES
 from paro_advise.advisor.facts.frames import table_bytes
 from paro_advise.advisor.facts.intervals import EMPTY, Intervals, exposed_lengths
 from paro_advise.advisor.facts.model import RankFacts, StepFacts, TimelineBox
+from paro_advise.advisor.wording.quantities import plural
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import STATES
 from paro_advise.policies.frameworks.registry import OBSERVED
 from paro_advise.trace_parsers.kernel_kinds import KernelKind
+from paro_advise.trace_parsers.notice import Notice, Severity
 
 if TYPE_CHECKING:
-    import polars as pl
+    from collections.abc import Iterable, Sequence
 
-    from paro_advise.trace_parsers.tables import EventTables, ParsedSource
+    import polars as pl
+    from numpy.typing import NDArray
+
+    from paro_advise.trace_parsers.tables import EventTables, HostSpan, ParsedSource, SourceHeader
+
+_LOADER = ("enumerate(DataLoader)", "dataloader_iter")
 
 
 def rank_facts(parsed: ParsedSource) -> RankFacts:
     """Reduce what was read from one source to facts (pure)."""
     context_text = _context_text(parsed)
-    table = _attributed(parsed.collectives, context_text)
+    collectives, notices = with_default_group(parsed.collectives, parsed.header)
+    table = _attributed(collectives, context_text)
     steps: tuple[StepFacts, ...] = ()
     timeline: tuple[TimelineBox, ...] = ()
     timeline_step = -1
     if parsed.events is not None:
         windows = _windows(parsed)
-        table = _with_steps(table, windows)
+        table = _with_steps(table, windows, parsed.events.steps)
         compute = _compute_union(parsed.events)
         table = _with_exposure(table, compute)
         steps = tuple(_step_facts(parsed.events, table, compute, windows))
@@ -40,7 +48,7 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
         if timeline_step >= 0:
             timeline = _timeline(steps[timeline_step], table, compute)
     else:
-        table = _with_steps(table, [])
+        table = _with_steps(table, [], ())
         table = _with_exposure(table, EMPTY)
     return RankFacts(
         source=parsed.source,
@@ -54,9 +62,43 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
         link_samples_ipc=table_bytes(parsed.link_samples),
         timeline=timeline,
         timeline_step=timeline_step,
-        notices=parsed.notices,
+        notices=(*parsed.notices, *notices),
         num_events=parsed.num_events,
+        trains=_trains(parsed, table),
+        lag_us=_lag_us(parsed.events) if parsed.events else 0.0,
     )
+
+
+def _trains(parsed: ParsedSource, table: pl.DataFrame) -> bool | None:
+    """Tell whether a trace shows training; a reduction of gradients shows it as well as a backward pass does."""
+    events = parsed.events
+    if events is None or events.trains is not False:
+        return None if events is None else events.trains
+    return bool((table["op"] == Op.REDUCE_SCATTER.value).any())
+
+
+def _lag_us(events: EventTables) -> float:
+    pairs = zip(events.device_steps, events.steps, strict=False)
+    return float(np.median([device.start_us - host.start_us for device, host in pairs] or [0.0]))
+
+
+def with_default_group(collectives: pl.DataFrame, header: SourceHeader) -> tuple[pl.DataFrame, tuple[Notice, ...]]:
+    """Take collectives whose group was not recorded, nor any other group of the run, for ones of all ranks."""
+    import polars as pl
+
+    is_open = pl.col("group_size").is_null() & (pl.col("group_name") == "") & (pl.col("group_ranks") == "")
+    num_open = len(collectives.filter(is_open & (pl.col("op") != Op.BARRIER.value)))
+    if not num_open or not header.world_size or len(header.groups) > 1:
+        return collectives, ()
+    size = pl.when(is_open).then(pl.lit(header.world_size, dtype=pl.Int64)).otherwise("group_size").alias("group_size")
+    notice = Notice(
+        code="Q321",
+        severity=Severity.INFO,
+        message=f"the groups of {plural(num_open, 'collective')} are not recorded; all {header.world_size} ranks are "
+        "assumed",
+        help="torch 2.1 or later records them",
+    )
+    return collectives.with_columns(size), (notice,)
 
 
 def _context_text(parsed: ParsedSource) -> str:
@@ -84,8 +126,8 @@ def _framework(text: str, table: pl.DataFrame) -> Framework:
 def _windows(parsed: ParsedSource) -> list[tuple[str, float, float]]:
     events = parsed.events
     assert events is not None
-    if events.steps:
-        return [(step.name, step.start_us, step.end_us) for step in events.steps]
+    if steps := events.device_steps or events.steps:
+        return [(step.name, step.start_us, step.end_us) for step in steps]
     starts = [frame["start_us"].min() for frame in (events.device, parsed.collectives) if len(frame)]
     ends = [frame["end_us"].max() for frame in (events.device, parsed.collectives) if len(frame)]
     low = min((float(value) for value in starts if value is not None), default=0.0)  # type: ignore[arg-type]
@@ -126,14 +168,24 @@ def _attributed(table: pl.DataFrame, context_text: str) -> pl.DataFrame:
     return table.join(labels, on=list(columns), how="left", nulls_equal=True, maintain_order="left")
 
 
-def _with_steps(table: pl.DataFrame, windows: list[tuple[str, float, float]]) -> pl.DataFrame:
+def _with_steps(
+    table: pl.DataFrame, windows: list[tuple[str, float, float]], host_steps: Sequence[HostSpan]
+) -> pl.DataFrame:
+    """Add the step of each collective: that in which it was issued, else that in which it ran."""
     import polars as pl
 
-    start = table["start_us"].to_numpy()
-    step = np.full(len(start), -1, dtype=np.int64)
-    for index, (_, low, high) in enumerate(windows):
-        step[(start >= low) & (start < high)] = index
-    return table.with_columns(pl.Series("step", step))
+    def within(times_us: NDArray[np.float64], bounds: Sequence[tuple[float, float]]) -> NDArray[np.int64]:
+        index = np.full(len(times_us), -1, dtype=np.int64)
+        for number, (low, high) in enumerate(bounds):
+            index[(times_us >= low) & (times_us < high)] = number
+        return index
+
+    ran = within(table["start_us"].to_numpy(), [(low, high) for _, low, high in windows])
+    if len(host_steps) == len(windows):
+        issue_us = table["issue_us"].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+        issued = within(issue_us, [(step.start_us, step.end_us) for step in host_steps])
+        ran = np.where(np.isfinite(issue_us), issued, ran)
+    return table.with_columns(pl.Series("step", ran))
 
 
 def _compute_union(events: EventTables) -> Intervals:
@@ -167,6 +219,12 @@ def _step_facts(
     state_of = table["state"].to_numpy()
     communication = Intervals.union_of(start[timed], end[timed])
     other = _of_kind(events.device, KernelKind.MEMORY if events.is_gpu else KernelKind.SYNC)
+    gaps = _queued_gaps(events) if events.is_gpu else None
+    loading = _union(span for span in events.spans if span.name.startswith(_LOADER))
+    blocked = Intervals.union_of(
+        np.array([low for low, _ in events.blocking_calls]), np.array([high for _, high in events.blocking_calls])
+    )
+    host = [(step.start_us, step.end_us) for step in events.steps]
     out = []
     for index, (label, low, high) in enumerate(windows):
         busy = compute.clip(low, high)
@@ -181,6 +239,7 @@ def _step_facts(
             totals[state.value] = union.length_us
             free[state.value] = union.minus(compute).length_us
         parts = busy.length_us, exposed.length_us, rest.length_us
+        on_host = host[index] if len(host) == len(windows) else (low, high)
         out.append(
             StepFacts(
                 label=label,
@@ -193,9 +252,30 @@ def _step_facts(
                 communication_us=talk.length_us,
                 state_total_us=totals,
                 state_exposed_us=free,
+                queued_us=gaps.clip(low, high).length_us if gaps is not None else None,
+                loading_us=loading.clip(*on_host).length_us,
+                blocked_us=blocked.clip(*on_host).length_us,
             )
         )
     return out
+
+
+def _union(spans: Iterable[HostSpan]) -> Intervals:
+    pairs = [(span.start_us, span.end_us) for span in spans]
+    return Intervals.union_of(np.array([low for low, _ in pairs]), np.array([high for _, high in pairs]))
+
+
+def _queued_gaps(events: EventTables) -> Intervals | None:
+    """Return when a device ran nothing although the row that came next had been launched; None without launches."""
+    start = events.device["start_us"].to_numpy()
+    launch = events.device["launch_us"].to_numpy()
+    if not len(start) or not np.isfinite(launch).any():
+        return None
+    busy = Intervals.union_of(start, events.device["end_us"].to_numpy())
+    low, high = busy.end_us[:-1], busy.start_us[1:]
+    following = launch[np.searchsorted(start, high, side="left")]
+    begin = np.where(np.isfinite(following), np.maximum(low, following), high)
+    return Intervals.union_of(begin, np.maximum(begin, high))
 
 
 def _typical_step(steps: tuple[StepFacts, ...]) -> int:

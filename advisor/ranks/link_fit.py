@@ -151,7 +151,9 @@ def _fit(
     sizes, typical = _typical(wire, time_us, quantile=0.1 if lone else 0.25)
     line = _line(sizes, typical)
     large = wire >= LATENCY_BYTES
-    single = wire[large] / np.maximum(time_us[large] - (line.alpha_us or 0.0), 1e-3) / 1e3
+    # A quick one may take no longer than the typical latency: at least a tenth of its time moved its bytes.
+    moving_us = np.maximum(time_us[large] - (line.alpha_us or 0.0), 0.1 * time_us[large])
+    single = wire[large] / moving_us / 1e3
     busbw = 1e-3 / line.per_byte if line.per_byte else None
     # Noise may put the line beyond the quantiles: a range holds its own estimate.
     spread = [*np.quantile(single, (0.1, 0.9)).tolist(), *([busbw] if busbw else [])] if len(single) else []

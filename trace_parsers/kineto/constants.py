@@ -23,6 +23,14 @@ MAX_SHIFTED_US = 1e13  # us; a later time was not shifted; assumed: any value be
 SHIFT_DIGITS_US = 10**9  # us; worth of the last digit that is cut off; nine digits before the point remain
 MIN_LINKED_SHARE = 0.5  # none; with fewer kernels linked to a host call by id, launches are read; assumed
 
+LAG_SHARE = 0.05  # of a step that a device must lag behind its host for steps to be cut on the device; assumed
+STUB_SHARE = 0.1  # of a usual step below which a last step without work is where recording ended; assumed
+IDLE_SHARE = 0.2  # of its span that a device must idle for launches to be read, which tell why; assumed
+LONG_CALL_US = 50.0  # us; a runtime call that blocks for less is no wait worth keeping; assumed
+MAX_BLOCKING_CALLS = 100_000  # calls; most that are kept of those; assumed
+FEW_OPERATORS = 10  # operators of a whole CPU trace below which no model ran in it; assumed
+LITTLE_WORK_SHARE = 0.01  # of its span that those few must take at least to count as work; assumed
+
 EARLY_US = 500.0  # us; a gloo span may begin this long before its operator's row; assumed
 TOUCH_US = 0.01  # us; rows that overlap by less only touch; assumed: float64 holds absolute times to 1e-3 us
 TAIL_SHARE = 0.05  # none; part of the gap after a backward pass that counts as its tail; assumed

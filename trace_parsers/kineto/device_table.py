@@ -78,7 +78,7 @@ class DeviceRows:
             )
             for row in np.flatnonzero(self.kind == KernelKind.COMMUNICATION).tolist()
         ]
-        return sorted(kernels, key=lambda kernel: kernel.start_us)
+        return sorted(kernels, key=lambda kernel: kernel.start_us or 0.0)
 
 
 def device_rows(

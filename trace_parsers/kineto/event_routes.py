@@ -66,7 +66,7 @@ _ROUTES = {
     b'ac2g",': _Route.SKIP,
     b"fwdbwd": _Route.SKIP,
 }
-_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events", "hpu_op", "xpu_runtime_kernel"}
+_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "mtia_ccp_events", "hpu_op", "xpu_runtime_kernel"}
 # The first four letters of operators that a lean reading keeps, and of those whose arguments are needed.
 _KEEP_NAME = ("Prof", "Opti", "c10d", "_c10", "reco", "paro", "auto", "fsdp", "torc", "Dist", "deep", "nccl")
 _WIDE_NAME = ("c10d", "reco", "paro", "_c10")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.kineto.host_rows import HostRows
 
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)")
+_TRAINING = re.compile(rf"^{AUTOGRAD_NODE}|^Optimizer\.step#|Backward\d*$|^FSDP::post_backward")
 # One per forward of the whole model. FSDP1's and DDP's may nest: only outermost ones count.
 _ROOT_FORWARD = (
     "FSDP::root_pre_forward",
@@ -45,10 +46,13 @@ def profiler_steps(rows: HostRows) -> list[HostSpan]:
 
 def optimizer_spans(rows: HostRows) -> list[HostSpan]:
     """Return the ``Optimizer.step#...`` annotations, nested ones included."""
-    return rows.select(
-        (rows.kind == HostKind.ANNOTATION)
-        & rows.mask_of_names(name.startswith("Optimizer.step#") for name in rows.names)
-    )
+    may_mark = (rows.kind == HostKind.ANNOTATION) | (rows.kind == HostKind.OPERATOR)
+    return rows.select(may_mark & rows.mask_of_names(name.startswith("Optimizer.step#") for name in rows.names))
+
+
+def shows_training(rows: HostRows) -> bool:
+    """Tell whether any host row is of a backward pass or an optimizer's step."""
+    return any(_TRAINING.search(name) for name in rows.names)
 
 
 def outermost(spans: Sequence[HostSpan]) -> list[HostSpan]:

@@ -8,21 +8,27 @@ from typing import TYPE_CHECKING
 from paro_advise.errors import BrokenInputError
 from paro_advise.trace_parsers.bytes.blocks import BlockReader, SourceRef
 from paro_advise.trace_parsers.bytes.chunks import EventChunks
-from paro_advise.trace_parsers.kernel_kinds import KernelKind, kind_of_kernel
 from paro_advise.trace_parsers.kineto.collectives.gloo_spans import gloo_calls, gloo_collectives, gloo_spans
-from paro_advise.trace_parsers.kineto.collectives.host_calls import CALL_NAMES, host_calls
-from paro_advise.trace_parsers.kineto.collectives.kernels import kernel_collectives
+from paro_advise.trace_parsers.kineto.collectives.host_calls import host_calls
+from paro_advise.trace_parsers.kineto.collectives.kernels import issued_collectives, kernel_collectives
 from paro_advise.trace_parsers.kineto.collectives.runtime_annotations import (
     add_own_collectives,
     own_calls,
     state_threads,
 )
 from paro_advise.trace_parsers.kineto.columns import HostKind
-from paro_advise.trace_parsers.kineto.constants import MAX_SHIFTED_US, MIN_LINKED_SHARE, SHIFT_DIGITS_US
+from paro_advise.trace_parsers.kineto.constants import (
+    FEW_OPERATORS,
+    LITTLE_WORK_SHARE,
+    MAX_SHIFTED_US,
+    SHIFT_DIGITS_US,
+)
+from paro_advise.trace_parsers.kineto.device_steps import device_steps, without_stub
 from paro_advise.trace_parsers.kineto.device_table import device_rows, operator_table
 from paro_advise.trace_parsers.kineto.event_routes import Detail
 from paro_advise.trace_parsers.kineto.header import rank_in_name, trace_header, trace_metadata
 from paro_advise.trace_parsers.kineto.host_rows import sort_host_rows
+from paro_advise.trace_parsers.kineto.launches import blocking_calls, needs_launches
 from paro_advise.trace_parsers.kineto.phases import (
     PhaseClock,
     backward_passes,
@@ -30,6 +36,7 @@ from paro_advise.trace_parsers.kineto.phases import (
     micro_batches,
     optimizer_spans,
     profiler_steps,
+    shows_training,
 )
 from paro_advise.trace_parsers.kineto.rows import KinetoRows
 from paro_advise.trace_parsers.notice import NoticeList
@@ -78,8 +85,7 @@ def read_kineto(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
     if detail is None and raw.rows.detail == Detail.LEAN and not len(raw.rows.device.start):
         # A trace from a GPU machine that recorded CPU activities only.
         raw = _RawTrace(ref, Detail.FULL)
-    elif detail is None and _lacks_issuers(raw.rows):
-        # Older traces link kernels to the host by launches only, which the lean reading skips.
+    elif detail is None and needs_launches(raw.rows):
         raw = _RawTrace(ref, Detail.LAUNCHES)
     raw.reader.finish()
     if not raw.chunks.found_array or raw.rows.num_events == 0:
@@ -139,19 +145,6 @@ def _default_detail(head: bytes) -> Detail:
     return Detail.LEAN if b'"totalGlobalMem"' in head or b'"numSms"' in head else Detail.FULL
 
 
-def _lacks_issuers(rows: KinetoRows) -> bool:
-    """Tell whether most communication kernels cannot be linked to their host calls by id."""
-    import numpy as np
-
-    if not len(rows.device.start) or not len(rows.host.start):
-        return False
-    kinds = [kind_of_kernel(name) == KernelKind.COMMUNICATION for name in rows.device.names]
-    calls = [name.startswith(CALL_NAMES) for name in rows.host.names]
-    kernels = np.array(rows.device.external)[np.array(kinds)[np.array(rows.device.name)]]
-    known = np.array(rows.host.external)[np.array(calls)[np.array(rows.host.name)]]
-    return bool(np.isin(kernels, known).sum() < MIN_LINKED_SHARE * len(kernels))
-
-
 class _TableBuilder:
     """Turns a trace as read into ParsedSource."""
 
@@ -162,35 +155,75 @@ class _TableBuilder:
         starts = [min(column) for column in (raw.rows.device.start, raw.rows.host.start) if len(column)]
         self._origin_us = float(int(min(starts))) if starts else 0.0
         self._notices = NoticeList(prefix=f"{raw.ref.file_name}: ")
+        self._device_steps: tuple[HostSpan, ...] = ()
 
     def build(self) -> ParsedSource:
         """Return everything the file gave, with times relative to the first event."""
+        import numpy as np
+
         self._note_losses()
         metadata = trace_metadata(self._raw.chunks)
         if not metadata.is_readable:
             self._notices.warn("Q106", "the metadata before the events could not be read")
         host = sort_host_rows(self._rows.host, *self._times(self._rows.host.start, self._rows.host.duration))
         header = trace_header(metadata, self._rows, self._label, self._origin_us + self._raw.shift_us)
-        steps, updates = profiler_steps(host), optimizer_spans(host)
+        worked_us = np.concatenate([host.start_us[host.kind == HostKind.OPERATOR], self._device_starts()])
+        steps, updates = without_stub(profiler_steps(host), worked_us), optimizer_spans(host)
         cuts = [step.end_us for step in steps] + [update.start_us for update in updates]
         passes = extend_passes(host, backward_passes(host), cuts)
         clock = PhaseClock(passes, steps, updates)
         is_gpu = len(self._rows.device.start) > 0
+        if not is_gpu and self._is_device_job(header):
+            self._notices.warn(
+                "Q122",
+                "no device activity was recorded: the calls of its collectives are counted, nothing is timed",
+                "record with ProfilerActivity.CUDA as well",
+            )
+            groups = {group.name: group for group in header.groups}
+            calls = host_calls(self._rows.host, self._origin_us)
+            return self._source(header, issued_collectives(calls, host, clock, groups).table(), None)
         make_tables = self._gpu_tables if is_gpu else self._cpu_tables
-        device, names, collectives = make_tables(host, clock, header)
-        spans = _annotations(host)
+        device, names, collectives = make_tables(host, clock, header, steps)
+        if not is_gpu and self._lacks_operators(device, host):
+            self._notices.warn(
+                "Q123",
+                "next to no operators were recorded: collectives are counted, what they overlap cannot be known",
+                "record CPU activities of the training thread as well",
+            )
+            return self._source(header, collectives, None)
         self._note_steps(steps)
         events = EventTables(
             device=device,
             names=names,
-            steps=tuple(steps),
-            spans=tuple(spans),
+            steps=steps,
+            spans=tuple(_annotations(host)),
             is_gpu=is_gpu,
             backward_passes=tuple(passes),
+            device_steps=self._device_steps,
+            blocking_calls=blocking_calls(host),
+            trains=shows_training(host) if len(host.start_us) else None,
         )
         return self._source(header, collectives, events)
 
-    def _source(self, header: SourceHeader, collectives: pl.DataFrame, events: EventTables) -> ParsedSource:
+    def _device_starts(self) -> NDArray[np.float64]:
+        import numpy as np
+
+        return np.frombuffer(self._rows.device.start, dtype=np.float64) - self._origin_us
+
+    def _is_device_job(self, header: SourceHeader) -> bool:
+        """Tell whether a trace without device rows is of a job that ran on devices."""
+        names = self._rows.host.names
+        if any(name.startswith("gloo:") for name in names):
+            return False
+        return "nccl" in (header.backend or "") or any(name.startswith("nccl:") for name in names)
+
+    def _lacks_operators(self, device: pl.DataFrame, host: HostRows) -> bool:
+        """Tell whether the recording holds collectives, but too few operators to be a step of training."""
+        busy_us = float((device["end_us"] - device["start_us"]).sum() or 0.0)
+        span_us = float(host.end_us.max() - host.start_us.min()) if len(host.start_us) else 0.0
+        return len(device) < FEW_OPERATORS and busy_us < LITTLE_WORK_SHARE * span_us and bool(self._rows.host.comm)
+
+    def _source(self, header: SourceHeader, collectives: pl.DataFrame, events: EventTables | None) -> ParsedSource:
         reader = self._raw.reader
         return ParsedSource(
             source=SourceFile(path=self._label, bytes=reader.input_bytes, sha256=reader.sha256, kind=SourceKind.KINETO),
@@ -198,7 +231,7 @@ class _TableBuilder:
             collectives=collectives,
             link_samples=empty_table(LINK_SAMPLE_COLUMNS),
             events=events,
-            num_micro_batches=micro_batches(events.steps, events.spans, events.backward_passes),
+            num_micro_batches=micro_batches(events.steps, events.spans, events.backward_passes) if events else None,
             notices=self._notices.in_order(),
             num_events=self._rows.num_events,
         )
@@ -216,7 +249,7 @@ class _TableBuilder:
         return starts, durations
 
     def _gpu_tables(
-        self, host: HostRows, clock: PhaseClock, header: SourceHeader
+        self, host: HostRows, clock: PhaseClock, header: SourceHeader, steps: Sequence[HostSpan]
     ) -> tuple[pl.DataFrame, tuple[str, ...], pl.DataFrame]:
         """Return device table, its names and collectives of a run with an accelerator."""
         raw = self._rows.device
@@ -224,10 +257,11 @@ class _TableBuilder:
         rows = device_rows(raw, *self._times(raw.start, raw.duration), host, [call.external for call in calls])
         groups = {group.name: group for group in header.groups}
         collectives = kernel_collectives(rows.comm_kernels(raw), calls, host, clock, groups)
+        self._device_steps = device_steps(steps, rows)
         return rows.table(), rows.names, collectives.table()
 
     def _cpu_tables(
-        self, host: HostRows, clock: PhaseClock, header: SourceHeader
+        self, host: HostRows, clock: PhaseClock, header: SourceHeader, _steps: Sequence[HostSpan]
     ) -> tuple[pl.DataFrame, tuple[str, ...], pl.DataFrame]:
         """Return operator table, its names and collectives of a run without an accelerator."""
         raw = self._rows.host
@@ -273,4 +307,7 @@ class _TableBuilder:
 def _annotations(host: HostRows) -> list[HostSpan]:
     """Return the annotations from which phases and owners follow, by start."""
     is_annotation = host.kind == HostKind.ANNOTATION
-    return host.select(is_annotation & host.mask_of_names(not name.startswith(_STEP_SPANS) for name in host.names))
+    named = host.mask_of_names(not name.startswith(_STEP_SPANS) for name in host.names)
+    # The oldest traces record annotations as operators.
+    loads = host.mask_of_names(name.startswith("enumerate(DataLoader)") for name in host.names)
+    return host.select((is_annotation & named) | loads)

@@ -6,20 +6,26 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paro_advise.trace_parsers.kineto.events import CommArgs
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paro_advise.trace_parsers.kineto.columns import HostColumns
-    from paro_advise.trace_parsers.kineto.events import CommArgs
 
 CALL_NAMES = ("record_param_comms", "paro_param_comms", "c10d::")
-_COMMS_ROWS = ("record_param_comms", "paro_param_comms")
+COMMS_ROWS = ("record_param_comms", "paro_param_comms")
+_NO_ARGS = CommArgs()
 _NUM_NESTED = 3  # calls; how many of those begun last may enclose a launch; c10d in record_param_comms in a c10d row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCall:
-    """A host row with arguments: ``record_param_comms`` or a ``c10d::`` operator."""
+    """A host row that issues collectives: ``record_param_comms`` or a ``c10d::`` operator.
+
+    Attributes:
+        args: as recorded; traces before torch 2.1, or without shapes, leave them empty.
+    """
 
     start_us: float
     end_us: float
@@ -28,24 +34,34 @@ class HostCall:
     external: int
     args: CommArgs
 
+    @property
+    def tells(self) -> bool:
+        """Tell whether it says what it sends."""
+        return self.args.collective is not None or self.args.input_dims is not None
+
 
 def host_calls(raw: HostColumns, origin_us: float) -> list[HostCall]:
     """Return the calls of collectives among host rows, in order of the file; times from ``origin_us``."""
+    import numpy as np
+
     names = raw.names.values_in_order()
+    described = dict(raw.comm)
+    issues = np.fromiter((name.startswith(CALL_NAMES) for name in names), dtype=bool, count=len(names))
+    plain = np.flatnonzero(issues[np.frombuffer(raw.name, dtype=np.uint32)]).tolist() if len(names) else []
+    rows = sorted({*plain, *(row for row in described if names[raw.name[row]].startswith((*CALL_NAMES, "nccl:")))})
     calls = []
-    for row, args in raw.comm:
-        name = names[raw.name[row]]
-        if name.startswith((*CALL_NAMES, "nccl:")):
-            begin = raw.start[row] - origin_us
-            call = HostCall(
+    for row in rows:
+        begin = raw.start[row] - origin_us
+        calls.append(
+            HostCall(
                 start_us=begin,
                 end_us=begin + max(0.0, raw.duration[row]),
                 tid=raw.tid[row],
-                name=name,
+                name=names[raw.name[row]],
                 external=raw.external[row],
-                args=args,
+                args=described.get(row, _NO_ARGS),
             )
-            calls.append(call)
+        )
     return calls
 
 
@@ -56,13 +72,15 @@ def calls_by_external(calls: Sequence[HostCall]) -> dict[int, HostCall]:
     """
     out: dict[int, HostCall] = {}
     for call in calls:
-        if call.external >= 0 and (call.name in _COMMS_ROWS or call.external not in out):
+        known = out.get(call.external)
+        is_better = known is None or (call.tells, call.name in COMMS_ROWS) >= (known.tells, known.name in COMMS_ROWS)
+        if call.external >= 0 and is_better:
             out[call.external] = call
     return out
 
 
 def enclosing_calls(calls: Sequence[HostCall], launches: Sequence[tuple[float, int]]) -> list[HostCall | None]:
-    """Return the innermost call open on the launching thread at each launch (time_us, tid).
+    """Return the call open on the launching thread at each launch (time_us, tid), the innermost that tells its size.
 
     Older traces link a kernel to its launch only; the call around the launch carries the arguments.
     """
@@ -75,5 +93,6 @@ def enclosing_calls(calls: Sequence[HostCall], launches: Sequence[tuple[float, i
         group = by_tid.get(tid, [])
         place = bisect_right(starts.get(tid, []), time) if time == time else 0  # NaN when unknown
         nearest = group[max(0, place - _NUM_NESTED) : place]
-        out.append(next((call for call in reversed(nearest) if call.end_us >= time), None))
+        around = [call for call in reversed(nearest) if call.end_us >= time]
+        out.append(next((call for call in around if call.tells), around[0] if around else None))
     return out

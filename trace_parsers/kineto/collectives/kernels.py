@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from paro_advise.core.collective import Op
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
 from paro_advise.trace_parsers.kineto.collectives.group_ranks import GroupTexts
-from paro_advise.trace_parsers.kineto.collectives.host_calls import calls_by_external, enclosing_calls
+from paro_advise.trace_parsers.kineto.collectives.host_calls import COMMS_ROWS, calls_by_external, enclosing_calls
 from paro_advise.trace_parsers.kineto.collectives.rows import CollectiveRows
-from paro_advise.trace_parsers.kineto.collectives.sizes import buffer_bytes, recorded_dtype
+from paro_advise.trace_parsers.kineto.collectives.sizes import buffer_bytes, ranks_of_shapes, recorded_dtype
 from paro_advise.trace_parsers.kineto.constants import MAX_GROUP_SIZE
 from paro_advise.trace_parsers.kineto.events import CommArgs, as_int
 from paro_advise.trace_parsers.kineto.host_rows import NOWHERE, owners_at
@@ -32,8 +32,8 @@ class CommKernel:
         launch: (time_us, tid) of its launch on the host, (NaN, -1) when unknown.
     """
 
-    start_us: float
-    end_us: float
+    start_us: float | None  # None where only its call is known
+    end_us: float | None
     stream: int
     name: str
     external: int
@@ -74,6 +74,31 @@ def kernel_collectives(
     return out
 
 
+def issued_collectives(
+    calls: Sequence[HostCall], rows: HostRows, clock: PhaseClock, groups: Mapping[str, ProcessGroup]
+) -> CollectiveRows:
+    """Build rows without times from the host calls alone, for recordings without device activity.
+
+    Args:
+        calls: host rows of collectives; of rows within each other only the one that says most counts.
+        rows: all host rows.
+        clock: the phase of training at any time.
+        groups: process groups by name.
+    """
+    telling = [call for call in calls if call.tells]
+    recorded = [call for call in telling if call.name in COMMS_ROWS] or telling
+    owners = owners_at(rows, [(call.start_us, call.tid) for call in recorded])
+    out = CollectiveRows()
+    texts = GroupTexts(groups)
+    for call, owner in zip(recorded, owners, strict=True):
+        kernel = CommKernel(
+            start_us=None, end_us=None, stream=call.tid, name=call.name, external=call.external,
+            launch=NOWHERE, args=None,
+        )  # fmt: skip
+        _add_kernel(out, kernel, call, call.args, owner, clock, texts.ranks(call.args), repeats=False)
+    return out
+
+
 def _add_kernel(
     out: CollectiveRows,
     kernel: CommKernel,
@@ -86,7 +111,7 @@ def _add_kernel(
     repeats: bool,
 ) -> None:
     op = _op_of_kernel(kernel, call, args)
-    size = as_int(args.group_size)
+    size = as_int(args.group_size) or ranks_of_shapes(op, args)
     out.add(
         start_us=kernel.start_us,
         end_us=kernel.end_us,

@@ -39,8 +39,36 @@ def recorded_dtype(args: CommArgs) -> str:
 
 
 def _bytes_of_shapes(args: CommArgs, op: Op) -> int | None:
-    """Return the bytes by the recorded input shapes; they do not give the size of a gather's output."""
-    if op in (Op.ALL_GATHER, Op.UNKNOWN) or not isinstance(args.input_dims, list) or not args.input_dims:
+    """Return the bytes by the recorded input shapes; lists of tensors do not give the size of a gather's output."""
+    sides = _elements_of_sides(args)
+    if op == Op.UNKNOWN or not sides:
         return None
-    elements, size = total_elements(args.input_dims[0]), dtype_bytes(recorded_dtype(args) or "?")
+    if op in _TWO_SIDED and len(sides) > 1 and _cut_in(sides):
+        elements = max(sides[:2])
+    elif op == Op.ALL_GATHER:
+        return None
+    else:
+        elements = sides[0]
+    size = dtype_bytes(recorded_dtype(args) or "?")
     return elements * size if elements and size else None
+
+
+def ranks_of_shapes(op: Op, args: CommArgs) -> int | None:
+    """Return how many ranks a gather or scatter joins by the shapes of its two buffers, None where they do not tell."""
+    if op not in (Op.ALL_GATHER, Op.REDUCE_SCATTER):
+        return None
+    sides = _elements_of_sides(args)
+    return _cut_in(sides) if len(sides) > 1 else None
+
+
+def _elements_of_sides(args: CommArgs) -> list[int]:
+    """Return the elements of the first two recorded inputs, which are the buffers of a collective."""
+    if not isinstance(args.input_dims, list):
+        return []
+    return [total_elements(dims) or 0 for dims in args.input_dims[:2]]
+
+
+def _cut_in(sides: list[int]) -> int | None:
+    """Return into how many equal parts the larger buffer is cut, None where it is not."""
+    small, large = sorted(sides[:2])
+    return large // small if small > 0 and large > small and large % small == 0 else None

@@ -1,0 +1,91 @@
+"""Steps as the device ran them, where it lags behind the host that launched its work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paro_advise.trace_parsers.kernel_kinds import KernelKind
+from paro_advise.trace_parsers.kineto.constants import LAG_SHARE, STUB_SHARE
+from paro_advise.trace_parsers.tables import HostSpan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from paro_advise.trace_parsers.kineto.device_table import DeviceRows
+
+
+def device_steps(steps: Sequence[HostSpan], rows: DeviceRows) -> tuple[HostSpan, ...]:
+    """Return when the device ran each step, () where it keeps up with the host or launches are not known.
+
+    A step begins with the first kernel that the host launched in it and ends where the next one begins; the last
+    ends with its last row, but lasts at least as long as on the host.
+    """
+    import numpy as np
+
+    if not steps or not len(rows.start_us):
+        return ()
+    step_of = steps_at(steps, rows.launch_us)
+    known = step_of >= 0
+    if not known.any():
+        return ()
+    lengths = [step.end_us - step.start_us for step in steps]
+    lag = float(np.median((rows.start_us - rows.launch_us)[known]))
+    if lag < LAG_SHARE * float(np.median(lengths)):
+        return ()
+    chosen = known & _on_main_stream(rows)
+    if not chosen.any():
+        return ()
+    starts = np.full(len(steps), np.inf)
+    np.minimum.at(starts, step_of[chosen], rows.start_us[chosen])
+    if not np.isfinite(starts).all() or (np.diff(starts) <= 0).any():
+        return ()
+    last = float(rows.end_us[step_of == len(steps) - 1].max())
+    ends = np.append(starts[1:], max(last, starts[-1] + lengths[-1]))
+    return tuple(
+        HostSpan(start_us=float(start), end_us=float(end), tid=step.tid, name=step.name)
+        for step, start, end in zip(steps, starts, ends, strict=True)
+    )
+
+
+def _on_main_stream(rows: DeviceRows) -> NDArray[np.bool_]:
+    """Mark the kernels of the stream that computes most; others run ahead with what the next step needs."""
+    import numpy as np
+
+    compute = rows.kind == KernelKind.COMPUTE
+    if not compute.any():
+        return np.ones(len(rows.kind), dtype=bool)
+    streams, index = np.unique(rows.stream[compute], return_inverse=True)
+    busy = np.bincount(index, weights=(rows.end_us - rows.start_us)[compute])
+    mask: NDArray[np.bool_] = compute & (rows.stream == streams[int(np.argmax(busy))])
+    return mask
+
+
+def steps_at(steps: Sequence[HostSpan], times_us: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the index of the step that holds each time, -1 where none does or the time is NaN."""
+    import numpy as np
+
+    starts = np.array([step.start_us for step in steps])
+    ends = np.array([step.end_us for step in steps])
+    # Steps are in order and do not overlap.
+    index = np.searchsorted(starts, times_us, side="right") - 1
+    inside = (index >= 0) & (times_us < ends[np.maximum(index, 0)])
+    return np.where(inside, index, -1)
+
+
+def without_stub(steps: Sequence[HostSpan], starts_us: NDArray[np.float64]) -> tuple[HostSpan, ...]:
+    """Leave out a last step that ended with the recording: far shorter than the others, and nothing ran in it.
+
+    Args:
+        steps: by start.
+        starts_us: of all rows that show work.
+    """
+    if len(steps) < 2:
+        return tuple(steps)
+    last = steps[-1]
+    before = sorted(step.end_us - step.start_us for step in steps[:-1])
+    is_short = last.end_us - last.start_us < STUB_SHARE * before[len(before) // 2]
+    is_empty = not ((starts_us >= last.start_us) & (starts_us < last.end_us)).any()
+    return tuple(steps[:-1] if is_short and is_empty else steps)

@@ -1,0 +1,84 @@
+"""When a trace's launches must be read: a lean reading skips them, since most traces need none."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from paro_advise.trace_parsers.kernel_kinds import KernelKind, kind_of_kernel
+from paro_advise.trace_parsers.kineto.collectives.host_calls import CALL_NAMES
+from paro_advise.trace_parsers.kineto.columns import HostKind
+from paro_advise.trace_parsers.kineto.constants import (
+    IDLE_SHARE,
+    LAG_SHARE,
+    LONG_CALL_US,
+    MAX_BLOCKING_CALLS,
+    MIN_LINKED_SHARE,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from paro_advise.trace_parsers.kineto.host_rows import HostRows
+    from paro_advise.trace_parsers.kineto.rows import KinetoRows
+
+# Calls in which the host waits for the device. A copy to pageable memory waits although it is called asynchronous.
+_BLOCKING = re.compile(r"^(?:cuda|hip|cu)(?:Stream|Device|Event|Ctx)Synchronize|^(?:cuda|hip)Memcpy(?:Async)?$")
+
+
+def needs_launches(rows: KinetoRows) -> bool:
+    """Tell whether the launches of a trace that was read without them would change what it says.
+
+    They link kernels to their host calls where ids do not (torch before 2.1), tell which step a kernel belongs to
+    where the device lags behind the host, and why a device idles.
+    """
+    import numpy as np
+
+    if not len(rows.device.start) or not len(rows.host.start):
+        return False
+    start = np.array(rows.device.start)
+    end = start + np.maximum(np.array(rows.device.duration), 0.0)
+    span = float(end.max() - start.min())
+    return _is_loosely_linked(rows, start, span) or _busy_us(start, end) < (1 - IDLE_SHARE) * span
+
+
+def _is_loosely_linked(rows: KinetoRows, start_us: NDArray[np.float64], span_us: float) -> bool:
+    """Tell whether communication kernels lack an issuing call, or run long after it."""
+    import numpy as np
+
+    kinds = np.array([kind_of_kernel(name) == KernelKind.COMMUNICATION for name in rows.device.names])
+    calls = np.array([name.startswith(CALL_NAMES) for name in rows.host.names])
+    mine = kinds[np.array(rows.device.name)]
+    theirs = calls[np.array(rows.host.name)]
+    kernels, known = np.array(rows.device.external)[mine], np.array(rows.host.external)[theirs]
+    if not len(kernels):
+        return False
+    order = np.argsort(known, kind="stable")
+    place = np.minimum(np.searchsorted(known[order], kernels), max(0, len(known) - 1))
+    linked = (known[order][place] == kernels) & (kernels >= 0) if len(known) else np.zeros(len(kernels), dtype=bool)
+    if linked.sum() < MIN_LINKED_SHARE * len(kernels):
+        return True
+    issued = np.array(rows.host.start)[theirs][order][place][linked]
+    marks = sum(name.startswith("ProfilerStep") for name in rows.host.names) or 1
+    return bool(np.median(start_us[mine][linked] - issued) > LAG_SHARE * span_us / marks)
+
+
+def _busy_us(start_us: NDArray[np.float64], end_us: NDArray[np.float64]) -> float:
+    """Return the length of the union of intervals."""
+    import numpy as np
+
+    order = np.argsort(start_us, kind="stable")
+    start, end = start_us[order], np.maximum.accumulate(end_us[order])
+    gaps = np.maximum(start[1:] - end[:-1], 0.0)
+    return float(end[-1] - start[0] - gaps.sum())
+
+
+def blocking_calls(host: HostRows) -> tuple[tuple[float, float], ...]:
+    """Return (start_us, end_us) of the calls in which the host waited for the device, by start."""
+    import numpy as np
+
+    named = host.mask_of_names(bool(_BLOCKING.match(name)) for name in host.names)
+    mask = (host.kind == HostKind.RUNTIME) & named & (host.end_us - host.start_us >= LONG_CALL_US)
+    index = np.flatnonzero(mask)[:MAX_BLOCKING_CALLS]
+    return tuple(zip(host.start_us[index].tolist(), host.end_us[index].tolist(), strict=True))
