@@ -28,19 +28,14 @@ def device_steps(steps: Sequence[HostSpan], rows: DeviceRows) -> tuple[HostSpan,
     if not steps or not len(rows.start_us):
         return ()
     step_of = steps_at(steps, rows.launch_us)
-    known = step_of >= 0
-    if not known.any():
+    if not np.isin(np.arange(len(steps)), step_of).all():
         return ()
     lengths = [step.end_us - step.start_us for step in steps]
-    lag = float(np.median((rows.start_us - rows.launch_us)[known]))
-    if lag < LAG_SHARE * float(np.median(lengths)):
-        return ()
-    chosen = known & _on_main_stream(rows)
-    if not chosen.any():
-        return ()
-    starts = np.full(len(steps), np.inf)
-    np.minimum.at(starts, step_of[chosen], rows.start_us[chosen])
-    if not np.isfinite(starts).all() or (np.diff(starts) <= 0).any():
+    starts = _starts(len(steps), rows, step_of)
+    launched = np.full(len(steps), np.inf)
+    np.minimum.at(launched, step_of[step_of >= 0], rows.launch_us[step_of >= 0])
+    is_behind = float(np.median(starts - launched)) >= LAG_SHARE * float(np.median(lengths))
+    if not is_behind or (np.diff(starts) <= 0).any():
         return ()
     last = float(rows.end_us[step_of == len(steps) - 1].max())
     ends = np.append(starts[1:], max(last, starts[-1] + lengths[-1]))
@@ -48,6 +43,26 @@ def device_steps(steps: Sequence[HostSpan], rows: DeviceRows) -> tuple[HostSpan,
         HostSpan(start_us=float(start), end_us=float(end), tid=step.tid, name=step.name)
         for step, start, end in zip(steps, starts, ends, strict=True)
     )
+
+
+def _starts(num_steps: int, rows: DeviceRows, step_of: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return when the device began each step: with its first row, but not before the step before it was computed.
+
+    Other streams run ahead with what a step needs: copies, the next batch.
+    """
+    import numpy as np
+
+    first = np.full(num_steps, np.inf)
+    np.minimum.at(first, step_of[step_of >= 0], rows.start_us[step_of >= 0])
+    main = _on_main_stream(rows)
+    own_first = np.full(num_steps, np.inf)
+    np.minimum.at(own_first, step_of[main & (step_of >= 0)], rows.start_us[main & (step_of >= 0)])
+    computed = np.full(num_steps, -np.inf)
+    for step in range(num_steps):
+        # What has no launch was launched before the recording began.
+        before = main & (step_of < step) & (rows.start_us < own_first[step])
+        computed[step] = rows.end_us[before].max() if before.any() else -np.inf
+    return np.maximum(first, computed)
 
 
 def _on_main_stream(rows: DeviceRows) -> NDArray[np.bool_]:
