@@ -9,7 +9,7 @@ INT64_MAX = (1 << 63) - 1  # none; the largest integer a table holds; definition
 MAX_NUMBER = 1e18  # any; larger numbers in logs and dumps are not believed; assumed
 MAX_NUMBER_DIGITS = 64  # characters; longest decimal number read from a log; assumed: Python prints 24 at most
 MAX_INTEGER_DIGITS = 20  # characters; longest integer read from a log; the largest uint64 has 20 digits
-MAX_ROWS = 5_000_000  # rows; most that one table of a log or dump holds; assumed
+MAX_ROWS = 500_000  # rows; most that one table of a log or dump holds; assumed
 MAX_TEXT = 400  # characters; longest text kept where nothing else is said; assumed
 MAX_GROUP_SIZE = 1 << 24  # ranks; no larger group is believed; assumed
 MAX_GROUPS = 1 << 16  # groups; most process groups, communicators or hosts of one input; assumed
@@ -19,12 +19,15 @@ HEAD_BYTES = 64 * 1024  # bytes; what an input is recognised by; assumed
 MAX_TEXT_BYTES = 4 << 30  # bytes; most that a log or dump may hold; assumed
 MAX_FILES = 20_000  # files; most that one analysis takes; assumed
 
+MAX_TEXT_RANKS = 16_384  # ranks; largest group whose ranks every collective lists as text; bounds memory
+
 # Flight recorder.
 MAX_FRAMES = 6  # frames; most of a stack that an owner names; assumed
 MAX_READ_FRAMES = 256  # frames; most of a stack that are looked at; assumed
 MAX_TENSORS = 4096  # tensors; most of one collective that are counted; assumed
 MAX_DIMENSIONS = 16  # dimensions; most of a tensor; assumed: PyTorch's collectives see a few
 MAX_ENTRIES = 200_000  # collectives; most of one dump; assumed: the ring holds 2,000 by PyTorch's documentation
+MAX_LISTED_RANKS = 4_000_000  # ranks; most that the groups of one dump list together; assumed
 # A pickle can repeat one long list of shapes or frames at the cost of two bytes.
 MAX_VISITS = 3_000_000  # list items; most frames and shapes of one dump that are visited; assumed
 MAX_PENDING_TEXT = 4000  # characters; longest list of unfinished groups; assumed

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import InputError, NoInputError
-from paro_advise.trace_parsers.bytes.blocks import SourceRef, archive_members
+from paro_advise.trace_parsers.bytes.archive import archive_members
+from paro_advise.trace_parsers.bytes.blocks import SourceRef
 from paro_advise.trace_parsers.constants import MAX_FILES
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _refs_of_file(path: Path) -> dict[str, SourceRef]:
     identity = str(path.resolve())
     if not _is_archive(path):
         return {identity: SourceRef(path=path)}
-    return {f"{identity}!{member}": SourceRef(path=path, member=member) for member in archive_members(path)}
+    return {f"{identity}!{member.name}": SourceRef(path=path, member=member) for member in archive_members(path)}
 
 
 def _expand(text: str) -> tuple[list[Path], bool]:
@@ -69,11 +70,11 @@ def _expand(text: str) -> tuple[list[Path], bool]:
         files = [item for item in sorted(path.rglob("*")) if item.is_file() and not _is_hidden(item, path)]
         return [item for item in files if item.suffix.lower() not in _SKIPPED_SUFFIXES], True
     if path.exists():
-        return [path], False
+        return ([path] if path.is_file() else []), False
     matches = [Path(item) for item in sorted(glob.glob(text, recursive=True))]  # noqa: PTH207 - absolute patterns
     files = []
     for match in matches:
-        files += _expand(str(match))[0] if match.is_dir() else [match]
+        files += _expand(str(match))[0]
     return files, True
 
 

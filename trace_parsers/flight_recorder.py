@@ -25,9 +25,11 @@ from paro_advise.trace_parsers.constants import (
     MAX_ENTRIES,
     MAX_FRAMES,
     MAX_GROUPS,
+    MAX_LISTED_RANKS,
     MAX_PENDING_TEXT,
     MAX_READ_FRAMES,
     MAX_TENSORS,
+    MAX_TEXT_RANKS,
     MAX_VISITS,
     MAX_WORLD_SIZE,
 )
@@ -53,6 +55,7 @@ _FROM_TORCH = re.compile(
 class _Scan:
     rows: RowBuffer = field(default_factory=lambda: RowBuffer(COLLECTIVE_COLUMNS))
     groups: dict[str, ProcessGroup] = field(default_factory=dict)
+    group_texts: dict[str, str] = field(default_factory=dict)  # ranks of each group, comma separated
     states: Counter[str] = field(default_factory=Counter)
     first_open: tuple[int, str] | None = None  # (created, description) of the first one not completed
     num_entries: int = 0
@@ -95,7 +98,7 @@ class _Scan:
             group_size=known.size if known else None,
             group_name=group,
             group_desc=description,
-            group_ranks=",".join(map(str, known.ranks)) if known else "",
+            group_ranks=self.group_texts.get(group, ""),
             seq=seq,
             name=name,
             owner=_owner(entry.get("frames")) if is_affordable else "",
@@ -186,11 +189,15 @@ def _groups(config: object) -> dict[str, ProcessGroup]:
     groups: dict[str, ProcessGroup] = {}
     if not isinstance(config, dict):
         return groups
+    num_ranks = 0
     for key, value in list(config.items())[:MAX_GROUPS]:
         if not isinstance(value, dict):
             continue
         name = bounded_text(value.get("name"), 200) or bounded_text(key, 200)
-        ranks = _ranks(value.get("ranks"))
+        listed = value.get("ranks")
+        # A pickle can repeat one long list at the cost of two bytes.
+        num_ranks += len(listed) if isinstance(listed, str | list | tuple) else 0
+        ranks = _ranks(listed) if num_ranks <= MAX_LISTED_RANKS else ()
         groups[name] = ProcessGroup(
             name=name, description=bounded_text(value.get("desc"), 200), ranks=ranks, size=len(ranks)
         )
@@ -237,7 +244,11 @@ def parse(data: Readable, source: SourceFile) -> ParsedSource:
         BrokenInputError: the dump is cut or something else.
     """
     content = _content(data.read_all(MAX_PICKLE_BYTES), source.path)
-    scan = _Scan(groups=_groups(content.get("pg_config")))
+    groups = _groups(content.get("pg_config"))
+    # Every collective of a group repeats its text.
+    listed = {name: group.ranks for name, group in groups.items() if len(group.ranks) <= MAX_TEXT_RANKS}
+    texts = {name: ",".join(map(str, ranks)) for name, ranks in listed.items()}
+    scan = _Scan(groups=groups, group_texts=texts)
     entries = content.get("entries")
     for entry in entries if isinstance(entries, list | tuple) else ():
         scan.add(entry)

@@ -28,7 +28,6 @@ _COMMUNICATION = re.compile(
     r"|(?:intra|inter)node::(?:dispatch|combine|notify)|^gloo:",
     re.IGNORECASE,
 )
-_NOT_COMMUNICATION = re.compile(r"multi_tensor|at::native::.*elementwise", re.IGNORECASE)
 _SYNC = re.compile(r"^(?:Stream|Event|Context|Device) (?:Sync|Wait)", re.IGNORECASE)
 _MEMORY = re.compile(r"^(?:hip)?Mem(?:cpy|set)|^Copy(?:Host|Device)|^FillBuffer", re.IGNORECASE)
 
@@ -61,9 +60,14 @@ def kind_of_kernel(name: str) -> KernelKind:
         return KernelKind.MEMORY
     if _SYNC.search(name):
         return KernelKind.SYNC
-    if _COMMUNICATION.search(name) and not _NOT_COMMUNICATION.search(name):
+    if _COMMUNICATION.search(name) and not _is_torch_elementwise(name.lower()):
         return KernelKind.COMMUNICATION
     return KernelKind.COMPUTE
+
+
+def _is_torch_elementwise(name: str) -> bool:
+    """Tell whether a name (lower case) is that of a kernel of PyTorch's own that only mentions a collective."""
+    return "multi_tensor" in name or "elementwise" in name.partition("at::native::")[2]
 
 
 def op_of_name(name: str) -> Op:

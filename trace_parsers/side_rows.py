@@ -35,6 +35,7 @@ class RowBuffer:
     def __init__(self, columns: dict[str, str]) -> None:
         self._columns = columns
         self._data: dict[str, list[Cell]] = {name: [] for name in columns}
+        self._texts: dict[str, str] = {}
         self.num_rows = 0
         self.num_dropped = 0
 
@@ -45,7 +46,9 @@ class RowBuffer:
             return
         self.num_rows += 1
         for name, kind in self._columns.items():
-            self._data[name].append(cells.pop(name, "" if kind == "str" else None))
+            cell = cells.pop(name, "" if kind == "str" else None)
+            # The same few texts come again and again, each time as a new object.
+            self._data[name].append(self._texts.setdefault(cell, cell) if type(cell) is str else cell)
         if cells:
             raise KeyError(f"no such columns: {sorted(cells)}")
 

@@ -36,9 +36,10 @@ def report_bytes(analysis: Analysis, facts: Sequence[RankFacts], hta: HtaFigures
 def provenance() -> Provenance:
     """Return when, by what and how a page is made."""
     from paro_advise.advisor.rendering.page import Provenance
+    from paro_advise.advisor.wording.escaping import plain
 
     return Provenance(
         version=version("paro-advise"),
         created_utc=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-        command=masked_command(["paro-advise", *sys.argv[1:]]),
+        command=plain(masked_command(["paro-advise", *sys.argv[1:]])),
     )

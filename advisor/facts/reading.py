@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
 
 # Change it whenever facts made from the same file would differ.
-READER_VERSION = 6
+READER_VERSION = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +162,8 @@ def default_cache() -> Path:
 
 def _cache_key(ref: SourceRef) -> str:
     stat = ref.path.stat()
-    identity = f"{READER_VERSION}|{ref.path.resolve()}|{ref.member}|{stat.st_size}|{stat.st_mtime_ns}|{ref.label}"
+    member = ref.member.name if ref.member else ""
+    identity = f"{READER_VERSION}|{ref.path.resolve()}|{member}|{stat.st_size}|{stat.st_mtime_ns}|{ref.label}"
     return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest() + ".facts"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.wording.quantities import number_ranges
+from paro_advise.advisor.wording.quantities import number_ranges, plural
 from paro_advise.core.framework import Framework
 from paro_advise.errors import UsageError
 from paro_advise.trace_parsers.notice import Notice, Severity
@@ -141,10 +141,10 @@ def _uncut(inputs: list[Source], notices: list[Notice]) -> list[Source]:
         Notice(
             code="Q307",
             severity=Severity.WARNING,
-            message=f"{len(cut)} traces that end early are left out of all figures: "
+            message=f"{plural(len(cut), 'trace')} that end early or lost events are left out of all figures: "
             + ", ".join(item.file_name for item in cut[:4])
             + (", ..." if len(cut) > 4 else ""),
-            help="what is missing at their end would look like idle time: record them again",
+            help="what is missing would look like idle time: record them again",
         )
     )
     return [item for item in inputs if not item.is_cut]

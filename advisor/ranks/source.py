@@ -44,11 +44,11 @@ class Source:
 
     @property
     def is_cut(self) -> bool:
-        """Tell whether the input ends early, so that what is missing would look like idle time."""
+        """Tell whether the input ends early or lost events, so that what is missing would look like idle time."""
         return any(notice.code in _CUT_CODES for notice in self.facts.notices)
 
 
-_CUT_CODES = ("Q101", "Q102", "Q105")
+_CUT_CODES = ("Q101", "Q102", "Q105", "Q108")
 
 
 def decode(facts: RankFacts) -> Source:

@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tarfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, cast
 
 from paro_advise.errors import HostileInputError, InputError
 from paro_advise.trace_parsers.bytes.constants import (
     FREE_BYTES,
     GZIP_WINDOW_BITS,
     HASH_BYTES,
-    MAX_MEMBERS,
     MAX_OUTPUT_BYTES,
     MAX_RATIO,
     MAX_ZSTD_WINDOW,
     OUTPUT_BYTES,
     READ_BYTES,
 )
+from paro_advise.trace_parsers.bytes.inflate import INFLATE_ERRORS, inflate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_inflate: Any  # either of two modules with the same functions; isal has no types
-try:  # isal inflates about three times as fast as zlib; an optional extra
-    from isal import isal_zlib as _inflate
-except ImportError:
-    _inflate = zlib
-_INFLATE_ERRORS: tuple[type[Exception], ...] = (zlib.error, cast("type[Exception]", _inflate.error))
-_ARCHIVE_ERRORS: tuple[type[Exception], ...] = (tarfile.TarError, EOFError, *_INFLATE_ERRORS)
+    from paro_advise.trace_parsers.bytes.archive import ArchiveMember
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +31,24 @@ class SourceRef:
     """Where an input lies: a file, or a member of a tar archive."""
 
     path: Path
-    member: str | None = None
+    member: ArchiveMember | None = None
 
     @property
     def label(self) -> str:
         """Return the name shown to people: ``path`` or ``path!member``."""
-        name = str(self.path) if self.member is None else f"{self.path}!{self.member}"
-        return os.fsencode(name).decode("utf-8", "replace")
+        name = str(self.path) if self.member is None else f"{self.path}!{self.member.name}"
+        return _shown(name)
 
     @property
     def file_name(self) -> str:
         """Return the last part of the member or path."""
-        return os.fsencode(Path(self.member or self.path).name).decode("utf-8", "replace")
+        return _shown(Path(self.member.name if self.member else self.path).name)
+
+
+def _shown(name: str) -> str:
+    """Return a name that any output may hold: no bytes that are not UTF-8, no control or bidi characters."""
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 class BlockReader:
@@ -83,7 +80,7 @@ class BlockReader:
                 with self.ref.path.open("rb") as file:
                     yield from self._decode(file)
             else:
-                yield from self._read_member()
+                yield from self._read_member(self.ref.member)
         except OSError as error:
             raise InputError(
                 f"an input must be a readable file, got: {error.strerror or error}", where=self.ref.label
@@ -97,17 +94,13 @@ class BlockReader:
                 while block := file.read(HASH_BYTES):
                     self._note(block)
 
-    def _read_member(self) -> Iterator[bytes]:
-        try:
-            with tarfile.open(self.ref.path, mode="r|*") as archive:
-                for info in archive:
-                    if info.name == self.ref.member and info.isfile():
-                        handle = archive.extractfile(info)
-                        if handle is not None:
-                            yield from self._decode(handle)
-                        return
-        except _ARCHIVE_ERRORS as error:
-            self.truncated = f"archive ends early ({error})"
+    def _read_member(self, member: ArchiveMember) -> Iterator[bytes]:
+        with member.data.open("rb") as file:
+            file.seek(member.offset)
+            part = _Part(file, member.size)
+            yield from self._decode(cast("IO[bytes]", part))
+            if part.left and not part.read(1):
+                self.truncated = "archive ends early"
 
     def _decode(self, file: IO[bytes]) -> Iterator[bytes]:
         first = file.read(READ_BYTES)
@@ -141,7 +134,7 @@ class BlockReader:
             yield block
 
     def _gunzip(self, data: bytes, file: IO[bytes]) -> Iterator[bytes]:
-        stream = _inflate.decompressobj(GZIP_WINDOW_BITS)
+        stream = inflate.decompressobj(GZIP_WINDOW_BITS)
         inside = False
         while data:
             if not inside and not data.startswith(b"\x1f\x8b"):
@@ -150,7 +143,7 @@ class BlockReader:
             inside = True
             try:
                 out = stream.decompress(data, OUTPUT_BYTES)
-            except _INFLATE_ERRORS as error:
+            except INFLATE_ERRORS as error:
                 self.truncated = f"compressed data is broken ({error})"
                 return
             if out:
@@ -159,7 +152,7 @@ class BlockReader:
             if stream.eof:
                 inside = False
                 data = stream.unused_data.lstrip(b"\0")
-                stream = _inflate.decompressobj(GZIP_WINDOW_BITS)
+                stream = inflate.decompressobj(GZIP_WINDOW_BITS)
             if not data:
                 data = file.read(READ_BYTES)
                 self._note(data)
@@ -167,7 +160,7 @@ class BlockReader:
             self.truncated = "compressed data ends early"
             try:
                 rest = stream.flush()
-            except _INFLATE_ERRORS:
+            except INFLATE_ERRORS:
                 return
             if rest:
                 yield rest
@@ -195,6 +188,23 @@ class BlockReader:
             yield out
 
 
+class _Part:
+    """A reader of the next ``size`` bytes of a file.
+
+    Attributes:
+        left: bytes not read yet.
+    """
+
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        self._file = file
+        self.left = size
+
+    def read(self, size: int = -1) -> bytes:
+        out = self._file.read(self.left if size < 0 else min(size, self.left))
+        self.left -= len(out)
+        return out
+
+
 class _Prefixed:
     """A reader that gives bytes already read first, and reports what it reads after."""
 
@@ -210,30 +220,3 @@ class _Prefixed:
         out = self._file.read(size if size > 0 else READ_BYTES)
         self._note(out)
         return out
-
-
-def archive_members(path: Path, limit: int = MAX_MEMBERS) -> list[str]:
-    """Return the names of the regular files in a tar archive, in order.
-
-    Raises:
-        InputError: the archive cannot be read at all.
-        HostileInputError: it holds more than ``limit`` members or expands without bound.
-    """
-    names: list[str] = []
-    total = 0
-    allowed = FREE_BYTES + MAX_RATIO * path.stat().st_size
-    try:
-        with tarfile.open(path, mode="r|*") as archive:
-            for info in archive:
-                total += max(0, info.size)
-                if len(names) >= limit or total > allowed:
-                    raise HostileInputError(
-                        f"an archive must hold at most {limit} files that expand at most {MAX_RATIO} times",
-                        where=str(path),
-                    )
-                if info.isfile():
-                    names.append(info.name)
-    except _ARCHIVE_ERRORS as error:
-        if not names:
-            raise InputError(f"the archive cannot be read ({error})", where=str(path)) from error
-    return names

@@ -15,14 +15,15 @@ from paro_advise.trace_parsers.bytes.constants import (
     CHUNK_BYTES,
     MAX_FIRST_EVENT_BYTES,
     MAX_KEY_BYTES,
+    MAX_LEADING_BYTES,
     MAX_PENDING_BYTES,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
-_BARE_LIST = re.compile(rb"^\s*(?:\xef\xbb\xbf)?\s*\[\s*\{")
+_ARRAY = re.compile(rb'"traceEvents"\s{0,1000}:\s{0,1000}\[')
+_BARE_LIST = re.compile(rb"[\s\xef\xbb\xbf]*\[\s*\{")
 _SPACES_AND_COMMA = re.compile(rb"\s*,\s*(?=\{)")
 _FALLBACK_BOUNDARIES = (b"\n  },\n  {", b'},{"ph"', b'}, {"ph"', b'},\n{"ph"', b'},{"name"', b'}, {"name"')
 
@@ -75,20 +76,22 @@ class EventChunks:
 
     def _find_array(self) -> bytes | None:
         """Read up to the event array; return what follows its bracket, None when there is none."""
-        pending = b""
+        pending = bytearray()
+        searched = 0
         for block in self._blocks:
             pending += block
-            if _BARE_LIST.match(pending):
+            if searched < MAX_LEADING_BYTES and _BARE_LIST.match(pending, 0, MAX_LEADING_BYTES):
                 self.found_array = True
-                return pending[pending.index(b"[") + 1 :]
-            if found := _ARRAY.search(pending):
+                return bytes(pending[pending.index(b"[") + 1 :])
+            if found := _ARRAY.search(pending, max(0, searched - MAX_LEADING_BYTES)):
                 self.found_array = True
-                self.head = pending[: found.start()]
-                return pending[found.end() :]
-            if len(pending) > MAX_PENDING_BYTES:
-                self.lost_bytes = len(pending)
+                self.head = bytes(pending[: found.start()])
+                return bytes(pending[found.end() :])
+            searched = len(pending)
+            if searched > MAX_PENDING_BYTES:
+                self.lost_bytes = searched
                 break
-        self.head = pending[:MAX_PENDING_BYTES]
+        self.head = bytes(pending[:MAX_PENDING_BYTES])
         return None
 
     def _learn_boundary(self, pending: bytes) -> bytes:

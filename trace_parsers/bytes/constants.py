@@ -11,9 +11,11 @@ FREE_BYTES = 64 << 20  # bytes; output that is allowed whatever the ratio; assum
 MAX_OUTPUT_BYTES = 256 << 30  # bytes; most that one input may expand to; assumed
 GZIP_WINDOW_BITS = 16 + 15  # none; gzip header and the largest window; zlib manual, inflateInit2
 MAX_ZSTD_WINDOW = 1 << 27  # bytes; largest window of a zstd stream; default of the zstd command's decoder
+MAX_HEADER_BYTES = 64 << 10  # bytes; longest name or attributes of an archive's member; assumed
 MAX_MEMBERS = 4096  # files; most of one archive; assumed
 
 CHUNK_BYTES = 768 * 1024  # bytes; least text of events decoded at once; assumed
+MAX_LEADING_BYTES = 4096  # bytes; most spaces before the array of events or inside its opening; assumed
 MAX_PENDING_BYTES = 64 << 20  # bytes; most text held while no event boundary is found; assumed
 MAX_FIRST_EVENT_BYTES = 4 << 20  # bytes; longest event that the boundary is learned from; assumed
 MAX_KEY_BYTES = 16  # bytes; longest first key of an event with its quotes; assumed

@@ -15,6 +15,12 @@ MAX_SPAN_RANKS = 1 << 16  # ranks; most that one range of our runtime may name; 
 MAX_NAMED_RANKS = 1 << 22  # ranks; most that all names of a trace may list together; assumed
 MAX_TEXT = 200  # characters; longest text kept from the metadata; assumed
 
+MAX_DURATION_US = 3.2e13  # us; one year; a longer event is not believed; assumed
+MAX_NAME_BYTES = 64 << 10  # bytes; longest name whose quotes are mended; assumed: templated kernels reach some KiB
+MAX_WHOLE_BYTES = 4096  # bytes; a skipped event as long is decoded to see that it is whole; assumed
+MIN_HOLE_BYTES = 16  # NUL bytes in one event from which it is a hole in the file; assumed
+MAX_LOST_SHARE = 0.01  # none; a trace that lost more of its events carries no verdict; assumed
+
 LEARN_EVENTS = 2000  # events; how many of a chunk are tried to learn the layout from; assumed
 LEARN_CHUNKS = 8  # chunks; how many are tried before every event is decoded in full; assumed
 
@@ -31,6 +37,7 @@ MAX_BLOCKING_CALLS = 100_000  # calls; most that are kept of those; assumed
 FEW_OPERATORS = 10  # operators of a whole CPU trace below which no model ran in it; assumed
 LITTLE_WORK_SHARE = 0.01  # of its span that those few must take at least to count as work; assumed
 
+MAX_OPEN_OWNERS = 64  # spans; most that enclose a call and name its owner; assumed: frameworks nest about 10
 EARLY_US = 500.0  # us; a gloo span may begin this long before its operator's row; assumed
 TOUCH_US = 0.01  # us; rows that overlap by less only touch; assumed: float64 holds absolute times to 1e-3 us
 TAIL_SHARE = 0.05  # none; part of the gap after a backward pass that counts as its tail; assumed

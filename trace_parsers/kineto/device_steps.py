@@ -62,7 +62,8 @@ def _starts(num_steps: int, rows: DeviceRows, step_of: NDArray[np.int64]) -> NDA
         # What has no launch was launched before the recording began.
         before = main & (step_of < step) & (rows.start_us < own_first[step])
         computed[step] = rows.end_us[before].max() if before.any() else -np.inf
-    return np.maximum(first, computed)
+    starts: NDArray[np.float64] = np.maximum(first, computed)
+    return starts
 
 
 def _on_main_stream(rows: DeviceRows) -> NDArray[np.bool_]:

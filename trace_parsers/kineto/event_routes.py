@@ -34,6 +34,7 @@ class RoutedTexts:
     host: list[tuple[HostKind, list[bytes]]]
     described: list[bytes]  # operators whose arguments are needed
     other: list[bytes]
+    doubtful: list[bytes]  # skipped, but too long or with control characters: perhaps damaged
 
 
 class _Route(IntEnum):
@@ -136,7 +137,13 @@ class EventLayout:
         stacks = scan.texts(np.flatnonzero(route == _Route.PYTHON))
         host.append((HostKind.PYTHON, [row for row in stacks if _STACK_OF_INTEREST.search(row)]))
         device = scan.texts(np.flatnonzero(route == _Route.DEVICE))
-        return RoutedTexts(device=device, host=host, described=wide, other=other)
+        doubtful = scan.texts(np.intersect1d(scan.doubtful(), np.flatnonzero(self._is_skipped(route))))
+        return RoutedTexts(device=device, host=host, described=wide, other=other, doubtful=doubtful)
+
+    def _is_skipped(self, route: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Mark the events that nothing decodes; operators and stacks of which some are kept count all."""
+        routes = [_Route.SKIP, _Route.OPERATOR, _Route.PYTHON]
+        return np.isin(route, routes if self._detail == Detail.LAUNCHES else [*routes, _Route.RUNTIME])
 
     def _routes(self, scan: EventScan) -> NDArray[np.uint8]:
         """Return where each event goes; what does not look as learned is UNKNOWN."""

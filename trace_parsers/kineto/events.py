@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from paro_advise.trace_parsers.kineto.constants import INT64_MAX, MAX_FLOAT, NO_ID
+from paro_advise.trace_parsers.kineto.constants import INT64_MAX, MAX_FLOAT, MAX_NAME_BYTES, NO_ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,12 +124,18 @@ class AnyEvent(msgspec.Struct):
     args: JsonValue = None
 
 
+class _Nothing(msgspec.Struct, gc=False):
+    """An event of which nothing is kept: decoding it tells whether it is whole."""
+
+
 _DECODE_DEVICE = msgspec.json.Decoder(list[DeviceEvent])
 _DECODE_HOST = msgspec.json.Decoder(list[HostEvent])
 _DECODE_TIMED = msgspec.json.Decoder(list[TimedEvent])
 _DECODE_DESCRIBED = msgspec.json.Decoder(list[DescribedEvent])
 _DECODE_ANY = msgspec.json.Decoder(list[AnyEvent])
 _DECODE_ONE = msgspec.json.Decoder(AnyEvent)
+
+_DECODE_NOTHING = msgspec.json.Decoder(list[_Nothing])
 
 _NO_TIMED_ARGS = TimedArgs()
 _NO_DEVICE_ARGS = DeviceArgs()
@@ -139,7 +145,8 @@ _NO_COMM_ARGS = CommArgs()
 _LONE_BACKSLASH = re.compile(rb'\\(?!["\\/bfnrtu])')
 _NOT_A_NUMBER = re.compile(rb"(?<=[:\[,\s])-?(?:nan|inf(?:inity)?)(?=\s*[,}\]])", re.IGNORECASE)
 _CONTROL = re.compile(rb"[\x00-\x1f]")
-_NAME_FIELD = re.compile(rb'("name":\s*")(.*?)("\s*,\s*"(?:pid|ph|ts|cat)"\s*:)', re.DOTALL)
+_NAME_START = re.compile(rb'"name":\s*"')
+_NAME_END = re.compile(rb'"\s{0,64},\s{0,64}"(?:pid|ph|ts|cat)"\s{0,64}:')
 
 
 def as_int(value: object) -> int | None:
@@ -234,6 +241,14 @@ def decode_any(joined: bytes) -> list[AnyEvent]:
     return _DECODE_ANY.decode(joined)
 
 
+def is_whole(text: bytes) -> bool:
+    """Tell whether a text is one event (without outer braces), whatever it holds."""
+    try:
+        return len(_DECODE_NOTHING.decode(b"[{" + text + b"}]")) == 1
+    except DECODE_ERRORS:
+        return False
+
+
 def salvage_one(text: bytes) -> tuple[AnyEvent | None, bool]:
     """Decode one event (without outer braces), mending what is commonly broken.
 
@@ -257,12 +272,17 @@ def _mendings(whole: bytes) -> Iterator[bytes]:
     yield text
     text = _CONTROL.sub(b" ", text)
     yield text
-    yield _NAME_FIELD.sub(_requote, text, count=1)
+    yield _requote_name(text)
 
 
-def _requote(found: re.Match[bytes]) -> bytes:
-    inner = found.group(2).replace(b'\\"', b'"').replace(b'"', b'\\"')
-    return found.group(1) + inner + found.group(3)
+def _requote_name(text: bytes) -> bytes:
+    """Escape the quotes inside the first name; a text without its end, or too long a one, stays as it is."""
+    begin = _NAME_START.search(text)
+    end = _NAME_END.search(text, begin.end(), begin.end() + MAX_NAME_BYTES) if begin else None
+    if begin is None or end is None:
+        return text
+    inner = text[begin.end() : end.start()].replace(b'\\"', b'"').replace(b'"', b'\\"')
+    return text[: begin.end()] + inner + text[end.start() :]
 
 
 def parse_head(text: bytes) -> dict[str, object] | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paro_advise.trace_parsers.kineto.columns import HostKind
+from paro_advise.trace_parsers.kineto.constants import MAX_OPEN_OWNERS
 from paro_advise.trace_parsers.tables import HostSpan
 
 if TYPE_CHECKING:
@@ -136,7 +137,8 @@ def _open_names(spans: Sequence[HostSpan], times_us: Sequence[float]) -> Iterato
             span = spans[cursor]
             while stack and stack[-1].end_us <= span.start_us:
                 stack.pop()
-            stack.append(span)
+            if len(stack) < MAX_OPEN_OWNERS:
+                stack.append(span)
             cursor += 1
         while stack and stack[-1].end_us < time_us:
             stack.pop()

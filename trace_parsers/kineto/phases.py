@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 from paro_advise.trace_parsers.kineto.columns import HostKind
@@ -118,9 +118,11 @@ def extend_passes(
 
     is_forward = (rows.sequence >= 0) & rows.mask_of_names(not name.startswith(AUTOGRAD_NODE) for name in rows.names)
     starts = rows.start_us[is_forward]
+    cuts = sorted(cuts_us)
     out = []
     for (begin, end), (following, _) in itertools.pairwise(passes):
-        if any(end <= cut <= following for cut in cuts_us):
+        place = bisect_left(cuts, end)
+        if place < len(cuts) and cuts[place] <= following:
             out.append((begin, end))
             continue
         index = int(np.searchsorted(starts, end, side="right"))

@@ -20,6 +20,8 @@ from paro_advise.trace_parsers.kineto.columns import HostKind
 from paro_advise.trace_parsers.kineto.constants import (
     FEW_OPERATORS,
     LITTLE_WORK_SHARE,
+    MAX_DURATION_US,
+    MAX_LOST_SHARE,
     MAX_SHIFTED_US,
     SHIFT_DIGITS_US,
 )
@@ -242,6 +244,10 @@ class _TableBuilder:
 
         starts = np.frombuffer(start, dtype=np.float64) - self._origin_us
         durations = np.frombuffer(duration, dtype=np.float64)
+        endless = int((durations > MAX_DURATION_US).sum())
+        if endless:
+            self._notices.warn("Q107", f"{endless} events last longer than a year; their duration was taken as 0")
+            durations = np.where(durations > MAX_DURATION_US, 0.0, durations)
         negative = int((durations < 0).sum())
         if negative:
             self._notices.warn("Q107", f"{negative} events have a negative duration; it was taken as 0")
@@ -290,6 +296,12 @@ class _TableBuilder:
             self._notices.warn("Q103", f"{raw.num_repaired} events with broken JSON were mended")
         if raw.num_dropped:
             self._notices.warn("Q104", f"{raw.num_dropped} events could not be read and are missing from all figures")
+        if raw.num_dropped > MAX_LOST_SHARE * raw.num_events:
+            self._notices.warn(
+                "Q108",
+                f"{raw.num_dropped / raw.num_events:.0%} of the events are lost: this trace carries no verdict alone",
+                "copy the file again, or record it again",
+            )
         if chunks.lost_bytes:
             self._notices.warn("Q105", f"{chunks.lost_bytes} bytes without an event boundary were skipped")
 

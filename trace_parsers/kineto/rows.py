@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paro_advise.trace_parsers.kineto.columns import DeviceColumns, HostColumns, HostKind, TimedColumns
-from paro_advise.trace_parsers.kineto.constants import LEARN_CHUNKS, LEARN_EVENTS
+from paro_advise.trace_parsers.kineto.constants import LEARN_CHUNKS, LEARN_EVENTS, MAX_WHOLE_BYTES, MIN_HOLE_BYTES
 from paro_advise.trace_parsers.kineto.event_routes import EventLayout, host_kind, is_device_category
 from paro_advise.trace_parsers.kineto.event_scan import BoundaryFinder, EventScan
 from paro_advise.trace_parsers.kineto.events import (
@@ -15,6 +15,7 @@ from paro_advise.trace_parsers.kineto.events import (
     comm_args,
     decode_any,
     decode_described,
+    is_whole,
     salvage_one,
 )
 
@@ -39,6 +40,8 @@ class KinetoRows:
         self.num_events = 0
         self.num_repaired = 0
         self.num_dropped = 0
+        self._num_typical = 0  # events no longer than MAX_WHOLE_BYTES, by which damaged text is counted
+        self._typical_bytes = 0
         self._layout: EventLayout | None = None
         self._layout_tries = 0
         self._finder: BoundaryFinder | None = None
@@ -49,6 +52,10 @@ class KinetoRows:
             self._finder = BoundaryFinder(boundary)
         scan = EventScan(chunk, self._finder)
         self.num_events += len(scan)
+        lengths = scan.stop - scan.start
+        typical = lengths[lengths < MAX_WHOLE_BYTES]
+        self._num_typical += len(typical)
+        self._typical_bytes += int(typical.sum())
         if self._layout is None and self._layout_tries < LEARN_CHUNKS:
             self._layout = EventLayout.learn(scan.first_texts(LEARN_EVENTS), self.detail)
             self._layout_tries += 1
@@ -61,6 +68,19 @@ class KinetoRows:
             self._add_host(rows, kind)
         self._add_described(texts.described, HostKind.OPERATOR)
         self._add_any(texts.other)
+        self._check_skipped(texts.doubtful)
+
+    def _check_skipped(self, rows: list[bytes]) -> None:
+        """Count what is lost in skipped events that look damaged: nothing else would decode them."""
+        for row in rows:
+            if not is_whole(row):
+                self._count_lost(row)
+
+    def _count_lost(self, row: bytes) -> None:
+        """Count the events that a text which cannot be read stood for, by its length."""
+        lost = max(1, round(len(row) * self._num_typical / self._typical_bytes)) if self._num_typical else 1
+        self.num_dropped += lost
+        self.num_events += lost - 1
 
     def _add_device(self, rows: list[bytes]) -> None:
         if rows:
@@ -109,8 +129,9 @@ class KinetoRows:
     def _salvage(self, rows: list[bytes]) -> None:
         for row in rows:
             event, mended = salvage_one(row)
-            if event is None:
-                self.num_dropped += 1
+            # A hole of NUL bytes swallowed events; blanking it would mend the two halves into one.
+            if event is None or row.count(0) >= MIN_HOLE_BYTES:
+                self._count_lost(row)
                 continue
             self.num_repaired += mended
             self._add_event(event)

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from paro_advise.trace_parsers.collective_sizes import full_bytes
-from paro_advise.trace_parsers.constants import MAX_GROUPS
+from paro_advise.trace_parsers.constants import MAX_GROUPS, MAX_ROWS
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
 from paro_advise.trace_parsers.logs.constants import MAX_KEYS, MAX_LIST_TEXT, MAX_MESSAGE
 from paro_advise.trace_parsers.nccl.names import (
@@ -116,11 +116,10 @@ class NcclLines:
         host, start = found[1], found.start()
         if host not in self.hosts:
             # A table's cell may touch the host's name: "   sum   -1node7:12:12 [0] NCCL INFO ...".
-            known = [name for name in self.hosts if host.endswith(name)]
-            longest = max(known, key=len, default=host)
-            if _CELL.fullmatch(host[: len(host) - len(longest)]):
-                start += len(host) - len(longest)
-                host = longest
+            cell = _CELL.match(host)
+            cuts = range(1, cell.end() + 1) if cell else ()
+            cut = next((cut for cut in cuts if host[cut:] in self.hosts), 0)
+            start, host = start + cut, host[cut:]
         return NcclLine(front=line[:start], host=host, pid=int(found[2]), level=found[5], body=found[6].rstrip())
 
     def use(self, line: NcclLine) -> None:
@@ -171,6 +170,10 @@ class NcclLines:
         return comm
 
     def _read_collective(self, line: NcclLine) -> None:
+        if self.rows.num_rows >= MAX_ROWS:
+            self.num_collectives += 1
+            self.rows.num_dropped += 1
+            return
         found = _COLL.fullmatch(line.body)
         count = parse_int(found[3]) if found else None
         op_count = parse_int(found[2], 16) if found else None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from paro_advise.advisor.commands.spool import is_stream, spooled
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
@@ -100,8 +99,8 @@ def _read(
 ) -> tuple[RunInputs, HtaFigures | None]:
     from paro_advise.advisor.facts.inputs import read_inputs
 
-    with _stdin_as_file(paths) as expanded:
-        may_keep = use_cache and not any(map(_is_stream, paths))
+    with spooled(paths) as expanded:
+        may_keep = use_cache and not any(map(is_stream, paths))
         inputs = read_inputs(expanded, progress, jobs=jobs, use_cache=may_keep)
         if not with_hta:
             return inputs, None
@@ -137,43 +136,3 @@ def _write(
             from paro_advise.advisor.rendering.hta_figures import hta_text
 
             click.echo(hta_text(hta))
-
-
-class _stdin_as_file:  # noqa: N801 - used as a function
-    """Spools standard input (``-``) and pipes to temporary files, since inputs are read twice."""
-
-    def __init__(self, paths: tuple[str, ...]) -> None:
-        self._paths = paths
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def __enter__(self) -> tuple[str, ...]:
-        if not any(map(_is_stream, self._paths)):
-            return self._paths
-        self._folder = tempfile.TemporaryDirectory(prefix="paro-advise-")
-        try:
-            return tuple(
-                self._spool(path, number) if _is_stream(path) else path for number, path in enumerate(self._paths)
-            )
-        except BaseException:
-            self._folder.cleanup()
-            raise
-
-    def _spool(self, path: str, number: int) -> str:
-        import shutil
-
-        target = Path(self._folder.name if self._folder else ".") / f"stdin-{number}"
-        with target.open("wb") as file:
-            if path == "-":
-                shutil.copyfileobj(sys.stdin.buffer, file)
-            else:
-                with Path(path).open("rb") as pipe:
-                    shutil.copyfileobj(pipe, file)
-        return str(target)
-
-    def __exit__(self, *_: object) -> None:
-        if self._folder:
-            self._folder.cleanup()
-
-
-def _is_stream(path: str) -> bool:
-    return path == "-" or Path(path).is_fifo()

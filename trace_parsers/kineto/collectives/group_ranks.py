@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from paro_advise.trace_parsers.constants import MAX_TEXT_RANKS
 from paro_advise.trace_parsers.kineto.constants import MAX_LISTED_RANKS, MAX_RANK_DIGITS, MAX_RANKS_TEXT
 from paro_advise.trace_parsers.kineto.events import CommArgs, as_int
 
@@ -48,5 +49,6 @@ class GroupTexts:
         asked = (args.group_ranks, args.group_name, args.group_size, args.rank_start, args.rank_stride)
         key = tuple(map(str, asked))
         if key not in self._known:
-            self._known[key] = ",".join(map(str, group_ranks(args, self._groups)))
+            ranks = group_ranks(args, self._groups)
+            self._known[key] = ",".join(map(str, ranks)) if len(ranks) <= MAX_TEXT_RANKS else ""
         return self._known[key]

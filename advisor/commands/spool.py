@@ -1,0 +1,86 @@
+"""Standard input and pipes as temporary files, since inputs are read twice."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from paro_advise.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_PIPE_WAIT_S = 5.0  # seconds that a pipe may have nobody who writes to it; assumed: shells start both ends at once
+_BLOCK_BYTES = 1 << 20  # bytes read at once; assumed
+
+
+@contextmanager
+def spooled(paths: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Give the paths with each stream among them replaced by a temporary file of what it holds.
+
+    Raises:
+        InputError: nobody writes to a pipe.
+    """
+    if not any(map(is_stream, paths)):
+        yield tuple(paths)
+        return
+    with tempfile.TemporaryDirectory(prefix="paro-advise-") as folder:
+        files = []
+        for number, path in enumerate(paths):
+            if is_stream(path):
+                target = Path(folder) / f"stdin-{number}"
+                with target.open("wb") as file:
+                    _copy(path, file)
+                path = str(target)
+            files.append(path)
+        yield tuple(files)
+
+
+def is_stream(path: str) -> bool:
+    """Tell whether a path can be read only once."""
+    return path == "-" or Path(path).is_fifo()
+
+
+def _copy(path: str, file: IO[bytes]) -> None:
+    if path == "-":
+        shutil.copyfileobj(sys.stdin.buffer, file)
+        return
+    # Opened to wait, a pipe without a writer would block for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        _copy_pipe(descriptor, path, file)
+    finally:
+        os.close(descriptor)
+
+
+def _copy_pipe(descriptor: int, path: str, file: IO[bytes]) -> None:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    ends, has_writer = time.monotonic() + _PIPE_WAIT_S, False
+    while True:
+        try:
+            block = os.read(descriptor, _BLOCK_BYTES)
+        except BlockingIOError:  # somebody holds it open and will write
+            has_writer = True
+            poll.poll()
+            continue
+        if block:
+            has_writer = True
+            file.write(block)
+        elif has_writer:
+            return
+        elif time.monotonic() > ends:
+            raise InputError(
+                "a pipe must have somebody who writes to it, nobody opened this one",
+                where=path,
+                hint="start the writer first, or pass a file",
+            )
+        else:
+            time.sleep(0.05)
