@@ -11,7 +11,15 @@ from paro_advise.advisor.analysis.findings import findings
 from paro_advise.advisor.analysis.model import FORMAT, Analysis
 from paro_advise.advisor.analysis.observed_strategy import observe_training
 from paro_advise.advisor.analysis.state_summary import state_summaries
-from paro_advise.advisor.analysis.summary import breakdown, collective_entries, rank_entries, run_entry, step_time
+from paro_advise.advisor.analysis.summary import (
+    breakdown,
+    collective_entries,
+    device_lag,
+    idle_parts,
+    rank_entries,
+    run_entry,
+    step_time,
+)
 from paro_advise.advisor.analysis.verdict import verdict_entry
 from paro_advise.advisor.ranks.clock_alignment import align_clocks
 from paro_advise.advisor.ranks.link_fit import fabric_of, find_links
@@ -51,12 +59,13 @@ def build_analysis(
     states = state_summaries(aligned, run, links, fabric_of(run, topology))
     notes = (*notices, *stack_notices, *run.notices, *training.notices)
     parts = breakdown(run)
+    collectives = collective_entries(aligned, run)
     analysis = Analysis(
         format=FORMAT.name,
         format_version=FORMAT.version,
         run=run_entry(sources, run, topology, training),
         step_time_us=step_time(run),
-        collectives=collective_entries(aligned, run),
+        collectives=collectives,
         ranks=rank_entries(aligned, run, topology),
         breakdown_us=parts,
         states={state.value: summary.entry for state, summary in states.items()},
@@ -64,10 +73,12 @@ def build_analysis(
         stragglers=tuple(stragglers),
         clock_offsets_us={str(rank): value for rank, value in aligned.offset_us.items()} if aligned else {},
         clock_error_us=aligned.clock_error_us if aligned else None,
-        verdict=verdict_entry(run, parts, states, links, topology, training.strategy, stragglers),
+        verdict=verdict_entry(run, parts, states, links, topology, training.strategy, stragglers, collectives),
         efficiency=efficiency(aligned, run, training.parameter_count, options),
         findings=(),
         data_quality=data_quality(notes, aligned, run, topology, num_impossible),
+        idle_us=idle_parts(run),
+        lag_us=device_lag(run),
         captured=captured,
     )
     return replace(analysis, findings=tuple(findings(analysis)))

@@ -46,7 +46,8 @@ def _unknowns(aligned: AlignedRun | None, run: Run, topology: Topology, num_impo
         note("Q312", Severity.WARNING, "no input times the steps: breakdown and exposure are unknown",
              "record torch profiler traces of the same run")  # fmt: skip
         return notes
-    if len(run.timed) == 1 and (run.world_size or 2) > 1:
+    says_others = run.world_size is not None or (aligned is not None and len(aligned.table) > 0)
+    if len(run.timed) == 1 and says_others and (run.world_size or 2) > 1:
         note("Q313", Severity.WARNING,
              "one rank only: waiting cannot be told from transferring, stragglers and clock offsets are unknown",
              "add the trace of at least one more rank, best one per node")  # fmt: skip

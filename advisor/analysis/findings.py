@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import FINDING_SHARE, MANY_CALLS
 from paro_advise.advisor.analysis.model import FindingEntry
+from paro_advise.advisor.analysis.operations import operations_text
+from paro_advise.advisor.ranks.constants import STRAGGLER_MIN_STEPS
 from paro_advise.advisor.wording.quantities import plural, time_text
+from paro_advise.core.model_state import State
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
@@ -22,6 +25,7 @@ def findings(analysis: Analysis) -> list[FindingEntry]:
         _exposed_state(analysis, "parameter", "PARO010"),
         _exposed_state(analysis, "gradient", "PARO011"),
         _exposed_state(analysis, "optimizer", "PARO012"),
+        _exposed_other(analysis),
         _ungated_replicas(analysis),
         _late_gathers(analysis),
         _small_messages(analysis),
@@ -55,6 +59,21 @@ def _exposed_state(analysis: Analysis, state: str, code: str) -> FindingEntry:
     if exposed >= FINDING_SHARE * step:
         return _finding(code, APPLIES, f"{state} communication is exposed: {entry.text}", exposed)
     return _finding(code, DOES_NOT_APPLY, f"{state} communication: {entry.text}")
+
+
+def _exposed_other(analysis: Analysis) -> FindingEntry:
+    """Judge communication that moves no model state: embeddings, experts, tensor and pipeline parallelism."""
+    code, step = "PARO013", _step(analysis)
+    if not step:
+        return _no_times(code)
+    entry = analysis.states["other"]
+    exposed = entry.exposed_us or 0.0
+    if exposed >= FINDING_SHARE * step:
+        what = operations_text(analysis.collectives, State.OTHER)
+        return _finding(
+            code, APPLIES, f"{what} are exposed, which no sharding of states changes: {entry.text}", exposed
+        )
+    return _finding(code, DOES_NOT_APPLY, f"communication that moves no model state: {entry.text}")
 
 
 def _ungated_replicas(analysis: Analysis) -> FindingEntry:
@@ -125,7 +144,7 @@ def _straggler(analysis: Analysis) -> FindingEntry:
     code = "PARO030"
     if not _step(analysis):
         return _no_times(code)
-    if analysis.run.world_size == 1:
+    if analysis.run.world_size == 1 or _is_alone(analysis):
         return _finding(code, DOES_NOT_APPLY, "there is one rank only")
     if len(analysis.ranks) < 2:
         return _finding(code, NOT_JUDGED, "one rank only: add traces of more ranks, best one per node")
@@ -139,6 +158,13 @@ def _straggler(analysis: Analysis) -> FindingEntry:
         )
     if analysis.run.ranks_missing:
         return _finding(code, NOT_JUDGED, "no rank with a trace is a straggler, but one without may be")
+    if analysis.run.num_steps < STRAGGLER_MIN_STEPS:
+        waits = max(analysis.ranks, key=lambda item: -(item.wait_us or 0.0))
+        return _finding(
+            code,
+            NOT_JUDGED,
+            f"one step may be an accident: record {STRAGGLER_MIN_STEPS} or more (rank {waits.rank} waits least in it)",
+        )
     return _finding(code, DOES_NOT_APPLY, "no rank is a straggler in most steps")
 
 
@@ -149,9 +175,31 @@ def _host(analysis: Analysis) -> FindingEntry:
         return _no_times(code)
     idle = analysis.breakdown_us.idle or 0.0
     if idle >= 0.1 * step:
-        return _finding(code, APPLIES, f"devices are idle for {time_text(idle)} a step ({idle / step:.0%}): the host "
-                        "feeds them too slowly (data loading, Python, small kernels)", idle)  # fmt: skip
+        text = f"devices are idle for {time_text(idle)} a step ({idle / step:.0%}): {_idle_cause(analysis)}"
+        return _finding(code, APPLIES, text, idle)
     return _finding(code, DOES_NOT_APPLY, f"devices are idle for {idle / step:.1%} of the step")
+
+
+def _idle_cause(analysis: Analysis) -> str:
+    """Return in words what the idle time of a step consists of."""
+    idle, step = analysis.idle_us, _step(analysis)
+    if idle is None or idle.queued is None:
+        return "the host feeds them too slowly (data loading, Python, small kernels)"
+    starved = max(0.0, (analysis.breakdown_us.idle or 0.0) - idle.queued)
+    parts = [
+        f"{time_text(starved)} because the host had launched nothing",
+        f"{time_text(idle.queued)} although the next kernel was launched already",
+    ]
+    if idle.data_loading > FINDING_SHARE * step:
+        parts.append(f"the DataLoader holds the training thread for {time_text(idle.data_loading)} (num_workers)")
+    if idle.synchronisation > FINDING_SHARE * step:
+        parts.append(f"the host waits {time_text(idle.synchronisation)} for the device (.item(), copies to the host)")
+    return "; ".join(parts)
+
+
+def _is_alone(analysis: Analysis) -> bool:
+    """Tell whether nothing in a trace speaks of other ranks."""
+    return analysis.run.world_size is None and len(analysis.ranks) == 1 and not analysis.collectives
 
 
 def _unattributed(analysis: Analysis) -> FindingEntry:
@@ -161,6 +209,10 @@ def _unattributed(analysis: Analysis) -> FindingEntry:
     total = sum(entry.total_us or 0.0 for entry in analysis.states.values())
     unknown = analysis.states["unknown"].total_us or 0.0
     if total and unknown >= FINDING_SHARE * total:
-        return _finding(code, APPLIES, f"{unknown / total:.0%} of the communication time has no known purpose: record "
-                        "CPU activities, with_stack=True for DeepSpeed and Megatron")  # fmt: skip
+        return _finding(
+            code,
+            APPLIES,
+            f"{unknown / total:.0%} of the communication time has no known purpose: record with_stack=True, and CPU "
+            "activities where they are missing",
+        )
     return _finding(code, DOES_NOT_APPLY, "all communication has a known purpose")

@@ -107,6 +107,21 @@ class Breakdown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IdleParts:
+    """Why devices idle; means over ranks and steps (us).
+
+    Attributes:
+        queued: idle although the next kernel was launched already; None where launches were not read.
+        data_loading: the training thread was in the DataLoader, whether or not the device idled.
+        synchronisation: the host waited for the device, likewise.
+    """
+
+    queued: float | None
+    data_loading: float
+    synchronisation: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateEntry:
     """One model state, per rank and step."""
 
@@ -233,6 +248,8 @@ class Analysis:
     efficiency: Efficiency
     findings: tuple[FindingEntry, ...]
     data_quality: tuple[QualityEntry, ...]
+    idle_us: IdleParts | None = None  # since 1.1; None without timed steps
+    lag_us: float | None = None  # since 1.1; how far devices ran behind their hosts
     captured: Captured | None = None  # steps without the profiler, where a capture logged them
 
 

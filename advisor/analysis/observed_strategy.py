@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes
+from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
 from paro_advise.trace_parsers.notice import Notice, Severity
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     import polars as pl
 
     from paro_advise.advisor.ranks.run import Run
-    from paro_advise.core.framework import Framework
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ def observe_training(run: Run) -> ObservedTraining:
 
     What our own runtime states about itself goes before what is inferred.
     """
-    typical = _typical_step(run)
+    typical = _typical_step(run) if run.trains is not False else None
     micro = _micro_batches(run)
     stated = next((item.header.stated for _, item in run.timed if item.header.stated), None)
     counted = parameter_count(typical, micro or 1) if typical is not None else None
@@ -212,11 +212,15 @@ def infer_strategy(
         reasons.append("parameters never gathered for compute")
     gradient = _gradient_level(seen, rest_p, world, framework, reasons)
     optimizer = _optimizer_level(seen, rest_p, gradient, world, reasons)
-    groups = sorted(inner) if "I" in (rest_p, gradient, optimizer) else []
+    # What level I refers to: the group of the coarsest state that is sharded in one.
+    sizes = {"p": seen.forward or seen.backward, "g": seen.reduced, "o": seen.updated}
+    levels = {"p": rest_p, "g": gradient, "o": optimizer}
+    shared = [sizes[key] & inner or inner for key in sizes if levels[key] == "I"]
+    groups = max(next(filter(None, shared), set()), default=None)
     return ObservedStrategy(
         triple=peak_p + gradient + optimizer,
         triple_at_rest=rest_p + gradient + optimizer,
-        group_size=groups[0] if groups else None,
+        group_size=groups,
         source="inferred",
         reasons=tuple(reasons),
     )
@@ -233,6 +237,11 @@ def _gradient_level(seen: _Groups, parameter: str, world: int, framework: Framew
     size = "G" if max(seen.reduced) >= world else "I"
     if seen.scattered and seen.held_unreduced:
         reasons.append(f"gradients accumulated whole, reduce-scattered over {_list(seen.reduced)} ranks once a step")
+        return "N"
+    if seen.scattered and framework == Framework.MEGATRON:
+        reasons.append(
+            f"gradients reduce-scattered over {_list(seen.reduced)} ranks out of buffers that Megatron keeps whole"
+        )
         return "N"
     if seen.scattered:
         reasons.append(f"gradients reduce-scattered over {_list(seen.reduced)} ranks")

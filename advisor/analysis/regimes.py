@@ -35,7 +35,7 @@ class Regime(StrEnum):
 
 
 _NAMES: dict[str, str] = {
-    Regime.HIDDEN: "overlapped",
+    Regime.HIDDEN: "negligible",
     Regime.BANDWIDTH_INTER: "inter-node bandwidth",
     Regime.BANDWIDTH_INTRA: "intra-node bandwidth",
 }
@@ -110,12 +110,12 @@ def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> J
     share = evidence.exposed_us / step_time_us if step_time_us > 0 else 0.0
     exposed = f"{time_text(evidence.exposed_us)} of {time_text(evidence.total_us)} exposed ({share:.1%} of the step)"
     if share < HIDDEN_SHARE:
-        return Judgement(regime=Regime.HIDDEN, text=f"{exposed}: overlapped with compute or negligible")
+        return Judgement(regime=Regime.HIDDEN, text=f"{exposed}: too little to matter")
     wait_share = evidence.wait_us / evidence.total_us if evidence.wait_us is not None and evidence.total_us else None
     if wait_share is not None and wait_share > WAIT_SHARE:
         return Judgement(
             regime=Regime.STRAGGLER,
-            text=f"{exposed}; {wait_share:.0%} of it is waiting for a straggler, not transfer",
+            text=f"{exposed}; {wait_share:.0%} of it is waiting for other ranks, not transfer",
         )
     or_unseen = "" if evidence.sees_all_ranks else f" (or {UNSEEN})"
     if evidence.latency.low > LATENCY_SHARE:

@@ -10,6 +10,7 @@ from paro_advise.advisor.analysis.constants import MAX_COLLECTIVE_KINDS, MAX_LOG
 from paro_advise.advisor.analysis.model import (
     Breakdown,
     CollectiveEntry,
+    IdleParts,
     InputEntry,
     RankEntry,
     RunEntry,
@@ -51,6 +52,23 @@ def breakdown(run: Run) -> Breakdown:
         other=mean("other_us"),
         idle=mean("idle_us"),
     )
+
+
+def idle_parts(run: Run) -> IdleParts | None:
+    """Return why devices idle, None without steps."""
+    if not run.steps:
+        return None
+    queued = [step.queued_us for step in run.steps if step.queued_us is not None]
+    return IdleParts(
+        queued=float(np.mean(queued)) if len(queued) == len(run.steps) else None,
+        data_loading=float(np.mean([step.loading_us for step in run.steps])),
+        synchronisation=float(np.mean([step.blocked_us for step in run.steps])),
+    )
+
+
+def device_lag(run: Run) -> float | None:
+    """Return how far devices ran behind their hosts (us, mean over ranks), None without steps."""
+    return float(np.mean([item.facts.lag_us for _, item in run.timed])) if run.steps else None
 
 
 def collective_entries(aligned: AlignedRun | None, run: Run) -> tuple[CollectiveEntry, ...]:

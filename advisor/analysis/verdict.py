@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.analysis.constants import COMPUTE_SHARE, HOST_IDLE_SHARE
+from paro_advise.advisor.analysis.constants import (
+    COMPUTE_SHARE,
+    HOST_CAUSE_SHARE,
+    HOST_IDLE_SHARE,
+    NONE_OVERLAPPED,
+)
 from paro_advise.advisor.analysis.model import VerdictEntry
+from paro_advise.advisor.analysis.operations import operations_text
 from paro_advise.advisor.analysis.regimes import UNSEEN, Regime, Verdict
+from paro_advise.advisor.analysis.summary import idle_parts
 from paro_advise.advisor.wording.quantities import bytes_text, gbps_text, time_text
 from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paro_advise.advisor.analysis.model import Breakdown
+    from paro_advise.advisor.analysis.model import Breakdown, CollectiveEntry
     from paro_advise.advisor.analysis.observed_strategy import ObservedStrategy
     from paro_advise.advisor.analysis.state_summary import StateSummary
     from paro_advise.advisor.ranks.link import Link
@@ -32,9 +39,13 @@ def verdict_entry(
     topology: Topology,
     strategy: ObservedStrategy,
     stragglers: Sequence[Straggler],
+    collectives: Sequence[CollectiveEntry],
 ) -> VerdictEntry:
     """Say what limits the step, in a sentence that carries the deciding numbers."""
-    verdict = _step_verdict(run, parts, states, links, topology, strategy) if run.timed else _log_verdict(run, links)
+    if run.timed:
+        verdict = _step_verdict(run, parts, states, links, topology, strategy, collectives)
+    else:
+        verdict = _log_verdict(run, links)
     text = verdict.text
     if stragglers:
         worst = stragglers[0]
@@ -42,7 +53,7 @@ def verdict_entry(
         if verdict.regime == Regime.STRAGGLER:
             rest = text.partition(": ")[2]
             text = f"Straggler bound: rank {worst.rank} is a straggler ({worst.cause}) and {waits}. "
-            text += rest[:1].upper() + rest[1:].replace(" limits the step:", " suffers most:")
+            text += rest[:1].upper() + rest[1:]
         else:
             text += f" Rank {worst.rank} is a straggler ({worst.cause}): {waits}."
     return VerdictEntry(
@@ -61,11 +72,13 @@ def _step_verdict(
     links: Sequence[Link],
     topology: Topology,
     strategy: ObservedStrategy,
+    collectives: Sequence[CollectiveEntry],
 ) -> Verdict:
     def best(spans: tuple[str, ...]) -> float | None:
         values = [link.busbw_gbps for link in links if link.span in spans and link.busbw_gbps]
         return max(values, default=None)
 
+    idle = idle_parts(run)
     return judge_step(
         StepEvidence(
             step_time_us=run.mean_step_us,
@@ -82,6 +95,12 @@ def _step_verdict(
             shards_globally="G" in (strategy.triple_at_rest or "")[:1],
             sees_all_ranks=run.sees_all,
             is_cut=run.is_cut,
+            total_by_state={state: item.entry.total_us or 0.0 for state, item in states.items()},
+            operations={state: operations_text(collectives, state) for state in states},
+            queued_us=idle.queued if idle else None,
+            loading_us=idle.data_loading if idle else 0.0,
+            blocked_us=idle.synchronisation if idle else 0.0,
+            trains=run.trains,
         )
     )
 
@@ -126,6 +145,12 @@ class StepEvidence:
     shards_globally: bool
     sees_all_ranks: bool
     is_cut: bool  # the traces end early: what is missing looks idle
+    total_by_state: dict[State, float] = field(default_factory=dict)
+    operations: dict[State, str] = field(default_factory=dict)  # the collectives of a state in words
+    queued_us: float | None = None  # of the idle time, with the next kernel launched already; None: not known
+    loading_us: float = 0.0  # the training thread was in the DataLoader
+    blocked_us: float = 0.0  # the host waited for the device
+    trains: bool | None = None  # None: cannot be told
 
 
 def judge_step(evidence: StepEvidence) -> Verdict:
@@ -149,38 +174,88 @@ def judge_step(evidence: StepEvidence) -> Verdict:
     comm, idle, compute = (value / step for value in (evidence.exposed_us, evidence.idle_us, evidence.compute_us))
     split = f"compute {compute:.0%}, exposed communication {comm:.0%}, idle {idle:.0%} of {time_text(step)}"
     state = max(evidence.exposed_by_state, key=lambda key: evidence.exposed_by_state[key], default=None)
+    untrained = "" if evidence.trains is not False else _NO_TRAINING
+    advice = "" if untrained else " Sharding will not help."
+    queued = (evidence.queued_us or 0.0) / step
+    if idle > HOST_IDLE_SHARE and idle > comm and queued > 0.5 * idle:
+        return Verdict(
+            regime=Regime.UNKNOWN, limiting_state=None, text=untrained + _queued_text(evidence, split), case=""
+        )
     if idle > HOST_IDLE_SHARE and idle > comm:
         return Verdict(
             regime=Regime.HOST_BOUND,
             limiting_state=None,
-            text=f"Host bound: the devices wait for work ({split}). Sharding will not help.",
+            text=f"{untrained}Host bound: {_host_text(evidence)} ({split}).{advice}",
             case="",
         )
     if comm < COMPUTE_SHARE or state is None:
+        gain = "" if untrained else f" No change of sharding can gain more than {comm:.1%}."
         return Verdict(
             regime=Regime.COMPUTE_BOUND,
             limiting_state=None,
-            text=f"Compute bound: {split}. No change of sharding can gain more than {comm:.1%}.",
-            case="fast_fabric" if (evidence.num_nodes or 0) > 1 else "",
+            text=f"{untrained}Compute bound: {split}.{gain}",
+            case="fast_fabric" if (evidence.num_nodes or 0) > 1 and not untrained else "",
         )
     regime = evidence.regime_by_state[state]
-    share = evidence.exposed_by_state[state] / max(evidence.exposed_us, 1e-9)
-    # States that run at the same time are each exposed: shares may sum to more than one.
     return Verdict(
         regime=regime,
         limiting_state=state.value,
-        text=f"{_headline(regime, evidence)} {state} communication limits the step: "
-        f"{time_text(evidence.exposed_by_state[state])} exposed, "
-        f"{min(share, 1.0):.0%} of all exposed communication ({split}).",
+        text=f"{untrained}{_headline(regime, evidence)} {_state_text(state, evidence, split)}",
         case=_case(evidence, comm),
     )
+
+
+_NO_TRAINING = "No training was recorded: neither a backward pass nor an optimizer's step. "
+
+
+def _state_text(state: State, evidence: StepEvidence, split: str) -> str:
+    """Return what a state's collectives cost, in the words of its operations."""
+    exposed = evidence.exposed_by_state[state]
+    # States that run at the same time are each exposed: shares may sum to more than one.
+    share = min(exposed / max(evidence.exposed_us, 1e-9), 1.0)
+    total = evidence.total_by_state.get(state, exposed)
+    overlap = "none of it overlapped" if exposed > NONE_OVERLAPPED * total else f"{exposed / total:.0%} of it exposed"
+    what = evidence.operations.get(state) or f"{state} communication"
+    return (
+        f"{what} take {time_text(total)} of the {time_text(evidence.step_time_us)} step, {overlap} "
+        f"({time_text(exposed)}, {share:.0%} of all exposed communication; {split})."
+    )
+
+
+def _host_text(evidence: StepEvidence) -> str:
+    """Return why the devices idle, as far as the host's own rows tell."""
+    step = evidence.step_time_us
+    if evidence.loading_us > HOST_CAUSE_SHARE * step:
+        return (
+            f"the DataLoader holds the training thread for {time_text(evidence.loading_us)} of the "
+            f"{time_text(step)} step while the devices wait"
+        )
+    return "the devices wait for work that the host has not launched yet" if evidence.queued_us is not None else (
+        "the devices wait for work"
+    )  # fmt: skip
+
+
+def _queued_text(evidence: StepEvidence, split: str) -> str:
+    """Return what is known where devices idle although their work was launched."""
+    text = (
+        f"Cannot tell: for {time_text(evidence.queued_us)} of the {time_text(evidence.step_time_us)} step no recorded "
+        "kernel runs although the next one was launched already: kernels are missing from the trace (CUDA graphs), or "
+        f"streams wait for each other ({split})."
+    )
+    if evidence.blocked_us > HOST_CAUSE_SHARE * evidence.step_time_us:
+        text += f" The host is not short of time: it waits {time_text(evidence.blocked_us)} a step for the device."
+    state = max(evidence.exposed_by_state, key=lambda key: evidence.exposed_by_state[key], default=None)
+    if state is not None and evidence.operations.get(state):
+        exposed = time_text(evidence.exposed_by_state[state])
+        text += f" Certain is what {evidence.operations[state]} expose: {exposed}."
+    return text
 
 
 _HEADLINE = {
     Regime.BANDWIDTH_INTER: "Inter-node bandwidth bound:",
     Regime.BANDWIDTH_INTRA: "Intra-node bandwidth bound:",
     Regime.LATENCY: "Latency bound:",
-    Regime.STRAGGLER: "Straggler bound:",
+    Regime.STRAGGLER: "Bound by waiting for other ranks:",
     Regime.CONTENTION: "Contention bound:",
     Regime.HIDDEN: "Many small exposures:",
     Regime.UNKNOWN: "Communication bound, cause unknown:",

@@ -214,7 +214,10 @@ def _by_phase(call: Call, context: RunContext) -> Attribution | None:
                 state, detail = State.OTHER, "broadcast"
     elif call.op in _REDUCTIONS:
         is_activation = (call.group, call.op, call.bytes) in context.forward_reductions
-        small = _is_scalar(call) or (call.bytes is not None and call.bytes * 1000 < context.largest_bytes)
+        # Frameworks that annotate their reductions leave norms; others flush their last bucket here, however small.
+        small = _is_scalar(call) or (
+            context.names_gathers and call.bytes is not None and call.bytes * 1000 < context.largest_bytes
+        )
         if call.phase == "forward" or is_activation:
             state, detail = State.OTHER, "activations or loss"
         elif call.phase == "backward":

@@ -268,7 +268,9 @@ def _union(spans: Iterable[HostSpan]) -> Intervals:
 def _queued_gaps(events: EventTables) -> Intervals | None:
     """Return when a device ran nothing although the row that came next had been launched; None without launches."""
     start = events.device["start_us"].to_numpy()
-    launch = events.device["launch_us"].to_numpy()
+    # A launch that takes long (loading code, a full queue) holds the host, not the queue.
+    column = "launch_end_us" if "launch_end_us" in events.device.columns else "launch_us"
+    launch = events.device[column].to_numpy()
     if not len(start) or not np.isfinite(launch).any():
         return None
     busy = Intervals.union_of(start, events.device["end_us"].to_numpy())

@@ -30,6 +30,7 @@ class Link:
         source: of the transfers.
         alpha_low_us, alpha_high_us: range of the latency.
         latency_source: a LatencySource value.
+        is_lower_bound: ranks without a trace may have been waited for, so the link may be faster.
         typical_bytes, typical_us: buffer and transfer time of a typical collective.
     """
 
@@ -47,3 +48,4 @@ class Link:
     latency_source: str = ""
     typical_bytes: float = 0.0
     typical_us: float | None = None
+    is_lower_bound: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,7 +73,15 @@ def _logged_samples(run: Run) -> pl.DataFrame | None:
     return (
         pl.concat(frames)
         .filter((size > 1) & (pl.col("bytes") > 0) & (pl.col("time_us") > 0))
-        .select("op", span.alias("span"), "group_size", "bytes", "time_us", pl.lit(value=False).alias("lone"))
+        .select(
+            "op",
+            span.alias("span"),
+            "group_size",
+            "bytes",
+            "time_us",
+            pl.lit(value=False).alias("lone"),
+            pl.lit(value=False).alias("partial"),
+        )
     )
 
 
@@ -85,7 +93,7 @@ def samples_of(table: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         op, span, group_size, bytes, time_us, lone (bool: one rank only, so the time may hold
-        waiting).
+        waiting), partial (bool: some of its ranks have no trace, likewise).
     """
     import polars as pl
 
@@ -103,6 +111,7 @@ def samples_of(table: pl.DataFrame) -> pl.DataFrame:
             # The last arrival's own duration is the cleanest: it holds no wait by construction.
             pl.min_horizontal(pl.col("transfer_us").median(), pl.col("duration_us").min()).alias("time_us"),
             pl.lit(value=False).alias("lone"),
+            (pl.col("joined_ranks").first() < pl.col("group_size").first()).alias("partial"),
         )
         .drop("match")
     )
@@ -113,6 +122,7 @@ def samples_of(table: pl.DataFrame) -> pl.DataFrame:
         "bytes",
         pl.col("duration_us").alias("time_us"),
         pl.lit(value=True).alias("lone"),
+        pl.lit(value=True).alias("partial"),
     )
     return pl.concat([joined, lone]).filter(pl.col("time_us") > 0)
 
@@ -134,7 +144,9 @@ def fit_links(samples: pl.DataFrame) -> tuple[list[Link], int]:
         num_impossible += int((~possible).sum())
         if possible.any():
             lone = bool(part["lone"].all())
-            links.append(_fit(op, span, group_size, wire[possible], time_us[possible], lone=lone))
+            link = _fit(op, span, group_size, wire[possible], time_us[possible], lone=lone)
+            partial = "partial" in part.columns and bool(part["partial"].mean() > 0.5)  # type: ignore[operator]
+            links.append(replace(link, is_lower_bound=partial))
     return links, num_impossible
 
 

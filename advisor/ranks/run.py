@@ -48,6 +48,12 @@ class Run:
         return tuple(step for _, item in self.timed for step in item.steps)
 
     @property
+    def trains(self) -> bool | None:
+        """Tell whether the traces show training; None where that cannot be told."""
+        said = {item.facts.trains for _, item in self.timed}
+        return True if True in said else False if said == {False} else None
+
+    @property
     def mean_step_us(self) -> float:
         """Return the mean step time over ranks and steps, 0 without any."""
         return float(np.mean([step.wall_us for step in self.steps])) if self.steps else 0.0

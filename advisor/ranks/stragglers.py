@@ -58,8 +58,8 @@ def find_stragglers(aligned: AlignedRun | None, run: Run) -> list[Straggler]:
         .agg(
             pl.col("step_label").first(),
             pl.col("rank").last().alias("late"),
-            # What the straggler alone costs, against a typical arrival.
-            (pl.col("arrival_us").last() - pl.col("arrival_us").median()).alias("cost_us"),
+            # What the straggler alone costs, against a typical arrival of the others.
+            (pl.col("arrival_us").last() - pl.col("arrival_us").head(pl.len() - 1).median()).alias("cost_us"),
         )
     )
     per_step = blamed.group_by("step_label", "late").agg(pl.col("cost_us").sum())

@@ -10,6 +10,7 @@ from paro_advise.advisor.rendering.constants import BEST_RANKS, MAX_COLLECTIVES,
 from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, make_table, number, render_page
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, share_text, time_text
 from paro_advise.core.model_state import STATES
+from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,6 +85,8 @@ def render_report(
 def confidence(analysis: Analysis) -> str:
     """Say in one sentence what the verdict is based on."""
     run = analysis.run
+    if not analysis.ranks and any(item.kind == SourceKind.KINETO for item in run.inputs):
+        return "No step could be timed: see the notes on the input below."
     if not analysis.ranks:
         return "Logs and dumps only: record torch profiler traces of the same run to see where a step goes."
     of = f" of {run.world_size}" if run.world_size else ""
@@ -109,9 +112,11 @@ def _subtitle(analysis: Analysis) -> str:
 
 def _figures(analysis: Analysis) -> list[dict[str, str]]:
     parts = analysis.breakdown_us
-    median = analysis.step_time_us.median
+    values = (parts.compute, parts.exposed_communication, parts.other, parts.idle)
+    mean = None if parts.compute is None else sum(value or 0.0 for value in values)
     figures = [
-        ("median step", time_text(median)),
+        ("step, mean", time_text(mean)),
+        ("step, median", time_text(analysis.step_time_us.median)),
         ("compute, mean", time_text(parts.compute)),
         ("exposed communication, mean", time_text(parts.exposed_communication)),
         ("idle, mean", time_text(parts.idle)),

@@ -38,12 +38,14 @@ def _run_lines(analysis: Analysis) -> list[str]:
     steps = f"{passes}, {count_text(run.parameter_count)} parameters"
     lines = [
         f"run        {plain(run.framework)}, strategy {strategy.triple or 'unknown'}{rest}{group}, {steps}",
-        f"ranks      {len(run.ranks)} of {run.world_size or '?'} seen, {node}",
+        f"ranks      {_ranks_text(analysis)}, {node}",
     ]
     if analysis.step_time_us.median is not None:
+        mean = sum(value or 0.0 for value in (parts.compute, parts.exposed_communication, parts.other, parts.idle))
+        median = time_text(analysis.step_time_us.median)
         lines.append(
-            f"step       {time_text(analysis.step_time_us.median)} median of {run.num_steps}: compute "
-            f"{time_text(parts.compute)}, exposed communication {time_text(parts.exposed_communication)}, "
+            f"step       {time_text(mean)} mean of {run.num_steps} (median {median}): "
+            f"compute {time_text(parts.compute)}, exposed communication {time_text(parts.exposed_communication)}, "
             f"other {time_text(parts.other)}, idle {time_text(parts.idle)}"
         )
     efficiency = analysis.efficiency
@@ -56,6 +58,14 @@ def _run_lines(analysis: Analysis) -> list[str]:
     if known:
         lines.append("use        " + ", ".join(known))
     return lines
+
+
+def _ranks_text(analysis: Analysis) -> str:
+    run = analysis.run
+    if not analysis.ranks:
+        named = f"{plural(len(run.ranks), 'rank')} named in logs" if run.ranks else "no rank timed"
+        return named + (f", {run.world_size} in all" if run.world_size else "")
+    return f"{len(run.ranks)} of {run.world_size or '?'} seen"
 
 
 def _state_lines(analysis: Analysis) -> list[str]:
@@ -78,7 +88,8 @@ def _link_lines(analysis: Analysis) -> list[str]:
     known = [link for link in analysis.links if link.busbw_gbps is not None]
     known.sort(key=lambda link: (-link.num_samples, link.op, link.span, link.group_size))
     lines = [
-        f"link       {link.op} over {link.group_size} ranks ({link.span}): {gbps_text(link.busbw_gbps)} bus bandwidth, "
+        f"link       {link.op} over {link.group_size} ranks ({link.span}): "
+        f"{'at least ' if link.is_lower_bound else ''}{gbps_text(link.busbw_gbps)} bus bandwidth, "
         f"latency {time_text(link.alpha_us)}"
         for link in known[:6]
     ]

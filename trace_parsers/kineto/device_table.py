@@ -34,6 +34,7 @@ class DeviceRows:
         kind: KernelKind values.
         name: codes into ``names``.
         launch_us, launch_tid: launch on the host, NaN and -1 when unknown.
+        launch_end_us: when the host was done with it.
     """
 
     start_us: NDArray[np.float64]
@@ -44,6 +45,7 @@ class DeviceRows:
     external: NDArray[np.int64]
     launch_us: NDArray[np.float64]
     launch_tid: NDArray[np.int32]
+    launch_end_us: NDArray[np.float64]
     names: tuple[str, ...]
 
     def table(self) -> pl.DataFrame:
@@ -58,6 +60,7 @@ class DeviceRows:
                 "kind": self.kind,
                 "name": self.name,
                 "launch_us": self.launch_us,
+                "launch_end_us": self.launch_end_us,
             }
         ).sort("start_us", maintain_order=True)
 
@@ -99,7 +102,7 @@ def device_rows(
     """
     import numpy as np
 
-    launch_us, launch_tid = _launches(np.frombuffer(raw.correlation, dtype=np.int64), host)
+    launch_us, launch_end_us, launch_tid = _launches(np.frombuffer(raw.correlation, dtype=np.int64), host)
     return DeviceRows(
         start_us=start_us,
         end_us=start_us + duration_us,
@@ -109,6 +112,7 @@ def device_rows(
         external=np.frombuffer(raw.external, dtype=np.int64),
         launch_us=launch_us,
         launch_tid=launch_tid,
+        launch_end_us=launch_end_us,
         names=tuple(raw.names),
     )
 
@@ -131,22 +135,25 @@ def _device_kinds(raw: DeviceColumns, comm_ids: Iterable[int]) -> NDArray[np.uin
     return kind
 
 
-def _launches(correlation: NDArray[np.int64], host: HostRows) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
-    """Return each device row's launch time and thread on the host, NaN and -1 without runtime rows."""
+def _launches(
+    correlation: NDArray[np.int64], host: HostRows
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int32]]:
+    """Return start, end and thread of each device row's launch on the host, NaN and -1 without runtime rows."""
     import numpy as np
 
-    times = np.full(len(correlation), np.nan)
+    times, ends = np.full(len(correlation), np.nan), np.full(len(correlation), np.nan)
     tids = np.full(len(correlation), -1, dtype=np.int32)
     runtime = np.flatnonzero((host.kind == HostKind.RUNTIME) & (host.correlation >= 0))
     if not len(runtime):
-        return times, tids
+        return times, ends, tids
     ids = host.correlation[runtime]
     order = np.argsort(ids, kind="stable")
     place = np.minimum(np.searchsorted(ids[order], correlation), len(ids) - 1)
     found = (ids[order][place] == correlation) & (correlation >= 0)
     times[found] = host.start_us[runtime][order][place][found]
+    ends[found] = host.end_us[runtime][order][place][found]
     tids[found] = host.tid[runtime][order][place][found]
-    return times, tids
+    return times, ends, tids
 
 
 def operator_table(host: HostRows, workers: set[int], own: OwnCalls) -> pl.DataFrame:

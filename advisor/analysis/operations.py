@@ -1,0 +1,79 @@
+"""A state's communication in the words of its operations: "2 all-reduces a step for gradients (5.48 to 16.8 MiB)"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.wording.quantities import bytes_text, count_text
+from paro_advise.core.model_state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.advisor.analysis.model import CollectiveEntry
+
+_PURPOSE = {
+    State.PARAMETER: " for parameters",
+    State.GRADIENT: " for gradients",
+    State.OPTIMIZER: " for updated parameters",
+    State.OTHER: " for no model state",
+    State.UNKNOWN: " of unknown purpose",
+}
+_NAMED_SHARE = 0.8  # of a state's exposed time that the operations named carry at least; assumed
+_MAX_NAMED = 2  # operations named at most; a sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Operation:
+    """All collectives of one operation."""
+
+    op: str
+    count: float
+    least_bytes: int | None
+    most_bytes: int | None
+    exposed_us: float
+
+    @property
+    def text(self) -> str:
+        noun = self.op.replace("_", "-")
+        count = count_text(self.count)
+        text = f"{count} {noun}" if count == "1" else f"{count} {noun}es" if noun.endswith("ch") else f"{count} {noun}s"
+        if self.most_bytes is None:
+            return text
+        low, high = bytes_text(self.least_bytes), bytes_text(self.most_bytes)
+        return f"{text} of {high if low == high else f'{low} to {high}'}"
+
+
+def operations_text(entries: Sequence[CollectiveEntry], state: State) -> str:
+    """Name the operations that carry most of a state's exposed time, "" without any."""
+    found = sorted(_operations(entries, state), key=lambda item: (-item.exposed_us, -item.count, item.op))
+    if not found:
+        return ""
+    whole = sum(item.exposed_us for item in found)
+    named: list[_Operation] = []
+    for item in found[:_MAX_NAMED]:
+        if named and sum(one.exposed_us for one in named) >= _NAMED_SHARE * whole:
+            break
+        named.append(item)
+    return " and ".join(item.text for item in named) + " a step" + _PURPOSE[state]
+
+
+def _operations(entries: Sequence[CollectiveEntry], state: State) -> list[_Operation]:
+    by_op: dict[str, list[CollectiveEntry]] = {}
+    for entry in entries:
+        if entry.state == state.value:
+            by_op.setdefault(entry.op, []).append(entry)
+    out = []
+    for op, rows in by_op.items():
+        sizes = [row.bytes for row in rows if row.bytes is not None]
+        out.append(
+            _Operation(
+                op=op,
+                count=sum(row.count for row in rows),
+                least_bytes=min(sizes, default=None),
+                most_bytes=max(sizes, default=None),
+                exposed_us=sum(row.exposed_us or 0.0 for row in rows),
+            )
+        )
+    return out

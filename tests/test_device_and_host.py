@@ -1,0 +1,237 @@
+"""What runs on a device against what its host did: steps, issuers, idle time, and recordings that lack one of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import DATA, SHARED
+from helpers import analyze, facts_of, write_run
+from trace_builder import TraceBuilder, fsdp_rank
+
+STEP_US = 1000.0
+
+
+def launched(trace, ts, dur, launch, *, name="sm90_gemm", cat="kernel", launch_us=3.0, stream=7):
+    """A kernel with the runtime call that launched it."""
+    number = trace.next_id()
+    trace.row("cuda_runtime", "cudaLaunchKernel", launch, launch_us, 1, correlation=number)
+    trace.row(cat, name, ts, dur, stream, stream=stream, correlation=number)
+
+
+def lagging_rank(lag_us, steps=4):
+    """Steps of 1000 us on host and device, the device ``lag_us`` behind: 600 us compute, 200 us all-reduce, 200 us
+    compute each."""
+    trace = TraceBuilder(0, 8)
+    for step in range(steps):
+        host, device = step * STEP_US, step * STEP_US + lag_us
+        trace.step(step, host, STEP_US)
+        launched(trace, device, 600, host)
+        trace.backward(host + 100, 300, sequence=step + 1)
+        trace.collective(
+            "AllReduce", device + 600, 200, nelems=1 << 20, issue=host + 200, seq=step,
+            owners=("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",),
+        )  # fmt: skip
+        launched(trace, device + 800, 200, host + 900)
+    return trace
+
+
+@pytest.mark.parametrize("lag_us", [0.0, 750.0, 2300.0])
+def test_steps_are_those_of_the_launches_however_far_the_device_lags(tmp_path, lag_us):
+    facts = facts_of(lagging_rank(lag_us).write(tmp_path / "rank0.json"))
+    assert facts.lag_us == pytest.approx(lag_us, abs=10)
+    for step in facts.steps:
+        assert step.wall_us == pytest.approx(STEP_US)
+        assert step.compute_us == pytest.approx(800)
+        assert step.exposed_communication_us == pytest.approx(200)
+    analysis = analyze(tmp_path / "rank0.json")
+    assert analysis.states["gradient"].count == 1
+    assert analysis.states["unknown"].count == 0
+
+
+def without_arguments(trace):
+    """The trace as torch before 2.1 wrote it: calls of collectives say nothing, kernels only their launch."""
+    keep = ("External id", "stream", "correlation", "Sequence number")
+    for event in trace.events:
+        event["args"] = {key: value for key, value in event["args"].items() if key in keep}
+    return trace
+
+
+def test_calls_without_names_and_shapes_still_issue_their_kernels(tmp_path):
+    analysis = analyze(write_run(tmp_path / "run", [without_arguments(fsdp_rank(rank)) for rank in range(2)]))
+    states = analysis.states
+    assert states["unknown"].count == 0
+    assert (states["parameter"].count, states["gradient"].count) == (3, 2)
+    assert analysis.run.strategy.triple == "GGG"  # of all ranks, since no other group is known
+    assert "Q321" in {item.code for item in analysis.data_quality}
+
+
+def test_idle_time_with_work_in_the_queue_is_not_the_hosts(tmp_path):
+    def rank(launch_lead_us):
+        trace = TraceBuilder(0, 1)
+        for step in range(3):
+            base = step * STEP_US
+            trace.step(step, base, STEP_US)
+            trace.backward(base + 1, 10, sequence=step + 1)
+            for number in range(4):
+                at = base + 150 + number * 200
+                launched(trace, at, 100, at - launch_lead_us)
+        return trace.write(tmp_path / "rank0.json")
+
+    # Each kernel of 100 us starts 100 us after the one before it ended; between steps it is 300 us.
+    queued = analyze(rank(100))
+    assert queued.verdict.regime == "unknown"
+    assert "kernels are missing from the trace" in queued.verdict.text
+    assert queued.idle_us.queued == pytest.approx(11 * (100 - 3) / 3)  # eleven gaps, launches take 3 us
+    starved = analyze(rank(5))
+    assert starved.verdict.regime == "host_bound"
+    assert starved.idle_us.queued < 0.1 * starved.breakdown_us.idle
+
+
+def test_the_data_loader_is_named(tmp_path):
+    trace = TraceBuilder(0, 1)
+    for step in range(3):
+        base = step * STEP_US
+        trace.step(step, base, STEP_US)
+        trace.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", base + 1, 400)
+        trace.backward(base + 450, 100, sequence=step + 1)
+        launched(trace, base + 500, 400, base + 490)
+    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    assert "the DataLoader holds the training thread for 400 us of the 1 ms step" in analysis.verdict.text
+    (found,) = [item for item in analysis.findings if item.code == "PARO031"]
+    assert "DataLoader" in found.text
+
+
+def test_a_job_on_devices_that_recorded_its_host_only_is_counted_not_timed(tmp_path):
+    trace = fsdp_rank(0)
+    trace.events = [event for event in trace.events if event["cat"] != "kernel"]
+    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    assert analysis.verdict.regime == "unknown"
+    assert "Q122" in {item.code for item in analysis.data_quality}
+    assert analysis.breakdown_us.compute is None
+    assert sum(entry.count for entry in analysis.states.values()) == 10  # five a step, two steps
+
+
+def test_a_single_gather_of_a_server_is_no_strategy(tmp_path):
+    trace = TraceBuilder(0, 8)
+    for step in range(3):
+        base = step * STEP_US
+        trace.step(step, base, STEP_US)
+        trace.compute(base + 10, 700)
+        trace.collective("AllGather", base + 710, 200, nelems=1 << 20, issue=base + 20, seq=step)
+    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    assert analysis.run.strategy.triple is None
+    assert analysis.verdict.text.startswith("No training was recorded")
+    assert "harding" not in analysis.verdict.text
+
+
+def test_a_last_step_that_recording_cut_to_nothing_does_not_count(tmp_path):
+    trace = fsdp_rank(0)
+    trace.step(7, 2000, 20)
+    assert len(facts_of(trace.write(tmp_path / "rank0.json")).steps) == 2
+
+
+def test_a_job_of_one_process_is_not_asked_for_more_ranks(tmp_path):
+    trace = TraceBuilder(0, 1)
+    for step in range(3):
+        trace.step(step, step * STEP_US, STEP_US)
+        trace.backward(step * STEP_US + 100, 300, sequence=step + 1)
+        trace.compute(step * STEP_US + 10, 900)
+    document = trace.document()
+    del document["distributedInfo"]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(document))
+    analysis = analyze(path)
+    assert "Q313" not in {item.code for item in analysis.data_quality}
+    (found,) = [item for item in analysis.findings if item.code == "PARO030"]
+    assert found.status == "does not apply"
+
+
+@pytest.mark.parametrize("late_us", [0.0, 40.0])
+def test_with_two_ranks_the_whole_wait_is_the_late_ones(tmp_path, late_us):
+    analysis = analyze(write_run(tmp_path / "run", [fsdp_rank(0), fsdp_rank(1, late_us=late_us)]))
+    if late_us:
+        (found,) = analysis.stragglers
+        assert (found.rank, found.lateness_us) == (1, pytest.approx(late_us, rel=0.05))
+    else:
+        assert analysis.stragglers == ()
+
+
+CORPUS = SHARED / "corpus"
+HTA = "facebookresearch+HolisticTraceAnalysis/tests/data"
+# By scripts of their own over the events: kernels put into steps by their launches, times in us, bytes of the buffer.
+PUBLIC = {
+    "facebookresearch+param/et_replay/tests/inputs/dlrm_kineto.tar.gz": {
+        "regime": "host_bound", "triple": "NNN", "world": 8, "nodes": 1, "parameters": 621_313,
+        "counts": {"gradient": 3, "other": 5}, "compute": 1108.1, "exposed": 5861.25, "idle": 9018.5,
+    },
+    f"{HTA}/nccl_parser_config/nccl_data.json.gz": {
+        "regime": "host_bound", "triple": "NNN", "world": 2, "parameters": 25_557_032,
+        "counts": {"gradient": 5, "other": 2}, "compute": 38552, "exposed": 13187, "idle": 169868,
+    },
+    f"{HTA}/trace_diff/control/control.json.gz": {
+        "triple": "NNN", "world": 8, "nodes": 1, "counts": {"gradient": 3, "other": 7}, "compute": 46889,
+        "exposed": 14650, "says": "7 all-to-alls",
+    },
+    f"{HTA}/negative_queue_length_values_check/rank0.json.gz": {
+        "regime": "unknown", "triple": "NNN", "world": 16, "nodes": 2, "parameters": 448_289_732,
+        "counts": {"gradient": 2}, "step": 216_150, "lag": 162_000, "says": "next one was launched already",
+    },
+    "AMD-AGI+TraceLens/tests/traces/mi300/resnet_act_checkpoint.json.gz": {
+        "triple": "NNN", "world": 8, "nodes": 1, "parameters": 11_689_512, "counts": {"gradient": 2, "other": 2},
+        "compute": 6411.4, "exposed": 11761.0, "step": 18_839, "says": "2 all-reduces of 5.48 MiB to 16.8 MiB",
+    },
+    "AMD-AGI+TraceLens/tests/traces/h100/gaunernst_bert-small-uncased__1016001.json.gz": {
+        "triple": None, "counts": {}, "compute": 307.2, "idle": 4116.7, "says": "No training was recorded",
+    },
+    "AMD-AGI+TraceLens/tests/traces/inference/vllm_prefilldecode_piecewise/graph_execution.json.gz": {
+        "regime": "compute_bound", "triple": None, "counts": {}, "compute": 156_008.4,
+        "says": "No training was recorded",
+    },
+    f"{HTA}/rank_unavailable/rank_not_found.json.gz": {"regime": "unknown", "triple": None, "counts": {}},
+    f"{HTA}/cpu_only/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz": {
+        "regime": "unknown", "triple": None, "world": 300, "counts": {"unknown": 10},
+    },
+    f"{HTA}/amd_trace/mi250_minitoy_train_ROCm6_2_kineto.json.gz": {
+        "regime": "host_bound", "counts": {}, "compute": 110.9, "idle": 9139.2, "step": 9288.3,
+    },
+    "pytorch+kineto/plugin/samples/resnet50_num_workers_0/worker0.pt.trace.json.gz": {
+        "regime": "host_bound", "counts": {}, "says": "the DataLoader holds the training thread for 52.2 ms",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="other people's traces are not in this repository")
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_traces_say_what_an_expert_reads_in_them(name):
+    expected, analysis = PUBLIC[name], analyze(CORPUS / name)
+    run, parts = analysis.run, analysis.breakdown_us
+    close = {
+        "compute": parts.compute,
+        "exposed": parts.exposed_communication,
+        "idle": parts.idle,
+        "lag": analysis.lag_us,
+    }
+    for key, value in close.items():
+        if key in expected:
+            assert value == pytest.approx(expected[key], rel=0.01), key
+    if "step" in expected:
+        assert sum(analysis.step_time_us.values) / run.num_steps == pytest.approx(expected["step"], rel=0.005)
+    exact = {
+        "regime": analysis.verdict.regime, "triple": run.strategy.triple, "world": run.world_size,
+        "nodes": run.num_nodes, "parameters": run.parameter_count,
+    }  # fmt: skip
+    for key, value in exact.items():
+        assert expected.get(key, value) == value, key
+    counts = {name: round(entry.count, 2) for name, entry in analysis.states.items() if entry.count}
+    assert expected["counts"].items() <= counts.items()
+    assert expected.get("says", "") in analysis.verdict.text
+
+
+def test_recorded_runs_keep_their_order_of_truth():
+    # The launches of these are read only where ids do not link kernels: nothing above may change what they say.
+    for name in ("fsdp2-inter-bw", "ds-zero3"):
+        truth = json.loads((DATA / "nccl_like" / name / "truth.json").read_text())
+        analysis = analyze(DATA / "nccl_like" / name / "traces")
+        assert analysis.states["parameter"].count == truth["summary"]["states"]["parameter"]["count"]
+        assert analysis.lag_us == 0
