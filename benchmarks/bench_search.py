@@ -64,6 +64,14 @@ def run_of(world_size: int) -> Calibration:
         nodes_per_pod=NODES_PER_POD,
         pod_alpha_us=measured(12.0),
         pod_gbps=measured(40.0),
+        sum_ratio=measured(1.0),
+        compute_slowing=measured(1.1),
+        overlapped_us=0.0,
+        gather_width=2,
+        reduce_width=2,
+        scatters_by_all_reduce=False,
+        overlaps_gathers=True,
+        overlaps_reductions=True,
         assumptions=(),
     )
 

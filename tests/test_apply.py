@@ -81,7 +81,9 @@ def plan(tmp_path):
 
     def write(triple, group_size=2, **changes):
         made = recommend(calibration(), Limits())
-        chosen = next(c for c in made.candidates if c.triple == triple and c.group_size in (None, group_size))
+        chosen = next(
+            c for c in made.candidates if (c.triple, c.variant) == (triple, "") and c.group_size in (None, group_size)
+        )
         path = tmp_path / f"{triple}.json"
         path.write_bytes(to_json(with_id(replace(made, chosen=chosen, verdict=Verdict.CHANGE, **changes))))
         return str(path)

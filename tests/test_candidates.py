@@ -50,7 +50,14 @@ def test_a_second_copy_gathers_inside_the_group_in_backward():
 
 
 def test_quantised_traffic_is_a_quarter_and_never_proposed():
-    made = replace(calibration(), is_gpu=True, native_reduce_scatter_is_all_reduce=False, element_bytes=2)
+    made = replace(
+        calibration(),
+        is_gpu=True,
+        native_reduce_scatter_is_all_reduce=False,
+        element_bytes=2,
+        gather_width=2,
+        reduce_width=2,
+    )
     quantised = found(made, "GGG", "quantised")
     assert (quantised.gather_share, quantised.reduce_share) == (0.5, 0.25)
     assert us(made, quantised) < us(made, found(made, "GGG", "hpz"))
@@ -91,13 +98,32 @@ def test_only_what_the_runtime_trains_with_is_proposed():
 def test_what_may_not_be_proposed_is_in_no_comparison_of_what_may():
     """With a network that favours the backend's own rings, frameworks' settings are the fastest."""
     made = replace(calibration(), is_gpu=True, native_reduce_scatter_is_all_reduce=False, transfer_us=1.0, wait_us=1.0)
-    plan = recommend(made, Limits())
+    plan = recommend(made, Limits(allow_untested=True))
     assert plan.candidates[0].collectives == "native"
     assert all((step.triple, step.collectives) not in {("NNG", "native"), ("NGG", "native")} for step in plan.budget)
     assert sum(choice.probability_best for choice in plan.candidates) == pytest.approx(1.0)
     closed = [c for c in plan.candidates if c.collectives == "native" and c.triple in ("NNG", "NGG", "NNI", "IIG")]
     assert closed
     assert all(choice.probability_best == 0 and "own settings" in choice.reason for choice in closed)
+
+
+@pytest.mark.parametrize("framework", [Framework.FSDP2, Framework.DEEPSPEED, Framework.MEGATRON, Framework.DDP])
+def test_beside_a_gpu_a_plan_chooses_what_the_framework_itself_runs(framework):
+    made = replace(
+        calibration(),
+        is_gpu=True,
+        native_reduce_scatter_is_all_reduce=False,
+        framework=framework,
+        overlaps_gathers=True,
+    )
+    plan = recommend(made, Limits())
+    ours = [choice for choice in plan.candidates if choice.collectives == "ho_ring"]
+    assert plan.chosen.collectives == "native"
+    assert ours
+    assert all(choice.probability_best == 0 for choice in ours)
+    assert all("--allow-untested" in choice.reason for choice in ours if choice.feasible)
+    allowed = recommend(made, Limits(allow_untested=True))
+    assert any(choice.probability_best > 0 for choice in allowed.candidates if choice.collectives == "ho_ring")
 
 
 @pytest.mark.parametrize("triple", [str(strategy) for strategy in KEPT])

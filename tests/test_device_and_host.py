@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from conftest import DATA, SHARED
@@ -160,7 +161,7 @@ def test_with_two_ranks_the_whole_wait_is_the_late_ones(tmp_path, late_us):
 CORPUS = SHARED / "corpus"
 HTA = "facebookresearch+HolisticTraceAnalysis/tests/data"
 # By scripts of their own over the events: kernels put into steps by their launches, times in us, bytes of the buffer.
-PUBLIC = {
+PUBLIC: dict[str, dict[str, Any]] = {
     "facebookresearch+param/et_replay/tests/inputs/dlrm_kineto.tar.gz": {
         "regime": "host_bound", "triple": "NNN", "world": 8, "nodes": 1, "parameters": 621_313,
         "counts": {"gradient": 3, "other": 5}, "compute": 1108.1, "exposed": 5861.25, "idle": 9018.5,

@@ -68,6 +68,14 @@ def calibration(**changes):
         "nodes_per_pod": None,
         "pod_alpha_us": estimate(100.0),
         "pod_gbps": estimate(0.05),
+        "sum_ratio": estimate(1.0, 0.0),
+        "compute_slowing": estimate(1.0, 0.0),
+        "overlapped_us": 0.0,
+        "gather_width": 4,
+        "reduce_width": 4,
+        "scatters_by_all_reduce": False,
+        "overlaps_gathers": True,
+        "overlaps_reductions": True,
         "assumptions": (),
     }
     made = Calibration(**(usual | changes))

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from paro_advise.core.collective import Op
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class KernelKind(IntEnum):
@@ -48,6 +52,17 @@ _OPS: tuple[tuple[str, Op], ...] = (
     ("recv", Op.RECV),
     ("reduce", Op.REDUCE),
 )
+
+
+_MATRIX = re.compile(r"gemm|cutlass|matmul|_mm_|Cijk_|nvjet|xmma", re.IGNORECASE)
+# Operand types of matrix products as cuBLAS, CUTLASS, Tensile and nvjet name them.
+_HALF = re.compile(r"bf16|bfloat16|f16|fp16|half|_h\d|hmma|s1688|s16816|HHS|BBS|HSH|BSB|^nvjet_[ht]", re.IGNORECASE)
+
+
+def computes_16_bit(names: Iterable[str]) -> bool | None:
+    """Tell whether matrix products take 16-bit operands, None where no kernel is one."""
+    products = [name for name in names if _MATRIX.search(name)]
+    return any(_HALF.search(name) for name in products) if products else None
 
 
 def kind_of_kernel(name: str) -> KernelKind:

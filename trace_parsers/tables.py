@@ -136,6 +136,7 @@ class SourceHeader:
         autograd_marks: names that only one framework leaves in autograd, for runs without annotations.
         stated: the strategy as our own runtime states it.
         median_iteration_us: of a training log.
+        computes_16_bit: matrix products take 16-bit operands, as names of kernels say; None without any.
         remarks: anything else that people may want to read, by name; no code depends on it.
     """
 
@@ -155,6 +156,7 @@ class SourceHeader:
     autograd_marks: tuple[str, ...] = ()
     stated: StatedStrategy | None = None
     median_iteration_us: float | None = None
+    computes_16_bit: bool | None = None
     remarks: dict[str, str] = field(default_factory=dict)
 
 

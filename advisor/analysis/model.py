@@ -74,6 +74,7 @@ class RunEntry:
     nccl_version: str | None
     metadata: dict[str, str]
     inputs: tuple[InputEntry, ...]
+    computes_16_bit: bool | None = None  # of matrix products, since 1.1; None when unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +154,7 @@ class CollectiveEntry:
     p99_us: float | None
     exposed_us: float | None  # per rank and step
     evidence: str
+    dtype: str = ""  # of the elements, since 1.1; "" when unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

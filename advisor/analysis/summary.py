@@ -78,7 +78,7 @@ def collective_entries(aligned: AlignedRun | None, run: Run) -> tuple[Collective
     if aligned is None or not len(aligned.table):
         return _logged_collectives(run)
     rank_steps = max(1, len(run.steps))
-    keys = ["state", "detail", "op", "bytes", "group_size", "span", "evidence"]
+    keys = ["state", "detail", "op", "bytes", "group_size", "span", "evidence", "dtype"]
     duration = (pl.col("end_us") - pl.col("start_us")).alias("duration_us")
     grouped = (
         aligned.table.with_columns(duration)
@@ -108,6 +108,7 @@ def collective_entries(aligned: AlignedRun | None, run: Run) -> tuple[Collective
             p99_us=row["p99"],
             exposed_us=row["exposed_us"] / rank_steps,
             evidence=row["evidence"],
+            dtype=row["dtype"] or "",
         )
         for row in grouped.iter_rows(named=True)
     )
@@ -120,7 +121,7 @@ def _logged_collectives(run: Run) -> tuple[CollectiveEntry, ...]:
     tables = [item.collectives for item in run.untimed]
     if not tables:
         return ()
-    keys = ["state", "detail", "op", "bytes", "group_size", "evidence"]
+    keys = ["state", "detail", "op", "bytes", "group_size", "evidence", "dtype"]
     grouped = pl.concat(tables).group_by(keys).agg(pl.len().alias("count"))
     order = ["count", *keys]
     grouped = grouped.sort(order, descending=[True] + [False] * len(keys), nulls_last=True).head(MAX_LOGGED_KINDS)
@@ -138,6 +139,7 @@ def _logged_collectives(run: Run) -> tuple[CollectiveEntry, ...]:
             p99_us=None,
             exposed_us=None,
             evidence=row["evidence"],
+            dtype=row["dtype"] or "",
         )
         for row in grouped.iter_rows(named=True)
     )
@@ -206,6 +208,9 @@ def run_entry(sources: Sequence[Source], run: Run, topology: Topology, training:
         device_memory_bytes=first(header.device_memory_bytes for header in headers),
         nccl_version=first(header.nccl_version for header in headers),
         metadata=_remarks(run),
+        computes_16_bit=next(
+            (item for item in (header.computes_16_bit for header in headers) if item is not None), None
+        ),
         inputs=tuple(
             InputEntry(path=file.path, bytes=file.bytes, sha256=file.sha256, kind=file.kind.value)
             for file in (item.facts.source for item in sources)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paro_advise.errors import InputError
+from paro_advise.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +31,12 @@ def load_analysis(paths: Sequence[str], options: Options, progress: Commentary) 
     from paro_advise.advisor.facts.inputs import read_inputs
 
     if len(paths) == 1 and _is_analysis(paths[0]):
+        if options.gpus_per_node or options.skip_steps:
+            raise UsageError(
+                "--gpus-per-node and --skip-steps must come with traces, an analysis was made without them",
+                where=paths[0],
+                hint="pass the traces, or give both to `analyze` and take its JSON",
+            )
         return analysis_from_json(Path(paths[0]).read_bytes(), paths[0]), None
     inputs = read_inputs(paths, progress)
     read = inputs.read

@@ -7,10 +7,18 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
 from paro_advise.advisor.prediction.calibration import Calibration
-from paro_advise.advisor.prediction.constants import ASSUMED_UNITS, FEW_UNITS, SHARED_CORE_THREADS
-from paro_advise.advisor.prediction.network_tiers import Cluster, fit_tiers
+from paro_advise.advisor.prediction.constants import (
+    ASSUMED_UNITS,
+    BLOCKING_SHARE,
+    COMPUTE_SLOWING,
+    COMPUTE_SLOWING_SIGMA,
+    FEW_UNITS,
+    SHARED_CORE_THREADS,
+)
+from paro_advise.advisor.prediction.network_tiers import Cluster, Estimate, fit_tiers
 from paro_advise.advisor.prediction.profiler_correction import unprofiled
 from paro_advise.core.collective import Op
+from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import MODEL_STATES, State
 from paro_advise.errors import InputError
@@ -54,6 +62,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         is_gloo=gloo,
         concurrent=_concurrent(analysis),
         cores_per_rank=analysis.captured.cores_per_rank if analysis.captured else None,
+        device_name=run.device_name,
     )
     tiers = fit_tiers(analysis.links, cluster, nodes_per_pod)
     notes += [*tiers.notes, "one third of the arithmetic is forward, two thirds backward"]
@@ -64,6 +73,8 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         unit_bytes=model.units,
         bucket_bytes=model.buckets,
         element_bytes=model.element_bytes,
+        gather_width=_gather_width(analysis, model),
+        reduce_width=_width(analysis, State.GRADIENT) or model.element_bytes,
         compute_us=analysis.breakdown_us.compute or 0.0,
         fixed_us=parts.fixed_us,
         gaps_us=min(parts.fixed_us - parts.late_us, _gaps(analysis)),
@@ -79,6 +90,11 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         baseline=Strategy.parse(run.strategy.triple_at_rest or triple),
         gathers_once=triple[0] == "N" and (run.strategy.triple_at_rest or "N")[0] != "N",
         replicates_each_pass=_replicates_each_pass(analysis, model, reduced, micro),
+        scatters_by_all_reduce="N" not in triple[1:] and all(entry.op == Op.ALL_REDUCE for entry in reduced),
+        overlaps_gathers=_overlaps(analysis, State.PARAMETER),
+        overlaps_reductions=_overlaps(analysis, State.GRADIENT),
+        compute_slowing=_compute_slowing(is_gpu=not gloo),
+        overlapped_us=_overlapped_us(analysis),
         published_us=published,
         baseline_group_size=run.strategy.group_size or per_node,
         framework=run.framework,
@@ -137,6 +153,41 @@ def _model(analysis: Analysis, world: int, micro: int, notes: list[str]) -> _Mod
     notes.append(f"the model's blocks are not in the traces, which show {len(units)} buckets: {ASSUMED_UNITS} assumed")
     assumed = (sum(units) / ASSUMED_UNITS,) * ASSUMED_UNITS
     return _Model(units=assumed, buckets=units, element_bytes=element_bytes)
+
+
+def _width(analysis: Analysis, state: State) -> int | None:
+    """Return the bytes of an element of most of a state's traffic, None where no type is recorded."""
+    moved: dict[int, float] = {}
+    for entry in _kinds(analysis, state, lambda entry: bool(entry.dtype)):
+        if width := dtype_bytes(entry.dtype):
+            moved[width] = moved.get(width, 0.0) + entry.count * float(entry.bytes or 0)
+    return max(moved, key=lambda width: moved[width], default=None)
+
+
+def _gather_width(analysis: Analysis, model: _Model) -> int:
+    """Return the bytes of a parameter that is gathered: as seen, else of what matrix products take."""
+    seen = _width(analysis, State.PARAMETER) or _width(analysis, State.OPTIMIZER)
+    return seen or (2 if analysis.run.computes_16_bit else model.element_bytes)
+
+
+def _overlaps(analysis: Analysis, state: State) -> bool:
+    """Tell whether any of a state's communication ran beside compute."""
+    entry = analysis.states.get(state.value)
+    if entry is None or not entry.total_us or entry.exposed_us is None:
+        return True
+    return entry.exposed_us < BLOCKING_SHARE * entry.total_us
+
+
+def _compute_slowing(*, is_gpu: bool) -> Estimate:
+    if not is_gpu:
+        return Estimate(value=1.0, sigma=0.0, source="derived")
+    return Estimate(value=COMPUTE_SLOWING, sigma=COMPUTE_SLOWING_SIGMA, source="prior")
+
+
+def _overlapped_us(analysis: Analysis) -> float:
+    """Return the communication of a step that ran beside compute."""
+    share, exposed = analysis.efficiency.overlap_share, analysis.breakdown_us.exposed_communication or 0.0
+    return exposed * share / (1 - share) if share is not None and share < 1 else 0.0
 
 
 def _finer_reductions(model: _Model, reduced: Sequence[CollectiveEntry], passes: int) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paro_advise.advisor.prediction.network_tiers import Estimate
     from paro_advise.core.framework import Framework
+    from paro_advise.policies.collective_cost import Draws
     from paro_advise.policies.strategy import Strategy
 
 
@@ -20,6 +21,7 @@ class Calibration:
         unit_bytes: parameters of each unit in the type they are sent in; the root last.
         bucket_bytes: what the run itself sends at once, where its buckets hide the units; None where they do not.
         element_bytes: of that type.
+        gather_width, reduce_width: bytes of an element that is gathered as parameter, and reduced as gradient.
         compute_us: arithmetic of a step of one rank.
         fixed_us: idle, copies, and communication that no strategy changes (norms, tensor parallelism).
         gaps_us: of these, the host's own work between operators.
@@ -39,6 +41,9 @@ class Calibration:
         baseline_group_size: ranks of its group.
         gathers_once: parameters gathered for forward are kept for backward.
         replicates_each_pass: gradients are added up across groups on every micro-batch.
+        scatters_by_all_reduce: the run's framework all-reduces gradients of which each rank keeps a part.
+        overlaps_gathers, overlaps_reductions: whether any of the run's gathers, and reductions in backward, ran
+            beside compute.
         published_us: what bringing updated parameters back took, where the framework does it in a way of its
             own: one by one, or those few that it keeps whole; None where the strategy tells.
         framework: that ran it.
@@ -46,6 +51,9 @@ class Calibration:
         intra_alpha_us, intra_gbps: a message inside a node; one rank's sending, 1e9 bytes/s.
         nodes_per_pod: nodes of a pod (faster interconnect domain); None where there are no pods.
         pod_alpha_us, pod_gbps: a message between nodes of a pod; ``inter_*`` are then of those between pods.
+        sum_ratio: bus bandwidth of an all-reduce to that of a gather or scatter.
+        compute_slowing: how much longer arithmetic takes while a collective runs beside it; 1 where cores compute.
+        overlapped_us: communication of the run's step that ran beside compute.
         assumptions: what was not in the traces, for people.
     """
 
@@ -55,6 +63,8 @@ class Calibration:
     unit_bytes: tuple[float, ...]
     bucket_bytes: tuple[float, ...] | None
     element_bytes: int
+    gather_width: int
+    reduce_width: int
     compute_us: float
     fixed_us: float
     gaps_us: float
@@ -71,6 +81,9 @@ class Calibration:
     baseline_group_size: int
     gathers_once: bool
     replicates_each_pass: bool
+    scatters_by_all_reduce: bool
+    overlaps_gathers: bool
+    overlaps_reductions: bool
     published_us: float | None
     framework: Framework
     inter_alpha_us: Estimate
@@ -80,12 +93,19 @@ class Calibration:
     nodes_per_pod: int | None
     pod_alpha_us: Estimate
     pod_gbps: Estimate
+    sum_ratio: Estimate
+    compute_slowing: Estimate
+    overlapped_us: float
     assumptions: tuple[str, ...]
 
     @property
     def parameters(self) -> float:
         """Return the number of parameters."""
         return sum(self.unit_bytes) / self.element_bytes
+
+    def alone_us(self, slowing: Draws) -> Draws:
+        """Return the arithmetic of a step without collectives beside it."""
+        return self.compute_us - min(self.overlapped_us, self.compute_us) * (1 - 1 / slowing)
 
     @property
     def num_nodes(self) -> int:

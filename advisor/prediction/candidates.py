@@ -43,6 +43,8 @@ class Candidate:
         gathers_once: parameters gathered for forward are kept for backward.
         replicates_each_pass: gradients are added up across groups on every micro-batch.
         overlaps_reductions: reductions run beside backward, in order.
+        overlaps_gathers: gathers run one unit ahead of compute; beside a GPU.
+        scatters_by_all_reduce: gradients of which each rank keeps a part are all-reduced.
         separate_queues: reductions do not wait for gathers.
         unit_bytes: sent at once; None for the units of the model.
         published_us: what bringing updated parameters back took where it was measured; None to model it.
@@ -61,6 +63,8 @@ class Candidate:
     gathers_once: bool = False
     replicates_each_pass: bool = False
     overlaps_reductions: bool = True
+    overlaps_gathers: bool = True
+    scatters_by_all_reduce: bool = False
     separate_queues: bool = True
     unit_bytes: tuple[float, ...] | None = None
     published_us: float | None = None
@@ -78,7 +82,7 @@ def baseline_candidate(calibration: Calibration) -> Candidate:
     """Return how the run itself was executed."""
     is_own = calibration.framework == Framework.RUNTIME
     # FSDP on a CPU waits for every collective; DDP's reducer and our runtime do not.
-    overlaps = calibration.is_gpu or is_own or calibration.framework.is_ddp
+    overlaps = calibration.overlaps_reductions if calibration.is_gpu else is_own or calibration.framework.is_ddp
     return Candidate(
         strategy=calibration.baseline,
         group_size=calibration.baseline_group_size,
@@ -86,6 +90,8 @@ def baseline_candidate(calibration: Calibration) -> Candidate:
         gathers_once=calibration.gathers_once,
         replicates_each_pass=calibration.replicates_each_pass,
         overlaps_reductions=overlaps,
+        overlaps_gathers=calibration.overlaps_gathers,
+        scatters_by_all_reduce=calibration.scatters_by_all_reduce,
         separate_queues=is_own or not calibration.framework.is_fsdp,
         unit_bytes=calibration.bucket_bytes,
         published_us=calibration.published_us,
@@ -138,6 +144,17 @@ def is_proposable(candidate: Candidate, framework: Framework) -> bool:
         return framework == Framework.DEEPSPEED and is_at_hand(candidate, framework)
     taken_over = str(candidate.strategy) in _TAKEN_OVER and not candidate.variant and not candidate.offload
     return candidate.collectives == CollectiveBackend.HO_RING or taken_over
+
+
+def may_choose(candidate: Candidate, calibration: Calibration, *, allow_untested: bool) -> bool:
+    """Tell whether a plan may choose a candidate.
+
+    Beside a GPU that is what settings of the framework that ran express: HO-Ring and our runtime were never run there.
+    """
+    framework = calibration.framework
+    if not calibration.is_gpu or allow_untested or framework == Framework.RUNTIME:
+        return is_proposable(candidate, framework)
+    return is_at_hand(candidate, framework)
 
 
 def is_at_hand(candidate: Candidate, framework: Framework) -> bool:

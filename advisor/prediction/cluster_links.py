@@ -11,7 +11,16 @@ from paro_advise.core.collective import Op
 from paro_advise.policies.collective_cost import Draws, Effort, RingAlgorithm, effort_of
 from paro_advise.policies.procedure import Hops, Scope
 
-LINK_QUANTITIES = ("inter_alpha_us", "inter_gbps", "intra_alpha_us", "intra_gbps", "pod_alpha_us", "pod_gbps")
+LINK_QUANTITIES = (
+    "inter_alpha_us",
+    "inter_gbps",
+    "intra_alpha_us",
+    "intra_gbps",
+    "pod_alpha_us",
+    "pod_gbps",
+    "sum_ratio",
+    "compute_slowing",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +30,7 @@ class Part:
     Attributes:
         effort: what it asks of the links.
         size: ranks that take part.
+        is_sum: it is the backend's own all-reduce, which may have a bandwidth of its own.
         rank_bytes: that one of them sends.
         is_inside: it stays inside nodes.
         is_in_pod: between nodes, it stays inside a pod.
@@ -28,6 +38,7 @@ class Part:
 
     effort: Effort
     size: int
+    is_sum: bool
     rank_bytes: float
     is_inside: bool
     is_in_pod: bool
@@ -46,6 +57,8 @@ class Links:
         intra_alpha_us, intra_gbps: inside nodes.
         pod_alpha_us, pod_gbps: between nodes of a pod.
         slowdown: on all times.
+        sum_ratio: bus bandwidth of an all-reduce to that of a gather or scatter.
+        compute_slowing: how much longer arithmetic takes while a collective runs beside it on the device.
     """
 
     inter_alpha_us: Draws
@@ -55,6 +68,8 @@ class Links:
     pod_alpha_us: Draws
     pod_gbps: Draws
     slowdown: float = 1.0
+    sum_ratio: Draws = 1.0
+    compute_slowing: Draws = 1.0
 
     def us(self, parts: Parts) -> Draws:
         """Return the time of collectives one after the other."""
@@ -64,7 +79,20 @@ class Links:
         alpha, gbps = self.inter_alpha_us, self.inter_gbps
         if part.is_in_pod:
             alpha, gbps = self.pod_alpha_us, self.pod_gbps
-        return part.effort.us(alpha, gbps, self.intra_alpha_us, self.intra_gbps)
+        ratio = self._ratio(part)
+        return part.effort.us(alpha, gbps * ratio, self.intra_alpha_us, self.intra_gbps * ratio)
+
+    def _ratio(self, part: Part) -> Draws:
+        return self.sum_ratio if part.is_sum else 1.0
+
+    def port_us(self, part: Part) -> Draws:
+        """Return how long the bytes of a collective take a node's port."""
+        gbps = self.pod_gbps if part.is_in_pod else self.inter_gbps
+        return self.slowdown * part.effort.inter_bytes / (gbps * self._ratio(part) * 1e3)
+
+    def fabric_us(self, part: Part) -> Draws:
+        """Return how long the bytes of a collective take a rank's way inside its node."""
+        return self.slowdown * part.effort.intra_bytes / (self.intra_gbps * self._ratio(part) * 1e3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +138,7 @@ class StepCollectives:
         return Part(
             effort_of(self.algorithm, operation, num_bytes, nodes, local),
             size,
+            operation == Op.ALL_REDUCE and self.algorithm == RingAlgorithm.RING,
             trips * num_bytes * (size - 1) / size,
             nodes == 1,
             in_pod,

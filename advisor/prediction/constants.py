@@ -21,6 +21,7 @@ FLOOR_SIGMA = 0.07  # of arithmetic, as far as communication shared the cores wi
 HIDDEN_SIGMA = 0.15  # more, where buckets behind backward hide what links and host take; range 0.1 to 0.2
 SCALING_SIGMA = 0.1  # per doubling of the nodes; assumed, range 0.05 to 0.2
 ANCHOR_RANGE = (0.5, 2.0)  # how far the measured step may correct exposed time; assumed
+STEP_ANCHOR_RANGE = (0.8, 1.25)  # how far the measured step may correct replayed ones beside a GPU; assumed
 HOST_GAP_RANGE = (0.6, 1.4)  # how much of the host time that should go does go; assumed
 
 # ---- the host, where nothing was measured ----------------------------------------------------------------
@@ -51,6 +52,12 @@ PRIOR_BANDWIDTH_FACTOR, PRIOR_LATENCY_FACTOR = 1.5, 2.0  # factor either way; as
 # 1e9 bytes/s, of the order of Galvatron's published table for 2 x 8 GPUs (155.7 inside, 20.8 across nodes); us a
 # message, from NCCL's src/graph/tuning.cc (ring, network, Simple 14; NVLink 3.4); assumed.
 NCCL_PRIOR = {"intra_gbps": 150.0, "intra_alpha_us": 5.0, "inter_gbps": 25.0, "inter_alpha_us": 14.0}
+# of the data sheet's rate that ring collectives reach inside a node: nccl-tests on 8 A100 (230 of 300) and 8 H100
+# (360 of 450); range 0.65 to 0.85
+DATA_SHEET_SHARE = 0.77
+# Bus bandwidth of an all-reduce to that of a gather or scatter, where one of them was not measured. Rings have 1; one
+# public cluster of H100 with in-switch reductions 1.34 to 2.35 (Ultra-Scale Playbook, 256 MB, 1 to 32 nodes)
+SUM_RATIO, SUM_RATIO_FACTOR = 1.0, 1.35
 # Inside a node gloo's bandwidth is that of the cores, which copy whole buffers whatever part of them is sent
 # (`make bench-prediction`): a rank's, for each core that it has; of m ranks each sends (m - 1) / m of its buffer.
 GLOO_PRIOR = {"intra_gbps": 1.09, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
@@ -70,6 +77,13 @@ EXPLAINED_SHARE, NUM_HALVINGS = (
     30,
 )  # how exactly the replay is brought to the measured time; halvings: 1e-9 of the range
 MAX_HOST_US_PER_BYTE = 0.1  # of what cores add to a byte; a bound of the search, far above what CPUs show
+
+# ---- queues of a GPU run ------------------------------------------------------------------------------------
+BLOCKING_SHARE = 0.97  # of a state's time exposed, from which nothing of it ran beside compute; assumed
+
+# How much longer arithmetic takes while a collective runs beside it: 18.9 % on average, 40 % at most (arXiv
+# 2507.03114), less for large matrix products; prior 1.13, range 1.0 to 1.3
+COMPUTE_SLOWING, COMPUTE_SLOWING_SIGMA = 1.13, 0.06
 
 # ---- units of a model that its traces hide ----------------------------------------------------------------
 FEW_UNITS = 4  # fewer collectives than this are buckets, not the model's blocks; assumed

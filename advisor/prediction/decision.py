@@ -55,11 +55,18 @@ def decide(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan
     verdict = _verdict(field, chosen, gain)
     wins, regrets = _wins(field.eligible)
     base_choice = _choice(baseline, baseline, baseline.reason or "the run as it is", 0.0)
+    is_untested = calibration.is_gpu and not limits.allow_untested
     choices = {
         id(item): _choice(
             item,
             baseline,
-            item.reason or _why(item, chosen, is_eligible=item in field.eligible),
+            item.reason
+            or _why(
+                item,
+                chosen,
+                is_eligible=item in field.eligible,
+                is_untested=calibration.is_gpu and not limits.allow_untested,
+            ),
             wins.get(id(item), 0.0),
         )
         for item in field.scored
@@ -175,7 +182,11 @@ def _choice(item: Scored, baseline: Scored, reason: str, probability: float) -> 
     )
 
 
-def _why(item: Scored, chosen: Scored | None, *, is_eligible: bool) -> str:
+def _why(item: Scored, chosen: Scored | None, *, is_eligible: bool, is_untested: bool) -> str:
+    if not is_eligible and is_untested:
+        if item.candidate.collectives == CollectiveBackend.HO_RING:
+            return "experimental: HO-Ring was never run on GPUs; --allow-untested lets a plan choose it"
+        return "no setting of the framework that ran expresses it"
     if not is_eligible:
         return "by a framework's own settings only; `paro-advise run` does not use them"
     if chosen is None or item is chosen:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.prediction.constants import (
+    DATA_SHEET_SHARE,
     FASTER_TIER_RATIO,
     GLOO_BANDWIDTH_FACTOR,
     GLOO_PRIOR,
@@ -14,8 +15,11 @@ from paro_advise.advisor.prediction.constants import (
     P90_SIGMAS,
     PRIOR_BANDWIDTH_FACTOR,
     PRIOR_LATENCY_FACTOR,
+    SUM_RATIO,
+    SUM_RATIO_FACTOR,
     UNKNOWN_CORES,
 )
+from paro_advise.advisor.ranks.latency import device_links_gbps
 from paro_advise.core.collective import Op
 from paro_advise.errors import UsageError
 
@@ -53,6 +57,7 @@ class Cluster:
         is_gloo: its backend.
         concurrent: collectives that shared the links at once, on average.
         cores_per_rank: None where it is not known.
+        device_name: of the accelerators, None where it is not known.
     """
 
     world_size: int
@@ -60,6 +65,7 @@ class Cluster:
     is_gloo: bool
     concurrent: float
     cores_per_rank: float | None = None
+    device_name: str | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -75,6 +81,7 @@ class NetworkTiers:
         inter_alpha_us, inter_gbps: between nodes, where there are pods between those of different pods.
         intra_alpha_us, intra_gbps: inside nodes.
         pod_alpha_us, pod_gbps: between nodes of a pod.
+        sum_ratio: bus bandwidth of an all-reduce to that of a gather or scatter.
         nodes_per_pod: None where there are no pods.
         notes: what was assumed, for people.
     """
@@ -85,6 +92,7 @@ class NetworkTiers:
     intra_gbps: Estimate
     pod_alpha_us: Estimate
     pod_gbps: Estimate
+    sum_ratio: Estimate
     nodes_per_pod: int | None
     notes: tuple[str, ...]
 
@@ -106,8 +114,14 @@ def fit_tiers(links: Sequence[Link], cluster: Cluster, nodes_per_pod: int | None
     inside = [link for link in known if link.span == "intra" or cluster.num_nodes == 1]
     near = [link for link in known if link not in inside and _spanned(link, cluster) <= (pod or 0)]
     far = [link for link in known if link not in inside and link not in near]
-    prior = GLOO_PRIOR | {"intra_gbps": GLOO_PRIOR["intra_gbps"] * _copied(cluster)} if cluster.is_gloo else NCCL_PRIOR
+    prior = (
+        GLOO_PRIOR | {"intra_gbps": GLOO_PRIOR["intra_gbps"] * _copied(cluster)}
+        if cluster.is_gloo
+        else _nccl_prior(cluster)
+    )
     found: dict[str, Estimate] = {}
+    ratio, known_ratio = _sum_ratio(inside, far or near, cluster)
+    inside, near, far = (_like_gathers(part, cluster, known_ratio) for part in (inside, near, far))
     for name, sample in (("gbps", _bandwidth), ("alpha_us", _latency)):
         for tier, chosen in (("intra", inside), ("inter", far or near)):
             key = f"{tier}_{name}"
@@ -116,7 +130,48 @@ def fit_tiers(links: Sequence[Link], cluster: Cluster, nodes_per_pod: int | None
     if pod and not (near and far):
         missing, other = ("between pods", "inside them") if near else ("inside pods", "between them")
         notes.append(f"links {missing}: as quick as {other}, since no collective of the run measured them alone")
-    return NetworkTiers(**found, nodes_per_pod=pod, notes=tuple(notes))
+    return NetworkTiers(**found, sum_ratio=ratio, nodes_per_pod=pod, notes=tuple(notes))
+
+
+def _sum_ratio(inside: Sequence[Link], across: Sequence[Link], cluster: Cluster) -> tuple[Estimate, float]:
+    """Return the bus bandwidth of all-reduces to that of gathers and scatters: measured on one tier, else assumed.
+
+    With gloo both are rings of sends between processes.
+    """
+    if cluster.is_gloo:
+        return Estimate(value=1.0, sigma=0.0, source="derived"), 1.0
+    for part in (across, inside):
+        sums = _mean(_samples([link for link in part if link.op == Op.ALL_REDUCE], cluster, _bandwidth))
+        others = _mean(_samples([link for link in part if link.op != Op.ALL_REDUCE], cluster, _bandwidth))
+        if sums and others:
+            value = sums.value / others.value
+            return Estimate(value=value, sigma=math.hypot(sums.sigma, others.sigma), source="measured"), value
+    return Estimate(value=SUM_RATIO, sigma=math.log(SUM_RATIO_FACTOR), source="prior"), SUM_RATIO
+
+
+def _like_gathers(links: Sequence[Link], cluster: Cluster, ratio: float) -> list[Link]:
+    """Return the gathers and scatters of a tier; failing those, its all-reduces as fast as gathers would be there."""
+    gathers = [link for link in links if link.op != Op.ALL_REDUCE and link.busbw_gbps]
+    if cluster.is_gloo or gathers or not any(link.busbw_gbps for link in links):
+        return list(links) if cluster.is_gloo or not gathers else gathers
+
+    def scaled(value: float | None) -> float | None:
+        return None if value is None else value / ratio
+
+    return [
+        replace(
+            link,
+            busbw_gbps=scaled(link.busbw_gbps),
+            busbw_low_gbps=scaled(link.busbw_low_gbps),
+            busbw_high_gbps=scaled(link.busbw_high_gbps),
+        )
+        for link in links
+    ]
+
+
+def _nccl_prior(cluster: Cluster) -> dict[str, float]:
+    best = device_links_gbps(cluster.device_name)
+    return NCCL_PRIOR | ({"intra_gbps": DATA_SHEET_SHARE * best} if best else {})
 
 
 def _stated_pods(nodes_per_pod: int, cluster: Cluster) -> int | None:

@@ -13,7 +13,7 @@ from paro_advise.advisor.prediction.candidates import (
     baseline_candidate,
     candidates,
     is_at_hand,
-    is_proposable,
+    may_choose,
     offloaded,
 )
 from paro_advise.advisor.prediction.cluster_links import LINK_QUANTITIES, Links
@@ -26,15 +26,18 @@ from paro_advise.advisor.prediction.constants import (
     NUM_DRAWS,
     ON_CPU_SIGMA,
     OTHER_SIGMA,
+    STEP_ANCHOR_RANGE,
 )
 from paro_advise.advisor.prediction.decision import Field, choice_of, decide, median_us
 from paro_advise.advisor.prediction.scoring import Limits, Scored, score
-from paro_advise.advisor.prediction.step_replay import floor_us, measured_links, slowdown, step_us
+from paro_advise.advisor.prediction.step_replay import demand_us, floor_us, measured_links, slowdown, step_us
 from paro_advise.advisor.prediction.what_if import Basis, budget_steps, ho_ring_gain, on_more_nodes, sensitivities
 from paro_advise.policies.plan import Plan, Verdict, with_id
 from paro_advise.policies.strategy import CollectiveBackend
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from paro_advise.advisor.prediction.calibration import Calibration
@@ -54,8 +57,12 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0, bias: Pre
     predictor = _Predictor(calibration, np.random.default_rng(seed), bias)
     baseline = score(calibration, predictor.base, limits, np.full(NUM_DRAWS, calibration.step_us))
     scored = [score(calibration, item, limits, predictor.times(item)) for item in candidates(calibration)]
-    scored = _with_offload(predictor, limits, scored)
-    eligible = [item for item in scored if not item.reason and is_proposable(item.candidate, calibration.framework)]
+
+    def chooses(candidate: Candidate) -> bool:
+        return may_choose(candidate, calibration, allow_untested=limits.allow_untested)
+
+    scored = _with_offload(predictor, limits, scored, chooses)
+    eligible = [item for item in scored if not item.reason and chooses(item.candidate)]
     scored.sort(key=lambda item: (bool(item.reason), median_us(item)))
     field = Field(
         baseline=baseline,
@@ -106,10 +113,13 @@ class _Predictor:
         self.links = self._drawn_links()
         self.base = baseline_candidate(calibration)
         self._floor = floor_us(calibration, self.base)
+        if calibration.is_gpu:
+            # What the replay lacks, or has too much of, it has of every candidate.
+            replayed = np.maximum(step_us(calibration, self.base, self.links), 1.0)
+            self.anchor: NDArray[np.float64] = np.clip(calibration.step_us / replayed, *STEP_ANCHOR_RANGE)
+            return
         exposed_now = np.maximum(step_us(calibration, self.base, self.links) - self._floor, 0.0)
-        self.anchor: NDArray[np.float64] = np.clip(
-            (calibration.step_us - self._floor) / np.maximum(exposed_now, 1.0), *ANCHOR_RANGE
-        )
+        self.anchor = np.clip((calibration.step_us - self._floor) / np.maximum(exposed_now, 1.0), *ANCHOR_RANGE)
 
     def _drawn_links(self) -> Links:
         def draw(estimate: Estimate) -> NDArray[np.float64]:
@@ -130,6 +140,8 @@ class _Predictor:
     def times(self, candidate: Candidate) -> NDArray[np.float64]:
         """Return draws of a candidate's step time (us)."""
         calibration, generator = self.calibration, self.generator
+        if calibration.is_gpu:
+            return self._device_times(candidate)
         own_floor = floor_us(calibration, candidate)
         host_gap_removed = self._floor - own_floor
         exposed = np.maximum(step_us(calibration, candidate, self.links) - own_floor, 0.0) * self.anchor
@@ -144,14 +156,27 @@ class _Predictor:
         times: NDArray[np.float64] = (np.maximum(left, 0.0) + exposed * noise) * math.exp(-self._bias.mean)
         return times
 
+    def _device_times(self, candidate: Candidate) -> NDArray[np.float64]:
+        """Return draws of a candidate's step time on a device (us), never below what it asks of a link."""
+        calibration = self.calibration
+        alone = calibration.alone_us(self.links.compute_slowing)
+        floor = np.minimum(alone + calibration.fixed_us, calibration.step_us)
+        exposed = np.maximum(step_us(calibration, candidate, self.links) * self.anchor - floor, 0.0)
+        noise = np.exp(self.generator.normal(0.0, math.hypot(OTHER_SIGMA, self._bias.spread), NUM_DRAWS))
+        times = (floor + exposed * noise) * math.exp(-self._bias.mean)
+        bounded: NDArray[np.float64] = np.maximum(times, demand_us(calibration, candidate, self.links))
+        return bounded
 
-def _with_offload(predictor: _Predictor, limits: Limits, scored: list[Scored]) -> list[Scored]:
+
+def _with_offload(
+    predictor: _Predictor, limits: Limits, scored: list[Scored], chooses: Callable[[Candidate], bool]
+) -> list[Scored]:
     """Add candidates with states on the host where nothing fits: the optimizer's first, then the parameters."""
     calibration = predictor.calibration
     plain = [item for item in scored if not item.candidate.variant]
     found = list(scored)
     for parameters in (False, True):
-        if not all(item.reason for item in found if is_proposable(item.candidate, calibration.framework)):
+        if not all(item.reason for item in found if chooses(item.candidate)):
             break
         for item in plain:
             candidate = item.candidate

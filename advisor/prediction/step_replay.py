@@ -2,9 +2,8 @@
 
 One rank stands for all; how long it waits for late ones in each collective is measured, and less in a
 smaller group. Times are numbers or arrays of draws. On a CPU a gather blocks; what reduces in a thread
-of its own overlaps the rest of backward, with at most three reductions under way. On a GPU gathers run
-one unit ahead of compute in their own stream, and FSDP2's reductions queue behind gathers on one
-communicator (docs/prediction.md, replay).
+of its own overlaps the rest of backward, with at most three reductions under way. On a GPU queues run
+beside compute (device_replay.py; docs/prediction.md, replay).
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ from paro_advise.advisor.prediction.constants import (
     PENDING_REDUCTIONS,
     SLOWDOWN_RANGE,
 )
+from paro_advise.advisor.prediction.device_replay import Leg, Legs, Queues, UnitWork, micro_batch_us
 from paro_advise.core.framework import Framework
 from paro_advise.policies.collective_cost import Draws, Effort, RingAlgorithm, larger, smaller
-from paro_advise.policies.procedure import gather_from, procedure_of
+from paro_advise.policies.procedure import Scope, gather_from, procedure_of
 from paro_advise.policies.strategy import CollectiveBackend
 
 if TYPE_CHECKING:
@@ -64,6 +64,11 @@ def floor_us(calibration: Calibration, candidate: Candidate) -> float:
 
 def _fixed_us(calibration: Calibration, candidate: Candidate) -> float:
     return calibration.fixed_us - (1 - candidate.host_share) * calibration.gaps_us
+
+
+def demand_us(calibration: Calibration, candidate: Candidate, links: Links) -> Draws:
+    """Return what no step of a candidate on a device can be shorter than: its bytes on any link, or its arithmetic."""
+    return _Step(calibration, candidate, replace(links, slowdown=1.0)).demand_us()
 
 
 def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Draws:
@@ -110,7 +115,7 @@ class _Step:
             calibration.nodes_per_pod if calibration.has_pods else None,
             candidate.group_size,
             RingAlgorithm.RING if native else RingAlgorithm.HO_RING,
-            native and calibration.native_reduce_scatter_is_all_reduce,
+            native and (calibration.native_reduce_scatter_is_all_reduce or candidate.scatters_by_all_reduce),
         )
         had_ring = calibration.framework == Framework.RUNTIME
         used = replace(links, slowdown=1.0) if had_ring == native else links
@@ -119,6 +124,7 @@ class _Step:
             self._waits, self._copies = 1 / self._waits, 1 / self._copies
         self._links = used if native else _with_ho_ring(used, calibration, 1.0 if had_ring else HO_RING_BETWEEN)
         self._costs = cache(self._unit_costs)
+        self._work = cache(self._unit_work)
 
     def _moved(self, parts: Parts) -> float:
         """Return the bytes that the cores move; an assumed bandwidth inside nodes is that of the cores already."""
@@ -135,10 +141,17 @@ class _Step:
         near = tuple(replace(part, effort=_inside_nodes(part.effort)) for part in parts)
         return self._links.us(near) + self._copies * self._calibration.host_us_per_byte * self._moved(parts)
 
+    def _sent(self, num_bytes: float) -> tuple[float, float]:
+        """Return the bytes of a unit's parameters as they are gathered, and of its gradients as they are reduced."""
+        calibration, candidate = self._calibration, self._candidate
+        elements = num_bytes / calibration.element_bytes
+        gathered = candidate.gather_share * elements * calibration.gather_width
+        return gathered, candidate.reduce_share * elements * calibration.reduce_width
+
     def _unit_costs(self, num_bytes: float, *, last: bool, first: bool = True) -> _UnitCosts:
         candidate, collectives = self._candidate, self._collectives
         strategy = candidate.strategy
-        gathered, reduced = candidate.gather_share * num_bytes, candidate.reduce_share * num_bytes
+        gathered, reduced = self._sent(num_bytes)
         procedure = procedure_of(strategy)
         hops = procedure.reduce + (procedure.synchronise if last or candidate.replicates_each_pass else ())
         reduction = collectives.parts(hops, reduced)
@@ -175,8 +188,9 @@ class _Step:
 
     def micro_batch(self, *, first: bool, last: bool) -> Draws:
         """Return the time of forward and backward."""
-        costs = [self._costs(size, last=last, first=first) for size in self._units]
-        return self._streams(costs) if self._calibration.is_gpu else self._blocking(costs)
+        if self._calibration.is_gpu:
+            return self._on_device(first=first, last=last)
+        return self._blocking([self._costs(size, last=last, first=first) for size in self._units])
 
     def _blocking(self, units: list[_UnitCosts]) -> Draws:
         now: Draws = 0.0
@@ -197,31 +211,57 @@ class _Step:
             now = now + unit.busy + behind.admit(unit.reduce - unit.busy)
         return now + behind.rest()
 
-    def _streams(self, units: list[_UnitCosts]) -> Draws:
+    def _on_device(self, *, first: bool, last: bool) -> Draws:
         candidate = self._candidate
-        compute_end: Draws = 0.0
-        compute_start: Draws = 0.0
-        gathers: Draws = 0.0
-        for unit in units:
-            gathers = larger(gathers, compute_start) + unit.gather
-            compute_start = larger(compute_end, gathers)
-            compute_end = compute_start + unit.compute * (1 - BACKWARD_SHARE)
-        reductions: Draws = 0.0
-        root = len(units) - 1
-        ready: Draws = compute_end  # the root is still gathered
-        for place in range(root, -1, -1):
-            unit = units[place]
-            compute_start = larger(compute_end, ready)
-            if place and not candidate.gathers_once:  # the next gather goes before this unit's reduction
-                gathers = larger(gathers, compute_start) + units[place - 1].again
-                ready = gathers
-            compute_end = compute_start + unit.compute * BACKWARD_SHARE
-            if candidate.separate_queues:
-                reductions = larger(reductions, compute_end) + unit.reduce
-            else:
-                gathers = larger(gathers, compute_end) + unit.reduce
-                reductions = gathers
-        return larger(compute_end, reductions)
+        queues = Queues(
+            overlaps_gathers=candidate.overlaps_gathers,
+            overlaps_reductions=candidate.overlaps_reductions,
+            separate=candidate.separate_queues,
+            gathers_once=candidate.gathers_once,
+        )
+        works = [self._work(size, first=first, last=last) for size in self._units]
+        time = micro_batch_us(works, queues)
+        again = works[:0] if candidate.gathers_once else works[:-1]
+        sent = sum((leg.alone for work in works for leg in (*work.gather, *work.reduce, *work.between)), 0.0)
+        sent = sent + sum((leg.alone for work in again for leg in work.again), 0.0)
+        alone = sum((work.compute for work in works), 0.0)
+        # What is not exposed runs beside compute, which takes longer for it.
+        beside = smaller(larger(sent - (time - alone), 0.0), alone)
+        return time + (self._links.compute_slowing - 1) * beside
+
+    def _unit_work(self, num_bytes: float, *, last: bool, first: bool) -> UnitWork:
+        candidate, collectives = self._candidate, self._collectives
+        gathered, reduced = self._sent(num_bytes)
+        procedure = procedure_of(candidate.strategy)
+        hops = procedure.reduce + (procedure.synchronise if last or candidate.replicates_each_pass else ())
+        near = candidate.backward_level or candidate.strategy.parameter
+        forward = candidate.strategy.parameter if first or not candidate.copy_lasts else near
+        per_micro = self._calibration.alone_us(self._links.compute_slowing) / self._calibration.micro_batches
+        inside = tuple(hop for hop in hops if hop.scope != Scope.ACROSS)
+        across = tuple(hop for hop in hops if hop.scope == Scope.ACROSS)
+        return UnitWork(
+            gather=self._legs(collectives.parts(gather_from(forward), gathered)),
+            again=self._legs(collectives.parts(gather_from(near), gathered)),
+            reduce=self._legs(collectives.parts(inside, reduced)),
+            between=self._legs(collectives.parts(across, reduced)),
+            compute=per_micro * num_bytes / sum(self._units),
+        )
+
+    def _legs(self, parts: Parts) -> Legs:
+        return tuple(Leg(self._cost((part,)), self._links.port_us(part), self._links.fabric_us(part)) for part in parts)
+
+    def demand_us(self) -> Draws:
+        """Return the least that a step takes: what it asks of a node's port, of the fabric, or of compute."""
+        port: Draws = 0.0
+        fabric: Draws = 0.0
+        for number in range(self._calibration.micro_batches):
+            last = number == self._calibration.micro_batches - 1
+            for place, size in enumerate(self._units):
+                work = self._work(size, first=number == 0 or not self._candidate.copy_lasts, last=last)
+                again = () if self._candidate.gathers_once or place == len(self._units) - 1 else work.again
+                for leg in (*work.gather, *again, *work.reduce, *work.between):
+                    port, fabric = port + leg.port, fabric + leg.fabric
+        return larger(larger(port, fabric), self._calibration.alone_us(self._links.compute_slowing))
 
 
 class _Background:

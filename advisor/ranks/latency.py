@@ -141,7 +141,7 @@ def _evidence(link: Link, links: Sequence[Link], fabric: Fabric) -> Iterator[tup
         # Short messages go by the protocol with the least latency, long ones by that with the most.
         least, most = (1 / PEER_LATENCY_FACTOR, PEER_LATENCY_FACTOR) if item.busbw_gbps else SHORT_LATENCY_RANGE
         yield alpha * least, alpha * most, LatencySource.OTHER_LINKS
-    if link.span == "intra" and (best := _device_links(fabric)):
+    if link.span == "intra" and (best := device_links_gbps(fabric.device_name)):
         share_low, share_high = DEVICE_LINKS_SHARE
         move_us = wire / best / 1e3
         yield total - move_us / share_low, total - move_us / share_high, LatencySource.DATA_SHEET
@@ -153,9 +153,9 @@ def _sent(link: Link, fabric: Fabric) -> float:
     return 2.0 if fabric.is_gloo and link.op == Op.REDUCE_SCATTER else 1.0
 
 
-def _device_links(fabric: Fabric) -> float | None:
+def device_links_gbps(device_name: str | None) -> float | None:
     """Return what one device sends to its node's others at best (1e9 bytes/s), None when not known."""
-    name = fabric.device_name or ""
+    name = device_name or ""
     if "PCIe" in name or "NVL" in name:
         return None
     return next((rate for mark, rate in DEVICE_LINKS_GBPS if mark in name), None)

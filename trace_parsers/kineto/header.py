@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paro_advise.trace_parsers.kernel_kinds import computes_16_bit
 from paro_advise.trace_parsers.kineto.collectives.runtime_annotations import stated_strategy
 from paro_advise.trace_parsers.kineto.constants import MAX_GROUP_SIZE, MAX_TEXT
 from paro_advise.trace_parsers.kineto.events import as_int, parse_head
@@ -93,6 +94,7 @@ def trace_header(metadata: TraceMetadata, rows: KinetoRows, label: str, origin_u
         groups=_process_groups(info.get("pg_config")),
         autograd_marks=_autograd_marks(rows.host.names),
         stated=stated_strategy(rows.host.names),
+        computes_16_bit=computes_16_bit(rows.device.names),
     )
 
 

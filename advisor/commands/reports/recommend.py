@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     metavar="FRAMEWORK=FILE",
     help="Write the plan for deepspeed, fsdp1, fsdp2, torchtitan, accelerate, megatron or lightning; -.",
 )
+@click.option(
+    "--allow-untested", is_flag=True, help="Let the plan choose what was never run on GPUs: HO-Ring, our runtime."
+)
 @click.option("--learn-from", multiple=True, metavar="FILE", help="A comparison (JSON or report) with its prediction.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
 @click.option(
@@ -59,6 +62,7 @@ def command(
     measured_peak: float | None,
     redundancy_budget: float | None,
     host_gbps: float,
+    allow_untested: bool,
     exports: tuple[str, ...],
     learn_from: tuple[str, ...],
     gpus_per_node: int | None,
@@ -98,6 +102,7 @@ def command(
         redundancy_budget_bytes=redundancy_budget,
         other_bytes=_other_bytes(analysis, least_bytes(calibration), measured_peak),
         host_gbps=host_gbps,
+        allow_untested=allow_untested,
     )
     plan = recommend(calibration, limits, bias=_bias(learn_from))
     _write(plan, output, page, force=force)

@@ -1,0 +1,140 @@
+"""Replays a micro-batch on a device: queues that run beside compute and share the links of a node.
+
+Queues as FSDP2 has them (torch 2.13, torch/distributed/fsdp/_fully_shard): gathers run one unit ahead of compute and,
+with the reductions of the same process group, in order of issue on one communicator; what goes between groups has a
+group and a stream of its own. Whatever runs at the same time shares a node's port and the fabric inside it: bytes of
+one collective wait for those of the other, so that no step is shorter than what it asks of a link
+(docs/prediction.md, replay).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from paro_advise.advisor.prediction.constants import BACKWARD_SHARE
+from paro_advise.policies.collective_cost import Draws, larger
+
+
+class Leg(NamedTuple):
+    """One collective: its time alone, and how long its bytes take a node's port and the fabric inside (us)."""
+
+    alone: Draws
+    port: Draws
+    fabric: Draws
+
+
+# Collectives one after the other.
+Legs = tuple[Leg, ...]
+
+
+class UnitWork(NamedTuple):
+    """What one unit asks in a micro-batch.
+
+    Attributes:
+        gather, again: of parameters, in forward and in backward.
+        reduce: of gradients, among the ranks that share parameters.
+        between: of gradients, between groups.
+        compute: of forward and backward (us).
+    """
+
+    gather: Legs
+    again: Legs
+    reduce: Legs
+    between: Legs
+    compute: Draws
+
+
+class Queues(NamedTuple):
+    """How the code that runs a micro-batch orders its work.
+
+    Attributes:
+        overlaps_gathers: gathers run one unit ahead of compute; else compute waits for each.
+        overlaps_reductions: reductions run beside backward; else backward waits for each.
+        separate: reductions do not queue behind gathers.
+        gathers_once: parameters gathered in forward are kept for backward.
+    """
+
+    overlaps_gathers: bool
+    overlaps_reductions: bool
+    separate: bool
+    gathers_once: bool
+
+
+class _Links:
+    """Until when the links of a node are taken (us)."""
+
+    def __init__(self) -> None:
+        self._port: Draws = 0.0
+        self._fabric: Draws = 0.0
+
+    def send(self, legs: Legs, start: Draws) -> Draws:
+        """Send collectives one after the other from a moment on; return when the last one ends."""
+        for leg in legs:
+            begin = start
+            if _takes(leg.port):
+                begin_port = larger(start, self._port)
+                self._port = begin_port + leg.port
+                begin = begin_port
+            if _takes(leg.fabric):
+                begin_fabric = larger(start, self._fabric)
+                self._fabric = begin_fabric + leg.fabric
+                begin = larger(begin, begin_fabric) if _takes(leg.port) else begin_fabric
+            start = begin + leg.alone
+        return start
+
+
+def _takes(time: Draws) -> bool:
+    import numpy as np
+
+    return bool(np.any(np.asarray(time) > 0))
+
+
+def micro_batch_us(units: list[UnitWork], queues: Queues) -> Draws:
+    """Return the time of forward and backward of one micro-batch.
+
+    Args:
+        units: in order of forward; the last one stays gathered for backward.
+        queues: of the code that runs it.
+    """
+    links = _Links()
+    main, compute_end = _forward(units, queues, links)
+    reductions: Draws = main
+    between: Draws = 0.0
+    ready: Draws = compute_end
+    waiting: tuple[Legs, Draws] | None = None  # what goes between groups, and from when on
+    for place in range(len(units) - 1, -1, -1):
+        unit = units[place]
+        begin = larger(compute_end, ready)
+        if place and not queues.gathers_once:  # the next gather is issued before this unit's reduction
+            issue = larger(main, begin if queues.overlaps_gathers else begin + unit.compute * BACKWARD_SHARE)
+            main = ready = links.send(units[place - 1].again, issue)
+        if waiting is not None:
+            between = links.send(waiting[0], larger(between, waiting[1]))
+        compute_end = begin + unit.compute * BACKWARD_SHARE
+        queue = larger(reductions if queues.separate else main, compute_end)
+        done = links.send(unit.reduce, queue)
+        if queues.separate:
+            reductions = done
+        else:
+            main = done
+        waiting = (unit.between, done)
+        if not queues.overlaps_reductions:
+            between = links.send(unit.between, larger(between, done))
+            waiting = None
+            compute_end = larger(done, between) if unit.between else done
+    if waiting is not None:
+        between = links.send(waiting[0], larger(between, waiting[1]))
+    return larger(larger(compute_end, between), larger(main, reductions))
+
+
+def _forward(units: list[UnitWork], queues: Queues, links: _Links) -> tuple[Draws, Draws]:
+    """Return when the gathers' queue and compute are done with forward."""
+    main: Draws = 0.0
+    compute_start: Draws = 0.0
+    compute_end: Draws = 0.0
+    for unit in units:
+        issue = compute_start if queues.overlaps_gathers else compute_end
+        main = links.send(unit.gather, larger(main, issue))
+        compute_start = larger(compute_end, main)
+        compute_end = compute_start + unit.compute * (1 - BACKWARD_SHARE)
+    return main, compute_end
