@@ -65,7 +65,7 @@ def decide(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan
                 item,
                 chosen,
                 is_eligible=item in field.eligible,
-                is_untested=calibration.is_gpu and not limits.allow_untested,
+                is_untested=is_untested,
             ),
             wins.get(id(item), 0.0),
         )
