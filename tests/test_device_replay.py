@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers import analyze, write_run
 from test_recommend import calibration, estimate
+from trace_builder import TraceBuilder
 
+from paro_advise.advisor.prediction.calibrate import calibrate
 from paro_advise.advisor.prediction.candidates import candidates
 from paro_advise.advisor.prediction.device_replay import Leg, Queues, UnitWork, micro_batch_us
 from paro_advise.advisor.prediction.recommend import recommend
@@ -103,3 +106,71 @@ def test_less_memory_is_never_predicted_faster(seed):
     tight = recommend(made, Limits(device_memory_bytes=held))
     fits = [choice.predicted.step_time_us.p50 for choice in tight.candidates if choice.feasible]
     assert min(fits, default=float("inf")) >= min(c.predicted.step_time_us.p50 for c in roomy.candidates if c.feasible)
+
+
+GROUPS = [("0", "default_pg", list(range(8))), ("1", "mesh_fsdp", [0, 2, 4, 6]), ("2", "mesh_tp", [0, 1])]
+
+
+def device_rank(rank, *, group="1", gather="BFloat16", scatter="BFloat16", trained=64_000, parallel=True):
+    """FSDP2 of one unit of 64,000 parameters over every second of 8 ranks on two nodes; tensor parallelism of two."""
+    trace = TraceBuilder(rank, 8, groups=GROUPS, gpus_per_node=4)
+    for step in range(3):
+        base, seq = step * 1000.0, 10 * step
+        trace.step(step, base, 1000)
+        trace.annotation("FSDP::root_pre_forward", base + 1, 100)
+        for number, unit in enumerate(("blocks.0", "blocks.1", "blocks.2", "blocks.3", "")):
+            owners = (f"FSDP::pre_forward ({unit})", f"FSDP::all_gather ({unit})")
+            trace.collective(
+                "AllGather", base + 10 + 40 * number, 20, nelems=64_000, issue=base + 5 + 40 * number,
+                seq=seq + number, owners=owners, group=group, dtype=gather,
+            )  # fmt: skip
+            trace.compute(base + 30 + 40 * number, 20)
+        trace.backward(base + 300, 600, sequence=step + 1)
+        for number in range(5):
+            trace.collective(
+                "ReduceScatter", base + 400 + 60 * number, 30, nelems=trained, issue=base + 350 + 60 * number, tid=2,
+                seq=seq + 5 + number, owners=("FSDP::post_backward_reduce (x)",), group=group, dtype=scatter,
+            )  # fmt: skip
+            if parallel:
+                trace.collective(
+                    "AllReduce", base + 380 + 60 * number, 10, nelems=4000, issue=base + 340 + 60 * number, tid=2,
+                    seq=seq + number, owners=(), group="2", stream=30,
+                )  # fmt: skip
+        trace.compute(base + 400, 500)
+    return trace
+
+
+def calibrated(tmp_path, **changes):
+    ranks = (0, 2, 4, 6) if changes.get("group", "1") == "1" else range(8)
+    return calibrate(analyze(write_run(tmp_path / "run", [device_rank(rank, **changes) for rank in ranks])))
+
+
+def test_tensor_parallel_ranks_do_not_share_the_model_states(tmp_path):
+    made = calibrated(tmp_path)
+    assert (made.job_world_size, made.world_size) == (8, 4)
+    assert (made.job_ranks_per_node, made.ranks_per_node) == (4, 2)
+    assert made.parameters == 5 * 64_000
+    assert any("4 of 8 ranks share the data" in note for note in made.assumptions)
+    plan = recommend(made, Limits())
+    assert (plan.preconditions.world_size, plan.preconditions.gpus_per_node) == (8, 4)
+
+
+def test_gradients_may_be_wider_than_parameters(tmp_path):
+    made = calibrated(tmp_path, scatter="Float")
+    assert (made.gather_width, made.reduce_width, made.element_bytes) == (2, 4, 2)
+    assert made.parameters == 5 * 64_000
+
+
+def test_frozen_parameters_have_no_gradients_and_no_optimizer_states(tmp_path):
+    made = calibrated(tmp_path, trained=6_400)
+    assert made.parameters == 5 * 64_000
+    assert made.trained_share == pytest.approx(0.1)
+    rows = {choice.triple: choice.predicted.terms for choice in recommend(made, Limits()).candidates}
+    # Replicated in bf16: 2 bytes a parameter; fp32 masters and two moments are 12 bytes of a tenth of them.
+    assert rows["NNN"]["parameter"] == pytest.approx(2 * 320_000)
+    assert rows["NNN"]["optimizer"] == pytest.approx(12 * 32_000)
+
+
+def test_a_job_without_model_parallelism_shards_over_all_ranks(tmp_path):
+    made = calibrated(tmp_path, group="0", parallel=False)
+    assert (made.job_world_size, made.world_size, made.ranks_per_node) == (8, 8, 4)

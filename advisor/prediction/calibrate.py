@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from paro_advise.advisor.prediction.calibration import Calibration
 from paro_advise.advisor.prediction.constants import (
+    ALL_TRAINED_SHARE,
     ASSUMED_UNITS,
     BLOCKING_SHARE,
     COMPUTE_SLOWING,
@@ -15,6 +16,7 @@ from paro_advise.advisor.prediction.constants import (
     FEW_UNITS,
     SHARED_CORE_THREADS,
 )
+from paro_advise.advisor.prediction.data_parallel import DataParallel, data_parallel
 from paro_advise.advisor.prediction.network_tiers import Cluster, Estimate, fit_tiers
 from paro_advise.advisor.prediction.profiler_correction import unprofiled
 from paro_advise.core.collective import Op
@@ -43,8 +45,10 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         InputError: the run does not tell enough: ranks, steps, strategy or model size.
     """
     run, notes = analysis.run, list[str]()
-    world, triple = _known_run(analysis)
-    per_node = _ranks_per_node(analysis, world, notes)
+    job, triple = _known_run(analysis)
+    ranks = data_parallel(analysis, job, job_per_node := _ranks_per_node(analysis, job, notes))
+    world, per_node = ranks.world_size, ranks.ranks_per_node
+    notes += [ranks.note] if ranks.note else []
     micro = run.micro_batches or 1
     if run.micro_batches is None:
         notes.append("one micro-batch a step, since backward passes could not be counted")
@@ -56,17 +60,13 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         analysis, _finer_reductions(model, reduced, 1 if triple[1] == "N" else micro), is_gpu=not gloo,
         own_way=published is not None,
     )  # fmt: skip
-    cluster = Cluster(
-        world_size=world,
-        ranks_per_node=per_node,
-        is_gloo=gloo,
-        concurrent=_concurrent(analysis),
-        cores_per_rank=analysis.captured.cores_per_rank if analysis.captured else None,
-        device_name=run.device_name,
-    )
-    tiers = fit_tiers(analysis.links, cluster, nodes_per_pod)
+    tiers = fit_tiers(analysis.links, _cluster(analysis, ranks, is_gloo=gloo), nodes_per_pod)
     notes += [*tiers.notes, "one third of the arithmetic is forward, two thirds backward"]
     traced = Calibration(
+        job_world_size=job,
+        job_ranks_per_node=job_per_node,
+        unmodelled=ranks.unmodelled,
+        trained_share=_trained_share(analysis, model),
         world_size=world,
         ranks_per_node=per_node,
         micro_batches=micro,
@@ -102,6 +102,17 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         **{field.name: getattr(tiers, field.name) for field in fields(tiers) if field.name != "notes"},
     )
     return unprofiled(traced, analysis.captured)
+
+
+def _cluster(analysis: Analysis, ranks: DataParallel, *, is_gloo: bool) -> Cluster:
+    return Cluster(
+        world_size=ranks.world_size,
+        ranks_per_node=ranks.ranks_per_node,
+        is_gloo=is_gloo,
+        concurrent=_concurrent(analysis),
+        cores_per_rank=analysis.captured.cores_per_rank if analysis.captured else None,
+        device_name=analysis.run.device_name,
+    )
 
 
 def _known_run(analysis: Analysis) -> tuple[int, str]:
@@ -292,10 +303,23 @@ def _units(analysis: Analysis, world: int, micro: int) -> tuple[tuple[float, ...
         found = _expanded(whole, passes)
     if not found:
         return (), 4
+    recorded = _width(analysis, State.PARAMETER if forward else State.GRADIENT)
+    if recorded:
+        return tuple(sorted(found)), recorded
     elements = sum(found)
     count = analysis.run.parameter_count
     width = elements / count if count else 4.0
     return tuple(sorted(found)), min((1, 2, 4, 8), key=lambda size: abs(math.log(size / width)))
+
+
+def _trained_share(analysis: Analysis, model: _Model) -> float:
+    """Return the share of the parameters that have gradients, where gathers show those that have none."""
+    gathers = _kinds(analysis, State.PARAMETER, lambda entry: entry.detail.startswith("forward"))
+    count = analysis.run.parameter_count
+    if not gathers or not count or analysis.run.strategy.source == "metadata":
+        return 1.0
+    share = count * model.element_bytes / sum(model.units)
+    return share if share < ALL_TRAINED_SHARE else 1.0
 
 
 def _published_us(analysis: Analysis) -> float | None:

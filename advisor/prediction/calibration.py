@@ -17,7 +17,10 @@ class Calibration:
     """A run as the replay sees it.
 
     Attributes:
-        world_size, ranks_per_node, micro_batches: of the run.
+        job_world_size, job_ranks_per_node: of the run.
+        unmodelled: why predictions would mislead, "" where they do not.
+        trained_share: of the parameters, those that have gradients.
+        world_size, ranks_per_node, micro_batches: of the ranks that share the data.
         unit_bytes: parameters of each unit in the type they are sent in; the root last.
         bucket_bytes: what the run itself sends at once, where its buckets hide the units; None where they do not.
         element_bytes: of that type.
@@ -57,6 +60,10 @@ class Calibration:
         assumptions: what was not in the traces, for people.
     """
 
+    job_world_size: int
+    job_ranks_per_node: int
+    unmodelled: str
+    trained_share: float
     world_size: int
     ranks_per_node: int
     micro_batches: int

@@ -107,7 +107,7 @@ def candidates(calibration: Calibration) -> list[Candidate]:
     usual = [per_node if per_node in sizes else sizes[0]]
     found = []
     for strategy in KEPT:
-        if strategy in PARTIAL_ONLY:  # they pay only with frozen parameters, which traces do not show
+        if strategy in PARTIAL_ONLY and calibration.trained_share == 1.0:  # they pay only with frozen parameters
             continue
         for size in sizes if Level.I in _levels(strategy) else usual:
             ours = Candidate(strategy=strategy, group_size=size, collectives=CollectiveBackend.HO_RING)

@@ -85,6 +85,8 @@ BLOCKING_SHARE = 0.97  # of a state's time exposed, from which nothing of it ran
 # 2507.03114), less for large matrix products; prior 1.13, range 1.0 to 1.3
 COMPUTE_SLOWING, COMPUTE_SLOWING_SIGMA = 1.13, 0.06
 
+ALL_TRAINED_SHARE = 0.95  # of the gathered parameters reduced, from which all are trained; padding differs by less
+
 # ---- units of a model that its traces hide ----------------------------------------------------------------
 FEW_UNITS = 4  # fewer collectives than this are buckets, not the model's blocks; assumed
 ASSUMED_UNITS = 8  # blocks assumed then

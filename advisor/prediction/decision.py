@@ -53,6 +53,8 @@ def decide(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan
     baseline = field.baseline
     gain = float(np.mean(baseline.times / chosen.times > GAIN_RATIO)) if chosen else 0.0
     verdict = _verdict(field, chosen, gain)
+    if calibration.unmodelled and verdict == Verdict.CHANGE:
+        verdict = Verdict.MEASURE_FIRST
     wins, regrets = _wins(field.eligible)
     base_choice = _choice(baseline, baseline, baseline.reason or "the run as it is", 0.0)
     is_untested = calibration.is_gpu and not limits.allow_untested
@@ -94,13 +96,13 @@ def decide(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan
             text=_confidence_text(field.replay_error_pct),
         ),
         preconditions=Preconditions(
-            world_size=calibration.world_size,
-            gpus_per_node=calibration.ranks_per_node,
+            world_size=calibration.job_world_size,
+            gpus_per_node=calibration.job_ranks_per_node,
             micro_batches=calibration.micro_batches,
             parameter_count=round(calibration.parameters),
             device_memory_bytes=limits.device_memory_bytes,
         ),
-        assumptions=calibration.assumptions,
+        assumptions=(*([calibration.unmodelled] if calibration.unmodelled else []), *calibration.assumptions),
         probes=_probes(calibration) if verdict == Verdict.MEASURE_FIRST else (),
     )
     return plan, chosen or baseline

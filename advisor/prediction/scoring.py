@@ -100,7 +100,7 @@ def score(calibration: Calibration, candidate: Candidate, limits: Limits, times:
     """
     widths = _widths(calibration)
     shape = _shape(calibration, candidate.group_size)
-    memory = state_bytes(candidate.strategy, shape, calibration.parameters, widths=widths)
+    memory = _trained(state_bytes(candidate.strategy, shape, calibration.parameters, widths=widths), calibration)
     if candidate.offload:
         memory = replace(
             memory, optimizer=0.0, parameter=0.0 if candidate.offload.moves_parameters else memory.parameter
@@ -140,7 +140,7 @@ def traffic(calibration: Calibration, candidate: Candidate) -> Traffic | None:
         candidate.strategy,
         _shape(calibration, candidate.group_size),
         calibration.parameters * widths.parameter_bytes,
-        calibration.parameters * widths.gradient_bytes,
+        calibration.parameters * widths.gradient_bytes * calibration.trained_share,
     )
 
 
@@ -174,7 +174,14 @@ def _whole(count: Callable[..., float], calibration: Calibration, candidate: Can
 
 def _ggg_bytes(calibration: Calibration) -> float:
     shape = Shape(group_size=1, num_groups=calibration.world_size)
-    return state_bytes(Strategy.parse("GGG"), shape, calibration.parameters, widths=_widths(calibration)).total
+    states = state_bytes(Strategy.parse("GGG"), shape, calibration.parameters, widths=_widths(calibration))
+    return _trained(states, calibration).total
+
+
+def _trained(states: StateBytes, calibration: Calibration) -> StateBytes:
+    """Return model states where frozen parameters have neither gradients nor optimizer states."""
+    share = calibration.trained_share
+    return replace(states, gradient=states.gradient * share, optimizer=states.optimizer * share)
 
 
 def baseline_bytes(calibration: Calibration) -> float:

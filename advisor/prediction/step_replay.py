@@ -146,7 +146,8 @@ class _Step:
         calibration, candidate = self._calibration, self._candidate
         elements = num_bytes / calibration.element_bytes
         gathered = candidate.gather_share * elements * calibration.gather_width
-        return gathered, candidate.reduce_share * elements * calibration.reduce_width
+        reduced = candidate.reduce_share * elements * calibration.reduce_width * calibration.trained_share
+        return gathered, reduced
 
     def _unit_costs(self, num_bytes: float, *, last: bool, first: bool = True) -> _UnitCosts:
         candidate, collectives = self._candidate, self._collectives
@@ -164,7 +165,7 @@ class _Step:
             again=0.0 if candidate.gathers_once else self._cost(collectives.parts(gather_from(near), gathered)),
             reduce=whole,
             busy=smaller(self._on_cores(reduction), whole),
-            publish=self._cost(collectives.parts(procedure.publish, gathered)),
+            publish=self._cost(collectives.parts(procedure.publish, gathered * self._calibration.trained_share)),
             compute=per_micro * num_bytes / sum(self._units),
         )
 

@@ -1,0 +1,85 @@
+"""The ranks among which model states are sharded: what tensor, context and pipeline parallelism leave of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paro_advise.core.collective import Op
+from paro_advise.core.model_state import State
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.analysis.model import Analysis, CollectiveEntry
+
+_PIPELINE = (Op.SEND, Op.RECV, Op.SEND_RECV)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallel:
+    """The data-parallel ranks of a job.
+
+    Attributes:
+        world_size: how many.
+        ranks_per_node: of them on a node.
+        note: what the rest of the job is, for people; "" where there is none.
+        unmodelled: why predictions would mislead, "" where they do not.
+    """
+
+    world_size: int
+    ranks_per_node: int
+    note: str
+    unmodelled: str
+
+
+def data_parallel(analysis: Analysis, world: int, per_node: int) -> DataParallel:
+    """Return the data-parallel ranks as the groups of parameters and gradients show them.
+
+    Args:
+        analysis: the run.
+        world, per_node: ranks of the job, and on a node.
+    """
+    size = _data_parallel_size(analysis, world)
+    factor = world // size if size and world % size == 0 else 1
+    if factor == 1:
+        return DataParallel(world_size=world, ranks_per_node=per_node, note="", unmodelled="")
+    here = _ranks_per_node(analysis, size, per_node, factor)
+    note = (
+        f"{size} of {world} ranks share the data; the model is cut in {factor} by tensor, context or pipeline "
+        "parallelism, whose traffic stays as it is"
+    )
+    has_pipeline = any(entry.op in _PIPELINE and entry.count for entry in analysis.collectives)
+    unmodelled = "pipeline parallelism is not modelled: its bubbles change with the strategy" if has_pipeline else ""
+    return DataParallel(world_size=size, ranks_per_node=here, note=note, unmodelled=unmodelled)
+
+
+def _data_parallel_size(analysis: Analysis, world: int) -> int:
+    """Return the ranks of a group times the groups, as parameters, gradients and updated parameters move."""
+    if analysis.run.strategy.source == "metadata":
+        return world
+
+    def largest(entries: list[CollectiveEntry]) -> int:
+        return max((entry.group_size or 0 for entry in entries), default=0)
+
+    of = {
+        state: [entry for entry in analysis.collectives if entry.state == state.value]
+        for state in (State.PARAMETER, State.GRADIENT, State.OPTIMIZER)
+    }
+    replicas = [entry for entry in of[State.GRADIENT] if entry.detail == "replica"]
+    main = [entry for entry in of[State.GRADIENT] if entry.detail != "replica"]
+    inner = max(largest(of[State.PARAMETER]), largest(main))
+    updated = largest(of[State.OPTIMIZER])
+    # What follows the step may cross groups.
+    across = max(largest(replicas), updated if 0 < updated < inner else 0, 1)
+    return min(world, max(inner * across, updated, largest(replicas))) or world
+
+
+def _ranks_per_node(analysis: Analysis, size: int, per_node: int, factor: int) -> int:
+    """Return how many data-parallel ranks share a node: tensor parallelism is laid inside it where it fits."""
+    moved = [entry for entry in analysis.collectives if entry.state in (State.PARAMETER, State.GRADIENT)]
+    widest = max(moved, key=lambda entry: entry.group_size or 0)
+    if widest.span == "inter" and (widest.group_size or 0) == size:
+        return 1
+    if widest.span == "intra" and (widest.group_size or 0) == size:
+        return size
+    found = max(1, per_node // factor)
+    return found if size % found == 0 else 1
