@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import polars as pl
 import pytest
@@ -39,6 +41,8 @@ def evidence(**changes):
         ({}, Regime.BANDWIDTH_INTER),
         ({"inter_share": 0.2}, Regime.BANDWIDTH_INTRA),
         ({"inter_share": None}, Regime.UNKNOWN),
+        ({"inter_share": 0.2, "rate": (3.5, 448.0)}, Regime.UNKNOWN),  # 0.8 % of the links: nobody's bandwidth
+        ({"inter_share": 0.2, "rate": (200.0, 448.0)}, Regime.BANDWIDTH_INTRA),
         ({"wait_us": 201.0}, Regime.STRAGGLER),
         ({"wait_us": None}, Regime.BANDWIDTH_INTER),
         ({"latency": ShareRange(low=0.51, high=0.9)}, Regime.LATENCY),
@@ -109,6 +113,7 @@ STRATEGIES = [
     ("GGG", None, 1, Framework("FSDP2"), [gather(32), gather(32, "backward"), scatter(32)]),
     ("NGG", None, 1, Framework("FSDP2"), [gather(32), scatter(32)]),  # reshard_after_forward=False
     ("III", 8, 1, Framework("FSDP2"), [gather(8), gather(8, "backward"), scatter(8), reduce(4, detail="replica")]),
+    ("III", 8, 1, Framework("FSDP1"), [gather(8), gather(8, "backward"), scatter(8), reduce(None, detail="replica")]),
     ("NII", 8, 1, Framework("FSDP2"), [gather(8), scatter(8), reduce(4, detail="replica")]),
     ("NNN", None, 4, Framework("DDP"), [reduce(32, micro=3)]),
     ("NNN", None, 1, Framework("DDP"), [reduce(32)]),
@@ -409,3 +414,23 @@ def test_a_gather_that_ddp_cannot_have_made_is_other(tmp_path):
     assert analysis.run.strategy.triple == "NNN"
     assert analysis.states["parameter"].count == 0
     assert analysis.states["other"].count == 1
+
+
+def test_traces_of_other_times_are_of_other_runs(tmp_path):
+    folder = write_run(tmp_path / "run", [fsdp_rank(rank, 2) for rank in range(2)])
+    for number in range(2):
+        document = fsdp_rank(0, 2).document()
+        document["baseTimeNanoseconds"] += (number + 1) * 3600 * 10**9  # one hour later each
+        (folder / f"trace_{number}.json").write_text(json.dumps(document))
+    analysis = analyze(folder)
+    assert analysis.run.ranks == (0, 1)
+    (note,) = [item for item in analysis.data_quality if item.code == "Q304"]
+    assert "trace_0.json, trace_1.json" in note.message
+
+
+def test_files_that_say_no_rank_are_not_all_ranks_of_a_world(tmp_path):
+    for number in range(3):
+        document = fsdp_rank(0, 2).document()
+        del document["distributedInfo"]
+        (tmp_path / f"trace_{number}.json").write_text(json.dumps(document))
+    assert analyze(tmp_path).run.world_size is None

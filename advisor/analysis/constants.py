@@ -7,6 +7,7 @@ WAIT_SHARE = 0.5  # of a state that waits for it to be straggler bound: more tha
 LATENCY_SHARE = 0.5  # of a transfer that is latency for it to be latency bound: more than half
 CONTENTION_RATIO = 1.3  # of transfers while computing to those alone; assumed: less is noise
 CONTENTION_SHARE = 0.5  # of a state that must be overlapped for contention to limit it: more than half
+FAR_BELOW_SHARE = 0.1  # of a device's links below which a transfer inside a node is not limited by them; assumed
 HOST_IDLE_SHARE = 0.2  # of a step that devices idle for the step to be host bound; assumed
 COMPUTE_SHARE = 0.05  # of a step with exposed communication below which it is compute bound; assumed
 EVIDENCE_SHARE = 0.05  # of a state's time that evidence must carry to count; docs/formats.md, analysis

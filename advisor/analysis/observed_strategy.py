@@ -125,6 +125,7 @@ class _Groups:
     scattered: bool
     held_unreduced: bool  # reduced in fewer micro-batches than there are
     replicas: set[int]
+    has_replicas: bool
     updated: set[int]
 
 
@@ -153,6 +154,7 @@ def _observe(step: pl.DataFrame, micro_batches: int) -> _Groups:
         held_unreduced=0 < passes < micro_batches,
         scattered=bool((main["op"] == Op.REDUCE_SCATTER.value).any()),
         replicas=_sizes(replicas),
+        has_replicas=len(replicas) > 0,
         updated=_sizes(of(State.OPTIMIZER)),
     )
 
@@ -189,6 +191,8 @@ def infer_strategy(
     # Tensor or pipeline parallelism leaves fewer data-parallel ranks than the world has.
     inner_size = max(seen.forward | seen.reduced | seen.backward, default=1)
     across = max(seen.replicas, default=1)
+    if seen.has_replicas and not seen.replicas and world_size and world_size % inner_size == 0:
+        across = world_size // inner_size  # their size is not recorded, but they join the groups
     if seen.updated and max(seen.updated) < inner_size:
         across = max(across, *seen.updated)
     world = min(world_size or 1 << 62, max(inner_size * across, *everything))

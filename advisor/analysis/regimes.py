@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.analysis.constants import (
     CONTENTION_RATIO,
     CONTENTION_SHARE,
+    FAR_BELOW_SHARE,
     HIDDEN_SHARE,
     LATENCY_SHARE,
     WAIT_SHARE,
 )
-from paro_advise.advisor.wording.quantities import time_text
+from paro_advise.advisor.wording.quantities import gbps_text, time_text
 
 if TYPE_CHECKING:
     from paro_advise.core.model_state import State
@@ -79,6 +80,7 @@ class StateEvidence:
     overlapped_slowdown: float | None  # same collective while computing over while not
     overlapped_share: float  # share of the state's time while something computes
     sees_all_ranks: bool  # else a straggler without a trace looks like a slow link
+    rate: tuple[float, float] | None = None  # its bus bandwidth inside nodes and the device's (1e9 bytes/s), if known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,13 @@ def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> J
         return Judgement(
             regime=Regime.CONTENTION,
             text=f"{exposed}; transfers are {slowdown:.2f}x slower while something computes",
+        )
+    if evidence.rate is not None and evidence.rate[0] < FAR_BELOW_SHARE * evidence.rate[1]:
+        got, best = evidence.rate
+        return Judgement(
+            regime=Regime.UNKNOWN,
+            text=f"{exposed}; it moves {gbps_text(got)}, {got / best:.1%} of what the device's links carry "
+            f"({gbps_text(best)}): its ranks wait for each other, or the transport is not the one intended",
         )
     network = "inter-node" if (evidence.inter_share or 0.0) > 0.5 else "intra-node"
     cause = f"limited by {network} bandwidth{or_unseen}"

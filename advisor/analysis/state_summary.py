@@ -12,7 +12,7 @@ from paro_advise.advisor.analysis.model import StateEntry
 from paro_advise.advisor.analysis.regimes import Regime, ShareRange, StateEvidence, judge_state
 from paro_advise.advisor.facts.evidence import EVIDENCE_ORDER, Evidence
 from paro_advise.advisor.facts.intervals import Intervals
-from paro_advise.advisor.ranks.latency import backend_latency
+from paro_advise.advisor.ranks.latency import backend_latency, device_links_gbps
 from paro_advise.core.collective import bus_factor
 from paro_advise.core.model_state import STATES, State
 
@@ -63,6 +63,7 @@ def state_summaries(
             overlapped_slowdown=_slowdown(rows),
             overlapped_share=1 - exposed / total if total > 0 else 0.0,
             sees_all_ranks=run.sees_all,
+            rate=_rate_inside(rows, links, fabric) if wait is None else None,
         )
         judgement = judge_state(state, evidence, step_time_us)
         counted = rows["bytes"].null_count() < len(rows) or not len(rows)
@@ -110,6 +111,18 @@ def _wait(rows: pl.DataFrame, total_us: float) -> float | None:
         transfers += Intervals.union_of(end - part["transfer_us"].to_numpy(), end).length_us
     share = (whole - transfers) / whole if whole > 0 else 0.0
     return share * total_us
+
+
+def _rate_inside(rows: pl.DataFrame, links: Sequence[Link], fabric: Fabric) -> tuple[float, float] | None:
+    """Return the best bus bandwidth of a state's operations inside nodes, and that of the device's own links."""
+    best = device_links_gbps(fabric.device_name)
+    ops = set(rows["op"].to_list())
+    found = [
+        link.busbw_high_gbps or link.busbw_gbps
+        for link in links
+        if link.span == "intra" and link.op in ops and link.busbw_gbps
+    ]
+    return (max(filter(None, found)), best) if found and best else None
 
 
 def _latency_share(rows: pl.DataFrame, links: Sequence[Link], fabric: Fabric) -> ShareRange:

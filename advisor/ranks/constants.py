@@ -8,6 +8,7 @@ STRAGGLER_STEPS_SHARE = 0.6  # of the steps in which it must lead the waiting; a
 STRAGGLER_MIN_STEPS = 2  # steps; one may be an accident
 STRAGGLER_WAIT_SHARE = 0.4  # of all waiting that it must cause; assumed
 CAUSE_EXCESS_SHARE = 0.02  # of a step that it must spend more than the others for a cause to be named; assumed
+APART_S = 600.0  # s between two traces from which they are of different runs; clocks differ by less; assumed
 LATENCY_BYTES = 64 << 10  # bytes on the wire below which a message is all latency on any link; assumed
 IMPOSSIBLE_GBPS = 2000.0  # 1e9 bytes/s; NVLink 5 moves 1800 per GPU (data sheet), so more cannot be a transfer
 MIN_SIZE_RATIO = 4.0  # between largest and smallest size for latency and bandwidth to be told apart; assumed

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paro_advise.advisor.ranks.constants import APART_S
 from paro_advise.advisor.wording.quantities import number_ranges, plural
 from paro_advise.core.framework import Framework
 from paro_advise.errors import UsageError
 from paro_advise.trace_parsers.notice import Notice, Severity
-from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,6 +69,9 @@ class Run:
         return self.world_size is not None and len(self.timed) >= self.world_size
 
 
+_EPOCH_NS = 10**18  # ns; 2001 as Unix time; clocks that count from a start of their own stay below
+
+
 def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
     """Sort inputs into ranks.
 
@@ -79,7 +82,7 @@ def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
     notices: list[Notice] = []
     timed_inputs = [item for item in sources if item.facts.has_events]
     untimed = tuple(item for item in sources if not item.facts.has_events)
-    timed_inputs = _uncut(_one_run(timed_inputs, notices), notices)
+    timed_inputs = _uncut(_one_time(_one_run(timed_inputs, notices), notices), notices)
     timed = _one_per_rank(timed_inputs, notices)
     if skip_steps and skip_steps >= max((len(item.steps) for _, item in timed), default=skip_steps + 1):
         raise UsageError(f"--skip-steps must leave a step, the traces hold at most {skip_steps}")
@@ -136,6 +139,38 @@ def _one_run(inputs: list[Source], notices: list[Notice]) -> list[Source]:
         )
     )
     return kept
+
+
+def _one_time(inputs: list[Source], notices: list[Notice]) -> list[Source]:
+    """Keep the traces that were recorded together: ranks of one run record the same steps at the same time.
+
+    Traces whose clock does not say when belong to any; of equally many the newest are kept.
+    """
+    dated = sorted(
+        (item for item in inputs if item.header.origin_ns >= _EPOCH_NS), key=lambda item: item.header.origin_ns
+    )
+    jobs: list[list[Source]] = []
+    for item in dated:
+        if jobs and item.header.origin_ns - jobs[-1][-1].header.origin_ns <= APART_S * 1e9:
+            jobs[-1].append(item)
+        else:
+            jobs.append([item])
+    if len(jobs) < 2:
+        return inputs
+    kept = max(jobs, key=lambda job: (len(job), job[0].header.origin_ns))
+    left = [item for job in jobs if job is not kept for item in job]
+    notices.append(
+        Notice(
+            code="Q304",
+            severity=Severity.WARNING,
+            message=f"the traces were recorded at {len(jobs)} different times, so they are of different runs: "
+            f"{plural(len(left), 'trace')} left out, "
+            + ", ".join(item.file_name for item in left[:4])
+            + (", ..." if len(left) > 4 else ""),
+            help="analyze one run at a time: pass its files",
+        )
+    )
+    return [item for item in inputs if item not in left]
 
 
 def _uncut(inputs: list[Source], notices: list[Notice]) -> list[Source]:
@@ -221,5 +256,5 @@ def _world_size(inputs: Sequence[Source], timed: Sequence[tuple[int, Source]]) -
         return max(groups)
     if timed and all(item.header.rank is not None for _, item in timed) and len(timed) > 1:
         return max(rank for rank, _ in timed) + 1
-    is_log = any(item.facts.source.kind != SourceKind.KINETO for item in inputs)
-    return None if is_log or not timed else (len(timed) if len(timed) > 1 else None)
+    # Traces that say neither their rank nor the world may be of any job.
+    return None

@@ -125,7 +125,7 @@ def _figures(analysis: Analysis) -> list[dict[str, str]]:
     ]
     if analysis.efficiency.mfu is not None:
         figures.append(("model FLOPs utilisation", share_text(analysis.efficiency.mfu)))
-    return [{"label": label, "value": value} for label, value in figures]
+    return [{"label": label, "value": value} for label, value in figures if value != "unknown"]
 
 
 def _state_chart(analysis: Analysis) -> Markup:

@@ -40,13 +40,16 @@ def groups_of_threads(
     if len(distinct) == 1:
         only = next(iter(distinct.values()))
         return dict.fromkeys(threads, only)
+    has_replicas = any("replicate" in group.description for group in distinct.values())
     pool_of = _pools_of_threads(threads)
     pools = {number: _Pool() for number in sorted(set(pool_of.values()))}
     for pair, owner in zip(pairs, owners, strict=True):
         pool = pools[pool_of[pair.span.thread]]
         if pair.group_size:
             pool.sizes.add(pair.group_size)
-        if pair.op == Op.ALL_REDUCE and "post_backward_reduce" in owner:
+        # FSDP2's annotation, or with a replica dimension FSDP1's.
+        is_reduction = "post_backward_reduce" in owner or (has_replicas and "_post_backward_hook" in owner)
+        if pair.op == Op.ALL_REDUCE and is_reduction:
             pool.is_replica = True
     chosen: dict[int, ProcessGroup] = {}
     for number, pool in pools.items():
