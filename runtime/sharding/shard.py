@@ -275,6 +275,9 @@ def checked_strategy(strategy: str | Strategy) -> Strategy:
             f"the strategy must be one of {', '.join(map(str, KEPT))}, got {wanted}",
             hint=f"{better} needs no more memory and sends no more" if better else None,
         )
+    if dist.is_initialized() and dist.get_world_size() == 1:
+        # All levels are one on one rank, and FSDP2 delivers no gradients on a mesh of one.
+        return Strategy.parse("NNN")
     return wanted
 
 
