@@ -62,11 +62,11 @@ def test_features_of_pytorch(features):
     run("sharding_features", features)
 
 
-@pytest.mark.slow
 def test_one_rank_trains_under_every_strategy():
     run("one_rank", "NNN,NNI,NNG,NII,NIG,NGG,INI,ING,III,IIG,IGG,GNG,GIG,GGG", ranks=1)
 
 
+@pytest.mark.slow
 def test_compiled_blocks():
     # torch's own compiler warns about .grad of non-leaf tensors.
     run("sharding_features", "compiled", warnings="default")
