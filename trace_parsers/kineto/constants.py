@@ -29,7 +29,10 @@ MAX_SHIFTED_US = 1e13  # us; a later time was not shifted; assumed: any value be
 SHIFT_DIGITS_US = 10**9  # us; worth of the last digit that is cut off; nine digits before the point remain
 MIN_LINKED_SHARE = 0.5  # none; with fewer kernels linked to a host call by id, launches are read; assumed
 
-LAG_SHARE = 0.05  # of a step that a device must lag behind its host for steps to be cut on the device; assumed
+LAG_SHARE = (
+    0.05  # of a step that a device must lag for steps to be cut on it, of kernels in later steps than their calls
+)
+# for launches to be read; assumed
 STUB_SHARE = 0.1  # of a usual step below which a last step without work is where recording ended; assumed
 IDLE_SHARE = 0.2  # of its span that a device must idle for launches to be read, which tell why; assumed
 LONG_CALL_US = 50.0  # us; a runtime call that blocks for less is no wait worth keeping; assumed

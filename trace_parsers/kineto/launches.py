@@ -40,11 +40,11 @@ def needs_launches(rows: KinetoRows) -> bool:
     start = np.array(rows.device.start)
     end = start + np.maximum(np.array(rows.device.duration), 0.0)
     span = float(end.max() - start.min())
-    return _is_loosely_linked(rows, start, span) or _busy_us(start, end) < (1 - IDLE_SHARE) * span
+    return _is_loosely_linked(rows, start) or _busy_us(start, end) < (1 - IDLE_SHARE) * span
 
 
-def _is_loosely_linked(rows: KinetoRows, start_us: NDArray[np.float64], span_us: float) -> bool:
-    """Tell whether communication kernels lack an issuing call, or run long after it."""
+def _is_loosely_linked(rows: KinetoRows, start_us: NDArray[np.float64]) -> bool:
+    """Tell whether communication kernels lack an issuing call, or run in a later step than it."""
     import numpy as np
 
     kinds = np.array([kind_of_kernel(name) == KernelKind.COMMUNICATION for name in rows.device.names])
@@ -60,8 +60,11 @@ def _is_loosely_linked(rows: KinetoRows, start_us: NDArray[np.float64], span_us:
     if linked.sum() < MIN_LINKED_SHARE * len(kernels):
         return True
     issued = np.array(rows.host.start)[theirs][order][place][linked]
-    marks = sum(name.startswith("ProfilerStep") for name in rows.host.names) or 1
-    return bool(np.median(start_us[mine][linked] - issued) > LAG_SHARE * span_us / marks)
+    marks = np.array([name.startswith("ProfilerStep") for name in rows.host.names])
+    steps = np.sort(np.array(rows.host.start)[marks[np.array(rows.host.name)]])
+    # A kernel that starts in a later step than its call was launched by a host that runs ahead.
+    ahead = np.searchsorted(steps, start_us[mine][linked], side="right") > np.searchsorted(steps, issued, side="right")
+    return bool(ahead.mean() > LAG_SHARE)
 
 
 def _busy_us(start_us: NDArray[np.float64], end_us: NDArray[np.float64]) -> float:
