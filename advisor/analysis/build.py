@@ -53,12 +53,13 @@ def build_analysis(
     run = assemble_run(sources, options.skip_steps)
     topology = find_topology(run, options.gpus_per_node, captured.local_world_size if captured else None)
     aligned = align_clocks(run, topology)
-    links, num_impossible = find_links(aligned, run, topology)
+    fabric = fabric_of(run, topology)
+    links, num_impossible = find_links(aligned, run, fabric)
     stragglers = find_stragglers(aligned, run)
     training = observe_training(run)
-    states = state_summaries(aligned, run, links, fabric_of(run, topology))
+    states = state_summaries(aligned, run, links, fabric)
     notes = (*notices, *stack_notices, *run.notices, *training.notices)
-    parts = breakdown(run)
+    parts, idle = breakdown(run), idle_parts(run)
     collectives = collective_entries(aligned, run)
     analysis = Analysis(
         format=FORMAT.name,
@@ -73,11 +74,11 @@ def build_analysis(
         stragglers=tuple(stragglers),
         clock_offsets_us={str(rank): value for rank, value in aligned.offset_us.items()} if aligned else {},
         clock_error_us=aligned.clock_error_us if aligned else None,
-        verdict=verdict_entry(run, parts, states, links, topology, training.strategy, stragglers, collectives),
+        verdict=verdict_entry(run, parts, idle, states, links, topology, training.strategy, stragglers, collectives),
         efficiency=efficiency(aligned, run, training.parameter_count, options),
         findings=(),
         data_quality=data_quality(notes, aligned, run, topology, num_impossible),
-        idle_us=idle_parts(run),
+        idle_us=idle,
         lag_us=device_lag(run),
         captured=captured,
     )

@@ -38,8 +38,7 @@ def findings(analysis: Analysis) -> list[FindingEntry]:
 
 
 def _step(analysis: Analysis) -> float:
-    parts = analysis.breakdown_us
-    return sum(value or 0.0 for value in (parts.compute, parts.exposed_communication, parts.other, parts.idle))
+    return analysis.breakdown_us.step_us
 
 
 def _finding(code: str, status: str, text: str, saving_us: float | None = None) -> FindingEntry:

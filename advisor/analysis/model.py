@@ -106,6 +106,11 @@ class Breakdown:
     other: float | None
     idle: float | None
 
+    @property
+    def step_us(self) -> float:
+        """Return the mean step, 0 without timed steps."""
+        return sum(value or 0.0 for value in (self.compute, self.exposed_communication, self.other, self.idle))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleParts:

@@ -14,14 +14,13 @@ from paro_advise.advisor.analysis.constants import (
 from paro_advise.advisor.analysis.model import VerdictEntry
 from paro_advise.advisor.analysis.operations import operations_text
 from paro_advise.advisor.analysis.regimes import UNSEEN, Regime, Verdict
-from paro_advise.advisor.analysis.summary import idle_parts
 from paro_advise.advisor.wording.quantities import bytes_text, gbps_text, time_text
 from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paro_advise.advisor.analysis.model import Breakdown, CollectiveEntry
+    from paro_advise.advisor.analysis.model import Breakdown, CollectiveEntry, IdleParts
     from paro_advise.advisor.analysis.observed_strategy import ObservedStrategy
     from paro_advise.advisor.analysis.state_summary import StateSummary
     from paro_advise.advisor.ranks.link import Link
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 def verdict_entry(
     run: Run,
     parts: Breakdown,
+    idle: IdleParts | None,
     states: Mapping[State, StateSummary],
     links: Sequence[Link],
     topology: Topology,
@@ -43,7 +43,7 @@ def verdict_entry(
 ) -> VerdictEntry:
     """Say what limits the step, in a sentence that carries the deciding numbers."""
     if run.timed:
-        verdict = _step_verdict(run, parts, states, links, topology, strategy, collectives)
+        verdict = _step_verdict(run, parts, idle, states, links, topology, strategy, collectives)
     else:
         verdict = _log_verdict(run, links)
     text = verdict.text
@@ -68,6 +68,7 @@ def verdict_entry(
 def _step_verdict(
     run: Run,
     parts: Breakdown,
+    idle: IdleParts | None,
     states: Mapping[State, StateSummary],
     links: Sequence[Link],
     topology: Topology,
@@ -78,7 +79,6 @@ def _step_verdict(
         values = [link.busbw_gbps for link in links if link.span in spans and link.busbw_gbps]
         return max(values, default=None)
 
-    idle = idle_parts(run)
     return judge_step(
         StepEvidence(
             step_time_us=run.mean_step_us,

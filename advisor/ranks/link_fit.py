@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paro_advise.advisor.ranks.topology import Topology
 
 
-def find_links(aligned: AlignedRun | None, run: Run, topology: Topology) -> tuple[list[Link], int]:
+def find_links(aligned: AlignedRun | None, run: Run, fabric: Fabric) -> tuple[list[Link], int]:
     """Fit the links of traces, and those that only logs know; tell latency from bandwidth where anything does.
 
     Returns:
@@ -40,7 +40,7 @@ def find_links(aligned: AlignedRun | None, run: Run, topology: Topology) -> tupl
     more, num_more = fit_links(logged) if logged is not None else ([], 0)
     known = {(link.op, link.span, link.group_size) for link in links}
     links += [link for link in more if (link.op, link.span, link.group_size) not in known]
-    return tell_latency(links, fabric_of(run, topology)), num_impossible + num_more
+    return tell_latency(links, fabric), num_impossible + num_more
 
 
 def fabric_of(run: Run, topology: Topology) -> Fabric:

@@ -112,10 +112,8 @@ def _subtitle(analysis: Analysis) -> str:
 
 def _figures(analysis: Analysis) -> list[dict[str, str]]:
     parts = analysis.breakdown_us
-    values = (parts.compute, parts.exposed_communication, parts.other, parts.idle)
-    mean = None if parts.compute is None else sum(value or 0.0 for value in values)
     figures = [
-        ("step, mean", time_text(mean)),
+        ("step, mean", time_text(None if parts.compute is None else parts.step_us)),
         ("step, median", time_text(analysis.step_time_us.median)),
         ("compute, mean", time_text(parts.compute)),
         ("exposed communication, mean", time_text(parts.exposed_communication)),

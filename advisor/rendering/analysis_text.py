@@ -41,10 +41,9 @@ def _run_lines(analysis: Analysis) -> list[str]:
         f"ranks      {_ranks_text(analysis)}, {node}",
     ]
     if analysis.step_time_us.median is not None:
-        mean = sum(value or 0.0 for value in (parts.compute, parts.exposed_communication, parts.other, parts.idle))
         median = time_text(analysis.step_time_us.median)
         lines.append(
-            f"step       {time_text(mean)} mean of {run.num_steps} (median {median}): "
+            f"step       {time_text(parts.step_us)} mean of {run.num_steps} (median {median}): "
             f"compute {time_text(parts.compute)}, exposed communication {time_text(parts.exposed_communication)}, "
             f"other {time_text(parts.other)}, idle {time_text(parts.idle)}"
         )
