@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DEMO := .demo
 
-.PHONY: help demo test lint types contract unit coverage constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-host bench-memory clean
+.PHONY: help demo test lint types contract unit coverage constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-host bench-memory fuzz clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -83,6 +83,9 @@ bench-search: .venv/test.stamp ## Time of the search up to 1,024 ranks
 
 bench-truth: .venv/test.stamp ## Predictions beside the known outcomes of synthetic NCCL runs, from ../shared (2 minutes)
 	$(BIN)/python benchmarks/bench_truth.py
+
+fuzz: .venv/test.stamp ## 10,000 damaged inputs of every format through the command line (10 minutes)
+	$(BIN)/python benchmarks/fuzz_readers.py
 
 clean: ## Remove everything that make created
 	rm -rf .venv build $(DEMO) .bench .mypy_cache .ruff_cache .pytest_cache

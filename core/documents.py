@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -9,6 +10,8 @@ from typing import TypeVar
 from paro_advise.errors import ForeignDataError, InputError
 
 _T = TypeVar("_T")
+# Legal in JSON, but they steer terminals and turn text around in editors: DEL, C1, line and bidi controls.
+_STEERING = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 # Report pages hold their document in this element.
 EMBEDDED_ID = "paro-data"
 
@@ -40,10 +43,13 @@ class _Head:
 
 
 def to_json(value: object) -> bytes:
-    """Return a value as indented UTF-8 JSON with sorted keys."""
+    """Return a value as indented UTF-8 JSON with sorted keys; no control character stands in it as such."""
     import msgspec
 
-    return msgspec.json.format(msgspec.json.encode(value, order="sorted", enc_hook=str), indent=2) + b"\n"
+    data = msgspec.json.format(msgspec.json.encode(value, order="sorted", enc_hook=str), indent=2) + b"\n"
+    if data.isascii() and b"\x7f" not in data:
+        return data
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", data.decode()).encode()
 
 
 def from_json(data: bytes, expected: Format, kind: type[_T], where: str) -> _T:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+# Control and bidi characters, which turn text around or hide it; tabs and line ends stay.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @cache
@@ -23,11 +27,17 @@ def _environment() -> Environment:
         loader=PackageLoader("paro_advise.templates", "."),
         autoescape=select_autoescape(default=True, default_for_string=True),
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": True, "separators": (",", ":")}
     return environment
+
+
+def _shown(value: object) -> object:
+    """Return a value of a view without characters that steer; text that is safe as markup stays so."""
+    return type(value)(_STEERING.sub("?", value)) if isinstance(value, str) and _STEERING.search(value) else value
 
 
 def asset(name: str) -> str:

@@ -12,16 +12,18 @@ import tarfile
 
 import pytest
 from conftest import DATA
+from fuzz_case import CONTROL
 from helpers import analyze, read
 from test_hostile import SECONDS_EACH, deadline
-from trace_builder import fsdp_rank
+from test_side_dumps import flight_dump, inspector_record, plugin_events
+from test_side_formats import COLUMNS, RANKS, table_row
+from trace_builder import TraceBuilder, fsdp_rank
 
 from paro_advise.advisor.cli import run
 from paro_advise.errors import HostileInputError
 from paro_advise.trace_parsers.discover import find_inputs
+from paro_advise.trace_parsers.rank_lists import ranks_in, ranks_text
 from paro_advise.trace_parsers.read import read_source
-
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def test_a_broken_name_does_not_make_its_whole_neighbourhood_be_searched_again(tmp_path):
@@ -152,3 +154,135 @@ def test_a_dump_that_repeats_one_long_list_of_ranks_stays_small(tmp_path):
     path.write_bytes(pickle.dumps({"version": "2.4", "pg_config": groups, "entries": [], "pg_status": {}}))
     known = [group for group in read(path).header.groups if group.ranks]
     assert len(known) == 40  # 4,000,000 ranks in all
+
+
+def test_a_cut_inside_an_event_with_brackets_is_said(tmp_path):
+    text = fsdp_rank(0, steps=4).text("sorted_keys")
+    path = tmp_path / "rank0.json"
+    path.write_text(text[: text.rindex('"Process Group Ranks": "[0, 1]"') + 40])
+    analysis = analyze(path)
+    assert "Q102" in {note.code for note in analysis.data_quality}
+    assert analysis.verdict.regime == "unknown"
+
+
+def test_a_broken_last_event_is_counted(tmp_path):
+    path = tmp_path / "rank0.json"
+    text = fsdp_rank(0).text("one_line")
+    last = text.rindex('"dur"')
+    path.write_text(f'{text[:last]}"du{text[last + 5 :]}')
+    (notice,) = [note for note in read(path).notices if note.code in ("Q102", "Q104")]
+    assert notice.code == "Q104" and notice.message.startswith("rank0.json: 1 event")
+
+
+def test_a_cut_that_joins_two_events_into_one_that_is_skipped_is_counted(tmp_path):
+    trace = TraceBuilder()
+    for number in range(400):
+        trace.row("cuda_runtime", "cudaLaunchKernel", 10.0 * number, 1.0, correlation=number)
+        trace.compute(10.0 * number + 2, 9.0)
+    text = trace.text("torch2020")
+    begin, end = text.index('"correlation": 150'), text.index('"stream": 7', len(text) * 3 // 4)
+    path = tmp_path / "rank0.json"
+    path.write_text(text[:begin] + text[end + 3 :])
+    assert "Q104" in {notice.code for notice in read(path).notices}
+
+
+def test_a_member_larger_than_any_file_is_no_defect(tmp_path, capsys):
+    path = packed(tmp_path / "run.tar", [("rank0.json", fsdp_rank(0).text().encode())], "w")
+    data = bytearray(path.read_bytes())
+    data[124:136] = b"\x80" + b"\xff" * 11  # the size in base 256
+    data[148:156] = b"%06o\0 " % (sum(data[:148]) + 8 * 32 + sum(data[156:512]))
+    path.write_bytes(data)
+    assert run(["analyze", str(path)]) in (0, 3)
+    assert "E100" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("time_us", [1e306, -1e306, 1e17])
+def test_times_that_no_clock_shows_are_refused(tmp_path, capsys, time_us):
+    trace = fsdp_rank(0)
+    for event in trace.events:
+        event["ts"] = time_us
+    assert run(["analyze", str(trace.write(tmp_path / "rank0.json", "one_line"))]) == 3
+    said = capsys.readouterr().err
+    assert "that a clock can show" in said and "defect" not in said
+
+
+def test_time_stamps_of_inspector_that_no_clock_shows_are_left_out(tmp_path):
+    record = inspector_record()
+    record["metadata"]["dump_timestamp_us"] = (1 << 63) - 1
+    path = tmp_path / "h.json"
+    path.write_text(json.dumps(record))
+    assert run(["analyze", str(path)]) == 0  # and its facts fit the cache
+
+
+def test_a_time_next_to_zero_is_no_bandwidth(tmp_path):
+    row = table_row(1 << 24, 400.0, 0.75, "none").replace("   400.00   41.94", " 1e-308 0")
+    path = tmp_path / "all_gather.txt"
+    path.write_text(f"# Collective test starting: all_gather_perf\n{RANKS}{COLUMNS}{row}\n")
+    record = inspector_record(coll_exec_time_us=1e-308)
+    (tmp_path / "h.json").write_text(json.dumps(record))
+    for name in ("all_gather.txt", "h.json"):
+        assert run(["analyze", str(tmp_path / name)]) == 0
+
+
+def test_a_plugin_record_of_an_odd_category_is_left_out(tmp_path):
+    odd = [event | {"cat": {"a": 1}} for event in plugin_events(7, 900.0)]
+    path = tmp_path / "plugin.json"
+    path.write_text("[\n" + ",\n".join(map(json.dumps, [*plugin_events(0, 1.0), *odd])))
+    assert len(read(path).collectives) == 1
+
+
+def test_text_that_steers_reaches_no_output(tmp_path, capsys):
+    trace = fsdp_rank(0)
+    trace.head = lambda: TraceBuilder.head(trace) | {"host_name": "a\u202eb"}
+    for event in trace.events:
+        if "dtype" in event["args"]:
+            event["args"] |= {"dtype": "\u202etxt.exe\x9b31m", "Process Group Description": "\u2066x"}
+    document = TraceBuilder.head(trace)
+    document["distributedInfo"] |= {"backend": "nccl\u202e\x9b", "nccl_version": "\u202e2"}
+    trace.head = lambda: document
+    for text in outputs_of(tmp_path, capsys, trace.write(tmp_path / "rank0.json", "one_line")):
+        assert not CONTROL.search(text)
+    data = json.loads((tmp_path / "data.json").read_text(encoding="utf-8"))
+    assert data["run"]["backend"] == "nccl\u202e\x9b"  # escaped, not lost
+
+
+def test_an_analysis_with_text_that_steers_is_shown_without_it(tmp_path, capsys):
+    outputs_of(tmp_path, capsys, fsdp_rank(0).write(tmp_path / "rank0.json"))
+    data = json.loads((tmp_path / "data.json").read_text())
+    data["run"]["gpus_per_node_source"] = data["states"]["parameter"]["evidence"] = "\x1b]0;x\x07"
+    (tmp_path / "evil.json").write_text(json.dumps(data))
+    assert run(["show", str(tmp_path / "evil.json")]) == 0
+    assert not CONTROL.search(capsys.readouterr().out)
+
+
+def test_shapes_nested_without_end_are_unknown(tmp_path):
+    nested = "[" * 900 + "8" + "]" * 900
+    rows = ",".join(
+        f'{{"ph": "X", "cat": "{cat}", "name": "{name}", "pid": 1, "tid": 1, "ts": 1, "dur": 5, "args": {{"Input Dims": {nested}}}}}'
+        for cat, name in (("cpu_op", "c10d::allreduce_"), ("user_annotation", "gloo:all_reduce"))
+    )
+    path = tmp_path / "rank0.json"
+    path.write_text('{"schemaVersion": 1, "traceEvents": [' + rows + "]}")
+    assert read(path).collectives["bytes"].to_list() == [None]
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [[], [3], list(range(64)), range(65), range(8, 16_000, 8), [*range(50), *range(100, 150), 7, 7, 3], [5] * 99],
+)
+def test_lists_of_ranks_come_back_from_their_text(ranks):
+    text = ranks_text(ranks)
+    assert ranks_in(text) == list(ranks)
+    assert len(text) < 400
+
+
+def test_a_large_world_is_not_listed_by_every_collective(tmp_path):
+    world = 16_384
+    dump = flight_dump()
+    dump["pg_config"]["7"]["ranks"] = str(list(range(world)))
+    dump["entries"] = [dump["entries"][0] | {"collective_seq_id": number} for number in range(500)]
+    path = tmp_path / "_dump_0"
+    path.write_bytes(pickle.dumps(dump))
+    table = read(path).collectives
+    assert table["group_size"].to_list() == [world] * 500
+    assert table.estimated_size() < 1 << 20

@@ -23,7 +23,7 @@ from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.advisor.rendering.plan_text import plan_text
 from paro_advise.core.documents import to_json
 from paro_advise.core.framework import Framework
-from paro_advise.errors import ForeignDataError
+from paro_advise.errors import ForeignDataError, InputError
 from paro_advise.policies.plan import plan_from_json
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
 
@@ -150,6 +150,12 @@ def test_a_compute_bound_run_is_kept():
     assert plan.verdict == "keep"
     assert plan.chosen == plan.baseline
     assert plan.confidence.probability_gain < 0.1
+
+
+@pytest.mark.parametrize("compute_us", [-1e12, math.nan, math.inf])
+def test_figures_that_give_no_step_time_give_no_plan(compute_us):
+    with pytest.raises(InputError, match="must give step times"):
+        recommend(calibration(compute_us=compute_us), Limits())
 
 
 def test_a_replay_that_is_off_gives_no_advice():

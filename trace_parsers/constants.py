@@ -6,6 +6,7 @@ The limits guard memory against inputs made to exhaust it (docs/traces.md, salva
 from __future__ import annotations
 
 INT64_MAX = (1 << 63) - 1  # none; the largest integer a table holds; definition of int64
+MAX_TIME_US = 4 * 10**15  # us; since 1970, in the year 2096; later times are not believed; twice as many ns fit int64
 MAX_NUMBER = 1e18  # any; larger numbers in logs and dumps are not believed; assumed
 MAX_NUMBER_DIGITS = 64  # characters; longest decimal number read from a log; assumed: Python prints 24 at most
 MAX_INTEGER_DIGITS = 20  # characters; longest integer read from a log; the largest uint64 has 20 digits
@@ -20,6 +21,8 @@ MAX_TEXT_BYTES = 4 << 30  # bytes; most that a log or dump may hold; assumed
 MAX_FILES = 20_000  # files; most that one analysis takes; assumed
 
 MAX_TEXT_RANKS = 16_384  # ranks; largest group whose ranks every collective lists as text; bounds memory
+MAX_PLAIN_RANKS = 64  # ranks; largest group whose ranks are listed one by one; assumed
+MAX_RANKS_TEXT = 4096  # characters; longest list of ranks that every collective repeats; assumed
 
 # Flight recorder.
 MAX_FRAMES = 6  # frames; most of a stack that an owner names; assumed

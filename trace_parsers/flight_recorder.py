@@ -29,12 +29,12 @@ from paro_advise.trace_parsers.constants import (
     MAX_PENDING_TEXT,
     MAX_READ_FRAMES,
     MAX_TENSORS,
-    MAX_TEXT_RANKS,
     MAX_VISITS,
     MAX_WORLD_SIZE,
 )
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
 from paro_advise.trace_parsers.notice import NoticeList
+from paro_advise.trace_parsers.rank_lists import ranks_text
 from paro_advise.trace_parsers.side_rows import RowBuffer, parsed_source
 from paro_advise.trace_parsers.tables import COLLECTIVE_COLUMNS, ProcessGroup, SourceHeader
 from paro_advise.trace_parsers.values import bounded_float, bounded_int, bounded_text, parse_int
@@ -55,7 +55,7 @@ _FROM_TORCH = re.compile(
 class _Scan:
     rows: RowBuffer = field(default_factory=lambda: RowBuffer(COLLECTIVE_COLUMNS))
     groups: dict[str, ProcessGroup] = field(default_factory=dict)
-    group_texts: dict[str, str] = field(default_factory=dict)  # ranks of each group, comma separated
+    group_texts: dict[str, str] = field(default_factory=dict)  # ranks of each group
     states: Counter[str] = field(default_factory=Counter)
     first_open: tuple[int, str] | None = None  # (created, description) of the first one not completed
     num_entries: int = 0
@@ -246,8 +246,7 @@ def parse(data: Readable, source: SourceFile) -> ParsedSource:
     content = _content(data.read_all(MAX_PICKLE_BYTES), source.path)
     groups = _groups(content.get("pg_config"))
     # Every collective of a group repeats its text.
-    listed = {name: group.ranks for name, group in groups.items() if len(group.ranks) <= MAX_TEXT_RANKS}
-    texts = {name: ",".join(map(str, ranks)) for name, ranks in listed.items()}
+    texts = {name: ranks_text(group.ranks) for name, group in groups.items()}
     scan = _Scan(groups=groups, group_texts=texts)
     entries = content.get("entries")
     for entry in entries if isinstance(entries, list | tuple) else ():

@@ -48,7 +48,7 @@ COLLECTIVE_COLUMNS: dict[str, str] = {
     "group_size": "i64",
     "group_name": "str",
     "group_desc": "str",
-    "group_ranks": "str",  # comma separated, "" when unknown
+    "group_ranks": "str",  # as rank_lists writes them, "" when unknown
     "seq": "i64",  # per-group sequence number, null when unknown
     "stream": "i64",  # CUDA stream or worker thread
     "name": "str",  # kernel or span name as recorded

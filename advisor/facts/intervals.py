@@ -39,6 +39,11 @@ class Intervals:
         """Return the total length."""
         return float((self.end_us - self.start_us).sum())
 
+    @property
+    def bounds_us(self) -> tuple[float, float]:
+        """Return where the first begins and the last ends, twice 0 without any."""
+        return (float(self.start_us[0]), float(self.end_us[-1])) if len(self.start_us) else (0.0, 0.0)
+
     def clip(self, low_us: float, high_us: float) -> Intervals:
         """Return the part inside a window."""
         first = int(np.searchsorted(self.end_us, low_us, side="right"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -175,10 +176,11 @@ def _with_steps(
     import polars as pl
 
     def within(times_us: NDArray[np.float64], bounds: Sequence[tuple[float, float]]) -> NDArray[np.int64]:
-        index = np.full(len(times_us), -1, dtype=np.int64)
-        for number, (low, high) in enumerate(bounds):
-            index[(times_us >= low) & (times_us < high)] = number
-        return index
+        if not bounds:
+            return np.full(len(times_us), -1, dtype=np.int64)
+        lows, highs = np.array(bounds).T
+        index = np.searchsorted(lows, times_us, side="right") - 1
+        return np.where((index >= 0) & (times_us < highs[np.maximum(index, 0)]), index, -1)
 
     ran = within(table["start_us"].to_numpy(), [(low, high) for _, low, high in windows])
     if len(host_steps) == len(windows):
@@ -215,7 +217,7 @@ def _step_facts(
 ) -> list[StepFacts]:
     start, end = table["start_us"].to_numpy(), table["end_us"].to_numpy()
     timed = np.isfinite(start) & np.isfinite(end)
-    step_of = table["step"].to_numpy()
+    rows_of = _rows_of_steps(table, timed, len(windows))
     state_of = table["state"].to_numpy()
     communication = Intervals.union_of(start[timed], end[timed])
     other = _of_kind(events.device, KernelKind.MEMORY if events.is_gpu else KernelKind.SYNC)
@@ -234,10 +236,10 @@ def _step_facts(
         wall = high - low
         totals, free = {}, {}
         for state in STATES:
-            mask = timed & (step_of == index) & (state_of == state.value)
-            union = Intervals.union_of(start[mask], end[mask])
+            mine = rows_of[index][state_of[rows_of[index]] == state.value]
+            union = Intervals.union_of(start[mine], end[mine])
             totals[state.value] = union.length_us
-            free[state.value] = union.minus(compute).length_us
+            free[state.value] = union.minus(compute.clip(*union.bounds_us)).length_us
         parts = busy.length_us, exposed.length_us, rest.length_us
         on_host = host[index] if len(host) == len(windows) else (low, high)
         out.append(
@@ -258,6 +260,15 @@ def _step_facts(
             )
         )
     return out
+
+
+def _rows_of_steps(table: pl.DataFrame, timed: NDArray[np.bool_], num_steps: int) -> list[NDArray[np.intp]]:
+    """Return the places of the timed rows of each step, in order."""
+    places = np.flatnonzero(timed)
+    step_of = table["step"].to_numpy()[places]
+    order = np.argsort(step_of, kind="stable")
+    cuts = np.searchsorted(step_of[order], np.arange(num_steps + 1))
+    return [places[order[low:high]] for low, high in itertools.pairwise(cuts.tolist())]
 
 
 def _union(spans: Iterable[HostSpan]) -> Intervals:

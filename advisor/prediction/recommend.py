@@ -32,6 +32,7 @@ from paro_advise.advisor.prediction.decision import Field, choice_of, decide, me
 from paro_advise.advisor.prediction.scoring import Limits, Scored, score
 from paro_advise.advisor.prediction.step_replay import demand_us, floor_us, measured_links, slowdown, step_us
 from paro_advise.advisor.prediction.what_if import Basis, budget_steps, ho_ring_gain, on_more_nodes, sensitivities
+from paro_advise.errors import InputError
 from paro_advise.policies.plan import Plan, Verdict, with_id
 from paro_advise.policies.strategy import CollectiveBackend
 
@@ -53,7 +54,16 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0, bias: Pre
         limits: memory.
         seed: of the draws; equal seeds give equal plans.
         bias: of predictions, learned from earlier comparisons.
+
+    Raises:
+        InputError: the run's figures give no step times.
     """
+    replayed_us = float(step_us(calibration, baseline_candidate(calibration), measured_links(calibration)))
+    if not 0 < replayed_us < math.inf:
+        raise InputError(
+            "the figures of an analysis must give step times, these give none: some are out of all range",
+            hint="analyze the traces again",
+        )
     predictor = _Predictor(calibration, np.random.default_rng(seed), bias)
     baseline = score(calibration, predictor.base, limits, np.full(NUM_DRAWS, calibration.step_us))
     scored = [score(calibration, item, limits, predictor.times(item)) for item in candidates(calibration)]

@@ -14,6 +14,7 @@ import numpy as np
 
 from paro_advise.advisor.ranks.constants import ALIGNMENT_ROUNDS
 from paro_advise.core.collective import Op
+from paro_advise.trace_parsers.rank_lists import ranks_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -239,8 +240,8 @@ def span_column(table: pl.DataFrame, topology: Topology, world_size: int | None)
 
     keys = table.select("group_ranks", "group_size").unique(maintain_order=True)
     spans = []
-    for ranks_text, size in keys.iter_rows():
-        ranks = [int(rank) for rank in ranks_text.split(",")] if ranks_text else []
+    for text, size in keys.iter_rows():
+        ranks = ranks_in(text)
         if not ranks and size and size == world_size:
             ranks = list(range(size))
         spans.append(_span([topology.node_of.get(rank) for rank in ranks]))

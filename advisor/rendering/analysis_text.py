@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 def analysis_text(analysis: Analysis) -> str:
     """Return the analysis as lines for people; the verdict comes first."""
-    lines = [click.style(plain(analysis.verdict.text), bold=True), plain(confidence(analysis)), ""]
+    lines = [confidence(analysis), ""]
     lines += _run_lines(analysis)
     if analysis.ranks:
         lines += ["", *_state_lines(analysis)]
     lines += _link_lines(analysis)
     lines += _finding_lines(analysis)
-    return "\n".join(lines)
+    return "\n".join([click.style(plain(analysis.verdict.text), bold=True), *map(plain, lines)])
 
 
 def _run_lines(analysis: Analysis) -> list[str]:
@@ -37,7 +37,7 @@ def _run_lines(analysis: Analysis) -> list[str]:
     passes = plural(run.micro_batches, "micro-batch", "micro-batches") if run.micro_batches else "? micro-batches"
     steps = f"{passes}, {count_text(run.parameter_count)} parameters"
     lines = [
-        f"run        {plain(run.framework)}, strategy {strategy.triple or 'unknown'}{rest}{group}, {steps}",
+        f"run        {run.framework}, strategy {strategy.triple or 'unknown'}{rest}{group}, {steps}",
         f"ranks      {_ranks_text(analysis)}, {node}",
     ]
     if analysis.step_time_us.median is not None:
@@ -100,7 +100,7 @@ def _finding_lines(analysis: Analysis) -> list[str]:
     lines = []
     for number, item in enumerate((item for item in found if item.status == APPLIES), start=1):
         saving = f"  (up to -{time_text(item.saving_us)})" if item.saving_us is not None else ""
-        lines.append(f"  {number}. {item.code}  {plain(item.text)}{saving}")
+        lines.append(f"  {number}. {item.code}  {item.text}{saving}")
     missing: dict[str, list[str]] = {}
     for item in found:
         if item.status == NOT_JUDGED:

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 _RECORD = 512  # bytes; of a header, and what contents are filled up to; POSIX.1-1988, ustar
 _LONG_HEADERS = b"LKxgX"  # type flags: GNU long name and link, pax headers
-_BROKEN: tuple[type[Exception], ...] = (tarfile.TarError, EOFError, OSError, lzma.LZMAError, *INFLATE_ERRORS)
+# A size beyond 2^63 is a ValueError or OverflowError where a file is told to go there.
+_BROKEN: tuple[type[Exception], ...] = (
+    tarfile.TarError, EOFError, OSError, lzma.LZMAError, ValueError, OverflowError, *INFLATE_ERRORS,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +96,7 @@ def _check_headers(data: Path, where: str) -> None:
                     f"a name in an archive must hold at most {MAX_HEADER_BYTES >> 10} KiB, got {size} bytes",
                     where=where,
                 )
-            if size < 0:
+            if not 0 <= size <= end:
                 return
             file.seek(-(-size // _RECORD) * _RECORD, os.SEEK_CUR)
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _ARRAY = re.compile(rb'"traceEvents"\s{0,1000}:\s{0,1000}\[')
 _BARE_LIST = re.compile(rb"[\s\xef\xbb\xbf]*\[\s*\{")
+# An event's end, and the end of the array with what may follow it.
+_ARRAY_END = re.compile(rb"\}\s*\](?=\s*(?:\Z|\}|,\s*\"))")
 _SPACES_AND_COMMA = re.compile(rb"\s*,\s*(?=\{)")
 _FALLBACK_BOUNDARIES = (b"\n  },\n  {", b'},{"ph"', b'}, {"ph"', b'},\n{"ph"', b'},{"name"', b'}, {"name"')
 
@@ -140,8 +142,7 @@ class EventChunks:
         """Split the final piece into events and tail."""
         start = pending.find(b"{")
         if start < 0:
-            self.tail = pending
-            self.is_open = b"]" not in pending
+            self._end(pending)
             return
         cut = pending.rfind(self.boundary) if self.boundary else -1
         if cut > start:
@@ -162,12 +163,16 @@ class EventChunks:
         rest = text[position:].encode("latin-1")
         if events:
             yield ",".join(events).encode("latin-1")[1:-1]
-        elif (closing := rest.rfind(b"]")) > 0 and (brace := rest.rfind(b"}", 0, closing)) > 0:
+        if rest.startswith(b"{") and (closing := _ARRAY_END.search(rest)):
             # The last event itself is broken: hand it on so that it is repaired or counted.
-            yield rest[1:brace]
-            rest = rest[closing:]
+            yield rest[1 : closing.start()]
+            rest = rest[closing.end() - 1 :]
+        self._end(rest)
+
+    def _end(self, rest: bytes) -> None:
+        """Set what follows the events; brackets inside an event that was cut do not close their array."""
         self.tail = rest
-        self.is_open = b"]" not in rest
+        self.is_open = not rest.lstrip(b" \r\n\t,").startswith(b"]")
 
     def _event_opening(self) -> bytes:
         """Return the part of the boundary that belongs to the next event (its first key)."""

@@ -17,7 +17,7 @@ MAX_TEXT = 200  # characters; longest text kept from the metadata; assumed
 
 MAX_DURATION_US = 3.2e13  # us; one year; a longer event is not believed; assumed
 MAX_NAME_BYTES = 64 << 10  # bytes; longest name whose quotes are mended; assumed: templated kernels reach some KiB
-MAX_WHOLE_BYTES = 4096  # bytes; a skipped event as long is decoded to see that it is whole; assumed
+MAX_WHOLE_BYTES = 4096  # bytes; the length of damaged text is compared with that of shorter events; assumed
 MIN_HOLE_BYTES = 16  # NUL bytes in one event from which it is a hole in the file; assumed
 MAX_LOST_SHARE = 0.01  # none; a trace that lost more of its events carries no verdict; assumed
 

@@ -57,11 +57,12 @@ def _starts(num_steps: int, rows: DeviceRows, step_of: NDArray[np.int64]) -> NDA
     main = _on_main_stream(rows)
     own_first = np.full(num_steps, np.inf)
     np.minimum.at(own_first, step_of[main & (step_of >= 0)], rows.start_us[main & (step_of >= 0)])
-    computed = np.full(num_steps, -np.inf)
-    for step in range(num_steps):
-        # What has no launch was launched before the recording began.
-        before = main & (step_of < step) & (rows.start_us < own_first[step])
-        computed[step] = rows.end_us[before].max() if before.any() else -np.inf
+    # A stream runs in the order of launches, so what it began before a step's first row was launched earlier (or
+    # before the recording began); a step without a row of its own ends where the next one that has some begins.
+    own_first = np.minimum.accumulate(own_first[::-1])[::-1]
+    order = np.argsort(rows.start_us[main], kind="stable")
+    ended = np.maximum.accumulate(np.append(-np.inf, rows.end_us[main][order]))
+    computed = ended[np.searchsorted(rows.start_us[main][order], own_first)]
     starts: NDArray[np.float64] = np.maximum(first, computed)
     return starts
 

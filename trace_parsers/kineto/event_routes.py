@@ -34,7 +34,7 @@ class RoutedTexts:
     host: list[tuple[HostKind, list[bytes]]]
     described: list[bytes]  # operators whose arguments are needed
     other: list[bytes]
-    doubtful: list[bytes]  # skipped, but too long or with control characters: perhaps damaged
+    skipped: NDArray[np.intp]  # the places of events that nothing decodes
 
 
 class _Route(IntEnum):
@@ -137,8 +137,8 @@ class EventLayout:
         stacks = scan.texts(np.flatnonzero(route == _Route.PYTHON))
         host.append((HostKind.PYTHON, [row for row in stacks if _STACK_OF_INTEREST.search(row)]))
         device = scan.texts(np.flatnonzero(route == _Route.DEVICE))
-        doubtful = scan.texts(np.intersect1d(scan.doubtful(), np.flatnonzero(self._is_skipped(route))))
-        return RoutedTexts(device=device, host=host, described=wide, other=other, doubtful=doubtful)
+        skipped = np.flatnonzero(self._is_skipped(route))
+        return RoutedTexts(device=device, host=host, described=wide, other=other, skipped=skipped)
 
     def _is_skipped(self, route: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Mark the events that nothing decodes; operators and stacks of which some are kept count all."""

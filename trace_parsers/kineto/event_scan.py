@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.trace_parsers.kineto.constants import MAX_WHOLE_BYTES
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -99,15 +97,6 @@ class EventScan:
     def first_texts(self, count: int) -> list[bytes]:
         """Return the texts of the first events."""
         return self.texts(np.arange(min(count, len(self))))
-
-    def doubtful(self) -> NDArray[np.intp]:
-        """Return the events that are oddly long or hold control characters other than line ends and tabs."""
-        long = self.stop - self.start >= MAX_WHOLE_BYTES
-        raw = np.frombuffer(self._chunk, dtype=np.uint8)
-        odd = np.flatnonzero((raw < 0x20) & (raw != 10) & (raw != 13) & (raw != 9))
-        if len(odd):
-            long[np.unique(np.searchsorted(self.start, odd, "right") - 1)] = True
-        return np.flatnonzero(long)
 
     def shorter_than(self, size: int) -> NDArray[np.intp]:
         """Return the events with less text; what is read of them beyond its end is not theirs."""

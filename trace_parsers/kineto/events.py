@@ -241,12 +241,13 @@ def decode_any(joined: bytes) -> list[AnyEvent]:
     return _DECODE_ANY.decode(joined)
 
 
-def is_whole(text: bytes) -> bool:
-    """Tell whether a text is one event (without outer braces), whatever it holds."""
+def holds_whole_events(text: bytes) -> bool:
+    """Tell whether a text is events and nothing else (without the outermost braces), whatever they hold."""
     try:
-        return len(_DECODE_NOTHING.decode(b"[{" + text + b"}]")) == 1
+        _DECODE_NOTHING.decode(b"".join((b"[{", text, b"}]")))
     except DECODE_ERRORS:
         return False
+    return True
 
 
 def salvage_one(text: bytes) -> tuple[AnyEvent | None, bool]:

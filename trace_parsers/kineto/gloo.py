@@ -7,17 +7,19 @@ as what it is for: the operator names the collective, the span times it (docs/tr
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING
 
 from paro_advise.core.collective import Op
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
-from paro_advise.trace_parsers.kineto.constants import EARLY_US, MAX_DIMENSION
+from paro_advise.trace_parsers.kineto.constants import EARLY_US, INT64_MAX, MAX_DIMENSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_ANY_SIZE = "any"  # the key of all spans of a kind; None is that of those whose size is unknown
+_NO_SPANS: deque[int] = deque()
 _SPAN_OPS = {
     Op.REDUCE_SCATTER: (Op.ALL_REDUCE, Op.REDUCE_SCATTER),
     Op.RECV: (Op.RECV,),
@@ -63,14 +65,24 @@ class GlooPair:
     group_size: int | None
 
 
-def total_elements(dims: object) -> int | None:
+def total_elements(dims: object, max_depth: int = 3) -> int | None:
     """Return the elements of a shape, a list of shapes, or a list of lists of shapes."""
-    if not isinstance(dims, list):
+    if not isinstance(dims, list) or not max_depth:
         return None
     if all(isinstance(item, int) for item in dims):
-        return prod(dims) if all(0 <= item < MAX_DIMENSION for item in dims) else None
-    parts = [total_elements(item) for item in dims]
+        return _product(dims)
+    parts = [total_elements(item, max_depth - 1) for item in dims]
     return None if any(part is None for part in parts) else sum(part for part in parts if part is not None)
+
+
+def _product(dims: list[int]) -> int | None:
+    """Return the elements of a shape, None where they are more than any tensor has."""
+    elements = 1
+    for dim in dims:
+        elements *= dim
+        if not 0 <= dim < MAX_DIMENSION or elements > INT64_MAX:
+            return None
+    return elements
 
 
 def _call_shapes(call: GlooCall) -> tuple[int | None, int | None]:
@@ -113,7 +125,7 @@ def pair_gloo(calls: Sequence[GlooCall], spans: Sequence[GlooSpan]) -> list[Gloo
 
 
 class _WaitingSpans:
-    """Spans that have no call yet, by kind.
+    """Spans that have no call yet, by kind and size; calls must ask in order of time.
 
     Attributes:
         ops: the collective that each span names.
@@ -122,28 +134,27 @@ class _WaitingSpans:
     def __init__(self, spans: Sequence[GlooSpan]) -> None:
         self.ops = [op_of_name(span.name) for span in spans]
         self._spans = spans
-        self._nelems = [total_elements(span.dims) for span in spans]
-        self._by_op: dict[Op, list[int]] = {}
+        self._is_taken = bytearray(len(spans))
+        self._queues: dict[tuple[Op, int | str | None], deque[int]] = {}
         for index, op in enumerate(self.ops):
-            self._by_op.setdefault(op, []).append(index)
+            for size in (_ANY_SIZE, total_elements(spans[index].dims)):
+                self._queues.setdefault((op, size), deque()).append(index)
 
     def take(self, op: Op, call_us: float, nelems: int | None) -> int | None:
         """Take away the first span that fits a call; return its place, None when none fits."""
-        firsts = [self._first(kind, call_us, nelems) for kind in _SPAN_OPS.get(op, (op,))]
-        fitting = [index for index in firsts if index is not None]
-        if not fitting:
-            return None
-        best = min(fitting, key=lambda index: self._spans[index].start_us)
-        self._by_op[self.ops[best]].remove(best)
+        sizes = (_ANY_SIZE,) if nelems is None else (nelems, None)
+        firsts = [self._first((kind, size), call_us) for kind in _SPAN_OPS.get(op, (op,)) for size in sizes]
+        best = min((index for index in firsts if index is not None), default=None)
+        if best is not None:
+            self._is_taken[best] = True
         return best
 
-    def _first(self, op: Op, call_us: float, nelems: int | None) -> int | None:
-        for index in self._by_op.get(op, ()):
-            if self._spans[index].start_us < call_us - EARLY_US:
-                continue
-            if nelems is None or self._nelems[index] is None or self._nelems[index] == nelems:
-                return index
-        return None
+    def _first(self, key: tuple[Op, int | str | None], call_us: float) -> int | None:
+        queue = self._queues.get(key, _NO_SPANS)
+        # What began too early for this call began too early for all that follow.
+        while queue and (self._is_taken[queue[0]] or self._spans[queue[0]].start_us < call_us - EARLY_US):
+            queue.popleft()
+        return queue[0] if queue else None
 
 
 def _pair(span: GlooSpan, call: GlooCall | None, span_op: Op) -> GlooPair:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paro_advise.trace_parsers.constants import MAX_TIME_US
 from paro_advise.trace_parsers.kernel_kinds import computes_16_bit
 from paro_advise.trace_parsers.kineto.collectives.runtime_annotations import stated_strategy
 from paro_advise.trace_parsers.kineto.constants import MAX_GROUP_SIZE, MAX_TEXT
@@ -79,6 +80,8 @@ def trace_header(metadata: TraceMetadata, rows: KinetoRows, label: str, origin_u
     named_rank = rank_in_name(label) if rank is None else None
     world_size = as_int(info.get("world_size"))
     base_ns = as_int(fields.get("baseTimeNanoseconds")) or 0
+    if not 0 <= base_ns <= MAX_TIME_US * 1000:
+        base_ns = 0
     return SourceHeader(
         rank=named_rank if rank is None else rank,
         rank_source="content" if rank is not None else "name" if named_rank is not None else "",

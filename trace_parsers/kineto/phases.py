@@ -208,5 +208,6 @@ def _root_forwards(spans: Sequence[HostSpan]) -> list[float]:
 
 
 def _median_per_step(marks_us: Sequence[float], steps: Sequence[HostSpan]) -> int:
-    counts = sorted(sum(step.start_us <= mark < step.end_us for mark in marks_us) for step in steps)
+    marks = sorted(marks_us)
+    counts = sorted(max(0, bisect_left(marks, step.end_us) - bisect_left(marks, step.start_us)) for step in steps)
     return counts[len(counts) // 2]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from paro_advise.errors import BrokenInputError
 from paro_advise.trace_parsers.bytes.blocks import BlockReader, SourceRef
 from paro_advise.trace_parsers.bytes.chunks import EventChunks
+from paro_advise.trace_parsers.constants import MAX_TIME_US
 from paro_advise.trace_parsers.kineto.collectives.gloo_spans import gloo_calls, gloo_collectives, gloo_spans
 from paro_advise.trace_parsers.kineto.collectives.host_calls import host_calls
 from paro_advise.trace_parsers.kineto.collectives.kernels import issued_collectives, kernel_collectives
@@ -155,7 +156,14 @@ class _TableBuilder:
         self._rows = raw.rows
         self._label = raw.ref.label
         starts = [min(column) for column in (raw.rows.device.start, raw.rows.host.start) if len(column)]
-        self._origin_us = float(int(min(starts))) if starts else 0.0
+        first_us = min(starts, default=0.0)
+        if not -MAX_TIME_US <= first_us + raw.shift_us <= MAX_TIME_US:
+            raise BrokenInputError(
+                f"events must begin at times (us) that a clock can show, the first of these begins at {first_us:g}",
+                where=self._label,
+                hint="record it again; see `paro-advise explain E303`",
+            )
+        self._origin_us = float(int(first_us))
         self._notices = NoticeList(prefix=f"{raw.ref.file_name}: ")
         self._device_steps: tuple[HostSpan, ...] = ()
 

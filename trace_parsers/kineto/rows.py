@@ -15,7 +15,7 @@ from paro_advise.trace_parsers.kineto.events import (
     comm_args,
     decode_any,
     decode_described,
-    is_whole,
+    holds_whole_events,
     salvage_one,
 )
 
@@ -68,12 +68,14 @@ class KinetoRows:
             self._add_host(rows, kind)
         self._add_described(texts.described, HostKind.OPERATOR)
         self._add_any(texts.other)
-        self._check_skipped(texts.doubtful)
+        # A cut that joined two events may look like one that is skipped: nothing else would decode it.
+        if not holds_whole_events(chunk):
+            self._check_skipped(scan.texts(texts.skipped))
 
     def _check_skipped(self, rows: list[bytes]) -> None:
-        """Count what is lost in skipped events that look damaged: nothing else would decode them."""
+        """Count what is lost in skipped events of a damaged chunk."""
         for row in rows:
-            if not is_whole(row):
+            if row.count(0) >= MIN_HOLE_BYTES or salvage_one(row)[0] is None:
                 self._count_lost(row)
 
     def _count_lost(self, row: bytes) -> None:

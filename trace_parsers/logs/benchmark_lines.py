@@ -70,6 +70,7 @@ class _Row:
 class _Table:
     program: str = ""
     groups: Counter[int] = field(default_factory=Counter)
+    num_ranks: int = 0
     devices: dict[str, set[str]] = field(default_factory=dict)
     rows: list[_Row] = field(default_factory=list)
     mentioned: Op = Op.UNKNOWN
@@ -179,7 +180,8 @@ class BenchmarkTables:
 
     def _read_rank(self, found: re.Match[str]) -> None:
         table = self._table
-        if sum(table.groups.values()) < MAX_BENCHMARK_RANKS:
+        if table.num_ranks < MAX_BENCHMARK_RANKS:
+            table.num_ranks += 1
             table.groups[int(found[2] or 0)] += 1
             table.devices.setdefault(found[3], set()).add(found[4])
             self.device_name = self.device_name or found[5].strip()

@@ -21,10 +21,10 @@ from paro_advise.trace_parsers.side_rows import RowBuffer
 from paro_advise.trace_parsers.tables import COLLECTIVE_COLUMNS, ProcessGroup
 from paro_advise.trace_parsers.values import bounded_int, bounded_text, parse_int
 
-_HEADER = re.compile(
-    r"([A-Za-z0-9][\w.-]{0,254}):(\d{1,10}):(\d{1,10}) \[(\d{1,4})\] "
-    r"(?:\S{1,200}:\d{1,6} )?NCCL (INFO|WARN|TRACE) +(.*)"
-)
+# What follows the host's name. Searched first: a name may begin anywhere, but this is rare.
+_AFTER_HOST = re.compile(r":(\d{1,10}):(\d{1,10}) \[(\d{1,4})\] (?:\S{1,200}:\d{1,6} )?NCCL (INFO|WARN|TRACE) +(.*)")
+_HOST_BACKWARDS = re.compile(r"[\w.-]{0,254}[A-Za-z0-9]")
+_MAX_HOST = 255  # characters; longest host name; RFC 1035 allows 255 octets
 _CELL = re.compile(r"[\d.]+|N/A")
 _BARE = re.compile(r"\s*(?:NCCL (INFO|WARN|TRACE) +|(?=R?NCCL version \d))(.*)")
 _POINTER = r"(?:0x[0-9a-f]{1,16}|\(nil\))"
@@ -47,6 +47,17 @@ _TUNING = re.compile(
     r"(?:Algo +(\w{1,20}) +proto +(\w{1,20})\b.*|Kernel (\w{1,80})\b.*|(cudaMemcpy\w{0,20})\b.*)"
 )
 _VERSION = re.compile(r"R?NCCL version (\d[\w.+-]{0,60})")
+
+
+def _header(line: str) -> tuple[re.Match[str] | None, int]:
+    """Return the first prefix of NCCL in a line from the end of its host's name on, and where that name begins."""
+    found = _AFTER_HOST.search(line)
+    while found is not None:
+        before = line[max(0, found.start() - _MAX_HOST) : found.start()]
+        if host := _HOST_BACKWARDS.match(before[::-1]):
+            return found, found.start() - host.end()
+        found = _AFTER_HOST.search(line, found.start() + 1)
+    return None, 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,20 +118,20 @@ class NcclLines:
         """Return the message in a line, None when it holds none of NCCL's."""
         if "NCCL" not in line or len(line) > MAX_MESSAGE:
             return None
-        found = _HEADER.match(line) or _HEADER.search(line)
+        found, start = _header(line)
         if found is None:
             bare = _BARE.fullmatch(line)
             if bare is None:
                 return None
             return NcclLine(front="", host="", pid=0, level=bare[1] or "INFO", body=bare[2])
-        host, start = found[1], found.start()
+        host = line[start : found.start()]
         if host not in self.hosts:
             # A table's cell may touch the host's name: "   sum   -1node7:12:12 [0] NCCL INFO ...".
             cell = _CELL.match(host)
             cuts = range(1, cell.end() + 1) if cell else ()
             cut = next((cut for cut in cuts if host[cut:] in self.hosts), 0)
             start, host = start + cut, host[cut:]
-        return NcclLine(front=line[:start], host=host, pid=int(found[2]), level=found[5], body=found[6].rstrip())
+        return NcclLine(front=line[:start], host=host, pid=int(found[1]), level=found[4], body=found[5].rstrip())
 
     def use(self, line: NcclLine) -> None:
         """Take over one message; a message that holds a second one is counted as torn."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.errors import BrokenInputError
 from paro_advise.trace_parsers.collective_sizes import busbw_gbps, full_bytes
-from paro_advise.trace_parsers.constants import MAX_GROUP_SIZE, MAX_GROUPS
+from paro_advise.trace_parsers.constants import MAX_GROUP_SIZE, MAX_GROUPS, MAX_TIME_US
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
 from paro_advise.trace_parsers.nccl.constants import MAX_KERNELS, MAX_LABELS
 from paro_advise.trace_parsers.notice import NoticeList
@@ -107,7 +107,7 @@ class _Scan:
             return False
         kind = bounded_text(perf.get(prefix), 40)
         size = bounded_int(perf.get(f"{prefix}_msg_size_bytes"))
-        time_us = bounded_float(perf.get(f"{prefix}_exec_time_us"))
+        time_us = bounded_float(perf.get(f"{prefix}_exec_time_us"), high=MAX_TIME_US)
         if not kind or size is None or time_us is None:
             return False
         op = op_of_name(kind)
@@ -155,13 +155,16 @@ class _Scan:
         if isinstance(trace, dict):
             kernels = trace.get("kernel_events")
             events = kernels[:MAX_KERNELS] if isinstance(kernels, list) else []
-            starts = [bounded_int(item.get("kernel_start_ts"), 1) for item in events if isinstance(item, dict)]
+            starts = [
+                bounded_int(item.get("kernel_start_ts"), 1, MAX_TIME_US) for item in events if isinstance(item, dict)
+            ]
             known = [start for start in starts if start is not None]
-            start = min(known) if known else bounded_int(trace.get("coll_start_ts") or trace.get("p2p_start_ts"), 1)
+            enqueued = trace.get("coll_start_ts") or trace.get("p2p_start_ts")
+            start = min(known) if known else bounded_int(enqueued, 1, MAX_TIME_US)
             if start is not None:
                 self.num_event_times += 1
                 return float(self._since_base(start))
-        dumped = bounded_int(self.metadata.get("dump_timestamp_us"), 1)
+        dumped = bounded_int(self.metadata.get("dump_timestamp_us"), 1, MAX_TIME_US)
         if dumped is None:
             return None
         self.num_dump_times += 1

@@ -93,7 +93,7 @@ class _Scan:
         self._num_open += 1
         self._open.setdefault(_event_key(record), []).append(record)
         ts = bounded_float(record.get("ts"))
-        if record.get("cat") in {"COLL", "P2P"} and ts is not None:
+        if _category(record) in {"COLL", "P2P"} and ts is not None:
             call = _chrome_call(record, ts)
             if call is not None:
                 # Its kernel's channels are written before its own end.
@@ -107,7 +107,7 @@ class _Scan:
         first = begun.pop()
         self._num_open -= 1
         start_us, end_us = bounded_float(first.get("ts")), bounded_float(record.get("ts"))
-        category = record.get("cat")
+        category = _category(record)
         if category not in {"COLL", "P2P", "GPU"}:
             return
         if start_us is None or end_us is None or end_us < start_us:
@@ -156,18 +156,22 @@ class _Scan:
     def finish(self) -> None:
         """Count the collectives that never ended."""
         for begun in self._open.values():
-            self.num_incomplete += sum(record.get("cat") in {"COLL", "P2P"} for record in begun)
+            self.num_incomplete += sum(_category(record) in {"COLL", "P2P"} for record in begun)
 
 
 def _thread_of(record: dict[str, object]) -> tuple[int | None, int | None]:
     return bounded_int(record.get("pid")), bounded_int(record.get("tid"))
 
 
+def _category(record: dict[str, object]) -> str:
+    return bounded_text(record.get("cat"), 40)
+
+
 def _event_key(record: dict[str, object]) -> tuple[object, ...]:
     return (
         *_thread_of(record),
         bounded_int(record.get("id")),
-        bounded_text(record.get("cat"), 40),
+        _category(record),
         bounded_text(record.get("name"), 80),
     )
 

@@ -6,7 +6,7 @@ gloo gives every group its own pair of worker threads, made one after the other.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from paro_advise.core.collective import Op
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
     from paro_advise.trace_parsers.kineto.gloo import GlooPair
     from paro_advise.trace_parsers.tables import ProcessGroup
+
+_REPLICA = "replica"
+# A size, _REPLICA or None for every other group; and whether only groups count that are not the default one.
+_Key: TypeAlias = tuple[int | str | None, bool]
 
 
 @dataclass(slots=True)
@@ -51,30 +55,45 @@ def groups_of_threads(
         is_reduction = "post_backward_reduce" in owner or (has_replicas and "_post_backward_hook" in owner)
         if pair.op == Op.ALL_REDUCE and is_reduction:
             pool.is_replica = True
-    chosen: dict[int, ProcessGroup] = {}
-    for number, pool in pools.items():
-        fitting = _fitting_groups(pool, list(distinct.values()), list(chosen.values()))
-        if len(fitting) == 1:
-            chosen[number] = fitting[0]
-    return {thread: chosen[number] for thread, number in pool_of.items() if number in chosen}
+    candidates = _Candidates(list(distinct.values()))
+    chosen = {number: candidates.choose(pool) for number, pool in pools.items()}
+    return {thread: group for thread, number in pool_of.items() if (group := chosen[number]) is not None}
 
 
-def _fitting_groups(pool: _Pool, groups: Sequence[ProcessGroup], taken: Sequence[ProcessGroup]) -> list[ProcessGroup]:
-    """Return the groups that a pool may serve; of several those that no other pool took."""
-    fitting = [group for group in groups if _fits(pool, group)]
-    if len(fitting) <= 1:
-        return fitting
-    taken_ranks = {group.ranks for group in taken}
-    fitting = [group for group in fitting if group.ranks not in taken_ranks] or fitting
-    specific = [group for group in fitting if group.description != "default_pg"]
-    return specific if pool.sizes and specific else fitting
+class _Candidates:
+    """The groups that pools may serve, by what pools reveal: a size, being a replica, or nothing."""
 
+    def __init__(self, groups: Sequence[ProcessGroup]) -> None:
+        self._groups = groups
+        self._keys = [self._keys_of(group) for group in groups]
+        self._all: dict[_Key, dict[int, None]] = {}
+        for number, keys in enumerate(self._keys):
+            for key in keys:
+                self._all.setdefault(key, {})[number] = None
+        self._free = {key: dict(numbers) for key, numbers in self._all.items()}
 
-def _fits(pool: _Pool, group: ProcessGroup) -> bool:
-    is_replica_group = "replicate" in group.description
-    if pool.is_replica:
-        return is_replica_group
-    return not is_replica_group and (not pool.sizes or {group.size} == pool.sizes)
+    @staticmethod
+    def _keys_of(group: ProcessGroup) -> list[_Key]:
+        kinds = (_REPLICA,) if "replicate" in group.description else (group.size, None)
+        is_specific = group.description != "default_pg"
+        return [(kind, specific) for kind in kinds for specific in (False, is_specific)]
+
+    def choose(self, pool: _Pool) -> ProcessGroup | None:
+        """Return the only group that a pool may serve, of several that which no other pool took; None if none is."""
+        if len(pool.sizes) > 1 and not pool.is_replica:
+            return None
+        kind = _REPLICA if pool.is_replica else next(iter(pool.sizes), None)
+        fitting = self._all.get((kind, False), {})
+        if len(fitting) > 1:
+            among = self._free if self._free[kind, False] else self._all
+            specific = among.get((kind, True)) if pool.sizes else None
+            fitting = specific or among[kind, False]
+        if len(fitting) != 1:
+            return None
+        (number,) = fitting
+        for key in self._keys[number]:
+            self._free[key].pop(number, None)
+        return self._groups[number]
 
 
 def _pools_of_threads(threads: Sequence[int]) -> dict[int, int]:

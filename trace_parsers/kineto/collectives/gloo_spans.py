@@ -11,6 +11,7 @@ from paro_advise.trace_parsers.kineto.collectives.host_calls import host_calls
 from paro_advise.trace_parsers.kineto.collectives.rows import CollectiveRows
 from paro_advise.trace_parsers.kineto.gloo import GlooCall, GlooPair, GlooSpan, pair_gloo, total_elements
 from paro_advise.trace_parsers.kineto.host_rows import NOWHERE, owners_at
+from paro_advise.trace_parsers.rank_lists import ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,14 +84,19 @@ def gloo_collectives(
     pairs = pair_gloo(calls, spans)
     owners = owners_at(rows, [(pair.call.start_us, pair.call.tid) if pair.call else NOWHERE for pair in pairs])
     group_of = groups_of_threads(pairs, owners, groups)
+    # Every collective of a group repeats its text.
+    text_of = {thread: ranks_text(group.ranks) for thread, group in group_of.items()}
     out = CollectiveRows()
     for pair, owner in zip(pairs, owners, strict=True):
-        _add_pair(out, pair, group_of.get(pair.span.thread), owner, clock)
+        thread = pair.span.thread
+        _add_pair(out, pair, group_of.get(thread), text_of.get(thread, ""), owner, clock)
     unpaired = sum(pair.call is None for pair in pairs)
     return out, unpaired, len(calls) - (len(pairs) - unpaired)
 
 
-def _add_pair(out: CollectiveRows, pair: GlooPair, group: ProcessGroup | None, owner: str, clock: PhaseClock) -> None:
+def _add_pair(
+    out: CollectiveRows, pair: GlooPair, group: ProcessGroup | None, ranks: str, owner: str, clock: PhaseClock
+) -> None:
     span, call = pair.span, pair.call
     size = pair.group_size or (group.size if group else None)
     out.add(
@@ -104,7 +110,7 @@ def _add_pair(out: CollectiveRows, pair: GlooPair, group: ProcessGroup | None, o
         group_size=size,
         group_name=group.name if group else "",
         group_desc=group.description if group else "",
-        group_ranks=",".join(map(str, group.ranks)) if group else "",
+        group_ranks=ranks,
         stream=span.thread,
         name=span.name,
         host_op=call.name if call else "",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from paro_advise.trace_parsers.constants import MAX_TEXT_RANKS
 from paro_advise.trace_parsers.kineto.constants import MAX_LISTED_RANKS, MAX_RANK_DIGITS, MAX_RANKS_TEXT
 from paro_advise.trace_parsers.kineto.events import CommArgs, as_int
+from paro_advise.trace_parsers.rank_lists import ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,17 +38,16 @@ def group_ranks(args: CommArgs, groups: Mapping[str, ProcessGroup]) -> tuple[int
 
 
 class GroupTexts:
-    """The global ranks of groups as text; the same few groups come again and again."""
+    """The global ranks of groups as text (see ranks_text); the same few groups come again and again."""
 
     def __init__(self, groups: Mapping[str, ProcessGroup]) -> None:
         self._groups = groups
         self._known: dict[tuple[str, ...], str] = {}
 
     def ranks(self, args: CommArgs) -> str:
-        """Return the ranks of a collective's group, comma separated, "" when unknown."""
+        """Return the ranks of a collective's group, "" when unknown."""
         asked = (args.group_ranks, args.group_name, args.group_size, args.rank_start, args.rank_stride)
         key = tuple(map(str, asked))
         if key not in self._known:
-            ranks = group_ranks(args, self._groups)
-            self._known[key] = ",".join(map(str, ranks)) if len(ranks) <= MAX_TEXT_RANKS else ""
+            self._known[key] = ranks_text(group_ranks(args, self._groups))
         return self._known[key]

@@ -16,6 +16,7 @@ from paro_advise.errors import HostileInputError
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
 from paro_advise.trace_parsers.kineto.constants import MAX_NAMED_RANKS, MAX_SPAN_RANKS
 from paro_advise.trace_parsers.kineto.host_rows import owners_at
+from paro_advise.trace_parsers.rank_lists import ranks_text
 from paro_advise.trace_parsers.tables import StatedStrategy
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def add_own_collectives(out: CollectiveRows, own: OwnCalls, rows: HostRows, cloc
     for call, owner in zip(own.calls, owners, strict=True):
         what = call.what
         element = dtype_bytes(what.dtype)
-        members = ",".join(map(str, what.ranks))
+        members = ranks_text(what.ranks)
         out.add(
             start_us=call.start_us,
             end_us=call.end_us,
