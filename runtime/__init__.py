@@ -12,7 +12,8 @@ if TYPE_CHECKING:
         save_checkpoint,
         save_checkpoint_async,
     )
-    from paro_advise.runtime.sharding.shard import engine_of, shard
+    from paro_advise.runtime.sharding.module import engine_of
+    from paro_advise.runtime.sharding.shard import shard
     from paro_advise.runtime.sharding.switching import SwitchReport, switch
 
 __all__ = [
@@ -29,7 +30,7 @@ __all__ = [
 _SHARDING = "paro_advise.runtime.sharding"
 _HOMES = {
     "SwitchReport": f"{_SHARDING}.switching",
-    "engine_of": f"{_SHARDING}.shard",
+    "engine_of": f"{_SHARDING}.module",
     "latest_checkpoint": f"{_SHARDING}.checkpoint",
     "load_checkpoint": f"{_SHARDING}.checkpoint",
     "save_checkpoint": f"{_SHARDING}.checkpoint",

@@ -77,3 +77,50 @@ def test_steps_are_logged_where_the_script_says_they_end(how, tmp_path):
 def test_an_unset_capture_does_nothing(tmp_path):
     run("off", tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+TRAINING = """
+import os, signal, subprocess, sys, time
+import torch
+
+steps, what = int(sys.argv[1]), sys.argv[2]
+def save(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+if what == "terminated":
+    signal.signal(signal.SIGTERM, save)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(steps):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if what == "starts another" and step == 3:
+        subprocess.run([sys.executable, __file__, "2", "alone"], check=True)
+    if what == "terminated" and step == 6:
+        os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def captured(tmp_path, *arguments):
+    pytest.importorskip("torch")
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING)
+    command = [sys.executable, "-m", "paro_advise.advisor", "capture", "-o", str(tmp_path / "c"), "--steps", "5:9"]
+    job = [sys.executable, str(script), *arguments]
+    return subprocess.run([*command, "--", *job], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_script_that_saves_when_it_is_told_to_end_still_does(tmp_path):
+    done = captured(tmp_path, "20", "terminated")
+    assert "saved" in done.stdout
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "c/rank0.json.gz").stat().st_size > 100
+
+
+def test_what_a_recorded_process_starts_is_another_run(tmp_path):
+    done = captured(tmp_path, "12", "starts another")
+    assert done.returncode == 0, done.stderr
+    _, *rows = map(json.loads, (tmp_path / "c/steps.rank0.jsonl").read_text().splitlines())
+    assert [row["step"] for row in rows] == list(range(12))
+    assert json.loads((tmp_path / "c/run.json").read_text())["command"].endswith("'starts another'")

@@ -30,6 +30,7 @@ SIGNATURES = {
     "paro_advise.runtime.shard": [
         "model", "optimizer", "strategy", "group_size", "device_mesh", "units", "param_dtype", "reduce_dtype", "init",
         "reshard_root", "overlap_updates", "offload_optimizer", "ranks_per_node",
+        "native_collectives",
     ],
     "paro_advise.runtime.switch": ["model", "strategy", "group_size", "device_mesh"],
     "paro_advise.runtime.save_checkpoint": ["path", "model", "extra", "force"],

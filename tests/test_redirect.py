@@ -54,15 +54,67 @@ def test_steps_in_unusual_orders_train_alike(a_plan, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     plain = subprocess.run(job, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert plain.returncode == 0, plain.stderr[-3000:]
-    expected = [float(word) for word in re.findall(r"\d\.\d+e[-+]\d+", plain.stdout)]
+    expected = numbers_in(plain.stdout)
     assert len(expected) == 9 + 7  # a loss after each step, and a norm where it clips
     for strategy in ("IIG", "NIG", "NNN"):
         plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
         done = paro("run", "--plan", plan, job=job)
         assert done.returncode == 0, done.stderr[-3000:]
         assert f"runs as {strategy}" in done.stderr
-        found = [float(word) for word in re.findall(r"\d\.\d+e[-+]\d+", done.stdout)]
-        assert found == pytest.approx(expected, rel=2e-6), strategy
+        assert numbers_in(done.stdout) == pytest.approx(expected, rel=2e-6), strategy
+
+
+def numbers_in(text):
+    return [float(word) for word in re.findall(r"-?\d\.\d+e[-+]\d+", text)]
+
+
+@pytest.mark.distributed
+def test_ddp_scripts_save_on_rank_0_and_resume_anywhere(a_plan, tmp_path):
+    """Losses, norms, weights and their mean; whole states from one rank while the others go on; plain and planned."""
+    script, environment = WORKERS / "saves_on_rank_0.py", {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def plain(folder, words):
+        job = torchrun(script, folder, words)
+        return subprocess.run(job, env=environment, capture_output=True, text=True, timeout=200, check=False)
+
+    def planned(strategy, folder, words):
+        plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
+        return paro("run", "--plan", plan, job=torchrun(script, folder, words))
+
+    folders = {name: tmp_path / name.lower() for name in ("plain", "NNG", "GGG")}
+    for folder in folders.values():
+        folder.mkdir()
+    first = plain(folders["plain"], "mean")
+    assert first.returncode == 0, first.stderr[-3000:]
+    expected = numbers_in(first.stdout)
+    assert len(expected) == 4 * 2 + 2
+    for strategy in ("NNG", "GGG"):
+        done = planned(strategy, folders[strategy], "mean")
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert numbers_in(done.stdout) == pytest.approx(expected, rel=2e-6), strategy
+    for done in (
+        plain(folders["GGG"], "resume"),
+        planned("GGG", folders["plain"], "resume"),
+        planned("NNG", folders["GGG"], "resume,compile"),
+        planned("GGG", folders["NNG"], "resume,compile_after"),
+    ):
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert numbers_in(done.stdout) == pytest.approx(expected[4:9], rel=2e-6), done.args
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("word", "tolerance"), [("divisor", 2e-6), ("bf16", 2**-8)])  # bf16 has 8 bits
+def test_fsdp2_in_bf16_and_with_its_own_divisor(word, tolerance, a_plan, tmp_path):
+    job = torchrun(WORKERS / "low_precision.py", word)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    plain = subprocess.run(job, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert plain.returncode == 0, plain.stderr[-3000:]
+    expected = numbers_in(plain.stdout)
+    assert len(expected) == 3 * 2
+    for strategy in ("NNG", "GGG"):
+        done = paro("run", "--plan", plan_for(a_plan, tmp_path / f"{strategy}.json", strategy), job=job)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert numbers_in(done.stdout) == pytest.approx(expected, rel=tolerance), strategy
 
 
 @pytest.mark.distributed

@@ -111,3 +111,21 @@ def test_dominated_strategies_are_refused():
     with pytest.raises(UsageError, match="one of NNN"):
         checked_strategy("GII")
     assert checked_strategy("iig") == Strategy.parse("IIG")
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        "mean_of_weights,remembered_parameters,single_values,own_gradients",
+        "other_divisors,own_methods,gathered_ahead,native_collectives",
+        "state_before,other_optimizers,edits_of_low_precision",
+        "tied_on_meta,copies,refusals",
+    ],
+)
+def test_what_scripts_do_by_hand(cases):
+    done = run("sharding_by_hand", cases, ranks=2, warnings="ignore")
+    assert done.count("held") == len(cases.split(","))
+
+
+def test_ranks_that_read_sharded_values_at_different_lines_are_told():
+    assert "told 1" in run("sharding_by_hand", "reads_at_different_lines", ranks=2)

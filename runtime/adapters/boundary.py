@@ -40,6 +40,7 @@ class Boundary:
         self._has_warned = False
         engine.gradients.after_backward = self._after_backward
         engine.gradients.after_discard = self.restart
+        engine.gradients.before_read = self.finish
 
     def _after_backward(self) -> None:
         self._passes += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
@@ -13,18 +14,21 @@ from torch import nn
 
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.adapters.constants import NO_PLAN
-from paro_advise.runtime.adapters.hooks import replace_name
+from paro_advise.runtime.adapters.names import replace_name
 from paro_advise.runtime.adapters.session import Session
 from paro_advise.runtime.adapters.wrapping import Wrapping, copy_from_rank_0
+from paro_advise.runtime.compiler import taken_apart, uncompiled
+from paro_advise.runtime.sharding.module import engine_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import CPUOffload, MixedPrecision
     from torch.optim.optimizer import ParamsT
 
 _P = ParamSpec("_P")
+_FSDP1_PART = "_fsdp_wrapped_module."  # in names of parameters, which FSDP1 leaves out of its state dicts
 
 
 def install(session: Session) -> None:
@@ -63,6 +67,7 @@ class _Wrapper(nn.Module):
     """What the stand-ins for DDP and FSDP1 share."""
 
     _inner_name = "module"
+    _key_prefix = "module."
     _wrapping: Wrapping
 
     def _adopt(self, module: nn.Module, wrapping: Wrapping) -> None:
@@ -75,22 +80,27 @@ class _Wrapper(nn.Module):
         assert inner is not None
         return inner
 
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Return the parameters, up to date."""
+        session = Session.of_process
+        if session is not None and session.sharded_model is not None:
+            engine_of(session.sharded_model).show_parameters()
+        return super().named_parameters(*args, **kwargs)
+
+    @uncompiled
     def forward(self, *args: object, **kwargs: object) -> object:
         """Call the wrapped module, sharded before its first pass."""
-        inner = self._inner
+        inner, compiler = taken_apart(self._inner)
         if Session.of_process is not None and not isinstance(inner, _Wrapper):
-            Session.of_process.before_forward(inner, lambda: self._wrapping)
+            Session.of_process.before_forward(inner, lambda: replace(self._wrapping, compile=compiler))
         output: object = inner(*args, **kwargs)
         return output
 
-    def __getattr__(self, name: str) -> Any:  # Any: whatever the wrapped model has
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            inner = self.__dict__["_modules"].get(self._inner_name)
-            if inner is None:
-                raise
-            return getattr(inner, name)
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Take a state dict of this wrapper's, whole or in shards."""
+        prefix = self._key_prefix
+        given = {key.removeprefix(prefix): value for key, value in state_dict.items()}
+        return self._inner.load_state_dict(given, strict, assign)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -126,26 +136,51 @@ class DistributedDataParallel(_Wrapper):
         super().__init__()
         if process_group is not None and dist.get_world_size(process_group) != dist.get_world_size():
             raise TrainingError("a plan needs DDP over all ranks, got a smaller process group", hint=NO_PLAN)
+        if getattr(module, "_ddp_params_and_buffers_to_ignore", None):
+            raise TrainingError("a plan cannot express DDP's ignored parameters and buffers", hint=NO_PLAN)
         if settings.get("mixed_precision") is not None:
             raise TrainingError("a plan cannot express DDP's mixed_precision", hint=NO_PLAN)
-        if settings.get("find_unused_parameters"):
-            # Our runtime would step unused parameters with a gradient of zero, so that weight decay would change them.
-            raise TrainingError(
-                "a plan cannot express DDP's find_unused_parameters",
-                hint="turn it off if all parameters are used (Trainer: ddp_find_unused_parameters=False), "
-                f"else {NO_PLAN}",
-            )
         if init_sync:
             copy_from_rank_0(module)
         self._sends_buffers = broadcast_buffers and any(True for _ in module.buffers())
-        self._adopt(module, Wrapping(origin="DDP"))
+        self._next_sends_buffers = True
+        self._adopt(module, Wrapping(origin="DDP", states_are_whole=True))
+
+    @classmethod
+    def _get_active_ddp_module(cls) -> None:
+        """Tell torch's compiler that no DDP of torch's own is at work."""
+
+    def _set_static_graph(self) -> None:
+        """Ignore what only speeds DDP up."""
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """Tell whether the next backward pass is the last of its step, as the script says."""
+        return _session().next_pass_is_last
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, value: bool) -> None:
+        session = _session()
+        session.gate(synchronizes=value)
+        if session.sharded_model is not None:
+            session.sharded_model.set_requires_gradient_sync(value)
 
     def forward(self, *args: object, **kwargs: object) -> object:
-        """Call the wrapped module, with rank 0's buffers as DDP does."""
-        if self._sends_buffers and self.training and torch.is_grad_enabled():
+        """Call the wrapped module, with rank 0's buffers where DDP sends them.
+
+        That is in each pass after one that synchronizes gradients, evaluation or not.
+        """
+        if self._sends_buffers and self._next_sends_buffers:
             for buffer in self._inner.buffers():
                 dist.broadcast(buffer, 0)
-        return super().forward(*args, **kwargs)
+        output = super().forward(*args, **kwargs)
+        self._next_sends_buffers = torch.is_grad_enabled() and self.require_backward_grad_sync
+        return output
+
+    @_end_job_on_error
+    def join(self, *_: object, **__: object) -> None:
+        """Refuse: ranks with fewer inputs than others would leave collectives of the plan alone."""
+        raise TrainingError("a plan cannot express DDP's join()", hint="give all ranks as many batches, or " + NO_PLAN)
 
     @_end_job_on_error
     def register_comm_hook(self, *_: object, **__: object) -> None:
@@ -157,6 +192,7 @@ class FullyShardedDataParallel(_Wrapper):
     """Takes FSDP1's arguments; the plan decides how the model is sharded."""
 
     _inner_name = "_fsdp_wrapped_module"
+    _key_prefix = ""
 
     @_end_job_on_error
     def __init__(
@@ -197,11 +233,33 @@ class FullyShardedDataParallel(_Wrapper):
         inner = [part._inner for part in module.modules() if isinstance(part, FullyShardedDataParallel)]  # noqa: SLF001 - our class
         wrapping = Wrapping(
             origin="FSDP1 (FullyShardedDataParallel)",
+            states_are_whole=True,
             units=tuple(inner) or _wrapped_classes(auto_wrap_policy),
             param_dtype=parameters,
             reduce_dtype=reductions,
         )
         self._adopt(module, wrapping)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # torch has overloads
+        """Return whole tensors by the names of the model that was wrapped."""
+        found: dict[str, Any] = super().state_dict(*args, **kwargs)
+        for key in [key for key in found if _FSDP1_PART in key]:
+            found[key.replace(_FSDP1_PART, "")] = found.pop(key)
+        return found
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Take a state dict by the names of the model that was wrapped."""
+        own = {key.replace(_FSDP1_PART, ""): key for key in nn.Module.state_dict(self._inner, keep_vars=True)}
+        return super().load_state_dict({own.get(key, key): value for key, value in state_dict.items()}, strict, assign)
+
+    def __getattr__(self, name: str) -> Any:  # Any: whatever the wrapped model has
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            inner = self.__dict__["_modules"].get(self._inner_name)
+            if inner is None:
+                raise
+            return getattr(inner, name)
 
     @property
     def module(self) -> nn.Module:

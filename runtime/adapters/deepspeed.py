@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from paro_advise.errors import TrainingError
 from paro_advise.policies.strategy import CollectiveBackend
@@ -20,7 +21,7 @@ from paro_advise.runtime.adapters.deepspeed_config import (
     read_table,
     set_strategy,
 )
-from paro_advise.runtime.adapters.hooks import replace_name
+from paro_advise.runtime.adapters.names import replace_name
 from paro_advise.runtime.adapters.wrapping import Wrapping, copy_from_rank_0
 from paro_advise.runtime.import_hooks import when_imported
 
@@ -153,6 +154,7 @@ class PlannedEngine(nn.Module):
         self.global_steps = self.micro_steps = 0
         self._session = session
         self._norm: float | None = None
+        self._in_backward = False
         self._clip = float(table.get("gradient_clipping", 0.0))
         self._micro_batch, self._accumulation = batch_sizes(table)
         copy_from_rank_0(model)
@@ -167,15 +169,33 @@ class PlannedEngine(nn.Module):
         if self._session.sharded_model is not None:
             self._session.sharded_model.set_requires_gradient_sync(last)
         output: object = self.module(*args, **kwargs)
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(self._scale_gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return output
+
+    def _scale_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Take the mean over micro-batches where the script calls ``loss.backward()`` itself, as DeepSpeed does."""
+        return gradient if self._in_backward else gradient / self._accumulation
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True, **_: object
     ) -> torch.Tensor:
         """Accumulate the gradients of the mean over micro-batches."""
         scaled = loss / self._accumulation if scale_wrt_gas else loss
-        scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._in_backward = True
+        try:
+            scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        finally:
+            self._in_backward = False
         return loss
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss: only fp16 scales it, which a plan refuses."""
+        return loss
+
+    def destroy(self) -> None:
+        """Do nothing: what belongs to the plan ends with the process."""
 
     def step(self, *_: object, **__: object) -> None:
         """Step the optimizer if this was the last micro-batch."""

@@ -22,8 +22,82 @@ if TYPE_CHECKING:
 Table: TypeAlias = dict[str, Any]  # Any: what JSON decodes to
 
 STAGES = {"NNN": 0, "NNG": 1, "NGG": 2, "GGG": 3}
-# Keys that change what is computed and that our runtime has no word for.
-_REFUSED = ("amp", "communication_data_type", "prescale_gradients", "sparse_gradients", "compression_training")
+# Keys that a plan takes over, or that change nothing that is computed; what else is switched on is refused.
+_KNOWN = frozenset(
+    [
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "optimizer",
+        "scheduler",
+        "bf16",
+        "bfloat16",
+        "fp16",
+        "zero_optimization",
+        "zero_allow_untested_optimizer",
+        "zero_force_ds_cpu_optimizer",
+        "steps_per_print",
+        "wall_clock_breakdown",
+        "memory_breakdown",
+        "dump_state",
+        "comms_logger",
+        "flops_profiler",
+        "tensorboard",
+        "wandb",
+        "comet",
+        "csv_monitor",
+        "checkpoint",
+        "activation_checkpointing",
+        "aio",
+        "autotuning",
+        "dataloader_drop_last",
+        "disable_allgather",
+        "nebula",
+        "seed",
+    ]
+)
+_KNOWN_OF_ZERO = frozenset(
+    [
+        "stage",
+        "allgather_partitions",
+        "allgather_bucket_size",
+        "overlap_comm",
+        "reduce_scatter",
+        "reduce_bucket_size",
+        "contiguous_gradients",
+        "round_robin_gradients",
+        "use_multi_rank_bucket_allreduce",
+        "sub_group_size",
+        "stage3_prefetch_bucket_size",
+        "stage3_max_live_parameters",
+        "stage3_max_reuse_distance",
+        "stage3_param_persistence_threshold",
+        "stage3_model_persistence_threshold",
+        "stage3_module_granularity_threshold",
+        "stage3_gather_16bit_weights_on_model_save",
+        "gather_16bit_weights_on_model_save",
+        "prefetch_bucket_size",
+        "max_live_parameters",
+        "max_reuse_distance",
+        "param_persistence_threshold",
+        "model_persistence_threshold",
+        "ignore_unused_parameters",
+        "load_from_fp32_weights",
+        "elastic_checkpoint",
+        "memory_efficient_linear",
+        "zero_hpz_partition_size",
+        "mics_shard_size",
+        "mics_hierarchical_params_gather",
+        "offload_param",
+        "offload_optimizer",
+        "pipeline_loading_checkpoint",
+        "override_module_apply",
+        "log_trace_cache_warnings",
+        "use_all_reduce_for_fetch_params",
+    ]
+)
+_KNOWN_OF_BF16 = frozenset({"enabled", "immediate_grad_update", "check_grad_overflow"})
 
 
 class Scheduler(Protocol):
@@ -74,16 +148,26 @@ def check_table(table: Table, *, training_data: object, mpu: object) -> None:
         TrainingError: it names the key.
     """
     zero = table.get("zero_optimization", {})
+    low = table.get("bf16") or table.get("bfloat16") or {}
     for name, value in (
         ("fp16", table.get("fp16", {}).get("enabled")),
         ("zero_optimization.offload_param", zero.get("offload_param", {}).get("device", "none") != "none"),
         ("zero_optimization.offload_optimizer", zero.get("offload_optimizer", {}).get("device", "none") != "none"),
         ("training_data", training_data is not None),
         ("mpu", mpu is not None),
-        *((key, table.get(key)) for key in _REFUSED),
+        *((key, value) for key, value in table.items() if key not in _KNOWN),
+        *((f"zero_optimization.{key}", value) for key, value in zero.items() if key not in _KNOWN_OF_ZERO),
+        *((f"bf16.{key}", value) for key, value in low.items() if key not in _KNOWN_OF_BF16),
     ):
-        if value:
+        if _is_on(value):
             raise TrainingError(f"a plan cannot express DeepSpeed's {name}", hint=NO_PLAN)
+
+
+def _is_on(value: object) -> bool:
+    """Tell whether a setting asks for something: a section may say itself that it does not."""
+    if isinstance(value, dict):
+        return bool(value.get("enabled", any(_is_on(item) for item in value.values())))
+    return value not in (None, False, 0, 1, 1.0, "", "none") or value is True
 
 
 def make_optimizer(table: Table, parameters: ParamsT) -> torch.optim.Optimizer:

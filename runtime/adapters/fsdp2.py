@@ -10,8 +10,10 @@ from torch import nn
 
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.adapters.constants import NO_PLAN
-from paro_advise.runtime.adapters.hooks import replace_name
+from paro_advise.runtime.adapters.names import replace_name
 from paro_advise.runtime.adapters.wrapping import Wrapping
+from paro_advise.runtime.compiler import uncompiled
+from paro_advise.runtime.sharding.engine import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +34,9 @@ _WITHOUT_EFFECT = (
     "set_allocate_memory_from_process_group_for_comm",
     "set_separate_reduce_scatter_group",
     "set_reduce_scatter_max_input_buffers",
+    "set_force_sum_reduction_for_comms",
+    "set_reduce_scatter_unused_params",
+    "set_symm_mem_for_comm",
     "unshard",
     "reshard",
 )
@@ -74,6 +79,13 @@ class PlannedModule:
         """Set whether the next backward pass is the last of its step."""
         self.set_requires_gradient_sync(is_last_backward)
 
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Set what sums of gradients are divided by."""
+        assert isinstance(self, nn.Module)
+        self.paro_calls.set_divide_factor(self, factor)
+
+    set_reduce_scatter_divide_factor = set_gradient_divide_factor  # its older name
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients inside this context without synchronizing them."""
@@ -88,8 +100,15 @@ def _ignore(self: PlannedModule, *_: object, **__: object) -> None:
     """Ignore a setting."""
 
 
+def _refuse(self: PlannedModule, *_: object, **__: object) -> None:
+    """Refuse what would act on collectives that the plan replaces."""
+    self.paro_calls.session.refuse(TrainingError("a plan cannot express own collectives of FSDP2", hint=NO_PLAN))
+
+
 for _name in _WITHOUT_EFFECT:
     setattr(PlannedModule, _name, _ignore)
+for _name in ("set_custom_all_gather", "set_custom_reduce_scatter", "set_all_reduce_hook"):
+    setattr(PlannedModule, _name, _refuse)
 
 
 def install(session: Session) -> None:
@@ -98,6 +117,17 @@ def install(session: Session) -> None:
     import torch.distributed.fsdp as new
 
     replace_name("fully_shard", FullyShardCalls(session).fully_shard, new, old)
+    replace_name("FSDPModule", _standing_for(new.FSDPModule), new, old)
+
+
+def _standing_for(original: type) -> type:
+    """Return a class of which whatever ``fully_shard`` was called on is an instance, sharded yet or not."""
+
+    class Kind(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, (PlannedModule, original))
+
+    return Kind("FSDPModule", (), {"__doc__": original.__doc__})
 
 
 class FullyShardCalls:
@@ -110,6 +140,7 @@ class FullyShardCalls:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._settings: dict[int, tuple[nn.Module, Settings]] = {}
+        self._factors: dict[int, tuple[nn.Module, float]] = {}
 
     def fully_shard(self, module: _Modules, **settings: Unpack[Settings]) -> _Modules:
         """Note what to shard, with FSDP2's settings."""
@@ -124,9 +155,24 @@ class FullyShardCalls:
         if not isinstance(module, PlannedModule):
             module.__class__ = type(f"Planned{cls.__name__}", (PlannedModule, cls), {"paro_calls": self})
 
+    def set_divide_factor(self, module: nn.Module, factor: float) -> None:
+        """Note what sums of a module's gradients are divided by; it counts once the model is sharded."""
+        self._factors[id(module)] = (module, factor)
+        self._pass_on_factors()
+
+    def _pass_on_factors(self) -> None:
+        engine = Engine.find(self.session.root) if self.session.root is not None else None
+        if engine is not None:
+            for module, factor in self._factors.values():
+                engine.set_divide_factor(module, factor)
+            self._factors.clear()
+
+    @uncompiled
     def before_forward(self, module: nn.Module) -> None:
         """Shard a model if this is its first pass that makes gradients."""
         self.session.before_forward(module, lambda: self._wrapping(module))
+        if self._factors:
+            self._pass_on_factors()
 
     def _wrapping(self, root: nn.Module) -> Wrapping:
         inside = {id(part) for part in root.modules()}

@@ -17,10 +17,10 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from paro_advise.errors import TrainingError
+from paro_advise.runtime.adapters.names import replace_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import ModuleType
 
     from paro_advise.runtime.adapters.session import Session
 
@@ -28,18 +28,6 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-
-
-def replace_name(name: str, substitute: object, *homes: ModuleType | type) -> None:
-    """Put something in the place of one of torch's names.
-
-    Args:
-        name: the same in all homes.
-        substitute: for what stands there.
-        homes: modules or classes that hold it.
-    """
-    for home in homes:
-        setattr(home, name, substitute)
 
 
 class Hooks:
@@ -114,6 +102,7 @@ class Hooks:
     ) -> tuple[tuple[object, ...], dict[str, object]] | None:
         """Finish the gradients before an optimizer reads them; a closure runs before that."""
         session = self._session
+        session.attend()
         given = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         closure = cast("Callable[[], object] | None", given)
         if session.root is None or closure is None:

@@ -14,14 +14,17 @@ import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
 from paro_advise.errors import ParoAdviseError, TrainingError
+from paro_advise.policies.strategy import CollectiveBackend
 from paro_advise.policies.strategy_name import grouped_triple
+from paro_advise.runtime.adapters.attendance import Attendance
 from paro_advise.runtime.adapters.boundary import Boundary
 from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.planned import check_facts
 from paro_advise.runtime.adapters.switchboard import Switchboard
 from paro_advise.runtime.adapters.wrapping import copy_from_rank_0, outermost_units, plain_name
 from paro_advise.runtime.job import mark_applied
-from paro_advise.runtime.sharding.shard import ShardedModule, engine_of, shard
+from paro_advise.runtime.sharding.module import ShardedModule, engine_of
+from paro_advise.runtime.sharding.shard import shard
 
 if TYPE_CHECKING:
     import weakref
@@ -33,9 +36,13 @@ if TYPE_CHECKING:
     from paro_advise.runtime.adapters.wrapping import Wrapping
     from paro_advise.runtime.sharding.parameters.units import Slot
 
-_NOTE = (
+_NOTE_OF_SHARDS = (
     "checkpoints now hold this rank's shards as DTensors: save them with torch.distributed.checkpoint or "
     "paro_advise.runtime.save_checkpoint on all ranks; evaluation runs on all ranks too"
+)
+_NOTE_OF_WHOLE = (
+    "state_dict() returns whole tensors, on rank 0 alone or on all ranks; evaluation runs on all ranks, since none "
+    "holds everything"
 )
 
 
@@ -60,6 +67,7 @@ class Session:
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._boundary: Boundary | None = None
         self._wrapping: Wrapping | None = None
+        self._attendance: Attendance | None = None
         self._gate: bool | None = None
         self._switchboard = Switchboard(job) if job else None
         # From parameters that the script may have kept to where those of today are.
@@ -92,6 +100,11 @@ class Session:
         """Tell what the script set last; without that every pass is the last of its step."""
         return self._gate is not False
 
+    def attend(self) -> None:
+        """Pass a point that all ranks pass together."""
+        if self._attendance is not None:
+            self._attendance.attend()
+
     def finish_gradients(self) -> None:
         """Reduce the gradients of passes that were mistaken for inner ones."""
         if self._boundary is not None:
@@ -117,6 +130,7 @@ class Session:
             if any(parameter.requires_grad for parameter in module.parameters()):
                 self._refuse_if_impossible(lambda: self._shard(module, wrapping()))
         elif module is self.root:
+            self.attend()
             if self._switchboard is not None:
                 self._refuse_if_impossible(lambda: self._switch(module))
         elif not any(part is module for part in self.root.modules()):
@@ -178,12 +192,19 @@ class Session:
             param_dtype=wrapping.param_dtype,
             reduce_dtype=wrapping.reduce_dtype,
             offload_optimizer=chosen.offload == "optimizer",
+            native_collectives=chosen.collectives == CollectiveBackend.NATIVE,
         )
         self.root, self._wrapping = module, wrapping
         engine = engine_of(module)
         slots = {name: slot for unit in engine.units for slot in unit.spec.slots for name in slot.aliases}
         for name, parameter in before.items():
             self._replaced[parameter] = slots[name]
+        if wrapping.compile is not None:
+            # Unit by unit, as FSDP2's users do: what surrounds a unit's forward must run as it is.
+            for unit in engine.units[:-1]:
+                unit.spec.module.forward = wrapping.compile(unit.spec.module.forward)
+        if wrapping.states_are_whole:
+            self._attendance = engine.whole_reader = Attendance(engine)
         if self._gate is not None:
             engine.gradients.set_synchronizes(enabled=self._gate)
         self._boundary = Boundary(engine, optimizer, is_gated=self._gate is not None)
@@ -198,13 +219,15 @@ class Session:
         chosen = self.plan.chosen
         print(
             f"paro-advise: {wrapping.origin} of {plain_name(module)} "
-            f"runs as {grouped_triple(chosen.triple, chosen.group_size)} with HO-Ring, {parts} "
+            f"runs as {grouped_triple(chosen.triple, chosen.group_size)} with "
+            f"{'native collectives' if chosen.collectives == CollectiveBackend.NATIVE else 'HO-Ring'}, {parts} "
             f"(plan {self.plan.plan_id})",
             file=sys.stderr,
             flush=True,
         )
         if not wrapping.norms_are_dtensors:
-            print(f"paro-advise: {_NOTE}", file=sys.stderr, flush=True)
+            note = _NOTE_OF_WHOLE if wrapping.states_are_whole else _NOTE_OF_SHARDS
+            print(f"paro-advise: {note}", file=sys.stderr, flush=True)
 
     def _switch(self, module: nn.Module) -> None:
         assert self._switchboard is not None

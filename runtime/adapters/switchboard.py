@@ -19,7 +19,7 @@ from paro_advise.errors import ParoAdviseError, SwitchError
 from paro_advise.policies.plan import plan_from_json
 from paro_advise.runtime.adapters.constants import NOTICE_STEPS
 from paro_advise.runtime.job import ANSWER, REQUEST, STATE
-from paro_advise.runtime.sharding.shard import engine_of
+from paro_advise.runtime.sharding.module import engine_of
 from paro_advise.runtime.sharding.switching import switch
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -24,6 +24,8 @@ class Wrapping:
         param_dtype, reduce_dtype: mixed precision.
         norms_are_dtensors: the framework's clipping returns DTensors.
         init_from_rank_0: the framework copies rank 0's parameters to all ranks.
+        compile: what torch.compile was to do with the model, as a function of functions; None for nothing.
+        states_are_whole: the framework's state dicts hold whole tensors, and rank 0 may ask for them alone.
     """
 
     origin: str
@@ -32,6 +34,8 @@ class Wrapping:
     reduce_dtype: torch.dtype | None = None
     norms_are_dtensors: bool = False
     init_from_rank_0: bool = False
+    states_are_whole: bool = False
+    compile: Callable[[Callable[..., object]], Callable[..., object]] | None = None
 
 
 def outermost_units(

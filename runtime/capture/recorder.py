@@ -21,6 +21,7 @@ from paro_advise.core.capture_files import RUN, RUN_FILE, StepRecord, trace_file
 from paro_advise.core.secrets import masked_command
 from paro_advise.runtime.capture.constants import BYTES_PER_EVENT, COMPRESSION_LEVEL, COPY_BYTES
 from paro_advise.runtime.capture.observer import Observer
+from paro_advise.runtime.capture.request import FOLDER_VARIABLE, CaptureRequest
 from paro_advise.runtime.capture.step_log import PendingStep, StepLog, facts_of_process, peak_memory_bytes
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from torch._C._profiler import _ExperimentalConfig
-
-    from paro_advise.runtime.capture.request import CaptureRequest
 
     # What signal.signal() returns: a function, one of signal's own numbers, or None.
     SignalHandler: TypeAlias = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
@@ -116,6 +115,9 @@ class Recorder:
         request, observer = self._request, self.observer
         facts = {"inputs": observer.inputs, "autocast": observer.autocast, "steps": [request.first, request.last]}
         log = StepLog(request.folder, facts)
+        if Recorder.of_process is self:
+            # What this process starts from now on, an evaluation say, is another run with the same ranks.
+            os.environ.pop(FOLDER_VARIABLE, None)
         self._rank = facts_of_process()["rank"]
         self._write_run()
         return log
@@ -170,9 +172,9 @@ class Recorder:
             self._old_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        old = self._old_handler
         with contextlib.suppress(Exception):
             self._end_profile()
-        old = self._old_handler
         if callable(old):
             old(number, frame)
         else:

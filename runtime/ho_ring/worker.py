@@ -100,9 +100,11 @@ def reaching_all_ranks(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except ParoAdviseError:
+    except (ParoAdviseError, torch.OutOfMemoryError):
         raise
     except RuntimeError as error:
+        if "can't allocate memory" in str(error):  # what torch says where a CPU has no more
+            raise
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise CommunicationError(
             f"{what} must reach all ranks, got: {reason}",

@@ -31,6 +31,16 @@ def fingerprint(specs: Iterable[UnitSpec]) -> str:
     return digest.hexdigest()
 
 
+def fingerprint_of_states(states: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a digest of an optimizer's states by parameter: keys, and samples of their values."""
+    digest = hashlib.sha256()
+    for name in sorted(states):
+        for key, value in sorted(states[name].items()):
+            digest.update(f"{name}|{key}|".encode())
+            digest.update(_sample(value.detach()) if isinstance(value, torch.Tensor) else repr(value).encode())
+    return digest.hexdigest()
+
+
 def _sample(values: torch.Tensor) -> bytes:
     """Return some values spread over a tensor, as bytes."""
     flat = values.reshape(-1)

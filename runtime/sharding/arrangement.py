@@ -10,8 +10,10 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 
 from paro_advise.policies.strategy import Level, Strategy
 from paro_advise.runtime.sharding.exchange.channels import Channels
+from paro_advise.runtime.sharding.exchange.operators import complete_operators
 from paro_advise.runtime.sharding.exchange.procedure import UnitState
 from paro_advise.runtime.sharding.parameters.layout import UnitLayout
+from paro_advise.runtime.sharding.parameters.reading import WholeReads
 from paro_advise.runtime.sharding.settings import effective
 
 if TYPE_CHECKING:
@@ -24,14 +26,17 @@ if TYPE_CHECKING:
 class Communicators:
     """The channels and meshes of a model, made once per group size and device."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, native: bool = False) -> None:
+        self._native = native
         self._channels: dict[int, tuple[Channels, Channels]] = {}
         self._meshes: dict[tuple[int, str], DeviceMesh] = {}
+        complete_operators()
 
     def channels(self, grid: GroupGrid) -> tuple[Channels, Channels]:
         """Return the channels of reductions and of gathers; both run at once, so each has its own communicators."""
         if grid.group_size not in self._channels:
-            self._channels[grid.group_size] = (Channels(grid), Channels(grid))
+            reducing, gathering = (Channels(grid, native=self._native) for _ in range(2))
+            self._channels[grid.group_size] = reducing, gathering
         return self._channels[grid.group_size]
 
     def world_mesh(self, grid: GroupGrid, device: torch.device) -> DeviceMesh:
@@ -39,6 +44,7 @@ class Communicators:
         key = (0, device.type)
         if key not in self._meshes:
             self._meshes[key] = DeviceMesh(device.type, torch.arange(grid.world_size), mesh_dim_names=("world",))
+            WholeReads.watch(self._meshes[key])
         return self._meshes[key]
 
     def nested_mesh(self, grid: GroupGrid, device: torch.device) -> DeviceMesh:
@@ -48,6 +54,8 @@ class Communicators:
             mesh = DeviceMesh(device.type, torch.tensor(grid.nested_ranks), mesh_dim_names=("inside", "across"))
             # Norms over both dimensions then take one all-reduce.
             mesh._flatten("all")  # noqa: SLF001 - there is no public name
+            for part in (mesh, mesh["inside"]):
+                WholeReads.watch(part)
             self._meshes[key] = mesh
         return self._meshes[key]
 
@@ -77,6 +85,7 @@ class Arrangement:
         self.reducing, self.gathering = communicators.channels(grid)
         self._communicators = communicators
         self.units = [UnitState(spec=spec, layout=self._layout(spec)) for spec in specs]
+        self._places: dict[int, tuple[UnitState, int]] = {}
 
     def _layout(self, spec: UnitSpec) -> UnitLayout:
         levels = self.levels
@@ -93,6 +102,19 @@ class Arrangement:
         """Return the units as forward uses them: the root first; its gradients are complete last."""
         return [self.units[-1], *self.units[:-1]]
 
+    def place_of(self, parameter: torch.Tensor) -> tuple[UnitState, int] | None:
+        """Return the unit of one of the model's parameters that train, and its place there; None for others."""
+        found = self._places.get(id(parameter))
+        if found is None or found[0].spec.training[found[1]].parameter is not parameter:
+            # Parameters are new objects after each sharding.
+            self._places = {
+                id(slot.parameter): (unit, place)
+                for unit in self.units
+                for place, slot in enumerate(unit.spec.training)
+            }
+            found = self._places.get(id(parameter))
+        return found
+
     def rows_at(self, level: Level, unit: UnitState, place: int) -> tuple[int, int]:
         """Return the rows of a trained parameter that this rank has at a level."""
         rows, grid = unit.layout.rows[place], self.grid
@@ -103,6 +125,11 @@ class Arrangement:
                 return rows.band(grid.local)
             case _:
                 return rows.slice(grid.local, grid.group)
+
+    def own_rows(self, unit: UnitState, place: int, whole: torch.Tensor) -> torch.Tensor:
+        """Return the view of a whole tensor that this rank has at the optimizer's level."""
+        start, stop = self.rows_at(self.levels.optimizer, unit, place)
+        return whole.detach()[start:stop]
 
     def parameter_mesh(self) -> DeviceMesh:
         """Return the mesh that FSDP2 shards over: the group, or all ranks."""

@@ -24,7 +24,7 @@ from paro_advise.runtime.ho_ring.groups import group_timeout
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 from paro_advise.runtime.sharding import states
 from paro_advise.runtime.sharding.agreement import agree
-from paro_advise.runtime.sharding.shard import engine_of
+from paro_advise.runtime.sharding.module import engine_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

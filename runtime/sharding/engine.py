@@ -7,36 +7,54 @@ parameters, GradientReducer takes gradients to the optimizer, UpdatePublisher br
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
+from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level, Strategy
+from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.sharding.arrangement import Arrangement, Communicators
+from paro_advise.runtime.sharding.edits import Edits
 from paro_advise.runtime.sharding.gradients import GradientReducer
 from paro_advise.runtime.sharding.homes import ParameterHomes
 from paro_advise.runtime.sharding.parameters import fsdp2
+from paro_advise.runtime.sharding.parameters.owned import is_in_backward, owned, set_gradient
 from paro_advise.runtime.sharding.parameters.replicated import ReplicatedUnits, cast_inputs
 from paro_advise.runtime.sharding.updates import UpdatePublisher
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch.utils.hooks import RemovableHandle
 
     from paro_advise.runtime.sharding.exchange.channels import Channels, GroupGrid
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
     from paro_advise.runtime.sharding.optimizer import OptimizerShards
-    from paro_advise.runtime.sharding.parameters.units import UnitSpec
+    from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec
     from paro_advise.runtime.sharding.settings import Settings
+
+
+FACTOR_SETTER = "set_gradient_divide_factor"
+
+
+class WholeReader(Protocol):
+    """Makes the states whole that a script asks for, whichever ranks ask."""
+
+    def parameters(self) -> Iterable[tuple[Slot, torch.Tensor]]:
+        """Return the parameters that train."""
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return the optimizer's state in torch's own layout."""
 
 
 class Engine:
     """A sharded model at work.
 
     Attributes:
+        whole_reader: for scripts that take state dicts to be whole; None where they hold shards.
         model, specs, shards, settings, device: as given.
         arrangement: what lies where under the present strategy.
         homes, gradients, updates: see this module.
@@ -57,15 +75,17 @@ class Engine:
         device: torch.device,
     ) -> None:
         self.model = model
+        self.whole_reader: WholeReader | None = None
         self.specs = specs
         self.shards = shards
         self.settings = settings
         self.device = device
-        self._communicators = Communicators()
+        self._communicators = Communicators(native=settings.native_collectives)
         self._handles: list[RemovableHandle] = []
         self.gradients = GradientReducer(model, settings, shards)
-        self.homes = ParameterHomes(model, settings, self.gradients.deliver)
+        self.homes = ParameterHomes(model, settings, self.gradients)
         self.updates = UpdatePublisher(len(specs), self.homes)
+        self.edits = Edits(self.homes, shards, self.updates)
         # Threads outlive whoever started them.
         for queue in (self.gradients.queue, self.updates.queue):
             weakref.finalize(self, queue.close).atexit = False
@@ -86,6 +106,7 @@ class Engine:
         self.arrangement = Arrangement(self.specs, strategy, grid, self.device, self._communicators)
         self.gradients.arrange(self.arrangement)
         self.updates.arrange(self.arrangement)
+        self.edits.arrange(self.arrangement)
 
     # ---- the present arrangement --------------------------------------------------------------
 
@@ -124,6 +145,12 @@ class Engine:
         """Return where the optimizer's parameters and states are."""
         return torch.device("cpu") if self.settings.offload_optimizer else self.device
 
+    @staticmethod
+    def _set_factor_of(owner: weakref.ref[Engine], module: weakref.ref[nn.Module], factor: float) -> None:
+        engine, unit = owner(), module()
+        if engine is not None and unit is not None:
+            engine.set_divide_factor(unit, factor)
+
     @property
     def synchronizes(self) -> bool:
         """Tell whether the next backward pass is an accumulation boundary."""
@@ -134,6 +161,9 @@ class Engine:
     def settle(self, unit: UnitState, masters: list[torch.Tensor] | None) -> None:
         """Bring a unit to rest, and the optimizer's rows to it: its own ones, or views where None."""
         self.homes.home(self.arrangement, unit)
+        # FSDP2's own would act on what our procedure reduces.
+        setter = partial(Engine._set_factor_of, weakref.ref(self), weakref.ref(unit.spec.module))
+        unit.spec.module.__dict__[FACTOR_SETTER] = setter
         self.homes.bind_masters(self.arrangement, unit, masters)
 
     def place_shards(self) -> None:
@@ -141,8 +171,15 @@ class Engine:
         shards = {}
         for unit in self.units:
             for place, (slot, master) in enumerate(zip(unit.spec.training, unit.masters, strict=True)):
-                shards[slot.name] = nn.Parameter(self.arrangement.as_sharded(unit, place, master))
+                shards[slot.name] = owned(nn.Parameter(self.arrangement.as_sharded(unit, place, master)))
         self.shards.place(shards)
+        for unit in self.units:
+            for place, slot in enumerate(unit.spec.training):
+                self.shards.take_given(slot.name, partial(self._own_rows, unit, place))
+
+    def _own_rows(self, unit: UnitState, place: int, whole: torch.Tensor) -> torch.Tensor:
+        rows = self.arrangement.own_rows(unit, place, whole).to(self.optimizer_device, copy=True)
+        return self.arrangement.as_sharded(unit, place, rows)
 
     def start(self) -> None:
         """Begin to take gradients, once all units are at rest."""
@@ -152,14 +189,19 @@ class Engine:
         for unit in self.units:
             hook = self._before_forward(unit)
             self._handles.append(unit.spec.module.register_forward_pre_hook(hook, prepend=True))
+            if self.levels.parameter != Level.N and unit.spec.training and self.homes.frees_after_forward(unit):
+                self._handles.append(unit.spec.module.register_forward_hook(_check_output(unit)))
         self._handles.append(self.model.register_forward_hook(self._after_forward))
+        self.edits.note_all()
         for unit in self.units:
             for slot in unit.spec.training:
-                if slot.parameter.dtype != self.settings.gradient_dtype(slot):
-                    # Whole gradients are then added up in the type they are reduced in; FSDP2 does
-                    # that itself and puts its own on the parameter for a moment.
-                    is_whole = self.levels.parameter == Level.N
-                    slot.parameter.grad_dtype = self.settings.gradient_dtype(slot) if is_whole else None
+                # Whole gradients are added up in the type they are reduced in, and shown in the optimizer's;
+                # FSDP2 adds them up itself and puts its own on the parameter for a moment.
+                adds_up_here = self.levels.parameter == Level.N
+                if adds_up_here and slot.parameter.dtype != self.settings.gradient_dtype(slot):
+                    slot.parameter.grad_dtype = self.settings.gradient_dtype(slot)
+                elif slot.parameter.dtype != slot.dtype:
+                    slot.parameter.grad_dtype = None
 
     def _start_replicated(self) -> None:
         order = self.arrangement.forward_order
@@ -186,40 +228,101 @@ class Engine:
             self.gradients.replicated = None
         self.homes.give_up(self.arrangement)
 
+    def set_divide_factor(self, module: nn.Module, factor: float) -> None:
+        """Divide the sums of a unit's gradients by something else than the number of ranks, as FSDP2's users may.
+
+        Raises:
+            UsageError: the module is no unit of the model.
+        """
+        found = [unit for unit in self.units if unit.spec.module is module]
+        if not found:
+            raise UsageError(
+                f"gradients are divided unit by unit, got {type(module).__name__}, which is none",
+                hint="call set_gradient_divide_factor on the modules that fully_shard was called on",
+            )
+        found[0].divide_factor = float(factor)
+
+    @property
+    def hooks(self) -> list[object]:
+        """Return the functions that the model's modules call for us."""
+        tables = [(handle.hooks_dict_ref(), handle.id) for handle in self._handles]
+        return [table[key] for table, key in tables if table is not None and key in table]
+
     # ---- forward and backward -----------------------------------------------------------------
 
     def _before_forward(self, unit: UnitState) -> Callable[..., None]:
-        return lambda *_: self.updates.wait_for(unit)
+        is_root = unit.spec.module is self.model
 
-    def _after_forward(self, _: nn.Module, __: object, output: object) -> None:
-        """Let the backward pass of an output begin with taking the gradients back.
+        @uncompiled
+        def prepare(*_: object) -> None:
+            if is_root:
+                self._begin_pass()
+            for needed in (unit, *self._gathered_ahead(unit)):
+                self.updates.wait_for(needed)
+                self.edits.before_forward(needed)
 
-        Not earlier: between a forward and its backward, or in a validation pass, the user may still
-        clip, step or clear what the passes before have left.
+        return prepare
+
+    def _gathered_ahead(self, unit: UnitState) -> list[UnitState]:
+        modules = fsdp2.gathered_ahead(unit.spec.module) if self.levels.parameter != Level.N else []
+        return [other for other in self.units if any(other.spec.module is module for module in modules)]
+
+    def _begin_pass(self) -> None:
+        """Clear up after a pass that an exception has left.
+
+        Raises:
+            UsageError: it was a backward pass, whose gradients are incomplete and still there.
         """
+        if self.gradients.is_broken_off:
+            raise UsageError(
+                "a backward pass that an exception has left must be forgotten before the next one",
+                hint="call optimizer.zero_grad() where the exception is caught",
+            )
+        if self.levels.parameter != Level.N and not is_in_backward() and not fsdp2.is_resting(self.model):
+            fsdp2.recover(self.model)
+
+    @uncompiled
+    def _after_forward(self, *_: object) -> None:
         if not torch.is_grad_enabled() and self.levels.parameter != Level.N:
             # No backward follows that would free the root's; whole, it would miss the clipping, the step and
             # the next update.
             fsdp2.reshard(self.model)
-        tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-        if not tensors:  # of a kind that we cannot look into
-            self.gradients.hide()
-        for tensor in tensors:
-            if tensor.requires_grad:
-                tensor.register_hook(self._begin_backward)  # type: ignore[no-untyped-call]  # as torch declares it
 
-    def _begin_backward(self, _: torch.Tensor) -> None:
-        self.gradients.hide()
+    def show_parameters(self) -> None:
+        """Let the model's parameters be what the optimizer has made of them, before a script reads them."""
+        self.updates.finish()
+        if not is_in_backward() and fsdp2.is_resting(self.model):
+            self.homes.rest(self.arrangement)
+            self.edits.publish()
 
     # ---- what the optimizer calls -------------------------------------------------------------
 
     def before_step(self) -> None:
         """Bring the gradients to the optimizer's parameters."""
+        self.homes.rest(self.arrangement)
+        self.edits.before_step()
         self.gradients.collect(self.optimizer_device)
 
     def after_step(self) -> None:
         """Bring the updated parameters to the model."""
         if self.settings.offload_optimizer:
             for shard in self.shards.shards.values():
-                shard.grad = None
+                set_gradient(shard, None)
         self.updates.publish(wait=not self.settings.overlap_updates)
+        self.edits.note_all()
+
+
+def _check_output(unit: UnitState) -> Callable[[nn.Module, object, object], None]:
+    """Return a hook that makes sure that FSDP2 notices when backward reaches a unit that it has freed."""
+
+    @uncompiled
+    def check(module: nn.Module, _: object, output: object) -> None:
+        wants = torch.is_grad_enabled() and any(slot.parameter.requires_grad for slot in unit.spec.training)
+        if wants and not fsdp2.tensors_with_gradient(output):
+            raise UsageError(
+                "a unit whose parameters are freed after forward must return tensors, alone or in a tuple, list, "
+                f"dict or dataclass, got {type(output).__name__} from {type(module).__name__.removeprefix('FSDP')}",
+                hint="return the loss or the hidden states, choose other units, or a strategy N..",
+            )
+
+    return check

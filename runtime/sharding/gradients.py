@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch.autograd import Variable
@@ -14,10 +14,12 @@ from paro_advise.runtime.ho_ring.spans import Span
 from paro_advise.runtime.sharding.exchange.channels import Queue
 from paro_advise.runtime.sharding.exchange.exposure import Exposure
 from paro_advise.runtime.sharding.exchange.procedure import UnitProcedure
+from paro_advise.runtime.sharding.exchange.usage import Usage
 from paro_advise.runtime.sharding.parameters import fsdp2
+from paro_advise.runtime.sharding.parameters.owned import gradient_of, is_in_backward, set_gradient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from torch import nn
 
@@ -29,6 +31,18 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.settings import Settings
 
 
+def refuse_late_gradient(*_: object) -> NoReturn:
+    """Refuse a gradient of a parameter that a switch has replaced.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError(
+        "a backward pass must run under the strategy of its forward pass, got one from before a switch",
+        hint="switch between two steps; drop the gradients with optimizer.zero_grad() to go on",
+    )
+
+
 class GradientReducer:
     """Reduces the gradients of a model's units.
 
@@ -37,6 +51,7 @@ class GradientReducer:
         replicated: collects the gradients of parameters that are kept whole; None with FSDP2.
         after_backward: called at the end of each backward pass.
         after_discard: called when all gradients are forgotten.
+        before_read: called when a script looks at a gradient.
         queue: the thread of reductions.
     """
 
@@ -49,6 +64,7 @@ class GradientReducer:
         self.replicated: ReplicatedUnits | None = None
         self.after_backward: Callable[[], None] = lambda: None
         self.after_discard: Callable[[], None] = lambda: None
+        self.before_read: Callable[[], None] = lambda: None
         self._callback_queued = False
         self._exposure = Exposure()
 
@@ -56,6 +72,7 @@ class GradientReducer:
         """Work under a strategy from now on."""
         self._arrangement = arrangement
         self._procedure = UnitProcedure(arrangement.levels, arrangement.reducing)
+        self._usage = Usage(arrangement.units, arrangement.device)
 
     @property
     def _fsdp2_holds_them(self) -> bool:
@@ -69,9 +86,26 @@ class GradientReducer:
         if self._fsdp2_holds_them:
             fsdp2.set_gradient_sync(self._model, enabled=enabled)
 
-    def deliver(self, unit: UnitState, whole: torch.Tensor) -> None:
-        """Take the gradients of a unit from FSDP2."""
+    def deliver(self, unit: UnitState, whole: torch.Tensor, used: Collection[str]) -> None:
+        """Take the gradients of a unit from FSDP2.
+
+        Args:
+            unit: whose gradients.
+            whole: this rank's, in FSDP2's blocks.
+            used: names of the parameters that got one; the others have zeros.
+
+        Raises:
+            UsageError: they come from a forward pass under another strategy.
+        """
+        if not any(unit is known for known in self._arrangement.units):
+            refuse_late_gradient()
         self.queue_callback()
+        for place, slot in enumerate(unit.spec.training):
+            if slot.name in used:
+                self._usage.note(unit, place)
+        trains = [slot.parameter.requires_grad for slot in unit.spec.training]
+        if not all(trains):
+            whole = unit.layout.with_missing(whole, trains, by_bands=self._arrangement.levels.parameter == Level.I)
         self._submit_addition(unit, whole)
 
     def deliver_whole(self, unit: UnitState) -> None:
@@ -79,12 +113,15 @@ class GradientReducer:
         whole_gradients = self._arrangement.levels.gradient == Level.N
         if not unit.spec.training or (whole_gradients and not self.synchronizes):
             return
-        gradients = [slot.parameter.grad for slot in unit.spec.training]
+        gradients = [gradient_of(slot.parameter) for slot in unit.spec.training]
+        for place, gradient in enumerate(gradients):
+            if gradient is not None:
+                self._usage.note(unit, place)
         with torch.no_grad():
             dtype = self._settings.gradient_dtype(unit.spec.training[0])
             whole = self._procedure.whole_buffer(unit, gradients, dtype)
         for slot in unit.spec.training:
-            slot.parameter.grad = None
+            set_gradient(slot.parameter, None)
         self._submit_addition(unit, whole)
 
     def _submit_addition(self, unit: UnitState, whole: torch.Tensor) -> None:
@@ -103,6 +140,9 @@ class GradientReducer:
     def queue_callback(self) -> None:
         """Make sure that the end of this backward pass is noticed."""
         if not self._callback_queued:
+            # Not earlier: between a forward and its backward, or in a validation pass, the user may still
+            # clip, step or clear what the passes before have left.
+            self.hide()
             self._callback_queued = True
             Variable._execution_engine.queue_callback(self._end_backward)  # noqa: SLF001 - as FSDP and DDP do
 
@@ -112,8 +152,18 @@ class GradientReducer:
         self._callback_queued = False
         self.queue.drain()
         if self.synchronizes:
+            self._finish_frozen()
             self._expose()
         self.after_backward()
+
+    def _finish_frozen(self) -> None:
+        """Bring on what was added up for units that have been frozen since: they deliver nothing any more."""
+        for unit in reversed(self._arrangement.units):
+            if unit.accumulated is not None:
+                self._submit(unit, partial(self._procedure.finish, unit))
+        # Profiles show it as a part of the root's gradients.
+        self._submit(self._arrangement.units[-1], lambda: self._usage.agree(self._arrangement.reducing))
+        self.queue.drain()
 
     def finish_accumulation(self) -> None:
         """Bring the gradients of passes that were no boundaries to the optimizer's level, without another pass.
@@ -131,12 +181,16 @@ class GradientReducer:
                 self.deliver_whole(unit)
             elif unit.accumulated is not None:
                 self._submit(unit, partial(self._procedure.finish, unit))
+        # Profiles show it as a part of the root's gradients.
+        self._submit(self._arrangement.units[-1], lambda: self._usage.agree(self._arrangement.reducing))
         self.queue.drain()
         self.synchronizes = before
         self._expose()
 
     def _expose(self) -> None:
         for unit, place, slot, view in self._reduced():
+            if not slot.parameter.requires_grad or not self._usage.is_used(unit, place):
+                continue  # frozen since the model was sharded, or not reached by any rank's backward pass
             gradient = self._arrangement.as_sharded(unit, place, view)
             shard = slot.parameter if self._settings.offload_optimizer else self._shards.shards[slot.name]
             self._exposure.show(slot.parameter, shard, gradient)
@@ -162,18 +216,55 @@ class GradientReducer:
         self._exposure.collect()
         if self._settings.offload_optimizer:
             for unit, place, slot, view in self._reduced():
-                if slot.parameter.grad is not None:
+                if gradient_of(slot.parameter) is not None:
                     there = view.to(optimizer_device, copy=True)
                     self._shards.shards[slot.name].grad = self._arrangement.as_sharded(unit, place, there)
 
-    def discard(self) -> None:
-        """Forget all gradients."""
+    @property
+    def is_broken_off(self) -> bool:
+        """Tell whether a backward pass has begun that will never end, for an exception has left it."""
+        return self._callback_queued and not is_in_backward()
+
+    @property
+    def are_waiting(self) -> bool:
+        """Tell whether there are gradients that no step has used yet."""
+        units = self._arrangement.units
+        return (
+            any(unit.accumulated is not None or unit.reduced is not None for unit in units)
+            or any(gradient_of(slot.parameter) is not None for unit in units for slot in unit.spec.training)
+            or (self._fsdp2_holds_them and fsdp2.accumulated_bytes(self._model) > 0)
+        )
+
+    def drop(self, parameter: torch.Tensor) -> None:
+        """Forget what was added up for one parameter, as ``parameter.grad = None`` does."""
+        self.queue.drain()
+        found = self._arrangement.place_of(parameter)
+        if found is None:
+            return
+        if self._fsdp2_holds_them:
+            fsdp2.discard_accumulated(found[0].spec.module, parameter)
+        self._procedure.forget(*found)
+
+    def discard(self, *, to_none: bool = True) -> None:
+        """Forget all gradients, and a backward pass that an exception has left.
+
+        Args:
+            to_none: parameters have none then, else zeros, on which optimizers act.
+        """
+        if not is_in_backward():
+            if self._callback_queued and self.replicated:
+                self.replicated.abandon()
+            self._callback_queued = False
+            if not self.replicated and not fsdp2.is_resting(self._model):
+                fsdp2.recover(self._model)
         self.after_discard()
         self.queue.drain()
         self._exposure.forget()
+        if to_none:
+            self._usage.clear()
         for unit in self._arrangement.units:
             unit.accumulated = unit.reduced = None
             for slot in unit.spec.training:
-                slot.parameter.grad = None
+                set_gradient(slot.parameter, None)
         if self._arrangement.levels.parameter != Level.N:
             fsdp2.discard_accumulated(self._model)

@@ -6,16 +6,21 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
+from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
+from paro_advise.runtime.sharding.gradients import refuse_late_gradient
 from paro_advise.runtime.sharding.parameters import fsdp2
+from paro_advise.runtime.sharding.parameters.owned import owned, release
+from paro_advise.runtime.sharding.parameters.whole import stand_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from paro_advise.runtime.sharding.arrangement import Arrangement
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
+    from paro_advise.runtime.sharding.gradients import GradientReducer
+    from paro_advise.runtime.sharding.parameters.units import UnitSpec
     from paro_advise.runtime.sharding.settings import Settings
 
 
@@ -25,25 +30,26 @@ class ParameterHomes:
     Args:
         model: whole.
         settings: types and places.
-        deliver: takes the whole gradients of a unit from FSDP2.
+        keeper: takes the whole gradients of a unit from FSDP2, and adds gradients up.
     """
 
-    def __init__(
-        self, model: nn.Module, settings: Settings, deliver: Callable[[UnitState, torch.Tensor], None]
-    ) -> None:
+    def __init__(self, model: nn.Module, settings: Settings, keeper: GradientReducer) -> None:
         self._model = model
         self._settings = settings
-        self._deliver = deliver
+        self._keeper = keeper
+        self._deliver = keeper.deliver
 
     def home(self, arrangement: Arrangement, unit: UnitState) -> None:
         """Bring the whole parameters that a unit's slots hold to rest at their level."""
         spec, dtype = unit.spec, self._settings.param_dtype
+        before = [slot.parameter for slot in spec.slots]
         if dtype is not None:
             for slot in spec.slots:
                 whole = slot.parameter
                 if whole.is_floating_point() and whole.dtype != dtype:
                     slot.fill(nn.Parameter(whole.detach().to(dtype), requires_grad=slot.trains))
         if arrangement.levels.parameter == Level.N:
+            self._own(spec, before)
             return
 
         def gather(output: torch.Tensor, block: torch.Tensor) -> None:
@@ -56,12 +62,24 @@ class ParameterHomes:
         fsdp2.wrap(
             spec,
             arrangement.parameter_mesh(),
-            reshard_after_forward=self._settings.reshard_root or spec.module is not self._model,
+            reshard_after_forward=self.frees_after_forward(unit),
             param_dtype=dtype,
             reduce_dtype=self._settings.reduce_dtype,
             gather=gather,
-            deliver=lambda whole: self._deliver(unit, whole),
+            deliver=lambda whole, used: self._deliver(unit, whole, used),
         )
+        self._own(spec, before)
+
+    def _own(self, spec: UnitSpec, before: list[nn.Parameter]) -> None:
+        for slot, old in zip(spec.slots, before, strict=True):
+            if old is not slot.parameter:
+                release(old)
+                stand_in(old, slot)
+            owned(slot.parameter, self._keeper)
+
+    def frees_after_forward(self, unit: UnitState) -> bool:
+        """Tell whether a unit's sharded parameters are gathered again for backward."""
+        return self._settings.reshard_root or unit.spec.module is not self._model
 
     def held(self, arrangement: Arrangement, unit: UnitState) -> list[torch.Tensor]:
         """Return what this rank holds of each trained parameter, flat."""
@@ -79,21 +97,61 @@ class ParameterHomes:
             unit: at rest.
             separate: the optimizer's rows where types differ; None to make views.
         """
+        if arrangement.levels.parameter == Level.N:
+            unit.homes = [slot.parameter.detach() for slot in unit.spec.slots]
+            unit.parameters = [slot.parameter for slot in unit.spec.slots]
         if separate is not None:
             unit.masters, unit.separate = separate, True
             return
-        unit.masters, unit.separate = [], False
-        levels = arrangement.levels
-        for place, (slot, held) in enumerate(zip(unit.spec.training, self.held(arrangement, unit), strict=True)):
-            first, _ = arrangement.rows_at(levels.parameter, unit, place)
-            start, stop = arrangement.rows_at(levels.optimizer, unit, place)
-            width = unit.layout.rows[place].row_elements
-            part = held[(start - first) * width : (stop - first) * width]
-            unit.masters.append(part.view(stop - start, *slot.shape[1:]))
+        places = range(len(unit.spec.training))
+        unit.masters, unit.separate = [self.rows_of_optimizer(arrangement, unit, place) for place in places], False
+
+    def rows_of_optimizer(self, arrangement: Arrangement, unit: UnitState, place: int) -> torch.Tensor:
+        """Return the view of a model's trained parameter that the optimizer of this rank updates."""
+        slot, levels = unit.spec.training[place], arrangement.levels
+        first, _ = arrangement.rows_at(levels.parameter, unit, place)
+        start, stop = arrangement.rows_at(levels.optimizer, unit, place)
+        width = unit.layout.rows[place].row_elements
+        held = slot.parameter.detach().view(-1) if levels.parameter == Level.N else fsdp2.held(slot)
+        return held[(start - first) * width : (stop - first) * width].view(stop - start, *slot.shape[1:])
+
+    def bring_home(self, unit: UnitState) -> None:
+        """Undo that a script has put other memory, or other objects, into the place of whole parameters.
+
+        Their values are kept; hooks, the optimizer's views and what is sent are bound to the memory of before.
+
+        Raises:
+            UsageError: a parameter has another shape now.
+        """
+        for slot, home, parameter in zip(unit.spec.slots, unit.homes, unit.parameters, strict=True):
+            now = slot.parameter
+            if now is parameter and now.data_ptr() == home.data_ptr():
+                continue
+            if now.shape != home.shape:
+                raise UsageError(
+                    f"a parameter under a strategy must keep its shape, {tuple(home.shape)}, got {tuple(now.shape)}",
+                    where=slot.name,
+                    hint="change the model before it is sharded",
+                )
+            with torch.no_grad():
+                home.copy_(now)
+            parameter.data = home
+            slot.fill(parameter)
 
     def give_up(self, arrangement: Arrangement) -> None:
         """Take parameters out of FSDP2; slots keep what they hold at rest."""
         if arrangement.levels.parameter != Level.N:
             fsdp2.reshard(self._model)
             for unit in reversed(arrangement.units):
-                fsdp2.unwrap(unit.spec.module)
+                fsdp2.unwrap(unit.spec.module, refuse_late_gradient)
+
+    def are_at_rest(self, arrangement: Arrangement, unit: UnitState) -> bool:
+        """Tell whether the model shows the parameters of a unit that are kept, not gathered ones."""
+        if arrangement.levels.parameter == Level.N:
+            return True
+        return all(isinstance(slot.parameter, DTensor) for slot in unit.spec.training)
+
+    def rest(self, arrangement: Arrangement) -> None:
+        """Free what is gathered between passes, so that the model shows the parameters that are kept."""
+        if arrangement.levels.parameter != Level.N:
+            fsdp2.reshard(self._model)

@@ -7,6 +7,7 @@ and checkpoints.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -29,8 +30,11 @@ class Gradients(Protocol):
     def after_step(self) -> None:
         """Bring the updated parameters to the model."""
 
-    def discard_gradients(self) -> None:
-        """Forget all gradients."""
+    def before_groups(self) -> None:
+        """Bring what was changed by hand on the model's side to the optimizer's."""
+
+    def discard_gradients(self, *, to_none: bool) -> None:
+        """Forget all gradients; leave none or zeros."""
 
     def optimizer_state_dict(self) -> dict[str, Any]:
         """Return the state by qualified names."""
@@ -47,9 +51,20 @@ class ShardedOptimizer:
 
     _paro_gradients: Gradients
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Return the groups, whose parameters have what a script has changed on the model's side."""
+        self._paro_gradients.before_groups()
+        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
-        self._paro_gradients.discard_gradients()
+        self._paro_gradients.discard_gradients(to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state by qualified names, with this rank's shards as DTensors."""
@@ -67,12 +82,27 @@ class ShardedOptimizer:
         )
 
 
+def _before_step(
+    gradients: Gradients, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Bring gradients to an optimizer, after its closure has made them; those that call it again are refused before."""
+    closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+    if closure is None:
+        gradients.before_step()
+        return None
+    with torch.enable_grad():
+        loss = closure()
+    gradients.before_step()
+    return (args[0],), {**{key: value for key, value in kwargs.items() if key != "closure"}, "closure": lambda: loss}
+
+
 class OptimizerShards:
     """The link between an optimizer and the parameters of a model.
 
     Attributes:
         optimizer: the user's.
         shards: the optimizer's parameter of each slot that it trains, by qualified name.
+        group_names, all_names: qualified names in each group, of what trains and of all.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, slots: Mapping[str, Slot]) -> None:
@@ -80,12 +110,13 @@ class OptimizerShards:
 
         Raises:
             UsageError: the optimizer holds parameters that are not the model's, or none for some
-                that train, or a state already.
+                that train.
         """
         self.optimizer = optimizer
         self.shards: dict[str, nn.Parameter] = {}
         names = {id(slot.parameter): name for name, slot in slots.items()}
         self.group_names: list[list[str]] = []
+        self.all_names: list[list[str]] = []
         for group in optimizer.param_groups:
             unknown = [parameter for parameter in group["params"] if id(parameter) not in names]
             if unknown:
@@ -96,6 +127,7 @@ class OptimizerShards:
                 )
             trained = [parameter for parameter in group["params"] if slots[names[id(parameter)]].trains]
             self.group_names.append([names[id(parameter)] for parameter in trained])
+            self.all_names.append([names[id(parameter)] for parameter in group["params"]])
         held = {name for group in self.group_names for name in group}
         missing = sorted(name for name, slot in slots.items() if slot.trains and name not in held)
         if missing:
@@ -104,30 +136,51 @@ class OptimizerShards:
                 + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
                 hint="set requires_grad=False for what is not trained",
             )
-        if optimizer.state:
-            raise UsageError(
-                "an optimizer must be new when it is sharded, got one with a state",
-                hint="shard first, then load the checkpoint",
-            )
+        self._given = {
+            names[id(parameter)]: state for parameter, state in optimizer.state.items() if id(parameter) in names
+        }
 
     def attach(self, gradients: Gradients) -> None:
         """Make the optimizer ours."""
         cls, optimizer = type(self.optimizer), self.optimizer
         if not isinstance(optimizer, ShardedOptimizer):
             optimizer.__class__ = type(f"Sharded{cls.__name__}", (ShardedOptimizer, cls), {})
-            optimizer.register_step_pre_hook(lambda *_: gradients.before_step())
+            setattr(optimizer, _GRADIENTS, gradients)
+            optimizer.register_step_pre_hook(partial(_before_step, gradients))
             optimizer.register_step_post_hook(lambda *_: gradients.after_step())
         setattr(optimizer, _GRADIENTS, gradients)
 
     def place(self, shards: dict[str, nn.Parameter]) -> None:
         """Give the optimizer new parameters, by name; the states stay with their names."""
         states = {name: self.optimizer.state.pop(old, None) for name, old in self.shards.items()}
+        self.optimizer.state.clear()
         self.shards = shards
         for group, names in zip(self.optimizer.param_groups, self.group_names, strict=True):
             group["params"] = [shards[name] for name in names]
         for name, state in states.items():
             if state is not None:
                 self.optimizer.state[shards[name]] = state
+
+    @property
+    def given(self) -> dict[str, dict[str, Any]]:
+        """Return the states that the optimizer had before it was sharded, by name."""
+        return self._given
+
+    def take_given(self, name: str, own_rows: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Go on from the state that the optimizer had before.
+
+        Args:
+            name: of a parameter.
+            own_rows: cuts this rank's part out of a tensor of the parameter's shape.
+        """
+        state = self._given.pop(name, None)
+        if not state:
+            return
+        shape = self.shards[name].shape
+        self.optimizer.state[self.shards[name]] = {
+            key: own_rows(value) if isinstance(value, torch.Tensor) and value.shape == shape else value
+            for key, value in state.items()
+        }
 
     def tensors(self, name: str) -> Iterator[tuple[str, torch.Tensor]]:
         """Return the state tensors of a parameter that are sharded like it."""

@@ -25,6 +25,7 @@ class Settings:
         overlap_updates: let the next forward wait for the updated parameters of each unit, not
             ``optimizer.step()``; parameters must not be read in between.
         offload_optimizer: keep the optimizer's parameters and states in the host's memory and step there.
+        native_collectives: use the backend's own collectives, not HO-Ring.
     """
 
     param_dtype: torch.dtype | None = None
@@ -32,6 +33,7 @@ class Settings:
     reshard_root: bool = False
     overlap_updates: bool = False
     offload_optimizer: bool = False
+    native_collectives: bool = False
 
     @property
     def has_own_masters(self) -> bool:

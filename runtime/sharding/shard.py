@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from contextlib import contextmanager
+import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -14,72 +15,22 @@ from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import KEPT, Strategy, dominated_by
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 from paro_advise.runtime.sharding import states
-from paro_advise.runtime.sharding.agreement import agree, fingerprint
+from paro_advise.runtime.sharding.agreement import agree, fingerprint, fingerprint_of_states
+from paro_advise.runtime.sharding.checks import check
 from paro_advise.runtime.sharding.engine import Engine
 from paro_advise.runtime.sharding.exchange.channels import GroupGrid
+from paro_advise.runtime.sharding.module import mark
 from paro_advise.runtime.sharding.optimizer import OptimizerShards
-from paro_advise.runtime.sharding.parameters.units import UnitSpec, find_units
-from paro_advise.runtime.sharding.settings import Settings
+from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec, find_units
+from paro_advise.runtime.sharding.settings import Settings, effective
+from paro_advise.runtime.sharding.whole_states import named, own_rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
 _Model = TypeVar("_Model", bound=nn.Module)
-_MIN_TORCH = (2, 9)
-
-
-class ShardedModule(nn.Module):
-    """Mixed into the class of a user's model; FSDP2's flags mean the same here."""
-
-    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """Say whether the next backward pass is an accumulation boundary."""
-        engine_of(self).gradients.set_synchronizes(enabled=requires_gradient_sync)
-
-    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """Say whether the next backward pass is an accumulation boundary."""
-        engine_of(self).gradients.set_synchronizes(enabled=requires_all_reduce)
-
-    def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """Say whether the next backward pass is an accumulation boundary."""
-        engine_of(self).gradients.set_synchronizes(enabled=is_last_backward)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients."""
-        engine = Engine.find(self)
-        if engine is not None:
-            engine.gradients.discard()
-        super().zero_grad(set_to_none)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # torch has overloads
-        """Return the parameters as they rest on this rank, after waiting for updates under way."""
-        engine = Engine.find(self)
-        if engine is not None:
-            engine.updates.finish()
-        found: dict[str, Any] = super().state_dict(*args, **kwargs)
-        return found
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Only add gradients up in backward passes inside this context."""
-        engine = engine_of(self)
-        before = engine.synchronizes
-        engine.gradients.set_synchronizes(enabled=False)
-        try:
-            yield
-        finally:
-            engine.gradients.set_synchronizes(enabled=before)
-
-
-def mark(model: nn.Module) -> None:
-    """Add our methods to a model's class."""
-    model.__class__ = type(f"Sharded{type(model).__name__}", (ShardedModule, type(model)), {})
-
-
-def unmark(model: nn.Module) -> None:
-    """Take our methods off a model's class."""
-    model.__class__ = type(model).__mro__[2]
 
 
 class _Attachment:
@@ -94,28 +45,18 @@ class _Attachment:
     def after_step(self) -> None:
         self._engine.after_step()
 
-    def discard_gradients(self) -> None:
-        self._engine.gradients.discard()
+    def before_groups(self) -> None:
+        self._engine.edits.absorb()
+
+    def discard_gradients(self, *, to_none: bool) -> None:
+        self._engine.gradients.discard(to_none=to_none)
 
     def optimizer_state_dict(self) -> dict[str, Any]:
-        return states.optimizer_state(self._engine)
+        reader = self._engine.whole_reader
+        return reader.optimizer_state() if reader else states.optimizer_state(self._engine)
 
     def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
-        states.load_optimizer_state(self._engine, state)
-
-
-def engine_of(model: Any) -> Engine:
-    """Return the engine of a sharded model.
-
-    Raises:
-        UsageError: it is not sharded.
-    """
-    engine = Engine.find(model)
-    if engine is None:
-        raise UsageError(
-            f"the model must be sharded by paro_advise.runtime.shard, got a plain {type(model).__name__}",
-        )
-    return engine
+        states.load_optimizer_state(self._engine, named(self._engine, state), own_rows_of)
 
 
 def shard(
@@ -133,19 +74,18 @@ def shard(
     overlap_updates: bool = False,
     offload_optimizer: bool = False,
     ranks_per_node: int | None = None,
+    native_collectives: bool = False,
 ) -> tuple[_Model, torch.optim.Optimizer]:
     """Let a model and its optimizer train under a strategy, in place; training is ordinary PyTorch afterwards.
 
-    Every rank calls it at the same point, with the same model. Every backward pass
-    outside ``model.no_sync()`` is an accumulation boundary.
+    Every rank calls it at the same point. Every backward pass outside ``model.no_sync()`` is a boundary.
 
     Args:
         model: whole on every rank, with equal parameters (or on the meta device, see ``init``).
-        optimizer: new, over the model's parameters; schedulers may hold it already.
+        optimizer: over the model's parameters, with or without a state; schedulers may hold it already.
         strategy: one of the 14 kept triples, such as "IIG".
         group_size: ranks that share fast links and divide the world; None for those of a node.
-        device_mesh: a mesh of one dimension over all ranks, or of two, (groups, ranks of a group),
-            instead of ``group_size``.
+        device_mesh: over all ranks, or of (groups, ranks of a group), instead of ``group_size``.
         units: modules, or classes of modules, that are gathered and reduced together; None for the
             repeated blocks. The rest of the model is one more unit.
         param_dtype: type to compute in: parameters are kept and sent in it while the optimizer works on
@@ -154,11 +94,11 @@ def shard(
         init: fills a module made on the meta device, one unit after the other; rank 0's values count.
         reshard_root: free the parameters outside the blocks after forward too.
         overlap_updates: let the next forward wait for updated parameters instead of
-            ``optimizer.step()``; parameters must then not be read between the two.
-        offload_optimizer: keep the optimizer's parameters and states in the host's memory and step there,
-            on the host's cores. Clip the gradients of ``model.parameters()``; the optimizer's have theirs
-            only while it steps.
+            ``optimizer.step()``; the optimizer's parameters must not be touched between the two.
+        offload_optimizer: keep the optimizer's parameters and states in the host's memory and step there.
+            Clip the gradients of ``model.parameters()``; the optimizer's have theirs only while it steps.
         ranks_per_node: None for the environment's LOCAL_WORLD_SIZE.
+        native_collectives: use the backend's own collectives inside and across groups, not HO-Ring.
 
     Returns:
         The same two objects.
@@ -175,11 +115,12 @@ def shard(
         reshard_root=reshard_root,
         overlap_updates=overlap_updates,
         offload_optimizer=offload_optimizer,
+        native_collectives=native_collectives,
     )
-    _check(model, settings)
-    specs = find_units(model, units)
+    specs = _units_of(model, units)
+    check(specs, optimizer, settings, effective(wanted, grid))
     shards = OptimizerShards(optimizer, {slot.name: slot for spec in specs for slot in spec.slots})
-    _agree_on(wanted, grid, settings, optimizer, specs)
+    _agree_on(wanted, grid, settings, shards, specs)
     with reaching_all_ranks("the set-up of a sharded model"):
         engine = Engine(model, specs, shards, strategy=wanted, grid=grid, settings=settings, device=_device(model))
         engine.reducing.self_check(engine.device)
@@ -190,28 +131,24 @@ def shard(
     return model, optimizer
 
 
-def _check(model: nn.Module, settings: Settings) -> None:
-    """Refuse what cannot be, before anything changes.
+def _units_of(model: nn.Module, chosen: Sequence[type[nn.Module] | nn.Module] | None) -> list[UnitSpec]:
+    """Cut a model into units.
 
     Raises:
-        UsageError: torch is too old, gradients would overflow, or the model is sharded already.
+        UsageError: it cannot be, or it is sharded already.
     """
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version < _MIN_TORCH:
-        raise UsageError(f"torch must be {_MIN_TORCH[0]}.{_MIN_TORCH[1]} or later, got {torch.__version__}")
-    if (settings.reduce_dtype or settings.param_dtype) == torch.float16:
-        raise UsageError("gradients must be reduced in float32 or bfloat16, got float16, which overflows")
     if Engine.find(model) is not None:
         raise UsageError(
             "a model must be sharded once, got one that is sharded already", hint="use switch() to change it"
         )
+    return find_units(model, chosen)
 
 
 def _agree_on(
     strategy: Strategy,
     grid: GroupGrid,
     settings: Settings,
-    optimizer: torch.optim.Optimizer,
+    shards: OptimizerShards,
     specs: Sequence[UnitSpec],
 ) -> None:
     """Make sure that all ranks want the same for the same model.
@@ -223,8 +160,10 @@ def _agree_on(
         {
             "strategy": [str(strategy), grid.group_size, str(settings)],
             "torch version": torch.__version__,
-            "optimizer": [type(optimizer).__name__, [_plain(group) for group in optimizer.param_groups]],
+            "optimizer": [type(shards.optimizer).__name__, [_plain(group) for group in shards.optimizer.param_groups]],
             "model": fingerprint(specs),
+            "optimizer state": fingerprint_of_states(shards.given),
+            "ranks of a node": grid.ranks_per_node,
         },
         hint="seed all ranks alike before the model is made, or load one checkpoint on all of them",
     )
@@ -249,10 +188,19 @@ def _materialize(engine: Engine, spec: UnitSpec, init: Callable[[nn.Module], Non
         )
     is_root = spec.module is engine.model
     inner = {id(part) for other in engine.specs if other is not spec for part in other.module.modules()}
+    filled: set[str] = set()
     for part in spec.module.modules():
         if is_root and id(part) in inner:
             continue
+        # What is tied stays one tensor: to_empty makes one for each place.
+        tied = [(slot, slot.parameter) for slot in spec.slots if slot.name in filled and _is_in(slot, part)]
         part.to_empty(device=engine.device, recurse=False)
+        for slot, parameter in tied:
+            slot.fill(parameter)
+        for slot in spec.slots:
+            if slot.name not in filled and _is_in(slot, part):
+                slot.fill(slot.parameter_in(part))
+                filled.add(slot.name)
         init(part)
     for slot in spec.slots:
         dist.broadcast(slot.parameter.detach(), 0)
@@ -260,6 +208,10 @@ def _materialize(engine: Engine, spec: UnitSpec, init: Callable[[nn.Module], Non
         if not (is_root and id(part) in inner):
             for buffer in part.buffers(recurse=False):
                 dist.broadcast(buffer, 0)
+
+
+def _is_in(slot: Slot, part: nn.Module) -> bool:
+    return any(module is part for module, _ in slot.places)
 
 
 def checked_strategy(strategy: str | Strategy) -> Strategy:
@@ -290,7 +242,7 @@ def grid_of(group_size: int | None, mesh: DeviceMesh | None, ranks_per_node: int
     if not dist.is_initialized():
         raise UsageError("torch.distributed must be initialized before shard", hint="call dist.init_process_group()")
     world_size = dist.get_world_size()
-    per_node = ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    per_node = ranks_per_node or _ranks_of_a_node(world_size)
     if mesh is not None:
         if group_size is not None:
             raise UsageError("shard takes a group size or a device mesh, got both")
@@ -302,6 +254,29 @@ def grid_of(group_size: int | None, mesh: DeviceMesh | None, ranks_per_node: int
     if group_size is None:
         group_size = per_node if world_size % per_node == 0 else world_size
     return GroupGrid(rank=dist.get_rank(), world_size=world_size, group_size=group_size, ranks_per_node=per_node)
+
+
+def _ranks_of_a_node(world_size: int) -> int:
+    """Return how many ranks share a node: as the launcher says, else by the names of the hosts.
+
+    Raises:
+        UsageError: nodes have different numbers of ranks, or their ranks do not follow each other.
+    """
+    everyone: list[tuple[str | None, str]] = [(None, "")] * world_size
+    mine = os.environ.get("LOCAL_WORLD_SIZE"), socket.gethostname()
+    with reaching_all_ranks("a comparison of nodes"):
+        dist.all_gather_object(everyone, mine)
+    said = {local for local, _ in everyone}
+    if None not in said and len(said) == 1:
+        return int(str(said.pop()))
+    hosts = [host for _, host in everyone]
+    counts = [len(list(ranks)) for _, ranks in itertools.groupby(hosts)]
+    if len(set(counts)) > 1 or len(counts) > len(set(hosts)):
+        raise UsageError(
+            f"all nodes must hold equally many ranks, one after the other, got {counts} on {len(set(hosts))} hosts",
+            hint="pass ranks_per_node, or start equally many processes on each node",
+        )
+    return counts[0]
 
 
 def _device(model: nn.Module) -> torch.device:

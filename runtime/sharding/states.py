@@ -9,19 +9,23 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paro_advise.policies.strategy import Level
+from paro_advise.runtime.sharding.parameters.whole import stand_in
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paro_advise.runtime.sharding.arrangement import Arrangement
     from paro_advise.runtime.sharding.engine import Engine
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
+
+    OwnRows = Callable[[Engine, UnitState, int, torch.Tensor], torch.Tensor]
 
 
 def own_rows(engine: Engine, unit: UnitState) -> list[torch.Tensor]:
     """Copy this rank's rows at the optimizer's level out of whole parameters, in their own type."""
     found = []
     for place, slot in enumerate(unit.spec.training):
-        start, stop = engine.arrangement.rows_at(engine.levels.optimizer, unit, place)
-        rows = slot.parameter.detach()[start:stop]
+        rows = engine.arrangement.own_rows(unit, place, slot.parameter)
         found.append(rows.to(engine.optimizer_device, slot.dtype, copy=True))
     return found
 
@@ -40,13 +44,31 @@ def optimizer_state(engine: Engine) -> dict[str, Any]:
     return {"state": state, "param_groups": groups}
 
 
-def load_optimizer_state(engine: Engine, state: dict[str, Any]) -> None:
-    """Take a state that ``optimizer_state`` returned, with the same shards."""
+def load_optimizer_state(engine: Engine, state: dict[str, Any], own_rows: OwnRows | None = None) -> None:
+    """Take a state by names.
+
+    Args:
+        engine: of the model.
+        state: such as ``optimizer_state`` returned.
+        own_rows: cuts this rank's rows out of tensors that are laid out in another way; None if none is.
+    """
     shards = engine.shards
     for group, theirs in zip(shards.optimizer.param_groups, state["param_groups"], strict=True):
         group.update({key: value for key, value in theirs.items() if key != "params"})
+    places = {slot.name: (unit, place) for unit in engine.units for place, slot in enumerate(unit.spec.training)}
     for name, values in state["state"].items():
-        shards.optimizer.state[shards.shards[name]] = dict(values)
+        if name not in places:
+            continue  # frozen
+        unit, place = places[name]
+        shape = unit.spec.training[place].shape
+        shards.optimizer.state[shards.shards[name]] = {
+            key: engine.arrangement.as_sharded(
+                unit, place, own_rows(engine, unit, place, value).to(engine.optimizer_device)
+            )
+            if own_rows is not None and isinstance(value, torch.Tensor) and value.shape == shape
+            else value
+            for key, value in values.items()
+        }
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -86,7 +108,8 @@ def model_state(engine: Engine) -> dict[str, torch.Tensor]:
 
     Every rank so writes its own part only, in the type the optimizer works in.
     """
-    engine.updates.finish()
+    engine.show_parameters()
+    engine.edits.before_step()
     found: dict[str, torch.Tensor] = {}
     for unit in engine.units:
         trained = {slot.name: place for place, slot in enumerate(unit.spec.training)}
@@ -120,8 +143,8 @@ def move_unit(
     for key in keys:
         rows = [local(dict(engine.shards.tensors(name))[key]) for name in names]
         for place, (name, value) in enumerate(zip(names, whole(before, old, rows), strict=True)):
-            start, stop = engine.arrangement.rows_at(engine.levels.optimizer, unit, place)
-            moments.setdefault(name, {})[key] = value[start:stop].to(engine.optimizer_device, copy=True)
+            rows_now = engine.arrangement.own_rows(unit, place, value)
+            moments.setdefault(name, {})[key] = rows_now.to(engine.optimizer_device, copy=True)
         for name in names:  # frees the old rows before the next kind of state is gathered
             engine.shards.map_states(name, lambda which, value, key=key: value if which != key else torch.empty(0))  # type: ignore[misc]
     values = dict(zip(names, whole(before, old, old.masters), strict=True))
@@ -132,5 +155,7 @@ def move_unit(
             value = values[slot.name]
         else:
             value = frozen.full_tensor() if isinstance(frozen, DTensor) else frozen
+        replaced = slot.parameter
         slot.fill(nn.Parameter(value, requires_grad=slot.trains))
+        stand_in(replaced, slot)
     engine.settle(unit, own_rows(engine, unit) if engine.settings.has_own_masters else None)

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from paro_advise.errors import ParoAdviseError, SwitchError, UsageError
+from paro_advise.policies.strategy import Level
 from paro_advise.runtime.measure.process_memory import forget_peak, peak_bytes
 from paro_advise.runtime.sharding import states
 from paro_advise.runtime.sharding.agreement import agree
-from paro_advise.runtime.sharding.shard import checked_strategy, engine_of, grid_of, mark, unmark
+from paro_advise.runtime.sharding.gradients import refuse_late_gradient
+from paro_advise.runtime.sharding.module import engine_of, mark, unmark
+from paro_advise.runtime.sharding.shard import checked_strategy, grid_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,7 +72,7 @@ def switch(
         group_size = engine.grid.group_size
     grid = grid_of(group_size, device_mesh, engine.grid.ranks_per_node)
     engine.gradients.hide()
-    if any(unit.accumulated is not None or unit.reduced is not None for unit in engine.units):
+    if engine.gradients.are_waiting:
         raise UsageError(
             "a switch must come between two steps, got gradients that wait for optimizer.step()",
             hint="call optimizer.step() and optimizer.zero_grad() first",
@@ -95,12 +98,20 @@ def switch(
 
 def _move(engine: Engine, strategy: Strategy, grid: GroupGrid) -> None:
     synchronizes = engine.synchronizes
+    engine.homes.rest(engine.arrangement)
+    engine.edits.before_step()
+    frozen = [slot for unit in engine.units for slot in unit.spec.training if not slot.parameter.requires_grad]
+    if engine.levels.parameter == Level.N:
+        for unit in engine.units:
+            for slot in unit.spec.training:
+                slot.parameter.requires_grad_().register_hook(refuse_late_gradient)  # type: ignore[no-untyped-call]  # as torch declares it
     unmark(engine.model)
     engine.stop()
     before = engine.arrangement
     engine.set_strategy(strategy, grid)
     moments: dict[str, dict[str, torch.Tensor]] = {}
     for old, unit in zip(before.units, engine.units, strict=True):
+        unit.divide_factor = old.divide_factor
         states.move_unit(engine, old, unit, before, moments)
     engine.place_shards()
     for unit in engine.units:
@@ -111,6 +122,8 @@ def _move(engine: Engine, strategy: Strategy, grid: GroupGrid) -> None:
                 }
                 engine.shards.optimizer.state[engine.shards.shards[slot.name]].update(new)
     engine.start()
+    for slot in frozen:
+        slot.parameter.requires_grad = False
     mark(engine.model)
     engine.gradients.set_synchronizes(enabled=synchronizes)
 

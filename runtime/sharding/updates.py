@@ -42,6 +42,11 @@ class UpdatePublisher:
         if wait:
             self.finish()
 
+    def publish_unit(self, unit: UnitState) -> None:
+        """Bring one unit's rows to the parameters' level, and wait for it."""
+        if unit.spec.training:
+            self.queue.result(self.queue.submit(self._job(unit)))
+
     def _job(self, unit: UnitState) -> Callable[[], None]:
         held = self._homes.held(self._arrangement, unit)
         name = self._arrangement.span_name("optimizer", unit)
@@ -58,7 +63,12 @@ class UpdatePublisher:
         if update is not None:
             self.queue.result(update)
 
+    @property
+    def is_under_way(self) -> bool:
+        """Tell whether updates may still be written."""
+        return bool(self._under_way)
+
     def finish(self) -> None:
         """Wait until all parameters are up to date."""
-        self._under_way.clear()
         self.queue.drain()
+        self._under_way.clear()

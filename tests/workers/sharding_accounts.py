@@ -80,9 +80,18 @@ def check_traffic(strategy, group_size, ranks_per_node):
     inside = MICRO_BATCHES * (p_in + d_in) + step_in
     across = MICRO_BATCHES * (p_out + d_out) + step_out
     num_bytes = 4 * elements
+    # Once a step an all-reduce tells which parameters have a gradient: 4 bytes each, filled up to blocks of all ranks.
+    parameters = sum(1 for _ in model.parameters())
+    notes = 4 * -(-parameters // world) * world
     wanted = {
-        "inside": (inside * (m - 1) * units, inside * num_bytes * (m - 1) // m),
-        "across": (across * (g - 1) * units, across * num_bytes * (g - 1) // world),
+        "inside": (
+            (inside * units + 2) * (m - 1),
+            inside * num_bytes * (m - 1) // m + 2 * notes * (m - 1) // m,
+        ),
+        "across": (
+            (across * units + 2) * (g - 1),
+            across * num_bytes * (g - 1) // world + 2 * notes * (g - 1) // world,
+        ),
     }
     if ranks_per_node == m:
         # HO-Ring spreads each of the g blocks on its own where both stages are one collective.

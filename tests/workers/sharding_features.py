@@ -11,6 +11,7 @@ from sharding_worker import (
     Model,
     compare,
     compare_parameters,
+    fill,
     optimizer_of,
     train_sharded,
     train_single,
@@ -136,12 +137,6 @@ def mixed():
 
 def meta():
     """A model made without memory is filled unit by unit, alike on all ranks."""
-
-    def fill(module):
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
-        elif hasattr(module, "scale"):
-            module.scale.fill_(0.5)
 
     for strategy in STRATEGIES:
         with torch.device("meta"):

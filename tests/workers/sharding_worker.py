@@ -45,6 +45,14 @@ class Model(nn.Module):
         return self.head(self.norm(hidden)) * self.scale
 
 
+def fill(module):
+    """Give a module that was made without memory its first values."""
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()
+    elif hasattr(module, "scale"):
+        module.scale.fill_(0.5)
+
+
 def data(step, micro, rank):
     generator = torch.Generator().manual_seed(1000 * step + 10 * micro + rank)
     return torch.randint(0, 29, (BATCH, 9), generator=generator)

@@ -12,6 +12,7 @@ from paro_advise.runtime.ho_ring import HoRing
 from paro_advise.runtime.ho_ring.grid import Grid
 from paro_advise.runtime.ho_ring.groups import Subgroups
 from paro_advise.runtime.ho_ring.worker import Worker, reaching_all_ranks
+from paro_advise.runtime.sharding.exchange.native import NativeGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,12 +82,21 @@ class Channels:
     A buffer over all ranks holds N blocks, by local rank, then by group (see layout), or by rank.
 
     Attributes:
-        inside: collectives of this rank's group; None with one rank a group.
+        inside: collectives of this rank's group, HO-Ring's or the backend's own; None with one rank a group.
         across: collectives of equal local ranks; None with one group.
     """
 
-    def __init__(self, grid: GroupGrid) -> None:
+    def __init__(self, grid: GroupGrid, *, native: bool = False) -> None:
         self.grid = grid
+        self.inside: HoRing | NativeGroup | None
+        self.across: HoRing | NativeGroup | None
+        self._world: HoRing | NativeGroup | None
+        if native:
+            subgroups = Subgroups([*grid.groups, *grid.nested_ranks, range(grid.world_size)])
+            self.inside = NativeGroup.of(subgroups.of(grid.groups[grid.group]))
+            self.across = NativeGroup.of(subgroups.of(grid.nested_ranks[grid.local]))
+            self._world = NativeGroup.of(subgroups.of(range(grid.world_size)))
+            return
         m, g, per_node = grid.group_size, grid.num_groups, grid.ranks_per_node
         inside_node, across_node = _fit(min(m, per_node), m), _fit(max(1, per_node // m), g)
         known = [_rails(members, inside_node) for members in grid.groups]

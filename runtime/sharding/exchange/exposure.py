@@ -10,6 +10,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
+from paro_advise.runtime.sharding.parameters.owned import gradient_of, set_gradient
+from paro_advise.runtime.sharding.parameters.whole import like, mixing
 
 
 class Exposure:
@@ -31,9 +33,10 @@ class Exposure:
             shard: of the optimizer.
             gradient: the optimizer's rows of it; its memory is shared with the reduced gradients.
         """
-        parameter.grad = gradient
+        gradient = mixing(gradient)
+        set_gradient(parameter, gradient)
         if shard is not parameter:
-            shard.grad = gradient
+            set_gradient(shard, gradient)
         self._shown.append((parameter, shard, gradient))
 
     def collect(self) -> None:
@@ -43,9 +46,9 @@ class Exposure:
             UsageError: a gradient was replaced by a tensor of another kind.
         """
         for parameter, shard, gradient in self._shown:
-            theirs = parameter.grad
+            theirs = gradient_of(parameter)
             if theirs is None:
-                shard.grad = None
+                set_gradient(shard, None)
             elif theirs is not gradient:
                 _copy(gradient, theirs)
 
@@ -54,18 +57,20 @@ class Exposure:
         if not self._shown:
             return
         self.collect()
-        gone = [parameter.grad is None or shard.grad is None for parameter, shard, _ in self._shown]
+        gone = [gradient_of(parameter) is None or gradient_of(shard) is None for parameter, shard, _ in self._shown]
         self.discarded = all(gone)
         for (parameter, shard, gradient), is_gone in zip(self._shown, gone, strict=True):
             if is_gone:
                 _local(gradient).zero_()
-            parameter.grad = shard.grad = None
+            set_gradient(parameter, None)
+            set_gradient(shard, None)
         self._shown = []
 
     def forget(self) -> None:
         """Take all gradients off the parameters."""
         for parameter, shard, _ in self._shown:
-            parameter.grad = shard.grad = None
+            set_gradient(parameter, None)
+            set_gradient(shard, None)
         self._shown = []
 
 
@@ -74,6 +79,8 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    if source.shape == target.shape:
+        source = like(source, target)
     if isinstance(source, DTensor) != isinstance(target, DTensor) or _local(source).shape != _local(target).shape:
         raise UsageError(
             "a gradient must keep its kind when it is replaced, "

@@ -20,6 +20,8 @@ from paro_advise.policies.strategy import Level
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import nn
+
     from paro_advise.policies.procedure import Hops
     from paro_advise.policies.strategy import Strategy
     from paro_advise.runtime.sharding.exchange.channels import Channels
@@ -37,17 +39,23 @@ class UnitState:
         masters: the optimizer's rows of each trained parameter, in the layout's order; views of
             the model's own parameters where both have one type and the rank holds those rows.
         separate: the masters have memory of their own.
+        homes: the memory of each parameter, in the order of the unit's slots, where all ranks hold it whole.
+        parameters: the model's objects over it.
         accumulated: sum of this step's gradients at their level, not yet divided.
         reduced: gradients at the optimizer's level, the mean over all ranks; what clipping and the
             optimizer see.
+        divide_factor: what sums over all ranks are divided by; None for the number of ranks.
     """
 
     spec: UnitSpec
     layout: UnitLayout
     masters: list[torch.Tensor] = field(default_factory=list)
     separate: bool = False
+    homes: list[torch.Tensor] = field(default_factory=list)
+    parameters: list[nn.Parameter] = field(default_factory=list)
     accumulated: torch.Tensor | None = None
     reduced: torch.Tensor | None = None
+    divide_factor: float | None = None
 
 
 class UnitProcedure:
@@ -93,7 +101,9 @@ class UnitProcedure:
         self._finish(unit, self._reduced(unit, part, self._hops.synchronise))
 
     def _finish(self, unit: UnitState, total: torch.Tensor) -> None:
-        total.div_(self._world_size)
+        total.div_(unit.divide_factor or self._world_size)
+        if unit.masters:
+            total = total.to(unit.masters[0].dtype)
         if unit.reduced is None:
             unit.reduced = total
         else:
@@ -164,6 +174,14 @@ class UnitProcedure:
             slab = first.new_empty(channels.grid.num_groups * piece.numel())
             channels.gather_across(slab, piece)
             layout.unnest(slab, held)
+
+    def forget(self, unit: UnitState, place: int) -> None:
+        """Clear what has been added up and reduced for one parameter of a unit."""
+        if unit.accumulated is not None:
+            for view in unit.layout.views_of(unit.accumulated, place, sliced=self._strategy.gradient == Level.G):
+                view.zero_()
+        if unit.reduced is not None:
+            self.gradient_views(unit)[place].zero_()
 
     def gradient_views(self, unit: UnitState) -> list[torch.Tensor]:
         """Return the reduced gradient of each trained parameter, shaped like its master."""

@@ -8,18 +8,21 @@ Checked with torch 2.13.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._common_utils import collect_grad_tensors
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.ho_ring.fsdp2 import PlainMemory
+from paro_advise.runtime.sharding.parameters.owned import set_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec
 
     Gather = Callable[[torch.Tensor, torch.Tensor], None]
-    Deliver = Callable[[torch.Tensor], None]
+    Deliver = Callable[[torch.Tensor, frozenset[str]], None]
 
 
 class _Gatherer(PlainMemory, AllGather):
@@ -53,8 +56,9 @@ class _Gatherer(PlainMemory, AllGather):
 class _Deliverer(PlainMemory, ReduceScatter):
     """Hands the unreduced gradients over; what it leaves as the result is never used."""
 
-    def __init__(self, deliver: Deliver) -> None:
+    def __init__(self, deliver: Deliver, used: set[str]) -> None:
         self._deliver = deliver
+        self._used = used
 
     def __call__(
         self,
@@ -64,7 +68,9 @@ class _Deliverer(PlainMemory, ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> dist.Work | None:
-        self._deliver(input_tensor)
+        used = frozenset(self._used)
+        self._used.clear()
+        self._deliver(input_tensor, used)
         return None
 
 
@@ -87,7 +93,8 @@ def wrap(
         param_dtype: type to compute in, None for the parameters' own.
         reduce_dtype: type of the gradients that are delivered, None for the parameters' own.
         gather: all-gather into the first from the second tensor.
-        deliver: gets the gradients of the unit, (ranks of the mesh) blocks of every parameter's shard.
+        deliver: gets the gradients of the unit, (ranks of the mesh) blocks of every parameter's shard, and the names
+            of the parameters that autograd gave one: the others have zeros.
     """
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
     fully_shard(unit.module, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
@@ -97,14 +104,35 @@ def wrap(
         return
     _check_order(unit, module)
     module.set_custom_all_gather(_Gatherer(gather))
-    module.set_custom_reduce_scatter(_Deliverer(deliver))
+    module.set_custom_reduce_scatter(_Deliverer(deliver, _used_parameters(unit, module)))
     # Sums come to us as they are: no scaling by FSDP2.
-    module.set_gradient_divide_factor(1.0)
+    FSDPModule.set_gradient_divide_factor(module, 1.0)  # not what stands in its place for scripts
     module.set_force_sum_reduction_for_comms(True)
     if unit.training:
         module.set_reduce_scatter_unused_params(True, recurse=False)
     for slot in unit.training:
         slot.parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]  # as torch declares it
+
+
+def _used_parameters(unit: UnitSpec, module: FSDPModule) -> set[str]:
+    """Return a set that will hold the names of a unit's parameters that autograd gives a gradient."""
+    group = module._get_fsdp_state()._fsdp_param_group  # noqa: SLF001
+    used: set[str] = set()
+
+    def noting(parameter: Any, name: str) -> Callable[[], None]:
+        add_up: Callable[[], None] = parameter.accumulate_unsharded_grad_if_needed
+
+        def note() -> None:
+            whole = getattr(parameter, "_unsharded_param", None)
+            if whole is not None and whole.grad is not None:
+                used.add(name)
+            add_up()
+
+        return note
+
+    for parameter, slot in zip(group.fsdp_params if group else [], unit.slots, strict=True):
+        parameter.accumulate_unsharded_grad_if_needed = noting(parameter, slot.name)  # type: ignore[method-assign]
+    return used
 
 
 def _check_order(unit: UnitSpec, module: FSDPModule) -> None:
@@ -124,7 +152,7 @@ def _check_order(unit: UnitSpec, module: FSDPModule) -> None:
 
 
 def _drop_gradient(parameter: torch.Tensor) -> None:
-    parameter.grad = None
+    set_gradient(parameter, None)
 
 
 def set_gradient_sync(root: nn.Module, *, enabled: bool) -> None:
@@ -171,12 +199,33 @@ def _fsdp_parameters(root: nn.Module) -> list[Any]:
     return found
 
 
-def discard_accumulated(root: nn.Module) -> None:
-    """Forget whole gradients that were added up between micro-batches."""
+def discard_accumulated(root: nn.Module, only: torch.Tensor | None = None) -> None:
+    """Forget whole gradients that were added up between micro-batches: of one sharded parameter, or of all."""
     for parameter in _fsdp_parameters(root):
+        if only is not None and parameter.sharded_param is not only:
+            continue
         parameter.unsharded_accumulated_grad = None
         if hasattr(parameter, "_unsharded_param"):
             parameter._unsharded_param.grad = None  # noqa: SLF001
+
+
+def recover(root: nn.Module) -> None:
+    """Let the next pass begin as if the last one, which an exception has left, had never begun.
+
+    Unlike FSDP2's own ``reset_iter_state`` it keeps what micro-batches before have added up.
+    """
+    if not isinstance(root, FSDPModule):
+        return
+    top = root._get_fsdp_state()  # noqa: SLF001
+    for state in top._state_ctx.all_states:  # noqa: SLF001
+        state._modules_to_run_forward.clear()  # noqa: SLF001
+        state._training_state = TrainingState.IDLE  # noqa: SLF001
+        for group in state._fsdp_param_groups:  # noqa: SLF001
+            group._reset_iter_state()  # noqa: SLF001 - also drops what was gathered ahead
+    top._state_ctx.iter_forward_root = None  # noqa: SLF001
+    top._state_ctx.post_backward_final_callback_queued = False  # noqa: SLF001
+    top._comm_ctx.post_forward_order.clear()  # noqa: SLF001
+    top._comm_ctx.reduce_scatter_states.clear()  # noqa: SLF001
 
 
 def reshard(root: nn.Module) -> None:
@@ -186,8 +235,33 @@ def reshard(root: nn.Module) -> None:
             module.reshard()
 
 
-def unwrap(module: nn.Module) -> None:
+def tensors_with_gradient(output: object) -> tuple[torch.Tensor, ...]:
+    """Return the tensors in a module's output that FSDP2 finds, and by which it notices a backward pass."""
+    return collect_grad_tensors(output)
+
+
+def gathered_ahead(module: nn.Module) -> list[nn.Module]:
+    """Return the modules whose parameters FSDP2 gathers together with those of this one, as a script has set."""
+    if not isinstance(module, FSDPModule):
+        return []
+    ahead = module._get_fsdp_state()._states_to_forward_prefetch  # noqa: SLF001
+    return [part for state in ahead for part in state._modules]  # noqa: SLF001
+
+
+def is_resting(root: nn.Module) -> bool:
+    """Tell whether no pass through FSDP2's modules is under way."""
+    if not isinstance(root, FSDPModule):
+        return True
+    states = root._get_fsdp_state()._state_ctx.all_states  # noqa: SLF001
+    return all(state._training_state == TrainingState.IDLE for state in states)  # noqa: SLF001
+
+
+def unwrap(module: nn.Module, refuse_late: Callable[..., NoReturn]) -> None:
     """Undo ``wrap`` on a module whose parameters are at rest; its slots keep their shards.
+
+    Args:
+        module: of a unit.
+        refuse_late: called by a backward pass through a forward pass of before.
 
     There is no public way: the hooks, the state and the class are taken back one by one.
     """
@@ -196,6 +270,9 @@ def unwrap(module: nn.Module) -> None:
     state._pre_forward_hook_handle.remove()  # noqa: SLF001
     state._post_forward_hook_handle.remove()  # noqa: SLF001
     for group in state._fsdp_param_groups:  # noqa: SLF001
+        group.pre_backward = group.post_backward = refuse_late  # type: ignore[method-assign]
+        for parameter in group.fsdp_params:
+            parameter._post_load_hook_handle.remove()  # noqa: SLF001
         for handles in (
             group._module_to_pre_save_state_dict_hook_handle,  # noqa: SLF001
             group._module_to_pre_load_state_dict_hook_handle,  # noqa: SLF001

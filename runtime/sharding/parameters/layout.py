@@ -163,6 +163,28 @@ class UnitLayout:
                     start, stop = rows.slice(local, group) if self.nested else rows.band(local)
                     _read(place, tensor, start, stop, rows.row_elements)
 
+    def with_missing(self, blocks: torch.Tensor, present: Sequence[bool], *, by_bands: bool) -> torch.Tensor:
+        """Return FSDP2's blocks with zeros for the parameters that it has left out.
+
+        Args:
+            blocks: one after the other, each with the shards of the parameters that are present.
+            present: one per parameter.
+            by_bands: shards are bands, else slices.
+        """
+        sizes = [rows.band_elements if by_bands else rows.slice_elements for rows in self.rows]
+        given = sum(size for size, is_present in zip(sizes, present, strict=True) if is_present)
+        if not given or blocks.numel() % given:
+            return blocks
+        table = blocks.view(-1, given)
+        whole = blocks.new_zeros(table.shape[0], sum(sizes))
+        place = taken = 0
+        for size, is_present in zip(sizes, present, strict=True):
+            if is_present:
+                whole[:, place : place + size].copy_(table[:, taken : taken + size])
+                taken += size
+            place += size
+        return whole.view(-1)
+
     def nest(self, slab: torch.Tensor, packed: torch.Tensor, local: int) -> None:
         """Reorder a packed slab of a local rank into a nested one."""
         for (rows, places), band in zip(self._places(slab), self.views_of_band(packed), strict=True):
@@ -189,6 +211,12 @@ class UnitLayout:
         pieces = slab.view(self.num_groups, self.slice_elements)
         per_group = [self.views_of_slice(piece) for piece in pieces]
         return [(rows, [views[place] for views in per_group]) for place, rows in enumerate(self.rows)]
+
+    def views_of(self, buffer: torch.Tensor, place: int, *, sliced: bool) -> list[torch.Tensor]:
+        """Return the parts of a slab, or of S elements where ``sliced``, that belong to one parameter."""
+        if sliced:
+            return [self.views_of_slice(buffer)[place]]
+        return self._places(buffer)[place][1]
 
     def views_of_band(self, packed: torch.Tensor) -> list[torch.Tensor]:
         """Return each parameter's flat part of a packed slab, padding included."""

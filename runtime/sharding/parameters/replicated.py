@@ -40,6 +40,8 @@ class ReplicatedUnits:
         self._handles: list[RemovableHandle] = []
         for place, unit in enumerate(units):
             for slot in unit.training:
+                # What is on show must be off a parameter before autograd adds to it.
+                self._handles.append(slot.parameter.register_hook(self._first_hook()))  # type: ignore[no-untyped-call]  # as torch declares it
                 hook = self._hook(place, slot.name)
                 handle = slot.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # as torch declares it
                 self._handles.append(handle)
@@ -55,14 +57,18 @@ class ReplicatedUnits:
             self._deliver_next()
         self._running = False
 
+    def abandon(self) -> None:
+        """Forget a backward pass that an exception has left."""
+        self._next = -1
+        self._running = False
+
     def take(self, place: int, name: str) -> None:
         """Note that the gradient of a parameter has come.
 
         Raises:
             UsageError: for the second time.
         """
-        if not self._running:
-            self._begin()
+        self.begin()
         if place > self._next:
             raise UsageError(
                 f"a parameter must get its gradient once in a backward pass, got a second one for {name}",
@@ -73,7 +79,10 @@ class ReplicatedUnits:
         while self._next >= 0 and not self._waiting[self._next]:
             self._deliver_next()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Note that a gradient comes, before autograd adds it to a parameter's."""
+        if self._running:
+            return
         self._waiting = [{slot.name for slot in unit.training} for unit in self._units]
         self._next = len(self._units) - 1
         self._running = True
@@ -87,6 +96,16 @@ class ReplicatedUnits:
             units = owner()
             if units is not None:
                 units.take(place, name)
+
+        return notice
+
+    def _first_hook(self) -> Callable[[torch.Tensor], None]:
+        owner = weakref.ref(self)
+
+        def notice(_: torch.Tensor) -> None:
+            units = owner()
+            if units is not None:
+                units.begin()
 
         return notice
 

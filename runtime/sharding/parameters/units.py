@@ -45,6 +45,13 @@ class Slot:
         assert isinstance(found, nn.Parameter)
         return found
 
+    def parameter_in(self, module: nn.Module) -> nn.Parameter:
+        """Return what is registered now in one of the modules that share it."""
+        attribute = next(name for place, name in self.places if place is module)
+        found = module._parameters[attribute]  # noqa: SLF001
+        assert isinstance(found, nn.Parameter)
+        return found
+
     def fill(self, parameter: nn.Parameter) -> None:
         """Register another parameter in all its places."""
         for module, attribute in self.places:

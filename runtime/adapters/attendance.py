@@ -1,0 +1,149 @@
+"""Lets one rank ask for whole states while the others go on: they come to its help at their next common point.
+
+Scripts of DDP save on rank 0 alone, since there every rank holds everything. Under a plan the states lie on all
+ranks. So at each point that all ranks pass together (a training pass, a step, a collective of the script, the end)
+rank 0 says in the job's store whether it goes on or gathers something first, and the others wait to hear it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import sys
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import torch.distributed as dist
+
+from paro_advise.errors import CommunicationError, UsageError
+from paro_advise.runtime.adapters.names import replace_name
+from paro_advise.runtime.sharding.whole_states import plain_optimizer_state, whole_moments, whole_parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from paro_advise.runtime.sharding.engine import Engine
+    from paro_advise.runtime.sharding.parameters.units import Slot
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_GO, _PARAMETERS, _OPTIMIZER = "go", "parameters", "optimizer"
+# Rank 0 deletes what it said so many points ago: each step of training brings all ranks together.
+_KEPT_POINTS = 1000
+_COLLECTIVES = (
+    "all_gather",
+    "all_gather_object",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "destroy_process_group",
+    "gather",
+    "reduce",
+    "scatter",
+)
+
+
+class Attendance:
+    """One rank's part.
+
+    Args:
+        engine: of the sharded model.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - has no public name
+        self._rank = dist.get_rank()
+        self._points = 0
+        self._is_over = False
+        self._inside = False
+        for name in _COLLECTIVES:
+            replace_name(name, self._attend_before(getattr(dist, name)), dist)
+        atexit.register(self._leave)
+
+    def attend(self) -> None:
+        """Pass a common point; help rank 0 as long as it asks for something."""
+        if self._is_over or self._inside:
+            return
+        if self._rank == 0:
+            self._say(_GO)
+            return
+        while (wanted := self._hear()) != _GO:
+            self._inside = True
+            if wanted == _PARAMETERS:
+                for _ in whole_parameters(self._engine):
+                    pass
+            else:
+                for _ in whole_moments(self._engine):
+                    pass
+            self._inside = False
+
+    def parameters(self) -> list[tuple[Slot, torch.Tensor]]:
+        """Gather the parameters that train."""
+        with self._meeting(_PARAMETERS):
+            return list(whole_parameters(self._engine))
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Gather the optimizer's state, in torch's own layout."""
+        with self._meeting(_OPTIMIZER):
+            return plain_optimizer_state(self._engine)
+
+    @contextlib.contextmanager
+    def _meeting(self, what: str) -> Any:
+        """Bring the others to the same gathering.
+
+        Raises:
+            UsageError: this rank asks without rank 0.
+        """
+        if self._rank == 0:
+            self._say(what)
+        elif (heard := self._hear()) != what:
+            raise UsageError(
+                f"whole {what} must be asked for by rank 0 or by all ranks, rank {self._rank} asked and rank 0 "
+                + ("went on" if heard == _GO else f"gathers {heard}"),
+                hint="call state_dict() on rank 0, or on all ranks in one order",
+            )
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+
+    def _say(self, what: str) -> None:
+        self._points += 1
+        self._store.set(f"paro_point_{self._points}", what)
+        if self._points > _KEPT_POINTS:
+            self._store.delete_key(f"paro_point_{self._points - _KEPT_POINTS}")
+
+    def _hear(self) -> str:
+        self._points += 1
+        try:
+            return self._store.get(f"paro_point_{self._points}").decode()
+        except RuntimeError as error:
+            raise CommunicationError(
+                f"rank {self._rank} must hear from rank 0 before it goes on, got: {str(error).splitlines()[0]}",
+                hint="look at what rank 0 printed last",
+            ) from error
+
+    def _attend_before(self, original: Callable[_P, _R]) -> Callable[_P, _R]:
+        """Attend before a collective of the script over all ranks."""
+
+        @functools.wraps(original)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            given = [item for item in (*args, *kwargs.values()) if isinstance(item, dist.ProcessGroup)]
+            if not given and dist.is_initialized():
+                self.attend()
+                self._is_over |= original.__name__ == "destroy_process_group"
+            return original(*args, **kwargs)
+
+        return call
+
+    def _leave(self) -> None:
+        """Attend at the end of a process that has not taken its groups down itself."""
+        if getattr(sys, "last_value", None) is None:
+            with contextlib.suppress(CommunicationError, RuntimeError):
+                self.attend()

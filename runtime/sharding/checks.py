@@ -1,0 +1,75 @@
+"""What a model and its optimizer must be for a strategy; asked before anything changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from paro_advise.errors import UsageError
+from paro_advise.policies.strategy import Level
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.policies.strategy import Strategy
+    from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec
+    from paro_advise.runtime.sharding.settings import Settings
+
+# FSDP2's interface for what we do with it is complete since then, and this is what is tested.
+_MIN_TORCH = (2, 13)
+# They look at whole rows and columns of a parameter, of which a rank has a part.
+_NEED_WHOLE = ("Adafactor", "Shampoo", "DistributedShampoo", "SOAP")
+
+
+def check(specs: Sequence[UnitSpec], optimizer: torch.optim.Optimizer, settings: Settings, levels: Strategy) -> None:
+    """Refuse what cannot be.
+
+    Raises:
+        UsageError: torch is too old; gradients would overflow or lose digits; hooks would be lost; the optimizer
+            needs what a rank does not have.
+    """
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < _MIN_TORCH:
+        raise UsageError(f"torch must be {_MIN_TORCH[0]}.{_MIN_TORCH[1]} or later, got {torch.__version__}")
+    for spec in specs:
+        _check_types(spec, settings)
+        for slot in spec.slots:
+            _check_hooks(slot, settings, levels)
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError("a sharded optimizer must call its closure once, got LBFGS, which calls it several times")
+    if levels.optimizer != Level.N and any(cls.__name__ in _NEED_WHOLE for cls in type(optimizer).__mro__):
+        raise UsageError(
+            f"an optimizer of sharded states must update each element by itself, got {kind}",
+            hint="choose NNN, which keeps the states whole, or another optimizer",
+        )
+
+
+def _check_types(spec: UnitSpec, settings: Settings) -> None:
+    types = {slot.dtype for slot in spec.training}
+    if (settings.reduce_dtype or settings.param_dtype) == torch.float16 or (
+        torch.float16 in types and settings.reduce_dtype is None and settings.param_dtype is None
+    ):
+        raise UsageError(
+            "gradients must be reduced in float32 or bfloat16, got float16, which overflows",
+            hint="pass reduce_dtype=torch.float32",
+        )
+    if len({slot.dtype for slot in spec.slots}) > 1 and len(types) > 1 and settings.param_dtype is None:
+        raise UsageError(
+            f"the parameters of a unit must have one type, got {', '.join(sorted(map(str, types)))} in "
+            f"{spec.name or 'the root'}",
+            hint="pass param_dtype, or choose units that do not mix types",
+        )
+
+
+def _check_hooks(slot: Slot, settings: Settings, levels: Strategy) -> None:
+    parameter = slot.parameter
+    stays = levels.parameter == Level.N and settings.param_dtype in (None, slot.dtype)
+    hooks = [*(parameter._backward_hooks or ()), *(parameter._post_accumulate_grad_hooks or ())]  # noqa: SLF001
+    if hooks and not stays:
+        raise UsageError(
+            f"a parameter that is sharded must have no hooks yet, got some on {slot.name}",
+            where=slot.name,
+            hint="register them after the model is sharded, or choose a strategy that replicates parameters",
+        )

@@ -1,0 +1,123 @@
+"""Takes over what a script changes by hand, between passes and steps, to parameters.
+
+A parameter may lie in two places: where the model computes with it, and where the optimizer updates it. The
+script may change either (a clamp, a mean of past weights, a sharpness-aware step); the other one must follow
+before it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from paro_advise.errors import UsageError
+from paro_advise.policies.strategy import Level
+from paro_advise.runtime.sharding.parameters.owned import versions
+
+if TYPE_CHECKING:
+    from paro_advise.runtime.sharding.arrangement import Arrangement
+    from paro_advise.runtime.sharding.exchange.procedure import UnitState
+    from paro_advise.runtime.sharding.homes import ParameterHomes
+    from paro_advise.runtime.sharding.optimizer import OptimizerShards
+    from paro_advise.runtime.sharding.updates import UpdatePublisher
+
+
+class Edits:
+    """Compares parameters with what they were when both places last agreed.
+
+    All ranks run one program, so that each decides alike; nothing is exchanged to find out.
+
+    Args:
+        homes: where the model's parameters rest.
+        shards: the optimizer's.
+        updates: brings the optimizer's to the model.
+    """
+
+    def __init__(self, homes: ParameterHomes, shards: OptimizerShards, updates: UpdatePublisher) -> None:
+        self._homes = homes
+        self._shards = shards
+        self._updates = updates
+        self._agreed: dict[str, tuple[int, ...]] = {}
+        self._sums: dict[str, torch.Tensor] = {}
+
+    def arrange(self, arrangement: Arrangement) -> None:
+        """Work under a strategy from now on."""
+        self._arrangement = arrangement
+
+    def note(self, unit: UnitState) -> None:
+        """Remember that a unit's parameters agree."""
+        for place, slot in enumerate(unit.spec.training):
+            self._agreed[slot.name] = versions(self._shards.shards[slot.name])
+            if unit.separate and unit.masters[place].device != self._arrangement.device:
+                self._sums[slot.name] = _checksum(self._homes.rows_of_optimizer(self._arrangement, unit, place))
+
+    def note_all(self) -> None:
+        """Remember that all parameters agree."""
+        for unit in self._arrangement.units:
+            self.note(unit)
+
+    def before_forward(self, unit: UnitState) -> None:
+        """Bring what was changed on the optimizer's side to the model, before a unit is used.
+
+        Raises:
+            UsageError: a parameter wants a gradient that did not when the model was sharded.
+        """
+        self._bring_home(unit)
+        if any(self._is_changed(slot.name) for slot in unit.spec.training):
+            self._updates.publish_unit(unit)
+            self.note(unit)
+
+    def publish(self) -> None:
+        """Bring what was changed on the optimizer's side to the whole model."""
+        for unit in self._arrangement.forward_order:
+            self.before_forward(unit)
+
+    def before_step(self) -> None:
+        """Bring what was changed on the model's side to the optimizer, before it steps."""
+        self._updates.finish()
+        for unit in self._arrangement.units:
+            self._bring_home(unit)
+        self.absorb()
+
+    def absorb(self) -> None:
+        """Bring what was changed on the model's side to the optimizer's copy, where it has one."""
+        if self._updates.is_under_way:
+            return
+        for unit in self._arrangement.units:
+            if unit.separate and self._homes.are_at_rest(self._arrangement, unit):
+                for place, slot in enumerate(unit.spec.training):
+                    if not self._is_changed(slot.name):
+                        self._absorb(unit, place)
+
+    def _is_changed(self, name: str) -> bool:
+        return versions(self._shards.shards[name]) != self._agreed.get(name)
+
+    def _bring_home(self, unit: UnitState) -> None:
+        """Put values of tensors that a script has assigned into the memory that the strategy uses."""
+        for slot in unit.spec.slots:
+            if not slot.trains and slot.parameter.requires_grad:
+                raise UsageError(
+                    f"a parameter must want its gradient when the model is sharded, got {slot.name}, which wants "
+                    "one since then",
+                    where=slot.name,
+                    hint="let it train before the model is sharded; it may be frozen and let loose after that",
+                )
+        if self._arrangement.levels.parameter == Level.N:
+            self._homes.bring_home(unit)
+
+    def _absorb(self, unit: UnitState, place: int) -> None:
+        """Give the optimizer's copy the elements in which the model's parameter is no longer its rounded value."""
+        name, master = unit.spec.training[place].name, unit.masters[place]
+        held = self._homes.rows_of_optimizer(self._arrangement, unit, place)
+        if name in self._sums and torch.equal(_checksum(held), self._sums[name]):
+            return  # over the bus to the host only what was changed
+        there = held.to(master.device)
+        torch.where(there == master.to(there.dtype), master, there.to(master.dtype), out=master)
+
+
+def _checksum(values: torch.Tensor) -> torch.Tensor:
+    """Return two sums over the bits of a tensor, the second one weighted by place, modulo 2 ** 64."""
+    bits = values.contiguous().view(torch.uint8).to(torch.int64)
+    places = torch.arange(1, bits.numel() + 1, device=bits.device)
+    return torch.stack((bits.sum(), (bits.view(-1) * places).sum()))

@@ -1,0 +1,167 @@
+"""What a user's model becomes: its own class with our methods mixed in."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from paro_advise.errors import UsageError
+from paro_advise.policies.strategy import Level
+from paro_advise.runtime.sharding.engine import FACTOR_SETTER, Engine
+from paro_advise.runtime.sharding.whole_states import own_rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+class ShardedModule(nn.Module):
+    """Mixed into the class of a user's model; FSDP2's flags mean the same here."""
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        """Say whether the next backward pass is an accumulation boundary."""
+        engine_of(self).gradients.set_synchronizes(enabled=requires_gradient_sync)
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """Say whether the next backward pass is an accumulation boundary."""
+        engine_of(self).gradients.set_synchronizes(enabled=requires_all_reduce)
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Divide the sums of the root's gradients by this."""
+        engine_of(self).set_divide_factor(self, factor)
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Say whether the next backward pass is an accumulation boundary."""
+        engine_of(self).gradients.set_synchronizes(enabled=is_last_backward)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients."""
+        engine = Engine.find(self)
+        if engine is not None:
+            engine.gradients.discard(to_none=set_to_none)
+        super().zero_grad(set_to_none)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Return the parameters, up to date, as they rest on this rank."""
+        engine = Engine.find(self)
+        if engine is not None:
+            engine.show_parameters()
+        return super().named_parameters(*args, **kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # torch has overloads
+        """Return the parameters as they rest on this rank, after waiting for updates under way."""
+        engine = Engine.find(self)
+        if engine is not None:
+            engine.show_parameters()
+        found: dict[str, Any] = super().state_dict(*args, **kwargs)
+        if engine is not None and not kwargs.get("keep_vars"):
+            prefix = kwargs.get("prefix", "")
+            for name, value in _states_to_save(engine):
+                if prefix + name in found:
+                    found[prefix + name] = value
+        return found
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:  # torch's own result
+        """Take parameters and buffers, whole or sharded in any way, on all ranks."""
+        engine = Engine.find(self)
+        if engine is None:
+            return super().load_state_dict(state_dict, strict, assign)
+        engine.show_parameters()
+        resting, taken = super().state_dict(), []
+        places = {
+            alias: (unit, place)
+            for unit in engine.units
+            for place, slot in enumerate(unit.spec.training)
+            for alias in slot.aliases
+        }
+        given = dict(state_dict)
+        for name, value in state_dict.items():
+            if name in places and value.shape == resting[name].shape:
+                taken.append((places[name], value))
+                given[name] = resting[name]
+        result = super().load_state_dict(given, strict)
+        with torch.no_grad():
+            for (unit, place), value in taken:
+                unit.masters[place].copy_(own_rows_of(engine, unit, place, value))
+        engine.updates.publish()
+        engine.edits.note_all()
+        return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        """Return a plain model with the same values, which trains and evaluates by itself.
+
+        Raises:
+            UsageError: this rank does not hold the whole model.
+        """
+        engine = engine_of(self)
+        if engine.levels.parameter != Level.N:
+            raise UsageError(
+                f"a copy needs the whole model on every rank, got one whose parameters are sharded by {engine.levels}",
+                hint="keep copies of what model.named_parameters() returns, or choose a strategy N..",
+            )
+        engine.show_parameters()
+        memo.update((id(hook), _do_nothing) for hook in engine.hooks)
+        plain = type(self).__mro__[2]
+        copied: nn.Module = object.__new__(plain)
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        for part in copied.modules():
+            part.__dict__.pop(FACTOR_SETTER, None)
+        return copied
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only add gradients up in backward passes inside this context."""
+        engine = engine_of(self)
+        before = engine.synchronizes
+        engine.gradients.set_synchronizes(enabled=False)
+        try:
+            yield
+        finally:
+            engine.gradients.set_synchronizes(enabled=before)
+
+
+def _states_to_save(engine: Engine) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return what a state dict holds in place of the parameters that the model computes with, by name."""
+    if engine.whole_reader is not None:
+        for slot, value in engine.whole_reader.parameters():
+            yield from ((alias, value) for alias in slot.aliases)
+    elif engine.settings.param_dtype is not None:
+        engine.edits.before_step()
+        for unit in engine.units:
+            for place, slot in enumerate(unit.spec.training):
+                value = engine.arrangement.as_sharded(unit, place, unit.masters[place]).detach()
+                yield from ((alias, value) for alias in slot.aliases)
+
+
+def _do_nothing(*_: object, **__: object) -> None:
+    """Stand where a hook of ours was, in a copy."""
+
+
+def mark(model: nn.Module) -> None:
+    """Add our methods to a model's class."""
+    model.__class__ = type(f"Sharded{type(model).__name__}", (ShardedModule, type(model)), {})
+
+
+def unmark(model: nn.Module) -> None:
+    """Take our methods off a model's class."""
+    model.__class__ = type(model).__mro__[2]
+
+
+def engine_of(model: Any) -> Engine:
+    """Return the engine of a sharded model.
+
+    Raises:
+        UsageError: it is not sharded.
+    """
+    engine = Engine.find(model)
+    if engine is None:
+        raise UsageError(
+            f"the model must be sharded by paro_advise.runtime.shard, got a plain {type(model).__name__}",
+        )
+    return engine

@@ -1,0 +1,165 @@
+"""Parameters whose ``.data`` a script may read, change and replace, as those of plain PyTorch.
+
+Torch gives a new tensor with a version of its own at each ``parameter.data``, and drops what is assigned to
+it where the parameter is a DTensor. Training scripts do both; here the first is noticed, the second works.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from paro_advise.errors import UsageError
+from paro_advise.runtime.sharding.parameters.whole import WholeTensor, mixing
+
+# Torch's own, below what is put in their place here.
+_DATA: Any = torch._C.TensorBase.__dict__["data"]  # noqa: SLF001
+_GRAD: Any = torch._C.TensorBase.__dict__["grad"]  # noqa: SLF001
+_ALIAS = "_paro_data"
+_KEEPER = "_paro_keeper"
+
+
+class Keeper(Protocol):
+    """What holds the gradients of a model's parameters while they are added up."""
+
+    def before_read(self) -> None:
+        """Complete the gradients as far as the script expects it."""
+
+    def drop(self, parameter: torch.Tensor) -> None:
+        """Forget what was added up for a parameter."""
+
+
+class _Owned(torch.Tensor):
+    """What owned parameters share."""
+
+    @property
+    def data(self) -> torch.Tensor:
+        """Return one and the same view without autograd each time, so that its version tells of changes."""
+        alias: torch.Tensor | None = self.__dict__.get(_ALIAS)
+        if alias is None or _address(alias) != _address(self):  # FSDP2 may have moved it
+            alias = self.__dict__[_ALIAS] = mixing(_DATA.__get__(self))
+        return alias
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        """Write a value into the memory that the strategy has given to this parameter.
+
+        Raises:
+            UsageError: its shape is another one.
+        """
+        if value.shape != self.shape:
+            raise UsageError(
+                f"a parameter under a strategy must keep its shape, {tuple(self.shape)}, got {tuple(value.shape)}",
+                hint="change the model before it is sharded",
+            )
+        with torch.no_grad():
+            self.copy_(value)
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """Return the gradient as far as it is known to be complete."""
+        keeper = _keeper_of(self)
+        if keeper is not None:
+            keeper.before_read()
+        return gradient_of(self)
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        """Replace the gradient; None also drops what micro-batches have added up elsewhere."""
+        keeper = _keeper_of(self)
+        if value is None and keeper is not None:
+            keeper.drop(self)
+        set_gradient(self, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        """Return a plain parameter: a copy belongs to no strategy.
+
+        Raises:
+            UsageError: it has a gradient of which this rank holds a part.
+        """
+        if id(self) not in memo:
+            copied = nn.Parameter(self.detach().clone(), requires_grad=self.requires_grad)
+            gradient = self.grad
+            if isinstance(gradient, DTensor):
+                raise UsageError(
+                    "a parameter must have no sharded gradient when it is copied, got one that waits for a step",
+                    hint="copy after optimizer.zero_grad()",
+                )
+            copied.grad = copy.deepcopy(gradient, memo)
+            memo[id(self)] = copied
+        found: torch.Tensor = memo[id(self)]
+        return found
+
+
+class OwnedShard(_Owned, DTensor):
+    """This rank's rows of a parameter of the optimizer."""
+
+
+class OwnedWhole(_Owned, WholeTensor):
+    """This rank's rows of a parameter of the model."""
+
+
+class OwnedTensor(_Owned, nn.Parameter):
+    """A parameter that every rank holds whole."""
+
+
+def owned(parameter: nn.Parameter, keeper: Keeper | None = None) -> nn.Parameter:
+    """Make a parameter ours, in place.
+
+    Args:
+        parameter: of the model, or of the optimizer.
+        keeper: of its gradients, for the model's.
+    """
+    sharded = OwnedShard if keeper is None else OwnedWhole
+    parameter.__class__ = sharded if isinstance(parameter, DTensor) else OwnedTensor  # type: ignore[assignment]
+    if keeper is not None:
+        # The garbage collector does not see through a parameter's hooks; the model goes first.
+        parameter.__dict__[_KEEPER] = weakref.ref(keeper)
+    return parameter
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Return what lies at a parameter as its gradient now."""
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - asked for each parameter, several times a step
+        gradient: torch.Tensor | None = _GRAD.__get__(parameter)
+    return gradient
+
+
+def set_gradient(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    """Put a gradient at a parameter, or take it off; nothing that was added up elsewhere is dropped."""
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+        _GRAD.__set__(parameter, gradient)
+
+
+def is_in_backward() -> bool:
+    """Tell whether a backward pass is under way on this thread; checkpointed parts of the forward run again in it."""
+    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - has no public name
+
+
+def release(parameter: torch.Tensor) -> None:
+    """Free the memory of a parameter that another one has replaced, though a script may still hold it."""
+    _DATA.__set__(parameter, torch.empty(0, dtype=parameter.dtype, device=parameter.device))
+
+
+def _keeper_of(parameter: torch.Tensor) -> Keeper | None:
+    """Return what keeps the gradients of a parameter, for a script; FSDP2 itself looks at them inside of backward."""
+    if is_in_backward():
+        return None
+    known = parameter.__dict__.get(_KEEPER)
+    found: Keeper | None = known() if known is not None else None
+    return found
+
+
+def versions(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Return a value that another one follows when a script changes an owned parameter in place."""
+    alias: torch.Tensor | None = parameter.__dict__.get(_ALIAS)
+    return parameter._version, alias._version if alias is not None else 0  # noqa: SLF001 - has no public name
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).data_ptr()  # noqa: SLF001

@@ -1,0 +1,95 @@
+"""Single values of sharded gradients and parameters are those of the whole tensor.
+
+Torch returns this rank's part for ``.item()``, ``bool()`` and ``torch.equal`` of a DTensor: ranks would scale
+their gradients by different norms, or part ways at an ``if``. Here such a read takes all ranks of the tensor's
+mesh together first, as ``full_tensor()`` does. Ranks that read at different lines are told so.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate
+
+from paro_advise.errors import DivergedError
+from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.distributed.device_mesh import DeviceMesh
+
+_READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)  # noqa: SLF001 - the operator's name
+# Frames of these packages are not where the user's script reads.
+_INNER = ("torch", "paro_advise")
+
+
+class WholeReads:
+    """The reads of this process; tensors on other meshes stay as torch has them."""
+
+    _meshes: ClassVar[set[tuple[int, ...]]] = set()
+    _count: ClassVar[dict[tuple[int, ...], int]] = {}
+
+    @classmethod
+    def watch(cls, mesh: DeviceMesh) -> None:
+        """Make single values of tensors on a mesh whole."""
+        cls._meshes.add(_ranks(mesh))
+        handlers = DTensor._op_dispatcher._custom_op_handlers  # noqa: SLF001 - torch's own losses register here too
+        for operator in _READS:
+            handlers.setdefault(operator, cls._read)
+
+    @classmethod
+    def _read(cls, op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if any(isinstance(item, DTensor) and _ranks(item.device_mesh) in cls._meshes for item in args):
+            args = tuple(cls.whole(item) if isinstance(item, DTensor) else item for item in args)
+        else:
+            args = tuple(item._local_tensor if isinstance(item, DTensor) else item for item in args)  # noqa: SLF001
+        return op_call(*args, **kwargs)
+
+    @classmethod
+    def whole(cls, tensor: DTensor) -> torch.Tensor:
+        """Gather a tensor, on all ranks of its mesh at the same line of the script.
+
+        Raises:
+            DivergedError: they read at different lines.
+            CommunicationError: one of them does not read at all.
+        """
+        if all(isinstance(place, Replicate) for place in tensor.placements):
+            return tensor._local_tensor  # noqa: SLF001 - to_local() makes a view
+        cls._meet(tensor.device_mesh)
+        with torch.no_grad(), reaching_all_ranks("a read of a gradient or a parameter"):
+            return tensor.full_tensor()
+
+    @classmethod
+    def _meet(cls, mesh: DeviceMesh) -> None:
+        """Make sure that the ranks of a mesh read at the same line.
+
+        Raises:
+            DivergedError: they do not.
+        """
+        ranks = _ranks(mesh)
+        count = cls._count[ranks] = cls._count.get(ranks, 0) + 1
+        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - has no public name
+        here, prefix = _line_of_user(), f"paro_read_{'_'.join(map(str, (ranks[0], ranks[-1], len(ranks))))}"
+        first = store.compare_set(f"{prefix}_{count}", "", here).decode()
+        if first != here:
+            raise DivergedError(
+                f"all ranks must read a sharded tensor at the same line, rank {dist.get_rank()} reads at {here}, "
+                f"another one at {first}",
+                hint="take the read out of what only some ranks run, such as `if rank == 0:`",
+            )
+        if dist.get_rank() == ranks[0]:
+            store.delete_key(f"{prefix}_{count - 1}")  # all have met there, or none could be here
+
+
+def _ranks(mesh: DeviceMesh) -> tuple[int, ...]:
+    return tuple(mesh.mesh.flatten().tolist())
+
+
+def _line_of_user() -> str:
+    frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack reads files
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

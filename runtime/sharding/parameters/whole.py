@@ -1,0 +1,194 @@
+"""DTensors that meet plain tensors, as the gradients and parameters of a script that knows no DTensor.
+
+A mean of past weights, a saved copy, noise that is added to a gradient are plain tensors of the whole shape.
+Torch refuses to mix both kinds; here the plain one is cut where a DTensor is written, and the DTensor is gathered,
+by all ranks at the same line, where a plain one is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map
+
+from paro_advise.runtime.sharding.parameters.reading import WholeReads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from paro_advise.runtime.sharding.parameters.units import Slot
+
+# Torch's own, below what is put in its place here.
+_DATA: Any = torch._C.TensorBase.__dict__["data"]  # noqa: SLF001
+_REQUIRES_GRAD: Any = torch._C.TensorBase.__dict__["requires_grad"]  # noqa: SLF001
+_MIXED = "mixed torch.Tensor and DTensor"
+_SLOT = "_paro_slot"
+
+
+class WholeTensor(DTensor):
+    """A DTensor that mixes with plain tensors of its whole shape."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch's; once more with tensors of one kind where it refuses two."""
+        kwargs = kwargs or {}
+        if any(issubclass(kind, _StandIn) for kind in types):
+            args, kwargs = tree_map(current, args), tree_map(current, kwargs)
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documentation names it so
+            try:
+                return _as_whole(func(*args, **kwargs))
+            except RuntimeError as error:
+                if _MIXED not in str(error):
+                    raise
+            changes_first = getattr(func, "__name__", "").endswith("_")
+            return _as_whole(func(*_of_one_kind(args, changes_first=changes_first), **kwargs))
+
+    @property
+    def requires_grad(self) -> bool:
+        """Tell whether it wants a gradient; FSDP2 asks each parameter in each pass."""
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+            found: bool = _REQUIRES_GRAD.__get__(self)
+        return found
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+            _REQUIRES_GRAD.__set__(self, value)
+
+    @property
+    def data(self) -> torch.Tensor:
+        """Return a view without autograd."""
+        found: torch.Tensor = _as_whole(_DATA.__get__(self))
+        return found
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        """Write values of the whole shape; torch drops what is assigned to a DTensor."""
+        with torch.no_grad():
+            self.copy_(value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        """Return a plain DTensor."""
+        copied: torch.Tensor = memo.setdefault(id(self), _plain(self).clone())
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return what a plain DTensor is saved as, so that it can be read without this package."""
+        return _plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def _plain(tensor: WholeTensor) -> DTensor:
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+        plain: DTensor = tensor.detach()  # type: ignore[assignment]
+    return plain
+
+
+def _of_one_kind(args: tuple[Any, ...], *, changes_first: bool) -> tuple[Any, ...]:
+    """Return arguments without DTensors, or with DTensors only where the first one is changed in place."""
+    targets = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
+    if not (changes_first and isinstance(targets[0], DTensor)):
+        return tuple(tree_map(lambda item: WholeReads.whole(item) if isinstance(item, DTensor) else item, args))
+
+    def cut(value: Any, target: DTensor) -> Any:
+        if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == target.shape:
+            return like(value, target)
+        return value
+
+    def cut_all(value: Any) -> Any:
+        if isinstance(value, (list, tuple)) and len(value) == len(targets):
+            return [cut(item, target) for item, target in zip(value, targets, strict=True)]
+        return cut(value, targets[0])
+
+    return (args[0], *(cut_all(value) for value in args[1:]))
+
+
+def _as_whole(found: Any) -> Any:
+    if type(found) is DTensor:
+        found.__class__ = WholeTensor
+    elif isinstance(found, (list, tuple)):
+        for item in found:
+            if type(item) is DTensor:
+                item.__class__ = WholeTensor
+    return found
+
+
+def like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of a target's whole shape as a DTensor of its layout, where the target is one."""
+    if isinstance(target, DTensor) and not isinstance(tensor, DTensor):
+        return distribute_tensor(tensor, target.device_mesh, target.placements, src_data_rank=None)
+    return tensor
+
+
+def mixing(tensor: torch.Tensor) -> torch.Tensor:
+    """Let a DTensor mix with plain tensors from now on; plain tensors stay as they are."""
+    found: torch.Tensor = _as_whole(tensor)
+    return found
+
+
+class _StandIn(torch.Tensor):
+    """A parameter that a script remembers from before the model was sharded: leads to that of today."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch's with the parameters of today."""
+        return func(*tree_map(current, args), **tree_map(current, kwargs or {}))
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """Return the gradient of today's parameter."""
+        found: torch.Tensor | None = current(self).grad
+        return found
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        current(self).grad = value
+
+    @property
+    def data(self) -> torch.Tensor:
+        """Return the values of today's parameter."""
+        found: torch.Tensor = current(self).data
+        return found
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        current(self).data = value
+
+    @property
+    def requires_grad(self) -> bool:
+        """Tell whether today's parameter wants a gradient."""
+        found: bool = current(self).requires_grad
+        return found
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        current(self).requires_grad = value
+
+
+class _StandInParameter(_StandIn, nn.Parameter):
+    """For one that was whole."""
+
+
+class _StandInShard(_StandIn, DTensor):
+    """For one that was sharded, before a switch."""
+
+
+def current(value: Any) -> Any:
+    """Return today's parameter for one of before; everything else as it is."""
+    while isinstance(value, _StandIn):
+        slot: Slot = value.__dict__[_SLOT]
+        value = slot.parameter
+    return value
+
+
+def stand_in(old: nn.Parameter, slot: Slot) -> None:
+    """Let a parameter that is replaced lead to what its place holds from now on."""
+    if old is not slot.parameter:
+        old.__class__ = _StandInShard if isinstance(old, DTensor) else _StandInParameter  # type: ignore[assignment]
+        old.__dict__[_SLOT] = slot

@@ -1,0 +1,101 @@
+"""States of a sharded model and its optimizer as plain PyTorch has them: whole tensors, in its own layout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.tensor import DTensor
+
+from paro_advise.errors import UsageError
+from paro_advise.runtime.sharding import states
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+    from paro_advise.runtime.sharding.engine import Engine
+    from paro_advise.runtime.sharding.exchange.procedure import UnitState
+    from paro_advise.runtime.sharding.parameters.units import Slot
+
+
+def whole_parameters(engine: Engine) -> Iterator[tuple[Slot, torch.Tensor]]:
+    """Gather the parameters that train, unit by unit, in the type the optimizer works in.
+
+    All ranks iterate at once; those that want no values drop them.
+    """
+    engine.show_parameters()
+    engine.edits.before_step()
+    for unit in engine.units:
+        values = states.whole(engine.arrangement, unit, [states.local(master) for master in unit.masters])
+        yield from zip(unit.spec.training, values, strict=True)
+
+
+def whole_moments(engine: Engine) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Gather the optimizer's states that are sharded like their parameters: name, key, value.
+
+    All ranks iterate at once.
+    """
+    engine.updates.finish()
+    for unit in engine.units:
+        names = [slot.name for slot in unit.spec.training]
+        for key in sorted({key for name in names for key, _ in engine.shards.tensors(name)}):
+            rows = [states.local(dict(engine.shards.tensors(name))[key]) for name in names]
+            for name, value in zip(names, states.whole(engine.arrangement, unit, rows), strict=True):
+                yield name, key, value
+
+
+def plain_optimizer_state(engine: Engine) -> dict[str, Any]:
+    """Return the optimizer's state in torch's own layout: whole tensors, by the parameters' places in the groups."""
+    shards = engine.shards
+    whole: dict[str, dict[str, Any]] = {}
+    for name, key, value in whole_moments(engine):
+        whole.setdefault(name, {})[key] = value
+    places = {name: place for place, name in enumerate(name for names in shards.all_names for name in names)}
+    found = {
+        places[name]: {**shards.optimizer.state[shard], **whole.get(name, {})}
+        for name, shard in shards.shards.items()
+        if shard in shards.optimizer.state
+    }
+    groups = [
+        {**{key: value for key, value in group.items() if key != "params"}, "params": [places[name] for name in names]}
+        for group, names in zip(shards.optimizer.param_groups, shards.all_names, strict=True)
+    ]
+    return {"state": dict(sorted(found.items())), "param_groups": groups}
+
+
+def named(engine: Engine, state: dict[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state by names, where it came by places.
+
+    Raises:
+        UsageError: it is of another model.
+    """
+    shards = engine.shards
+    names = [name for group in shards.all_names for name in group]
+    if any(isinstance(key, str) for key in state["state"]):
+        return state
+    if sum(len(group["params"]) for group in state["param_groups"]) != len(names):
+        raise UsageError(
+            f"an optimizer's state must be of its {len(names)} parameters, got one of "
+            f"{sum(len(group['params']) for group in state['param_groups'])}"
+        )
+    order = [place for group in state["param_groups"] for place in group["params"]]
+    by_place = dict(zip(order, names, strict=True))
+    return {**state, "state": {by_place[place]: values for place, values in state["state"].items()}}
+
+
+def own_rows_of(engine: Engine, unit: UnitState, place: int, value: torch.Tensor) -> torch.Tensor:
+    """Return this rank's rows, at the optimizer's level, of a whole or sharded tensor; a copy.
+
+    All ranks call it at once where the tensor is sharded in another way.
+    """
+    value = value.detach()
+    if isinstance(value, DTensor):
+        target = engine.arrangement.as_sharded(unit, place, unit.masters[place])
+        if isinstance(target, DTensor) and (value.device_mesh, value.placements) == (
+            target.device_mesh,
+            target.placements,
+        ):
+            return states.local(value).clone()
+        value = value.full_tensor()
+    return engine.arrangement.own_rows(unit, place, value).clone()

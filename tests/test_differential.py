@@ -1,0 +1,44 @@
+"""Whatever a training script does: equal to one process, or refused with a clear error; never a third outcome.
+
+Programs are drawn from seeds; a failing one is run again by its seed, as the message says.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+pytestmark = pytest.mark.distributed
+OPERATIONS_EACH = 12
+
+
+def run_programs(first, count, ranks):
+    pytest.importorskip("torch")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    numbers = [str(first), str(count), str(OPERATIONS_EACH)]
+    command = [*launcher, str(ROOT / "tests/workers/differential.py"), *numbers]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    third = [line for line in done.stdout.splitlines() if " THIRD " in line]
+    again = f"\nrun it again: {' '.join(command[2:])}"
+    assert not third, "\n".join(third) + again
+    assert done.returncode == 0, done.stderr[-3000:] + again
+    outcomes = [line.split()[1] for line in done.stdout.splitlines() if line[:1].isdecimal()]
+    assert len(outcomes) == count
+    return outcomes
+
+
+@pytest.mark.parametrize(("first", "count", "ranks"), [(0, 40, 2), (100_000, 20, 4)])
+def test_random_programs_train_equally_or_are_refused(first, count, ranks):
+    outcomes = run_programs(first, count, ranks)
+    assert outcomes.count("equal") > count / 2  # refusing everything is no way out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_two_thousand_random_programs(part):
+    run_programs(1_000_000 + 100 * part, 100, 4 if part % 4 == 3 else 2)

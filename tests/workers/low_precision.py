@@ -1,0 +1,49 @@
+"""FSDP2 in bf16 with gradients reduced in bf16, or with another divisor, by the word "bf16" or "divisor"."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples/frameworks"))
+from common import batch, loss_of, make_model, parse_args
+
+
+def main():
+    word = sys.argv[1]
+    sys.argv = sys.argv[:1]
+    args = parse_args()
+    dist.init_process_group("gloo")
+    model = make_model(args)
+    settings = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)} if word == "bf16" else {}
+    for block in model.blocks:
+        fully_shard(block, **settings)
+    fully_shard(model, reshard_after_forward=True, **settings)
+    for module in model.modules():
+        if word == "divisor" and isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(2.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for step in range(3):
+        for micro in range(2):
+            loss = loss_of(model, batch(args, step, micro, dist.get_rank()))
+            loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 100.0).full_tensor()
+        optimizer.step()
+        optimizer.zero_grad()
+        total = loss.detach().float().clone()
+        dist.all_reduce(total)
+        if dist.get_rank() == 0:
+            print(f"{step} {total.item():.9e} {norm.item():.9e}", flush=True)
+    saved = {name: value.full_tensor() for name, value in model.state_dict().items()} if word == "bf16" else {}
+    assert {value.dtype for value in saved.values()} <= {torch.float32}  # as plain FSDP2 saves
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
