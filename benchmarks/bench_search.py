@@ -13,7 +13,7 @@ import os
 import statistics
 import time
 
-from paro_advise.advisor.prediction.calibration import Calibration
+from paro_advise.advisor.prediction.calibration import Calibration, Update
 from paro_advise.advisor.prediction.candidates import candidates
 from paro_advise.advisor.prediction.network_tiers import Estimate
 from paro_advise.advisor.prediction.recommend import recommend
@@ -69,6 +69,8 @@ def run_of(world_size: int) -> Calibration:
         unmodelled="",
         trained_share=1.0,
         sum_ratio=measured(1.0),
+        rail_gain=measured(1.0),
+        update=Update(),
         compute_slowing=measured(1.1),
         overlapped_us=0.0,
         gather_width=2,

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from helpers import analyze, write_run
 from test_recommend import calibration, estimate
-from trace_builder import TraceBuilder
+from trace_builder import TraceBuilder, fsdp_rank
 
 from paro_advise.advisor.prediction.calibrate import calibrate
 from paro_advise.advisor.prediction.candidates import candidates
 from paro_advise.advisor.prediction.device_replay import Leg, Queues, UnitWork, micro_batch_us
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
-from paro_advise.advisor.prediction.step_replay import demand_us, measured_links, step_us
+from paro_advise.advisor.prediction.step_replay import demand_us, measured_links, step_us, update_us
 from paro_advise.core.framework import Framework
 
 AT_ONCE = Queues(overlaps_gathers=True, overlaps_reductions=True, separate=True, gathers_once=False)
@@ -45,6 +45,15 @@ def test_what_stays_inside_nodes_runs_beside_what_crosses_them():
     assert micro_batch_us(work, AT_ONCE) == pytest.approx(7 * 10 + 10, abs=1)  # the last reduction follows
 
 
+def test_what_one_collective_leaves_of_a_port_another_one_uses():
+    """Scatters that keep a port busy for 8 of their 10 us, all-reduces of 5 us on another stream: 13 us a unit."""
+    scatter = (Leg(alone=10.0, port=8.0, fabric=0.0),)
+    work = units(20, reduce=scatter, between=on_port(5), compute=0.03)
+    assert micro_batch_us(work, AT_ONCE) == pytest.approx(20 * (8 + 5), rel=0.05)
+    # Nothing else to do: the scatter alone takes its 10 us.
+    assert micro_batch_us(units(20, reduce=scatter, compute=0.03), AT_ONCE) == pytest.approx(20 * 10, rel=0.02)
+
+
 def test_the_all_reduce_of_hybrid_sharding_does_not_hold_up_gathers():
     # Per unit 20 us forward, 40 us backward; gathers and scatters of 10 us inside, all-reduces of 30 us between nodes.
     work = units(4, gather=inside(10), again=inside(10), reduce=inside(10), between=on_port(30), compute=60.0)
@@ -57,6 +66,27 @@ def test_backward_waits_for_reductions_that_block():
     beside = micro_batch_us(work, AT_ONCE)
     blocking = micro_batch_us(work, AT_ONCE._replace(overlaps_reductions=False))
     assert (beside, blocking) == (pytest.approx(4 * 30 + 10), pytest.approx(4 * 30 + 4 * 10))
+
+
+def test_a_device_updates_what_its_rank_holds(tmp_path):
+    """Two kernels of 42 us of an optimizer whose states lie on one of two ranks each: 40 us of them are its share."""
+    traces = [fsdp_rank(rank) for rank in range(2)]
+    for trace in traces:
+        for step in range(2):
+            base = 1000.0 * step
+            for start in (base + 880, base + 930):
+                trace.compute(start, 42, name="multi_tensor_apply_kernel<FusedAdamMathFunctor>")
+            trace.row("gpu_user_annotation", "Optimizer.step#AdamW.step", base + 880, 92, 7)
+            trace.row("gpu_user_annotation", "FSDP::root_post_backward_callback", base + 300, 600, 7)
+    analysis = analyze(write_run(tmp_path / "run", traces))
+    assert (analysis.update.us, analysis.update.num_kernels) == (pytest.approx(84), 2)
+    made = calibrate(analysis)
+    assert made.baseline.optimizer == "G"
+    assert made.update.us(2) == pytest.approx(84)
+    assert made.update.us(1) == pytest.approx(4 + 2 * 80)  # a kernel takes 2 us at least
+    native = {str(item.strategy): item for item in candidates(made) if item.collectives == "native" and not item.variant}
+    whole, parts = update_us(made, native["NNN"]), update_us(made, native["NNG"])
+    assert (whole, parts) == (pytest.approx(164), pytest.approx(84))
 
 
 def random_run(generator):
@@ -83,6 +113,7 @@ def random_run(generator):
         intra_gbps=estimate(float(generator.uniform(20, 450))),
         pod_gbps=estimate(10.0),
         compute_slowing=estimate(float(generator.uniform(1, 1.3)), 0.05),
+        rail_gain=estimate(float(generator.uniform(1, 1.3)), 0.05),
     )
 
 

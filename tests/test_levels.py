@@ -67,6 +67,36 @@ def test_groups_that_are_hardly_quicker_show_none(near, spread):
     assert found.pod_gbps == found.inter_gbps
 
 
+def test_rails_of_one_rank_a_node_against_a_ring_of_many():
+    """Measured where a run has both; else a ring of many ranks reaches 0.87 of what torch's Inductor assumes."""
+    ring, rail = link("mixed", 32, 10.0), link("inter", 8, 3.0)
+    both = fit_tiers([ring, rail], CLUSTER, None)
+    assert (both.rail_gain.value, both.rail_gain.source) == (pytest.approx(4 * 3.0 / 10.0), "measured")
+    assert both.inter_gbps.value == pytest.approx(10.0)
+    alone = fit_tiers([ring], CLUSTER, None)
+    assert (alone.rail_gain.value, alone.rail_gain.source) == (pytest.approx(1 / 0.87), "prior")
+    rails = fit_tiers([rail], CLUSTER, None)
+    assert rails.inter_gbps.value == pytest.approx(4 * 3.0 * 0.87)
+    assert fit_tiers([ring, rail], replace(CLUSTER, is_gloo=True), None).rail_gain.value == 1.0
+
+
+def test_groups_across_nodes_use_the_whole_port():
+    """III on 8 nodes of 4: the all-reduce of one rank a node moves what the port does, rings of many ranks less."""
+    made = calibration(
+        world_size=32, ranks_per_node=4, unit_bytes=(400 * MB,), element_bytes=2, gather_width=2, reduce_width=2,
+        is_gpu=True, native_reduce_scatter_is_all_reduce=False, micro_batches=1, compute_us=1.0, fixed_us=0.0,
+        inter_alpha_us=estimate(0.0), intra_alpha_us=estimate(0.0), inter_gbps=estimate(10.0),
+        intra_gbps=estimate(100.0), rail_gain=estimate(1.25), baseline_group_size=4,
+    )  # fmt: skip
+    hybrid = Candidate(strategy=Strategy.parse("III"), group_size=4, collectives=CollectiveBackend.NATIVE)
+    inside = 3 / 4 * 400 * MB / 100e3  # us: a gather or a scatter of the unit among 4 ranks
+    across = 2 * 7 / 8 * 400 * MB / 12.5e3  # an all-reduce of each quarter, all four through the port of 12.5 GB/s
+    assert step_us(made, hybrid, measured_links(made)) == pytest.approx(2 * inside + across, rel=1e-3)
+    whole = Candidate(strategy=Strategy.parse("GGG"), group_size=4, collectives=CollectiveBackend.NATIVE)
+    ring = 31 / 32 * 400 * MB / 10e3
+    assert step_us(made, whole, measured_links(made)) == pytest.approx(2 * ring, rel=1e-3)
+
+
 def test_stated_pods_without_a_measurement_are_as_quick_as_the_rest():
     found = fit_tiers([link("mixed", 32, 10.0)], CLUSTER, 4)
     assert found.nodes_per_pod == 4

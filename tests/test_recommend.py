@@ -14,7 +14,7 @@ from trace_builder import fsdp_rank
 
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.comparison.prediction_bias import PredictionBias
-from paro_advise.advisor.prediction.calibration import Calibration
+from paro_advise.advisor.prediction.calibration import Calibration, Update
 from paro_advise.advisor.prediction.candidates import Candidate, baseline_candidate, candidates
 from paro_advise.advisor.prediction.network_tiers import Estimate
 from paro_advise.advisor.prediction.recommend import recommend
@@ -73,6 +73,8 @@ def calibration(**changes):
         "unmodelled": "",
         "trained_share": 1.0,
         "sum_ratio": estimate(1.0, 0.0),
+        "rail_gain": estimate(1.0, 0.0),
+        "update": Update(),
         "compute_slowing": estimate(1.0, 0.0),
         "overlapped_us": 0.0,
         "gather_width": 4,

@@ -186,6 +186,7 @@ class EventTables:
         device_steps: the steps as a device ran them that lags behind its host, () where it keeps up.
         blocking_calls: (start_us, end_us) of runtime calls in which the host waited for the device, by start.
         trains: whether a backward pass or an optimizer's step was seen; None where the host was not recorded.
+        updates: when a device ran what the optimizer's steps had launched, by start.
         is_gpu: whether device rows come from an accelerator.
     """
 
@@ -197,6 +198,7 @@ class EventTables:
     device_steps: tuple[HostSpan, ...] = ()
     blocking_calls: tuple[tuple[float, float], ...] = ()
     trains: bool | None = None
+    updates: tuple[HostSpan, ...] = ()
     is_gpu: bool
 
 

@@ -15,6 +15,7 @@ from paro_advise.advisor.analysis.summary import (
     breakdown,
     collective_entries,
     device_lag,
+    device_update,
     idle_parts,
     rank_entries,
     run_entry,
@@ -80,6 +81,7 @@ def build_analysis(
         data_quality=data_quality(notes, aligned, run, topology, num_impossible),
         idle_us=idle,
         lag_us=device_lag(run),
+        update=device_update(run),
         captured=captured,
     )
     return replace(analysis, findings=tuple(findings(analysis)))

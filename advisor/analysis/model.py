@@ -113,6 +113,19 @@ class Breakdown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUpdate:
+    """What a step's optimizer takes of a device's computing; means over ranks and steps.
+
+    Attributes:
+        us: while its kernels ran.
+        num_kernels: of them.
+    """
+
+    us: float
+    num_kernels: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IdleParts:
     """Why devices idle; means over ranks and steps (us).
 
@@ -257,6 +270,7 @@ class Analysis:
     data_quality: tuple[QualityEntry, ...]
     idle_us: IdleParts | None = None  # since 1.1; None without timed steps
     lag_us: float | None = None  # since 1.1; how far devices ran behind their hosts
+    update: DeviceUpdate | None = None  # since 1.1; None where no kernel of an optimizer was seen
     captured: Captured | None = None  # steps without the profiler, where a capture logged them
 
 

@@ -10,6 +10,7 @@ from paro_advise.advisor.analysis.constants import MAX_COLLECTIVE_KINDS, MAX_LOG
 from paro_advise.advisor.analysis.model import (
     Breakdown,
     CollectiveEntry,
+    DeviceUpdate,
     IdleParts,
     InputEntry,
     RankEntry,
@@ -64,6 +65,17 @@ def idle_parts(run: Run) -> IdleParts | None:
         data_loading=float(np.mean([step.loading_us for step in run.steps])),
         synchronisation=float(np.mean([step.blocked_us for step in run.steps])),
     )
+
+
+def device_update(run: Run) -> DeviceUpdate | None:
+    """Return what the optimizer takes of a step's computing on a device, None where none of it was seen."""
+    found = [(step.update_us, step.num_update_kernels) for step in run.steps if step.num_update_kernels]
+    # A rank whose trace was cut before its update tells nothing.
+    return DeviceUpdate(us=_mean_of(found, 0), num_kernels=_mean_of(found, 1)) if found else None
+
+
+def _mean_of(rows: Sequence[tuple[float, ...]], place: int) -> float:
+    return float(np.mean([row[place] for row in rows]))
 
 
 def device_lag(run: Run) -> float | None:

@@ -30,6 +30,8 @@ class StepFacts:
     queued_us: float | None = None  # part of idle in which the next kernel was launched already; None: not known
     loading_us: float = 0.0  # the host was in the DataLoader
     blocked_us: float = 0.0  # the host waited for the device
+    update_us: float = 0.0  # the part of compute in which a device ran the optimizer's kernels
+    num_update_kernels: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -222,6 +222,7 @@ def _step_facts(
     communication = Intervals.union_of(start[timed], end[timed])
     other = _of_kind(events.device, KernelKind.MEMORY if events.is_gpu else KernelKind.SYNC)
     gaps = _queued_gaps(events) if events.is_gpu else None
+    update_start, update_end = _update_kernels(events)
     loading = _union(span for span in events.spans if span.name.startswith(_LOADER))
     blocked = Intervals.union_of(
         np.array([low for low, _ in events.blocking_calls]), np.array([high for _, high in events.blocking_calls])
@@ -230,6 +231,7 @@ def _step_facts(
     out = []
     for index, (label, low, high) in enumerate(windows):
         busy = compute.clip(low, high)
+        updating = (update_start >= low) & (update_start < high)
         talk = communication.clip(low, high)
         exposed = talk.minus(busy)
         rest = other.clip(low, high).minus(busy.join(talk))
@@ -257,9 +259,24 @@ def _step_facts(
                 queued_us=gaps.clip(low, high).length_us if gaps is not None else None,
                 loading_us=loading.clip(*on_host).length_us,
                 blocked_us=blocked.clip(*on_host).length_us,
+                update_us=Intervals.union_of(update_start[updating], update_end[updating]).clip(low, high).length_us,
+                num_update_kernels=int(updating.sum()),
             )
         )
     return out
+
+
+def _update_kernels(events: EventTables) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return start and end of the computing kernels of the optimizer's steps (us)."""
+    device = events.device
+    if not events.is_gpu or not events.updates:
+        return np.empty(0), np.empty(0)
+    lows, highs = np.array([(span.start_us, span.end_us) for span in events.updates]).T
+    start, end = device["start_us"].to_numpy(), device["end_us"].to_numpy()
+    # A span begins and ends with kernels, whose times may be rounded otherwise.
+    place = np.searchsorted(lows, (start + end) / 2, side="right") - 1
+    mine = (place >= 0) & (start < highs[np.maximum(place, 0)]) & (device["kind"].to_numpy() == KernelKind.COMPUTE)
+    return start[mine], end[mine]
 
 
 def _rows_of_steps(table: pl.DataFrame, timed: NDArray[np.bool_], num_steps: int) -> list[NDArray[np.intp]]:

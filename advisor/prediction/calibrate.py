@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
-from paro_advise.advisor.prediction.calibration import Calibration
+from paro_advise.advisor.prediction.calibration import Calibration, Update
 from paro_advise.advisor.prediction.constants import (
     ALL_TRAINED_SHARE,
     ASSUMED_UNITS,
@@ -14,6 +14,7 @@ from paro_advise.advisor.prediction.constants import (
     COMPUTE_SLOWING,
     COMPUTE_SLOWING_SIGMA,
     FEW_UNITS,
+    KERNEL_US,
     SHARED_CORE_THREADS,
 )
 from paro_advise.advisor.prediction.data_parallel import DataParallel, data_parallel
@@ -24,7 +25,9 @@ from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import MODEL_STATES, State
 from paro_advise.errors import InputError
+from paro_advise.policies.memory import shards
 from paro_advise.policies.strategy import Strategy
+from paro_advise.policies.traffic import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,6 +97,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         overlaps_gathers=_overlaps(analysis, State.PARAMETER),
         overlaps_reductions=_overlaps(analysis, State.GRADIENT),
         compute_slowing=_compute_slowing(is_gpu=not gloo),
+        update=_update(analysis, world),
         overlapped_us=_overlapped_us(analysis),
         published_us=published,
         baseline_group_size=run.strategy.group_size or per_node,
@@ -193,6 +197,19 @@ def _compute_slowing(*, is_gpu: bool) -> Estimate:
     if not is_gpu:
         return Estimate(value=1.0, sigma=0.0, source="derived")
     return Estimate(value=COMPUTE_SLOWING, sigma=COMPUTE_SLOWING_SIGMA, source="prior")
+
+
+def _update(analysis: Analysis, world: int) -> Update:
+    """Return what the optimizer takes of the device, and what it would take of a rank that held all states."""
+    run, seen = analysis.run, analysis.update
+    if seen is None:
+        return Update()
+    triple = run.strategy.triple_at_rest or run.strategy.triple or "NNN"
+    members = run.strategy.group_size or world
+    shape = Shape(group_size=members, num_groups=max(1, world // members))
+    least = min(seen.us, KERNEL_US * seen.num_kernels)
+    whole = (seen.us - least) * shards(Strategy.parse(triple).optimizer, shape)
+    return Update(measured_us=seen.us, least_us=least, whole_us=whole)
 
 
 def _overlapped_us(analysis: Analysis) -> float:

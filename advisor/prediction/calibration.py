@@ -13,6 +13,31 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What the optimizer's kernels take of a device: each reads and writes all that its rank holds of the states.
+
+    Attributes:
+        measured_us: in the run.
+        least_us: of it, what does not depend on how much a rank holds: kernels have a shortest time.
+        whole_us: the rest, for a rank that held all states.
+    """
+
+    measured_us: float = 0.0
+    least_us: float = 0.0
+    whole_us: float = 0.0
+
+    def us(self, num_shards: int) -> float:
+        """Return the time with states that are spread over some ranks."""
+        return self.least_us + self.whole_us / num_shards
+
+    def scaled(self, share: float) -> Update:
+        """Return a share of everything."""
+        return Update(
+            measured_us=share * self.measured_us, least_us=share * self.least_us, whole_us=share * self.whole_us
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """A run as the replay sees it.
 
@@ -55,7 +80,9 @@ class Calibration:
         nodes_per_pod: nodes of a pod (faster interconnect domain); None where there are no pods.
         pod_alpha_us, pod_gbps: a message between nodes of a pod; ``inter_*`` are then of those between pods.
         sum_ratio: bus bandwidth of an all-reduce to that of a gather or scatter.
+        rail_gain: what a node's port moves, to what a ring over several ranks of each node moves through it.
         compute_slowing: how much longer arithmetic takes while a collective runs beside it; 1 where cores compute.
+        update: the optimizer's part of ``compute_us``, where a device ran it.
         overlapped_us: communication of the run's step that ran beside compute.
         assumptions: what was not in the traces, for people.
     """
@@ -101,7 +128,9 @@ class Calibration:
     pod_alpha_us: Estimate
     pod_gbps: Estimate
     sum_ratio: Estimate
+    rail_gain: Estimate
     compute_slowing: Estimate
+    update: Update
     overlapped_us: float
     assumptions: tuple[str, ...]
 
@@ -111,8 +140,9 @@ class Calibration:
         return sum(self.unit_bytes) / self.element_bytes
 
     def alone_us(self, slowing: Draws) -> Draws:
-        """Return the arithmetic of a step without collectives beside it."""
-        return self.compute_us - min(self.overlapped_us, self.compute_us) * (1 - 1 / slowing)
+        """Return the arithmetic of a step's passes without collectives beside it."""
+        passes = self.compute_us - self.update.measured_us
+        return passes - min(self.overlapped_us, passes) * (1 - 1 / slowing)
 
     @property
     def num_nodes(self) -> int:

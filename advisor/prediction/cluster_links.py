@@ -19,6 +19,7 @@ LINK_QUANTITIES = (
     "pod_alpha_us",
     "pod_gbps",
     "sum_ratio",
+    "rail_gain",
     "compute_slowing",
 )
 
@@ -34,6 +35,7 @@ class Part:
         rank_bytes: that one of them sends.
         is_inside: it stays inside nodes.
         is_in_pod: between nodes, it stays inside a pod.
+        is_by_rails: between nodes, each of its rings has one rank a node.
     """
 
     effort: Effort
@@ -42,6 +44,7 @@ class Part:
     rank_bytes: float
     is_inside: bool
     is_in_pod: bool
+    is_by_rails: bool
 
 
 # Collectives one after the other.
@@ -53,11 +56,13 @@ class Links:
     """Latency and bandwidth of all levels, numbers or arrays of one shape, and a factor on all times.
 
     Attributes:
-        inter_alpha_us, inter_gbps: between nodes, where there are pods between those of different pods.
+        inter_alpha_us, inter_gbps: between nodes, where there are pods between those of different pods; what a ring
+            over several ranks of each node moves through a node's port.
         intra_alpha_us, intra_gbps: inside nodes.
         pod_alpha_us, pod_gbps: between nodes of a pod.
         slowdown: on all times.
         sum_ratio: bus bandwidth of an all-reduce to that of a gather or scatter.
+        rail_gain: what a node's port moves, to what such a ring moves through it.
         compute_slowing: how much longer arithmetic takes while a collective runs beside it on the device.
     """
 
@@ -69,6 +74,7 @@ class Links:
     pod_gbps: Draws
     slowdown: float = 1.0
     sum_ratio: Draws = 1.0
+    rail_gain: Draws = 1.0
     compute_slowing: Draws = 1.0
 
     def us(self, parts: Parts) -> Draws:
@@ -80,14 +86,15 @@ class Links:
         if part.is_in_pod:
             alpha, gbps = self.pod_alpha_us, self.pod_gbps
         ratio = self._ratio(part)
-        return part.effort.us(alpha, gbps * ratio, self.intra_alpha_us, self.intra_gbps * ratio)
+        reached = gbps * ratio * (self.rail_gain if part.is_by_rails else 1.0)
+        return part.effort.us(alpha, reached, self.intra_alpha_us, self.intra_gbps * ratio)
 
     def _ratio(self, part: Part) -> Draws:
         return self.sum_ratio if part.is_sum else 1.0
 
     def port_us(self, part: Part) -> Draws:
-        """Return how long the bytes of a collective take a node's port."""
-        gbps = self.pod_gbps if part.is_in_pod else self.inter_gbps
+        """Return how long the bytes of a collective take a node's port, which others may use beside it."""
+        gbps = self.rail_gain * (self.pod_gbps if part.is_in_pod else self.inter_gbps)
         return self.slowdown * part.effort.inter_bytes / (gbps * self._ratio(part) * 1e3)
 
     def fabric_us(self, part: Part) -> Draws:
@@ -142,6 +149,7 @@ class StepCollectives:
             trips * num_bytes * (size - 1) / size,
             nodes == 1,
             in_pod,
+            nodes > 1 and (local == 1 or self.algorithm == RingAlgorithm.HO_RING),
         )
 
     def parts(self, hops: Hops, num_bytes: float) -> Parts:

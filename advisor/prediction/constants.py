@@ -58,6 +58,9 @@ DATA_SHEET_SHARE = 0.77
 # Bus bandwidth of an all-reduce to that of a gather or scatter, where one of them was not measured. Rings have 1; one
 # public cluster of H100 with in-switch reductions 1.34 to 2.35 (Ultra-Scale Playbook, 256 MB, 1 to 32 nodes)
 SUM_RATIO, SUM_RATIO_FACTOR = 1.0, 1.35
+# Of what a node's network cards move, the share that a ring over several of its GPUs reaches: what torch's Inductor
+# takes for 4 nodes of H100 (torch 2.13, _inductor/comm_analysis.py: 0.80 for 2, 1 for 8); 80 % range as a factor
+RING_SHARE, RING_SHARE_FACTOR = 0.87, 1.12
 # Inside a node gloo's bandwidth is that of the cores, which copy whole buffers whatever part of them is sent
 # (`make bench-prediction`): a rank's, for each core that it has; of m ranks each sends (m - 1) / m of its buffer.
 GLOO_PRIOR = {"intra_gbps": 1.09, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
@@ -80,6 +83,9 @@ MAX_HOST_US_PER_BYTE = 0.1  # of what cores add to a byte; a bound of the search
 
 # ---- queues of a GPU run ------------------------------------------------------------------------------------
 BLOCKING_SHARE = 0.97  # of a state's time exposed, from which nothing of it ran beside compute; assumed
+
+# The shortest time of a kernel (us), launch gaps not counted; assumed, range 1.5 to 3
+KERNEL_US = 2.0
 
 # How much longer arithmetic takes while a collective runs beside it: 18.9 % on average, 40 % at most (arXiv
 # 2507.03114), less for large matrix products; prior 1.13, range 1.0 to 1.3

@@ -70,16 +70,14 @@ class _Links:
     def send(self, legs: Legs, start: Draws) -> Draws:
         """Send collectives one after the other from a moment on; return when the last one ends."""
         for leg in legs:
-            begin = start
+            end = start + leg.alone
             if _takes(leg.port):
-                begin_port = larger(start, self._port)
-                self._port = begin_port + leg.port
-                begin = begin_port
+                self._port = larger(start, self._port) + leg.port
+                end = larger(end, self._port)
             if _takes(leg.fabric):
-                begin_fabric = larger(start, self._fabric)
-                self._fabric = begin_fabric + leg.fabric
-                begin = larger(begin, begin_fabric) if _takes(leg.port) else begin_fabric
-            start = begin + leg.alone
+                self._fabric = larger(start, self._fabric) + leg.fabric
+                end = larger(end, self._fabric)
+            start = end
         return start
 
 

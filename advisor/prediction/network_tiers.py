@@ -15,6 +15,8 @@ from paro_advise.advisor.prediction.constants import (
     P90_SIGMAS,
     PRIOR_BANDWIDTH_FACTOR,
     PRIOR_LATENCY_FACTOR,
+    RING_SHARE,
+    RING_SHARE_FACTOR,
     SUM_RATIO,
     SUM_RATIO_FACTOR,
     UNKNOWN_CORES,
@@ -78,10 +80,13 @@ class NetworkTiers:
     """Latency and bandwidth by tier.
 
     Attributes:
-        inter_alpha_us, inter_gbps: between nodes, where there are pods between those of different pods.
+        inter_alpha_us, inter_gbps: between nodes, where there are pods between those of different pods; of rings over
+            several ranks of each node.
         intra_alpha_us, intra_gbps: inside nodes.
         pod_alpha_us, pod_gbps: between nodes of a pod.
         sum_ratio: bus bandwidth of an all-reduce to that of a gather or scatter.
+        rail_gain: what the rings of all local ranks, each of one rank a node, move between nodes to what one ring
+            over all those ranks moves.
         nodes_per_pod: None where there are no pods.
         notes: what was assumed, for people.
     """
@@ -93,6 +98,7 @@ class NetworkTiers:
     pod_alpha_us: Estimate
     pod_gbps: Estimate
     sum_ratio: Estimate
+    rail_gain: Estimate
     nodes_per_pod: int | None
     notes: tuple[str, ...]
 
@@ -122,6 +128,8 @@ def fit_tiers(links: Sequence[Link], cluster: Cluster, nodes_per_pod: int | None
     found: dict[str, Estimate] = {}
     ratio, known_ratio = _sum_ratio(inside, far or near, cluster)
     inside, near, far = (_like_gathers(part, cluster, known_ratio) for part in (inside, near, far))
+    gain = _rail_gain(far or near, cluster)
+    near, far = (_like_rings(part, cluster, gain.value) for part in (near, far))
     for name, sample in (("gbps", _bandwidth), ("alpha_us", _latency)):
         for tier, chosen in (("intra", inside), ("inter", far or near)):
             key = f"{tier}_{name}"
@@ -130,7 +138,7 @@ def fit_tiers(links: Sequence[Link], cluster: Cluster, nodes_per_pod: int | None
     if pod and not (near and far):
         missing, other = ("between pods", "inside them") if near else ("inside pods", "between them")
         notes.append(f"links {missing}: as quick as {other}, since no collective of the run measured them alone")
-    return NetworkTiers(**found, sum_ratio=ratio, nodes_per_pod=pod, notes=tuple(notes))
+    return NetworkTiers(**found, sum_ratio=ratio, rail_gain=gain, nodes_per_pod=pod, notes=tuple(notes))
 
 
 def _sum_ratio(inside: Sequence[Link], across: Sequence[Link], cluster: Cluster) -> tuple[Estimate, float]:
@@ -154,19 +162,45 @@ def _like_gathers(links: Sequence[Link], cluster: Cluster, ratio: float) -> list
     gathers = [link for link in links if link.op != Op.ALL_REDUCE and link.busbw_gbps]
     if cluster.is_gloo or gathers or not any(link.busbw_gbps for link in links):
         return list(links) if cluster.is_gloo or not gathers else gathers
+    return [_scaled(link, 1 / ratio) for link in links]
+
+
+def _scaled(link: Link, factor: float) -> Link:
+    """Return a link with its bandwidth, and the range of it, times a factor."""
 
     def scaled(value: float | None) -> float | None:
-        return None if value is None else value / ratio
+        return None if value is None else value * factor
 
-    return [
-        replace(
-            link,
-            busbw_gbps=scaled(link.busbw_gbps),
-            busbw_low_gbps=scaled(link.busbw_low_gbps),
-            busbw_high_gbps=scaled(link.busbw_high_gbps),
+    return replace(
+        link,
+        busbw_gbps=scaled(link.busbw_gbps),
+        busbw_low_gbps=scaled(link.busbw_low_gbps),
+        busbw_high_gbps=scaled(link.busbw_high_gbps),
+    )
+
+
+def _rail_gain(across: Sequence[Link], cluster: Cluster) -> Estimate:
+    """Return what rings of one rank a node move through its port, together, to what a ring of many ranks moves.
+
+    Measured where the run has both. Gloo's ranks send through one port either way.
+    """
+    if cluster.is_gloo or cluster.ranks_per_node == 1:
+        return Estimate(value=1.0, sigma=0.0, source="derived")
+    rails = _mean(_samples([link for link in across if link.span == "inter"], cluster, _bandwidth))
+    rings = _mean(_samples([link for link in across if link.span == "mixed"], cluster, _bandwidth))
+    if rails and rings:
+        return Estimate(
+            value=max(1.0, rails.value / rings.value), sigma=math.hypot(rails.sigma, rings.sigma), source="measured"
         )
-        for link in links
-    ]
+    return Estimate(value=1 / RING_SHARE, sigma=math.log(RING_SHARE_FACTOR) / P90_SIGMAS, source="prior")
+
+
+def _like_rings(links: Sequence[Link], cluster: Cluster, gain: float) -> list[Link]:
+    """Return the rings of many ranks a node; failing those, rings of one rank a node as slow as those would be."""
+    rings = [link for link in links if link.span == "mixed" and link.busbw_gbps]
+    if cluster.is_gloo or rings or not links:
+        return list(links) if cluster.is_gloo or not rings else rings
+    return [_scaled(link, 1 / gain) for link in links]
 
 
 def _nccl_prior(cluster: Cluster) -> dict[str, float]:

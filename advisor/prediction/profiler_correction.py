@@ -150,6 +150,7 @@ def _beside_a_gpu(traced: Calibration, step: float) -> Calibration:
         _with_links(traced, rest),
         step_us=step * traced.step_us,
         compute_us=rest * traced.compute_us,
+        update=traced.update.scaled(rest),
         fixed_us=fixed,
         gaps_us=min(traced.gaps_us, fixed),
         late_us=min(traced.late_us, fixed),

@@ -30,7 +30,7 @@ from paro_advise.advisor.prediction.constants import (
 )
 from paro_advise.advisor.prediction.decision import Field, choice_of, decide, median_us
 from paro_advise.advisor.prediction.scoring import Limits, Scored, score
-from paro_advise.advisor.prediction.step_replay import demand_us, floor_us, measured_links, slowdown, step_us
+from paro_advise.advisor.prediction.step_replay import demand_us, floor_us, measured_links, slowdown, step_us, update_us
 from paro_advise.advisor.prediction.what_if import Basis, budget_steps, ho_ring_gain, on_more_nodes, sensitivities
 from paro_advise.errors import InputError
 from paro_advise.policies.plan import Plan, Verdict, with_id
@@ -170,7 +170,8 @@ class _Predictor:
         """Return draws of a candidate's step time on a device (us), never below what it asks of a link."""
         calibration = self.calibration
         alone = calibration.alone_us(self.links.compute_slowing)
-        floor = np.minimum(alone + calibration.fixed_us, calibration.step_us)
+        own = update_us(calibration, candidate)
+        floor = np.minimum(alone + calibration.fixed_us, calibration.step_us) + own
         exposed = np.maximum(step_us(calibration, candidate, self.links) * self.anchor - floor, 0.0)
         noise = np.exp(self.generator.normal(0.0, math.hypot(OTHER_SIGMA, self._bias.spread), NUM_DRAWS))
         times = (floor + exposed * noise) * math.exp(-self._bias.mean)

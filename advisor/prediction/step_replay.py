@@ -28,8 +28,10 @@ from paro_advise.advisor.prediction.constants import (
 from paro_advise.advisor.prediction.device_replay import Leg, Legs, Queues, UnitWork, micro_batch_us
 from paro_advise.core.framework import Framework
 from paro_advise.policies.collective_cost import Draws, Effort, RingAlgorithm, larger, smaller
+from paro_advise.policies.memory import shards
 from paro_advise.policies.procedure import Scope, gather_from, procedure_of
 from paro_advise.policies.strategy import CollectiveBackend
+from paro_advise.policies.traffic import Shape
 
 if TYPE_CHECKING:
     from paro_advise.advisor.prediction.calibration import Calibration
@@ -62,6 +64,14 @@ def floor_us(calibration: Calibration, candidate: Candidate) -> float:
     return min(calibration.compute_us + _fixed_us(calibration, candidate), calibration.step_us)
 
 
+def update_us(calibration: Calibration, candidate: Candidate) -> float:
+    """Return what the optimizer takes of the device, which updates what its rank holds."""
+    if candidate.offload:
+        return 0.0
+    shape = Shape(group_size=candidate.group_size, num_groups=calibration.world_size // candidate.group_size)
+    return calibration.update.us(shards(candidate.strategy.optimizer, shape))
+
+
 def _fixed_us(calibration: Calibration, candidate: Candidate) -> float:
     return calibration.fixed_us - (1 - candidate.host_share) * calibration.gaps_us
 
@@ -87,7 +97,7 @@ def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Dra
         total = total + more * middle
         if candidate.copy_lasts:
             total = total + step.micro_batch(first=True, last=False) - middle
-    return total + _fixed_us(calibration, candidate) + candidate.host_us
+    return total + update_us(calibration, candidate) + _fixed_us(calibration, candidate) + candidate.host_us
 
 
 class _UnitCosts(NamedTuple):
@@ -122,7 +132,7 @@ class _Step:
         self._waits, self._copies = (1.0, 1.0) if had_ring != native else (HO_RING_WAITS, HO_RING_COPIES)
         if native and had_ring:
             self._waits, self._copies = 1 / self._waits, 1 / self._copies
-        self._links = used if native else _with_ho_ring(used, calibration, 1.0 if had_ring else HO_RING_BETWEEN)
+        self._links = used if native else _with_ho_ring(used, calibration, had_ring=had_ring)
         self._costs = cache(self._unit_costs)
         self._work = cache(self._unit_work)
 
@@ -262,7 +272,8 @@ class _Step:
                 again = () if self._candidate.gathers_once or place == len(self._units) - 1 else work.again
                 for leg in (*work.gather, *again, *work.reduce, *work.between):
                     port, fabric = port + leg.port, fabric + leg.fabric
-        return larger(larger(port, fabric), self._calibration.alone_us(self._links.compute_slowing))
+        passes = larger(larger(port, fabric), self._calibration.alone_us(self._links.compute_slowing))
+        return passes + update_us(self._calibration, self._candidate)
 
 
 class _Background:
@@ -301,8 +312,9 @@ class _Background:
         return sum(self._left, 0.0)
 
 
-def _with_ho_ring(links: Links, calibration: Calibration, share: float) -> Links:
-    """Return links as HO-Ring uses them: a share of what was measured between nodes, and its own way inside them."""
+def _with_ho_ring(links: Links, calibration: Calibration, *, had_ring: bool) -> Links:
+    """Return links as HO-Ring uses them: on CPUs a share of what was measured, and its own way inside nodes."""
+    share = 1.0 if had_ring or calibration.is_gpu else HO_RING_BETWEEN
     between = replace(links, inter_gbps=links.inter_gbps * share, pod_gbps=links.pod_gbps * share)
     if calibration.is_gpu or calibration.intra_gbps.source != "prior":
         return between

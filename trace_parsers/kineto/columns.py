@@ -34,6 +34,7 @@ class HostKind(IntEnum):
     ANNOTATION = 1
     RUNTIME = 2
     PYTHON = 3
+    DEVICE_SPAN = 4  # an annotation as the device ran what was launched inside it
 
 
 class Codes(defaultdict[_Value, int], Generic[_Value]):

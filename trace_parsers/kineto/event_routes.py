@@ -47,6 +47,7 @@ class _Route(IntEnum):
     ANNOTATION = 4
     RUNTIME = 5
     PYTHON = 6
+    DEVICE_SPAN = 7
 
 
 # By the first six letters of the category.
@@ -59,7 +60,7 @@ _ROUTES = {
     b"cuda_d": _Route.RUNTIME,
     b"cuda_s": _Route.SKIP,
     b"python": _Route.PYTHON,
-    b"gpu_us": _Route.SKIP,
+    b"gpu_us": _Route.DEVICE_SPAN,
     b"cuda_p": _Route.SKIP,
     b"overhe": _Route.SKIP,
     b'Trace"': _Route.SKIP,
@@ -73,6 +74,8 @@ _KEEP_NAME = ("Prof", "Opti", "c10d", "_c10", "reco", "paro", "auto", "fsdp", "t
 _WIDE_NAME = ("c10d", "reco", "paro", "_c10")
 _STACK_OF_INTEREST = re.compile(rb"deepspeed|megatron", re.IGNORECASE)
 _LAYOUT = re.compile(rb'^(\s*"ph":\s*")X(",\s*"cat":\s*")(\w[\w ]*)(",\s*"name":\s*")')
+# Of the spans of annotations on the device, only the optimizer's are of interest.
+_DEVICE_SPAN_CATEGORY, _DEVICE_SPAN_NAME = "gpu_user_annotation", "Optimizer.step#"
 _KEEP, _WIDE = 1, 2  # values of names in a WordTable
 _SPAN, _SPANLESS = 1, 2  # values of phases; flow and instant events carry no time span
 
@@ -98,6 +101,8 @@ def host_kind(category: str, name: str, detail: Detail) -> HostKind | None:
             return HostKind.OPERATOR if keep else None
         case "cuda_runtime" | "cuda_driver" | "runtime":
             return HostKind.RUNTIME if detail == Detail.LAUNCHES else None
+        case _ if category == _DEVICE_SPAN_CATEGORY:
+            return HostKind.DEVICE_SPAN if name.startswith(_DEVICE_SPAN_NAME) else None
         case "python_function":
             return HostKind.PYTHON if _STACK_OF_INTEREST.search(name.encode()) else None
         case _:
@@ -115,6 +120,8 @@ class EventLayout:
         self._phases = _phase_table(self._before_phase)
         self._categories = _category_table(detail)
         names = dict.fromkeys(_KEEP_NAME, _KEEP) | dict.fromkeys(_WIDE_NAME, _WIDE)
+        self._device_name_at = self._name_at + len(_DEVICE_SPAN_CATEGORY) - len("cpu_op")
+        self._device_names = WordTable({_DEVICE_SPAN_NAME[:4].encode(): _KEEP})
         self._names = WordTable({name.encode(): value for name, value in names.items()})
 
     @classmethod
@@ -135,6 +142,7 @@ class EventLayout:
         if self._detail == Detail.LAUNCHES:
             host.append((HostKind.RUNTIME, scan.texts(np.flatnonzero(route == _Route.RUNTIME))))
         stacks = scan.texts(np.flatnonzero(route == _Route.PYTHON))
+        host.append((HostKind.DEVICE_SPAN, self._device_spans(scan, np.flatnonzero(route == _Route.DEVICE_SPAN))))
         host.append((HostKind.PYTHON, [row for row in stacks if _STACK_OF_INTEREST.search(row)]))
         device = scan.texts(np.flatnonzero(route == _Route.DEVICE))
         skipped = np.flatnonzero(self._is_skipped(route))
@@ -142,7 +150,7 @@ class EventLayout:
 
     def _is_skipped(self, route: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Mark the events that nothing decodes; operators and stacks of which some are kept count all."""
-        routes = [_Route.SKIP, _Route.OPERATOR, _Route.PYTHON]
+        routes = [_Route.SKIP, _Route.OPERATOR, _Route.PYTHON, _Route.DEVICE_SPAN]
         return np.isin(route, routes if self._detail == Detail.LAUNCHES else [*routes, _Route.RUNTIME])
 
     def _routes(self, scan: EventScan) -> NDArray[np.uint8]:
@@ -162,6 +170,10 @@ class EventLayout:
         value = self._names.values(scan.words(self._name_at, rows))
         kept = value == _KEEP if self._detail == Detail.LEAN else value != _WIDE
         return scan.texts(rows[kept]), scan.texts(rows[value == _WIDE])
+
+    def _device_spans(self, scan: EventScan, rows: NDArray[np.intp]) -> list[bytes]:
+        named = self._device_names.values(scan.words(self._device_name_at, rows)) == _KEEP
+        return [text for text in scan.texts(rows[named]) if _DEVICE_SPAN_NAME.encode() in text]
 
     def _annotations(self, scan: EventScan, rows: NDArray[np.intp]) -> tuple[list[bytes], list[bytes]]:
         """Return the annotations, and those that carry a collective's shape.

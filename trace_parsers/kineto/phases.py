@@ -50,6 +50,11 @@ def optimizer_spans(rows: HostRows) -> list[HostSpan]:
     return rows.select(may_mark & rows.mask_of_names(name.startswith("Optimizer.step#") for name in rows.names))
 
 
+def device_updates(rows: HostRows) -> list[HostSpan]:
+    """Return when a device ran what optimizers' steps had launched (by start)."""
+    return outermost(rows.select(rows.kind == HostKind.DEVICE_SPAN))
+
+
 def shows_training(rows: HostRows) -> bool:
     """Tell whether any host row is of a backward pass or an optimizer's step."""
     return any(_TRAINING.search(name) for name in rows.names)

@@ -35,6 +35,7 @@ from paro_advise.trace_parsers.kineto.launches import blocking_calls, needs_laun
 from paro_advise.trace_parsers.kineto.phases import (
     PhaseClock,
     backward_passes,
+    device_updates,
     extend_passes,
     micro_batches,
     optimizer_spans,
@@ -212,6 +213,7 @@ class _TableBuilder:
             device_steps=self._device_steps,
             blocking_calls=blocking_calls(host),
             trains=shows_training(host) if len(host.start_us) else None,
+            updates=tuple(device_updates(host)),
         )
         return self._source(header, collectives, events)
 
