@@ -22,7 +22,7 @@ def run(worker, *arguments, ranks=4, warnings=WARNINGS):
     command = [*launcher, str(ROOT / "tests/workers" / f"{worker}.py"), *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": warnings}
     done = subprocess.run(command, capture_output=True, text=True, timeout=540, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, done.stdout + done.stderr[-20_000:]
     return done.stdout
 
 

@@ -344,7 +344,7 @@ CASES = {
 
 
 def main():
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     torch.set_num_threads(1)
     for name in sys.argv[1].split(","):
         CASES[name]()

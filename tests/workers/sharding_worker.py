@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import faulthandler
+import signal
 import sys
 
 import torch
@@ -15,6 +17,9 @@ from paro_advise.runtime import shard
 
 MICRO_BATCHES, STEPS, BATCH, WIDTH = 4, 10, 3, 16
 CLIP = 0.5
+
+# The launcher ends the ranks that wait for one that failed; their stacks tell what they waited for.
+faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
 
 
 class Block(nn.Module):
