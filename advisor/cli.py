@@ -118,13 +118,13 @@ def run(argv: list[str]) -> int:
     """Run the command line.
 
     Returns:
-        0 done, 1 failure, 2 usage, 3 input unusable, 4 plan stale, 5 regression (formats).
+        0 done, 1 failure, 2 usage, 3 input unusable, 4 plan stale, 5 regression, 130 stopped (formats).
     """
     try:
-        result: Any = cli.main(argv, prog_name="paro-advise", standalone_mode=False)
+        result: Any = cli.main(_colour_first(argv), prog_name="paro-advise", standalone_mode=False)
     except click.exceptions.Abort:
         click.echo("stopped", err=True)
-        return 1
+        return 128 + signal.SIGINT
     except click.ClickException as error:
         _usage(error)
         return error.exit_code
@@ -135,9 +135,9 @@ def run(argv: list[str]) -> int:
         )
         return error.exit_code
     except BrokenPipeError:
-        # The reader of our output went away; nothing is left to say.
+        # The reader of our output has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 0
     except OSError as error:
         with suppress(OSError):
             click.echo(f"error[E400]: an output cannot be written: {error.strerror or error}", err=True)
@@ -155,6 +155,16 @@ def run(argv: list[str]) -> int:
         )
         return 1
     return result if isinstance(result, int) else 0
+
+
+def _colour_first(argv: list[str]) -> list[str]:
+    """Return the arguments with ``--color`` in front of the verb, wherever a user wrote it before ``--``."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    for place, argument in enumerate(argv[:end]):
+        if argument == "--color" or argument.startswith("--color="):
+            stop = place + (1 if "=" in argument else 2)
+            return argv[place:stop] + argv[:place] + argv[stop:]
+    return argv
 
 
 def _usage(error: click.ClickException) -> None:

@@ -11,6 +11,7 @@ ParoAdviseError                   exit 1   something failed
 +-- OutputError                   exit 1   the result cannot be written
 |   `-- WouldOverwriteError       E401     a file exists and --force was not given
 +-- UnlikeRunsError               E522     exit 4: two runs did not do the same work
++-- NoGainError                   E523     exit 4: a plan is not expected to make the run faster
 `-- TrainingError                 exit 1   the training job cannot go on as asked
     +-- DivergedError             E511     the ranks do not agree on what to do
     +-- CommunicationError        E512     a rank or the backend failed in a collective
@@ -27,6 +28,7 @@ __all__ = [
     "ForeignDataError",
     "HostileInputError",
     "InputError",
+    "NoGainError",
     "NoInputError",
     "OutputError",
     "ParoAdviseError",
@@ -169,4 +171,11 @@ class UnlikeRunsError(ParoAdviseError):
     """Two runs cannot be compared, since they did not do the same work."""
 
     code = "E522"
+    exit_code = 4
+
+
+class NoGainError(ParoAdviseError):
+    """A change must not be written that is not expected to make the run faster."""
+
+    code = "E523"
     exit_code = 4

@@ -74,6 +74,7 @@ class Choice:
         offload: states on the host.
         variant: what a framework's own setting makes of the triple.
         traffic: what one rank sends in a step by the strategy's procedure; None for a variant, which departs from it.
+        eligible: the plan may choose it, if it fits: what runs it can be had, and was run on such a backend.
     """
 
     triple: str
@@ -88,6 +89,7 @@ class Choice:
     offload: Offload = Offload.NONE
     variant: Variant = Variant.PLAIN
     traffic: Traffic | None = None
+    eligible: bool = True  # since 1.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

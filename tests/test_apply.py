@@ -14,7 +14,7 @@ from paro_advise.advisor.edits.json_text import remove_key, set_value
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.core.documents import to_json
-from paro_advise.policies.plan import Verdict, with_id
+from paro_advise.policies.plan import Quantiles, Verdict, read_plan, with_id
 
 DEEPSPEED = """{
     "train_micro_batch_size_per_gpu": 2,
@@ -131,6 +131,28 @@ def test_the_words_of_each_framework(plan, tmp_path):
     script = (tmp_path / "train.py").read_text()
     assert script.index("use_plan('III.json', beside=__file__)") < script.index("import torch\n")
     ast.parse(script)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_change_that_gains_nothing_is_not_written(name, plan, tmp_path, capsys):
+    """A plan whose own prediction is 0.85x, or that says to measure first: exit 4, --force writes it."""
+    made = read_plan(plan("III"))
+
+    def slower(choice):
+        return replace(choice, predicted=replace(choice.predicted, speedup=Quantiles(p10=0.8, p50=0.85, p90=0.9)))
+
+    slow = replace(made, chosen=slower(made.chosen), candidates=tuple(map(slower, made.candidates)))
+    for doubtful in (slow, replace(made, verdict=Verdict.MEASURE_FIRST)):
+        (tmp_path / name).write_text(FILES[name])
+        (tmp_path / "doubtful.json").write_bytes(to_json(with_id(doubtful)))
+        arguments = ["apply", str(tmp_path / "doubtful.json"), str(tmp_path / name), "--write"]
+        assert run(arguments) == 4
+        assert "E523" in capsys.readouterr().err
+        assert (tmp_path / name).read_text() == FILES[name]
+        assert run([*arguments, "--force"]) == 0
+        assert (tmp_path / name).read_text() != FILES[name]
+        assert run([*arguments[:-1], "--undo"]) == 0
+        assert (tmp_path / name).read_text() == FILES[name]
 
 
 def test_what_cannot_be_expressed_is_refused(plan, tmp_path, capsys):

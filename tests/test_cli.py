@@ -12,6 +12,7 @@ from helpers import write_run
 from trace_builder import fsdp_rank
 
 from paro_advise.advisor.cli import VERBS, cli, run
+from paro_advise.advisor.commands.options import ByteSize
 
 OPTIONS = {
     "analyze": {"-o", "--output", "--json", "--force", "--gpus-per-node", "--skip-steps", "--tokens-per-step", "--peak-tflops",
@@ -60,7 +61,9 @@ def test_analyze_prints_results_on_stdout_and_commentary_on_stderr(traces, capsy
     assert "strategy GGG" in out
     assert "found 2 files" in err
     assert "ranks 0-1 of 2" in err
-    assert err.strip().splitlines()[-1].startswith(". next: paro-advise analyze")
+    report, plan = err.strip().splitlines()[-2:]
+    assert report.startswith(". next: paro-advise analyze")
+    assert plan.startswith(". next: paro-advise recommend")
     assert "\x1b" not in out
 
 
@@ -145,6 +148,58 @@ def test_exit_codes_and_messages(arguments, code, text, capsys):
     err = capsys.readouterr().err
     assert text in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("80G", 80e9), ("80GB", 80e9), ("80GiB", 80 * 2**30), ("80 Gi", 80 * 2**30), ("1.5t", 1.5e12)]
+)
+def test_sizes_as_people_write_them(text, size):
+    assert ByteSize().convert(text, None, None) == size
+
+
+@pytest.mark.parametrize("text", ["80", "1e9", "0.5GiB", "80 Gib/s", "-1GiB"])
+def test_sizes_that_are_mistakes_are_refused_with_an_example(text, traces, capsys):
+    assert run(["recommend", str(traces), "--device-memory", text]) == 2
+    assert "write for example 80GiB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--color=always", "doctor"], ["doctor", "--color", "always"]])
+def test_colour_is_chosen_before_or_after_the_verb(words, capfd):
+    assert run(words) == 0
+    assert "\x1b[32m" in capfd.readouterr().out
+
+
+def test_doctor_says_what_each_optional_package_is_for(capsys):
+    assert run(["doctor"]) == 0
+    for line in capsys.readouterr().out.splitlines():
+        if line.split("]")[1].split()[0] in ("torch", "libcst", "isal"):
+            assert len(line.split()) > 3, line
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure():
+    command = f"{sys.executable} -m paro_advise.advisor explain PARO011 | head -c 1; exit ${{PIPESTATUS[0]}}"
+    assert subprocess.run(["bash", "-c", command], capture_output=True, check=False).returncode == 0
+
+
+def test_ctrl_c_is_exit_130_without_a_traceback(traces):
+    program = "import sys, signal; from paro_advise.advisor import cli; from paro_advise.advisor.facts import reading\n"
+    program += "def stop(*_, **__): signal.raise_signal(signal.SIGINT)\nreading.read_all = stop\n"
+    program += f"cli.main(['analyze', {str(traces)!r}])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (130, False), done.stderr
+
+
+def test_each_verb_says_what_comes_next(traces, tmp_path, capsys):
+    """What it prints can be typed as it is."""
+    report, plan = tmp_path / "run.html", tmp_path / "plan.json"
+    assert run(["analyze", str(traces), "-o", str(report)]) == 0
+    assert f"next: paro-advise recommend {traces} -o plan.json" in capsys.readouterr().err
+    assert run(["recommend", str(report), "-o", str(plan)]) == 0  # a report holds its analysis
+    found = json.loads(plan.read_text())
+    err = capsys.readouterr().err
+    assert ("next: paro-advise apply" in err) == (found["verdict"] == "change")
+    assert run(["compare", str(report), str(report)]) == 0
+    assert f"next: paro-advise compare {report} {report} -o comparison.html" in capsys.readouterr().err
 
 
 def test_unusable_inputs_are_exit_3_with_a_reason(tmp_path, capsys):
@@ -276,8 +331,9 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(traces, tmp
 def test_the_suggested_command_can_be_pasted(tmp_path, capsys):
     path = fsdp_rank(0).write(tmp_path / "my trace rank0.json")
     assert run(["analyze", str(path), "--gpus-per-node", "1"]) == 0
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert f"analyze '{path}' --gpus-per-node 1 -o report.html" in last
+    report, plan = capsys.readouterr().err.strip().splitlines()[-2:]
+    assert f"analyze '{path}' --gpus-per-node 1 -o report.html" in report
+    assert f"recommend '{path}' --gpus-per-node 1 -o plan.json" in plan
 
 
 @pytest.mark.parametrize("folder", ["/dev/null", "relative"])

@@ -84,7 +84,9 @@ def test_a_device_updates_what_its_rank_holds(tmp_path):
     assert made.baseline.optimizer == "G"
     assert made.update.us(2) == pytest.approx(84)
     assert made.update.us(1) == pytest.approx(4 + 2 * 80)  # a kernel takes 2 us at least
-    native = {str(item.strategy): item for item in candidates(made) if item.collectives == "native" and not item.variant}
+    native = {
+        str(item.strategy): item for item in candidates(made) if item.collectives == "native" and not item.variant
+    }
     whole, parts = update_us(made, native["NNN"]), update_us(made, native["NNG"])
     assert (whole, parts) == (pytest.approx(164), pytest.approx(84))
 

@@ -12,7 +12,7 @@ from conftest import ROOT
 MEMBERS = {
     "paro_advise.errors": [
         "BrokenInputError", "CommunicationError", "DivergedError", "ForeignDataError", "HostileInputError",
-        "InputError", "NoInputError", "OutputError", "ParoAdviseError", "StalePlanError", "SwitchError",
+        "InputError", "NoGainError", "NoInputError", "OutputError", "ParoAdviseError", "StalePlanError", "SwitchError",
         "TrainingError", "UnknownFormatError", "UnlikeRunsError", "UsageError", "WouldOverwriteError",
     ],
     "paro_advise.runtime": [

@@ -183,6 +183,20 @@ def test_no_plan_exceeds_the_memory():
     assert not any(choice.feasible for choice in nothing.candidates)
 
 
+def test_what_a_plan_may_not_choose_stands_behind_what_it_may():
+    """Beside GPUs HO-Ring was never run: its rows follow, with the reason; the plan's own choice is always shown."""
+    made = calibration(
+        is_gpu=True, native_reduce_scatter_is_all_reduce=False, inter_gbps=estimate(0.5), intra_gbps=estimate(100.0)
+    )
+    plan = recommend(made, Limits())
+    text = plan_text(plan)
+    before, _, after = text.partition("Not for this plan to choose:")
+    assert "HO-Ring" not in before.partition("strategy")[2]
+    assert after.lstrip().startswith("experimental: HO-Ring was never run on GPUs")
+    assert sum(line.startswith("*") for line in before.splitlines()) == (1 if plan.verdict == "change" else 0)
+    assert not any(choice.eligible for choice in plan.candidates if choice.collectives == "ho_ring")
+
+
 def test_the_redundancy_budget_is_kept():
     made = calibration()
     plan = recommend(made, Limits(redundancy_budget_bytes=10 * MB))
@@ -262,7 +276,10 @@ def test_a_plan_is_exported_or_refused(tmp_path, capsys):
     data, config = tmp_path / "plan.json", tmp_path / "out.txt"
     assert run(["recommend", str(folder), "-o", str(data), "-q"]) == 0
     chosen = json.loads(data.read_text())["chosen"]["triple"]
-    code = run(["recommend", str(folder), "--export", f"fsdp2={config}", "-q"])
+    # A step of a millisecond: measure first, so nothing is written unless it is asked for all the same.
+    arguments = ["recommend", str(folder), "--export", f"fsdp2={config}", "-q"]
+    assert (run(arguments), config.exists()) == (4, False)
+    code = run([*arguments, "--force"])
     if chosen in ("NIG", "NGI", "ING", "IIG"):
         assert code == 2
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paro_advise.core.documents import document_bytes
 from paro_advise.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _HEAD_BYTES = 1 << 16  # the format's name or a key of its own stands in the fir
 
 
 def load_analysis(paths: Sequence[str], options: Options, progress: Commentary) -> tuple[Analysis, ReadInputs | None]:
-    """Return the analysis that a JSON file holds, or that of a run's inputs.
+    """Return the analysis that a JSON file or a report holds, or that of a run's inputs.
 
     Returns:
         The analysis, and the facts behind it where inputs were read.
@@ -37,7 +38,7 @@ def load_analysis(paths: Sequence[str], options: Options, progress: Commentary) 
                 where=paths[0],
                 hint="pass the traces, or give both to `analyze` and take its JSON",
             )
-        return analysis_from_json(Path(paths[0]).read_bytes(), paths[0]), None
+        return analysis_from_json(document_bytes(paths[0]), paths[0]), None
     inputs = read_inputs(paths, progress)
     read = inputs.read
     return build_analysis(read.facts, read.notices, options, inputs.captured), read

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.edits.accelerate import edit_accelerate
 from paro_advise.advisor.edits.deepspeed import edit_deepspeed
 from paro_advise.advisor.edits.megatron import edit_megatron
-from paro_advise.advisor.edits.result import Edit, framework_caveats, target_of
+from paro_advise.advisor.edits.result import Edit, framework_caveats, refuse_no_gain, target_of
 from paro_advise.advisor.edits.script import edit_script
 from paro_advise.advisor.edits.torchtitan import edit_torchtitan
 from paro_advise.errors import UsageError
@@ -28,7 +28,7 @@ _EDITS: dict[str, Callable[[str, Plan], str]] = {
 }
 
 
-def edit_file(plan: Plan, name: str, text: str, plan_name: str) -> Edit:
+def edit_file(plan: Plan, name: str, text: str, plan_name: str, *, whatever_it_brings: bool = False) -> Edit:
     """Return a file changed so that it runs a plan.
 
     Args:
@@ -36,14 +36,18 @@ def edit_file(plan: Plan, name: str, text: str, plan_name: str) -> Edit:
         name: of the file.
         text: its content.
         plan_name: how the file should name the plan, for scripts.
+        whatever_it_brings: do not ask whether the change is expected to make the run faster.
 
     Raises:
+        NoGainError: the change is not expected to make the run faster.
         UsageError: the file is of no known kind, or cannot express the plan.
         StalePlanError: the file is for another job than the plan.
     """
     if plan.verdict == Verdict.KEEP:
         return Edit(framework="any", text=text, caveats=("the plan keeps the run as it is",))
     kind = _kind(name, text)
+    if not whatever_it_brings:
+        refuse_no_gain(plan, kind)
     if kind == "python":
         return edit_script(text, plan_name)
     if not plan.preconditions.gpus_per_node or not plan.preconditions.world_size:

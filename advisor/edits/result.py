@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paro_advise.errors import StalePlanError
+from paro_advise.errors import NoGainError, StalePlanError
 from paro_advise.policies.frameworks.model import Target
-from paro_advise.policies.plan import as_framework_runs, same_way
+from paro_advise.policies.plan import Verdict, as_framework_runs, same_way
 from paro_advise.policies.strategy import CollectiveBackend
 from paro_advise.policies.strategy_name import short_choice_name
 
@@ -41,6 +41,33 @@ def target_of(plan: Plan) -> Target:
         offload=plan.chosen.offload,
         variant=plan.chosen.variant,
     )
+
+
+def refuse_no_gain(plan: Plan, framework: str) -> None:
+    """Make sure that what a framework makes of a plan is expected to be faster than the run as it is.
+
+    Raises:
+        NoGainError: it is not, or nothing is known well enough to say so.
+    """
+    where = f"plan {plan.plan_id}"
+    if plan.verdict in (Verdict.KEEP, Verdict.MEASURE_FIRST):
+        keeps = plan.verdict == Verdict.KEEP
+        raise NoGainError(
+            f"a plan must recommend a change, this one says to {'keep the run as it is' if keeps else 'measure first'}",
+            where=where,
+            hint="pass --force to write it all the same"
+            if keeps
+            else "measure what it asks for and recommend again, or pass --force",
+        )
+    real = plan.chosen if framework == "python" else as_framework_runs(plan, framework) or plan.chosen
+    speedup = real.predicted.speedup
+    if speedup.p50 <= 1.0:
+        raise NoGainError(
+            f"what {framework} makes of a plan must be predicted faster than the run as it is, "
+            f"got {speedup.p50:.2f}x ({speedup.p10:.2f} to {speedup.p90:.2f}) for {short_choice_name(real)}",
+            where=where,
+            hint="`paro-advise run --plan` runs the plan itself; pass --force to write it all the same",
+        )
 
 
 def check_fact(plan: Plan, name: str, planned: int, found: object) -> None:

@@ -70,6 +70,7 @@ def decide(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan
                 is_untested=is_untested,
             ),
             wins.get(id(item), 0.0),
+            is_eligible=item in field.eligible,
         )
         for item in field.scored
     }
@@ -153,7 +154,7 @@ def choice_of(item: Scored, baseline: Scored) -> Choice:
     return _choice(item, baseline, "", 0.0)
 
 
-def _choice(item: Scored, baseline: Scored, reason: str, probability: float) -> Choice:
+def _choice(item: Scored, baseline: Scored, reason: str, probability: float, *, is_eligible: bool = True) -> Choice:
     candidate = item.candidate
     uses_groups = "I" in str(candidate.strategy) or candidate.backward_level == Level.I
     terms = {
@@ -181,6 +182,7 @@ def _choice(item: Scored, baseline: Scored, reason: str, probability: float) -> 
         offload=candidate.offload,
         variant=candidate.variant,
         traffic=item.traffic,
+        eligible=is_eligible,
     )
 
 

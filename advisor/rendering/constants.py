@@ -9,6 +9,7 @@ MAX_MARKS = 5000  # marks of one chart; bounds the size of a page
 MAX_COLLECTIVES = 60  # rows of the table of collectives
 HTA_TEXT_ROWS = 8  # traces listed on a terminal; the report lists all
 SHOWN_CANDIDATES = 8  # candidates listed on a terminal; the JSON holds all
+SHOWN_OTHERS = 3  # likewise, of those that a plan may not choose
 PAGE_CANDIDATES = 14  # candidates listed on a page; the JSON holds all
 WORST_RANKS = 16  # slowest ranks drawn then
 BEST_RANKS = 4  # fastest ranks drawn then

@@ -91,7 +91,9 @@ def _peak_text(choice: Choice) -> str:
 
 def alternative_table(plan: Plan) -> Table:
     """Return the best candidates and the first that do not fit, each with its reason."""
-    fitting = [choice for choice in plan.candidates if choice.feasible][:PAGE_CANDIDATES]
+    fits = [choice for choice in plan.candidates if choice.feasible]
+    # What the plan may not choose stands behind what it may.
+    fitting = sorted(fits, key=lambda choice: not choice.eligible)[:PAGE_CANDIDATES]
     rejected = [choice for choice in plan.candidates if not choice.feasible]
     rows = [
         Row(cells=(Cell(text=grouped_triple(c.triple, c.group_size)), *_choice_cells(c), Cell(text=c.reason)))

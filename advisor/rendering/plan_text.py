@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.rendering.constants import SHOWN_CANDIDATES
+from paro_advise.advisor.rendering.constants import SHOWN_CANDIDATES, SHOWN_OTHERS
 from paro_advise.advisor.wording.quantities import bytes_text, time_text
 from paro_advise.policies.frameworks.model import Fidelity
 from paro_advise.policies.plan import Verdict, same_way
@@ -21,10 +21,7 @@ def plan_text(plan: Plan) -> str:
     """Return a plan for people: verdict, alternatives, what it is based on."""
     lines = [plan.text, "", plan.confidence.text[:1].upper() + plan.confidence.text[1:] + "."]
     lines += ["", _head(plan.baseline), _row("now", plan.baseline)]
-    fitting = [choice for choice in plan.candidates if choice.feasible]
-    lines += [_row("*" if same_way(choice, plan.chosen) else "", choice) for choice in fitting[:SHOWN_CANDIDATES]]
-    if len(fitting) > SHOWN_CANDIDATES:
-        lines.append(f"  ... and {len(fitting) - SHOWN_CANDIDATES} more that fit")
+    lines += _fitting(plan)
     rejected = [choice for choice in plan.candidates if not choice.feasible]
     if rejected:
         name = short_choice_name(rejected[0])
@@ -42,6 +39,29 @@ def plan_text(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def _fitting(plan: Plan) -> list[str]:
+    """Return the rows of what fits: first what the plan may choose, its choice among them, then what it may not."""
+    fitting = [choice for choice in plan.candidates if choice.feasible]
+    eligible = [choice for choice in fitting if choice.eligible]
+    others = [choice for choice in fitting if not choice.eligible]
+    shown = eligible[:SHOWN_CANDIDATES]
+    chosen = [choice for choice in eligible if same_way(choice, plan.chosen)]
+    if chosen and chosen[0] not in shown:
+        shown = [*shown[:-1], chosen[0]]
+    lines = [_row("*" if choice in chosen else "", choice) for choice in shown]
+    if len(eligible) > len(shown):
+        lines.append(f"  ... and {len(eligible) - len(shown)} more that fit")
+    if others:
+        lines += ["", "Not for this plan to choose:"]
+        for place, choice in enumerate(others[:SHOWN_OTHERS]):
+            if not place or choice.reason != others[place - 1].reason:
+                lines.append(f"  {choice.reason}:")
+            lines.append(_row("", choice))
+        if len(others) > SHOWN_OTHERS:
+            lines.append(f"  ... and {len(others) - SHOWN_OTHERS} more")
+    return lines
+
+
 def _budget(plan: Plan) -> list[str]:
     if len(plan.budget) < 2:
         return []
@@ -51,7 +71,7 @@ def _budget(plan: Plan) -> list[str]:
         gain = "" if step.saved_us_per_gib is None else f", {time_text(step.saved_us_per_gib)} less per GiB"
         lines.append(
             f"  {bytes_text(step.redundancy_bytes):>9}  {step.triple + groups:<7} "
-            f"{_MOVED_BY[step.collectives]:<8}{step.step_time_us / 1e3:>9.0f} ms{gain}"
+            f"{_MOVED_BY[step.collectives]:<8}{_ms(step.step_time_us):>9} ms{gain}"
         )
     return lines
 
@@ -103,12 +123,17 @@ def _head(baseline: Choice) -> str:
     return f"{'':<4}{'strategy':<26}{'step ms':>9}{'10..90 %':>18}{'speed-up':>10}{'best in':>9}{'states':>12}{peak}"
 
 
+def _ms(time_us: float) -> str:
+    """Return milliseconds with three digits at least, so that short steps can be told apart."""
+    return f"{time_us / 1e3:.{max(0, 3 - len(str(int(time_us / 1e3))))}f}"
+
+
 def _row(mark: str, choice: Choice) -> str:
     step = choice.predicted.step_time_us
-    span = f"{step.p10 / 1e3:.0f}..{step.p90 / 1e3:.0f}"
+    span = f"{_ms(step.p10)}..{_ms(step.p90)}"
     states = sum(value for name, value in choice.predicted.terms.items() if name != "transient")
     peak = "" if choice.predicted.peak_bytes is None else f"{bytes_text(choice.predicted.peak_bytes):>12}"
     return (
-        f"{mark:<4}{short_choice_name(choice):<26}{step.p50 / 1e3:>9.0f}{span:>18}{choice.predicted.speedup.p50:>9.2f}x"
+        f"{mark:<4}{short_choice_name(choice):<26}{_ms(step.p50):>9}{span:>18}{choice.predicted.speedup.p50:>9.2f}x"
         f"{choice.probability_best:>9.0%}{bytes_text(states):>12}{peak}"
     )

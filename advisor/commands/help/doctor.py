@@ -24,4 +24,4 @@ def command(*, as_json: bool) -> None:
         return
     for check in checks:
         mark = click.style("[OK]  ", fg="green") if check.ok else click.style("[WARN]", fg="yellow")
-        click.echo(f"{mark} {check.name:<24} {check.found:<28} {'' if check.ok else check.help}".rstrip())
+        click.echo(f"{mark} {check.name:<24} {check.found:<28} {check.use if check.ok else check.help}".rstrip())

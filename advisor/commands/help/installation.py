@@ -11,12 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One line of ``doctor``: what was looked for, what was found, and what it is needed for."""
+    """One line of ``doctor``: what was looked for, what was found, what to do about it, and what it is for."""
 
     name: str
     ok: bool
     found: str
     help: str
+    use: str = ""
 
 
 _CORE = ("polars", "msgspec", "numpy", "click", "jinja2")
@@ -45,15 +46,15 @@ def check_installation() -> list[Check]:
         Check(name="platform", ok=True, found=platform.platform(terse=True), help=""),
     ]
     checks += [_package(name, "pip install paro-advise") for name in _CORE]
-    checks += [_package(name, f"{use}: pip install 'paro-advise[{extra}]'") for name, use, extra in _OPTIONAL]
+    checks += [_package(name, f"{use}: pip install 'paro-advise[{extra}]'", use) for name, use, extra in _OPTIONAL]
     if _version("HolisticTraceAnalysis") is not None:
         checks.append(_pandas())
     return [*checks, _cache()]
 
 
-def _package(name: str, help_text: str) -> Check:
+def _package(name: str, help_text: str, use: str = "") -> Check:
     found = _version(name)
-    return Check(name=name, ok=found is not None, found=found or "not installed", help=help_text)
+    return Check(name=name, ok=found is not None, found=found or "not installed", help=help_text, use=use)
 
 
 def _version(package: str) -> str | None:

@@ -25,7 +25,7 @@ _BACKUP = ".before-paro"
 )
 @click.option("--write", "action", flag_value="write", help="Change the file; a copy stays beside it.")
 @click.option("--undo", "action", flag_value="undo", help="Put the copy back.")
-@click.option("--force", is_flag=True, help="Undo although the file was changed since.")
+@click.option("--force", is_flag=True, help="Write although nothing is gained; undo although the file was changed.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the diff.")
 def command(*, plan_file: str, target: str, action: str, force: bool, quiet: bool) -> None:
     """Express PLAN in TARGET: a DeepSpeed JSON, accelerate YAML, torchtitan TOML, Megatron launch script or a
@@ -53,12 +53,14 @@ def command(*, plan_file: str, target: str, action: str, force: bool, quiet: boo
             path,
             backup,
             force=force,
-            is_ours=lambda before, now: edit_file(plan, path.name, before, plan_name).text == now,
+            is_ours=lambda before, now: (
+                edit_file(plan, path.name, before, plan_name, whatever_it_brings=True).text == now
+            ),
         )
         click.echo(f"{target} is as it was")
         return
     before = _text(path)
-    made = edit_file(plan, path.name, before, plan_name)
+    made = edit_file(plan, path.name, before, plan_name, whatever_it_brings=force)
     if made.text == before:
         click.echo(f"{target} runs this plan already; nothing to change", err=True)
         return

@@ -88,10 +88,12 @@ def command(
     for target in (output, json_target):
         if target and target != "-":
             progress.say(f"wrote {target} ({Path(target).stat().st_size / 1024:.0f} KiB)")
+    known = {"--gpus-per-node": gpus_per_node, "--skip-steps": skip_steps or None}
+    words = shlex.join([*paths, *(word for option, value in known.items() if value for word in (option, str(value)))])
     if not output:
-        known = {"--gpus-per-node": gpus_per_node, "--skip-steps": skip_steps or None}
-        words = [word for option, value in known.items() if value for word in (option, str(value))]
-        progress.say(f"next: paro-advise analyze {shlex.join([*paths, *words])} -o report.html")
+        progress.say(f"next: paro-advise analyze {words} -o report.html")
+    if analysis.run.strategy.triple and (analysis.run.world_size or 1) > 1 and analysis.step_time_us.values:
+        progress.say(f"next: paro-advise recommend {words} -o plan.json")
 
 
 def _read(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,11 @@ def command(
         progress.say(f"{name}: {plural(len(analysis.data_quality), 'note')} on the data; see `analyze`")
     for target in targets:
         progress.say(f"wrote {target} ({Path(target).stat().st_size / 1024:.0f} KiB)")
+    kept = next((target for target in (output, json_target) if target and target != "-"), None)
+    if plan_file and kept:
+        progress.say(f"next: paro-advise recommend {shlex.quote(after)} --learn-from {shlex.quote(kept)} -o plan.json")
+    elif not targets:
+        progress.say(f"next: paro-advise compare {shlex.join([before, after])} -o comparison.html")
     failed = comparison.verdict == ChangeVerdict.WORSE or any(item.passed is False for item in comparison.acceptance)
     return _REGRESSION if failed else 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...|ANALYSIS")
 @click.option("-o", "--output", metavar="FILE", help="Write the plan as JSON; - for stdout.")
 @click.option("--html", "page", metavar="FILE", help="Write the plan as one HTML page.")
-@click.option("--force", is_flag=True, help="Replace an output file that exists.")
-@click.option("--device-memory", type=ByteSize(), help="Memory of one device, such as 80GiB.")
+@click.option("--force", is_flag=True, help="Replace an output file that exists; export what gains nothing.")
+@click.option("--device-memory", type=ByteSize(least=1 << 30), help="Memory of one device, such as 80GiB.")
 @click.option("--measured-peak", type=ByteSize(), help="Peak memory of a rank of this run, as measured.")
 @click.option("--redundancy-budget", type=ByteSize(), help="What a rank may hold beyond GGG.")
 @click.option(
@@ -72,7 +73,7 @@ def command(
 ) -> None:
     """Predict every strategy, group size and collective algorithm for the run in PATH, and recommend one.
 
-    PATH is what `analyze` reads, or the JSON that it wrote.
+    PATH is what `analyze` reads, or the JSON or the report that it wrote.
 
     \b
     Examples:
@@ -106,13 +107,30 @@ def command(
     )
     plan = recommend(calibration, limits, bias=_bias(learn_from))
     _write(plan, output, page, force=force)
+    if output and output != "-" and not quiet:
+        click.echo(f"wrote {output}", err=True)
     for framework, file in targets.items():
         _export(plan, framework, file, force=force)
     if not quiet:
         for line in _unknown_memory(limits, measured_peak):
             click.echo(line, err=True)
-        if output and output != "-":
-            click.echo(f"wrote {output}", err=True)
+        _next(plan, output)
+
+
+def _next(plan: Plan, output: str | None) -> None:
+    """Say which command comes after this one."""
+    from paro_advise.policies.plan import Verdict
+    from paro_advise.policies.strategy import CollectiveBackend
+
+    if plan.verdict == Verdict.CHANGE and output and output != "-":
+        name = shlex.quote(output)
+        click.echo(f"next: paro-advise apply {name} CONFIG_OR_SCRIPT    (shows the change, writes nothing)", err=True)
+        if plan.chosen.collectives == CollectiveBackend.HO_RING:
+            click.echo(f"next: paro-advise run --plan {name} -- YOUR_COMMAND", err=True)
+    elif plan.verdict == Verdict.CHANGE:
+        click.echo("next: the same command with -o plan.json, which `apply` and `run` read", err=True)
+    elif plan.verdict == Verdict.MEASURE_FIRST:
+        click.echo("next: measure what stands under `Measure`, then recommend again", err=True)
 
 
 def _write(plan: Plan, output: str | None, page: str | None, *, force: bool) -> None:
@@ -183,10 +201,12 @@ def _framework_and_file(text: str) -> tuple[str, str]:
 def _export(plan: Plan, framework: str, file: str, *, force: bool) -> None:
     """Write the chosen strategy in a framework's words; what differs is said."""
     from paro_advise.advisor.commands.output import write_output
-    from paro_advise.advisor.edits.result import framework_caveats, target_of
+    from paro_advise.advisor.edits.result import framework_caveats, refuse_no_gain, target_of
     from paro_advise.policies.frameworks.registry import export
 
     made = export(framework, target_of(plan))
+    if not force:
+        refuse_no_gain(plan, framework)
     write_output(file, made.text.encode(), force=force)
     first = f"{framework} {made.min_version} or later, {made.fidelity}"
     for caveat in (first, *made.caveats, *framework_caveats(plan, framework)):
