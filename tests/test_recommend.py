@@ -20,14 +20,18 @@ from paro_advise.advisor.prediction.network_tiers import Estimate
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits, baseline_bytes, least_bytes
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
+from paro_advise.advisor.rendering.page import Provenance
+from paro_advise.advisor.rendering.plan_page import render_plan
 from paro_advise.advisor.rendering.plan_text import plan_text
 from paro_advise.core.documents import to_json
 from paro_advise.core.framework import Framework
 from paro_advise.errors import ForeignDataError, InputError
 from paro_advise.policies.plan import plan_from_json
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
+from paro_advise.policies.strategy_name import short_choice_name
 
 MB = 1e6
+PROVENANCE = Provenance(version="0", created_utc="", command="recommend")
 
 
 def estimate(value, sigma=0.03):
@@ -195,6 +199,30 @@ def test_what_a_plan_may_not_choose_stands_behind_what_it_may():
     assert after.lstrip().startswith("experimental: HO-Ring was never run on GPUs")
     assert sum(line.startswith("*") for line in before.splitlines()) == (1 if plan.verdict == "change" else 0)
     assert not any(choice.eligible for choice in plan.candidates if choice.collectives == "ho_ring")
+
+
+def test_the_page_of_a_plan_shows_speed_against_memory():
+    """One square for the run, one diamond for the choice, a disc for each other candidate, a line at the limit."""
+    made = calibration()
+    limits = Limits(device_memory_bytes=10 * least_bytes(made))
+    plan = recommend(made, limits)
+    page = render_plan(plan, PROVENANCE)
+    assert plan.verdict == "change"
+    assert [page.count(f'class="mark {kind}"') for kind in ("now", "chosen")] == [1, 1]
+    fitting = sum(choice.feasible for choice in plan.candidates)
+    assert page.count('class="mark may"') + page.count('class="mark not"') == fitting
+    assert page.count('class="limit"') == 1
+    assert f"recommended: {short_choice_name(plan.chosen)}</text>" in page
+
+
+def test_the_page_of_a_plan_that_says_to_measure_first_says_what():
+    plan = recommend(calibration(step_us=2 * calibration().step_us), Limits())
+    page = render_plan(plan, PROVENANCE)
+    assert plan.verdict == "measure first"
+    assert "Measure this first" in page
+    assert all(probe.partition(":")[0] in page for probe in plan.probes)
+    assert 'class="figure"' not in page
+    assert "<svg" not in page
 
 
 def test_the_redundancy_budget_is_kept():

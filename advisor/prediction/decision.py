@@ -270,6 +270,10 @@ def _probes(calibration: Calibration) -> tuple[str, ...]:
             f"bandwidth between nodes, on all of them: torchrun --nnodes {nodes} --nproc-per-node {per_node} ... "
             f"{probe} > between.txt, then recommend with between.txt beside the traces"
         )
+    if calibration.transfer_us is None:
+        found.insert(
+            0, "the same run with traces of more ranks, one a node at least, so that waiting is told from moving"
+        )
     if not found:
         found.append("a second trace of three or more steps, of one rank per node, so that the spread gets known")
     return tuple(found)

@@ -6,13 +6,14 @@ table under the chart. Marks below a pixel are merged, and a chart holds at most
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from paro_advise.advisor.rendering.constants import CHART_WIDTH, LABEL_WIDTH, MAX_MARKS
-from paro_advise.advisor.wording.quantities import time_text
+from paro_advise.advisor.rendering.constants import CHART_WIDTH, LABEL_HEIGHT, LABEL_WIDTH, MAX_MARKS, SHOWN_LIMIT
+from paro_advise.advisor.wording.quantities import bytes_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +36,27 @@ class Bar:
 
     label: str
     segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A mark of a scatter chart.
+
+    Attributes:
+        kind: CSS class; "now", "chosen" and "today" have a shape of their own.
+        num_bytes, time_us: where it stands.
+        low_us, high_us: drawn as a line through marks that have a label.
+        name: shown in its tooltip.
+        label: written beside it, "" for none.
+    """
+
+    kind: str
+    num_bytes: float
+    time_us: float
+    low_us: float
+    high_us: float
+    name: str
+    label: str = ""
 
 
 def nice_ticks(high: float, count: int = 6) -> list[float]:
@@ -210,9 +232,117 @@ def lines(
     return _svg(chart_id, title, description, bottom + 26, parts)
 
 
+def scatter(
+    chart_id: str,
+    title: str,
+    description: str,
+    points: Sequence[Point],
+    *,
+    memory: str,
+    limit_bytes: float | None = None,
+) -> Markup:
+    """Draw time against memory.
+
+    Args:
+        chart_id: unique id in the page.
+        title: states the finding.
+        description: what is drawn.
+        points: the last ones lie on top.
+        memory: what the horizontal axis shows.
+        limit_bytes: a line at what may be used; None for no line.
+    """
+    wide = max((point.num_bytes for point in points), default=0.0)
+    high = max((point.high_us if point.label else point.time_us for point in points), default=0.0)
+    if wide <= 0 or high <= 0:
+        return Markup("")
+    if limit_bytes is not None and limit_bytes < SHOWN_LIMIT * wide:
+        wide = max(wide, limit_bytes)
+    top, bottom, left, right = 12.0, 280.0, LABEL_WIDTH, CHART_WIDTH - 16.0
+    across, down = (right - left) / (1.04 * wide), (bottom - top) / (1.04 * high)
+    parts = _scatter_axes(wide, high, (left, right, top, bottom), (across, down))
+    parts.append(
+        Markup('<text class="tick" x="{:.0f}" y="{:.0f}" text-anchor="end">{}</text>').format(
+            right, bottom + 32, memory
+        )
+    )
+    parts.append(Markup('<text class="tick" x="0" y="{:.0f}">step time</text>').format(top + 4))
+    if limit_bytes is not None and limit_bytes <= wide:
+        x = left + limit_bytes * across
+        parts.append(
+            Markup(
+                '<line class="limit" x1="{x:.1f}" x2="{x:.1f}" y1="{:.0f}" y2="{:.0f}"/>'
+                '<text class="tick" x="{:.1f}" y="{:.0f}" text-anchor="end">may be used: {}</text>'
+            ).format(top, bottom, x - 4, bottom - 6, bytes_text(limit_bytes), x=x)
+        )
+    taken: list[float] = []
+    for point in points:
+        x, y = left + point.num_bytes * across, bottom - point.time_us * down
+        if point.label:
+            parts.append(
+                Markup('<line class="range" x1="{x:.1f}" x2="{x:.1f}" y1="{:.1f}" y2="{:.1f}"/>').format(
+                    bottom - point.low_us * down, bottom - point.high_us * down, x=x
+                )
+            )
+            at = y + 4
+            while any(abs(at - other) < LABEL_HEIGHT for other in taken):
+                at += LABEL_HEIGHT
+            taken.append(at)
+            is_right = x > (left + right) / 2
+            parts.append(
+                Markup('<text class="over" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(
+                    x - 10 if is_right else x + 10, at, "end" if is_right else "start", point.label
+                )
+            )
+        parts.append(
+            Markup('<path class="mark {}" d="{}"><title>{}</title></path>').format(
+                point.kind, _shape(point.kind, x, y), point.name
+            )
+        )
+    return _svg(chart_id, title, description, bottom + 40, parts)
+
+
+def _scatter_axes(
+    wide: float, high: float, frame: tuple[float, float, float, float], scales: tuple[float, float]
+) -> list[Markup]:
+    (left, right, top, bottom), (across, down) = frame, scales
+    unit = 1024.0 ** min(4, max(0, int(math.log(max(wide, 1.0), 1024))))
+    parts = []
+    for tick in nice_ticks(wide / unit):
+        x = left + tick * unit * across
+        parts.append(
+            Markup(
+                '<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{:.0f}" y2="{:.0f}"/>'
+                '<text class="tick" x="{x:.1f}" y="{:.0f}" text-anchor="middle">{}</text>'
+            ).format(top, bottom, bottom + 16, "0" if not tick else bytes_text(tick * unit), x=x)
+        )
+    for tick in nice_ticks(high, 5):
+        y = bottom - tick * down
+        parts.append(
+            Markup(
+                '<line class="grid" x1="{:.0f}" x2="{:.0f}" y1="{y:.1f}" y2="{y:.1f}"/>'
+                '<text class="tick" x="{:.0f}" y="{:.1f}" text-anchor="end">{}</text>'
+            ).format(left, right, left - 6, y + 4, "0" if not tick else time_text(tick), y=y)
+        )
+    return parts
+
+
+def _shape(kind: str, x: float, y: float) -> str:
+    """Return the outline of a mark: a square, a diamond, a triangle, or a disc."""
+    match kind:
+        case "now":
+            return f"M{x - 6:.1f} {y - 6:.1f}h12v12h-12z"
+        case "chosen":
+            return f"M{x:.1f} {y - 9:.1f}l9 9l-9 9l-9 -9z"
+        case "today":
+            return f"M{x:.1f} {y - 8:.1f}l8 14h-16z"
+        case _:
+            return f"M{x - 4:.1f} {y:.1f}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z"
+
+
 def _svg(chart_id: str, title: str, description: str, height: float, parts: Sequence[Markup]) -> Markup:
     body = Markup("").join(parts)
     return Markup(
+        '<div class="chart" role="region" tabindex="0" aria-labelledby="{id}-t">'
         '<svg role="img" viewBox="0 0 {:.0f} {:.0f}" aria-labelledby="{id}-t {id}-d">'
-        '<title id="{id}-t">{}</title><desc id="{id}-d">{}</desc>{}</svg>'
+        '<title id="{id}-t">{}</title><desc id="{id}-d">{}</desc>{}</svg></div>'
     ).format(CHART_WIDTH, height, escape(title), escape(description), body, id=chart_id)

@@ -5,6 +5,8 @@ from __future__ import annotations
 MAX_DRAWN_RANKS = 128  # ranks that are all drawn; above, only those that stand out
 CHART_WIDTH = 960.0  # of the drawing, px; scales with the page
 LABEL_WIDTH = 118.0  # of the labels left of bars, px
+LABEL_HEIGHT = 15.0  # between labels of marks, px
+SHOWN_LIMIT = 3.0  # a limit this many times beyond all marks would crowd them into a corner; not drawn
 MAX_MARKS = 5000  # marks of one chart; bounds the size of a page
 MAX_COLLECTIVES = 60  # rows of the table of collectives
 HTA_TEXT_ROWS = 8  # traces listed on a terminal; the report lists all

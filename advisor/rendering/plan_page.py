@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from markupsafe import Markup
+
+from paro_advise.advisor.prediction.constants import CAPACITY_SHARE
+from paro_advise.advisor.rendering.charts import Point, scatter
 from paro_advise.advisor.rendering.constants import PAGE_CANDIDATES
 from paro_advise.advisor.rendering.page import Cell, Row, make_table, number, render_page
 from paro_advise.advisor.wording.quantities import bytes_text, time_text
 from paro_advise.policies.ablation import ablations
 from paro_advise.policies.frameworks.model import Fidelity
 from paro_advise.policies.frameworks.registry import RUNTIME, exports_of
-from paro_advise.policies.plan import as_framework_runs
+from paro_advise.policies.plan import Verdict, as_framework_runs, same_way
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
-from paro_advise.policies.strategy_name import collectives_name, grouped_triple
+from paro_advise.policies.strategy_name import collectives_name, grouped_triple, short_choice_name
 
 if TYPE_CHECKING:
     from paro_advise.advisor.rendering.page import Provenance, Table
@@ -31,6 +35,7 @@ _CHOICE_NAMES = (
 
 def render_plan(plan: Plan, provenance: Provenance) -> str:
     """Return a plan as one HTML page."""
+    measures_first = plan.verdict == Verdict.MEASURE_FIRST
     step = plan.chosen.predicted.step_time_us
     if plan.chosen.predicted.peak_bytes is not None:
         memory = ("expected peak memory of a rank", _peak_text(plan.chosen), _peak_text(plan.baseline))
@@ -50,7 +55,11 @@ def render_plan(plan: Plan, provenance: Provenance) -> str:
         title=f"plan {plan.plan_id}",
         subtitle=f"plan {plan.plan_id} for {plan.preconditions.world_size} ranks",
         plan=plan,
-        figures=[{"label": label, "value": value, "before": before} for label, value, before in figures],
+        measures_first=measures_first,
+        figures=[]
+        if measures_first
+        else [{"label": label, "value": value, "before": before} for label, value, before in figures],
+        trade_chart=Markup("") if measures_first else trade_chart(plan),
         alternative_table=alternative_table(plan),
         ablation_table=ablation_table(plan),
         budget_table=budget_table(plan),
@@ -58,6 +67,48 @@ def render_plan(plan: Plan, provenance: Provenance) -> str:
         sensitivity_table=sensitivity_table(plan),
         export_table=_export_table(plan),
         ho_ring=ho_ring_text(plan),
+    )
+
+
+def trade_chart(plan: Plan) -> Markup:
+    """Draw the step time of all candidates that fit against the memory of a rank."""
+    peaks = plan.chosen.predicted.peak_bytes is not None
+    named = [("now", plan.baseline, "now"), ("today", plan.switch_on_today, "fastest with a framework's own settings")]
+    named += [("chosen", plan.chosen, "recommended")] if plan.verdict == Verdict.CHANGE else []
+    fitting = [choice for choice in plan.candidates if choice.feasible]
+    points = [_point("may" if choice.eligible else "not", choice, peaks=peaks) for choice in fitting]
+    labelled: list[Choice] = []
+    for kind, choice, text in reversed(named):
+        if choice is not None and not any(same_way(choice, other) for other in labelled):
+            labelled.append(choice)
+            label = f"{text}: {short_choice_name(choice)}"
+            points.append(_point(kind, choice, peaks=peaks, label=label))
+    limit = plan.preconditions.device_memory_bytes
+    return scatter(
+        "chart-trade",
+        "Step time against memory",
+        "One mark for each candidate that fits: a square for the run as it is, a diamond for the recommended one, a "
+        "triangle for the fastest with a framework's own settings, discs for others, hollow where the plan may not "
+        "choose them. Lines through marks are 80 % ranges.",
+        points,
+        memory="expected peak memory of a rank" if peaks else "states and transients of a rank, at most",
+        limit_bytes=CAPACITY_SHARE * limit if limit else None,
+    )
+
+
+def _point(kind: str, choice: Choice, *, peaks: bool, label: str = "") -> Point:
+    predicted = choice.predicted
+    held = predicted.peak_bytes if peaks and predicted.peak_bytes is not None else predicted.memory_bytes
+    step = predicted.step_time_us
+    name = f"{short_choice_name(choice)}: {time_text(step.p50)}, {bytes_text(held)}"
+    return Point(
+        kind=kind,
+        num_bytes=held,
+        time_us=step.p50,
+        low_us=step.p10,
+        high_us=step.p90,
+        name=name,
+        label=label,
     )
 
 
