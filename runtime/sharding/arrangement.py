@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard._fsdp_common import _from_local_no_grad
 from torch.distributed.tensor import DTensor, Placement, Shard
 
 from paro_advise.policies.strategy import Level, Strategy
@@ -18,6 +19,8 @@ from paro_advise.runtime.sharding.settings import effective
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     from paro_advise.runtime.sharding.exchange.channels import GroupGrid
     from paro_advise.runtime.sharding.parameters.units import UnitSpec
@@ -86,6 +89,7 @@ class Arrangement:
         self._communicators = communicators
         self.units = [UnitState(spec=spec, layout=self._layout(spec)) for spec in specs]
         self._places: dict[int, tuple[UnitState, int]] = {}
+        self._specs: dict[tuple[str, int, torch.device, torch.dtype], DTensorSpec] = {}
 
     def _layout(self, spec: UnitSpec) -> UnitLayout:
         levels = self.levels
@@ -142,6 +146,14 @@ class Arrangement:
         level = self.levels.optimizer
         if level == Level.N or self.grid.world_size == 1:
             return local
+        # Made for each gradient in each step: what says how it is sharded is made once.
+        key = (unit.spec.name, place, local.device, local.dtype)
+        if key not in self._specs:
+            self._specs[key] = self._sharded_anew(unit, place, local)._spec  # noqa: SLF001
+        return _from_local_no_grad(local, self._specs[key])
+
+    def _sharded_anew(self, unit: UnitState, place: int, local: torch.Tensor) -> DTensor:
+        level = self.levels.optimizer
         placements: list[Placement] = [Shard(0)]
         if level == Level.I:
             mesh = self._communicators.nested_mesh(self.grid, local.device)["inside"]

@@ -308,6 +308,7 @@ class Engine:
         if self.settings.offload_optimizer:
             for shard in self.shards.shards.values():
                 set_gradient(shard, None)
+        self.gradients.after_step()
         self.updates.publish(wait=not self.settings.overlap_updates)
         self.edits.note_all()
 

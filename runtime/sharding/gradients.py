@@ -219,6 +219,11 @@ class GradientReducer:
                 if gradient_of(slot.parameter) is not None:
                     there = view.to(optimizer_device, copy=True)
                     self._shards.shards[slot.name].grad = self._arrangement.as_sharded(unit, place, there)
+        self._exposure.set_mixing(enabled=False)
+
+    def after_step(self) -> None:
+        """Show them to the script again."""
+        self._exposure.set_mixing(enabled=True)
 
     @property
     def is_broken_off(self) -> bool:

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
 from paro_advise.runtime.sharding.parameters.owned import gradient_of, set_gradient
-from paro_advise.runtime.sharding.parameters.whole import like, mixing
+from paro_advise.runtime.sharding.parameters.whole import like, mixing, unmixed
 
 
 class Exposure:
@@ -51,6 +51,14 @@ class Exposure:
                 set_gradient(shard, None)
             elif theirs is not gradient:
                 _copy(gradient, theirs)
+
+    def set_mixing(self, *, enabled: bool) -> None:
+        """Let gradients mix with plain tensors, or not: an optimizer's step meets none, and calls are dearer then."""
+        for _, _, gradient in self._shown:
+            if enabled:
+                mixing(gradient)
+            else:
+                unmixed(gradient)
 
     def hide(self) -> None:
         """Take all gradients off the parameters, with what the user did to them."""

@@ -130,6 +130,12 @@ def mixing(tensor: torch.Tensor) -> torch.Tensor:
     return found
 
 
+def unmixed(tensor: torch.Tensor) -> None:
+    """Let it be a plain DTensor again."""
+    if type(tensor) is WholeTensor:
+        tensor.__class__ = DTensor  # type: ignore[assignment]  # what it was before
+
+
 class _StandIn(torch.Tensor):
     """A parameter that a script remembers from before the model was sharded: leads to that of today."""
 
