@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DEMO := .demo
 
-.PHONY: help demo test lint types contract unit coverage constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-host bench-memory fuzz clean
+.PHONY: help demo test lint types contract unit coverage constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-host bench-memory fuzz docs clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -48,6 +48,13 @@ coverage: .venv/test.stamp ## Tests with branch coverage of everything that runs
 constants: .venv/test.stamp ## Write docs/constants.md from the code
 	$(BIN)/python benchmarks/list_constants.py > docs/constants.md
 
+docs: .venv/docs.stamp ## The documentation as a site in .site, without a request to anywhere
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+.venv/docs.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) --editable '.[docs]'
+	@touch $@
+
 test-slow: .venv/test.stamp ## The long runs of sharding: all optimizers, groups, checkpoints (15 minutes)
 	$(BIN)/python -m pytest -m slow
 
@@ -88,4 +95,4 @@ fuzz: .venv/test.stamp ## 10,000 damaged inputs of every format through the comm
 	$(BIN)/python benchmarks/fuzz_readers.py
 
 clean: ## Remove everything that make created
-	rm -rf .venv build $(DEMO) .bench .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv build .site $(DEMO) .bench .mypy_cache .ruff_cache .pytest_cache

@@ -33,3 +33,29 @@ def test_logs_beside_traces_are_no_errors(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "error[" not in said
     assert "left out 2 files of no known kind: node0.log, node1.log" in said
+
+
+def test_profiled_times_are_marked_where_others_are_known(tmp_path, capsys):
+    """Steps of 1000 us in the traces, of 800 us without the profiler: one is not shown for the other."""
+    folder = write_run(tmp_path / "before", [steady_rank(0), steady_rank(1)])
+    usual = {"overhead_us": 0, "micro_batches": 1, "loss": 1.0, "gradient_norm_squared": 1.0, "peak_memory_bytes": 1}
+    for rank in range(2):
+        header = {
+            "format": "paro-advise/steps",
+            "format_version": "1.2",
+            "rank": rank,
+            "world_size": 2,
+            "steps": [10, 13],
+        }
+        rows = [usual | {"step": step, "step_us": 800.0, "cpu_us": 1, "profiled": False} for step in range(10)]
+        rows += [usual | {"step": step, "step_us": 1000.0, "cpu_us": 1, "profiled": True} for step in range(10, 13)]
+        lines = [json.dumps(row) for row in (header, *rows)]
+        (folder / f"steps.rank{rank}.jsonl").write_text("\n".join(lines) + "\n")
+    report = tmp_path / "run.html"
+    assert run(["analyze", str(folder), "-o", str(report)]) == 0
+    assert "Times are profiled, 1.25x as long as the 800 us without the profiler." in capsys.readouterr().out
+    page = report.read_text()
+    assert "<b>800 us</b><span>step without the profiler, median</span>" in page
+    assert "<b>1 ms</b><span>profiled step, mean</span>" in page
+    assert run(["analyze", str(folder / "rank0.json")]) == 0
+    assert "profiled" not in capsys.readouterr().out

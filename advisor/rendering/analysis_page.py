@@ -91,6 +91,8 @@ def confidence(analysis: Analysis) -> str:
         return "Logs and dumps only: record torch profiler traces of the same run to see where a step goes."
     of = f" of {run.world_size}" if run.world_size else ""
     text = f"Seen: {len(run.ranks)}{of} ranks, {run.num_steps} step{'s' if run.num_steps != 1 else ''} each."
+    if slowed := profiled(analysis):
+        text += f" Times are {slowed}."
     shares = {name: entry.evidence for name, entry in analysis.states.items() if entry.count and name in STATES[:3]}
     if shares:
         text += " Attributed by " + ", ".join(f"{kind} ({name})" for name, kind in shares.items()) + "."
@@ -110,11 +112,22 @@ def _subtitle(analysis: Analysis) -> str:
     return f"{run.framework}, {triple}{group}, {run.world_size or '?'} ranks{nodes}{device}"
 
 
+def profiled(analysis: Analysis) -> str:
+    """Say how much slower profiled steps were than others, "" where no others were timed."""
+    captured, parts = analysis.captured, analysis.breakdown_us
+    if captured is None or not captured.median_step_us or parts.compute is None:
+        return ""
+    without = captured.median_step_us
+    return f"profiled, {parts.step_us / without:.2f}x as long as the {time_text(without)} without the profiler"
+
+
 def _figures(analysis: Analysis) -> list[dict[str, str]]:
-    parts = analysis.breakdown_us
+    parts, captured = analysis.breakdown_us, analysis.captured
+    is_slowed = bool(profiled(analysis))
     figures = [
-        ("step, mean", time_text(None if parts.compute is None else parts.step_us)),
-        ("step, median", time_text(analysis.step_time_us.median)),
+        ("step without the profiler, median", time_text(captured.median_step_us if captured and is_slowed else None)),
+        (f"{'profiled ' * is_slowed}step, mean", time_text(None if parts.compute is None else parts.step_us)),
+        (f"{'profiled ' * is_slowed}step, median", time_text(analysis.step_time_us.median)),
         ("compute, mean", time_text(parts.compute)),
         ("exposed communication, mean", time_text(parts.exposed_communication)),
         ("idle, mean", time_text(parts.idle)),

@@ -54,13 +54,14 @@ def render_comparison(comparison: Comparison, timelines: Timelines, provenance: 
             _figure(metrics[name], label)
             for name, label in (
                 ("step_time", "step"),
-                ("exposed_communication", "exposed communication"),
+                ("exposed_communication", f"exposed communication{', profiled' * any(_slowdowns(comparison))}"),
                 ("peak_memory", "peak memory of a rank"),
                 ("throughput", "throughput"),
             )
         ],
         split_chart=_split_chart(before, after),
         split_legend=_PARTS,
+        split_note=_split_note(comparison),
         changes=_changes(comparison),
         predicted_table=_predicted_table(comparison),
         metric_table=_metric_table(comparison),
@@ -112,6 +113,25 @@ def _figure(metric: Metric, label: str) -> dict[str, str]:
         "after": value_text(metric.after, metric.unit),
         "change": "" if metric.change_pct is None else f"{metric.change_pct:+.1f} %",
     }
+
+
+def _slowdowns(comparison: Comparison) -> list[float]:
+    """Return how much slower the profiled steps were than those that the step time is of, 0 where it is of them."""
+    found = []
+    for side in (comparison.before, comparison.after):
+        times = side.steps_source == "unprofiled" and side.breakdown_us.compute is not None and side.step_time_us.median
+        found.append(side.breakdown_us.step_us / times if times else 0.0)
+    return found
+
+
+def _split_note(comparison: Comparison) -> str:
+    one, other = _slowdowns(comparison)
+    if not (one and other):
+        return ""
+    return (
+        f"The bars are of profiled steps, {one:.2f}x as long as others before and {other:.2f}x after; the step times "
+        "above are of steps without the profiler."
+    )
 
 
 def _split_chart(before: Side, after: Side) -> Markup:

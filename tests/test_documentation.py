@@ -1,0 +1,68 @@
+"""What README and docs tell a reader to type exists, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import click
+import pytest
+from conftest import ROOT
+
+from paro_advise.advisor.cli import VERBS, cli
+
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+_FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`((?:paro-advise|make) [^`]*)`")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def commands(text):
+    """Every command of ours in blocks and in the text."""
+    blocks = "\n".join(_FENCE.findall(text)).replace("\\\n", " ").splitlines()
+    found = [line.strip() for line in blocks] + _INLINE.findall(_FENCE.sub("", text))
+    return [line for line in found if line.startswith(("paro-advise ", "make "))]
+
+
+def anchors(text):
+    """The names that headings get."""
+    heads = re.findall(r"^#+ (.+)$", _FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_commands_exist_with_their_options(page):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for line in commands(page.read_text()):
+        words = shlex.split(re.sub(r"\[|\]|\.\.\.", " ", line), comments=True)
+        if words[0] == "make":
+            assert words[1] in targets, line
+            continue
+        ours = words[1 : words.index("--")] if "--" in words else words[1:]
+        if not ours or not ours[0].islower() or "/" in ours[0]:
+            continue  # a placeholder, or a path in place of a verb
+        assert ours[0] in VERBS, line
+        command = cli.get_command(click.Context(cli), ours[0])
+        known = {text for parameter in command.params for text in parameter.opts} | {"--help"}
+        for word in ours[1:]:
+            if word.startswith("-") and len(word) > 1:
+                assert word.partition("=")[0] in known, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_links_lead_to_files_and_headings(page):
+    text = page.read_text()
+    for target in _LINK.findall(_FENCE.sub("", text)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        leads_to = (page.parent / path).resolve() if path else page
+        assert leads_to.exists(), target
+        assert not anchor or anchor in anchors(leads_to.read_text()), target
+
+
+def test_the_site_holds_every_page():
+    site = (ROOT / "mkdocs.yml").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert f" {page.relative_to(ROOT / 'docs')}\n" in site, page
