@@ -31,7 +31,7 @@ OPTIONS = {
     "schema": set(),
     "show": {"--json", "--force"},
     "switch": {"--timeout"},
-    "slice": {"-o", "--output", "--step", "--max-mb", "--force"},
+    "slice": {"-o", "--output", "--rank", "--step", "--max-mb", "--force"},
 }  # fmt: skip
 
 
@@ -251,6 +251,23 @@ def test_show_reads_a_report_back(traces, tmp_path, capsys):
     assert capsys.readouterr().out.encode() == data.read_bytes()
     data.write_text(data.read_text().replace('"1.1"', '"2.0"'))
     assert run(["show", str(data)]) == 3
+
+
+def test_a_folder_is_sliced_at_the_rank_that_matters(tmp_path, capsys):
+    """The straggler's step, or that of the rank asked for; never another one in silence."""
+    folder = write_run(
+        tmp_path / "run", [fsdp_rank(rank, world=4, late_us=60 if rank == 2 else 0) for rank in range(4)]
+    )
+    target = tmp_path / "worst.json"
+    assert run(["slice", str(folder), "-o", str(target)]) == 0
+    assert "rank 2, " in capsys.readouterr().err
+    assert run(["slice", str(folder), "--rank", "3", "-o", str(target), "--force"]) == 0
+    assert "rank 3, as asked for" in capsys.readouterr().err
+    assert run(["slice", str(folder), "--rank", "7", "-o", str(target), "--force"]) == 3
+    assert "it has 0, 1, 2, 3" in capsys.readouterr().err
+    assert run(["slice", str(folder / "rank0.json"), "--rank", "1", "-o", str(target), "--force"]) == 2
+    (tmp_path / "empty").mkdir()
+    assert run(["slice", str(tmp_path / "empty"), "-o", str(target), "--force"]) == 3
 
 
 def test_slice_is_a_small_trace_with_our_tracks(traces, tmp_path, capsys):
