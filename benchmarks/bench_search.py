@@ -71,6 +71,8 @@ def run_of(world_size: int) -> Calibration:
         sum_ratio=measured(1.0),
         rail_gain=measured(1.0),
         update=Update(),
+        seen_share=1.0,
+        num_steps=10,
         compute_slowing=measured(1.1),
         overlapped_us=0.0,
         gather_width=2,

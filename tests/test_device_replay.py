@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -129,6 +130,22 @@ def test_no_step_is_shorter_than_what_it_asks_of_a_link_or_of_compute(seed):
     quick = replace(links, inter_gbps=2 * links.inter_gbps, intra_gbps=2 * links.intra_gbps)
     for candidate in candidates(made)[:8]:
         assert float(step_us(made, candidate, quick)) <= float(step_us(made, candidate, links)) * (1 + 1e-9)
+
+
+def test_ranges_are_wider_where_less_was_seen():
+    """One rank of 32, one step of many: the same prediction with less certainty."""
+    made = random_run(np.random.default_rng(5))
+
+    def spans(**changes):
+        plan = recommend(replace(made, **changes), Limits())
+        steps = [choice.predicted.step_time_us for choice in plan.candidates]
+        return np.mean([math.log(step.p90 / step.p10) for step in steps]), [step.p50 for step in steps]
+
+    whole, middle = spans()
+    for changes in ({"seen_share": 1 / 32}, {"num_steps": 1}):
+        wider, same = spans(**changes)
+        assert wider > whole
+        assert sorted(same) == pytest.approx(sorted(middle), rel=0.02)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -81,6 +81,8 @@ def calibration(**changes):
         "update": Update(),
         "compute_slowing": estimate(1.0, 0.0),
         "overlapped_us": 0.0,
+        "seen_share": 1.0,
+        "num_steps": 10,
         "gather_width": 4,
         "reduce_width": 4,
         "scatters_by_all_reduce": False,

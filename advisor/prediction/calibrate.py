@@ -99,6 +99,8 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         compute_slowing=_compute_slowing(is_gpu=not gloo),
         update=_update(analysis, world),
         overlapped_us=_overlapped_us(analysis),
+        seen_share=min(1.0, len(run.ranks) / job),
+        num_steps=len(analysis.step_time_us.values),
         published_us=published,
         baseline_group_size=run.strategy.group_size or per_node,
         framework=run.framework,

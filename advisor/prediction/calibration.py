@@ -84,6 +84,8 @@ class Calibration:
         compute_slowing: how much longer arithmetic takes while a collective runs beside it; 1 where cores compute.
         update: the optimizer's part of ``compute_us``, where a device ran it.
         overlapped_us: communication of the run's step that ran beside compute.
+        seen_share: of the job's ranks, those whose traces were read.
+        num_steps: that were timed.
         assumptions: what was not in the traces, for people.
     """
 
@@ -132,6 +134,8 @@ class Calibration:
     compute_slowing: Estimate
     update: Update
     overlapped_us: float
+    seen_share: float
+    num_steps: int
     assumptions: tuple[str, ...]
 
     @property

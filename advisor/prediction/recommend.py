@@ -25,8 +25,10 @@ from paro_advise.advisor.prediction.constants import (
     HOST_SIGMA,
     NUM_DRAWS,
     ON_CPU_SIGMA,
+    ONE_STEP_SIGMA,
     OTHER_SIGMA,
     STEP_ANCHOR_RANGE,
+    UNSEEN_SIGMA,
 )
 from paro_advise.advisor.prediction.decision import Field, choice_of, decide, median_us
 from paro_advise.advisor.prediction.scoring import Limits, Scored, score
@@ -173,8 +175,12 @@ class _Predictor:
         own = update_us(calibration, candidate)
         floor = np.minimum(alone + calibration.fixed_us, calibration.step_us) + own
         exposed = np.maximum(step_us(calibration, candidate, self.links) * self.anchor - floor, 0.0)
-        noise = np.exp(self.generator.normal(0.0, math.hypot(OTHER_SIGMA, self._bias.spread), NUM_DRAWS))
-        times = (floor + exposed * noise) * math.exp(-self._bias.mean)
+        unseen = UNSEEN_SIGMA * (1 - calibration.seen_share)
+        few = ONE_STEP_SIGMA / math.sqrt(max(1, calibration.num_steps))
+        sigma = math.hypot(OTHER_SIGMA, self._bias.spread, unseen, few)
+        noise = np.exp(self.generator.normal(0.0, sigma, NUM_DRAWS))
+        # Its median is 1, or chance would order what the replay finds nearly equal.
+        times = (floor + exposed * noise / np.median(noise)) * math.exp(-self._bias.mean)
         bounded: NDArray[np.float64] = np.maximum(times, demand_us(calibration, candidate, self.links))
         return bounded
 
