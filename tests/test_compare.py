@@ -29,6 +29,7 @@ from paro_advise.advisor.rendering.notebook import notebook_bytes
 from paro_advise.advisor.rendering.page import Provenance
 from paro_advise.core.documents import to_json
 from paro_advise.errors import StalePlanError, UnlikeRunsError
+from paro_advise.policies.plan import Verdict
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
 from paro_advise.trace_parsers.logs.step_log import read_step_log
 
@@ -227,6 +228,18 @@ def test_a_plan_for_other_runs_is_refused_and_one_that_did_not_run_not_tested(an
     whole = replace(made.chosen, triple="III", group_size=2)  # of both ranks: the same as GGG
     found = compare(*sides, replace(made, preconditions=facts, chosen=whole))
     assert [item.name for item in found.predicted_vs_measured] == ["step_time_us", "speedup"]
+    # Nothing was predicted, or nothing can be told: no word on how good a prediction was.
+    ran = replace(made, preconditions=facts, chosen=whole)
+    noisy = pair(analysis, [1e5, 2e5, 5e4, 3e5], [8e4, 3e5, 4e4, 2e5])
+    for runs, plan, words in (
+        (sides, replace(ran, verdict=Verdict.KEEP), "there is no prediction to test"),
+        (sides, replace(ran, verdict=Verdict.MEASURE_FIRST), "it has no prediction to test"),
+        (noisy, ran, "Too little is known"),
+    ):
+        found = compare(*runs, plan)
+        assert found.predicted_vs_measured == ()
+        assert words in found.text
+        assert "than predicted" not in found.text
 
 
 REST = '"overhead_us":0,"profiled":false,"micro_batches":1,"peak_memory_bytes":1'

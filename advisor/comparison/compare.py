@@ -25,6 +25,7 @@ from paro_advise.advisor.comparison.model import (
 )
 from paro_advise.core.model_state import MODEL_STATES
 from paro_advise.errors import StalePlanError
+from paro_advise.policies.plan import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -75,7 +76,7 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
     parity = _parity(before, after)
     device = terms.device_memory_bytes or after.run.device_memory_bytes
     step = by_name["step_time"]
-    took_place = _took_place(plan, after)
+    untested = _untested(plan, after, step)
     return Comparison(
         format=FORMAT.name,
         format_version=FORMAT.version,
@@ -84,10 +85,10 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
         metrics=metrics,
         collectives=_collectives(before, after),
         parity=parity,
-        predicted_vs_measured=_predicted(plan, step) if took_place else (),
+        predicted_vs_measured=() if untested else _predicted(plan, step),
         acceptance=judge(terms.thresholds, by_name["throughput"], parity, sides[1].peak_memory_bytes, device),
         verdict=step.verdict,
-        text=_text(step, sides, plan, took_place=took_place),
+        text=_text(step, sides, plan, untested),
         unlike=unlike,
         plan=plan,
     )
@@ -403,6 +404,22 @@ def _took_place(plan: Plan | None, after: Analysis) -> bool:
     return found == planned
 
 
+def _untested(plan: Plan | None, after: Analysis, step: Metric) -> str:
+    """Say why a plan's prediction was not tested, "" where it was."""
+    if plan is None:
+        return ""
+    if plan.verdict == Verdict.KEEP:
+        return "The plan keeps the run as it is: there is no prediction to test."
+    if plan.verdict == Verdict.MEASURE_FIRST:
+        return "The plan says to measure first: it has no prediction to test."
+    if not _took_place(plan, after):
+        ran = after.run.strategy.triple_at_rest
+        return f"The plan recommends {plan.chosen.triple}, but {ran} ran: its prediction was not tested."
+    if step.verdict == ChangeVerdict.UNCLEAR:
+        return "Too little is known of the step times to test the plan's prediction."
+    return ""
+
+
 def _predicted(plan: Plan | None, step: Metric) -> tuple[Predicted, ...]:
     if plan is None or not step.before or not step.after:
         return ()
@@ -425,7 +442,7 @@ def _predicted(plan: Plan | None, step: Metric) -> tuple[Predicted, ...]:
     return tuple(found)
 
 
-def _text(step: Metric, sides: tuple[Side, Side], plan: Plan | None, *, took_place: bool) -> str:
+def _text(step: Metric, sides: tuple[Side, Side], plan: Plan | None, untested: str) -> str:
     from paro_advise.advisor.wording.quantities import time_text
 
     if not step.before or not step.after or step.change_pct is None:
@@ -445,9 +462,8 @@ def _text(step: Metric, sides: tuple[Side, Side], plan: Plan | None, *, took_pla
         case _:
             counts = f"{sides[0].num_steps} steps before and {sides[1].num_steps} after"
             text = f"Cannot tell: step {span} ({pct}), based on {counts}: too few or too noisy."
-    if plan is not None and not took_place:
-        ran = sides[1].run.strategy.triple_at_rest
-        text += f" The plan recommends {plan.chosen.triple}, but {ran} ran: its prediction was not tested."
+    if untested:
+        text += f" {untested}"
     elif plan is not None:
         guess, measured = plan.chosen.predicted.speedup, step.before / step.after
         where = (
