@@ -51,18 +51,14 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     job, triple = _known_run(analysis)
     ranks = data_parallel(analysis, job, job_per_node := _ranks_per_node(analysis, job, notes))
     world, per_node = ranks.world_size, ranks.ranks_per_node
-    notes += [ranks.note] if ranks.note else []
-    micro = run.micro_batches or 1
-    if run.micro_batches is None:
-        notes.append("one micro-batch a step, since backward passes could not be counted")
+    micro, unclear = run.micro_batches or 1, "one micro-batch a step, since backward passes could not be counted"
+    notes += [note for note in (ranks.note, "" if run.micro_batches else unclear) if note]
     model = _model(analysis, world, micro, notes)
     gloo = run.backend == "gloo"
     published = _published_us(analysis)
     reduced = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail != "replica")
-    parts = _step_parts(
-        analysis, _finer_reductions(model, reduced, 1 if triple[1] == "N" else micro), is_gpu=not gloo,
-        own_way=published is not None,
-    )  # fmt: skip
+    finer = _finer_reductions(model, reduced, 1 if triple[1] == "N" else micro)
+    parts = _step_parts(analysis, finer, is_gpu=not gloo, own_way=published is not None)
     tiers = fit_tiers(analysis.links, _cluster(analysis, ranks, is_gloo=gloo), nodes_per_pod)
     notes += [*tiers.notes, "one third of the arithmetic is forward, two thirds backward"]
     traced = Calibration(
