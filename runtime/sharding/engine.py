@@ -85,6 +85,7 @@ class Engine:
         self.gradients = GradientReducer(model, settings, shards)
         self.homes = ParameterHomes(model, settings, self.gradients)
         self.updates = UpdatePublisher(len(specs), self.homes)
+        self.gradients.side_queue = self.updates.queue
         self.edits = Edits(self.homes, shards, self.updates)
         # Threads outlive whoever started them.
         for queue in (self.gradients.queue, self.updates.queue):

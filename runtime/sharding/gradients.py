@@ -20,6 +20,7 @@ from paro_advise.runtime.sharding.parameters.owned import gradient_of, is_in_bac
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
+    from concurrent.futures import Future
 
     from torch import nn
 
@@ -53,13 +54,14 @@ class GradientReducer:
         after_discard: called when all gradients are forgotten.
         before_read: called when a script looks at a gradient.
         queue: the thread of reductions.
+        side_queue: the thread that uses the channels of parameters, which are idle at the end of backward.
     """
 
     def __init__(self, model: nn.Module, settings: Settings, shards: OptimizerShards) -> None:
         self._model = model
         self._settings = settings
         self._shards = shards
-        self.queue = Queue("a reduction of gradients")
+        self.queue = self.side_queue = Queue("a reduction of gradients")
         self.synchronizes = True
         self.replicated: ReplicatedUnits | None = None
         self.after_backward: Callable[[], None] = lambda: None
@@ -150,9 +152,11 @@ class GradientReducer:
         if self.replicated:
             self.replicated.finish()
         self._callback_queued = False
+        told = self._tell_usage() if self.synchronizes else None
         self.queue.drain()
-        if self.synchronizes:
+        if told is not None:
             self._finish_frozen()
+            self.queue.result(told)
             self._expose()
         self.after_backward()
 
@@ -161,9 +165,18 @@ class GradientReducer:
         for unit in reversed(self._arrangement.units):
             if unit.accumulated is not None:
                 self._submit(unit, partial(self._procedure.finish, unit))
-        # Profiles show it as a part of the root's gradients.
-        self._submit(self._arrangement.units[-1], lambda: self._usage.agree(self._arrangement.reducing))
         self.queue.drain()
+
+    def _tell_usage(self) -> Future[None]:
+        """Exchange which parameters got gradients beside the last reductions, whose links have time for it."""
+        # Profiles show it as a part of the root's gradients.
+        name = self._arrangement.span_name("gradient", self._arrangement.units[-1])
+
+        def run() -> None:
+            with Span(name):
+                self._usage.agree(self._arrangement.gathering)
+
+        return self.side_queue.submit(run)
 
     def finish_accumulation(self) -> None:
         """Bring the gradients of passes that were no boundaries to the optimizer's level, without another pass.
@@ -181,9 +194,9 @@ class GradientReducer:
                 self.deliver_whole(unit)
             elif unit.accumulated is not None:
                 self._submit(unit, partial(self._procedure.finish, unit))
-        # Profiles show it as a part of the root's gradients.
-        self._submit(self._arrangement.units[-1], lambda: self._usage.agree(self._arrangement.reducing))
+        told = self._tell_usage()
         self.queue.drain()
+        self.queue.result(told)
         self.synchronizes = before
         self._expose()
 
