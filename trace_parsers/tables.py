@@ -133,6 +133,7 @@ class SourceHeader:
 
     Attributes:
         rank_source: "content", "name" or "" (unknown).
+        zero_us: where the source's times begin on the axis that the file itself writes (us).
         autograd_marks: names that only one framework leaves in autograd, for runs without annotations.
         stated: the strategy as our own runtime states it.
         median_iteration_us: of a training log.
@@ -152,6 +153,7 @@ class SourceHeader:
     device_memory_bytes: int | None = None
     nccl_version: str | None = None
     origin_ns: int = 0
+    zero_us: float = 0.0
     groups: tuple[ProcessGroup, ...] = ()
     autograd_marks: tuple[str, ...] = ()
     stated: StatedStrategy | None = None

@@ -8,4 +8,3 @@ MAX_CAPTURED_STEPS = 5_000  # steps of a capture that are kept, the last ones; b
 SCALAR_ELEMENTS = 64  # elements of a norm, a loss or an overflow flag at most; docs/traces.md, attribution
 POOL_BYTES = 4 << 20  # bytes of inputs from which processes pay for their start; assumed
 CACHE_BYTES = 512 << 20  # bytes that cached facts may take; the oldest go first; assumed
-MARKER_PID = 999_999  # process id of added tracks in a slice; above any real one of a trace

@@ -94,6 +94,7 @@ def trace_header(metadata: TraceMetadata, rows: KinetoRows, label: str, origin_u
         device_memory_bytes=as_int(device.get("totalGlobalMem")),
         nccl_version=_text(info.get("nccl_version")),
         origin_ns=base_ns + int(origin_us * 1000),
+        zero_us=origin_us,
         groups=_process_groups(info.get("pg_config")),
         autograd_marks=_autograd_marks(rows.host.names),
         stated=stated_strategy(rows.host.names),
