@@ -14,6 +14,7 @@ from paro_advise.advisor.analysis.state_summary import state_summaries
 from paro_advise.advisor.analysis.summary import (
     breakdown,
     collective_entries,
+    computing,
     device_lag,
     device_update,
     idle_parts,
@@ -82,6 +83,7 @@ def build_analysis(
         idle_us=idle,
         lag_us=device_lag(run),
         update=device_update(run),
+        work=computing(run),
         captured=captured,
     )
     return replace(analysis, findings=tuple(findings(analysis)))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 # The format is decoded by these types, so they are needed at run time.
 from paro_advise.advisor.analysis.observed_strategy import ObservedStrategy  # noqa: TC001
 from paro_advise.advisor.facts.capture_log import Captured  # noqa: TC001
+from paro_advise.advisor.facts.model import Work  # noqa: TC001
 from paro_advise.advisor.ranks.link import Link  # noqa: TC001
 from paro_advise.advisor.ranks.stragglers import Straggler  # noqa: TC001
 from paro_advise.core.documents import Format, from_json
@@ -271,6 +272,7 @@ class Analysis:
     idle_us: IdleParts | None = None  # since 1.1; None without timed steps
     lag_us: float | None = None  # since 1.1; how far devices ran behind their hosts
     update: DeviceUpdate | None = None  # since 1.1; None where no kernel of an optimizer was seen
+    work: Work | None = None  # since 1.1; what computes, None where nothing was timed
     captured: Captured | None = None  # steps without the profiler, where a capture logged them
 
 

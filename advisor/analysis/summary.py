@@ -17,6 +17,8 @@ from paro_advise.advisor.analysis.model import (
     RunEntry,
     StepTime,
 )
+from paro_advise.advisor.facts.constants import MAX_KERNELS
+from paro_advise.advisor.facts.model import KernelTime, Work
 from paro_advise.core.model_state import State
 
 if TYPE_CHECKING:
@@ -76,6 +78,28 @@ def device_update(run: Run) -> DeviceUpdate | None:
 
 def _mean_of(rows: Sequence[tuple[float, ...]], place: int) -> float:
     return float(np.mean([row[place] for row in rows]))
+
+
+def computing(run: Run) -> Work | None:
+    """Return what computes, means over ranks, None where nothing was timed."""
+    found = [item.facts.work for _, item in run.timed if item.facts.work is not None]
+    if not found:
+        return None
+    kinds: dict[str, float] = {}
+    kernels: dict[tuple[str, str], tuple[float, float]] = {}
+    for work in found:
+        for kind, time_us in work.kind_us.items():
+            kinds[kind] = kinds.get(kind, 0.0) + time_us / len(found)
+        for kernel in work.kernels:
+            time_us, count = kernels.get((kernel.name, kernel.kind), (0.0, 0.0))
+            kernels[kernel.name, kernel.kind] = time_us + kernel.us / len(found), count + kernel.count / len(found)
+    longest = sorted(kernels.items(), key=lambda item: (-item[1][0], item[0]))[:MAX_KERNELS]
+    return Work(
+        kind_us=kinds,
+        kernels=tuple(
+            KernelTime(name=name, kind=kind, us=time_us, count=count) for (name, kind), (time_us, count) in longest
+        ),
+    )
 
 
 def device_lag(run: Run) -> float | None:

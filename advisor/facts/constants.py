@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+MAX_KERNELS = 24  # kernels of a rank kept by name, the longest; a page shows fewer
+MAX_KERNEL_NAME = 100  # characters of a kernel's name that are kept; templates run to thousands
 TIMELINE_BOXES = 600  # boxes a lane of a timeline keeps; a picture 1,000 pixels wide shows no more apart
 WARM_UP_STEPS = 3  # steps left out at the start of a capture: they allocate, compile and fill caches; assumed
 MAX_CAPTURED_STEPS = 5_000  # steps of a capture that are kept, the last ones; bounds the JSON

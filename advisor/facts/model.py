@@ -35,6 +35,29 @@ class StepFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTime:
+    """All runs of one kernel, on a CPU run of one operator; means per rank and step."""
+
+    name: str
+    kind: str  # a WorkKind value
+    us: float
+    count: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What computes; means per rank and step.
+
+    Attributes:
+        kind_us: time by kind; kernels that run at the same time both count.
+        kernels: the longest ones.
+    """
+
+    kind_us: dict[str, float]
+    kernels: tuple[KernelTime, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineBox:
     """A box of the timeline of one step; times from the start of the step."""
 
@@ -51,6 +74,7 @@ class RankFacts:
     Attributes:
         trains: whether a backward pass or an optimizer's step was seen; None where that cannot be told.
         lag_us: how far the device ran behind its host, 0 where it kept up.
+        work: what computes in its steps, None without any.
 
     ``collectives_ipc`` is an Arrow IPC stream of the collective table with the columns step (i64,
     -1 outside), state, detail, evidence, exposed_us added; ``link_samples_ipc`` likewise.
@@ -71,3 +95,4 @@ class RankFacts:
     num_events: int
     trains: bool | None = None
     lag_us: float = 0.0
+    work: Work | None = None

@@ -12,6 +12,7 @@ from paro_advise.advisor.facts.constants import TIMELINE_BOXES
 from paro_advise.advisor.facts.frames import table_bytes
 from paro_advise.advisor.facts.intervals import EMPTY, Intervals, exposed_lengths
 from paro_advise.advisor.facts.model import RankFacts, StepFacts, TimelineBox
+from paro_advise.advisor.facts.work import work_of
 from paro_advise.advisor.wording.quantities import plural
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
@@ -39,12 +40,14 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
     steps: tuple[StepFacts, ...] = ()
     timeline: tuple[TimelineBox, ...] = ()
     timeline_step = -1
+    work = None
     if parsed.events is not None:
         windows = _windows(parsed)
         table = _with_steps(table, windows, parsed.events.steps)
         compute = _compute_union(parsed.events)
         table = _with_exposure(table, compute)
         steps = tuple(_step_facts(parsed.events, table, compute, windows))
+        work = work_of(parsed.events, [(low, high) for _, low, high in windows], _update_kernels(parsed.events))
         timeline_step = _typical_step(steps)
         if timeline_step >= 0:
             timeline = _timeline(steps[timeline_step], table, compute)
@@ -67,6 +70,7 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
         num_events=parsed.num_events,
         trains=_trains(parsed, table),
         lag_us=_lag_us(parsed.events) if parsed.events else 0.0,
+        work=work,
     )
 
 

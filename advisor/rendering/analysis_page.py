@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paro_advise.advisor.analysis.regimes import regime_text
+from paro_advise.advisor.rendering.analysis_text import confidence, profiled, work_text
 from paro_advise.advisor.rendering.charts import Bar, Segment, stacked_bars, timeline
-from paro_advise.advisor.rendering.constants import BEST_RANKS, MAX_COLLECTIVES, MAX_DRAWN_RANKS, WORST_RANKS
+from paro_advise.advisor.rendering.constants import (
+    BEST_RANKS,
+    MAX_COLLECTIVES,
+    MAX_DRAWN_RANKS,
+    SHOWN_KERNELS,
+    WORST_RANKS,
+)
 from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, make_table, number, render_page
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, share_text, time_text
 from paro_advise.core.model_state import STATES
-from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +73,8 @@ def render_report(
         timeline_table=_timeline_table(boxes),
         timeline_rank=timeline_rank,
         timeline_legend=[(f"s-{lane}", text) for lane, text in _LANES if any(box.lane == lane for box in boxes)],
+        work_text=work_text(analysis.work) if analysis.work else "",
+        work_table=_work_table(analysis),
         rank_chart=_rank_chart(analysis),
         rank_legend=_PARTS,
         rank_note=_rank_note(analysis),
@@ -82,27 +90,6 @@ def render_report(
     )
 
 
-def confidence(analysis: Analysis) -> str:
-    """Say in one sentence what the verdict is based on."""
-    run = analysis.run
-    if not analysis.ranks and any(item.kind == SourceKind.KINETO for item in run.inputs):
-        return "No step could be timed: see the notes on the input below."
-    if not analysis.ranks:
-        return "Logs and dumps only: record torch profiler traces of the same run to see where a step goes."
-    of = f" of {run.world_size}" if run.world_size else ""
-    text = f"Seen: {len(run.ranks)}{of} ranks, {run.num_steps} step{'s' if run.num_steps != 1 else ''} each."
-    if slowed := profiled(analysis):
-        text += f" Times are {slowed}."
-    shares = {name: entry.evidence for name, entry in analysis.states.items() if entry.count and name in STATES[:3]}
-    if shares:
-        text += " Attributed by " + ", ".join(f"{kind} ({name})" for name, kind in shares.items()) + "."
-    unknown = analysis.states["unknown"]
-    total = sum(entry.total_us or 0.0 for entry in analysis.states.values())
-    if unknown.total_us and total:
-        text += f" {unknown.total_us / total:.0%} of the communication time could not be attributed."
-    return text
-
-
 def _subtitle(analysis: Analysis) -> str:
     run = analysis.run
     triple = run.strategy.triple or "strategy unknown"
@@ -110,15 +97,6 @@ def _subtitle(analysis: Analysis) -> str:
     nodes = f" on {run.num_nodes} node{'s' if run.num_nodes != 1 else ''}" if run.num_nodes else ""
     device = f", {run.device_name}" if run.device_name else (f", {run.backend}" if run.backend else "")
     return f"{run.framework}, {triple}{group}, {run.world_size or '?'} ranks{nodes}{device}"
-
-
-def profiled(analysis: Analysis) -> str:
-    """Say how much slower profiled steps were than others, "" where no others were timed."""
-    captured, parts = analysis.captured, analysis.breakdown_us
-    if captured is None or not captured.median_step_us or parts.compute is None:
-        return ""
-    without = captured.median_step_us
-    return f"profiled, {parts.step_us / without:.2f}x as long as the {time_text(without)} without the profiler"
 
 
 def _figures(analysis: Analysis) -> list[dict[str, str]]:
@@ -208,6 +186,26 @@ def _timeline_chart(boxes: Sequence[TimelineBox], analysis: Analysis) -> Markup:
         high,
         lanes,
     )
+
+
+def _work_table(analysis: Analysis) -> Table:
+    work = analysis.work
+    whole = sum(work.kind_us.values()) if work else 0.0
+    kernels = work.kernels if work else ()
+    rows = [
+        Row(
+            cells=(
+                Cell(text=item.name, css="path"),
+                Cell(text=item.kind),
+                number(item.count, count_text(item.count)),
+                number(item.us, time_text(item.us)),
+                number(item.us, share_text(item.us / whole if whole else None)),
+            )
+        )
+        for item in kernels[:SHOWN_KERNELS]
+    ]
+    caption = f"The {len(rows)} that compute longest, per rank and step; kernels that run at the same time both count"
+    return make_table("table-work", caption, ("kernel or operator", "kind", "calls #", "time #", "share #"), rows)
 
 
 def _timeline_table(boxes: Sequence[TimelineBox]) -> Table:

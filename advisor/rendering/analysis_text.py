@@ -8,13 +8,15 @@ import click
 
 from paro_advise.advisor.analysis.findings import APPLIES, NOT_JUDGED
 from paro_advise.advisor.analysis.regimes import regime_text
-from paro_advise.advisor.rendering.analysis_page import confidence
+from paro_advise.advisor.rendering.constants import NAMED_KINDS
 from paro_advise.advisor.wording.escaping import plain
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, plural, share_text, time_text
 from paro_advise.core.model_state import STATES
+from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
+    from paro_advise.advisor.facts.model import Work
 
 
 def analysis_text(analysis: Analysis) -> str:
@@ -26,6 +28,47 @@ def analysis_text(analysis: Analysis) -> str:
     lines += _link_lines(analysis)
     lines += _finding_lines(analysis)
     return "\n".join([click.style(plain(analysis.verdict.text), bold=True), *map(plain, lines)])
+
+
+def confidence(analysis: Analysis) -> str:
+    """Say in one sentence what the verdict is based on."""
+    run = analysis.run
+    if not analysis.ranks and any(item.kind == SourceKind.KINETO for item in run.inputs):
+        return "No step could be timed: see the notes on the input below."
+    if not analysis.ranks:
+        return "Logs and dumps only: record torch profiler traces of the same run to see where a step goes."
+    of = f" of {run.world_size}" if run.world_size else ""
+    text = f"Seen: {len(run.ranks)}{of} ranks, {run.num_steps} step{'s' if run.num_steps != 1 else ''} each."
+    if slowed := profiled(analysis):
+        text += f" Times are {slowed}."
+    shares = {name: entry.evidence for name, entry in analysis.states.items() if entry.count and name in STATES[:3]}
+    if shares:
+        text += " Attributed by " + ", ".join(f"{kind} ({name})" for name, kind in shares.items()) + "."
+    unknown = analysis.states["unknown"]
+    total = sum(entry.total_us or 0.0 for entry in analysis.states.values())
+    if unknown.total_us and total:
+        text += f" {unknown.total_us / total:.0%} of the communication time could not be attributed."
+    return text
+
+
+def profiled(analysis: Analysis) -> str:
+    """Say how much slower profiled steps were than others, "" where no others were timed."""
+    captured, parts = analysis.captured, analysis.breakdown_us
+    if captured is None or not captured.median_step_us or parts.compute is None:
+        return ""
+    without = captured.median_step_us
+    return f"profiled, {parts.step_us / without:.2f}x as long as the {time_text(without)} without the profiler"
+
+
+def work_text(work: Work) -> str:
+    """Name the kinds of work that take most of the computing time."""
+    whole = sum(work.kind_us.values())
+    if whole <= 0:
+        return "nothing"
+    named = sorted(work.kind_us.items(), key=lambda item: (-item[1], item[0]))[:NAMED_KINDS]
+    text = ", ".join(f"{kind} {share_text(time_us / whole)}" for kind, time_us in named)
+    rest = whole - sum(time_us for _, time_us in named)
+    return text + (f", rest {share_text(rest / whole)}" if rest > 0 else "")
 
 
 def _run_lines(analysis: Analysis) -> list[str]:
@@ -56,6 +99,8 @@ def _run_lines(analysis: Analysis) -> list[str]:
     known = [f"{share_text(value)} {text}" for value, text in shares if value is not None]
     if known:
         lines.append("use        " + ", ".join(known))
+    if analysis.work:
+        lines.append("computing  " + work_text(analysis.work))
     return lines
 
 

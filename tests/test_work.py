@@ -1,0 +1,112 @@
+"""What computes: by the names that libraries give their kernels, in hand-written and in public traces."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from conftest import SHARED
+from helpers import analyze, facts_of, write_run
+from trace_builder import TraceBuilder, fsdp_rank
+
+from paro_advise.advisor.cli import run
+from paro_advise.advisor.facts.work import own_times, short_name, work_kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (
+            "matrix product",
+            (
+                "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off",
+                "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT",
+                "Cijk_Ailk_Bljk_BBS_BH_MT128x128x32_MI16x16x16x1_SN_K1",
+                "void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_nn_align8>(Params)",
+                "aten::addmm",
+                "aten::bmm",
+            ),
+        ),
+        (
+            "attention",
+            (
+                "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<128, 128, 64, 4>>(Params)",
+                "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t>)",
+                "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0",
+                "aten::_scaled_dot_product_flash_attention_for_cpu",
+            ),
+        ),
+        ("convolution", ("implicit_convolve_sgemm", "volta_scudnn_128x64_relu_interior_nn_v1", "aten::mkldnn_convolution")),
+        (
+            "normalisation",
+            ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>(int)", "aten::native_layer_norm",
+             "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, 512, true, 1>(cudnnTensorStruct)"),
+        ),
+        ("optimizer", ("void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>>(int)", "aten::_fused_adamw_")),
+        ("embedding", ("void at::native::(anonymous namespace)::indexSelectLargeIndex<float, long>()", "aten::embedding")),
+        ("softmax and loss", ("void (anonymous namespace)::softmax_warp_forward<float, float, float, 10>(float*)",)),
+        ("copy and layout", ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float>(float*)", "aten::copy_")),
+        ("elementwise", ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)", "aten::mul")),
+        ("fused by a compiler", ("triton_poi_fused_add_3",)),
+        ("reduction", ("triton_red_fused_sum_1", "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(int)")),
+        ("other", ("fbgemm_gpu::jagged_dense_offsets", "aten::topk")),
+    ],
+)  # fmt: skip
+def test_kinds_by_the_names_of_libraries(kind, names):
+    assert {name: work_kind(name) for name in names} == dict.fromkeys(names, kind)
+
+
+def test_names_lose_their_arguments_but_not_their_templates():
+    name = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, F (*)(int)>(int, F)"
+    assert short_name(name) == "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>, F (*)(int)>"
+    assert short_name("aten::addmm") == "aten::addmm"
+    assert len(short_name("a<" + "b," * 5000 + ">")) == 100
+
+
+def test_operators_count_without_those_that_they_call():
+    """Thread 1: [0, 100) holds [10, 30) and [40, 90), the latter [50, 60); thread 2: [5, 25)."""
+    spans = np.array([(0.0, 100.0), (10.0, 30.0), (40.0, 90.0), (50.0, 60.0), (5.0, 25.0)])
+    thread = np.array([1, 1, 1, 1, 2])
+    assert own_times(spans[:, 0], spans[:, 1], thread).tolist() == [30.0, 20.0, 40.0, 10.0, 20.0]
+
+
+def test_kernels_of_a_step_sum_to_its_computing(tmp_path):
+    """The hand-written step computes for 540 us on one stream; every kernel is a matrix product by its name."""
+    analysis = analyze(*[fsdp_rank(rank).write(tmp_path / f"rank{rank}.json") for rank in range(2)])
+    assert analysis.work.kind_us == pytest.approx({"matrix product": 10 + 130 + 200 + 150 + 50})
+    (kernel,) = analysis.work.kernels
+    assert (kernel.name, kernel.count, kernel.us) == ("sm90_gemm", 5, pytest.approx(540))
+
+
+def test_what_lies_outside_of_steps_does_not_count(tmp_path):
+    trace = TraceBuilder(0)
+    trace.step(1, 0, 1000.0)
+    trace.compute(100, 50, "flash_fwd")
+    trace.compute(2000, 500, "sm90_gemm")
+    assert facts_of(trace.write(tmp_path / "rank0.json")).work.kind_us == {"attention": 50.0}
+
+
+def test_text_and_page_name_what_computes(tmp_path, capsys):
+    folder = write_run(tmp_path / "run", [fsdp_rank(rank) for rank in range(2)])
+    report, data = tmp_path / "r.html", tmp_path / "r.json"
+    assert run(["analyze", str(folder), "-o", str(report), "--json", str(data), "-q"]) == 0
+    assert "computing  matrix product 100.0%" in capsys.readouterr().out
+    assert "What computes" in report.read_text()
+    assert json.loads(data.read_text())["work"]["kernels"][0]["name"] == "sm90_gemm"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="other people's traces stay outside of the repository")
+@pytest.mark.parametrize(
+    ("trace", "first"),
+    [
+        ("pytorch+kineto/plugin/samples/resnet50_num_workers_0/worker0.pt.trace.json.gz", "convolution"),
+        ("AMD-AGI+TraceLens/tests/traces/inference/vllm_prefilldecode_piecewise/graph_execution.json.gz", "matrix product"),
+    ],
+)  # fmt: skip
+def test_public_traces(trace, first):
+    """On one stream, the kernels' times sum to the union that the breakdown shows."""
+    analysis = analyze(SHARED / "corpus" / trace)
+    kinds = analysis.work.kind_us
+    assert max(kinds, key=kinds.get) == first
+    assert sum(kinds.values()) == pytest.approx(analysis.breakdown_us.compute, rel=0.01)
