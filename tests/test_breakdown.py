@@ -27,6 +27,24 @@ def test_parts_of_the_hand_written_step(tmp_path):
         assert step.state_exposed_us["gradient"] == pytest.approx(100)
 
 
+def test_exposed_communication_by_module(tmp_path):
+    """By hand: the block's first gather is exposed for 100 us, its second not, its reduction for 50; the root's for 50 each."""
+    folder = write_run(tmp_path / "run", [fsdp_rank(rank) for rank in range(2)])
+    block, root = analyze(folder).modules
+    assert (block.module, block.count, block.bytes) == ("blocks.0", 3, 3 * 64_000 * 2)
+    assert block.state_exposed_us == pytest.approx({"parameter": 100, "gradient": 50})
+    assert (root.module, root.count, root.bytes) == ("(root)", 2, 2 * 4_000 * 2)
+    assert root.state_exposed_us == pytest.approx({"parameter": 50, "gradient": 50})
+
+
+def test_no_module_is_named_where_the_trace_names_none(tmp_path):
+    trace = TraceBuilder(0, 2)
+    trace.step(1, 0, 1000.0)
+    trace.compute(10, 100)
+    trace.collective("AllReduce", 200, 50, nelems=1000, issue=150, seq=1)
+    assert analyze(write_run(tmp_path / "run", [trace])).modules == ()
+
+
 def test_parts_sum_to_the_step_on_every_recorded_run():
     """Of the runs in tests/data, and of the whole ones where ../shared is there."""
     cut, whole = (

@@ -18,6 +18,7 @@ from paro_advise.advisor.analysis.summary import (
     device_lag,
     device_update,
     idle_parts,
+    module_entries,
     rank_entries,
     run_entry,
     step_time,
@@ -83,6 +84,7 @@ def build_analysis(
         idle_us=idle,
         lag_us=device_lag(run),
         update=device_update(run),
+        modules=module_entries(aligned, run),
         work=computing(run),
         captured=captured,
     )

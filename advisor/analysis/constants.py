@@ -16,5 +16,6 @@ HOST_CAUSE_SHARE = 0.1  # of a step from which a cause of the host's is named; a
 NONE_OVERLAPPED = 0.95  # exposed share of a state from which none of it counts as overlapped; assumed
 MANY_CALLS = 8  # calls of a state a step from which larger buckets need fewer; assumed
 MAX_COLLECTIVE_KINDS = 240  # kinds of collectives in the JSON; bounds its size
+MAX_MODULES = 200  # modules in the JSON, those exposed longest; bounds its size
 MAX_LOGGED_KINDS = 60  # kinds of collectives of logs in the JSON; bounds its size
 MAX_REMARKS = 200  # remarks of inputs about themselves in the JSON; bounds its size

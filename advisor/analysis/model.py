@@ -177,6 +177,22 @@ class CollectiveEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleEntry:
+    """All collectives that a module of the model issues; per rank and step.
+
+    Attributes:
+        module: its name in the model, "(root)" for what belongs to no named part.
+        state_exposed_us: exposed time by state; collectives that run at the same time both count.
+    """
+
+    module: str
+    count: float
+    bytes: float | None
+    exposed_us: float
+    state_exposed_us: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankEntry:
     """One rank, means over its steps."""
 
@@ -272,6 +288,7 @@ class Analysis:
     idle_us: IdleParts | None = None  # since 1.1; None without timed steps
     lag_us: float | None = None  # since 1.1; how far devices ran behind their hosts
     update: DeviceUpdate | None = None  # since 1.1; None where no kernel of an optimizer was seen
+    modules: tuple[ModuleEntry, ...] = ()  # since 1.1; those exposed longest first, () where no trace names them
     work: Work | None = None  # since 1.1; what computes, None where nothing was timed
     captured: Captured | None = None  # steps without the profiler, where a capture logged them
 

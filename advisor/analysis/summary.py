@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from paro_advise.advisor.analysis.constants import MAX_COLLECTIVE_KINDS, MAX_LOGGED_KINDS, MAX_REMARKS
+from paro_advise.advisor.analysis.constants import MAX_COLLECTIVE_KINDS, MAX_LOGGED_KINDS, MAX_MODULES, MAX_REMARKS
 from paro_advise.advisor.analysis.model import (
     Breakdown,
     CollectiveEntry,
     DeviceUpdate,
     IdleParts,
     InputEntry,
+    ModuleEntry,
     RankEntry,
     RunEntry,
     StepTime,
@@ -148,6 +149,43 @@ def collective_entries(aligned: AlignedRun | None, run: Run) -> tuple[Collective
         )
         for row in grouped.iter_rows(named=True)
     )
+
+
+# FSDP2's annotations around a collective end with the name of the module that it is for; the root has none.
+_UNIT = r".*FSDP::(?:all_gather|post_backward_reduce)\w*(?: \(([^)]*)\))?(?: >|$)"
+_ROOT = "(root)"
+
+
+def module_entries(aligned: AlignedRun | None, run: Run) -> tuple[ModuleEntry, ...]:
+    """Return the modules whose collectives are exposed longest, () where no trace names them."""
+    import polars as pl
+
+    if aligned is None:
+        return ()
+    owner = pl.col("owner").fill_null("")
+    named = aligned.table.filter(owner.str.contains(_UNIT))
+    named = named.with_columns(owner.str.extract(_UNIT, 1).fill_null(_ROOT).alias("module"))
+    if set(named["module"].to_list()) <= {_ROOT}:
+        return ()
+    rank_steps = max(1, len(run.steps))
+    exposed: dict[str, dict[str, float]] = {}
+    sums = named.group_by("module", "state", maintain_order=True).agg(pl.col("exposed_us").sum())
+    for module, state, time_us in sums.iter_rows():
+        exposed.setdefault(module, {})[state] = time_us / rank_steps
+    totals = named.group_by("module").agg(
+        pl.len().alias("count"), pl.col("bytes").sum(), pl.col("bytes").null_count().alias("unknown")
+    )
+    entries = [
+        ModuleEntry(
+            module=module,
+            count=count / rank_steps,
+            bytes=None if unknown else num_bytes / rank_steps,
+            exposed_us=sum(exposed[module].values()),
+            state_exposed_us=exposed[module],
+        )
+        for module, count, num_bytes, unknown in totals.iter_rows()
+    ]
+    return tuple(sorted(entries, key=lambda entry: (-entry.exposed_us, entry.module))[:MAX_MODULES])
 
 
 def _logged_collectives(run: Run) -> tuple[CollectiveEntry, ...]:

@@ -12,6 +12,7 @@ from paro_advise.advisor.rendering.constants import (
     MAX_COLLECTIVES,
     MAX_DRAWN_RANKS,
     SHOWN_KERNELS,
+    SHOWN_MODULES,
     WORST_RANKS,
 )
 from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, make_table, number, render_page
@@ -75,6 +76,7 @@ def render_report(
         timeline_legend=[(f"s-{lane}", text) for lane, text in _LANES if any(box.lane == lane for box in boxes)],
         work_text=work_text(analysis.work) if analysis.work else "",
         work_table=_work_table(analysis),
+        module_table=_module_table(analysis),
         rank_chart=_rank_chart(analysis),
         rank_legend=_PARTS,
         rank_note=_rank_note(analysis),
@@ -206,6 +208,28 @@ def _work_table(analysis: Analysis) -> Table:
     ]
     caption = f"The {len(rows)} that compute longest, per rank and step; kernels that run at the same time both count"
     return make_table("table-work", caption, ("kernel or operator", "kind", "calls #", "time #", "share #"), rows)
+
+
+def _module_table(analysis: Analysis) -> Table:
+    states = [name for name in STATES if any(item.state_exposed_us.get(name) for item in analysis.modules)]
+    rows = [
+        Row(
+            cells=(
+                Cell(text=item.module, css="path"),
+                number(item.count, count_text(item.count)),
+                number(item.bytes, bytes_text(item.bytes)),
+                number(item.exposed_us, time_text(item.exposed_us)),
+                *(
+                    number(item.state_exposed_us.get(name), time_text(item.state_exposed_us.get(name, 0.0)))
+                    for name in states
+                ),
+            )
+        )
+        for item in analysis.modules[:SHOWN_MODULES]
+    ]
+    caption = f"{len(rows)} of {len(analysis.modules)} modules, those exposed longest; per rank and step"
+    heads = ("module", "calls #", "bytes #", "exposed #", *(f"of {name}s #" for name in states))
+    return make_table("table-modules", caption, heads, rows)
 
 
 def _timeline_table(boxes: Sequence[TimelineBox]) -> Table:

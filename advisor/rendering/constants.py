@@ -10,6 +10,7 @@ SHOWN_LIMIT = 3.0  # a limit this many times beyond all marks would crowd them i
 MAX_MARKS = 5000  # marks of one chart; bounds the size of a page
 NAMED_KINDS = 4  # kinds of work named in one line
 SHOWN_KERNELS = 15  # kernels listed on a page; the JSON holds more
+SHOWN_MODULES = 20  # modules listed on a page; the JSON holds more
 MAX_COLLECTIVES = 60  # rows of the table of collectives
 HTA_TEXT_ROWS = 8  # traces listed on a terminal; the report lists all
 SHOWN_CANDIDATES = 8  # candidates listed on a terminal; the JSON holds all
