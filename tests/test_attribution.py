@@ -12,6 +12,7 @@ from trace_builder import TraceBuilder
 
 from paro_advise.advisor.facts.attribution import Call, RunContext, attribute
 from paro_advise.advisor.facts.evidence import Evidence
+from paro_advise.advisor.rendering.analysis_text import analysis_text
 from paro_advise.core.collective import Op
 from paro_advise.core.model_state import State
 
@@ -135,6 +136,14 @@ RUNS = (
     "ddp_acc4", "ds_z1_acc4", "ds_z3_acc1", "ds_z3_release_acc2", "fsdp2_ggg_acc1", "fsdp2_ggg_stack", "fsdp2_hsdp_gated_acc4",
     "fsdp2_hsdp_ungated_ac_acc4", "largemsg_fsdp2_ggg", "straggler_fsdp2_ggg", "zero1_acc1",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "is_guess"), [("ds_z1_acc4", True), ("ds_z3_acc1", False), ("zero1_acc1", False)])
+def test_a_framework_that_nothing_names_is_shown_as_a_guess(name, is_guess):
+    """DeepSpeed's ZeRO-1 leaves no name of its own in a trace."""
+    analysis = analyze(DATA / "zero_runs" / name)
+    assert [item.code for item in analysis.data_quality].count("Q322") == is_guess
+    assert ("DeepSpeed (guessed)" in analysis_text(analysis)) == is_guess
 
 
 def truth_of(folder, rank):

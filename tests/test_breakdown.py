@@ -37,6 +37,17 @@ def test_exposed_communication_by_module(tmp_path):
     assert root.state_exposed_us == pytest.approx({"parameter": 50, "gradient": 50})
 
 
+@pytest.mark.parametrize("written", ["blocks.0) [pg=1]", "blocks.0 [pg=1])", "blocks.0)"])
+def test_a_module_is_told_from_the_group_beside_it(tmp_path, written):
+    trace = TraceBuilder(0, 2)
+    trace.step(1, 0, 1000.0)
+    trace.compute(10, 100)
+    owners = (f"FSDP::pre_forward ({written}", f"FSDP::all_gather ({written}")
+    trace.collective("AllGather", 200, 50, nelems=1000, issue=150, seq=1, owners=owners)
+    (entry,) = analyze(write_run(tmp_path / "run", [trace])).modules
+    assert (entry.module, entry.exposed_us) == ("blocks.0", pytest.approx(50))
+
+
 def test_no_module_is_named_where_the_trace_names_none(tmp_path):
     trace = TraceBuilder(0, 2)
     trace.step(1, 0, 1000.0)

@@ -13,7 +13,7 @@ import tarfile
 import pytest
 from conftest import DATA
 from fuzz_case import CONTROL
-from helpers import analyze, read
+from helpers import analyze, read, write_run
 from test_hostile import SECONDS_EACH, deadline
 from test_side_dumps import flight_dump, inspector_record, plugin_events
 from test_side_formats import COLUMNS, RANKS, table_row
@@ -286,3 +286,16 @@ def test_a_large_world_is_not_listed_by_every_collective(tmp_path):
     table = read(path).collectives
     assert table["group_size"].to_list() == [world] * 500
     assert table.estimated_size() < 1 << 20
+
+
+def test_what_several_files_say_alike_is_said_once(tmp_path):
+    """Of three ranks without marks of steps, each says so; one line names them."""
+    builders = []
+    for rank in range(3):
+        builder = fsdp_rank(rank, world=3)
+        builder.events = [
+            event for event in builder.events if not event["name"].startswith(("ProfilerStep", "Optimizer.step"))
+        ]
+        builders.append(builder)
+    (note,) = [item for item in analyze(write_run(tmp_path / "run", builders)).data_quality if item.code == "Q120"]
+    assert note.message.startswith("3 files (rank0.json, rank1.json, ...): no ProfilerStep marks")

@@ -151,8 +151,9 @@ def collective_entries(aligned: AlignedRun | None, run: Run) -> tuple[Collective
     )
 
 
-# FSDP2's annotations around a collective end with the name of the module that it is for; the root has none.
-_UNIT = r".*FSDP::(?:all_gather|post_backward_reduce)\w*(?: \(([^)]*)\))?(?: >|$)"
+# FSDP2's annotations around a collective name the module that it is for, some versions the group as well ("[pg=1]");
+# the root has no name.
+_UNIT = r".*FSDP::(?:all_gather|post_backward_reduce)\w*(?: \(([^)\s]*)[^)]*\))?(?: \[[^\]]*\])?(?: >|$)"
 _ROOT = "(root)"
 
 

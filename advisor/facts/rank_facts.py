@@ -54,19 +54,20 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
     else:
         table = _with_steps(table, [], ())
         table = _with_exposure(table, EMPTY)
+    framework, guesses = _framework(context_text, table)
     return RankFacts(
         source=parsed.source,
         header=parsed.header,
         is_gpu=parsed.events.is_gpu if parsed.events else False,
         has_events=parsed.events is not None,
-        framework=_framework(context_text, table),
+        framework=framework,
         steps=steps,
         num_micro_batches=parsed.num_micro_batches,
         collectives_ipc=table_bytes(table),
         link_samples_ipc=table_bytes(parsed.link_samples),
         timeline=timeline,
         timeline_step=timeline_step,
-        notices=(*parsed.notices, *notices),
+        notices=(*parsed.notices, *notices, *guesses),
         num_events=parsed.num_events,
         trains=_trains(parsed, table),
         lag_us=_lag_us(parsed.events) if parsed.events else 0.0,
@@ -113,19 +114,29 @@ def _context_text(parsed: ParsedSource) -> str:
     return "\n".join([*owners, *sorted(names), *groups, *parsed.header.autograd_marks])
 
 
-def _framework(text: str, table: pl.DataFrame) -> Framework:
+def _framework(text: str, table: pl.DataFrame) -> tuple[Framework, tuple[Notice, ...]]:
+    """Return the framework as annotations name it, else as its collectives look, which is said."""
     import polars as pl
 
     named = next((made.observed_as for made in OBSERVED if any(mark in text for mark in made.trace_marks)), None)
     if named is not None:
-        return named
+        return named, ()
     # DeepSpeed's ZeRO-1/2 leave no name, but gather after the optimizer's step, outside of it.
     gathers = table.filter(
         (pl.col("op") == Op.ALL_GATHER.value)
         & (pl.col("phase") == "update")
         & ~pl.col("owner").str.contains("Optimizer.step#", literal=True)
     )
-    return Framework.DEEPSPEED if len(gathers) else Framework.UNKNOWN
+    if not len(gathers):
+        return Framework.UNKNOWN, ()
+    notice = Notice(
+        code="Q322",
+        severity=Severity.INFO,
+        message="no annotation names a framework; DeepSpeed is guessed, whose ZeRO-1 and ZeRO-2 gather parameters "
+        "after the optimizer's step, as this run does",
+        help="other distributed optimizers do so too; what is exported for DeepSpeed is of no use to them",
+    )
+    return Framework.DEEPSPEED, (notice,)
 
 
 def _windows(parsed: ParsedSource) -> list[tuple[str, float, float]]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
 
 # Change it whenever facts made from the same file would differ.
-READER_VERSION = 11
+READER_VERSION = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +88,14 @@ def _result_of(call: Callable[[], RankFacts | InputError], ref: SourceRef) -> Ra
 
 def _usable(results: Sequence[RankFacts | InputError], refs: Sequence[SourceRef], *, is_collection: bool) -> ReadInputs:
     facts: list[RankFacts] = []
+    said: list[tuple[str, Notice]] = []
     notices: list[Notice] = []
     failures: list[InputError] = []
     unknown: list[str] = []
     for result, ref in zip(results, refs, strict=True):
         if not isinstance(result, InputError):
             facts.append(result)
-            notices.extend(_named(notice, ref) for notice in result.notices)
+            said.extend((ref.file_name, notice) for notice in result.notices)
         elif isinstance(result, UnknownFormatError) and is_collection:
             unknown.append(ref.file_name)
             failures.append(result)
@@ -113,14 +114,25 @@ def _usable(results: Sequence[RankFacts | InputError], refs: Sequence[SourceRef]
                 message=f"left out {plural(len(unknown), 'file')} of no known kind: {shown}",
             )
         )
-    return ReadInputs(facts=tuple(facts), notices=tuple(notices))
+    return ReadInputs(facts=tuple(facts), notices=(*_named(said), *notices))
 
 
-def _named(notice: Notice, ref: SourceRef) -> Notice:
-    """Return a notice that names its file."""
-    if ref.file_name in notice.message:
-        return notice
-    return replace(notice, message=f"{ref.file_name}: {notice.message}")
+def _named(said: Sequence[tuple[str, Notice]]) -> list[Notice]:
+    """Return notices that name their files; what several files say alike is said once."""
+    files: dict[Notice, list[str]] = {}
+    for name, notice in said:
+        files.setdefault(replace(notice, message=notice.message.removeprefix(f"{name}: ")), []).append(name)
+    out = []
+    for notice, names in files.items():
+        names = list(dict.fromkeys(names))
+        if len(names) == 1 and names[0] in notice.message:
+            out.append(notice)
+            continue
+        which = (
+            names[0] if len(names) == 1 else f"{len(names)} files ({', '.join(names[:2])}{', ...' * (len(names) > 2)})"
+        )
+        out.append(replace(notice, message=f"{which}: {notice.message}"))
+    return out
 
 
 def _read_one(ref: SourceRef, cache: Path | None) -> RankFacts | InputError:

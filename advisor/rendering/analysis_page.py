@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paro_advise.advisor.analysis.regimes import regime_text
-from paro_advise.advisor.rendering.analysis_text import confidence, profiled, work_text
+from paro_advise.advisor.rendering.analysis_text import confidence, framework_text, profiled, work_text
 from paro_advise.advisor.rendering.charts import Bar, Segment, stacked_bars, timeline
 from paro_advise.advisor.rendering.constants import (
     BEST_RANKS,
@@ -56,7 +56,7 @@ def render_report(
         "analysis.html.j2",
         analysis,
         provenance,
-        title=f"{run.framework}, {run.world_size or '?'} ranks",
+        title=f"{framework_text(analysis)}, {run.world_size or '?'} ranks",
         subtitle=_subtitle(analysis),
         verdict=analysis.verdict.text,
         confidence=confidence(analysis),
@@ -98,7 +98,7 @@ def _subtitle(analysis: Analysis) -> str:
     group = f" (groups of {run.strategy.group_size})" if run.strategy.group_size else ""
     nodes = f" on {run.num_nodes} node{'s' if run.num_nodes != 1 else ''}" if run.num_nodes else ""
     device = f", {run.device_name}" if run.device_name else (f", {run.backend}" if run.backend else "")
-    return f"{run.framework}, {triple}{group}, {run.world_size or '?'} ranks{nodes}{device}"
+    return f"{framework_text(analysis)}, {triple}{group}, {run.world_size or '?'} ranks{nodes}{device}"
 
 
 def _figures(analysis: Analysis) -> list[dict[str, str]]:
@@ -431,7 +431,7 @@ def _provenance_table(analysis: Analysis, provenance: Provenance) -> Table:
         ("tool", f"paro-advise {provenance.version}, format {analysis.format_version}"),
         ("made", provenance.created_utc),
         ("command", provenance.command),
-        ("framework", run.framework),
+        ("framework", framework_text(analysis)),
         ("strategy", f"{strategy.triple or 'unknown'} while computing, {strategy.triple_at_rest or 'unknown'} at rest: "
          + ("; ".join(strategy.reasons) or "no model-state communication seen")),
         ("micro-batches per step", run.micro_batches),

@@ -51,6 +51,12 @@ def confidence(analysis: Analysis) -> str:
     return text
 
 
+def framework_text(analysis: Analysis) -> str:
+    """Return the framework's name, and whether it is a guess."""
+    is_guess = any(note.code == "Q322" for note in analysis.data_quality)
+    return f"{analysis.run.framework}{' (guessed)' if is_guess else ''}"
+
+
 def profiled(analysis: Analysis) -> str:
     """Say how much slower profiled steps were than others, "" where no others were timed."""
     captured, parts = analysis.captured, analysis.breakdown_us
@@ -80,7 +86,7 @@ def _run_lines(analysis: Analysis) -> list[str]:
     passes = plural(run.micro_batches, "micro-batch", "micro-batches") if run.micro_batches else "? micro-batches"
     steps = f"{passes}, {count_text(run.parameter_count)} parameters"
     lines = [
-        f"run        {run.framework}, strategy {strategy.triple or 'unknown'}{rest}{group}, {steps}",
+        f"run        {framework_text(analysis)}, strategy {strategy.triple or 'unknown'}{rest}{group}, {steps}",
         f"ranks      {_ranks_text(analysis)}, {node}",
     ]
     if analysis.step_time_us.median is not None:
