@@ -46,8 +46,9 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
         table = _with_steps(table, windows, parsed.events.steps)
         compute = _compute_union(parsed.events)
         table = _with_exposure(table, compute)
-        steps = tuple(_step_facts(parsed.events, table, compute, windows))
-        work = work_of(parsed.events, [(low, high) for _, low, high in windows], _update_kernels(parsed.events))
+        updates = _update_kernels(parsed.events)
+        steps = tuple(_step_facts(parsed.events, table, compute, windows, updates))
+        work = work_of(parsed.events, [(low, high) for _, low, high in windows], updates)
         timeline_step = _typical_step(steps)
         if timeline_step >= 0:
             timeline = _timeline(steps[timeline_step], table, compute)
@@ -228,7 +229,11 @@ def _with_exposure(table: pl.DataFrame, compute: Intervals) -> pl.DataFrame:
 
 
 def _step_facts(
-    events: EventTables, table: pl.DataFrame, compute: Intervals, windows: list[tuple[str, float, float]]
+    events: EventTables,
+    table: pl.DataFrame,
+    compute: Intervals,
+    windows: list[tuple[str, float, float]],
+    updates: tuple[NDArray[np.float64], NDArray[np.float64]],
 ) -> list[StepFacts]:
     start, end = table["start_us"].to_numpy(), table["end_us"].to_numpy()
     timed = np.isfinite(start) & np.isfinite(end)
@@ -237,7 +242,7 @@ def _step_facts(
     communication = Intervals.union_of(start[timed], end[timed])
     other = _of_kind(events.device, KernelKind.MEMORY if events.is_gpu else KernelKind.SYNC)
     gaps = _queued_gaps(events) if events.is_gpu else None
-    update_start, update_end = _update_kernels(events)
+    update_start, update_end = updates
     loading = _union(span for span in events.spans if span.name.startswith(_LOADER))
     blocked = Intervals.union_of(
         np.array([low for low, _ in events.blocking_calls]), np.array([high for _, high in events.blocking_calls])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,12 +19,13 @@ from paro_advise.advisor.slices.trace_events import (
     metadata_event,
     state_tracks,
     timed_in_step,
+    tracked_states,
 )
 from paro_advise.advisor.wording.quantities import number_ranges, plural, time_text
 from paro_advise.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from paro_advise.advisor.facts.model import RankFacts, StepFacts
     from paro_advise.advisor.ranks.clock_alignment import AlignedRun
@@ -129,10 +130,7 @@ def _windows(run: Run, aligned: AlignedRun, label: str) -> list[_RankWindow]:
             shift = (source.header.origin_ns - origin_ns) / 1000.0 - aligned.offset_us[rank]
             out.append(_RankWindow(rank=rank, source=source, index=index, shift_us=shift))
     begin = min(window.step.start_us + window.shift_us for window in out)
-    return [
-        _RankWindow(rank=item.rank, source=item.source, index=item.index, shift_us=item.shift_us - begin)
-        for item in out
-    ]
+    return [replace(item, shift_us=item.shift_us - begin) for item in out]
 
 
 def _shown_ranks(windows: Sequence[_RankWindow]) -> list[_RankWindow]:
@@ -176,7 +174,9 @@ def _arrows(aligned: AlignedRun, windows: Mapping[int, _RankWindow], label: str)
     rows = aligned.table.filter(
         (pl.col("step_label") == label) & pl.col("match").is_not_null() & pl.col("rank").is_in(list(windows))
     ).sort("match", "arrival_us", "rank")
-    states = {rank: sorted(set(_states(window))) for rank, window in windows.items()}
+    states = {
+        rank: tracked_states(timed_in_step(window.source.collectives, window.index)) for rank, window in windows.items()
+    }
     out: list[dict[str, Any]] = []
     for (number,), part in rows.group_by("match", maintain_order=True):
         members = list(part.iter_rows(named=True))
@@ -195,11 +195,6 @@ def _arrows(aligned: AlignedRun, windows: Mapping[int, _RankWindow], label: str)
                 | ({"bp": "e"} if place == len(members) - 1 else {})
             )
     return out
-
-
-def _states(window: _RankWindow) -> Iterable[str]:
-    states: list[str] = timed_in_step(window.source.collectives, window.index)["state"].to_list()
-    return states
 
 
 def _own_events(

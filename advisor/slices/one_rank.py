@@ -8,7 +8,7 @@ import msgspec
 
 from paro_advise.advisor.facts.frames import read_table
 from paro_advise.advisor.facts.rank_facts import rank_facts
-from paro_advise.advisor.slices.constants import MARKER_PID
+from paro_advise.advisor.slices.constants import EVENT_SEPARATOR_BYTES, MARKER_PID
 from paro_advise.advisor.slices.trace_events import Slice, as_file, events_within, state_tracks, timed_in_step
 from paro_advise.errors import InputError, UsageError
 from paro_advise.trace_parsers.kineto.reader import read_kineto
@@ -51,7 +51,7 @@ def cut_slice(ref: SourceRef, *, step: int | None, max_bytes: int, compress: boo
             left_out += 1
             continue
         texts.append(text)
-        size += len(text) + 2
+        size += len(text) + EVENT_SEPARATOR_BYTES
     return Slice(
         data=as_file(texts, compress=compress),
         label=facts.steps[index].label,

@@ -84,7 +84,7 @@ def state_tracks(table: pl.DataFrame, pid: int, title: str, shift_us: float) -> 
         title: of that process.
         shift_us: from the table's times to those of the slice.
     """
-    states = sorted(set(table["state"].to_list()))
+    states = tracked_states(table)
     out = [metadata_event("process_name", pid, 0, name=title)]
     out += [metadata_event("thread_name", pid, number, name=state) for number, state in enumerate(states)]
     out += [
@@ -101,6 +101,11 @@ def state_tracks(table: pl.DataFrame, pid: int, title: str, shift_us: float) -> 
         for row in table.iter_rows(named=True)
     ]
     return out
+
+
+def tracked_states(table: pl.DataFrame) -> list[str]:
+    """Return the states of some collectives in the order of their tracks; the index is the thread id."""
+    return sorted(set(table["state"].to_list()))
 
 
 def timed_in_step(table: pl.DataFrame, index: int) -> pl.DataFrame:
