@@ -103,6 +103,33 @@ def test_ddp_scripts_save_on_rank_0_and_resume_anywhere(a_plan, tmp_path):
 
 
 @pytest.mark.distributed
+def test_fsdp2_scripts_fill_save_and_resume_as_ever(a_plan, tmp_path):
+    """From the meta device or from ranks that differ, through torch's checkpoint helpers, plain and planned."""
+    script, environment = WORKERS / "fsdp2_resumes.py", {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def trained(strategy, folder, words):
+        job = torchrun(script, tmp_path / folder, words)
+        (tmp_path / folder).mkdir(exist_ok=True)
+        if strategy is None:
+            done = subprocess.run(job, env=environment, capture_output=True, text=True, timeout=200, check=False)
+        else:
+            done = paro("run", "--plan", plan_for(a_plan, tmp_path / f"{strategy}.json", strategy), job=job)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return numbers_in(done.stdout)
+
+    of_ranks = trained(None, "plain", "ranks,evaluate,load_later,in_place")
+    assert len(of_ranks) == 1 + 4 * 2 + 3
+    again = trained("NNG", "NNG", "ranks,evaluate,load_later,in_place")
+    assert again == pytest.approx(of_ranks, rel=2e-6)
+    assert trained(None, "NNG", "seeded,resume") == pytest.approx(of_ranks[5:10], rel=2e-6)
+
+    seeded = trained(None, "seeded", "seeded,whole")
+    assert len(seeded) == 4 * 2 + 1
+    assert trained("GGG", "GGG", "seeded,whole") == pytest.approx(seeded, rel=2e-6)
+    assert trained("IIG", "GGG", "resume,assigned") == pytest.approx(seeded[4:], rel=2e-6)
+
+
+@pytest.mark.distributed
 @pytest.mark.parametrize(("word", "tolerance"), [("divisor", 2e-6), ("bf16", 2**-8)])  # bf16 has 8 bits
 def test_fsdp2_in_bf16_and_with_its_own_divisor(word, tolerance, a_plan, tmp_path):
     job = torchrun(WORKERS / "low_precision.py", word)

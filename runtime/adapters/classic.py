@@ -6,7 +6,7 @@ import contextlib
 import math
 from dataclasses import replace
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from torch import nn
 
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.adapters.constants import NO_PLAN
+from paro_advise.runtime.adapters.fsdp1_states import PART, FullyShardedStates
 from paro_advise.runtime.adapters.names import replace_name
 from paro_advise.runtime.adapters.session import Session
 from paro_advise.runtime.adapters.wrapping import Wrapping, copy_from_rank_0
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
 
 _P = ParamSpec("_P")
-_FSDP1_PART = "_fsdp_wrapped_module."  # in names of parameters, which FSDP1 leaves out of its state dicts
 
 
 def install(session: Session) -> None:
@@ -188,7 +188,7 @@ class DistributedDataParallel(_Wrapper):
         raise TrainingError("a plan cannot be combined with DDP's communication hooks", hint=NO_PLAN)
 
 
-class FullyShardedDataParallel(_Wrapper):
+class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
     """Takes FSDP1's arguments; the plan decides how the model is sharded."""
 
     _inner_name = "_fsdp_wrapped_module"
@@ -205,6 +205,7 @@ class FullyShardedDataParallel(_Wrapper):
         backward_prefetch: object = None,
         mixed_precision: MixedPrecision | None = None,
         ignored_modules: Iterable[nn.Module] | None = None,
+        param_init_fn: Callable[[nn.Module], None] | None = None,
         ignored_states: Iterable[nn.Module | nn.Parameter] | None = None,
         device_id: int | torch.device | None = None,
         sync_module_states: bool = False,
@@ -226,11 +227,17 @@ class FullyShardedDataParallel(_Wrapper):
         offloads: object = getattr(cpu_offload, "offload_params", cpu_offload)
         if offloads:
             raise TrainingError("a plan cannot express FSDP's CPU offload", hint=NO_PLAN)
+        _materialize(module, param_init_fn)
         if device_id is not None:
             module.to(torch.device("cuda", device_id) if isinstance(device_id, int) else device_id)
         if sync_module_states:
             copy_from_rank_0(module)
-        inner = [part._inner for part in module.modules() if isinstance(part, FullyShardedDataParallel)]  # noqa: SLF001 - our class
+        wrapped = [part for part in module.modules() if isinstance(part, FullyShardedDataParallel)]
+        for part in wrapped:
+            part.mark_inner()
+            if (part._wrapping.param_dtype, part._wrapping.reduce_dtype) != (parameters, reductions):  # noqa: SLF001 - our class
+                raise TrainingError("a plan needs one mixed_precision for all parts, got several", hint=NO_PLAN)
+        inner = [part._inner for part in wrapped]  # noqa: SLF001 - our class
         wrapping = Wrapping(
             origin="FSDP1 (FullyShardedDataParallel)",
             states_are_whole=True,
@@ -240,16 +247,9 @@ class FullyShardedDataParallel(_Wrapper):
         )
         self._adopt(module, wrapping)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # torch has overloads
-        """Return whole tensors by the names of the model that was wrapped."""
-        found: dict[str, Any] = super().state_dict(*args, **kwargs)
-        for key in [key for key in found if _FSDP1_PART in key]:
-            found[key.replace(_FSDP1_PART, "")] = found.pop(key)
-        return found
-
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Take a state dict by the names of the model that was wrapped."""
-        own = {key.replace(_FSDP1_PART, ""): key for key in nn.Module.state_dict(self._inner, keep_vars=True)}
+        own = {key.replace(PART, ""): key for key in nn.Module.state_dict(self._inner, keep_vars=True)}
         return super().load_state_dict({own.get(key, key): value for key, value in state_dict.items()}, strict, assign)
 
     def __getattr__(self, name: str) -> Any:  # Any: whatever the wrapped model has
@@ -275,15 +275,18 @@ class FullyShardedDataParallel(_Wrapper):
         """Return none: torch's own helpers of checkpoints then take the model as it is."""
         return []
 
-    @staticmethod
-    def state_dict_type(*_: object, **__: object) -> NoReturn:
-        """Refuse: checkpoints of a planned model are not FSDP1's."""
-        raise TrainingError(
-            "a planned model cannot write FSDP1's own checkpoints",
-            hint="use torch.distributed.checkpoint or paro_advise.runtime.save_checkpoint",
-        )
 
-    set_state_dict_type = full_optim_state_dict = sharded_optim_state_dict = optim_state_dict = state_dict_type
+def _materialize(module: nn.Module, fill: Callable[[nn.Module], None] | None) -> None:
+    """Fill what is on the meta device as FSDP1 does: by the script's function, else by ``reset_parameters``."""
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    for part in module.modules():
+        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        if any(tensor.is_meta for tensor in own):
+            if fill is not None:
+                fill(part)
+            else:
+                part.to_empty(device=device, recurse=False)
+                part.reset_parameters()  # type: ignore[operator]  # as FSDP1 requires of such a module
 
 
 def _num_covered_ranks(

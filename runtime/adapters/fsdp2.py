@@ -1,4 +1,7 @@
-"""FSDP2: ``fully_shard`` notes what is wrapped; the plan decides how it is sharded."""
+"""FSDP2: ``fully_shard`` shards as ever; at the first training pass the plan takes over from it.
+
+Until then a script initialises, loads and evaluates its model as under plain FSDP2, on shards of the same size.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, TypedDict, TypeVar, Unpack
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, UnshardHandle
 
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.adapters.constants import NO_PLAN
@@ -14,17 +18,19 @@ from paro_advise.runtime.adapters.names import replace_name
 from paro_advise.runtime.adapters.wrapping import Wrapping
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.sharding.engine import Engine
+from paro_advise.runtime.sharding.gradients import refuse_late_gradient
+from paro_advise.runtime.sharding.parameters.fsdp2 import unwrap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 
     from paro_advise.runtime.adapters.session import Session
 
-# What has no effect under a plan, which decides itself when to gather and to free.
-_WITHOUT_EFFECT = (
+# What has no effect where a plan has replaced FSDP2, and decides itself when to gather and to free.
+_OF_FSDP2_ALONE = (
     "set_modules_to_forward_prefetch",
     "set_modules_to_backward_prefetch",
     "set_reshard_after_forward",
@@ -37,7 +43,6 @@ _WITHOUT_EFFECT = (
     "set_force_sum_reduction_for_comms",
     "set_reduce_scatter_unused_params",
     "set_symm_mem_for_comm",
-    "unshard",
     "reshard",
 )
 _REFUSED = ("shard_placement_fn", "ignored_params", "dp_mesh_dims")
@@ -62,7 +67,7 @@ class PlannedModule:
     paro_calls: ClassVar[FullyShardCalls]
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        """Shard the model before its first pass, then call it."""
+        """Let the plan take over before the first training pass, then call the module."""
         assert isinstance(self, nn.Module)
         self.paro_calls.before_forward(self)
         return super().__call__(*args, **kwargs)  # type: ignore[misc]  # of the class that this is mixed into
@@ -86,6 +91,12 @@ class PlannedModule:
 
     set_reduce_scatter_divide_factor = set_gradient_divide_factor  # its older name
 
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """Gather the parameters where FSDP2 still shards them; where a plan replicates them they are whole."""
+        below = getattr(super(), "unshard", None)
+        handle: UnshardHandle | None = below(async_op) if below else UnshardHandle() if async_op else None
+        return handle
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients inside this context without synchronizing them."""
@@ -96,8 +107,15 @@ class PlannedModule:
             self.set_requires_gradient_sync(True)
 
 
-def _ignore(self: PlannedModule, *_: object, **__: object) -> None:
-    """Ignore a setting."""
+def _passing_on(name: str) -> Callable[..., object]:
+    """Return a method that does what FSDP2's does where it still shards the module, and nothing elsewhere."""
+
+    def call(self: PlannedModule, *args: object, **kwargs: object) -> object:
+        below = getattr(super(PlannedModule, self), name, None)
+        return below(*args, **kwargs) if below else None
+
+    call.__name__ = name
+    return call
 
 
 def _refuse(self: PlannedModule, *_: object, **__: object) -> None:
@@ -105,8 +123,8 @@ def _refuse(self: PlannedModule, *_: object, **__: object) -> None:
     self.paro_calls.session.refuse(TrainingError("a plan cannot express own collectives of FSDP2", hint=NO_PLAN))
 
 
-for _name in _WITHOUT_EFFECT:
-    setattr(PlannedModule, _name, _ignore)
+for _name in _OF_FSDP2_ALONE:
+    setattr(PlannedModule, _name, _passing_on(_name))
 for _name in ("set_custom_all_gather", "set_custom_reduce_scatter", "set_all_reduce_hook"):
     setattr(PlannedModule, _name, _refuse)
 
@@ -116,7 +134,7 @@ def install(session: Session) -> None:
     import torch.distributed._composable.fsdp as old
     import torch.distributed.fsdp as new
 
-    replace_name("fully_shard", FullyShardCalls(session).fully_shard, new, old)
+    replace_name("fully_shard", FullyShardCalls(session, new.fully_shard).fully_shard, new, old)
     replace_name("FSDPModule", _standing_for(new.FSDPModule), new, old)
 
 
@@ -135,22 +153,25 @@ class FullyShardCalls:
 
     Args:
         session: the planned process.
+        original: FSDP2's own function.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, original: Callable[..., object]) -> None:
         self.session = session
+        self._original = original
         self._settings: dict[int, tuple[nn.Module, Settings]] = {}
         self._factors: dict[int, tuple[nn.Module, float]] = {}
 
     def fully_shard(self, module: _Modules, **settings: Unpack[Settings]) -> _Modules:
-        """Note what to shard, with FSDP2's settings."""
+        """Shard as FSDP2 does, and note what is wrapped, with FSDP2's settings."""
+        self._original(module, **settings)
         for part in module if isinstance(module, (list, tuple)) else [module]:
             self._settings[id(part)] = (part, settings)
             self._mix_in(part)
         return module
 
     def _mix_in(self, module: nn.Module) -> None:
-        """Give a module's class the methods of PlannedModule, so that it is sharded at its first call."""
+        """Give a module's class the methods of PlannedModule, so that the plan takes over at its first call."""
         cls = type(module)
         if not isinstance(module, PlannedModule):
             module.__class__ = type(f"Planned{cls.__name__}", (PlannedModule, cls), {"paro_calls": self})
@@ -169,29 +190,40 @@ class FullyShardCalls:
 
     @uncompiled
     def before_forward(self, module: nn.Module) -> None:
-        """Shard a model if this is its first pass that makes gradients."""
+        """Let the plan take over a model if this is its first pass that makes gradients."""
         self.session.before_forward(module, lambda: self._wrapping(module))
         if self._factors:
             self._pass_on_factors()
 
     def _wrapping(self, root: nn.Module) -> Wrapping:
         inside = {id(part) for part in root.modules()}
+        wrapped = [(part, settings) for part, settings in self._settings.values() if id(part) in inside]
         policies = set()
-        for part, settings in self._settings.values():
-            if id(part) in inside:
-                _check(settings)
-                policy = settings.get("mp_policy")
-                policies.add((policy.param_dtype, policy.reduce_dtype) if policy else (None, None))
+        for _, settings in wrapped:
+            _check(settings)
+            policy = settings.get("mp_policy")
+            policies.add((policy.param_dtype, policy.reduce_dtype) if policy else (None, None))
         if len(policies) > 1:
             raise TrainingError("a plan needs one mp_policy for all calls of fully_shard, got several", hint=NO_PLAN)
         param_dtype, reduce_dtype = policies.pop()
         return Wrapping(
             origin="FSDP2 (fully_shard)",
-            units=tuple(part for part, _ in self._settings.values()),
+            units=tuple(part for part, _ in wrapped),
             param_dtype=param_dtype,
             reduce_dtype=reduce_dtype,
             norms_are_dtensors=True,
+            let_go=lambda: self._let_go([part for part, _ in wrapped]),
         )
+
+    def _let_go(self, parts: Sequence[nn.Module]) -> None:
+        """Take FSDP2 off modules, whose parameters stay the shards that it has made."""
+        for part in parts:
+            assert isinstance(part, FSDPModule)
+            part.reshard()
+        for part in parts:
+            part.__class__ = type(part).__mro__[2]
+            unwrap(part, refuse_late_gradient)
+            self._mix_in(part)
 
 
 def _check(settings: Settings) -> None:

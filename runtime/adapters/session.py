@@ -182,6 +182,8 @@ class Session:
                 "the runtime cannot keep parameters on the host, as this plan wants",
                 hint="export the plan for DeepSpeed: paro-advise recommend ... --export deepspeed=FILE",
             )
+        if wrapping.let_go is not None:
+            wrapping.let_go()
         before = dict(module.named_parameters())
         shard(
             module,
@@ -196,6 +198,7 @@ class Session:
         )
         self.root, self._wrapping = module, wrapping
         engine = engine_of(module)
+        engine.stands_for_fsdp2 = wrapping.norms_are_dtensors
         slots = {name: slot for unit in engine.units for slot in unit.spec.slots for name in slot.aliases}
         for name, parameter in before.items():
             self._replaced[parameter] = slots[name]

@@ -25,6 +25,7 @@ class Wrapping:
         norms_are_dtensors: the framework's clipping returns DTensors.
         init_from_rank_0: the framework copies rank 0's parameters to all ranks.
         compile: what torch.compile was to do with the model, as a function of functions; None for nothing.
+        let_go: takes the framework's own sharding off the model, whose parameters stay sharded; None where it has none.
         states_are_whole: the framework's state dicts hold whole tensors, and rank 0 may ask for them alone.
     """
 
@@ -34,6 +35,7 @@ class Wrapping:
     reduce_dtype: torch.dtype | None = None
     norms_are_dtensors: bool = False
     init_from_rank_0: bool = False
+    let_go: Callable[[], None] | None = None
     states_are_whole: bool = False
     compile: Callable[[Callable[..., object]], Callable[..., object]] | None = None
 
@@ -68,6 +70,6 @@ def copy_from_rank_0(module: nn.Module) -> None:
 def plain_name(thing: object) -> str:
     """Return the name of a class without what was mixed into it."""
     name = type(thing).__name__
-    for prefix in ("Sharded", "FSDP", "Planned"):
+    for prefix in ("Sharded", "FSDP", "Planned", "FSDP"):
         name = name.removeprefix(prefix)
     return name

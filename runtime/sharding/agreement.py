@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import DivergedError
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
@@ -21,7 +22,10 @@ _SAMPLE = 4096
 
 
 def fingerprint(specs: Iterable[UnitSpec]) -> str:
-    """Return a digest of a model's parameters: names, shapes, types, and samples of their values."""
+    """Return a digest of a model's parameters: names, shapes, types, and samples of the values of whole ones.
+
+    Of what is sharded each rank holds other values, which are one whole by definition.
+    """
     digest = hashlib.sha256()
     for spec in specs:
         for slot in spec.slots:
@@ -42,7 +46,9 @@ def fingerprint_of_states(states: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _sample(values: torch.Tensor) -> bytes:
-    """Return some values spread over a tensor, as bytes."""
+    """Return some values spread over a tensor, as bytes; of a sharded one, how it is cut."""
+    if isinstance(values, DTensor):
+        return f"{tuple(values.shape)} {values.placements} {values.device_mesh.mesh.tolist()}".encode()
     flat = values.reshape(-1)
     step = max(1, flat.numel() // _SAMPLE)
     sample: bytes = flat[::step].to(torch.float32).cpu().numpy().tobytes()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_common import _from_local_no_grad
-from torch.distributed.tensor import DTensor, Placement, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from paro_advise.policies.strategy import Level, Strategy
 from paro_advise.runtime.sharding.exchange.channels import Channels
@@ -151,6 +151,17 @@ class Arrangement:
         if key not in self._specs:
             self._specs[key] = self._sharded_anew(unit, place, local)._spec  # noqa: SLF001
         return _from_local_no_grad(local, self._specs[key])
+
+    def as_dtensor(self, unit: UnitState, place: int, local: torch.Tensor) -> torch.Tensor:
+        """Return the rows at the optimizer's level as a DTensor, a replicated one where they are whole."""
+        return self.replicated(self.as_sharded(unit, place, local))
+
+    def replicated(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a whole tensor as a DTensor that every rank holds whole; DTensors stay as they are."""
+        if isinstance(tensor, DTensor):
+            return tensor
+        mesh = self._communicators.world_mesh(self.grid, tensor.device)
+        return DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
 
     def _sharded_anew(self, unit: UnitState, place: int, local: torch.Tensor) -> DTensor:
         level = self.levels.optimizer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
@@ -65,7 +66,11 @@ def _check_types(spec: UnitSpec, settings: Settings) -> None:
 
 def _check_hooks(slot: Slot, settings: Settings, levels: Strategy) -> None:
     parameter = slot.parameter
-    stays = levels.parameter == Level.N and settings.param_dtype in (None, slot.dtype)
+    stays = (
+        levels.parameter == Level.N
+        and settings.param_dtype in (None, slot.dtype)
+        and not isinstance(parameter, DTensor)
+    )
     hooks = [*(parameter._backward_hooks or ()), *(parameter._post_accumulate_grad_hooks or ())]  # noqa: SLF001
     if hooks and not stays:
         raise UsageError(

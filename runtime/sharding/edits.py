@@ -40,15 +40,25 @@ class Edits:
         self._updates = updates
         self._agreed: dict[str, tuple[int, ...]] = {}
         self._sums: dict[str, torch.Tensor] = {}
+        self._saved: dict[str, torch.Tensor] = {}
 
     def arrange(self, arrangement: Arrangement) -> None:
         """Work under a strategy from now on."""
         self._arrangement = arrangement
+        self._saved.clear()
+
+    def to_save(self, unit: UnitState, place: int) -> torch.Tensor:
+        """Return the optimizer's rows of a parameter for a state dict; what is loaded into them is noticed."""
+        name, master = unit.spec.training[place].name, unit.masters[place]
+        if name not in self._saved or self._saved[name].data_ptr() != master.data_ptr():
+            # One memory, but a version that no change of the model's own parameter raises: one rank alone may make it.
+            self._saved[name] = master.data
+        return self._saved[name]
 
     def note(self, unit: UnitState) -> None:
         """Remember that a unit's parameters agree."""
         for place, slot in enumerate(unit.spec.training):
-            self._agreed[slot.name] = versions(self._shards.shards[slot.name])
+            self._agreed[slot.name] = self._versions(slot.name)
             if unit.separate and unit.masters[place].device != self._arrangement.device:
                 self._sums[slot.name] = _checksum(self._homes.rows_of_optimizer(self._arrangement, unit, place))
 
@@ -91,7 +101,11 @@ class Edits:
                         self._absorb(unit, place)
 
     def _is_changed(self, name: str) -> bool:
-        return versions(self._shards.shards[name]) != self._agreed.get(name)
+        return self._versions(name) != self._agreed.get(name)
+
+    def _versions(self, name: str) -> tuple[int, ...]:
+        saved = self._saved.get(name)
+        return *versions(self._shards.shards[name]), saved._version if saved is not None else 0  # noqa: SLF001
 
     def _bring_home(self, unit: UnitState) -> None:
         """Put values of tensors that a script has assigned into the memory that the strategy uses."""

@@ -7,11 +7,13 @@ parameters, GradientReducer takes gradients to the optimizer, UpdatePublisher br
 from __future__ import annotations
 
 import weakref
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level, Strategy
@@ -26,7 +28,7 @@ from paro_advise.runtime.sharding.parameters.replicated import ReplicatedUnits, 
 from paro_advise.runtime.sharding.updates import UpdatePublisher
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch.utils.hooks import RemovableHandle
 
@@ -55,6 +57,8 @@ class Engine:
 
     Attributes:
         whole_reader: for scripts that take state dicts to be whole; None where they hold shards.
+        is_summoned: the model shows whole parameters for a while, and no pass may begin.
+        stands_for_fsdp2: state dicts are those of FSDP2: DTensors all, the optimizer's by places in its groups.
         model, specs, shards, settings, device: as given.
         arrangement: what lies where under the present strategy.
         homes, gradients, updates: see this module.
@@ -76,6 +80,8 @@ class Engine:
     ) -> None:
         self.model = model
         self.whole_reader: WholeReader | None = None
+        self.is_summoned = False
+        self.stands_for_fsdp2 = False
         self.specs = specs
         self.shards = shards
         self.settings = settings
@@ -179,6 +185,8 @@ class Engine:
                 self.shards.take_given(slot.name, partial(self._own_rows, unit, place))
 
     def _own_rows(self, unit: UnitState, place: int, whole: torch.Tensor) -> torch.Tensor:
+        if isinstance(whole, DTensor):
+            whole = whole.full_tensor()
         rows = self.arrangement.own_rows(unit, place, whole).to(self.optimizer_device, copy=True)
         return self.arrangement.as_sharded(unit, place, rows)
 
@@ -256,6 +264,11 @@ class Engine:
 
         @uncompiled
         def prepare(*_: object) -> None:
+            if self.is_summoned:
+                raise UsageError(
+                    "no pass may begin while whole parameters are shown, got one",
+                    hint="run it outside of summon_full_params",
+                )
             if is_root:
                 self._begin_pass()
             for needed in (unit, *self._gathered_ahead(unit)):
@@ -291,10 +304,22 @@ class Engine:
 
     def show_parameters(self) -> None:
         """Let the model's parameters be what the optimizer has made of them, before a script reads them."""
+        if self.is_summoned:
+            return
         self.updates.finish()
         if not is_in_backward() and fsdp2.is_resting(self.model):
             self.homes.rest(self.arrangement)
             self.edits.publish()
+
+    @contextmanager
+    def shown_as_shards(self) -> Iterator[None]:
+        """Let state dicts be those of FSDP2 inside this context."""
+        before = self.whole_reader, self.stands_for_fsdp2
+        self.whole_reader, self.stands_for_fsdp2 = None, True
+        try:
+            yield
+        finally:
+            self.whole_reader, self.stands_for_fsdp2 = before
 
     # ---- what the optimizer calls -------------------------------------------------------------
 

@@ -131,12 +131,18 @@ def _states_to_save(engine: Engine) -> Iterator[tuple[str, torch.Tensor]]:
     if engine.whole_reader is not None:
         for slot, value in engine.whole_reader.parameters():
             yield from ((alias, value) for alias in slot.aliases)
-    elif engine.settings.param_dtype is not None:
+    elif engine.stands_for_fsdp2 or engine.settings.param_dtype is not None:
+        arrangement = engine.arrangement
         engine.edits.before_step()
+        form = arrangement.as_dtensor if engine.stands_for_fsdp2 else arrangement.as_sharded
         for unit in engine.units:
             for place, slot in enumerate(unit.spec.training):
-                value = engine.arrangement.as_sharded(unit, place, unit.masters[place]).detach()
+                value = form(unit, place, engine.edits.to_save(unit, place))
                 yield from ((alias, value) for alias in slot.aliases)
+            for slot in unit.spec.slots if engine.stands_for_fsdp2 else ():
+                if not slot.trains:
+                    value = arrangement.replicated(slot.parameter.detach())
+                    yield from ((alias, value) for alias in slot.aliases)
 
 
 def _do_nothing(*_: object, **__: object) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import KEPT, Strategy, dominated_by
@@ -17,13 +19,16 @@ from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 from paro_advise.runtime.sharding import states
 from paro_advise.runtime.sharding.agreement import agree, fingerprint, fingerprint_of_states
 from paro_advise.runtime.sharding.checks import check
+from paro_advise.runtime.sharding.distributed_checkpoint import let_helpers_see_optimizers
 from paro_advise.runtime.sharding.engine import Engine
 from paro_advise.runtime.sharding.exchange.channels import GroupGrid
 from paro_advise.runtime.sharding.module import mark
 from paro_advise.runtime.sharding.optimizer import OptimizerShards
+from paro_advise.runtime.sharding.parameters.owned import release
 from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec, find_units
+from paro_advise.runtime.sharding.parameters.whole import stand_in
 from paro_advise.runtime.sharding.settings import Settings, effective
-from paro_advise.runtime.sharding.whole_states import named, own_rows_of
+from paro_advise.runtime.sharding.whole_states import fsdp2_optimizer_state, named, own_rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,8 +57,10 @@ class _Attachment:
         self._engine.gradients.discard(to_none=to_none)
 
     def optimizer_state_dict(self) -> dict[str, Any]:
-        reader = self._engine.whole_reader
-        return reader.optimizer_state() if reader else states.optimizer_state(self._engine)
+        engine = self._engine
+        if engine.stands_for_fsdp2:
+            return fsdp2_optimizer_state(engine)
+        return engine.whole_reader.optimizer_state() if engine.whole_reader else states.optimizer_state(engine)
 
     def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
         states.load_optimizer_state(self._engine, named(self._engine, state), own_rows_of)
@@ -81,7 +88,8 @@ def shard(
     Every rank calls it at the same point. Every backward pass outside ``model.no_sync()`` is a boundary.
 
     Args:
-        model: whole on every rank, with equal parameters (or on the meta device, see ``init``).
+        model: whole on every rank, with equal parameters (or on the meta device, see ``init``); parameters may be
+            DTensors, which are gathered unit by unit.
         optimizer: over the model's parameters, with or without a state; schedulers may hold it already.
         strategy: one of the 14 kept triples, such as "IIG".
         group_size: ranks that share fast links and divide the world; None for those of a node.
@@ -128,6 +136,7 @@ def shard(
     shards.attach(_Attachment(engine))
     mark(model)
     engine.register()
+    let_helpers_see_optimizers()
     return model, optimizer
 
 
@@ -140,6 +149,10 @@ def _units_of(model: nn.Module, chosen: Sequence[type[nn.Module] | nn.Module] | 
     if Engine.find(model) is not None:
         raise UsageError(
             "a model must be sharded once, got one that is sharded already", hint="use switch() to change it"
+        )
+    if any(isinstance(part, FSDPModule) for part in model.modules()):
+        raise UsageError(
+            "a model must be sharded once, got one that FSDP2 shards", hint="leave the calls of fully_shard out"
         )
     return find_units(model, chosen)
 
@@ -175,16 +188,29 @@ def _settle(engine: Engine, init: Callable[[nn.Module], None] | None) -> None:
     for unit in engine.units:
         if any(slot.parameter.is_meta for slot in unit.spec.slots):
             _materialize(engine, unit.spec, init)
+        _make_whole(unit.spec)
         engine.settle(unit, states.own_rows(engine, unit) if settings.has_own_masters else None)
     engine.place_shards()
     engine.start()
 
 
+def _make_whole(spec: UnitSpec) -> None:
+    """Gather the parameters of a unit that its script has sharded; what it remembers leads to those of today."""
+    for slot in spec.slots:
+        sharded = slot.parameter
+        if isinstance(sharded, DTensor):
+            with torch.no_grad():
+                whole = sharded.full_tensor()
+            slot.fill(nn.Parameter(whole, requires_grad=slot.trains))
+            release(sharded)
+            stand_in(sharded, slot)
+
+
 def _materialize(engine: Engine, spec: UnitSpec, init: Callable[[nn.Module], None] | None) -> None:
     if init is None:
         raise UsageError(
-            "a model on the meta device must be filled, got no init function",
-            hint="pass init=lambda module: module.reset_parameters() or load a checkpoint after it",
+            "a model on the meta device must be filled before it trains, got one that is empty",
+            hint="call model.to_empty(device=...) and fill it or load a checkpoint; with shard(), pass init=",
         )
     is_root = spec.module is engine.model
     inner = {id(part) for other in engine.specs if other is not spec for part in other.module.modules()}

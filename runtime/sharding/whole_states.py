@@ -1,4 +1,4 @@
-"""States of a sharded model and its optimizer as plain PyTorch has them: whole tensors, in its own layout."""
+"""States of a sharded model and its optimizer in the layout of plain PyTorch: whole tensors, or those of FSDP2."""
 
 from __future__ import annotations
 
@@ -47,13 +47,28 @@ def whole_moments(engine: Engine) -> Iterator[tuple[str, str, torch.Tensor]]:
 
 def plain_optimizer_state(engine: Engine) -> dict[str, Any]:
     """Return the optimizer's state in torch's own layout: whole tensors, by the parameters' places in the groups."""
-    shards = engine.shards
     whole: dict[str, dict[str, Any]] = {}
     for name, key, value in whole_moments(engine):
         whole.setdefault(name, {})[key] = value
+    return _by_places(engine, whole)
+
+
+def fsdp2_optimizer_state(engine: Engine) -> dict[str, Any]:
+    """Return the optimizer's state as FSDP2 has it: DTensors, by the parameters' places in the groups."""
+    shards = engine.shards
+    replicated = {
+        name: {key: engine.arrangement.replicated(value) for key, value in shards.tensors(name)}
+        for name in shards.shards
+    }
+    return _by_places(engine, replicated)
+
+
+def _by_places(engine: Engine, tensors: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the optimizer's state by places, some of its tensors in another form."""
+    shards = engine.shards
     places = {name: place for place, name in enumerate(name for names in shards.all_names for name in names)}
     found = {
-        places[name]: {**shards.optimizer.state[shard], **whole.get(name, {})}
+        places[name]: {**shards.optimizer.state[shard], **tensors.get(name, {})}
         for name, shard in shards.shards.items()
         if shard in shards.optimizer.state
     }
@@ -65,14 +80,14 @@ def plain_optimizer_state(engine: Engine) -> dict[str, Any]:
 
 
 def named(engine: Engine, state: dict[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state by names, where it came by places.
+    """Return an optimizer's state by our names, where it came by places or by the names in a model around ours.
 
     Raises:
         UsageError: it is of another model.
     """
     shards = engine.shards
     names = [name for group in shards.all_names for name in group]
-    if any(isinstance(key, str) for key in state["state"]):
+    if any(name in names for name in state["state"]):
         return state
     if sum(len(group["params"]) for group in state["param_groups"]) != len(names):
         raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import torch
 import torch.distributed as dist
@@ -69,6 +70,7 @@ def main():
         check(str(strategy), first)
         if dist.get_rank() == 0:
             print("trained", strategy, flush=True)
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import os
 import sys
@@ -162,6 +163,7 @@ def main():
     {"fsdp2": plugged, "backend": backend}[what](first, wanted)
     if dist.get_rank() == 0:
         print("equal", flush=True)
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def main():
     saved = {name: value.full_tensor() for name, value in model.state_dict().items()} if word == "bf16" else {}
     assert {value.dtype for value in saved.values()} <= {torch.float32}  # as plain FSDP2 saves
     dist.barrier()
+    gc.collect()
     dist.destroy_process_group()
 
 

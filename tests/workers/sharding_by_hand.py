@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import os
 import sys
@@ -352,6 +353,7 @@ def main():
         CASES[name]()
         if dist.get_rank() == 0:
             print("held", name, flush=True)
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 
 import torch
@@ -227,6 +228,7 @@ def main():
     torch.set_num_threads(1)
     for name in sys.argv[1].split(","):
         FEATURES[name]()
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def main():
     for strategy in sys.argv[2:]:
         record(strategy, Path(sys.argv[1]) / strategy)
         dist.barrier()
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -190,6 +191,7 @@ def main():
         "save": lambda: resize(folder, "save"),
         "load": lambda: resize(folder, "load"),
     }[what]()
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import faulthandler
+import gc
 import signal
 import sys
 
@@ -167,6 +168,7 @@ def main():
     strategies = sys.argv[3].split(",") if len(sys.argv) > 3 else [str(strategy) for strategy in KEPT]
     for kind in kinds:
         parity(kind, strategies, sizes)
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -143,7 +143,11 @@ def is_in_backward() -> bool:
 
 def release(parameter: torch.Tensor) -> None:
     """Free the memory of a parameter that another one has replaced, though a script may still hold it."""
-    _DATA.__set__(parameter, torch.empty(0, dtype=parameter.dtype, device=parameter.device))
+    nothing = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+    if isinstance(parameter, DTensor):
+        parameter._local_tensor = nothing  # noqa: SLF001 - torch drops what is assigned to its data
+    else:
+        _DATA.__set__(parameter, nothing)
 
 
 def _keeper_of(parameter: torch.Tensor) -> Keeper | None:

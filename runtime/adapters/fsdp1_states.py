@@ -1,0 +1,284 @@
+"""FSDP1's states under a plan: full and sharded state dicts of model and optimizer, and whole parameters for a while.
+
+Everything that FSDP1 offers as a static function of a model goes by the one model that the plan has sharded; before
+it is sharded, every rank holds the model and its optimizer whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp.api import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    OptimStateDictConfig,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    StateDictConfig,
+    StateDictSettings,
+    StateDictType,
+)
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
+
+from paro_advise.errors import TrainingError
+from paro_advise.runtime.adapters.constants import NO_PLAN
+from paro_advise.runtime.adapters.session import Session
+from paro_advise.runtime.sharding.module import engine_of
+from paro_advise.runtime.sharding.summoning import whole_parameters
+from paro_advise.runtime.sharding.whole_states import fsdp2_optimizer_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paro_advise.runtime.sharding.engine import Engine
+
+PART = "_fsdp_wrapped_module."  # in names of parameters, which FSDP1 leaves out of its state dicts
+_SETTINGS = "_paro_state_dicts"
+_INNER = "_paro_is_inner"
+_CONFIGS: dict[StateDictType, tuple[type[StateDictConfig], type[OptimStateDictConfig]]] = {
+    StateDictType.FULL_STATE_DICT: (FullStateDictConfig, FullOptimStateDictConfig),
+    StateDictType.SHARDED_STATE_DICT: (ShardedStateDictConfig, ShardedOptimStateDictConfig),
+}
+
+
+class FullyShardedStates(nn.Module):
+    """What FSDP1's class knows about states, for what stands in its place."""
+
+    @staticmethod
+    def get_state_dict_type(module: nn.Module) -> StateDictSettings:
+        """Return which state dicts the wrapped parts of a model make now."""
+        for part in module.modules():
+            if isinstance(part, FullyShardedStates) and _SETTINGS in part.__dict__:
+                found: StateDictSettings = part.__dict__[_SETTINGS]
+                return found
+        return StateDictSettings(StateDictType.FULL_STATE_DICT, FullStateDictConfig(), FullOptimStateDictConfig())
+
+    @staticmethod
+    def set_state_dict_type(
+        module: nn.Module,
+        state_dict_type: StateDictType,
+        state_dict_config: StateDictConfig | None = None,
+        optim_state_dict_config: OptimStateDictConfig | None = None,
+    ) -> StateDictSettings:
+        """Choose which state dicts the wrapped parts of a model make from now on; returns those of before."""
+        before = FullyShardedStates.get_state_dict_type(module)
+        if state_dict_type not in _CONFIGS:
+            _session().refuse(TrainingError("a plan cannot express FSDP's LOCAL_STATE_DICT", hint=NO_PLAN))
+        of_model, of_optimizer = _CONFIGS[state_dict_type]
+        settings = StateDictSettings(
+            state_dict_type, state_dict_config or of_model(), optim_state_dict_config or of_optimizer()
+        )
+        _remember(module, settings)
+        return before
+
+    @staticmethod
+    @contextlib.contextmanager
+    def state_dict_type(module: nn.Module, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Choose which state dicts the wrapped parts of a model make inside this context."""
+        before = FullyShardedStates.set_state_dict_type(module, *args, **kwargs)
+        try:
+            yield
+        finally:
+            _remember(module, before)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def summon_full_params(
+        module: nn.Module,
+        recurse: bool = True,
+        writeback: bool = True,
+        rank0_only: bool = False,
+        offload_to_cpu: bool = False,
+        with_grads: bool = False,
+    ) -> Iterator[None]:
+        """Show whole parameters inside this context; what is written into them counts afterwards."""
+        # More of the parameters than asked for, on more ranks, on their own device.
+        if with_grads:
+            _session().refuse(TrainingError("a plan cannot summon gradients", hint="read them from the parameters"))
+        engine = _engine()
+        with whole_parameters(engine, writes_back=writeback) if engine else contextlib.nullcontext():
+            yield
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # torch has overloads
+        """Return whole tensors, or shards as DTensors, by the names of the model that was wrapped."""
+        settings, engine = self.get_state_dict_type(self), _engine()
+        is_full = settings.state_dict_type == StateDictType.FULL_STATE_DICT
+        with contextlib.nullcontext() if is_full or engine is None else engine.shown_as_shards():
+            found: dict[str, Any] = super().state_dict(*args, **kwargs)
+        if _INNER in self.__dict__:
+            return found  # the outer one has what follows to do, once
+        own = [key for key in found if key.startswith(kwargs.get("prefix", ""))]
+        for key in own:
+            value = found.pop(key)
+            if not (is_full and getattr(settings.state_dict_config, "rank0_only", False) and dist.get_rank()):
+                found[key.replace(PART, "")] = _placed(value, to_cpu=settings.state_dict_config.offload_to_cpu)
+        return found
+
+    def mark_inner(self) -> None:
+        """Note that this one is wrapped again."""
+        self.__dict__[_INNER] = True
+
+    # ---- the optimizer's ----------------------------------------------------------------------
+
+    @staticmethod
+    def optim_state_dict(
+        model: nn.Module,
+        optim: torch.optim.Optimizer,
+        optim_state_dict: dict[str, Any] | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> dict[str, Any]:
+        """Return an optimizer's state by names, in whole tensors or in shards."""
+        del group  # all ranks
+        settings, engine = FullyShardedStates.get_state_dict_type(model), _engine()
+        config = settings.optim_state_dict_config
+        if settings.state_dict_type != StateDictType.FULL_STATE_DICT and engine is not None:
+            state = fsdp2_optimizer_state(engine)
+        else:
+            state = optim_state_dict or optim.state_dict()
+            if getattr(config, "rank0_only", False) and dist.get_rank():
+                return {}
+        names = [name for group_names in _names(model, optim) for name in group_names]
+        found = {
+            "state": {names[place]: values for place, values in state["state"].items()},
+            "param_groups": [
+                {**entry, "params": [names[place] for place in entry["params"]]} for entry in state["param_groups"]
+            ],
+        }
+        placed: dict[str, Any] = tree_map_only(
+            torch.Tensor, lambda value: _placed(value, to_cpu=config.offload_to_cpu), found
+        )
+        return placed
+
+    @staticmethod
+    def full_optim_state_dict(
+        model: nn.Module,
+        optim: torch.optim.Optimizer,
+        optim_input: object = None,
+        rank0_only: bool = True,
+        group: dist.ProcessGroup | None = None,
+    ) -> dict[str, Any]:
+        """Return an optimizer's state by names in whole tensors, on rank 0 or on all ranks."""
+        del optim_input, group
+        config = FullOptimStateDictConfig(rank0_only=rank0_only)
+        with FullyShardedStates.state_dict_type(model, StateDictType.FULL_STATE_DICT, None, config):
+            return FullyShardedStates.optim_state_dict(model, optim)
+
+    @staticmethod
+    def sharded_optim_state_dict(
+        model: nn.Module, optim: torch.optim.Optimizer, group: dist.ProcessGroup | None = None
+    ) -> dict[str, Any]:
+        """Return an optimizer's state by names in shards."""
+        del group
+        with FullyShardedStates.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+            return FullyShardedStates.optim_state_dict(model, optim)
+
+    @staticmethod
+    def optim_state_dict_to_load(
+        model: nn.Module,
+        optim: torch.optim.Optimizer,
+        optim_state_dict: dict[str, Any],
+        is_named_optimizer: bool = False,
+        load_directly: bool = False,
+        group: dist.ProcessGroup | None = None,
+    ) -> dict[str, Any]:
+        """Return a state by names as what the optimizer's ``load_state_dict`` takes."""
+        del is_named_optimizer, group
+        config = FullyShardedStates.get_state_dict_type(model).optim_state_dict_config
+        if getattr(config, "rank0_only", False):
+            optim_state_dict = _of_rank_0(optim_state_dict)
+        names = _names(model, optim)
+        places = {name: place for place, name in enumerate(name for group_names in names for name in group_names)}
+        saved = {name: entry for entry in optim_state_dict["param_groups"] for name in entry["params"]}
+        groups = []
+        for entry, group_names in zip(optim.param_groups, names, strict=True):
+            kept = {key: value for key, value in entry.items() if key != "params"}
+            theirs = saved.get(group_names[0], {}) if group_names else {}
+            groups.append({**kept, **theirs, "params": [places[name] for name in group_names]})
+        state = {places[name]: values for name, values in optim_state_dict["state"].items() if name in places}
+        if _engine() is None:
+            state = tree_map_only(DTensor, DTensor.full_tensor, state)
+        found = {"state": state, "param_groups": groups}
+        if load_directly:
+            optim.load_state_dict(found)
+        return found
+
+    @staticmethod
+    def scatter_full_optim_state_dict(
+        full_optim_state_dict: dict[str, Any] | None,
+        model: nn.Module,
+        optim_input: object = None,
+        optim: torch.optim.Optimizer | None = None,
+        group: object = None,
+    ) -> dict[str, Any]:
+        """Return rank 0's whole state as what the optimizer's ``load_state_dict`` takes."""
+        del optim_input, group
+        assert optim is not None
+        config = FullOptimStateDictConfig(rank0_only=True)
+        with FullyShardedStates.state_dict_type(model, StateDictType.FULL_STATE_DICT, None, config):
+            return FullyShardedStates.optim_state_dict_to_load(model, optim, full_optim_state_dict or {})
+
+    @staticmethod
+    def shard_full_optim_state_dict(
+        full_optim_state_dict: dict[str, Any],
+        model: nn.Module,
+        optim_input: object = None,
+        optim: torch.optim.Optimizer | None = None,
+    ) -> dict[str, Any]:
+        """Return a whole state as what the optimizer's ``load_state_dict`` takes."""
+        del optim_input
+        assert optim is not None
+        return FullyShardedStates.optim_state_dict_to_load(model, optim, full_optim_state_dict)
+
+    @staticmethod
+    def flatten_sharded_optim_state_dict(
+        sharded_optim_state_dict: dict[str, Any], model: nn.Module, optim: torch.optim.Optimizer
+    ) -> dict[str, Any]:
+        """Return a state in shards as what the optimizer's ``load_state_dict`` takes."""
+        return FullyShardedStates.optim_state_dict_to_load(model, optim, sharded_optim_state_dict)
+
+    @staticmethod
+    def rekey_optim_state_dict(*_: object, **__: object) -> None:
+        """Refuse: states by places are those of one order of parameters."""
+        _session().refuse(TrainingError("a plan cannot express rekey_optim_state_dict", hint=NO_PLAN))
+
+
+def _session() -> Session:
+    assert Session.of_process is not None
+    return Session.of_process
+
+
+def _engine() -> Engine | None:
+    sharded = _session().sharded_model
+    return engine_of(sharded) if sharded is not None else None
+
+
+def _remember(module: nn.Module, settings: StateDictSettings) -> None:
+    for part in module.modules():
+        if isinstance(part, FullyShardedStates):
+            part.__dict__[_SETTINGS] = settings
+
+
+def _placed(value: Any, *, to_cpu: bool) -> Any:
+    return value.cpu() if to_cpu and isinstance(value, torch.Tensor) else value
+
+
+def _names(model: nn.Module, optim: torch.optim.Optimizer) -> list[list[str]]:
+    """Return the names of an optimizer's parameters in each of its groups, as in the model that was wrapped."""
+    engine = _engine()
+    if engine is not None and engine.shards.optimizer is optim:
+        found = engine.shards.all_names
+    else:
+        of = {id(parameter): name for name, parameter in model.named_parameters()}
+        found = [[of[id(parameter)] for parameter in entry["params"]] for entry in optim.param_groups]
+    return [[name.replace(PART, "") for name in names] for names in found]
+
+
+def _of_rank_0(state: dict[str, Any]) -> dict[str, Any]:
+    told = [state]
+    dist.broadcast_object_list(told, src=0)
+    return told[0]

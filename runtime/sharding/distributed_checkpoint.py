@@ -1,0 +1,102 @@
+"""The optimizer of a sharded model, as torch.distributed.checkpoint's helpers look at it.
+
+``get_state_dict``, ``get_optimizer_state_dict`` and those that set them take for granted that an optimizer holds
+the parameters of the model. Ours holds its own rows of them. So the helpers get a view: the model's parameters in
+the optimizer's groups, and the state by their places there. Checked with torch 2.13.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from paro_advise.runtime.import_hooks import when_imported
+from paro_advise.runtime.sharding.engine import Engine
+from paro_advise.runtime.sharding.module import ShardedModule
+from paro_advise.runtime.sharding.optimizer import ShardedOptimizer
+from paro_advise.runtime.sharding.whole_states import fsdp2_optimizer_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+_MODULE = "torch.distributed.checkpoint.state_dict"
+_HELPERS = ("_get_optim_state_dict", "_load_optim_state_dict")
+
+
+class _View(torch.optim.Optimizer):
+    """An optimizer over the model's own parameters, in the order of the user's groups."""
+
+    def __init__(self, engine: Engine) -> None:
+        shards = engine.shards
+        if not engine.gradients.are_waiting:
+            shards.ensure_state()
+        slots = {slot.name: slot for unit in engine.units for slot in unit.spec.slots}
+        self._engine = engine
+        # What Optimizer.__init__ does beside this would count as a new optimizer of the script.
+        self.param_groups = [
+            {**group, "params": [slots[name].parameter for name in names]}
+            for group, names in zip(shards.optimizer.param_groups, shards.all_names, strict=True)
+        ]
+        held = shards.optimizer.state
+        self.state = defaultdict(
+            dict, {slots[name].parameter: held[shard] for name, shard in shards.shards.items() if shard in held}
+        )
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Do nothing: the helpers step optimizers without a state, to let them make one."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Take off the gradients that the helpers have made for that step."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state by the places of the parameters."""
+        reader = self._engine.whole_reader
+        return reader.optimizer_state() if reader else fsdp2_optimizer_state(self._engine)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take a state, by names or places, in the order of the groups."""
+        self._engine.shards.optimizer.load_state_dict(state_dict)
+
+
+def let_helpers_see_optimizers() -> None:
+    """Give torch's helpers a view of sharded optimizers, once they are imported."""
+    when_imported(_MODULE, _replace)
+
+
+def _replace(module: ModuleType) -> None:
+    for name in _HELPERS:
+        helper = getattr(module, name)
+        if not isinstance(helper, _WithViews):
+            setattr(module, name, _WithViews(helper))
+
+
+class _WithViews:
+    """One of torch's helpers, called with views of sharded optimizers."""
+
+    def __init__(self, helper: Callable[..., Any]) -> None:
+        self._helper = helper
+        functools.update_wrapper(self, helper)
+
+    def __call__(
+        self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], *args: Any, **kwargs: Any
+    ) -> Any:
+        return self._helper(model, tuple(_seen(model, optimizer) for optimizer in optimizers), *args, **kwargs)
+
+
+def _seen(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the view of a sharded optimizer of this model; others as they are."""
+    if not isinstance(optimizer, ShardedOptimizer):
+        return optimizer
+    for part in model.modules():
+        engine = Engine.find(part) if isinstance(part, ShardedModule) else None
+        if engine is not None and engine.shards.optimizer is optimizer:
+            return _View(engine)
+    return optimizer
