@@ -130,6 +130,30 @@ def test_fsdp2_scripts_fill_save_and_resume_as_ever(a_plan, tmp_path):
 
 
 @pytest.mark.distributed
+def test_fsdp1_scripts_use_its_own_state_dicts(a_plan, tmp_path):
+    """Whole and sharded ones, of model and optimizer, wrapped by hand or by policy, plain and planned."""
+    script, environment = WORKERS / "fsdp1_states.py", {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def trained(strategy, folder, words):
+        job = torchrun(script, tmp_path / folder, words)
+        (tmp_path / folder).mkdir(exist_ok=True)
+        if strategy is None:
+            done = subprocess.run(job, env=environment, capture_output=True, text=True, timeout=200, check=False)
+        else:
+            done = paro("run", "--plan", plan_for(a_plan, tmp_path / f"{strategy}.json", strategy), job=job)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return numbers_in(done.stdout), done.stdout.splitlines()[-1]
+
+    expected, names = trained(None, "plain", "nested,meta")
+    assert len(expected) == 4 * 2 + 2
+    found, found_names = trained("GGG", "GGG", "nested,meta,rank0")
+    assert found == pytest.approx(expected, rel=2e-6)
+    assert found_names == names
+    assert trained(None, "GGG", "resume")[0] == pytest.approx(expected[4:], rel=2e-6)
+    assert trained("NNG", "plain", "resume_shards")[0] == pytest.approx(expected[4:], rel=2e-6)
+
+
+@pytest.mark.distributed
 @pytest.mark.parametrize(("word", "tolerance"), [("divisor", 2e-6), ("bf16", 2**-8)])  # bf16 has 8 bits
 def test_fsdp2_in_bf16_and_with_its_own_divisor(word, tolerance, a_plan, tmp_path):
     job = torchrun(WORKERS / "low_precision.py", word)

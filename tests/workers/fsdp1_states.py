@@ -1,7 +1,8 @@
 """FSDP1 with its own state dicts: whole ones of rank 0, sharded ones, the optimizer's, and whole parameters.
 
 Arguments before those of ``common``: the folder of checkpoints, and words: "resume" goes on from the whole checkpoint,
-"resume_shards" from the sharded one; "nested" wraps by hand; "meta" starts on the meta device.
+"resume_shards" from the sharded one; "nested" wraps by hand; "meta" starts on the meta device; "rank0" has rank 0
+alone hold whole states, for which plain FSDP1 needs a GPU.
 """
 
 from __future__ import annotations
@@ -58,19 +59,21 @@ def fill(part):
             value.normal_(0.0, 0.05)
 
 
-def whole(model):
+def whole(model, words):
+    settings = {"offload_to_cpu": "rank0" in words, "rank0_only": "rank0" in words}
     return FSDP.state_dict_type(
         model,
         StateDictType.FULL_STATE_DICT,
-        FullStateDictConfig(offload_to_cpu=True, rank0_only=True),
-        FullOptimStateDictConfig(offload_to_cpu=True, rank0_only=True),
+        FullStateDictConfig(**settings),
+        FullOptimStateDictConfig(**settings),
     )
 
 
-def save(model, optimizer, folder):
-    with whole(model):
+def save(model, optimizer, folder, words):
+    with whole(model, words):
         weights, states = model.state_dict(), FSDP.optim_state_dict(model, optimizer)
-    assert bool(weights) == bool(states) == (dist.get_rank() == 0)
+    if "rank0" in words:
+        assert bool(weights) == bool(states) == (dist.get_rank() == 0)
     if dist.get_rank() == 0:
         torch.save({"model": weights, "optimizer": states}, folder / "whole.pt")
     with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
@@ -83,8 +86,8 @@ def load(model, optimizer, folder, words):
         saved = torch.load(folder / "whole.pt", weights_only=True)
         with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
             model.load_state_dict(saved["model"])
-        with whole(model):
-            states = saved["optimizer"] if dist.get_rank() == 0 else {}
+        with whole(model, words):
+            states = saved["optimizer"] if dist.get_rank() == 0 or "rank0" not in words else {}
             optimizer.load_state_dict(FSDP.optim_state_dict_to_load(model, optimizer, states))
         return
     with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
@@ -118,7 +121,7 @@ def main():
         optimizer.zero_grad()
         report(f"step {step} loss", mean_of(loss), "norm", norm)
         if step + 1 == SAVED_AFTER and not first:
-            save(model, optimizer, folder)
+            save(model, optimizer, folder, words)
         if step + 1 == SAVED_AFTER + 1:
             with FSDP.summon_full_params(model):
                 shapes = {tuple(value.shape) for value in model.parameters()}
