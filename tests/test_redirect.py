@@ -70,7 +70,10 @@ def numbers_in(text):
 
 @pytest.mark.distributed
 def test_ddp_scripts_save_on_rank_0_and_resume_anywhere(a_plan, tmp_path):
-    """Losses, norms, weights and their mean; whole states from one rank while the others go on; plain and planned."""
+    """Losses, norms, weights and their mean; whole states and evaluations of one rank while the others go on.
+
+    The optimizer is a ZeroRedundancyOptimizer in the first runs, and a frozen copy teaches; plain and planned.
+    """
     script, environment = WORKERS / "saves_on_rank_0.py", {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def plain(folder, words):
@@ -84,22 +87,23 @@ def test_ddp_scripts_save_on_rank_0_and_resume_anywhere(a_plan, tmp_path):
     folders = {name: tmp_path / name.lower() for name in ("plain", "NNG", "GGG")}
     for folder in folders.values():
         folder.mkdir()
-    first = plain(folders["plain"], "mean")
+    words = "teacher,evaluate"
+    first = plain(folders["plain"], f"{words},mean,zero")
     assert first.returncode == 0, first.stderr[-3000:]
     expected = numbers_in(first.stdout)
-    assert len(expected) == 4 * 2 + 2
+    assert len(expected) == 3 * 4 + 2 + 2
     for strategy in ("NNG", "GGG"):
-        done = planned(strategy, folders[strategy], "mean")
+        done = planned(strategy, folders[strategy], f"{words},mean,zero")
         assert done.returncode == 0, done.stderr[-3000:]
         assert numbers_in(done.stdout) == pytest.approx(expected, rel=2e-6), strategy
     for done in (
-        plain(folders["GGG"], "resume"),
-        planned("GGG", folders["plain"], "resume"),
-        planned("NNG", folders["GGG"], "resume,compile"),
-        planned("GGG", folders["NNG"], "resume,compile_after"),
+        plain(folders["GGG"], f"{words},resume"),
+        planned("GGG", folders["plain"], f"{words},resume"),
+        planned("NNG", folders["GGG"], f"{words},resume,compile"),
+        planned("GGG", folders["NNG"], f"{words},resume,compile_after"),
     ):
         assert done.returncode == 0, done.stderr[-3000:]
-        assert numbers_in(done.stdout) == pytest.approx(expected[4:9], rel=2e-6), done.args
+        assert numbers_in(done.stdout) == pytest.approx(expected[8:15], rel=2e-6), done.args
 
 
 @pytest.mark.distributed

@@ -2,7 +2,8 @@
 
 Scripts of DDP save on rank 0 alone, since there every rank holds everything. Under a plan the states lie on all
 ranks. So at each point that all ranks pass together (a training pass, a step, a collective of the script, the end)
-rank 0 says in the job's store whether it goes on or gathers something first, and the others wait to hear it.
+rank 0 says in the job's store whether it goes on or gathers something first, and the others wait to hear it. So rank 0
+may also evaluate alone: it says which unit its pass gathers next.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import atexit
 import contextlib
 import functools
 import sys
+from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
@@ -25,25 +27,34 @@ if TYPE_CHECKING:
     import torch
 
     from paro_advise.runtime.sharding.engine import Engine
+    from paro_advise.runtime.sharding.exchange.procedure import UnitState
     from paro_advise.runtime.sharding.parameters.units import Slot
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_GO, _PARAMETERS, _OPTIMIZER = "go", "parameters", "optimizer"
+_GO, _PARAMETERS, _OPTIMIZER, _UNIT = "go", "parameters", "optimizer", "unit "
 # Rank 0 deletes what it said so many points ago: each step of training brings all ranks together.
 _KEPT_POINTS = 1000
 _COLLECTIVES = (
     "all_gather",
+    "all_gather_into_tensor",
     "all_gather_object",
     "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
     "barrier",
     "broadcast",
     "broadcast_object_list",
     "destroy_process_group",
     "gather",
+    "gather_object",
+    "monitored_barrier",
     "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
     "scatter",
+    "scatter_object_list",
 )
 
 
@@ -74,7 +85,9 @@ class Attendance:
             return
         while (wanted := self._hear()) != _GO:
             self._inside = True
-            if wanted == _PARAMETERS:
+            if wanted.startswith(_UNIT):
+                self._engine.homes.gather_once(self._engine.units[int(wanted.removeprefix(_UNIT))])
+            elif wanted == _PARAMETERS:
                 for _ in whole_parameters(self._engine):
                     pass
             else:
@@ -92,9 +105,25 @@ class Attendance:
         with self._meeting(_OPTIMIZER):
             return plain_optimizer_state(self._engine)
 
+    def before_gather(self, unit: UnitState) -> None:
+        """Bring the others to a gather of a unit's parameters that an evaluation needs; they may go on without it."""
+        if self._inside or self._is_over or self._engine.is_training_pass:
+            return
+        place = next(place for place, other in enumerate(self._engine.units) if other is unit)
+        self._meet(f"{_UNIT}{place}", "run an evaluation on rank 0, or on all ranks with as many batches on each")
+
     @contextlib.contextmanager
     def _meeting(self, what: str) -> Any:
-        """Bring the others to the same gathering.
+        """Bring the others to the same gathering."""
+        self._meet(what, "call state_dict() on rank 0, or on all ranks in one order")
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+
+    def _meet(self, what: str, hint: str) -> None:
+        """Say or hear what is gathered next.
 
         Raises:
             UsageError: this rank asks without rank 0.
@@ -105,13 +134,8 @@ class Attendance:
             raise UsageError(
                 f"whole {what} must be asked for by rank 0 or by all ranks, rank {self._rank} asked and rank 0 "
                 + ("went on" if heard == _GO else f"gathers {heard}"),
-                hint="call state_dict() on rank 0, or on all ranks in one order",
+                hint=hint,
             )
-        self._inside = True
-        try:
-            yield
-        finally:
-            self._inside = False
 
     def _say(self, what: str) -> None:
         self._points += 1
@@ -135,7 +159,7 @@ class Attendance:
         @functools.wraps(original)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             given = [item for item in (*args, *kwargs.values()) if isinstance(item, dist.ProcessGroup)]
-            if not given and dist.is_initialized():
+            if dist.is_initialized() and _are_whole(given) and current_thread() is main_thread():
                 self.attend()
                 self._is_over |= original.__name__ == "destroy_process_group"
             return original(*args, **kwargs)
@@ -147,3 +171,8 @@ class Attendance:
         if getattr(sys, "last_value", None) is None:
             with contextlib.suppress(CommunicationError, RuntimeError):
                 self.attend()
+
+
+def _are_whole(groups: list[dist.ProcessGroup]) -> bool:
+    """Tell whether a collective over these groups, the default one where there is none, takes all ranks."""
+    return all(dist.get_world_size(group) == dist.get_world_size() for group in groups)

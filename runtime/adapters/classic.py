@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
 
 _P = ParamSpec("_P")
+_STATE_DICT = "state_dict"
 
 
 def install(session: Session) -> None:
@@ -120,6 +121,16 @@ class _Wrapper(nn.Module):
                 session.sharded_model.set_requires_gradient_sync(before)
 
 
+class _NoReducer:
+    """DDP's reducer to those who prepare it for backward by hand: the plan needs no such thing."""
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+    def prepare_for_backward(self, *_: object) -> None:
+        """Do nothing."""
+
+
 class DistributedDataParallel(_Wrapper):
     """Takes DDP's arguments; the plan decides how the model is sharded."""
 
@@ -144,7 +155,8 @@ class DistributedDataParallel(_Wrapper):
             copy_from_rank_0(module)
         self._sends_buffers = broadcast_buffers and any(True for _ in module.buffers())
         self._next_sends_buffers = True
-        self._adopt(module, Wrapping(origin="DDP", states_are_whole=True))
+        self._adopt(module, Wrapping(origin="DDP", states_are_whole=True, evaluates_alone=True))
+        self.reducer = _NoReducer()
 
     @classmethod
     def _get_active_ddp_module(cls) -> None:
@@ -308,7 +320,31 @@ def _wrapped_classes(policy: object) -> tuple[type[nn.Module], ...] | None:
     return tuple(getattr(policy, "_module_classes", ())) or None
 
 
-class ZeroRedundancyOptimizer:
+class _Consolidating(torch.optim.Optimizer):
+    """Mixed into the class of an optimizer that ZeroRedundancyOptimizer would have wrapped."""
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Gather the state for one rank; all ranks call it."""
+        self.__dict__.pop(_STATE_DICT, None)
+        state = self.state_dict()
+        if dist.get_rank() == to:
+            # On the object, before whatever class a plan makes of it.
+            self.__dict__[_STATE_DICT] = lambda: state
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:  # as the optimizer's own
+        """Step; what was consolidated before is not the state any more."""
+        self.__dict__.pop(_STATE_DICT, None)
+        return super().step(*args, **kwargs)
+
+
+class _AnyConsolidating(type):
+    """Of the class whose instances are the optimizers that it makes."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _Consolidating)
+
+
+class ZeroRedundancyOptimizer(metaclass=_AnyConsolidating):
     """Makes the optimizer that it would have wrapped; the plan shards its states."""
 
     def __new__(
@@ -326,4 +362,7 @@ class ZeroRedundancyOptimizer:
         if overlap_with_ddp:
             raise TrainingError("a plan cannot express overlap_with_ddp", hint=NO_PLAN)
         del cls, parameters_as_bucket_view
-        return optimizer_class(params, **defaults)
+        optimizer = optimizer_class(params, **defaults)
+        made = type(optimizer)
+        optimizer.__class__ = type(made.__name__, (_Consolidating, made), {})
+        return optimizer

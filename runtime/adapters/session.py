@@ -44,6 +44,7 @@ _NOTE_OF_WHOLE = (
     "state_dict() returns whole tensors, on rank 0 alone or on all ranks; evaluation runs on all ranks, since none "
     "holds everything"
 )
+_NOTE_OF_RANK_0 = "state_dict() returns whole tensors, and evaluation runs, on rank 0 alone or on all ranks"
 
 
 class Session:
@@ -133,7 +134,9 @@ class Session:
             self.attend()
             if self._switchboard is not None:
                 self._refuse_if_impossible(lambda: self._switch(module))
-        elif not any(part is module for part in self.root.modules()):
+        elif not any(part is module for part in self.root.modules()) and any(
+            parameter.requires_grad for parameter in module.parameters()
+        ):
             self.refuse(
                 TrainingError(
                     f"a plan shards one model, {plain_name(module)} is wrapped beside {plain_name(self.root)}",
@@ -208,6 +211,8 @@ class Session:
                 unit.spec.module.forward = wrapping.compile(unit.spec.module.forward)
         if wrapping.states_are_whole:
             self._attendance = engine.whole_reader = Attendance(engine)
+            if wrapping.evaluates_alone:
+                engine.homes.before_gather = self._attendance.before_gather
         if self._gate is not None:
             engine.gradients.set_synchronizes(enabled=self._gate)
         self._boundary = Boundary(engine, optimizer, is_gated=self._gate is not None)
@@ -230,6 +235,8 @@ class Session:
         )
         if not wrapping.norms_are_dtensors:
             note = _NOTE_OF_WHOLE if wrapping.states_are_whole else _NOTE_OF_SHARDS
+            if wrapping.evaluates_alone:
+                note = _NOTE_OF_RANK_0
             print(f"paro-advise: {note}", file=sys.stderr, flush=True)
 
     def _switch(self, module: nn.Module) -> None:

@@ -27,6 +27,7 @@ class Wrapping:
         compile: what torch.compile was to do with the model, as a function of functions; None for nothing.
         let_go: takes the framework's own sharding off the model, whose parameters stay sharded; None where it has none.
         states_are_whole: the framework's state dicts hold whole tensors, and rank 0 may ask for them alone.
+        evaluates_alone: rank 0 may run passes without gradients that the others do not.
     """
 
     origin: str
@@ -37,6 +38,7 @@ class Wrapping:
     init_from_rank_0: bool = False
     let_go: Callable[[], None] | None = None
     states_are_whole: bool = False
+    evaluates_alone: bool = False
     compile: Callable[[Callable[..., object]], Callable[..., object]] | None = None
 
 

@@ -80,6 +80,7 @@ class Engine:
     ) -> None:
         self.model = model
         self.whole_reader: WholeReader | None = None
+        self._is_forward_of_training = False
         self.is_summoned = False
         self.stands_for_fsdp2 = False
         self.specs = specs
@@ -294,9 +295,16 @@ class Engine:
             )
         if self.levels.parameter != Level.N and not is_in_backward() and not fsdp2.is_resting(self.model):
             fsdp2.recover(self.model)
+        self._is_forward_of_training = torch.is_grad_enabled()
+
+    @property
+    def is_training_pass(self) -> bool:
+        """Tell whether this thread is inside a pass that makes gradients."""
+        return self._is_forward_of_training or is_in_backward()
 
     @uncompiled
     def _after_forward(self, *_: object) -> None:
+        self._is_forward_of_training = False
         if not torch.is_grad_enabled() and self.levels.parameter != Level.N:
             # No backward follows that would free the root's; whole, it would miss the clipping, the step and
             # the next update.

@@ -17,6 +17,8 @@ from paro_advise.runtime.sharding.parameters.owned import owned, release
 from paro_advise.runtime.sharding.parameters.whole import stand_in
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paro_advise.runtime.sharding.arrangement import Arrangement
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
     from paro_advise.runtime.sharding.gradients import GradientReducer
@@ -31,6 +33,9 @@ class ParameterHomes:
         model: whole.
         settings: types and places.
         keeper: takes the whole gradients of a unit from FSDP2, and adds gradients up.
+
+    Attributes:
+        before_gather: called before each gather of a unit's parameters; None for nothing to call.
     """
 
     def __init__(self, model: nn.Module, settings: Settings, keeper: GradientReducer) -> None:
@@ -38,6 +43,7 @@ class ParameterHomes:
         self._settings = settings
         self._keeper = keeper
         self._deliver = keeper.deliver
+        self.before_gather: Callable[[UnitState], None] | None = None
 
     def home(self, arrangement: Arrangement, unit: UnitState) -> None:
         """Bring the whole parameters that a unit's slots hold to rest at their level."""
@@ -53,6 +59,8 @@ class ParameterHomes:
             return
 
         def gather(output: torch.Tensor, block: torch.Tensor) -> None:
+            if self.before_gather is not None:
+                self.before_gather(unit)
             with reaching_all_ranks("a gather of parameters"):
                 if arrangement.levels.parameter == Level.I:
                     arrangement.gathering.gather_inside(output, block)
@@ -150,6 +158,11 @@ class ParameterHomes:
         if arrangement.levels.parameter == Level.N:
             return True
         return all(isinstance(slot.parameter, DTensor) for slot in unit.spec.training)
+
+    def gather_once(self, unit: UnitState) -> None:
+        """Take part in a gather of a unit's sharded parameters that another rank needs."""
+        fsdp2.reshard(self._model)
+        fsdp2.gather_once(unit.spec.module)
 
     def rest(self, arrangement: Arrangement) -> None:
         """Free what is gathered between passes, so that the model shows the parameters that are kept."""

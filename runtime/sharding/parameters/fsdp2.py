@@ -235,6 +235,13 @@ def reshard(root: nn.Module) -> None:
             module.reshard()
 
 
+def gather_once(module: nn.Module) -> None:
+    """Gather the parameters of a unit at rest, and free them."""
+    assert isinstance(module, FSDPModule)
+    FSDPModule.unshard(module)  # not what stands in its place for scripts
+    module.reshard()
+
+
 def tensors_with_gradient(output: object) -> tuple[torch.Tensor, ...]:
     """Return the tensors in a module's output that FSDP2 finds, and by which it notices a backward pass."""
     return collect_grad_tensors(output)
