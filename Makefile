@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DEMO := .demo
 
-.PHONY: help demo test lint types contract unit coverage constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-host bench-memory fuzz docs clean
+.PHONY: help demo test lint types contract unit coverage constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-host bench-memory bench-start fuzz docs clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -81,6 +81,9 @@ bench-host: .venv/peers.stamp ## What frameworks do on the host beside a model's
 
 bench-memory: .venv/test.stamp ## The memory that a plan expects beside what training takes (12 minutes)
 	$(BIN)/python benchmarks/bench_memory.py
+
+bench-start: .venv/test.stamp ## What an FSDP2 script that starts on the meta device takes, plain and planned (7 minutes)
+	$(BIN)/python benchmarks/bench_start.py
 
 bench-loop: .venv/peers.stamp ## Ten loops and 200 comparisons on the emulated cluster (half an hour)
 	$(BIN)/python benchmarks/bench_loop.py

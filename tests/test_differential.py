@@ -5,26 +5,21 @@ Programs are drawn from seeds; a failing one is run again by its seed, as the me
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 from conftest import ROOT
+from loop import torchrun
+from ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
 OPERATIONS_EACH = 12
+LAST_RESORT_S = 3600
 
 
 def run_programs(first, count, ranks):
-    pytest.importorskip("torch")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    numbers = [str(first), str(count), str(OPERATIONS_EACH)]
-    command = [*launcher, str(ROOT / "tests/workers/differential.py"), *numbers]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    worker, numbers = ROOT / "tests/workers/differential.py", (first, count, OPERATIONS_EACH)
+    done = run_ranks(worker, *numbers, ranks=ranks, timeout_s=LAST_RESORT_S)
     third = [line for line in done.stdout.splitlines() if " THIRD " in line]
-    again = f"\nrun it again: {' '.join(command[2:])}"
+    again = f"\nrun it again: {' '.join(torchrun(worker, *numbers, ranks=ranks)[1:])}"
     assert not third, "\n".join(third) + again
     assert done.returncode == 0, done.stderr[-3000:] + again
     outcomes = [line.split()[1] for line in done.stdout.splitlines() if line[:1].isdecimal()]

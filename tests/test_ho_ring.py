@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 from conftest import ROOT
+from ranks import run_ranks
 
 from paro_advise.errors import UsageError
 
@@ -18,18 +15,7 @@ WORKER = ROOT / "tests/workers/ho_ring_worker.py"
 @pytest.mark.parametrize(("ranks", "per_node"), [(4, "1,2,4"), (6, "2,3")])
 def test_collectives_equal_torch_on_every_grid(ranks, per_node):
     """n x m = 4x1, 2x2, 1x4, 3x2 and 2x3; all types, odd sizes, SUM, AVG, MAX, one to many chunks."""
-    pytest.importorskip("torch")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-        str(WORKER),
-        per_node,
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    done = run_ranks(WORKER, per_node, ranks=ranks)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -37,13 +23,7 @@ def test_collectives_equal_torch_on_every_grid(ranks, per_node):
 @pytest.mark.parametrize("what", ["fsdp2", "backend"])
 def test_unmodified_code_trains_the_same(what):
     """FSDP2's plug-in, and the backend under DDP, FSDP1, FSDP2 (1-D, 2-D), ZeroRedundancyOptimizer."""
-    pytest.importorskip("torch")
-    worker = ROOT / "tests/workers/ho_ring_frameworks.py"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*launcher, str(worker), what], capture_output=True, text=True, timeout=300, env=environment, check=False
-    )
+    done = run_ranks(ROOT / "tests/workers/ho_ring_frameworks.py", what)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "equal" in done.stdout
 

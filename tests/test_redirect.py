@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import re
-import subprocess
 import sys
 
 import pytest
 from conftest import ROOT
 from loop import SCRIPTS, paro, plan_for, torchrun
+from ranks import run_ranks
 
 from paro_advise.runtime.import_hooks import when_imported
 
@@ -51,8 +50,7 @@ def a_plan(tmp_path_factory):
 def test_steps_in_unusual_orders_train_alike(a_plan, tmp_path):
     """Gradients dropped, looked at, made by two backward passes or by a closure."""
     job = torchrun(WORKERS / "unusual_steps.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    plain = subprocess.run(job, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    plain = run_ranks(WORKERS / "unusual_steps.py")
     assert plain.returncode == 0, plain.stderr[-3000:]
     expected = numbers_in(plain.stdout)
     assert len(expected) == 9 + 7  # a loss after each step, and a norm where it clips
@@ -74,11 +72,10 @@ def test_ddp_scripts_save_on_rank_0_and_resume_anywhere(a_plan, tmp_path):
 
     The optimizer is a ZeroRedundancyOptimizer in the first runs, and a frozen copy teaches; plain and planned.
     """
-    script, environment = WORKERS / "saves_on_rank_0.py", {**os.environ, "OMP_NUM_THREADS": "1"}
+    script = WORKERS / "saves_on_rank_0.py"
 
     def plain(folder, words):
-        job = torchrun(script, folder, words)
-        return subprocess.run(job, env=environment, capture_output=True, text=True, timeout=200, check=False)
+        return run_ranks(script, folder, words)
 
     def planned(strategy, folder, words):
         plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
@@ -109,13 +106,13 @@ def test_ddp_scripts_save_on_rank_0_and_resume_anywhere(a_plan, tmp_path):
 @pytest.mark.distributed
 def test_fsdp2_scripts_fill_save_and_resume_as_ever(a_plan, tmp_path):
     """From the meta device or from ranks that differ, through torch's checkpoint helpers, plain and planned."""
-    script, environment = WORKERS / "fsdp2_resumes.py", {**os.environ, "OMP_NUM_THREADS": "1"}
+    script = WORKERS / "fsdp2_resumes.py"
 
     def trained(strategy, folder, words):
         job = torchrun(script, tmp_path / folder, words)
         (tmp_path / folder).mkdir(exist_ok=True)
         if strategy is None:
-            done = subprocess.run(job, env=environment, capture_output=True, text=True, timeout=200, check=False)
+            done = run_ranks(script, tmp_path / folder, words)
         else:
             done = paro("run", "--plan", plan_for(a_plan, tmp_path / f"{strategy}.json", strategy), job=job)
         assert done.returncode == 0, done.stderr[-3000:]
@@ -136,13 +133,13 @@ def test_fsdp2_scripts_fill_save_and_resume_as_ever(a_plan, tmp_path):
 @pytest.mark.distributed
 def test_fsdp1_scripts_use_its_own_state_dicts(a_plan, tmp_path):
     """Whole and sharded ones, of model and optimizer, wrapped by hand or by policy, plain and planned."""
-    script, environment = WORKERS / "fsdp1_states.py", {**os.environ, "OMP_NUM_THREADS": "1"}
+    script = WORKERS / "fsdp1_states.py"
 
     def trained(strategy, folder, words):
         job = torchrun(script, tmp_path / folder, words)
         (tmp_path / folder).mkdir(exist_ok=True)
         if strategy is None:
-            done = subprocess.run(job, env=environment, capture_output=True, text=True, timeout=200, check=False)
+            done = run_ranks(script, tmp_path / folder, words)
         else:
             done = paro("run", "--plan", plan_for(a_plan, tmp_path / f"{strategy}.json", strategy), job=job)
         assert done.returncode == 0, done.stderr[-3000:]
@@ -161,8 +158,7 @@ def test_fsdp1_scripts_use_its_own_state_dicts(a_plan, tmp_path):
 @pytest.mark.parametrize(("word", "tolerance"), [("divisor", 2e-6), ("bf16", 2**-8)])  # bf16 has 8 bits
 def test_fsdp2_in_bf16_and_with_its_own_divisor(word, tolerance, a_plan, tmp_path):
     job = torchrun(WORKERS / "low_precision.py", word)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    plain = subprocess.run(job, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    plain = run_ranks(WORKERS / "low_precision.py", word)
     assert plain.returncode == 0, plain.stderr[-3000:]
     expected = numbers_in(plain.stdout)
     assert len(expected) == 3 * 2

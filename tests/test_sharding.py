@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 import pytest
 from conftest import ROOT
+from loop import torchrun
+from ranks import run_ranks
 
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import KEPT, Strategy
@@ -17,11 +18,21 @@ WARNINGS = "error::UserWarning,error::FutureWarning"
 
 
 def run(worker, *arguments, ranks=4, warnings=WARNINGS):
-    pytest.importorskip("torch")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [*launcher, str(ROOT / "tests/workers" / f"{worker}.py"), *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": warnings}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=540, env=environment, check=False)
+    done = run_ranks(ROOT / "tests/workers" / f"{worker}.py", *arguments, ranks=ranks, warnings=warnings)
+    assert done.returncode == 0, done.stdout + done.stderr[-20_000:]
+    return done.stdout
+
+
+def run_afresh(worker, *arguments, ranks=4):
+    """Run a worker that counts what its process holds, in processes of their own from the start."""
+    done = subprocess.run(
+        torchrun(ROOT / "tests/workers" / f"{worker}.py", *arguments, ranks=ranks),
+        capture_output=True,
+        text=True,
+        timeout=540,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr[-20_000:]
     return done.stdout
 
@@ -75,14 +86,14 @@ def test_compiled_blocks():
 @pytest.mark.slow
 def test_bytes_held_and_sent_equal_the_formulas():
     # FSDP2 warns about units whose last layer returns a view, which these have.
-    assert run("sharding_accounts", "traffic", "memory", warnings="default").count("counted") == 14
+    assert run_afresh("sharding_accounts", "traffic", "memory").count("counted") == 14
 
 
 @pytest.mark.slow
 def test_the_memory_of_a_step_stays_within_the_stated_bound(monkeypatch):
     # Freed tensors then leave the process at once, so that its size tells what is alive.
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
-    assert run("sharding_accounts", "peak", warnings="default").count("counted") == 14
+    assert run_afresh("sharding_accounts", "peak").count("counted") == 14
 
 
 @pytest.mark.parametrize("what", ["chain", "refusals", pytest.param("mixed", marks=pytest.mark.slow)])
@@ -101,7 +112,7 @@ def test_a_checkpoint_of_four_ranks_loads_on_two(tmp_path):
 
 
 def test_a_dropped_model_leaves_nothing():
-    run("sharding_gone", ranks=2)
+    run_afresh("sharding_gone", ranks=2)
 
 
 def test_dominated_strategies_are_refused():

@@ -79,6 +79,10 @@ class Boundary:
                 flush=True,
             )
 
+    def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Tell whether an optimizer is the sharded model's."""
+        return optimizer is self._optimizer
+
     def after_step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Learn from a step; tell whether it was the sharded model's."""
         if optimizer is not self._optimizer:

@@ -98,7 +98,7 @@ class Hooks:
         return call
 
     def _before_step(
-        self, _: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+        self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]] | None:
         """Finish the gradients before an optimizer reads them; a closure runs before that."""
         session = self._session
@@ -108,12 +108,16 @@ class Hooks:
         if session.root is None or closure is None:
             session.finish_gradients()
             return None
+        if not session.steps(optimizer):
+            return None  # one that calls ours with the closure, or has nothing to do with the model
         if isinstance(args[0], torch.optim.LBFGS):
             session.refuse(TrainingError("a plan cannot express LBFGS, which calls its closure several times"))
         with torch.enable_grad():
             loss = closure()
         session.finish_gradients()
-        return (args[0],), {**{k: v for k, v in kwargs.items() if k != "closure"}, "closure": lambda: loss}
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": lambda: loss}
+        return (args[0], lambda: loss, *args[2:]), kwargs
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._session.after_step(optimizer)

@@ -111,6 +111,10 @@ class Session:
         if self._boundary is not None:
             self._boundary.finish()
 
+    def steps(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Tell whether an optimizer is the one of the sharded model."""
+        return self._boundary is not None and self._boundary.is_of(optimizer)
+
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Learn from a step of an optimizer; look for a request to switch if it was the sharded model's."""
         if self._boundary is not None and self._boundary.after_step(optimizer) and self._switchboard is not None:
@@ -256,9 +260,20 @@ class Session:
                 id(item) in parameters for group in optimizer.param_groups for item in group["params"]
             ):
                 owners.append(optimizer)
+        # Torchtitan's container of optimizers is one itself, over all their parameters.
+        owners = [owner for owner in owners if not any(_holds(owner, other) for other in owners)]
         if len(owners) != 1:
             raise TrainingError(
                 f"a planned model must have one optimizer over its parameters, got {len(owners)}",
                 hint=NO_PLAN if owners else "make the optimizer before the first training step",
             )
         return owners[0]
+
+
+def _holds(container: object, item: object) -> bool:
+    """Tell whether an object keeps another one among its attributes, alone or in a list, tuple or dictionary."""
+    for value in vars(container).values():
+        kept = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+        if any(other is item for other in kept):
+            return True
+    return False

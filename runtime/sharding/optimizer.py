@@ -93,7 +93,9 @@ def _before_step(
     with torch.enable_grad():
         loss = closure()
     gradients.before_step()
-    return (args[0],), {**{key: value for key, value in kwargs.items() if key != "closure"}, "closure": lambda: loss}
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": lambda: loss}
+    return (args[0], lambda: loss, *args[2:]), kwargs
 
 
 class OptimizerShards:

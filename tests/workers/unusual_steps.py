@@ -15,6 +15,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples/framework
 from common import batch, loss_of, make_model, parse_args
 
 
+class Container(torch.optim.Optimizer):
+    """Optimizers that step together, as torchtitan keeps them: an optimizer itself, over all their parameters."""
+
+    def __init__(self, optimizers, parameters):
+        self.optimizers = optimizers
+        super().__init__(parameters, {"lr": 1.0})
+
+    def step(self, *args):
+        for optimizer in self.optimizers:
+            optimizer.step(*args)
+
+    def zero_grad(self, *args):
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(*args)
+
+
 class Script:
     """A model, its optimizer, and the parameters as a script remembers them at its start."""
 
@@ -26,7 +42,7 @@ class Script:
         # Else FSDP2 computes with the root of before the step after a validation pass.
         fully_shard(self.model, reshard_after_forward=True)
         self.remembered = list(self.model.parameters())
-        self.optimizer = torch.optim.SGD(self.remembered, lr=0.05, momentum=0.9)
+        self.optimizer = Container([torch.optim.SGD(self.remembered, lr=0.05, momentum=0.9)], self.remembered)
         self.step = 0
 
     def loss(self, micro=0):
