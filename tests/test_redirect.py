@@ -105,7 +105,10 @@ def test_ddp_scripts_save_on_rank_0_and_resume_anywhere(a_plan, tmp_path):
 
 @pytest.mark.distributed
 def test_fsdp2_scripts_fill_save_and_resume_as_ever(a_plan, tmp_path):
-    """From the meta device or from ranks that differ, through torch's checkpoint helpers, plain and planned."""
+    """From the meta device or from ranks that differ, through torch's checkpoint helpers, plain and planned.
+
+    Those from the meta device have two optimizers, each of which takes its gradients off after its step.
+    """
     script = WORKERS / "fsdp2_resumes.py"
 
     def trained(strategy, folder, words):
@@ -124,10 +127,10 @@ def test_fsdp2_scripts_fill_save_and_resume_as_ever(a_plan, tmp_path):
     assert again == pytest.approx(of_ranks, rel=2e-6)
     assert trained(None, "NNG", "seeded,resume") == pytest.approx(of_ranks[5:10], rel=2e-6)
 
-    seeded = trained(None, "seeded", "seeded,whole")
+    seeded = trained(None, "seeded", "seeded,two,whole")
     assert len(seeded) == 4 * 2 + 1
-    assert trained("GGG", "GGG", "seeded,whole") == pytest.approx(seeded, rel=2e-6)
-    assert trained("IIG", "GGG", "resume,assigned") == pytest.approx(seeded[4:], rel=2e-6)
+    assert trained("GGG", "GGG", "seeded,two,whole") == pytest.approx(seeded, rel=2e-6)
+    assert trained("IIG", "GGG", "resume,two,assigned") == pytest.approx(seeded[4:], rel=2e-6)
 
 
 @pytest.mark.distributed

@@ -15,6 +15,8 @@ import torch.distributed as dist
 from paro_advise.policies.strategy import Level
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from paro_advise.runtime.sharding.engine import Engine
@@ -25,13 +27,13 @@ class Boundary:
 
     Args:
         engine: of the sharded model.
-        optimizer: of the sharded model.
+        optimizers: of the sharded model.
         is_gated: the script tells it itself.
     """
 
-    def __init__(self, engine: Engine, optimizer: torch.optim.Optimizer, *, is_gated: bool) -> None:
+    def __init__(self, engine: Engine, optimizers: Sequence[torch.optim.Optimizer], *, is_gated: bool) -> None:
         self._engine = engine
-        self._optimizer = optimizer
+        self._optimizers = tuple(optimizers)
         self._is_gated = is_gated
         self._passes = 0
         self._pending = False
@@ -80,14 +82,14 @@ class Boundary:
             )
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Tell whether an optimizer is the sharded model's."""
-        return optimizer is self._optimizer
+        """Tell whether an optimizer is one of the sharded model's."""
+        return any(optimizer is own for own in self._optimizers)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Learn from a step; tell whether it was the sharded model's."""
-        if optimizer is not self._optimizer:
+        """Learn from a step; tell whether it was the last one of the sharded model's optimizers."""
+        if not self.is_of(optimizer):
             return False
         if self._passes:
             self._expected = self._passes
         self.restart()
-        return True
+        return optimizer is self._optimizers[-1]

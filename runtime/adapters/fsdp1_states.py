@@ -30,7 +30,6 @@ from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.session import Session
 from paro_advise.runtime.sharding.module import engine_of
 from paro_advise.runtime.sharding.summoning import whole_parameters
-from paro_advise.runtime.sharding.whole_states import fsdp2_optimizer_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,7 +136,8 @@ class FullyShardedStates(nn.Module):
         settings, engine = FullyShardedStates.get_state_dict_type(model), _engine()
         config = settings.optim_state_dict_config
         if settings.state_dict_type != StateDictType.FULL_STATE_DICT and engine is not None:
-            state = fsdp2_optimizer_state(engine)
+            with engine.shown_as_shards():
+                state = optim.state_dict()
         else:
             state = optim_state_dict or optim.state_dict()
             if getattr(config, "rank0_only", False) and dist.get_rank():
@@ -270,8 +270,8 @@ def _placed(value: Any, *, to_cpu: bool) -> Any:
 def _names(model: nn.Module, optim: torch.optim.Optimizer) -> list[list[str]]:
     """Return the names of an optimizer's parameters in each of its groups, as in the model that was wrapped."""
     engine = _engine()
-    if engine is not None and engine.shards.optimizer is optim:
-        found = engine.shards.all_names
+    if engine is not None and any(optim is one for one in engine.shards.optimizers):
+        found = engine.shards.all_names[engine.shards.groups_of(optim)]
     else:
         of = {id(parameter): name for name, parameter in model.named_parameters()}
         found = [[of[id(parameter)] for parameter in entry["params"]] for entry in optim.param_groups]

@@ -112,7 +112,7 @@ class Session:
             self._boundary.finish()
 
     def steps(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Tell whether an optimizer is the one of the sharded model."""
+        """Tell whether an optimizer is one of the sharded model's."""
         return self._boundary is not None and self._boundary.is_of(optimizer)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -182,7 +182,7 @@ class Session:
         check_facts(self.plan, sum(parameter.numel() for parameter in module.parameters()))
         if wrapping.init_from_rank_0:
             copy_from_rank_0(module)
-        optimizer = self._optimizer_of(module)
+        optimizers = self._optimizers_of(module)
         chosen = self.plan.chosen
         if "parameter" in chosen.offload:
             raise TrainingError(
@@ -194,7 +194,7 @@ class Session:
         before = dict(module.named_parameters())
         shard(
             module,
-            optimizer,
+            optimizers,
             chosen.triple,
             group_size=chosen.group_size or self.plan.preconditions.gpus_per_node,
             units=outermost_units(module, wrapping.units),
@@ -219,12 +219,12 @@ class Session:
                 engine.homes.before_gather = self._attendance.before_gather
         if self._gate is not None:
             engine.gradients.set_synchronizes(enabled=self._gate)
-        self._boundary = Boundary(engine, optimizer, is_gated=self._gate is not None)
+        self._boundary = Boundary(engine, optimizers, is_gated=self._gate is not None)
         if self._switchboard is not None:
             self._switchboard.open(self.plan)
         mark_applied()
         if dist.get_rank() == 0:
-            self._announce(f"{len(engine.units)} units, {plain_name(optimizer)}", module, wrapping)
+            self._announce(f"{len(engine.units)} units, {' and '.join(map(plain_name, optimizers))}", module, wrapping)
 
     def _announce(self, parts: str, module: nn.Module, wrapping: Wrapping) -> None:
         """Print what runs now, and what it means for checkpoints."""
@@ -251,7 +251,7 @@ class Session:
             if self._boundary is not None:
                 self._boundary.restart()
 
-    def _optimizer_of(self, module: nn.Module) -> torch.optim.Optimizer:
+    def _optimizers_of(self, module: nn.Module) -> list[torch.optim.Optimizer]:
         parameters = {id(parameter) for parameter in module.parameters()}
         owners = []
         for reference in self.optimizers:
@@ -262,12 +262,12 @@ class Session:
                 owners.append(optimizer)
         # Torchtitan's container of optimizers is one itself, over all their parameters.
         owners = [owner for owner in owners if not any(_holds(owner, other) for other in owners)]
-        if len(owners) != 1:
+        if not owners:
             raise TrainingError(
-                f"a planned model must have one optimizer over its parameters, got {len(owners)}",
-                hint=NO_PLAN if owners else "make the optimizer before the first training step",
+                "a planned model must have an optimizer over its parameters, got none",
+                hint="make the optimizer before the first training step, and after fully_shard",
             )
-        return owners[0]
+        return owners
 
 
 def _holds(container: object, item: object) -> bool:

@@ -18,7 +18,7 @@ from paro_advise.runtime.import_hooks import when_imported
 from paro_advise.runtime.sharding.engine import Engine
 from paro_advise.runtime.sharding.module import ShardedModule
 from paro_advise.runtime.sharding.optimizer import ShardedOptimizer
-from paro_advise.runtime.sharding.whole_states import fsdp2_optimizer_state
+from paro_advise.runtime.sharding.whole_states import fsdp2_optimizer_state, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,20 +31,25 @@ _HELPERS = ("_get_optim_state_dict", "_load_optim_state_dict")
 class _View(torch.optim.Optimizer):
     """An optimizer over the model's own parameters, in the order of the user's groups."""
 
-    def __init__(self, engine: Engine) -> None:
-        shards = engine.shards
+    def __init__(self, engine: Engine, optimizer: torch.optim.Optimizer) -> None:
+        shards, groups = engine.shards, engine.shards.groups_of(optimizer)
         if not engine.gradients.are_waiting:
             shards.ensure_state()
         slots = {slot.name: slot for unit in engine.units for slot in unit.spec.slots}
-        self._engine = engine
+        self._engine, self._of = engine, optimizer
         # What Optimizer.__init__ does beside this would count as a new optimizer of the script.
         self.param_groups = [
             {**group, "params": [slots[name].parameter for name in names]}
-            for group, names in zip(shards.optimizer.param_groups, shards.all_names, strict=True)
+            for group, names in zip(shards.optimizer.param_groups[groups], shards.all_names[groups], strict=True)
         ]
-        held = shards.optimizer.state
+        held, own = shards.optimizer.state, {name for names in shards.group_names[groups] for name in names}
         self.state = defaultdict(
-            dict, {slots[name].parameter: held[shard] for name, shard in shards.shards.items() if shard in held}
+            dict,
+            {
+                slots[name].parameter: held[shard]
+                for name, shard in shards.shards.items()
+                if name in own and shard in held
+            },
         )
 
     def step(self, closure: object = None) -> None:  # type: ignore[override]
@@ -59,11 +64,12 @@ class _View(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state by the places of the parameters."""
         reader = self._engine.whole_reader
-        return reader.optimizer_state() if reader else fsdp2_optimizer_state(self._engine)
+        found = reader.optimizer_state() if reader else fsdp2_optimizer_state(self._engine)
+        return part_of(self._engine, found, self._of)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take a state, by names or places, in the order of the groups."""
-        self._engine.shards.optimizer.load_state_dict(state_dict)
+        self._of.load_state_dict(state_dict)
 
 
 def let_helpers_see_optimizers() -> None:
@@ -97,6 +103,6 @@ def _seen(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.optim.Opt
         return optimizer
     for part in model.modules():
         engine = Engine.find(part) if isinstance(part, ShardedModule) else None
-        if engine is not None and engine.shards.optimizer is optimizer:
-            return _View(engine)
+        if engine is not None and any(optimizer is one for one in engine.shards.optimizers):
+            return _View(engine, optimizer)
     return optimizer

@@ -7,6 +7,7 @@ and checkpoints.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,7 +17,7 @@ from torch import nn
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from paro_advise.runtime.sharding.parameters.units import Slot
 
@@ -98,23 +99,63 @@ def _before_step(
     return (args[0], lambda: loss, *args[2:]), kwargs
 
 
+def _after_step(gradients: Gradients, *_: object) -> None:
+    gradients.after_step()
+
+
+def _step_alone(optimizer: torch.optim.Optimizer) -> None:
+    """Step as the user's class does, without hooks."""
+    plain = type(optimizer).__mro__[2]
+    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks  # noqa: SLF001
+    before, after = dict(hooks[0]), dict(hooks[1])
+    for table in hooks:
+        table.clear()
+    plain.step(optimizer)  # type: ignore[attr-defined]
+    hooks[0].update(before)
+    hooks[1].update(after)
+
+
+class JointOptimizer(torch.optim.Optimizer):
+    """Several optimizers over the parameters of one model, as one: groups one after the other, one state.
+
+    It never steps; each of them does when the script says so.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        # What Optimizer.__init__ does beside this would count as a new optimizer of the script.
+        self.optimizers = tuple(optimizers)
+        self.state = defaultdict(dict)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # an attribute of torch's
+        """Return the groups of all."""
+        return [group for optimizer in self.optimizers for group in optimizer.__dict__["param_groups"]]
+
+    def join(self) -> None:
+        """Let all work on one state from now on; each looks only for its own parameters there."""
+        for optimizer in self.optimizers:
+            optimizer.state = self.state
+
+
 class OptimizerShards:
-    """The link between an optimizer and the parameters of a model.
+    """The link between the optimizers and the parameters of a model.
 
     Attributes:
-        optimizer: the user's.
+        optimizers: the user's.
+        optimizer: the user's, or all of them as one.
         shards: the optimizer's parameter of each slot that it trains, by qualified name.
         group_names, all_names: qualified names in each group, of what trains and of all.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, slots: Mapping[str, Slot]) -> None:
-        """Remember which of the optimizer's groups each parameter is in.
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], slots: Mapping[str, Slot]) -> None:
+        """Remember which of the optimizers' groups each parameter is in.
 
         Raises:
-            UsageError: the optimizer holds parameters that are not the model's, or none for some
+            UsageError: the optimizers hold parameters that are not the model's, one twice, or none for some
                 that train.
         """
-        self.optimizer = optimizer
+        self.optimizers = tuple(optimizers)
+        self.optimizer = optimizer = optimizers[0] if len(optimizers) == 1 else JointOptimizer(optimizers)
         self.shards: dict[str, nn.Parameter] = {}
         names = {id(slot.parameter): name for name, slot in slots.items()}
         self.group_names: list[list[str]] = []
@@ -130,7 +171,10 @@ class OptimizerShards:
             trained = [parameter for parameter in group["params"] if slots[names[id(parameter)]].trains]
             self.group_names.append([names[id(parameter)] for parameter in trained])
             self.all_names.append([names[id(parameter)] for parameter in group["params"]])
-        held = {name for group in self.group_names for name in group}
+        held = Counter(name for group in self.all_names for name in group)
+        twice = [name for name, count in held.items() if count > 1]
+        if twice:
+            raise UsageError(f"a parameter must be in one group of one optimizer, got {twice[0]} in {held[twice[0]]}")
         missing = sorted(name for name, slot in slots.items() if slot.trains and name not in held)
         if missing:
             raise UsageError(
@@ -139,21 +183,37 @@ class OptimizerShards:
                 hint="set requires_grad=False for what is not trained",
             )
         self._given = {
-            names[id(parameter)]: state for parameter, state in optimizer.state.items() if id(parameter) in names
+            names[id(parameter)]: state
+            for one in self.optimizers
+            for parameter, state in one.state.items()
+            if id(parameter) in names
         }
 
-    def attach(self, gradients: Gradients) -> None:
-        """Make the optimizer ours."""
-        cls, optimizer = type(self.optimizer), self.optimizer
-        if not isinstance(optimizer, ShardedOptimizer):
-            optimizer.__class__ = type(f"Sharded{cls.__name__}", (ShardedOptimizer, cls), {})
+    def attach(self, gradients_for: Callable[[torch.optim.Optimizer], Gradients]) -> None:
+        """Make the optimizers ours."""
+        for optimizer in self.optimizers:
+            cls, gradients = type(optimizer), gradients_for(optimizer)
+            if not isinstance(optimizer, ShardedOptimizer):
+                optimizer.__class__ = type(f"Sharded{cls.__name__}", (ShardedOptimizer, cls), {})
+                setattr(optimizer, _GRADIENTS, gradients)
+                optimizer.register_step_pre_hook(partial(_before_step, gradients))
+                optimizer.register_step_post_hook(partial(_after_step, gradients))
             setattr(optimizer, _GRADIENTS, gradients)
-            optimizer.register_step_pre_hook(partial(_before_step, gradients))
-            optimizer.register_step_post_hook(lambda *_: gradients.after_step())
-        setattr(optimizer, _GRADIENTS, gradients)
+
+    def groups_of(self, optimizer: torch.optim.Optimizer) -> slice:
+        """Return which of all groups are those of one optimizer."""
+        first = 0
+        for one in self.optimizers:
+            count = len(one.__dict__["param_groups"])
+            if one is optimizer:
+                return slice(first, first + count)
+            first += count
+        return slice(0, first)
 
     def place(self, shards: dict[str, nn.Parameter]) -> None:
         """Give the optimizer new parameters, by name; the states stay with their names."""
+        if isinstance(self.optimizer, JointOptimizer):
+            self.optimizer.join()
         states = {name: self.optimizer.state.pop(old, None) for name, old in self.shards.items()}
         self.optimizer.state.clear()
         self.shards = shards
@@ -197,29 +257,29 @@ class OptimizerShards:
         self.optimizer.state[self.shards[name]].update(changed)
 
     def ensure_state(self) -> None:
-        """Let the optimizer make its states without moving any parameter.
+        """Let each optimizer that has no states make them, without moving any parameter.
 
         As torch's own checkpoint helpers do: one step with zero gradients and a learning rate of 0.
         """
-        if self.optimizer.state:
-            return
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        for shard in self.shards.values():
-            shard.grad = torch.zeros_like(shard)
-        for group in self.optimizer.param_groups:
-            group["lr"] = torch.tensor(0.0) if isinstance(group["lr"], torch.Tensor) else 0.0
-        plain = type(self.optimizer).__mro__[2]
-        hooks = self.optimizer._optimizer_step_pre_hooks, self.optimizer._optimizer_step_post_hooks  # noqa: SLF001
-        before, after = dict(hooks[0]), dict(hooks[1])
-        for table in hooks:
-            table.clear()
-        plain.step(self.optimizer)  # type: ignore[attr-defined]
-        hooks[0].update(before)
-        hooks[1].update(after)
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-        for shard in self.shards.values():
-            shard.grad = None
-        for state in self.optimizer.state.values():
-            if isinstance(state.get("step"), torch.Tensor):
-                state["step"].zero_()
+        for optimizer in self.optimizers:
+            groups = optimizer.__dict__["param_groups"]
+            shards = [shard for group in groups for shard in group["params"]]
+            if not any(shard in self.optimizer.state for shard in shards):
+                _make_state(optimizer, groups, shards)
+                for shard in shards:
+                    state = self.optimizer.state.get(shard, {})
+                    if isinstance(state.get("step"), torch.Tensor):
+                        state["step"].zero_()
+
+
+def _make_state(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], shards: Sequence[torch.Tensor]) -> None:
+    rates = [group["lr"] for group in groups]
+    for shard in shards:
+        shard.grad = torch.zeros_like(shard)
+    for group in groups:
+        group["lr"] = torch.tensor(0.0) if isinstance(group["lr"], torch.Tensor) else 0.0
+    _step_alone(optimizer)
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = rate
+    for shard in shards:
+        shard.grad = None

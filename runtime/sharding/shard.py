@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import KEPT, Strategy, dominated_by
@@ -28,21 +30,24 @@ from paro_advise.runtime.sharding.parameters.owned import release
 from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec, find_units
 from paro_advise.runtime.sharding.parameters.whole import stand_in
 from paro_advise.runtime.sharding.settings import Settings, effective
-from paro_advise.runtime.sharding.whole_states import fsdp2_optimizer_state, named, own_rows_of
+from paro_advise.runtime.sharding.whole_states import fsdp2_optimizer_state, named, own_rows_of, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
+_SAME_MODEL = "seed all ranks alike before the model is made, or load one checkpoint on all of them"
 _Model = TypeVar("_Model", bound=nn.Module)
+_Optimizers = TypeVar("_Optimizers", bound="torch.optim.Optimizer | Sequence[torch.optim.Optimizer]")
 
 
 class _Attachment:
     """What the optimizer sees of the engine."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, optimizer: torch.optim.Optimizer) -> None:
         self._engine = engine
+        self._optimizer = weakref.ref(optimizer)
 
     def before_step(self) -> None:
         self._engine.before_step()
@@ -54,21 +59,35 @@ class _Attachment:
         self._engine.edits.absorb()
 
     def discard_gradients(self, *, to_none: bool) -> None:
-        self._engine.gradients.discard(to_none=to_none)
+        shards, gradients = self._engine.shards, self._engine.gradients
+        if len(shards.optimizers) == 1 or gradients.is_broken_off:
+            gradients.discard(to_none=to_none)
+            return
+        names = {name for group in shards.all_names[shards.groups_of(self._own)] for name in group}
+        gradients.discard_of(names, to_none=to_none)
 
     def optimizer_state_dict(self) -> dict[str, Any]:
         engine = self._engine
         if engine.stands_for_fsdp2:
-            return fsdp2_optimizer_state(engine)
-        return engine.whole_reader.optimizer_state() if engine.whole_reader else states.optimizer_state(engine)
+            found = fsdp2_optimizer_state(engine)
+        else:
+            found = engine.whole_reader.optimizer_state() if engine.whole_reader else states.optimizer_state(engine)
+        return part_of(engine, found, self._own) if len(engine.shards.optimizers) > 1 else found
 
     def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
-        states.load_optimizer_state(self._engine, named(self._engine, state), own_rows_of)
+        engine, own = self._engine, self._own
+        states.load_optimizer_state(engine, named(engine, state, own), own_rows_of, engine.shards.groups_of(own))
+
+    @property
+    def _own(self) -> torch.optim.Optimizer:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        return optimizer
 
 
 def shard(
     model: _Model,
-    optimizer: torch.optim.Optimizer,
+    optimizer: _Optimizers,
     strategy: str | Strategy,
     *,
     group_size: int | None = None,
@@ -82,7 +101,7 @@ def shard(
     offload_optimizer: bool = False,
     ranks_per_node: int | None = None,
     native_collectives: bool = False,
-) -> tuple[_Model, torch.optim.Optimizer]:
+) -> tuple[_Model, _Optimizers]:
     """Let a model and its optimizer train under a strategy, in place; training is ordinary PyTorch afterwards.
 
     Every rank calls it at the same point. Every backward pass outside ``model.no_sync()`` is a boundary.
@@ -90,7 +109,8 @@ def shard(
     Args:
         model: whole on every rank, with equal parameters (or on the meta device, see ``init``); parameters may be
             DTensors, which are gathered unit by unit.
-        optimizer: over the model's parameters, with or without a state; schedulers may hold it already.
+        optimizer: over the model's parameters, with or without a state; schedulers may hold it already. Several in
+            a list or tuple, each over some of them, which step one after the other.
         strategy: one of the 14 kept triples, such as "IIG".
         group_size: ranks that share fast links and divide the world; None for those of a node.
         device_mesh: over all ranks, or of (groups, ranks of a group), instead of ``group_size``.
@@ -109,7 +129,7 @@ def shard(
         native_collectives: use the backend's own collectives inside and across groups, not HO-Ring.
 
     Returns:
-        The same two objects.
+        The same model and the same optimizer, or list or tuple of optimizers.
 
     Raises:
         UsageError: something of the above cannot be.
@@ -126,14 +146,16 @@ def shard(
         native_collectives=native_collectives,
     )
     specs = _units_of(model, units)
-    check(specs, optimizer, settings, effective(wanted, grid))
-    shards = OptimizerShards(optimizer, {slot.name: slot for spec in specs for slot in spec.slots})
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+    for one in optimizers:
+        check(specs, one, settings, effective(wanted, grid))
+    shards = OptimizerShards(optimizers, {slot.name: slot for spec in specs for slot in spec.slots})
     _agree_on(wanted, grid, settings, shards, specs)
     with reaching_all_ranks("the set-up of a sharded model"):
         engine = Engine(model, specs, shards, strategy=wanted, grid=grid, settings=settings, device=_device(model))
         engine.reducing.self_check(engine.device)
         _settle(engine, init)
-    shards.attach(_Attachment(engine))
+    shards.attach(partial(_Attachment, engine))
     mark(model)
     engine.register()
     let_helpers_see_optimizers()
@@ -173,37 +195,50 @@ def _agree_on(
         {
             "strategy": [str(strategy), grid.group_size, str(settings)],
             "torch version": torch.__version__,
-            "optimizer": [type(shards.optimizer).__name__, [_plain(group) for group in shards.optimizer.param_groups]],
+            "optimizer": [
+                [type(optimizer).__name__ for optimizer in shards.optimizers],
+                [_plain(group) for group in shards.optimizer.param_groups],
+            ],
             "model": fingerprint(specs),
             "optimizer state": fingerprint_of_states(shards.given),
             "ranks of a node": grid.ranks_per_node,
         },
-        hint="seed all ranks alike before the model is made, or load one checkpoint on all of them",
+        hint=_SAME_MODEL,
     )
 
 
 def _settle(engine: Engine, init: Callable[[nn.Module], None] | None) -> None:
     """Bring all units to rest, one after the other, and the optimizer to its rows."""
-    settings = engine.settings
+    settings, replicas = engine.settings, []
     for unit in engine.units:
         if any(slot.parameter.is_meta for slot in unit.spec.slots):
             _materialize(engine, unit.spec, init)
-        _make_whole(unit.spec)
+        if _make_whole(unit.spec):
+            replicas.append(fingerprint([unit.spec]))
         engine.settle(unit, states.own_rows(engine, unit) if settings.has_own_masters else None)
+    if replicas:
+        agree({"model in each of its replicas": replicas}, hint=_SAME_MODEL)
     engine.place_shards()
     engine.start()
 
 
-def _make_whole(spec: UnitSpec) -> None:
-    """Gather the parameters of a unit that its script has sharded; what it remembers leads to those of today."""
+def _make_whole(spec: UnitSpec) -> bool:
+    """Gather the parameters of a unit that its script has sharded; what it remembers leads to those of today.
+
+    Returns:
+        Whether the script has replicated some, so that the whole ones may differ between ranks.
+    """
+    is_replicated = False
     for slot in spec.slots:
         sharded = slot.parameter
         if isinstance(sharded, DTensor):
             with torch.no_grad():
                 whole = sharded.full_tensor()
             slot.fill(nn.Parameter(whole, requires_grad=slot.trains))
+            is_replicated |= any(isinstance(place, Replicate) for place in sharded.placements)
             release(sharded)
             stand_in(sharded, slot)
+    return is_replicated
 
 
 def _materialize(engine: Engine, spec: UnitSpec, init: Callable[[nn.Module], None] | None) -> None:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     OwnRows = Callable[[Engine, UnitState, int, torch.Tensor], torch.Tensor]
 
 
+_ALL = slice(None)
+
+
 def own_rows(engine: Engine, unit: UnitState) -> list[torch.Tensor]:
     """Copy this rank's rows at the optimizer's level out of whole parameters, in their own type."""
     found = []
@@ -44,16 +47,19 @@ def optimizer_state(engine: Engine) -> dict[str, Any]:
     return {"state": state, "param_groups": groups}
 
 
-def load_optimizer_state(engine: Engine, state: dict[str, Any], own_rows: OwnRows | None = None) -> None:
+def load_optimizer_state(
+    engine: Engine, state: dict[str, Any], own_rows: OwnRows | None = None, groups: slice = _ALL
+) -> None:
     """Take a state by names.
 
     Args:
         engine: of the model.
         state: such as ``optimizer_state`` returned.
         own_rows: cuts this rank's rows out of tensors that are laid out in another way; None if none is.
+        groups: those of the optimizer that it is of.
     """
     shards = engine.shards
-    for group, theirs in zip(shards.optimizer.param_groups, state["param_groups"], strict=True):
+    for group, theirs in zip(shards.optimizer.param_groups[groups], state["param_groups"], strict=True):
         group.update({key: value for key, value in theirs.items() if key != "params"})
     places = {slot.name: (unit, place) for unit in engine.units for place, slot in enumerate(unit.spec.training)}
     for name, values in state["state"].items():

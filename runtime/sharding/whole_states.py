@@ -79,14 +79,25 @@ def _by_places(engine: Engine, tensors: dict[str, dict[str, Any]]) -> dict[str, 
     return {"state": dict(sorted(found.items())), "param_groups": groups}
 
 
-def named(engine: Engine, state: dict[str, Any]) -> dict[str, Any]:
+def part_of(engine: Engine, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return one optimizer's part of the state of all, by its own places where it is by places."""
+    groups = state["param_groups"][engine.shards.groups_of(optimizer)]
+    keys = [key for group in groups for key in group["params"]]
+    own = {key: place if isinstance(key, int) else key for place, key in enumerate(keys)}
+    return {
+        "state": {own[key]: state["state"][key] for key in keys if key in state["state"]},
+        "param_groups": [{**group, "params": [own[key] for key in group["params"]]} for group in groups],
+    }
+
+
+def named(engine: Engine, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return an optimizer's state by our names, where it came by places or by the names in a model around ours.
 
     Raises:
         UsageError: it is of another model.
     """
     shards = engine.shards
-    names = [name for group in shards.all_names for name in group]
+    names = [name for group in shards.all_names[shards.groups_of(optimizer)] for name in group]
     if any(name in names for name in state["state"]):
         return state
     if sum(len(group["params"]) for group in state["param_groups"]) != len(names):

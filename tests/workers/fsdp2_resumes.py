@@ -1,7 +1,7 @@
 """FSDP2 as its example writes it: from the meta device, filled after sharding, saved and resumed with DCP.
 
 Arguments before those of ``common``: the folder of checkpoints, and words:
-"seeded" fills by seeded draws into the shards, "ranks" has every rank draw a model of its own before it is sharded,
+"two" has two optimizers; "seeded" fills by seeded draws into the shards, "ranks" has every rank draw a model of its own before it is sharded,
 "resume" goes on from the checkpoint; "whole" saves and loads whole states by rank 0, "assigned" loads as the example
 does, by assigning; "evaluate" runs a pass without gradients before the first step; "bf16" computes in bfloat16; "load_later" and
 "in_place" load the checkpoint once more after the last step, the second into what ``state_dict()`` returns.
@@ -69,25 +69,35 @@ def fill(model):
                 parameter.normal_(0.0, 0.02)
 
 
-def save(model, optimizer, folder, words):
+def optimizers_of(model, words):
+    """Return one optimizer, or two that share the parameters and take off their gradients one after the other."""
+    settings = {"eps": 1e-3, "weight_decay": 0.1}
+    if "two" not in words:
+        return (torch.optim.AdamW(model.parameters(), lr=1e-3, **settings),)
+    matrices = [value for value in model.blocks.parameters() if value.ndim == 2]
+    others = [value for value in model.parameters() if not any(value is matrix for matrix in matrices)]
+    return torch.optim.SGD(matrices, lr=0.05, momentum=0.9), torch.optim.AdamW(others, lr=1e-3, **settings)
+
+
+def save(model, optimizers, folder, words):
     if "whole" in words or "assigned" in words:
         if "assigned" in words:
             whole = {name: value.full_tensor() for name, value in model.state_dict().items()}
-            states = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+            states = get_optimizer_state_dict(model, optimizers, options=StateDictOptions(full_state_dict=True))
         else:
             whole, states = get_state_dict(
-                model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+                model, optimizers, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
             )
         if dist.get_rank() == 0:
             torch.save({"model": whole, "optimizer": states}, folder / "whole.pt")
         dist.barrier()
         return
-    weights, states = get_state_dict(model, optimizer)
+    weights, states = get_state_dict(model, optimizers)
     assert all(isinstance(value, DTensor) for value in weights.values())
     dcp.save({"model": weights, "optimizer": states}, checkpoint_id=folder / "sharded")
 
 
-def load(model, optimizer, folder, words):
+def load(model, optimizers, folder, words):
     if "assigned" in words:
         saved = torch.load(folder / "whole.pt", weights_only=True, mmap=True)
         shards = {}
@@ -95,24 +105,24 @@ def load(model, optimizer, folder, words):
             value = distribute_tensor(saved["model"][name], empty.device_mesh, empty.placements)
             shards[name] = torch.nn.Parameter(value)
         model.load_state_dict(shards, strict=False, assign=True)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3, weight_decay=0.1)
-        set_optimizer_state_dict(model, optimizer, saved["optimizer"], options=StateDictOptions(full_state_dict=True))
-        return optimizer
+        optimizers = optimizers_of(model, words)
+        set_optimizer_state_dict(model, optimizers, saved["optimizer"], options=StateDictOptions(full_state_dict=True))
+        return optimizers
     if "whole" in words:
         saved = torch.load(folder / "whole.pt", weights_only=True)
         set_state_dict(
             model,
-            optimizer,
+            optimizers,
             model_state_dict=saved["model"],
             optim_state_dict=saved["optimizer"],
             options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True),
         )
-        return optimizer
-    weights, states = get_state_dict(model, optimizer)
+        return optimizers
+    weights, states = get_state_dict(model, optimizers)
     found = {"model": weights, "optimizer": states}
     dcp.load(found, checkpoint_id=folder / "sharded")
-    set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
-    return optimizer
+    set_state_dict(model, optimizers, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+    return optimizers
 
 
 def main():
@@ -125,10 +135,10 @@ def main():
     held = sum(parameter.to_local().numel() for parameter in model.parameters())
     total = sum(parameter.numel() for parameter in model.parameters())
     assert held < total / dist.get_world_size() * 1.1, (held, total)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3, weight_decay=0.1)
+    optimizers = optimizers_of(model, words)
     first = 0
     if "resume" in words:
-        optimizer = load(model, optimizer, folder, words)
+        optimizers = load(model, optimizers, folder, words)
         first = SAVED_AFTER
     if "evaluate" in words:
         report("before", evaluated(model, args))
@@ -136,20 +146,21 @@ def main():
         loss = loss_of(model, batch(args, step, 0, rank))
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor()
-        optimizer.step()
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         report(f"step {step} loss", mean_of(loss), "norm", norm)
         if step + 1 == SAVED_AFTER and "resume" not in words:
-            save(model, optimizer, folder, words)
+            save(model, optimizers, folder, words)
     report("end", sum(value.full_tensor().double().sum() for value in model.state_dict().values()))
     if "load_later" in words:
-        load(model, optimizer, folder, ["whole" if word == "assigned" else word for word in words])
+        load(model, optimizers, folder, ["whole" if word == "assigned" else word for word in words])
         report("again", evaluated(model, args))
     if "in_place" in words:
         dcp.load({"model": model.state_dict()}, checkpoint_id=folder / "sharded")
         report("again", evaluated(model, args))
     dist.barrier()
-    del model, optimizer, loss
+    del model, optimizer, optimizers, loss
     gc.collect()
     dist.destroy_process_group()
 
