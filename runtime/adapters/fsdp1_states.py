@@ -270,8 +270,9 @@ def _placed(value: Any, *, to_cpu: bool) -> Any:
 def _names(model: nn.Module, optim: torch.optim.Optimizer) -> list[list[str]]:
     """Return the names of an optimizer's parameters in each of its groups, as in the model that was wrapped."""
     engine = _engine()
-    if engine is not None and any(optim is one for one in engine.shards.optimizers):
-        found = engine.shards.all_names[engine.shards.groups_of(optim)]
+    own = engine.shards.behind(optim) if engine is not None else None
+    if engine is not None and own is not None:
+        found = engine.shards.all_names[engine.shards.groups_of(own)]
     else:
         of = {id(parameter): name for name, parameter in model.named_parameters()}
         found = [[of[id(parameter)] for parameter in entry["params"]] for entry in optim.param_groups]

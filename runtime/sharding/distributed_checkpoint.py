@@ -17,7 +17,6 @@ from torch import nn
 from paro_advise.runtime.import_hooks import when_imported
 from paro_advise.runtime.sharding.engine import Engine
 from paro_advise.runtime.sharding.module import ShardedModule
-from paro_advise.runtime.sharding.optimizer import ShardedOptimizer
 from paro_advise.runtime.sharding.whole_states import fsdp2_optimizer_state, part_of
 
 if TYPE_CHECKING:
@@ -99,10 +98,9 @@ class _WithViews:
 
 def _seen(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the view of a sharded optimizer of this model; others as they are."""
-    if not isinstance(optimizer, ShardedOptimizer):
-        return optimizer
     for part in model.modules():
         engine = Engine.find(part) if isinstance(part, ShardedModule) else None
-        if engine is not None and any(optimizer is one for one in engine.shards.optimizers):
-            return _View(engine, optimizer)
+        own = engine.shards.behind(optimizer) if engine is not None else None
+        if engine is not None and own is not None:
+            return _View(engine, own)
     return optimizer

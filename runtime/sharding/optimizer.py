@@ -200,6 +200,14 @@ class OptimizerShards:
                 optimizer.register_step_post_hook(partial(_after_step, gradients))
             setattr(optimizer, _GRADIENTS, gradients)
 
+    def behind(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | None:
+        """Return which of the optimizers is one, or is wrapped by one that shows its groups; None for others."""
+        groups = [id(group) for group in optimizer.param_groups]
+        for one in self.optimizers:
+            if groups and id(one.__dict__["param_groups"][0]) in groups:
+                return one
+        return None
+
     def groups_of(self, optimizer: torch.optim.Optimizer) -> slice:
         """Return which of all groups are those of one optimizer."""
         first = 0

@@ -59,6 +59,28 @@ def fill(part):
             value.normal_(0.0, 0.05)
 
 
+class Prepared(torch.optim.Optimizer):
+    """An optimizer behind another one, as accelerate hands it out."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    state = property(lambda self: self.optimizer.state)
+
+    def step(self, closure=None):
+        self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad(set_to_none)
+
+    def state_dict(self):
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict):
+        self.optimizer.load_state_dict(state_dict)
+
+
 def whole(model, words):
     settings = {"offload_to_cpu": "rank0" in words, "rank0_only": "rank0" in words}
     return FSDP.state_dict_type(
@@ -108,7 +130,7 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = made(args, words)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3, weight_decay=0.1)
+    optimizer = Prepared(torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3, weight_decay=0.1))
     first = 0
     if "resume" in words or "resume_shards" in words:
         load(model, optimizer, folder, words)
