@@ -157,6 +157,10 @@ class DistributedDataParallel(_Wrapper):
         self._next_sends_buffers = True
         self._adopt(module, Wrapping(origin="DDP", states_are_whole=True, evaluates_alone=True))
         self.reducer = _NoReducer()
+        self.device_ids = self.output_device = None
+        self.broadcast_buffers, self.static_graph = broadcast_buffers, bool(settings.get("static_graph"))
+        self.find_unused_parameters = bool(settings.get("find_unused_parameters"))
+        self.require_forward_param_sync = True
 
     @classmethod
     def _get_active_ddp_module(cls) -> None:
@@ -164,6 +168,7 @@ class DistributedDataParallel(_Wrapper):
 
     def _set_static_graph(self) -> None:
         """Ignore what only speeds DDP up."""
+        self.static_graph = True
 
     @property
     def require_backward_grad_sync(self) -> bool:

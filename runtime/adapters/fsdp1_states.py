@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import OptimStateKeyType
 from torch.distributed.fsdp.api import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
@@ -242,9 +243,32 @@ class FullyShardedStates(nn.Module):
         return FullyShardedStates.optim_state_dict_to_load(model, optim, sharded_optim_state_dict)
 
     @staticmethod
-    def rekey_optim_state_dict(*_: object, **__: object) -> None:
-        """Refuse: states by places are those of one order of parameters."""
-        _session().refuse(TrainingError("a plan cannot express rekey_optim_state_dict", hint=NO_PLAN))
+    def rekey_optim_state_dict(
+        optim_state_dict: dict[str, Any],
+        optim_state_key_type: OptimStateKeyType,
+        model: nn.Module,
+        optim_input: object = None,
+        optim: torch.optim.Optimizer | None = None,
+    ) -> dict[str, Any]:
+        """Return a state by names for one by places, or the other way round.
+
+        Places are those in an optimizer's groups, or without one in the model.
+        """
+        del optim_input
+        if optim is None:
+            names = [name.replace(PART, "") for name, _ in model.named_parameters()]
+        else:
+            names = [name for group_names in _names(model, optim) for name in group_names]
+        other: dict[object, object] = dict(enumerate(names))
+        if optim_state_key_type == OptimStateKeyType.PARAM_ID:
+            other = {name: place for place, name in other.items()}
+        return {
+            "state": {other.get(key, key): values for key, values in optim_state_dict["state"].items()},
+            "param_groups": [
+                {**entry, "params": [other.get(key, key) for key in entry["params"]]}
+                for entry in optim_state_dict["param_groups"]
+            ],
+        }
 
 
 def _session() -> Session:

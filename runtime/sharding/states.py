@@ -12,11 +12,12 @@ from paro_advise.policies.strategy import Level
 from paro_advise.runtime.sharding.parameters.whole import stand_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from paro_advise.runtime.sharding.arrangement import Arrangement
     from paro_advise.runtime.sharding.engine import Engine
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
+    from paro_advise.runtime.sharding.optimizer import OptimizerShards
 
     OwnRows = Callable[[Engine, UnitState, int, torch.Tensor], torch.Tensor]
 
@@ -109,6 +110,25 @@ def whole(source: Arrangement, unit: UnitState, rows: list[torch.Tensor]) -> lis
     return found
 
 
+def whole_of(
+    source: Arrangement, unit: UnitState, shards: OptimizerShards, key: str
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Gather one kind of the optimizer's states for those parameters of a unit that have it, by name.
+
+    A parameter has none that never had a gradient, or whose optimizer keeps other kinds. All ranks call it at once.
+    """
+    names = [slot.name for slot in unit.spec.training]
+    found = [dict(shards.tensors(name)).get(key) for name in names]
+    dtype = next(value.dtype for value in found if value is not None)
+    rows = [
+        torch.zeros_like(local(master), dtype=dtype) if value is None else local(value)
+        for value, master in zip(found, unit.masters, strict=True)
+    ]
+    for name, value, gathered in zip(names, found, whole(source, unit, rows), strict=True):
+        if value is not None:
+            yield name, gathered
+
+
 def model_state(engine: Engine) -> dict[str, torch.Tensor]:
     """Return parameters and buffers by qualified names: what trains as the optimizer's rows.
 
@@ -147,9 +167,8 @@ def move_unit(
     names = [slot.name for slot in unit.spec.training]
     keys = sorted({key for name in names for key, _ in engine.shards.tensors(name)})
     for key in keys:
-        rows = [local(dict(engine.shards.tensors(name))[key]) for name in names]
-        for place, (name, value) in enumerate(zip(names, whole(before, old, rows), strict=True)):
-            rows_now = engine.arrangement.own_rows(unit, place, value)
+        for name, value in whole_of(before, old, engine.shards, key):
+            rows_now = engine.arrangement.own_rows(unit, names.index(name), value)
             moments.setdefault(name, {})[key] = rows_now.to(engine.optimizer_device, copy=True)
         for name in names:  # frees the old rows before the next kind of state is gathered
             engine.shards.map_states(name, lambda which, value, key=key: value if which != key else torch.empty(0))  # type: ignore[misc]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def whole_parameters(engine: Engine) -> Iterator[tuple[Slot, torch.Tensor]]:
-    """Gather the parameters that train, unit by unit, in the type the optimizer works in.
+    """Gather the parameters, unit by unit, in the type the optimizer works in; frozen ones where they are sharded.
 
     All ranks iterate at once; those that want no values drop them.
     """
@@ -29,6 +29,10 @@ def whole_parameters(engine: Engine) -> Iterator[tuple[Slot, torch.Tensor]]:
     for unit in engine.units:
         values = states.whole(engine.arrangement, unit, [states.local(master) for master in unit.masters])
         yield from zip(unit.spec.training, values, strict=True)
+        for slot in unit.spec.slots:
+            frozen = slot.parameter.detach()
+            if not slot.trains and isinstance(frozen, DTensor):
+                yield slot, frozen.full_tensor()
 
 
 def whole_moments(engine: Engine) -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -40,8 +44,7 @@ def whole_moments(engine: Engine) -> Iterator[tuple[str, str, torch.Tensor]]:
     for unit in engine.units:
         names = [slot.name for slot in unit.spec.training]
         for key in sorted({key for name in names for key, _ in engine.shards.tensors(name)}):
-            rows = [states.local(dict(engine.shards.tensors(name))[key]) for name in names]
-            for name, value in zip(names, states.whole(engine.arrangement, unit, rows), strict=True):
+            for name, value in states.whole_of(engine.arrangement, unit, engine.shards, key):
                 yield name, key, value
 
 

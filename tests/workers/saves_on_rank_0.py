@@ -81,6 +81,7 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     raw = make_model(args)
+    raw.blocks[0].norm_mlp.weight.requires_grad = False
     optimizer = optimizer_of(raw, words)
     first = 0
     if "resume" in words:
@@ -88,6 +89,7 @@ def main():
         raw.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         first = saved["step"]
+        assert all(type(value) is torch.Tensor for value in saved["model"].values())
     mean = copy.deepcopy(raw) if "mean" in words else None
     model = wrapped(raw, words)
     teacher = frozen(args) if "teacher" in words else None
@@ -97,6 +99,8 @@ def main():
             with contextlib.nullcontext() if last else getattr(model, "_orig_mod", model).no_sync():
                 loss = pass_forward(model, teacher, batch(args, step, micro, rank))
                 loss.backward()
+        if step < SAVED_AFTER:
+            raw.blocks[1].norm_mlp.bias.grad = None  # as DINO keeps its last layer for a while: it has no state yet
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
