@@ -157,10 +157,25 @@ class DistributedDataParallel(_Wrapper):
         self._next_sends_buffers = True
         self._adopt(module, Wrapping(origin="DDP", states_are_whole=True, evaluates_alone=True))
         self.reducer = _NoReducer()
-        self.device_ids = self.output_device = None
-        self.broadcast_buffers, self.static_graph = broadcast_buffers, bool(settings.get("static_graph"))
-        self.find_unused_parameters = bool(settings.get("find_unused_parameters"))
-        self.require_forward_param_sync = True
+        self._show_settings(process_group, broadcast_buffers=broadcast_buffers, settings=settings)
+
+    def _show_settings(
+        self, process_group: dist.ProcessGroup | None, *, broadcast_buffers: bool, settings: dict[str, object]
+    ) -> None:
+        """Have the attributes of DDP that others read."""
+        first = next(iter(self._inner.parameters()), None)
+        self.device = first.device if first is not None else torch.device("cpu")
+        self.device_type = self.device.type
+        self.device_ids = self.output_device = self.logger = None
+        self.dim, self.is_multi_device_module, self.require_forward_param_sync = 0, False, True
+        self.process_group = process_group or dist.group.WORLD
+        self.broadcast_buffers = broadcast_buffers
+        for name in ("static_graph", "find_unused_parameters", "gradient_as_bucket_view"):
+            setattr(self, name, bool(settings.get(name)))
+
+    def _get_ddp_logging_data(self) -> dict[str, object]:
+        """Return nothing: there are no buckets to tell of."""
+        return {}
 
     @classmethod
     def _get_active_ddp_module(cls) -> None:

@@ -160,12 +160,15 @@ class FullyShardCalls:
         self.session = session
         self._original = original
         self._settings: dict[int, tuple[nn.Module, Settings]] = {}
+        self._groups: list[list[nn.Module]] = []
         self._factors: dict[int, tuple[nn.Module, float]] = {}
 
     def fully_shard(self, module: _Modules, **settings: Unpack[Settings]) -> _Modules:
         """Shard as FSDP2 does, and note what is wrapped, with FSDP2's settings."""
         self._original(module, **settings)
-        for part in module if isinstance(module, (list, tuple)) else [module]:
+        group: list[nn.Module] = [*module] if isinstance(module, (list, tuple)) else [module]
+        self._groups.append(group)
+        for part in group:
             self._settings[id(part)] = (part, settings)
             self._mix_in(part)
         return module
@@ -208,11 +211,23 @@ class FullyShardCalls:
         param_dtype, reduce_dtype = policies.pop()
         return Wrapping(
             origin="FSDP2 (fully_shard)",
-            units=tuple(part for part, _ in wrapped),
+            units=tuple(part for part, _ in wrapped if not self._is_tied(part)),
             param_dtype=param_dtype,
             reduce_dtype=reduce_dtype,
             norms_are_dtensors=True,
             let_go=lambda: self._let_go([part for part, _ in wrapped]),
+        )
+
+    def _is_tied(self, part: nn.Module) -> bool:
+        """Tell whether a module was wrapped together with one that holds a parameter of it: the root's, then."""
+        own = {id(parameter) for parameter in part.parameters()}
+        return any(
+            id(parameter) in own
+            for group in self._groups
+            if any(part is member for member in group)
+            for member in group
+            if member is not part
+            for parameter in member.parameters()
         )
 
     def _let_go(self, parts: Sequence[nn.Module]) -> None:

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
+    OptimStateKeyType,
     StateDictType,
 )
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP  # noqa: N817 - as everybody calls it
@@ -108,6 +109,9 @@ def load(model, optimizer, folder, words):
         saved = torch.load(folder / "whole.pt", weights_only=True)
         with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
             model.load_state_dict(saved["model"])
+        by_place = FSDP.rekey_optim_state_dict(saved["optimizer"], OptimStateKeyType.PARAM_ID, model, optim=optimizer)
+        assert set(by_place["state"]) == set(range(len(by_place["state"])))
+        saved["optimizer"] = FSDP.rekey_optim_state_dict(by_place, OptimStateKeyType.PARAM_NAME, model, optim=optimizer)
         with whole(model, words):
             states = saved["optimizer"] if dist.get_rank() == 0 or "rank0" not in words else {}
             optimizer.load_state_dict(FSDP.optim_state_dict_to_load(model, optimizer, states))

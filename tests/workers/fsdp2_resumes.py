@@ -1,7 +1,7 @@
 """FSDP2 as its example writes it: from the meta device, filled after sharding, saved and resumed with DCP.
 
 Arguments before those of ``common``: the folder of checkpoints, and words:
-"two" has two optimizers; "seeded" fills by seeded draws into the shards, "ranks" has every rank draw a model of its own before it is sharded,
+"two" has two optimizers; "tied" ties two layers that are wrapped together, as accelerate does; "seeded" fills by seeded draws into the shards, "ranks" has every rank draw a model of its own before it is sharded,
 "resume" goes on from the checkpoint; "whole" saves and loads whole states by rank 0, "assigned" loads as the example
 does, by assigning; "evaluate" runs a pass without gradients before the first step; "bf16" computes in bfloat16; "load_later" and
 "in_place" load the checkpoint once more after the last step, the second into what ``state_dict()`` returns.
@@ -46,6 +46,9 @@ def made(args, words):
             model = make_model(args)
     for block in model.blocks:
         fully_shard(block, **settings)
+    if "tied" in words:
+        model.head.weight = model.embed.weight
+        fully_shard([model.embed, model.head], **settings)
     fully_shard(model, **settings)
     assert isinstance(model, FSDPModule)
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())

@@ -44,6 +44,9 @@ def wrapped(raw, words):
 
 def frozen(args):
     teacher = DistributedDataParallel(make_model(args))
+    # What Lightning asks of DDP.
+    assert not (teacher.static_graph or teacher.find_unused_parameters)
+    assert not teacher._get_ddp_logging_data().get("can_set_static_graph")
     for parameter in teacher.parameters():
         parameter.requires_grad = False
     return teacher
