@@ -23,7 +23,9 @@ _MIN_TORCH = (2, 13)
 _NEED_WHOLE = ("Adafactor", "Shampoo", "DistributedShampoo", "SOAP")
 
 
-def check(specs: Sequence[UnitSpec], optimizer: torch.optim.Optimizer, settings: Settings, levels: Strategy) -> None:
+def check(
+    specs: Sequence[UnitSpec], optimizers: Sequence[torch.optim.Optimizer], settings: Settings, levels: Strategy
+) -> None:
     """Refuse what cannot be.
 
     Raises:
@@ -37,6 +39,11 @@ def check(specs: Sequence[UnitSpec], optimizer: torch.optim.Optimizer, settings:
         _check_types(spec, settings)
         for slot in spec.slots:
             _check_hooks(slot, settings, levels)
+    for optimizer in optimizers:
+        _check_optimizer(optimizer, levels)
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, levels: Strategy) -> None:
     kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError("a sharded optimizer must call its closure once, got LBFGS, which calls it several times")

@@ -109,8 +109,7 @@ def shard(
     Args:
         model: whole on every rank, with equal parameters (or on the meta device, see ``init``); parameters may be
             DTensors, which are gathered unit by unit.
-        optimizer: over the model's parameters, with or without a state; schedulers may hold it already. Several in
-            a list or tuple, each over some of them, which step one after the other.
+        optimizer: over the model's parameters, with or without a state, or a list of several; schedulers may hold it.
         strategy: one of the 14 kept triples, such as "IIG".
         group_size: ranks that share fast links and divide the world; None for those of a node.
         device_mesh: over all ranks, or of (groups, ranks of a group), instead of ``group_size``.
@@ -129,7 +128,7 @@ def shard(
         native_collectives: use the backend's own collectives inside and across groups, not HO-Ring.
 
     Returns:
-        The same model and the same optimizer, or list or tuple of optimizers.
+        The same two objects.
 
     Raises:
         UsageError: something of the above cannot be.
@@ -147,19 +146,23 @@ def shard(
     )
     specs = _units_of(model, units)
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-    for one in optimizers:
-        check(specs, one, settings, effective(wanted, grid))
+    check(specs, optimizers, settings, effective(wanted, grid))
     shards = OptimizerShards(optimizers, {slot.name: slot for spec in specs for slot in spec.slots})
     _agree_on(wanted, grid, settings, shards, specs)
     with reaching_all_ranks("the set-up of a sharded model"):
         engine = Engine(model, specs, shards, strategy=wanted, grid=grid, settings=settings, device=_device(model))
         engine.reducing.self_check(engine.device)
         _settle(engine, init)
-    shards.attach(partial(_Attachment, engine))
-    mark(model)
+    _hand_over(engine)
+    return model, optimizer
+
+
+def _hand_over(engine: Engine) -> None:
+    """Let the script find the sharded model behind its own objects."""
+    engine.shards.attach(partial(_Attachment, engine))
+    mark(engine.model)
     engine.register()
     let_helpers_see_optimizers()
-    return model, optimizer
 
 
 def _units_of(model: nn.Module, chosen: Sequence[type[nn.Module] | nn.Module] | None) -> list[UnitSpec]:
