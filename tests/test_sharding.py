@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 
@@ -113,6 +114,28 @@ def test_a_checkpoint_of_four_ranks_loads_on_two(tmp_path):
 
 def test_a_dropped_model_leaves_nothing():
     run_afresh("sharding_gone", ranks=2)
+
+
+@pytest.mark.parametrize("num_ranks", [8, 64, 256])
+@pytest.mark.parametrize("by_ranks", [True, False])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        pytest.param([(128_256, 4096), (1024, 4096), (14_336, 4096), (4096, 14_336), (4096,)], id="Llama 8B"),
+        pytest.param([(4096, 4096), (8, 4096), (8, 28_672, 4096), (8, 4096, 14_336), (4096,)], id="experts"),
+        pytest.param([(8, 4096), (4096, 8), (16, 4096), (14_336, 16)], id="LoRA"),
+        pytest.param([(1, 197, 768), (768, 3, 16, 16), (2304, 768), (768, 3072), (768,)], id="ViT-B/16"),
+    ],
+)
+def test_padding_is_small(shapes, num_ranks, by_ranks):
+    """Cut by first dimensions, 256 ranks would hold the experts 31 times and the LoRA matrices 9 times."""
+    pytest.importorskip("torch")
+    from paro_advise.runtime.sharding.parameters.layout import UnitLayout
+
+    layout = UnitLayout.of(shapes, group_size=8, num_groups=num_ranks // 8, nested=True, by_ranks=by_ranks)
+    elements = sum(math.prod(shape) for shape in shapes)
+    assert num_ranks * layout.slice_elements <= 1.02 * elements
+    assert 8 * layout.packed_elements <= 1.02 * elements
 
 
 def test_dominated_strategies_are_refused():

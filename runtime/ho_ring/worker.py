@@ -28,6 +28,9 @@ class Worker:
 
     A daemon thread, unlike those of ``concurrent.futures``: when another rank dies, this process must
     end with its error while a job still waits for a third rank.
+
+    Attributes:
+        thread: ends after ``close``.
     """
 
     _alive: ClassVar[weakref.WeakSet[Worker]] = weakref.WeakSet()  # of this process, for its end
@@ -35,8 +38,8 @@ class Worker:
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._last: Future[object] | None = None
-        self._thread = threading.Thread(target=self._run, name=f"paro_advise {name}", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name=f"paro_advise {name}", daemon=True)
+        self.thread.start()
         self._alive.add(self)
 
     def submit(self, job: Callable[[], _Result]) -> Future[_Result]:
@@ -64,7 +67,7 @@ class Worker:
             self._last.exception()
         # The thread may still let go of what the last job held.
         self.close()
-        self._thread.join(GRACE_S)
+        self.thread.join(GRACE_S)
 
     @classmethod
     def finish_all(cls) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.fsdp._fully_shard._fsdp_common import _from_local_no_grad
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
@@ -18,7 +21,8 @@ from paro_advise.runtime.sharding.parameters.reading import WholeReads
 from paro_advise.runtime.sharding.settings import effective
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from threading import Thread
 
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
@@ -27,20 +31,61 @@ if TYPE_CHECKING:
 
 
 class Communicators:
-    """The channels and meshes of a model, made once per group size and device."""
+    """The channels and meshes of a model, made once per group size and device.
+
+    Those of a model that is gone serve the next one: each set costs process groups, threads and sockets.
+
+    Attributes:
+        owner: whom they are lent to; a reference that does not keep it.
+        threads: that run the owner's collectives.
+        native: see ``Channels``.
+    """
+
+    # Of the present default group: torch forgets all groups with it.
+    _of_world: ClassVar[tuple[weakref.ref[dist.ProcessGroup], list[Communicators]] | None] = None
+
+    @classmethod
+    def lent_to(cls, owner: object, threads: Sequence[Thread], *, native: bool = False) -> Communicators:
+        """Return communicators for as long as an owner lives; all ranks call it together.
+
+        Args:
+            owner: of the model.
+            threads, native: see ``Communicators``; the threads end some time after the owner.
+        """
+        world = _get_default_group()
+        if cls._of_world is None or cls._of_world[0]() is not world:
+            cls._of_world = weakref.ref(world), []
+        made = cls._of_world[1]
+        free = {place for place, one in enumerate(made) if one.native == native and one.owner() is None}
+        # Where a model goes with Python's collector, it goes on each rank at another time.
+        everyone: list[set[int]] = [free] * world.size()
+        dist.all_gather_object(everyone, free)
+        free_everywhere = set.intersection(*everyone)
+        if free_everywhere:
+            chosen = made[min(free_everywhere)]
+            for thread in chosen.threads:
+                thread.join()
+        else:
+            chosen = cls(native=native)
+            made.append(chosen)
+        chosen.owner, chosen.threads = weakref.ref(owner), threads
+        return chosen
 
     def __init__(self, *, native: bool = False) -> None:
-        self._native = native
-        self._channels: dict[int, tuple[Channels, Channels]] = {}
+        self.owner: Callable[[], object] = lambda: None
+        self.threads: Sequence[Thread] = ()
+        self.native = native
+        self._channels: dict[tuple[int, int], tuple[Channels, Channels]] = {}
         self._meshes: dict[tuple[int, str], DeviceMesh] = {}
         complete_operators()
 
     def channels(self, grid: GroupGrid) -> tuple[Channels, Channels]:
         """Return the channels of reductions and of gathers; both run at once, so each has its own communicators."""
-        if grid.group_size not in self._channels:
-            reducing, gathering = (Channels(grid, native=self._native) for _ in range(2))
-            self._channels[grid.group_size] = reducing, gathering
-        return self._channels[grid.group_size]
+        key = grid.group_size, grid.ranks_per_node
+        if key not in self._channels:
+            reducing, gathering = (Channels(grid, native=self.native) for _ in range(2))
+            self._channels[key] = reducing, gathering
+        return self._channels[key]
 
     def world_mesh(self, grid: GroupGrid, device: torch.device) -> DeviceMesh:
         """Return the mesh over all ranks."""
@@ -133,7 +178,7 @@ class Arrangement:
     def own_rows(self, unit: UnitState, place: int, whole: torch.Tensor) -> torch.Tensor:
         """Return the view of a whole tensor that this rank has at the optimizer's level."""
         start, stop = self.rows_at(self.levels.optimizer, unit, place)
-        return whole.detach()[start:stop]
+        return unit.layout.rows[place].cut(whole.detach(), start, stop)
 
     def parameter_mesh(self) -> DeviceMesh:
         """Return the mesh that FSDP2 shards over: the group, or all ranks."""
@@ -165,11 +210,12 @@ class Arrangement:
 
     def _sharded_anew(self, unit: UnitState, place: int, local: torch.Tensor) -> DTensor:
         level = self.levels.optimizer
-        placements: list[Placement] = [Shard(0)]
+        rows = unit.layout.rows[place]
+        placements: list[Placement] = [Shard(rows.dim)]
         if level == Level.I:
             mesh = self._communicators.nested_mesh(self.grid, local.device)["inside"]
-        elif unit.layout.rows[place].band_rows:
-            mesh, placements = self._communicators.nested_mesh(self.grid, local.device), [Shard(0), Shard(0)]
+        elif rows.band_rows:
+            mesh, placements = self._communicators.nested_mesh(self.grid, local.device), placements * 2
         else:
             mesh = self._communicators.world_mesh(self.grid, local.device)
         shape = unit.spec.training[place].shape

@@ -87,15 +87,16 @@ class Engine:
         self.shards = shards
         self.settings = settings
         self.device = device
-        self._communicators = Communicators(native=settings.native_collectives)
         self._handles: list[RemovableHandle] = []
         self.gradients = GradientReducer(model, settings, shards)
         self.homes = ParameterHomes(model, settings, self.gradients)
         self.updates = UpdatePublisher(len(specs), self.homes)
         self.gradients.side_queue = self.updates.queue
         self.edits = Edits(self.homes, shards, self.updates)
-        # Threads outlive whoever started them.
-        for queue in (self.gradients.queue, self.updates.queue):
+        queues = self.gradients.queue, self.updates.queue
+        threads = [queue.thread for queue in queues]
+        self._communicators = Communicators.lent_to(self, threads, native=settings.native_collectives)
+        for queue in queues:  # threads outlive whoever started them
             weakref.finalize(self, queue.close).atexit = False
         self.set_strategy(strategy, grid)
 

@@ -70,6 +70,7 @@ class ParameterHomes:
         fsdp2.wrap(
             spec,
             arrangement.parameter_mesh(),
+            num_ranks=arrangement.grid.world_size,
             reshard_after_forward=self.frees_after_forward(unit),
             param_dtype=dtype,
             reduce_dtype=self._settings.reduce_dtype,
@@ -93,7 +94,7 @@ class ParameterHomes:
         """Return what this rank holds of each trained parameter, flat."""
         if arrangement.levels.parameter == Level.N:
             return [slot.parameter.detach().view(-1) for slot in unit.spec.training]
-        return [fsdp2.held(slot) for slot in unit.spec.training]
+        return [fsdp2.held(slot).view(-1) for slot in unit.spec.training]
 
     def bind_masters(
         self, arrangement: Arrangement, unit: UnitState, separate: list[torch.Tensor] | None = None
@@ -119,9 +120,8 @@ class ParameterHomes:
         slot, levels = unit.spec.training[place], arrangement.levels
         first, _ = arrangement.rows_at(levels.parameter, unit, place)
         start, stop = arrangement.rows_at(levels.optimizer, unit, place)
-        width = unit.layout.rows[place].row_elements
-        held = slot.parameter.detach().view(-1) if levels.parameter == Level.N else fsdp2.held(slot)
-        return held[(start - first) * width : (stop - first) * width].view(stop - start, *slot.shape[1:])
+        held = slot.parameter.detach() if levels.parameter == Level.N else fsdp2.held(slot)
+        return unit.layout.rows[place].cut(held, start - first, stop - first)
 
     def bring_home(self, unit: UnitState) -> None:
         """Undo that a script has put other memory, or other objects, into the place of whole parameters.

@@ -6,10 +6,12 @@ import gc
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import distributed_c10d
 
 from paro_advise.runtime import engine_of, shard
 
@@ -24,9 +26,16 @@ def train_and_drop(strategy):
     return weakref.ref(model), weakref.ref(engine_of(model))
 
 
+def held_by_this_process():
+    """Return how many process groups, threads and descriptors there are."""
+    own = Path("/proc/self")
+    return len(distributed_c10d._world.pg_map), len([*own.glob("task/*")]), len([*own.glob("fd/*")])
+
+
 def main():
     dist.init_process_group("gloo")
-    for strategy in ("NIG", "IIG", "GGG"):
+    held = []
+    for strategy in ("NIG", "IIG", "GGG") * 3:
         left = train_and_drop(strategy)
         # A worker may still be at what nobody waits for.
         deadline = time.monotonic() + 10
@@ -34,6 +43,10 @@ def main():
             time.sleep(0.01)
             gc.collect()
         assert [thing() for thing in left] == [None, None], strategy
+        held.append(held_by_this_process())
+    # What one model needed serves the next.
+    assert held[-1][0] == held[2][0], held
+    assert all(last <= first + 2 for last, first in zip(held[-1], held[2], strict=True)), held
     for thread in threading.enumerate():
         if thread.name.startswith("paro_advise"):
             thread.join(timeout=10)

@@ -27,11 +27,12 @@ class Block(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        # 37 rows: divisible by no group size, and the bias is shorter than some meshes times two.
-        self.up, self.down = nn.Linear(width, 37), nn.Linear(37, width)
+        # 37 is divisible by no group size, and the bias is shorter than some meshes times two. What has another
+        # dimension that ranks divide is cut along that one.
+        self.up, self.between, self.down = nn.Linear(width, 37), nn.Linear(37, 37), nn.Linear(37, width)
 
     def forward(self, hidden):
-        return hidden + self.down(gelu(self.up(self.norm(hidden))))
+        return hidden + self.down(gelu(self.between(self.up(self.norm(hidden)))))
 
 
 class Model(nn.Module):

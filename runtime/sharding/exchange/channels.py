@@ -239,12 +239,16 @@ class Queue:
     Args:
         what: names the queue in errors.
         depth: how many jobs may wait; bounds the memory of their buffers.
+
+    Attributes:
+        thread: ends after ``close``.
     """
 
     def __init__(self, what: str, depth: int = 2) -> None:
         self._what = what
         self._depth = depth
         self._worker = Worker(what)
+        self.thread = self._worker.thread
         self._pending: list[Future[object]] = []
 
     def submit(self, job: Callable[[], _Result]) -> Future[_Result]:

@@ -18,10 +18,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._common_utils import collect_grad_tensors
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.ho_ring.fsdp2 import PlainMemory
+from paro_advise.runtime.sharding.parameters.layout import cut_dimension
 from paro_advise.runtime.sharding.parameters.owned import set_gradient
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def wrap(
     unit: UnitSpec,
     mesh: DeviceMesh,
     *,
+    num_ranks: int,
     reshard_after_forward: bool,
     param_dtype: torch.dtype | None,
     reduce_dtype: torch.dtype | None,
@@ -89,6 +91,7 @@ def wrap(
     Args:
         unit: holds whole parameters, equal on all ranks.
         mesh: one dimension.
+        num_ranks: of the world, which decides how parameters are cut.
         reshard_after_forward: free them after forward and gather them again for backward.
         param_dtype: type to compute in, None for the parameters' own.
         reduce_dtype: type of the gradients that are delivered, None for the parameters' own.
@@ -97,7 +100,13 @@ def wrap(
             of the parameters that autograd gave one: the others have zeros.
     """
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
-    fully_shard(unit.module, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
+    fully_shard(
+        unit.module,
+        mesh=mesh,
+        reshard_after_forward=reshard_after_forward,
+        mp_policy=policy,
+        shard_placement_fn=lambda parameter: Shard(cut_dimension(parameter.shape, num_ranks)),
+    )
     module = unit.module
     assert isinstance(module, FSDPModule)
     if not unit.slots:
@@ -163,11 +172,11 @@ def set_gradient_sync(root: nn.Module, *, enabled: bool) -> None:
 
 
 def held(slot: Slot) -> torch.Tensor:
-    """Return the rows that this rank holds of a sharded parameter, flat."""
+    """Return the rows that this rank holds of a sharded parameter."""
     parameter = slot.parameter
     assert isinstance(parameter, DTensor)
     local: torch.Tensor = parameter._local_tensor  # noqa: SLF001 - to_local() makes an autograd view
-    return local.detach().view(-1)
+    return local.detach()
 
 
 def accumulated_bytes(root: nn.Module) -> int:

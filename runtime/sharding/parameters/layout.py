@@ -11,8 +11,10 @@ the three states). There are two ways to cut:
 * by ranks: slice (k, j) holds the r rows from (j * m + k) * r on, as FSDP2 cuts over all ranks.
 
 Rows are cut as torch.chunk and DTensor cut them; a last shard may be short or empty, and is padded
-with zeros in buffers. A buffer of a unit holds m slabs. A slab is either *packed*, a band of one
-parameter after the other, or *nested*: g pieces, each with one slice of every parameter.
+with zeros in buffers. Where that would cost much (8 experts, or a LoRA matrix of 16 rows, on 64
+ranks) "rows" run along another dimension, which the ranks divide. A buffer of a unit holds m slabs.
+A slab is either *packed*, a band of one parameter after the other, or *nested*: g pieces, each with
+one slice of every parameter.
 """
 
 from __future__ import annotations
@@ -21,10 +23,22 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from paro_advise.runtime.sharding.parameters.constants import SMALL_PADDING
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
+
+
+def cut_dimension(shape: Sequence[int], num_ranks: int) -> int:
+    """Return the dimension along which a parameter is cut: the first one, unless its padding is large and avoidable.
+
+    FSDP2 cuts others only where all ranks get equally much.
+    """
+    if not len(shape) or -(-shape[0] // num_ranks) * num_ranks <= (1 + SMALL_PADDING) * shape[0]:
+        return 0
+    return next((dim for dim, size in enumerate(shape) if size and size % num_ranks == 0), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,20 +46,46 @@ class Rows:
     """The rows of one parameter.
 
     Attributes:
-        num_rows: length of the first dimension; 1 for a scalar.
+        dim: the dimension that is cut; rows are what is at one place along it.
+        num_rows: length of that dimension; 1 for a scalar.
         row_elements: elements of a row.
+        blocks: how many pieces of memory a row is in, one for the first dimension.
         band_rows: rows of a band (c); 0 when cut by ranks.
         slice_rows: rows of a slice (r), of a full band.
         group_size: ranks of a group (m).
         num_groups: groups (g).
     """
 
+    dim: int
     num_rows: int
     row_elements: int
+    blocks: int
     band_rows: int
     slice_rows: int
     group_size: int
     num_groups: int
+
+    def cut(self, tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        """Return a view of rows of a tensor that has this parameter's other dimensions."""
+        return (tensor if tensor.dim() else tensor.view(1)).narrow(self.dim, start, stop - start)
+
+    def write(self, place: torch.Tensor, tensor: torch.Tensor | None, start: int, stop: int) -> None:
+        """Copy rows of a tensor, whole or a band, to the start of a flat place and clear the rest of it."""
+        used = (stop - start) * self.row_elements if tensor is not None else 0
+        if tensor is not None and used:
+            self._blocks_of(place[:used]).copy_(self._blocks_of(tensor.reshape(-1))[:, start:stop])
+        if used < place.numel():
+            place[used:].zero_()
+
+    def read(self, place: torch.Tensor, tensor: torch.Tensor, start: int, stop: int) -> None:
+        """Copy the start of a flat place to rows of a tensor."""
+        used = (stop - start) * self.row_elements
+        if used:
+            self._blocks_of(tensor.view(-1))[:, start:stop].copy_(self._blocks_of(place[:used]))
+
+    def _blocks_of(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return flat memory as (blocks, rows, elements of a row in a block)."""
+        return flat.view(self.blocks, -1, self.row_elements // self.blocks)
 
     def band(self, local: int) -> tuple[int, int]:
         """Return the first row of a band and the one behind its last."""
@@ -107,13 +147,16 @@ class UnitLayout:
         """
         rows = []
         for shape in shapes:
-            count = shape[0] if len(shape) else 1
+            dim = cut_dimension(shape, group_size * num_groups)
+            count = shape[dim] if len(shape) else 1
             slices = -(-count // (group_size * num_groups))
             bands = 0 if by_ranks else -(-count // group_size)
             rows.append(
                 Rows(
+                    dim=dim,
                     num_rows=count,
-                    row_elements=prod(shape[1:]),
+                    row_elements=prod(shape[:dim]) * prod(shape[dim + 1 :]),
+                    blocks=prod(shape[:dim]),
                     band_rows=bands,
                     slice_rows=slices,
                     group_size=group_size,
@@ -152,7 +195,7 @@ class UnitLayout:
         for (rows, places), tensor in zip(self._places(slab), tensors, strict=True):
             for group, place in enumerate(places):
                 start, stop = rows.slice(local, group) if self.nested else rows.band(local)
-                _write(place, tensor, start, stop, rows.row_elements)
+                rows.write(place, tensor, start, stop)
 
     def spread(self, buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         """Read whole parameters out of a buffer: the reverse of ``fill``."""
@@ -161,7 +204,7 @@ class UnitLayout:
             for (rows, places), tensor in zip(self._places(slabs[local]), tensors, strict=True):
                 for group, place in enumerate(places):
                     start, stop = rows.slice(local, group) if self.nested else rows.band(local)
-                    _read(place, tensor, start, stop, rows.row_elements)
+                    rows.read(place, tensor, start, stop)
 
     def with_missing(self, blocks: torch.Tensor, present: Sequence[bool], *, by_bands: bool) -> torch.Tensor:
         """Return FSDP2's blocks with zeros for the parameters that it has left out.
@@ -190,7 +233,7 @@ class UnitLayout:
         for (rows, places), band in zip(self._places(slab), self.views_of_band(packed), strict=True):
             first, last = rows.band(local)
             for group, place in enumerate(places):
-                _write(place, band, *rows.slice_of_band(last - first, group), rows.row_elements)
+                rows.write(place, band, *rows.slice_of_band(last - first, group))
 
     def unnest(self, slab: torch.Tensor, bands: Sequence[torch.Tensor]) -> None:
         """Write a nested slab into the bands of the parameters.
@@ -202,7 +245,7 @@ class UnitLayout:
         for (rows, places), band in zip(self._places(slab), bands, strict=True):
             have = band.numel() // rows.row_elements if rows.row_elements else 0
             for group, place in enumerate(places):
-                _read(place, band, *rows.slice_of_band(have, group), rows.row_elements)
+                rows.read(place, band, *rows.slice_of_band(have, group))
 
     def _places(self, slab: torch.Tensor) -> list[tuple[Rows, list[torch.Tensor]]]:
         """Return each parameter's pieces of a slab: g if nested, one otherwise."""
@@ -227,19 +270,3 @@ class UnitLayout:
         """Return each parameter's flat part of S elements, padding included."""
         parts = piece.split([rows.slice_elements for rows in self.rows])  # type: ignore[no-untyped-call]  # as torch declares it
         return list(parts)
-
-
-def _write(place: torch.Tensor, tensor: torch.Tensor | None, start: int, stop: int, width: int) -> None:
-    """Copy rows of a tensor to the start of a place and clear the rest of it."""
-    used = (stop - start) * width if tensor is not None else 0
-    if tensor is not None and used:
-        place[:used].copy_(tensor.reshape(-1)[start * width : stop * width])
-    if used < place.numel():
-        place[used:].zero_()
-
-
-def _read(place: torch.Tensor, tensor: torch.Tensor, start: int, stop: int, width: int) -> None:
-    """Copy the start of a place to rows of a tensor."""
-    used = (stop - start) * width
-    if used:
-        tensor.view(-1)[start * width : stop * width].copy_(place[:used])
