@@ -16,25 +16,6 @@ from paro_advise.runtime.import_hooks import when_imported
 
 WORKERS = ROOT / "tests/workers"
 
-GAN = """
-import sys
-sys.path.insert(0, {scripts!r})
-import torch
-import torch.distributed as dist
-from common import batch, loss_of, make_model, parse_args
-from torch.nn.parallel import DistributedDataParallel
-
-args = parse_args()
-dist.init_process_group("gloo")
-models = [DistributedDataParallel(make_model(args)) for _ in range(2)]
-optimizers = [torch.optim.AdamW(model.parameters()) for model in models]
-for step in range(3):
-    for model, optimizer in zip(models, optimizers):
-        loss_of(model, batch(args, step, 0, dist.get_rank())).backward()
-        optimizer.step()
-    print("step", step)
-"""
-
 
 @pytest.fixture(scope="module")
 def a_plan(tmp_path_factory):
@@ -171,13 +152,29 @@ def test_fsdp2_in_bf16_and_with_its_own_divisor(word, tolerance, a_plan, tmp_pat
 
 
 @pytest.mark.distributed
-def test_a_second_model_stops_the_job(a_plan, tmp_path):
-    script = tmp_path / "gan.py"
-    script.write_text(GAN.format(scripts=str(SCRIPTS)))
-    done = paro("run", "--plan", a_plan, job=torchrun(script))
+@pytest.mark.parametrize("words", ["ddp,accumulate", "fsdp2,toggle"])
+def test_two_models_train_each_other(words, a_plan, tmp_path):
+    """A GAN; with DDP rank 0 saves and evaluates both while the others go on, and both resume."""
+
+    def trained(strategy, folder, words):
+        return numbers_in(output_of(WORKERS / "two_models.py", a_plan, strategy, tmp_path / folder, words))
+
+    expected = trained(None, "plain", words)
+    assert len(expected) == 4 * 3 + ("ddp" in words)
+    for strategy in ("NNG", "GGG"):
+        assert trained(strategy, strategy, words) == pytest.approx(expected, rel=2e-6), strategy
+    if "ddp" in words:
+        assert trained("GGG", "NNG", f"{words},resume") == pytest.approx(expected[7:], rel=2e-6)
+        assert trained(None, "GGG", f"{words},resume") == pytest.approx(expected[7:], rel=2e-6)
+
+
+@pytest.mark.distributed
+def test_models_that_share_a_layer_stop_the_job(a_plan, tmp_path):
+    job = torchrun(WORKERS / "two_models.py", tmp_path, "ddp,shared")
+    done = paro("run", "--plan", a_plan, "--allow-drift", "parameter_count", job=job)
     assert done.returncode != 0
-    assert "step 0" not in done.stdout
-    assert "a plan shards one model" in done.stderr
+    assert not numbers_in(done.stdout)
+    assert "models that share nothing" in done.stderr
 
 
 @pytest.mark.distributed

@@ -22,7 +22,7 @@ from paro_advise.runtime.adapters.names import replace_name
 from paro_advise.runtime.sharding.whole_states import plain_optimizer_state, whole_moments, whole_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_GO, _PARAMETERS, _OPTIMIZER, _UNIT = "go", "parameters", "optimizer", "unit "
+_GO, _PARAMETERS, _OPTIMIZER, _UNIT, _OF_MODEL = "go", "parameters", "optimizer", "unit ", " of model "
 # Rank 0 deletes what it said so many points ago: each step of training brings all ranks together.
 _KEPT_POINTS = 1000
 _COLLECTIVES = (
@@ -59,14 +59,10 @@ _COLLECTIVES = (
 
 
 class Attendance:
-    """One rank's part.
+    """One rank's part, for all sharded models of the process."""
 
-    Args:
-        engine: of the sharded model.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self) -> None:
+        self._engines: list[Engine] = []
         self._store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - has no public name
         self._rank = dist.get_rank()
         self._points = 0
@@ -76,6 +72,11 @@ class Attendance:
             replace_name(name, self._attend_before(getattr(dist, name)), dist)
         atexit.register(self._leave)
 
+    def reader(self, engine: Engine) -> AttendedReader:
+        """Attend to one more model; return what asks for its whole states."""
+        self._engines.append(engine)
+        return AttendedReader(self, engine, len(self._engines) - 1)
+
     def attend(self) -> None:
         """Pass a common point; help rank 0 as long as it asks for something."""
         if self._is_over or self._inside:
@@ -84,58 +85,55 @@ class Attendance:
             self._say(_GO)
             return
         while (wanted := self._hear()) != _GO:
-            self._inside = True
-            if wanted.startswith(_UNIT):
-                self._engine.homes.gather_once(self._engine.units[int(wanted.removeprefix(_UNIT))])
-            elif wanted == _PARAMETERS:
-                for _ in whole_parameters(self._engine):
-                    pass
-            else:
-                for _ in whole_moments(self._engine):
-                    pass
-            self._inside = False
+            self._help(wanted)
 
-    def parameters(self) -> list[tuple[Slot, torch.Tensor]]:
-        """Gather the parameters that train."""
-        with self._meeting(_PARAMETERS):
-            return list(whole_parameters(self._engine))
+    def _help(self, wanted: str) -> None:
+        """Take part in what rank 0 gathers."""
+        self._inside = True
+        what, _, place = wanted.partition(_OF_MODEL)
+        engine = self._engines[int(place)]
+        if what.startswith(_UNIT):
+            engine.homes.gather_once(engine.units[int(what.removeprefix(_UNIT))])
+        elif what == _PARAMETERS:
+            for _ in whole_parameters(engine):
+                pass
+        else:
+            for _ in whole_moments(engine):
+                pass
+        self._inside = False
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """Gather the optimizer's state, in torch's own layout."""
-        with self._meeting(_OPTIMIZER):
-            return plain_optimizer_state(self._engine)
-
-    def before_gather(self, unit: UnitState) -> None:
-        """Bring the others to a gather of a unit's parameters that an evaluation needs; they may go on without it."""
-        if self._inside or self._is_over or self._engine.is_training_pass:
-            return
-        place = next(place for place, other in enumerate(self._engine.units) if other is unit)
-        self._meet(f"{_UNIT}{place}", "run an evaluation on rank 0, or on all ranks with as many batches on each")
+    @property
+    def is_needed(self) -> bool:
+        """Tell whether ranks must still be brought together, and are not."""
+        return not (self._inside or self._is_over)
 
     @contextlib.contextmanager
-    def _meeting(self, what: str) -> Any:
+    def meeting(self, what: str) -> Iterator[None]:
         """Bring the others to the same gathering."""
-        self._meet(what, "call state_dict() on rank 0, or on all ranks in one order")
+        self.meet(what, "call state_dict() on rank 0, or on all ranks in one order")
         self._inside = True
         try:
             yield
         finally:
             self._inside = False
 
-    def _meet(self, what: str, hint: str) -> None:
-        """Say or hear what is gathered next.
+    def meet(self, what: str, hint: str) -> None:
+        """Say what is gathered next; or help rank 0 until it says so too.
 
         Raises:
             UsageError: this rank asks without rank 0.
         """
         if self._rank == 0:
             self._say(what)
-        elif (heard := self._hear()) != what:
-            raise UsageError(
-                f"whole {what} must be asked for by rank 0 or by all ranks, rank {self._rank} asked and rank 0 "
-                + ("went on" if heard == _GO else f"gathers {heard}"),
-                hint=hint,
-            )
+            return
+        while (heard := self._hear()) != what:
+            if heard == _GO:
+                raise UsageError(
+                    f"whole {what} must be asked for by rank 0 or by all ranks, rank {self._rank} asked and rank 0 "
+                    "went on",
+                    hint=hint,
+                )
+            self._help(heard)
 
     def _say(self, what: str) -> None:
         self._points += 1
@@ -171,6 +169,39 @@ class Attendance:
         if getattr(sys, "last_value", None) is None:
             with contextlib.suppress(CommunicationError, RuntimeError):
                 self.attend()
+
+
+class AttendedReader:
+    """Asks for the whole states of one model.
+
+    Args:
+        attendance: of this process.
+        engine: of the model.
+        place: of the model among those that are attended to.
+    """
+
+    def __init__(self, attendance: Attendance, engine: Engine, place: int) -> None:
+        self._attendance = attendance
+        self._engine = engine
+        self._of_model = f"{_OF_MODEL}{place}"
+
+    def parameters(self) -> list[tuple[Slot, torch.Tensor]]:
+        """Gather the parameters that train."""
+        with self._attendance.meeting(_PARAMETERS + self._of_model):
+            return list(whole_parameters(self._engine))
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Gather the optimizer's state, in torch's own layout."""
+        with self._attendance.meeting(_OPTIMIZER + self._of_model):
+            return plain_optimizer_state(self._engine)
+
+    def before_gather(self, unit: UnitState) -> None:
+        """Bring the others to a gather of a unit's parameters that an evaluation needs; they may go on without it."""
+        if not self._attendance.is_needed or self._engine.is_training_pass:
+            return
+        place = next(place for place, other in enumerate(self._engine.units) if other is unit)
+        hint = "run an evaluation on rank 0, or on all ranks with as many batches on each"
+        self._attendance.meet(f"{_UNIT}{place}{self._of_model}", hint)
 
 
 def _are_whole(groups: list[dist.ProcessGroup]) -> bool:

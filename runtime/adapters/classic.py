@@ -19,7 +19,6 @@ from paro_advise.runtime.adapters.names import replace_name
 from paro_advise.runtime.adapters.session import Session
 from paro_advise.runtime.adapters.wrapping import Wrapping, copy_from_rank_0
 from paro_advise.runtime.compiler import taken_apart, uncompiled
-from paro_advise.runtime.sharding.module import engine_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -84,8 +83,9 @@ class _Wrapper(nn.Module):
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Return the parameters, up to date."""
         session = Session.of_process
-        if session is not None and session.sharded_model is not None:
-            engine_of(session.sharded_model).show_parameters()
+        engine = session.engine(self._inner) if session is not None else None
+        if engine is not None:
+            engine.show_parameters()
         return super().named_parameters(*args, **kwargs)
 
     @uncompiled
@@ -106,19 +106,21 @@ class _Wrapper(nn.Module):
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients inside this context without synchronizing them."""
-        session = _session()
-        if session.sharded_model is not None:
-            with session.sharded_model.no_sync():
+        session, inner = _session(), self._inner
+        sharded = session.sharded(inner)
+        if sharded is not None:
+            with sharded.no_sync():
                 yield
             return
-        before = session.next_pass_is_last
-        session.gate(synchronizes=False)
+        before = session.next_pass_is_last(inner)
+        session.gate(inner, synchronizes=False)
         try:
             yield
         finally:
-            session.gate(synchronizes=before)
-            if session.sharded_model is not None:  # it was sharded inside
-                session.sharded_model.set_requires_gradient_sync(before)
+            session.gate(inner, synchronizes=before)
+            sharded = session.sharded(inner)
+            if sharded is not None:  # inside
+                sharded.set_requires_gradient_sync(before)
 
 
 class _NoReducer:
@@ -188,14 +190,15 @@ class DistributedDataParallel(_Wrapper):
     @property
     def require_backward_grad_sync(self) -> bool:
         """Tell whether the next backward pass is the last of its step, as the script says."""
-        return _session().next_pass_is_last
+        return _session().next_pass_is_last(self._inner)
 
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, value: bool) -> None:
         session = _session()
-        session.gate(synchronizes=value)
-        if session.sharded_model is not None:
-            session.sharded_model.set_requires_gradient_sync(value)
+        session.gate(self._inner, synchronizes=value)
+        sharded = session.sharded(self._inner)
+        if sharded is not None:
+            sharded.set_requires_gradient_sync(value)
 
     def forward(self, *args: object, **kwargs: object) -> object:
         """Call the wrapped module, with rank 0's buffers where DDP sends them.

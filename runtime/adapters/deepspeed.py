@@ -164,10 +164,11 @@ class PlannedEngine(nn.Module):
     def forward(self, *args: object, **kwargs: object) -> object:
         """Call the model, sharded before its first pass."""
         last = (self.micro_steps + 1) % self._accumulation == 0
-        self._session.gate(synchronizes=last)
+        self._session.gate(self.module, synchronizes=last)
         self._session.before_forward(self.module, lambda: self._wrapping)
-        if self._session.sharded_model is not None:
-            self._session.sharded_model.set_requires_gradient_sync(last)
+        sharded = self._session.sharded(self.module)
+        if sharded is not None:
+            sharded.set_requires_gradient_sync(last)
         output: object = self.module(*args, **kwargs)
         for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
@@ -263,7 +264,7 @@ class PlannedEngine(nn.Module):
         """
         from paro_advise.runtime import load_checkpoint
 
-        if self._session.root is None or tag is None:
+        if self._session.engine(self.module) is None or tag is None:
             raise TrainingError(
                 "a planned engine reads its own checkpoints, by tag and after the first step",
                 hint="begin the planned run from a checkpoint loaded into the model before deepspeed.initialize",

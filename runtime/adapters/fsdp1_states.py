@@ -1,7 +1,6 @@
 """FSDP1's states under a plan: full and sharded state dicts of model and optimizer, and whole parameters for a while.
 
-Everything that FSDP1 offers as a static function of a model goes by the one model that the plan has sharded; before
-it is sharded, every rank holds the model and its optimizer whole.
+Before a model is sharded, every rank holds it and its optimizer whole.
 """
 
 from __future__ import annotations
@@ -29,13 +28,11 @@ from torch.utils._pytree import tree_map_only
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.session import Session
-from paro_advise.runtime.sharding.module import engine_of
 from paro_advise.runtime.sharding.summoning import whole_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paro_advise.runtime.sharding.engine import Engine
 
 PART = "_fsdp_wrapped_module."  # in names of parameters, which FSDP1 leaves out of its state dicts
 _SETTINGS = "_paro_state_dicts"
@@ -100,13 +97,13 @@ class FullyShardedStates(nn.Module):
         # More of the parameters than asked for, on more ranks, on their own device.
         if with_grads:
             _session().refuse(TrainingError("a plan cannot summon gradients", hint="read them from the parameters"))
-        engine = _engine()
+        engine = _session().engine(module)
         with whole_parameters(engine, writes_back=writeback) if engine else contextlib.nullcontext():
             yield
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # torch has overloads
         """Return whole tensors, or shards as DTensors, by the names of the model that was wrapped."""
-        settings, engine = self.get_state_dict_type(self), _engine()
+        settings, engine = self.get_state_dict_type(self), _session().engine(self)
         is_full = settings.state_dict_type == StateDictType.FULL_STATE_DICT
         with contextlib.nullcontext() if is_full or engine is None else engine.shown_as_shards():
             found: dict[str, Any] = super().state_dict(*args, **kwargs)
@@ -134,7 +131,7 @@ class FullyShardedStates(nn.Module):
     ) -> dict[str, Any]:
         """Return an optimizer's state by names, in whole tensors or in shards."""
         del group  # all ranks
-        settings, engine = FullyShardedStates.get_state_dict_type(model), _engine()
+        settings, engine = FullyShardedStates.get_state_dict_type(model), _session().engine(model)
         config = settings.optim_state_dict_config
         if settings.state_dict_type != StateDictType.FULL_STATE_DICT and engine is not None:
             with engine.shown_as_shards():
@@ -201,7 +198,7 @@ class FullyShardedStates(nn.Module):
             theirs = saved.get(group_names[0], {}) if group_names else {}
             groups.append({**kept, **theirs, "params": [places[name] for name in group_names]})
         state = {places[name]: values for name, values in optim_state_dict["state"].items() if name in places}
-        if _engine() is None:
+        if _session().engine(model) is None:
             state = tree_map_only(DTensor, DTensor.full_tensor, state)
         found = {"state": state, "param_groups": groups}
         if load_directly:
@@ -276,11 +273,6 @@ def _session() -> Session:
     return Session.of_process
 
 
-def _engine() -> Engine | None:
-    sharded = _session().sharded_model
-    return engine_of(sharded) if sharded is not None else None
-
-
 def _remember(module: nn.Module, settings: StateDictSettings) -> None:
     for part in module.modules():
         if isinstance(part, FullyShardedStates):
@@ -293,7 +285,7 @@ def _placed(value: Any, *, to_cpu: bool) -> Any:
 
 def _names(model: nn.Module, optim: torch.optim.Optimizer) -> list[list[str]]:
     """Return the names of an optimizer's parameters in each of its groups, as in the model that was wrapped."""
-    engine = _engine()
+    engine = _session().engine(model)
     own = engine.shards.behind(optim) if engine is not None else None
     if engine is not None and own is not None:
         found = engine.shards.all_names[engine.shards.groups_of(own)]

@@ -17,7 +17,6 @@ from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.names import replace_name
 from paro_advise.runtime.adapters.wrapping import Wrapping
 from paro_advise.runtime.compiler import uncompiled
-from paro_advise.runtime.sharding.engine import Engine
 from paro_advise.runtime.sharding.gradients import refuse_late_gradient
 from paro_advise.runtime.sharding.parameters.fsdp2 import unwrap
 
@@ -74,7 +73,8 @@ class PlannedModule:
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """Set whether the next backward pass is the last of its step."""
-        self.paro_calls.session.gate(synchronizes=requires_gradient_sync)
+        assert isinstance(self, nn.Module)
+        self.paro_calls.session.gate(self, synchronizes=requires_gradient_sync)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """Set whether the next backward pass is the last of its step."""
@@ -185,11 +185,11 @@ class FullyShardCalls:
         self._pass_on_factors()
 
     def _pass_on_factors(self) -> None:
-        engine = Engine.find(self.session.root) if self.session.root is not None else None
-        if engine is not None:
-            for module, factor in self._factors.values():
+        for key, (module, factor) in list(self._factors.items()):
+            engine = self.session.engine(module)
+            if engine is not None:
                 engine.set_divide_factor(module, factor)
-            self._factors.clear()
+                del self._factors[key]
 
     @uncompiled
     def before_forward(self, module: nn.Module) -> None:

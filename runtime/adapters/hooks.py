@@ -74,7 +74,7 @@ class Hooks:
         def clip_grad_norm_(parameters: Tensors, *args: _P.args, **kwargs: _P.kwargs) -> torch.Tensor:
             session.finish_gradients()
             norm = original(session.current(parameters), *args, **kwargs)
-            return norm if session.root is None else self._convert_norm(norm)
+            return norm if not session.models else self._convert_norm(norm)
 
         functools.update_wrapper(clip_grad_norm_, original)
         return clip_grad_norm_  # type: ignore[return-value]  # scripts may also pass the first argument by its name
@@ -105,7 +105,7 @@ class Hooks:
         session.attend()
         given = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         closure = cast("Callable[[], object] | None", given)
-        if session.root is None or closure is None:
+        if not session.models or closure is None:
             session.finish_gradients()
             return None
         if not session.steps(optimizer):

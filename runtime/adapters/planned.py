@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from paro_advise.policies.plan import Plan
 
 
-def check_facts(plan: Plan, num_parameters: int) -> None:
+def check_facts(plan: Plan, num_parameters: int, num_in_all: int | None = None) -> None:
     """Check the plan's preconditions against this job.
 
     Args:
         plan: the plan.
         num_parameters: of the model.
+        num_in_all: of all models of the job as far as they have optimizers; None for one model.
 
     Raises:
         StalePlanError: one does not hold, and the user did not allow that it drifts.
@@ -34,7 +35,10 @@ def check_facts(plan: Plan, num_parameters: int) -> None:
         "parameter_count": (facts.parameter_count, num_parameters),
     }
     for name, (planned, actual) in now.items():
-        same = abs(actual - planned) <= SAME_COUNT * planned if name == "parameter_count" else actual == planned
+        same = actual == planned
+        if name == "parameter_count":
+            # A trace of several models holds the parameters of all.
+            same = any(abs(count - planned) <= SAME_COUNT * planned for count in (actual, num_in_all or actual))
         if not same and name not in allowed:
             raise StalePlanError(
                 f"the plan must fit the job: made for {name} {planned}, this job has {actual}",

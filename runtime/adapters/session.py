@@ -1,12 +1,13 @@
 """One planned training process: which modules and optimizers there are, and when they are sharded.
 
-A model is sharded at its first forward pass that makes gradients: then its optimizer exists, and
-schedulers and checkpoints have been made and loaded in the script's own way.
+Each model that the script wraps is sharded at its first forward pass that makes gradients: then its optimizer exists,
+and schedulers and checkpoints have been made and loaded in the script's own way.
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import torch
@@ -20,20 +21,22 @@ from paro_advise.runtime.adapters.attendance import Attendance
 from paro_advise.runtime.adapters.boundary import Boundary
 from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.planned import check_facts
+from paro_advise.runtime.adapters.planned_model import PlannedModel, are_related
 from paro_advise.runtime.adapters.switchboard import Switchboard
 from paro_advise.runtime.adapters.wrapping import copy_from_rank_0, outermost_units, plain_name
 from paro_advise.runtime.job import mark_applied
-from paro_advise.runtime.sharding.module import ShardedModule, engine_of
+from paro_advise.runtime.sharding.module import engine_of
 from paro_advise.runtime.sharding.shard import shard
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Callable, Iterable, MutableMapping
 
     from torch import nn
 
     from paro_advise.policies.plan import Plan
     from paro_advise.runtime.adapters.wrapping import Wrapping
+    from paro_advise.runtime.sharding.engine import Engine
+    from paro_advise.runtime.sharding.module import ShardedModule
     from paro_advise.runtime.sharding.parameters.units import Slot
 
 _NOTE_OF_SHARDS = (
@@ -55,7 +58,7 @@ class Session:
         job: folder for switches, None for none.
 
     Attributes:
-        root: the sharded model, None before its first forward pass.
+        models: that are sharded, in the order of their first training passes; a GAN has two.
         optimizers: those that the script has made.
         of_process: the session of this process, None without a plan that changes anything.
     """
@@ -64,25 +67,26 @@ class Session:
 
     def __init__(self, plan: Plan, job: str | None) -> None:
         self.plan = plan
-        self.root: nn.Module | None = None
+        self.models: list[PlannedModel] = []
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
-        self._boundary: Boundary | None = None
-        self._wrapping: Wrapping | None = None
         self._attendance: Attendance | None = None
-        self._gate: bool | None = None
+        self._gates: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._switchboard = Switchboard(job) if job else None
         # From parameters that the script may have kept to where those of today are.
         self._replaced: MutableMapping[torch.Tensor, Slot] = WeakIdKeyDictionary()
 
-    @property
-    def sharded_model(self) -> ShardedModule | None:
-        """Return the root as what sharding has made of it; None before."""
-        return self.root if isinstance(self.root, ShardedModule) else None
+    def engine(self, module: nn.Module) -> Engine | None:
+        """Return what runs the model that a module is, is a part of, or wraps; None before it is sharded."""
+        return next((model.engine for model in self.models if model.is_of(module)), None)
+
+    def sharded(self, module: nn.Module) -> ShardedModule | None:
+        """Return the sharded model that a module is, is a part of, or wraps; None before it is sharded."""
+        return next((model.sharded for model in self.models if model.is_of(module)), None)
 
     @property
     def norms_are_dtensors(self) -> bool:
         """Tell whether the script's framework returns norms as DTensors."""
-        return self._wrapping is not None and self._wrapping.norms_are_dtensors
+        return any(model.wrapping.norms_are_dtensors for model in self.models)
 
     def current(self, tensors: torch.Tensor | Iterable[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
         """Return today's parameters for those that the script has kept from before the sharding."""
@@ -92,14 +96,19 @@ class Session:
 
     # ---- accumulation -------------------------------------------------------------------------
 
-    def gate(self, *, synchronizes: bool) -> None:
-        """Note whether the next backward pass is the last of its step, as the script says."""
-        self._gate = synchronizes
+    def gate(self, module: nn.Module, *, synchronizes: bool) -> None:
+        """Note whether a model's next backward pass is the last of its step, as the script says."""
+        self._gates.pop(module, None)  # the last one said counts
+        self._gates[module] = synchronizes
 
-    @property
-    def next_pass_is_last(self) -> bool:
-        """Tell what the script set last; without that every pass is the last of its step."""
-        return self._gate is not False
+    def next_pass_is_last(self, module: nn.Module) -> bool:
+        """Tell what the script set last for a model; without that every pass is the last of its step."""
+        return self._gates.get(module) is not False
+
+    def _gate_of(self, root: nn.Module) -> bool | None:
+        """Return what the script set last for a model that is not sharded yet; None for nothing."""
+        set_for = [module for module in self._gates if are_related(module, root)]
+        return self._gates[set_for[-1]] if set_for else None
 
     def attend(self) -> None:
         """Pass a point that all ranks pass together."""
@@ -108,22 +117,23 @@ class Session:
 
     def finish_gradients(self) -> None:
         """Reduce the gradients of passes that were mistaken for inner ones."""
-        if self._boundary is not None:
-            self._boundary.finish()
+        for model in self.models:
+            model.boundary.finish()
 
     def steps(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Tell whether an optimizer is one of the sharded model's."""
-        return self._boundary is not None and self._boundary.is_of(optimizer)
+        """Tell whether an optimizer is one of a sharded model's."""
+        return any(model.boundary.is_of(optimizer) for model in self.models)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Learn from a step of an optimizer; look for a request to switch if it was the sharded model's."""
-        if self._boundary is not None and self._boundary.after_step(optimizer) and self._switchboard is not None:
-            self._switchboard.look()
+        """Learn from a step of an optimizer; look for a request to switch if it was the first sharded model's."""
+        for place, model in enumerate(self.models):
+            if model.boundary.after_step(optimizer) and place == 0 and self._switchboard is not None:
+                self._switchboard.look()
 
     # ---- sharding -----------------------------------------------------------------------------
 
     def before_forward(self, module: nn.Module, wrapping: Callable[[], Wrapping]) -> None:
-        """Shard a model if this is its first pass that makes gradients; ends the process if it cannot be.
+        """Shard a model if this is its first pass that makes gradients; end the process if it cannot be.
 
         Args:
             module: about to be called, the outermost of those that the script wrapped.
@@ -131,22 +141,14 @@ class Session:
         """
         if not torch.is_grad_enabled():
             return
-        if self.root is None:
-            if any(parameter.requires_grad for parameter in module.parameters()):
-                self._refuse_if_impossible(lambda: self._shard(module, wrapping()))
-        elif module is self.root:
+        if any(module is model.root for model in self.models):
             self.attend()
-            if self._switchboard is not None:
+            if self._switchboard is not None and module is self.models[0].root:
                 self._refuse_if_impossible(lambda: self._switch(module))
-        elif not any(part is module for part in self.root.modules()) and any(
+        elif not any(model.has_part(module) for model in self.models) and any(
             parameter.requires_grad for parameter in module.parameters()
         ):
-            self.refuse(
-                TrainingError(
-                    f"a plan shards one model, {plain_name(module)} is wrapped beside {plain_name(self.root)}",
-                    hint=NO_PLAN,
-                )
-            )
+            self._refuse_if_impossible(lambda: self._shard(module, wrapping()))
 
     def accept_own_settings(self, framework: str, num_parameters: int) -> None:
         """Check the plan against a job that the framework itself runs by the plan's settings.
@@ -179,10 +181,16 @@ class Session:
         sys.exit(error.exit_code)
 
     def _shard(self, module: nn.Module, wrapping: Wrapping) -> None:
-        check_facts(self.plan, sum(parameter.numel() for parameter in module.parameters()))
+        for model in self.models:
+            if model.is_of(module) or any(parameter in self._replaced for parameter in module.parameters()):
+                raise TrainingError(
+                    f"a plan needs models that share nothing, {plain_name(module)} has parts of one that is sharded",
+                    hint=NO_PLAN,
+                )
+        optimizers = self._optimizers_of(module)
+        check_facts(self.plan, _count(module.parameters()), _count([*module.parameters(), *self._optimized()]))
         if wrapping.init_from_rank_0:
             copy_from_rank_0(module)
-        optimizers = self._optimizers_of(module)
         chosen = self.plan.chosen
         if "parameter" in chosen.offload:
             raise TrainingError(
@@ -203,7 +211,6 @@ class Session:
             offload_optimizer=chosen.offload == "optimizer",
             native_collectives=chosen.collectives == CollectiveBackend.NATIVE,
         )
-        self.root, self._wrapping = module, wrapping
         engine = engine_of(module)
         engine.stands_for_fsdp2 = wrapping.norms_are_dtensors
         slots = {name: slot for unit in engine.units for slot in unit.spec.slots for name in slot.aliases}
@@ -214,13 +221,16 @@ class Session:
             for unit in engine.units[:-1]:
                 unit.spec.module.forward = wrapping.compile(unit.spec.module.forward)
         if wrapping.states_are_whole:
-            self._attendance = engine.whole_reader = Attendance(engine)
+            self._attendance = self._attendance or Attendance()
+            engine.whole_reader = reader = self._attendance.reader(engine)
             if wrapping.evaluates_alone:
-                engine.homes.before_gather = self._attendance.before_gather
-        if self._gate is not None:
-            engine.gradients.set_synchronizes(enabled=self._gate)
-        self._boundary = Boundary(engine, optimizers, is_gated=self._gate is not None)
-        if self._switchboard is not None:
+                engine.homes.before_gather = reader.before_gather
+        gate = self._gate_of(module)
+        if gate is not None:
+            engine.gradients.set_synchronizes(enabled=gate)
+        boundary = Boundary(engine, optimizers, is_gated=gate is not None)
+        self.models.append(PlannedModel(root=module, wrapping=wrapping, engine=engine, boundary=boundary))
+        if self._switchboard is not None and len(self.models) == 1:
             self._switchboard.open(self.plan)
         mark_applied()
         if dist.get_rank() == 0:
@@ -245,11 +255,15 @@ class Session:
 
     def _switch(self, module: nn.Module) -> None:
         assert self._switchboard is not None
-        changed = self._switchboard.take(module)
+        changed = self._switchboard.take(module, is_alone=len(self.models) == 1)
         if changed is not None:
             self.plan = changed
-            if self._boundary is not None:
-                self._boundary.restart()
+            self.models[0].boundary.restart()
+
+    def _optimized(self) -> list[torch.Tensor]:
+        """Return the parameters of all optimizers that the script has made, as they are today."""
+        alive = [optimizer for reference in self.optimizers if (optimizer := reference()) is not None]
+        return [item for optimizer in alive for group in optimizer.param_groups for item in group["params"]]
 
     def _optimizers_of(self, module: nn.Module) -> list[torch.optim.Optimizer]:
         parameters = {id(parameter) for parameter in module.parameters()}
@@ -277,3 +291,8 @@ def _holds(container: object, item: object) -> bool:
         if any(other is item for other in kept):
             return True
     return False
+
+
+def _count(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the elements of tensors, each taken once."""
+    return sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in tensors}.values())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from paro_advise.errors import ParoAdviseError, SwitchError
+from paro_advise.errors import ParoAdviseError, SwitchError, TrainingError
 from paro_advise.policies.plan import plan_from_json
 from paro_advise.runtime.adapters.constants import NOTICE_STEPS
 from paro_advise.runtime.job import ANSWER, REQUEST, STATE
@@ -68,8 +68,12 @@ class Switchboard:
             (self._folder / REQUEST).unlink(missing_ok=True)
             self._is_announced = True
 
-    def take(self, model: nn.Module) -> Plan | None:
+    def take(self, model: nn.Module, *, is_alone: bool = True) -> Plan | None:
         """Switch if a request waits; a plan that cannot be used is answered with the reason and changes nothing.
+
+        Args:
+            model: sharded, between two steps.
+            is_alone: no other model of the job is sharded.
 
         Raises:
             SwitchError: the switch failed half way; the job cannot go on.
@@ -78,6 +82,8 @@ class Switchboard:
             return None
         (_, data), self._waiting = self._waiting, None
         try:
+            if not is_alone:
+                raise TrainingError("a switch takes one model, this job trains several", hint="start it with the plan")
             plan = plan_from_json(data, REQUEST)
             chosen = plan.chosen
             size = chosen.group_size or engine_of(model).grid.group_size
