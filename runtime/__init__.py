@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     )
     from paro_advise.runtime.sharding.module import engine_of
     from paro_advise.runtime.sharding.shard import shard
+    from paro_advise.runtime.sharding.streaming import stream_state_dict
     from paro_advise.runtime.sharding.switching import SwitchReport, switch
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "save_checkpoint",
     "save_checkpoint_async",
     "shard",
+    "stream_state_dict",
     "switch",
 ]
 
@@ -36,6 +38,7 @@ _HOMES = {
     "save_checkpoint": f"{_SHARDING}.checkpoint",
     "save_checkpoint_async": f"{_SHARDING}.checkpoint",
     "shard": f"{_SHARDING}.shard",
+    "stream_state_dict": f"{_SHARDING}.streaming",
     "switch": f"{_SHARDING}.switching",
 }
 

@@ -17,7 +17,7 @@ MEMBERS = {
     ],
     "paro_advise.runtime": [
         "SwitchReport", "engine_of", "latest_checkpoint", "load_checkpoint", "save_checkpoint",
-        "save_checkpoint_async", "shard", "switch",
+        "save_checkpoint_async", "shard", "stream_state_dict", "switch",
     ],
     "paro_advise.runtime.capture": ["CaptureCallback", "capture"],
     "paro_advise.runtime.ho_ring": [
@@ -32,6 +32,7 @@ SIGNATURES = {
         "reshard_root", "overlap_updates", "offload_optimizer", "ranks_per_node",
         "native_collectives",
     ],
+    "paro_advise.runtime.stream_state_dict": ["model"],
     "paro_advise.runtime.switch": ["model", "strategy", "group_size", "device_mesh"],
     "paro_advise.runtime.save_checkpoint": ["path", "model", "extra", "force"],
     "paro_advise.runtime.save_checkpoint_async": ["path", "model", "extra", "force"],

@@ -185,10 +185,10 @@ class AttendedReader:
         self._engine = engine
         self._of_model = f"{_OF_MODEL}{place}"
 
-    def parameters(self) -> list[tuple[Slot, torch.Tensor]]:
-        """Gather the parameters that train."""
+    def parameters(self) -> Iterator[tuple[Slot, torch.Tensor]]:
+        """Gather the parameters that train, unit by unit."""
         with self._attendance.meeting(_PARAMETERS + self._of_model):
-            return list(whole_parameters(self._engine))
+            yield from whole_parameters(self._engine)
 
     def optimizer_state(self) -> dict[str, Any]:
         """Gather the optimizer's state, in torch's own layout."""

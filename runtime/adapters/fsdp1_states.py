@@ -105,15 +105,23 @@ class FullyShardedStates(nn.Module):
         """Return whole tensors, or shards as DTensors, by the names of the model that was wrapped."""
         settings, engine = self.get_state_dict_type(self), _session().engine(self)
         is_full = settings.state_dict_type == StateDictType.FULL_STATE_DICT
-        with contextlib.nullcontext() if is_full or engine is None else engine.shown_as_shards():
+        to_cpu = settings.state_dict_config.offload_to_cpu
+        is_dropped = is_full and getattr(settings.state_dict_config, "rank0_only", False) and dist.get_rank() != 0
+        with contextlib.ExitStack() as stack:
+            if engine is not None and not is_full:
+                stack.enter_context(engine.shown_as_shards())
+            elif engine is not None:
+                # Unit by unit, so that no device holds the whole model.
+                keep = torch.Tensor.cpu if to_cpu else torch.Tensor.detach
+                stack.enter_context(engine.placing_states(_nothing_of if is_dropped else keep))
             found: dict[str, Any] = super().state_dict(*args, **kwargs)
         if _INNER in self.__dict__:
             return found  # the outer one has what follows to do, once
         own = [key for key in found if key.startswith(kwargs.get("prefix", ""))]
         for key in own:
             value = found.pop(key)
-            if not (is_full and getattr(settings.state_dict_config, "rank0_only", False) and dist.get_rank()):
-                found[key.replace(PART, "")] = _placed(value, to_cpu=settings.state_dict_config.offload_to_cpu)
+            if not is_dropped:
+                found[key.replace(PART, "")] = _placed(value, to_cpu=to_cpu)
         return found
 
     def mark_inner(self) -> None:
@@ -277,6 +285,10 @@ def _remember(module: nn.Module, settings: StateDictSettings) -> None:
     for part in module.modules():
         if isinstance(part, FullyShardedStates):
             part.__dict__[_SETTINGS] = settings
+
+
+def _nothing_of(value: torch.Tensor) -> torch.Tensor:
+    return value.new_empty(0)
 
 
 def _placed(value: Any, *, to_cpu: bool) -> Any:

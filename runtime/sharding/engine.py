@@ -46,7 +46,7 @@ class WholeReader(Protocol):
     """Makes the states whole that a script asks for, whichever ranks ask."""
 
     def parameters(self) -> Iterable[tuple[Slot, torch.Tensor]]:
-        """Return the parameters that train."""
+        """Return the parameters that train, unit by unit."""
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer's state in torch's own layout."""
@@ -58,6 +58,7 @@ class Engine:
     Attributes:
         whole_reader: for scripts that take state dicts to be whole; None where they hold shards.
         is_summoned: the model shows whole parameters for a while, and no pass may begin.
+        place_state: what state dicts keep of a parameter.
         stands_for_fsdp2: state dicts are those of FSDP2: DTensors all, the optimizer's by places in its groups.
         model, specs, shards, settings, device: as given.
         arrangement: what lies where under the present strategy.
@@ -83,6 +84,7 @@ class Engine:
         self._is_forward_of_training = False
         self.is_summoned = False
         self.stands_for_fsdp2 = False
+        self.place_state: Callable[[torch.Tensor], torch.Tensor] = lambda value: value
         self.specs = specs
         self.shards = shards
         self.settings = settings
@@ -319,6 +321,15 @@ class Engine:
         if not is_in_backward() and fsdp2.is_resting(self.model):
             self.homes.rest(self.arrangement)
             self.edits.publish()
+
+    @contextmanager
+    def placing_states(self, place: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+        """Let state dicts keep what a function makes of each parameter, as soon as its unit is gathered."""
+        before, self.place_state = self.place_state, place
+        try:
+            yield
+        finally:
+            self.place_state = before
 
     @contextmanager
     def shown_as_shards(self) -> Iterator[None]:

@@ -61,7 +61,7 @@ class ShardedModule(nn.Module):
             prefix = kwargs.get("prefix", "")
             for name, value in _states_to_save(engine):
                 if prefix + name in found:
-                    found[prefix + name] = value
+                    found[prefix + name] = engine.place_state(value)
         return found
 
     def load_state_dict(

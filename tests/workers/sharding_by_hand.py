@@ -15,7 +15,7 @@ from sharding_worker import Model, compare_parameters, data, fill, loss_of, whol
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import DivergedError, UsageError
-from paro_advise.runtime import shard, switch
+from paro_advise.runtime import shard, stream_state_dict, switch
 
 STRATEGIES = ("NNN", "NNI", "NNG", "NIG", "III", "IIG", "ING", "GIG", "GGG")
 
@@ -244,6 +244,26 @@ def tied_on_meta():
         compare_parameters(f"tied {strategy}", whole_parameters(model), dict(plain.named_parameters()), 1e-6)
 
 
+def streamed():
+    """A whole state dict comes unit by unit, on rank 0 alone: with tied, frozen and shared values, as in plain torch."""
+    plain, rule = fresh(tied=True), None
+    for strategy in (None, *STRATEGIES):
+        model = plain if strategy is None else fresh(tied=True)
+        model.blocks[0].up.weight.requires_grad = False
+        rule = sgd(model)
+        if strategy is not None:
+            shard(model, rule, strategy, group_size=1)
+        one_pass(model, 0)
+        rule.step()
+        if strategy is None:
+            continue
+        found = dict(stream_state_dict(model))
+        wanted = plain.state_dict() if dist.get_rank() == 0 else {}
+        assert found.keys() == wanted.keys(), (strategy, found.keys() ^ wanted.keys())
+        assert all(type(value) is torch.Tensor for value in found.values())
+        compare_parameters(f"streamed {strategy}", found, wanted, 1e-6)
+
+
 def copies():
     """A copy of a model that is whole is a plain one; states are saved as plain DTensors."""
     model = fresh()
@@ -339,6 +359,7 @@ CASES = {
     "native_collectives": native_collectives,
     "tied_on_meta": tied_on_meta,
     "copies": copies,
+    "streamed": streamed,
     "refusals": refusals,
     "reads_at_different_lines": reads_at_different_lines,
 }
