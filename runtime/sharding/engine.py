@@ -20,6 +20,7 @@ from paro_advise.policies.strategy import Level, Strategy
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.sharding.arrangement import Arrangement, Communicators
 from paro_advise.runtime.sharding.edits import Edits
+from paro_advise.runtime.sharding.exchange.usage import Usage
 from paro_advise.runtime.sharding.gradients import GradientReducer
 from paro_advise.runtime.sharding.homes import ParameterHomes
 from paro_advise.runtime.sharding.parameters import fsdp2
@@ -90,7 +91,7 @@ class Engine:
         self.settings = settings
         self.device = device
         self._handles: list[RemovableHandle] = []
-        self.gradients = GradientReducer(model, settings, shards)
+        self.gradients = GradientReducer(model, settings, shards, Usage(specs, device))
         self.homes = ParameterHomes(model, settings, self.gradients)
         self.updates = UpdatePublisher(len(specs), self.homes)
         self.gradients.side_queue = self.updates.queue

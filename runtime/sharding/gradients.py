@@ -14,7 +14,6 @@ from paro_advise.runtime.ho_ring.spans import Span
 from paro_advise.runtime.sharding.exchange.channels import Queue
 from paro_advise.runtime.sharding.exchange.exposure import Exposure
 from paro_advise.runtime.sharding.exchange.procedure import UnitProcedure
-from paro_advise.runtime.sharding.exchange.usage import Usage
 from paro_advise.runtime.sharding.parameters import fsdp2
 from paro_advise.runtime.sharding.parameters.owned import gradient_of, is_in_backward, set_gradient
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from paro_advise.runtime.sharding.arrangement import Arrangement
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
+    from paro_advise.runtime.sharding.exchange.usage import Usage
     from paro_advise.runtime.sharding.optimizer import OptimizerShards
     from paro_advise.runtime.sharding.parameters.replicated import ReplicatedUnits
     from paro_advise.runtime.sharding.parameters.units import Slot
@@ -57,7 +57,7 @@ class GradientReducer:
         side_queue: the thread that uses the channels of parameters, which are idle at the end of backward.
     """
 
-    def __init__(self, model: nn.Module, settings: Settings, shards: OptimizerShards) -> None:
+    def __init__(self, model: nn.Module, settings: Settings, shards: OptimizerShards, usage: Usage) -> None:
         self._model = model
         self._settings = settings
         self._shards = shards
@@ -69,12 +69,13 @@ class GradientReducer:
         self.before_read: Callable[[], None] = lambda: None
         self._callback_queued = False
         self._exposure = Exposure()
+        # Kept over a switch: gradients that were set to zero before it are still there, for weight decay to act on.
+        self._usage = usage
 
     def arrange(self, arrangement: Arrangement) -> None:
         """Work under a strategy from now on."""
         self._arrangement = arrangement
         self._procedure = UnitProcedure(arrangement.levels, arrangement.reducing)
-        self._usage = Usage(arrangement.units, arrangement.device)
 
     @property
     def _fsdp2_holds_them(self) -> bool:

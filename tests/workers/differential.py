@@ -1,7 +1,8 @@
 """Random training programs under random strategies, beside the same programs on one process.
 
-Arguments: the first seed, how many programs, operations each. Prints one line for each program; ends with 1
-if any had a third outcome beside "equal" and "refused".
+Arguments: the first seed, how many programs, operations each; or a file of programs, a line each. Prints one line for
+each program; ends with 1 if any had a third outcome beside "equal" and "refused", and prints such a program once more
+without the operations that it fails without.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import faulthandler
 import random
 import sys
 import traceback
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,6 +25,50 @@ from paro_advise.errors import CommunicationError, ParoAdviseError, SwitchError
 
 TOLERANCE = 2e-5
 HANG_S = 120
+OPTIONS = ("reshard_root", "overlap_updates", "offload_optimizer")
+BY_NAME = {operation.__name__: operation for operation in OPERATIONS}
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is run: operations by name, each with the seed of its own choices."""
+
+    strategy: str
+    group_size: int
+    optimizer: str
+    option: str
+    steps: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def drawn(cls, seed, length):
+        rng = random.Random(seed)
+        strategy, kind = rng.choice(STRATEGIES), rng.choice(sorted(OPTIMIZERS))
+        size = rng.choice([item for item in (1, 2, 4) if dist.get_world_size() % item == 0])
+        option = rng.choice(["", "", "", *OPTIONS])
+        # With updates under way, parameters of the optimizer must not be touched before the next pass.
+        usable = [item for item in OPERATIONS if item is not decay_by_hand or option != "overlap_updates"]
+        operations = [step, *(rng.choice(usable) for _ in range(length - 2)), step]
+        steps = tuple((item.__name__, f"{seed}-{place}") for place, item in enumerate(operations))
+        return cls(strategy, size, kind, option, steps)
+
+    @classmethod
+    def read(cls, line):
+        head, kind, option, *steps = line.split()
+        strategy, size = head.split("/")
+        return cls(
+            strategy,
+            int(size),
+            kind,
+            option.strip("-"),
+            tuple(tuple(item.split("=")) for item in steps),  # type: ignore[arg-type]
+        )
+
+    def __str__(self):
+        steps = " ".join(f"{name}={own}" for name, own in self.steps)
+        return f"{self.strategy}/{self.group_size} {self.optimizer} {self.option or '-'} {steps}"
+
+    def without(self, place):
+        return replace(self, steps=self.steps[:place] + self.steps[place + 1 :])
 
 
 def differences(planned, plain, seen, wanted):
@@ -47,22 +94,14 @@ def agreed(outcome):
     return everyone[0] if len(set(everyone)) == 1 else f"ranks differ: {everyone}"
 
 
-def run_program(seed, length):
-    """Run one program; return its outcome and what was run."""
-    rng = random.Random(seed)
-    strategy, kind = rng.choice(STRATEGIES), rng.choice(sorted(OPTIMIZERS))
-    size = rng.choice([item for item in (1, 2, 4) if dist.get_world_size() % item == 0])
-    options = rng.choice([{}, {}, {}, {"reshard_root": True}, {"overlap_updates": True}, {"offload_optimizer": True}])
-    # With updates under way, parameters of the optimizer must not be touched before the next pass.
-    usable = [item for item in OPERATIONS if item is not decay_by_hand or "overlap_updates" not in options]
-    program = [step, *(rng.choice(usable) for _ in range(length - 2)), step]
-    log = [f"{strategy}/{size} {kind} {options}"]
-    plain, planned = Job(kind), PlannedJob(kind, strategy, size, **options)
+def run_program(program):
+    """Run one program; return its outcome, and how many operations were run."""
+    options = {program.option: True} if program.option else {}
+    plain = Job(program.optimizer)
+    planned = PlannedJob(program.optimizer, program.strategy, program.group_size, **options)
     refused = ""
-    for place, operation in enumerate(program):
-        log.append(operation.__name__)
-        own = f"{seed}-{place}"
-        number = planned.number
+    for count, (name, own) in enumerate(program.steps, 1):
+        operation, number = BY_NAME[name], planned.number
         try:
             seen = operation(planned, random.Random(own))
             outcome = ""
@@ -84,29 +123,56 @@ def run_program(seed, length):
             plain.kept = {key: value for key, value in plain.kept.items() if key in planned.kept}
             seen = wanted = []
         elif outcome:
-            return outcome, log
+            return outcome, count
         else:
             wanted = operation(plain, random.Random(own))
         plain.number = planned.number
         found = agreed("; ".join(differences(planned, plain, seen, wanted)[:4]))
         if found:
-            return f"THIRD {found}", log
-    return refused or "equal", log
+            return f"THIRD {found}", count
+    return refused or "equal", len(program.steps)
+
+
+def has_third_outcome(outcome):
+    return not outcome.startswith(("equal", "refused"))
+
+
+def shrunk(program):
+    """Return what is left of a failing program when no operation can be taken out."""
+    place = len(program.steps)
+    while place:
+        place -= 1
+        smaller = program.without(place)
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
+        if has_third_outcome(run_program(smaller)[0]):
+            program = smaller
+    return program
+
+
+def programs():
+    """Return names and programs, drawn or read."""
+    if len(sys.argv) == 2:
+        return [(place, Program.read(line)) for place, line in enumerate(Path(sys.argv[1]).read_text().splitlines())]
+    first, count, length = map(int, sys.argv[1:4])
+    return [(seed, Program.drawn(seed, length)) for seed in range(first, first + count)]
 
 
 def main():
     # Ranks that part ways then fail, and do not wait for each other.
     dist.init_process_group("gloo", timeout=timedelta(seconds=HANG_S // 4))
     torch.set_num_threads(1)
-    first, count, length = map(int, sys.argv[1:4])
     failed = 0
-    for seed in range(first, first + count):
+    for name, program in programs():
         # A program that hangs shows where, on every rank.
         faulthandler.dump_traceback_later(HANG_S, exit=True)
-        outcome, log = run_program(seed, length)
-        failed += not outcome.startswith(("equal", "refused"))
+        outcome, count = run_program(program)
         if dist.get_rank() == 0:
-            print(f"{seed} {outcome.strip()} | {' '.join(log)}", flush=True)
+            print(f"{name} {outcome.strip()} | {program}", flush=True)
+        if has_third_outcome(outcome):
+            failed += 1
+            small = shrunk(replace(program, steps=program.steps[:count]))
+            if dist.get_rank() == 0:
+                print(f"shrunk: {small}", flush=True)
     with contextlib.suppress(RuntimeError):
         dist.destroy_process_group()
     sys.exit(bool(failed))

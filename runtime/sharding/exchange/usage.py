@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from paro_advise.runtime.sharding.exchange.channels import Channels
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
+    from paro_advise.runtime.sharding.parameters.units import UnitSpec
 
 
 class Usage:
@@ -24,12 +25,12 @@ class Usage:
         device: that the backend communicates from.
     """
 
-    def __init__(self, units: Sequence[UnitState], device: torch.device) -> None:
+    def __init__(self, units: Sequence[UnitSpec], device: torch.device) -> None:
         self._first: dict[str, int] = {}
         count = 0
         for unit in units:
-            self._first[unit.spec.name] = count
-            count += len(unit.spec.training)
+            self._first[unit.name] = count
+            count += len(unit.training)
         self._device = device
         self._here = [False] * count
         self._anywhere = [False] * count
