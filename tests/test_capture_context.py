@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
 
 import pytest
+from conftest import ROOT
+from loop import paro, torchrun
 
 pytestmark = pytest.mark.distributed
 
@@ -124,3 +127,26 @@ def test_what_a_recorded_process_starts_is_another_run(tmp_path):
     _, *rows = map(json.loads, (tmp_path / "c/steps.rank0.jsonl").read_text().splitlines())
     assert [row["step"] for row in rows] == list(range(12))
     assert json.loads((tmp_path / "c/run.json").read_text())["command"].endswith("'starts another'")
+
+
+@pytest.mark.parametrize("who", ["all", "one"])
+def test_the_script_profiles_itself(who, tmp_path):
+    """Its own traces of steps 3 and 4 are whole; ours, asked for in steps 4 and 5, are of the same later steps."""
+    job = torchrun(ROOT / "tests/workers/own_profiler.py", tmp_path, who, ranks=2)
+    done = paro("capture", "-o", tmp_path / "before", "--steps", "4:6", job=job)
+    assert done.returncode == 0, done.stderr
+    assert "own profiler" in done.stderr
+    for rank in range(2):
+        text = gzip.decompress((tmp_path / f"before/rank{rank}.json.gz").read_bytes())
+        assert recorded_steps(text) == {7, 8}
+        own = tmp_path / f"own{rank}.json"
+        assert own.exists() == (who == "all" or rank == 0)
+        if own.exists():
+            assert recorded_steps(own.read_bytes()) == {3, 4}
+            assert own.read_text().count('"DistributedDataParallel.forward"') == 2
+    assert json.loads((tmp_path / "before/run.json").read_text())["steps"] == [7, 9]
+
+
+def recorded_steps(trace):
+    names = {event.get("name", "") for event in json.loads(trace)["traceEvents"]}
+    return {int(name.removeprefix("ProfilerStep#")) for name in names if name.startswith("ProfilerStep#")}

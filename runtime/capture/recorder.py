@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from paro_advise.core.capture_files import RUN, RUN_FILE, StepRecord, trace_file
@@ -22,6 +23,7 @@ from paro_advise.core.secrets import masked_command
 from paro_advise.runtime.capture.constants import BYTES_PER_EVENT, COMPRESSION_LEVEL, COPY_BYTES
 from paro_advise.runtime.capture.observer import Observer
 from paro_advise.runtime.capture.request import FOLDER_VARIABLE, CaptureRequest
+from paro_advise.runtime.capture.script_profilers import ScriptProfilers
 from paro_advise.runtime.capture.step_log import PendingStep, StepLog, facts_of_process, peak_memory_bytes
 
 if TYPE_CHECKING:
@@ -50,6 +52,9 @@ class Recorder:
         self._request = request
         self._explicit = explicit
         self.observer = Observer(None if explicit else self._end_step, self._give_up)
+        self._others = ScriptProfilers(self._give_way)
+        self._first, self._last = request.first, request.last
+        self._has_postponed = False
         self._log: StepLog | None = None
         self._number = 0
         self._last_end: float | None = None
@@ -63,6 +68,7 @@ class Recorder:
     def start(self) -> None:
         """Start watching; traces are written when their steps are over, or when the process ends."""
         self.observer.install()
+        self._others.install()
         atexit.register(self.close)
 
     def step(self) -> None:
@@ -78,12 +84,9 @@ class Recorder:
         if not self._failed:
             self._failed = True
             self.observer.remove()
-            recorder, self._profiler = self._profiler, None
+            self._others.remove()
             with contextlib.suppress(Exception):
-                if recorder is not None:
-                    recorder.on_trace_ready = None
-                    recorder.stop()
-                self._restore_handler()
+                self._drop_profile()
             print(
                 f"paro-advise: the capture of this rank ended, training goes on: {type(error).__name__}: {error}",
                 file=sys.stderr,
@@ -133,7 +136,7 @@ class Recorder:
                 step_us=None if self._last_end is None else (now - self._last_end) * 1e6,
                 overhead_us=observer.busy_us,
                 cpu_us=(cpu_now - self._last_cpu) * 1e6 if self._last_thread == threading.get_ident() else None,
-                profiled=self._profiler is not None or number <= self._profiled_until,
+                profiled=self._profiler is not None or number <= self._profiled_until or self._others.are_recording,
                 micro_batches=observer.backward_passes,
                 loss=None,
                 gradient_norm_squared=None,
@@ -144,19 +147,64 @@ class Recorder:
     # ---- the profiler -------------------------------------------------------------------------
 
     def _profile(self, coming: int) -> None:
-        request = self._request
-        if coming == request.first - 1:
-            self._begin_profile(coming)
-        elif self._profiler is not None and coming == request.last:
+        if coming == self._first - 1:
+            if self._others.are_busy_for(self._last - coming):
+                self._postpone(is_cause=True)
+            else:
+                self._begin_profile(coming)
+        elif coming == self._first and self._is_postponed_elsewhere():
+            self._drop_profile()
+            self._postpone(is_cause=False)
+        elif self._profiler is not None and coming == self._last:
             self._end_profile()
         elif self._profiler is not None:
             self._profiler.step()
 
+    # All ranks record the same steps. The one that cannot says so in the job's store; no other rank can end the
+    # coming step, at whose end it looks, before that one has passed its gradients on.
+
+    def _postpone(self, *, is_cause: bool) -> None:
+        """Record later steps, since the script's own profiler is at work on some rank."""
+        before, count = self._first, self._last - self._first
+        if is_cause and dist.is_initialized():
+            _store().set(_postponement_of(before), str(self._rank))
+        if is_cause and not self._has_postponed:
+            print(
+                f"paro-advise: this script's own profiler is at work around step {before}: rank {self._rank} leaves "
+                f"it alone and records later steps",
+                file=sys.stderr,
+                flush=True,
+            )
+        self._has_postponed = True
+        self._first, self._last = before + count + 1, self._last + count + 1
+        self._write_run()
+
+    def _is_postponed_elsewhere(self) -> bool:
+        return dist.is_initialized() and bool(_store().check([_postponement_of(self._first)]))
+
+    def _give_way(self) -> None:
+        """Stop before a profiler of the script's begins that no schedule has announced."""
+        if self._profiler is not None:
+            self._drop_profile()
+            print(
+                f"paro-advise: this script's own profiler began in step {self._number}: rank {self._rank} leaves it "
+                "alone and writes no trace; choose other steps with --steps",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _drop_profile(self) -> None:
+        recorder, self._profiler = self._profiler, None
+        if recorder is not None:
+            recorder.on_trace_ready = None
+            recorder.stop()
+            self._restore_handler()
+
     def _begin_profile(self, coming: int) -> None:
-        request = self._request
+        first = self._first
 
         def schedule(number: int) -> ProfilerAction:
-            if number < request.first:
+            if number < first:
                 return ProfilerAction.WARMUP
             return ProfilerAction.RECORD
 
@@ -167,7 +215,8 @@ class Recorder:
         # Steps in the trace have the numbers of the run.
         self._profiler.step_num = coming
         self._profiler.current_action = schedule(coming)  # type: ignore[assignment]  # torch declares four of its values
-        self._profiler.start()
+        with self._others.own():
+            self._profiler.start()
         if threading.current_thread() is threading.main_thread():
             self._old_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -227,7 +276,7 @@ class Recorder:
         run = {
             "format": RUN.name,
             "format_version": RUN.version,
-            "steps": [request.first, request.last],
+            "steps": [self._first, self._last],
             "command": masked_command(sys.argv),
             **{key: value for key, value in facts.items() if key not in ("rank", "host")},
         }
@@ -239,7 +288,15 @@ class Recorder:
         """Write what has been recorded."""
         atexit.unregister(self.close)
         self.observer.remove()
+        self._others.remove()
         try:
+            if self._has_postponed and self._profiled_until < 0 and self._profiler is None:
+                print(
+                    f"paro-advise: rank {self._rank} wrote no trace: this script's own profiler was at work until the "
+                    "end; train more steps, or leave its profiler out",
+                    file=sys.stderr,
+                    flush=True,
+                )
             self._end_profile()
             if self._log is not None:
                 self._log.close()
@@ -252,6 +309,14 @@ def _profiler_settings() -> _ExperimentalConfig | None:
     if "paro_advise.runtime.sharding.engine" not in sys.modules:
         return None
     return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)  # noqa: SLF001 - has no public name
+
+
+def _store() -> dist.distributed_c10d.Store:
+    return dist.distributed_c10d._get_default_store()  # noqa: SLF001 - has no public name
+
+
+def _postponement_of(first: int) -> str:
+    return f"paro_capture_{first}"
 
 
 def _num_events(recorder: profile) -> int:
