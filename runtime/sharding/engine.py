@@ -206,6 +206,7 @@ class Engine:
             if self.levels.parameter != Level.N and unit.spec.training and self.homes.frees_after_forward(unit):
                 self._handles.append(unit.spec.module.register_forward_hook(_check_output(unit)))
         self._handles.append(self.model.register_forward_hook(self._after_forward))
+        self._handles.append(self.model.register_forward_hook(self._end_pass, always_call=True))
         self.edits.note_all()
         for unit in self.units:
             for slot in unit.spec.training:
@@ -300,6 +301,7 @@ class Engine:
         if self.levels.parameter != Level.N and not is_in_backward() and not fsdp2.is_resting(self.model):
             fsdp2.recover(self.model)
         self._is_forward_of_training = torch.is_grad_enabled()
+        self.gradients.set_aside()
 
     @property
     def is_training_pass(self) -> bool:
@@ -307,8 +309,12 @@ class Engine:
         return self._is_forward_of_training or is_in_backward()
 
     @uncompiled
-    def _after_forward(self, *_: object) -> None:
+    def _end_pass(self, *_: object) -> None:
         self._is_forward_of_training = False
+        self.gradients.put_back()
+
+    @uncompiled
+    def _after_forward(self, *_: object) -> None:
         if not torch.is_grad_enabled() and self.levels.parameter != Level.N:
             # No backward follows that would free the root's; whole, it would miss the clipping, the step and
             # the next update.

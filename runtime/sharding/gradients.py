@@ -217,6 +217,14 @@ class GradientReducer:
                 for place, (slot, view) in enumerate(zip(unit.spec.training, views, strict=True)):
                     yield unit, place, slot, view
 
+    def set_aside(self) -> None:
+        """Take gradients that wait for a step off the parameters for a forward pass, as it needs."""
+        self._exposure.set_aside()
+
+    def put_back(self) -> None:
+        """Show the gradients again that a forward pass had set aside."""
+        self._exposure.put_back()
+
     def hide(self) -> None:
         """Take the gradients back, with what the user did to them, so that more can be added."""
         self._exposure.hide()

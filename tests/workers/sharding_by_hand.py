@@ -133,6 +133,23 @@ def own_methods(model, optimizer, remembered):
         optimizer.zero_grad()
 
 
+def compiled_and_validated(model, optimizer, remembered):
+    """Blocks are compiled; a validation pass comes between backward and step, and gradients are there after it."""
+    del remembered
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+    for step in range(2):
+        one_pass(model, step)
+        model.eval()
+        with torch.no_grad():
+            loss_of(model, data(step, 1, 0))
+        model.train()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def given_state(model, optimizer, remembered):
     """See ``state_before``."""
     for step in range(2):
@@ -354,6 +371,7 @@ CASES = {
     "own_methods": lambda: both(own_methods, strategies=("NNN", "NNG")),
     "gathered_ahead": gathered_ahead,
     "state_before": state_before,
+    "compiled_and_validated": lambda: both(compiled_and_validated, strategies=("NNN", "NNG", "NIG", "GGG")),
     "other_optimizers": other_optimizers,
     "edits_of_low_precision": edits_of_low_precision,
     "native_collectives": native_collectives,

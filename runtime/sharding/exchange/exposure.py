@@ -24,6 +24,7 @@ class Exposure:
     def __init__(self) -> None:
         self._shown: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self.discarded = False
+        self._aside: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def show(self, parameter: torch.Tensor, shard: torch.Tensor, gradient: torch.Tensor) -> None:
         """Show a gradient on a model's parameter and on the optimizer's.
@@ -59,6 +60,19 @@ class Exposure:
                 mixing(gradient)
             else:
                 unmixed(gradient)
+
+    def set_aside(self) -> None:
+        """Take sharded gradients off whole parameters for a forward pass, whose compiler can make nothing of them."""
+        for parameter, _, _ in self._shown:
+            gradient = gradient_of(parameter)
+            if isinstance(gradient, DTensor) and not isinstance(parameter, DTensor):
+                self._aside.append((parameter, gradient))
+                set_gradient(parameter, None)
+
+    def put_back(self) -> None:
+        """Show again what was set aside."""
+        while self._aside:
+            set_gradient(*self._aside.pop())
 
     def hide(self) -> None:
         """Take all gradients off the parameters, with what the user did to them."""
