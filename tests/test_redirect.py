@@ -17,6 +17,28 @@ from paro_advise.runtime.import_hooks import when_imported
 WORKERS = ROOT / "tests/workers"
 
 
+UNWRAPPED = """
+import sys
+sys.path.insert(0, {scripts!r})
+import torch
+import torch.distributed as dist
+from common import batch, loss_of, make_model, parse_args
+
+args = parse_args()
+dist.init_process_group("gloo")
+model = make_model(args)
+probe = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))])
+probe.step()  # of something else
+optimizer = torch.optim.AdamW(model.parameters())
+print("made")
+loss_of(model, batch(args, 0, 0, dist.get_rank())).backward()
+for parameter in model.parameters():
+    dist.all_reduce(parameter.grad)
+optimizer.step()
+print("stepped")
+"""
+
+
 @pytest.fixture(scope="module")
 def a_plan(tmp_path_factory):
     """A plan for four ranks that train the small model of the examples."""
@@ -182,6 +204,17 @@ def test_a_job_that_trains_nothing_is_told_that_its_plan_did_nothing(a_plan):
     done = paro("run", "--plan", a_plan, job=[sys.executable, "-c", "import torch"])
     assert done.returncode == 4
     assert "plan" in done.stderr
+
+
+@pytest.mark.distributed
+def test_a_plan_that_nothing_takes_up_ends_the_job_at_its_first_step(a_plan, tmp_path):
+    script = tmp_path / "plain.py"
+    script.write_text(UNWRAPPED.format(scripts=str(SCRIPTS)))
+    done = paro("run", "--plan", a_plan, job=torchrun(script))
+    assert done.returncode != 0
+    assert "made" in done.stdout
+    assert "stepped" not in done.stdout
+    assert "a plan needs a model that FSDP2, FSDP1, DDP or DeepSpeed wraps" in done.stderr
 
 
 def test_asking_whether_a_module_is_there_does_not_use_up_the_wait_for_it(tmp_path, monkeypatch):

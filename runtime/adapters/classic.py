@@ -73,6 +73,7 @@ class _Wrapper(nn.Module):
     def _adopt(self, module: nn.Module, wrapping: Wrapping) -> None:
         self.add_module(self._inner_name, module)
         self._wrapping = wrapping
+        _session().is_reached = True
 
     @property
     def _inner(self) -> nn.Module:

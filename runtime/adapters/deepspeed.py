@@ -92,6 +92,7 @@ class _Initialization:
         **others: object,
     ) -> Made:
         """Return what DeepSpeed returns: its own engine where it can run the plan itself, else ours."""
+        self._session.is_reached = True
         wanted = config if config is not None else config_params
         table = read_table(wanted if wanted is not None else getattr(args, "deepspeed_config", None))
         assert model is not None

@@ -165,6 +165,7 @@ class FullyShardCalls:
 
     def fully_shard(self, module: _Modules, **settings: Unpack[Settings]) -> _Modules:
         """Shard as FSDP2 does, and note what is wrapped, with FSDP2's settings."""
+        self.session.is_reached = True
         self._original(module, **settings)
         group: list[nn.Module] = [*module] if isinstance(module, (list, tuple)) else [module]
         self._groups.append(group)

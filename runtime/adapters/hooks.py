@@ -102,6 +102,7 @@ class Hooks:
     ) -> tuple[tuple[object, ...], dict[str, object]] | None:
         """Finish the gradients before an optimizer reads them; a closure runs before that."""
         session = self._session
+        session.before_step(optimizer)
         session.attend()
         given = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         closure = cast("Callable[[], object] | None", given)

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from paro_advise.policies.plan import Plan
 
 
+def same_count(plan: Plan, num_parameters: int) -> bool:
+    """Tell whether a model is as large as the one that a plan was made for, but for the padding of shards."""
+    planned = plan.preconditions.parameter_count
+    return abs(num_parameters - planned) <= SAME_COUNT * planned
+
+
 def check_facts(plan: Plan, num_parameters: int, num_in_all: int | None = None) -> None:
     """Check the plan's preconditions against this job.
 
@@ -38,7 +44,7 @@ def check_facts(plan: Plan, num_parameters: int, num_in_all: int | None = None) 
         same = actual == planned
         if name == "parameter_count":
             # A trace of several models holds the parameters of all.
-            same = any(abs(count - planned) <= SAME_COUNT * planned for count in (actual, num_in_all or actual))
+            same = any(same_count(plan, count) for count in (actual, num_in_all or actual))
         if not same and name not in allowed:
             raise StalePlanError(
                 f"the plan must fit the job: made for {name} {planned}, this job has {actual}",

@@ -20,7 +20,7 @@ from paro_advise.policies.strategy_name import grouped_triple
 from paro_advise.runtime.adapters.attendance import Attendance
 from paro_advise.runtime.adapters.boundary import Boundary
 from paro_advise.runtime.adapters.constants import NO_PLAN
-from paro_advise.runtime.adapters.planned import check_facts
+from paro_advise.runtime.adapters.planned import check_facts, same_count
 from paro_advise.runtime.adapters.planned_model import PlannedModel, are_related
 from paro_advise.runtime.adapters.switchboard import Switchboard
 from paro_advise.runtime.adapters.wrapping import copy_from_rank_0, outermost_units, plain_name
@@ -58,6 +58,7 @@ class Session:
         job: folder for switches, None for none.
 
     Attributes:
+        is_reached: the script has called an entry point of a framework that the plan stands in for.
         models: that are sharded, in the order of their first training passes; a GAN has two.
         optimizers: those that the script has made.
         of_process: the session of this process, None without a plan that changes anything.
@@ -67,6 +68,7 @@ class Session:
 
     def __init__(self, plan: Plan, job: str | None) -> None:
         self.plan = plan
+        self.is_reached = False
         self.models: list[PlannedModel] = []
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._attendance: Attendance | None = None
@@ -123,6 +125,20 @@ class Session:
     def steps(self, optimizer: torch.optim.Optimizer) -> bool:
         """Tell whether an optimizer is one of a sharded model's."""
         return any(model.boundary.is_of(optimizer) for model in self.models)
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """End a job at its start that trains a model of the plan's size without any framework that a plan can be."""
+        if self.is_reached:
+            return
+        count = _count(item for group in optimizer.param_groups for item in group["params"])
+        if same_count(self.plan, count):
+            self.refuse(
+                TrainingError(
+                    f"a plan needs a model that FSDP2, FSDP1, DDP or DeepSpeed wraps, got a step of "
+                    f"{plain_name(optimizer)} without one",
+                    hint=f"wrap the model with one of them, or {NO_PLAN}",
+                )
+            )
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Learn from a step of an optimizer; look for a request to switch if it was the first sharded model's."""
