@@ -38,6 +38,33 @@ optimizer.step()
 print("stepped")
 """
 
+REMEMBERS = """
+import sys
+sys.path.insert(0, {scripts!r})
+import torch
+import torch.distributed as dist
+from common import batch, loss_of, make_model, parse_args
+
+args = parse_args()
+dist.init_process_group("gloo")
+inner = make_model(args)
+model = torch.nn.parallel.DistributedDataParallel(inner)
+before = inner.state_dict()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(2):
+    loss_of(model, batch(args, step, 0, dist.get_rank())).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+model.train().cpu().to(torch.float32)  # as Lightning leaves a job
+inner.to("cpu")
+try:
+    inner.half()
+except Exception as error:
+    print("half:", error)
+now = inner.state_dict()
+print("away by", max((now[name] - value).abs().max().item() for name, value in before.items()), flush=True)
+"""
+
 
 @pytest.fixture(scope="module")
 def a_plan(tmp_path_factory):
@@ -131,13 +158,14 @@ def test_fsdp2_scripts_fill_save_and_resume_as_ever(a_plan, tmp_path):
         return numbers_in(output_of(WORKERS / "fsdp2_resumes.py", a_plan, strategy, tmp_path / folder, words))
 
     of_ranks = trained(None, "plain", "ranks,tied,evaluate,load_later,in_place")
-    assert len(of_ranks) == 1 + 4 * 2 + 3
+    assert len(of_ranks) == 1 + 4 * 2 + 4
+    assert of_ranks[9] == of_ranks[10]
     again = trained("NNG", "NNG", "ranks,tied,evaluate,load_later,in_place")
     assert again == pytest.approx(of_ranks, rel=2e-6)
-    assert trained(None, "NNG", "ranks,tied,resume") == pytest.approx(of_ranks[5:10], rel=2e-6)
+    assert trained(None, "NNG", "ranks,tied,resume") == pytest.approx(of_ranks[5:11], rel=2e-6)
 
     seeded = trained(None, "seeded", "seeded,two,whole")
-    assert len(seeded) == 4 * 2 + 1
+    assert len(seeded) == 4 * 2 + 2
     assert trained("GGG", "GGG", "seeded,two,whole") == pytest.approx(seeded, rel=2e-6)
     assert trained("IIG", "GGG", "resume,two,assigned") == pytest.approx(seeded[4:], rel=2e-6)
 
@@ -215,6 +243,19 @@ def test_a_plan_that_nothing_takes_up_ends_the_job_at_its_first_step(a_plan, tmp
     assert "made" in done.stdout
     assert "stepped" not in done.stdout
     assert "a plan needs a model that FSDP2, FSDP1, DDP or DeepSpeed wraps" in done.stderr
+
+
+@pytest.mark.distributed
+def test_a_ddp_model_may_be_moved_where_it_is_and_its_states_from_before_follow_or_are_refused(a_plan, tmp_path):
+    """In plain DDP a state dict follows the training; under a plan that shards parameters it cannot."""
+    script = tmp_path / "remembers.py"
+    script.write_text(REMEMBERS.format(scripts=str(SCRIPTS)))
+    for strategy, refused in (("NNG", False), ("GGG", True)):
+        plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
+        done = paro("run", "--plan", plan, job=torchrun(script))
+        assert done.stdout.count("parameters under a strategy must keep their type, torch.float32") == 4, done.stderr
+        assert ("away by 0.0" in done.stdout) is not refused, done.stderr[-3000:]
+        assert ("a state dict from before the first training pass does not follow" in done.stderr) is refused
 
 
 def test_asking_whether_a_module_is_there_does_not_use_up_the_wait_for_it(tmp_path, monkeypatch):

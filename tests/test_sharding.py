@@ -153,7 +153,7 @@ def test_dominated_strategies_are_refused():
         "mean_of_weights,remembered_parameters,single_values,own_gradients",
         "other_divisors,own_methods,gathered_ahead,native_collectives",
         "state_before,other_optimizers,edits_of_low_precision,compiled_and_validated",
-        "tied_on_meta,copies,streamed,refusals",
+        "tied_on_meta,copies,streamed,memory_formats,refusals",
     ],
 )
 def test_what_scripts_do_by_hand(cases):

@@ -74,6 +74,7 @@ class _Wrapper(nn.Module):
         self.add_module(self._inner_name, module)
         self._wrapping = wrapping
         _session().is_reached = True
+        _session().handed_out.watch(module)
 
     @property
     def _inner(self) -> nn.Module:

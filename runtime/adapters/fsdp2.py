@@ -171,6 +171,7 @@ class FullyShardCalls:
         self._groups.append(group)
         for part in group:
             self._settings[id(part)] = (part, settings)
+            self.session.handed_out.watch(part)
             self._mix_in(part)
         return module
 

@@ -20,6 +20,7 @@ from paro_advise.policies.strategy_name import grouped_triple
 from paro_advise.runtime.adapters.attendance import Attendance
 from paro_advise.runtime.adapters.boundary import Boundary
 from paro_advise.runtime.adapters.constants import NO_PLAN
+from paro_advise.runtime.adapters.handed_out import HandedOutStates
 from paro_advise.runtime.adapters.planned import check_facts, same_count
 from paro_advise.runtime.adapters.planned_model import PlannedModel, are_related
 from paro_advise.runtime.adapters.switchboard import Switchboard
@@ -61,6 +62,7 @@ class Session:
         is_reached: the script has called an entry point of a framework that the plan stands in for.
         models: that are sharded, in the order of their first training passes; a GAN has two.
         optimizers: those that the script has made.
+        handed_out: what the script holds of state dicts from before.
         of_process: the session of this process, None without a plan that changes anything.
     """
 
@@ -76,6 +78,7 @@ class Session:
         self._switchboard = Switchboard(job) if job else None
         # From parameters that the script may have kept to where those of today are.
         self._replaced: MutableMapping[torch.Tensor, Slot] = WeakIdKeyDictionary()
+        self.handed_out = HandedOutStates()
 
     def engine(self, module: nn.Module) -> Engine | None:
         """Return what runs the model that a module is, is a part of, or wraps; None before it is sharded."""
@@ -232,6 +235,7 @@ class Session:
         slots = {name: slot for unit in engine.units for slot in unit.spec.slots for name in slot.aliases}
         for name, parameter in before.items():
             self._replaced[parameter] = slots[name]
+        self.handed_out.lead_to(engine, self._replaced)
         if wrapping.compile is not None:
             # Unit by unit, as FSDP2's users do: what surrounds a unit's forward must run as it is.
             for unit in engine.units[:-1]:
@@ -275,6 +279,7 @@ class Session:
         if changed is not None:
             self.plan = changed
             self.models[0].boundary.restart()
+            self.handed_out.lead_to(self.models[0].engine, self._replaced)
 
     def _optimized(self) -> list[torch.Tensor]:
         """Return the parameters of all optimizers that the script has made, as they are today."""

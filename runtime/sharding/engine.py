@@ -192,7 +192,8 @@ class Engine:
     def _own_rows(self, unit: UnitState, place: int, whole: torch.Tensor) -> torch.Tensor:
         if isinstance(whole, DTensor):
             whole = whole.full_tensor()
-        rows = self.arrangement.own_rows(unit, place, whole).to(self.optimizer_device, copy=True)
+        rows = self.arrangement.own_rows(unit, place, whole)
+        rows = rows.to(self.optimizer_device, copy=True, memory_format=torch.contiguous_format)
         return self.arrangement.as_sharded(unit, place, rows)
 
     def start(self) -> None:
@@ -328,6 +329,15 @@ class Engine:
         if not is_in_backward() and fsdp2.is_resting(self.model):
             self.homes.rest(self.arrangement)
             self.edits.publish()
+
+    def saved_forms(self) -> Iterator[tuple[Slot, torch.Tensor]]:
+        """Return each parameter as a state dict of FSDP2 holds it, over the memory that training changes."""
+        for unit in self.units:
+            for place, slot in enumerate(unit.spec.training):
+                yield slot, self.arrangement.as_dtensor(unit, place, self.edits.to_save(unit, place))
+            for slot in unit.spec.slots:
+                if not slot.trains:
+                    yield slot, self.arrangement.replicated(slot.parameter.detach())
 
     @contextmanager
     def placing_states(self, place: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:

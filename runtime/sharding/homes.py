@@ -46,14 +46,15 @@ class ParameterHomes:
         self.before_gather: Callable[[UnitState], None] | None = None
 
     def home(self, arrangement: Arrangement, unit: UnitState) -> None:
-        """Bring the whole parameters that a unit's slots hold to rest at their level."""
+        """Bring the whole parameters that a unit's slots hold to rest at their level, each as one piece of memory."""
         spec, dtype = unit.spec, self._settings.param_dtype
         before = [slot.parameter for slot in spec.slots]
-        if dtype is not None:
-            for slot in spec.slots:
-                whole = slot.parameter
-                if whole.is_floating_point() and whole.dtype != dtype:
-                    slot.fill(nn.Parameter(whole.detach().to(dtype), requires_grad=slot.trains))
+        for slot in spec.slots:
+            whole = slot.parameter
+            wanted = dtype if dtype is not None and whole.is_floating_point() else whole.dtype
+            if wanted != whole.dtype or not whole.is_contiguous():
+                resting = whole.detach().to(wanted).contiguous()
+                slot.fill(nn.Parameter(resting, requires_grad=slot.trains))
         if arrangement.levels.parameter == Level.N:
             self._own(spec, before)
             return
@@ -104,7 +105,7 @@ class ParameterHomes:
         Args:
             arrangement: that the unit is of.
             unit: at rest.
-            separate: the optimizer's rows where types differ; None to make views.
+            separate: the optimizer's rows where types differ; None to make views where a view is one piece of memory.
         """
         if arrangement.levels.parameter == Level.N:
             unit.homes = [slot.parameter.detach() for slot in unit.spec.slots]
@@ -112,8 +113,10 @@ class ParameterHomes:
         if separate is not None:
             unit.masters, unit.separate = separate, True
             return
-        places = range(len(unit.spec.training))
-        unit.masters, unit.separate = [self.rows_of_optimizer(arrangement, unit, place) for place in places], False
+        views = [self.rows_of_optimizer(arrangement, unit, place) for place in range(len(unit.spec.training))]
+        # Fused optimizers take a tensor to be one piece of memory, as many other kernels do, and do not look.
+        unit.masters = [view.contiguous() for view in views]
+        unit.separate = any(view is not master for view, master in zip(views, unit.masters, strict=True))
 
     def rows_of_optimizer(self, arrangement: Arrangement, unit: UnitState, place: int) -> torch.Tensor:
         """Return the view of a model's trained parameter that the optimizer of this rank updates."""

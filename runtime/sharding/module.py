@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from paro_advise.runtime.sharding.engine import FACTOR_SETTER, Engine
 from paro_advise.runtime.sharding.whole_states import own_rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 
 class ShardedModule(nn.Module):
@@ -92,6 +93,35 @@ class ShardedModule(nn.Module):
         engine.edits.note_all()
         return result
 
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        """Do to buffers what ``cpu``, ``to`` and their like do; parameters stay where the strategy has them.
+
+        Raises:
+            UsageError: their type would change.
+        """
+        engine = Engine.find(self)
+        if engine is None:
+            moved: nn.Module = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # as torch declares it
+            return moved
+        for dtype in {slot.parameter.dtype for unit in engine.units for slot in unit.spec.slots}:
+            probe = torch.zeros(1, dtype=dtype, device=engine.device)
+            found = fn(probe)
+            if found.dtype != dtype:
+                raise UsageError(
+                    f"parameters under a strategy must keep their type, {dtype}, got {found.dtype}",
+                    hint="change the type before the first training pass, or compute under torch.autocast",
+                )
+            if found.device != probe.device:
+                warnings.warn(
+                    f"the model stays on {probe.device}: under a strategy it cannot be moved to {found.device}",
+                    stacklevel=3,
+                )
+                return self
+        for part in self.modules():
+            for name, buffer in part.named_buffers(recurse=False):
+                part._buffers[name] = fn(buffer)  # noqa: SLF001 - torch's own way
+        return self
+
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         """Return a plain model with the same values, which trains and evaluates by itself.
 
@@ -131,18 +161,16 @@ def _states_to_save(engine: Engine) -> Iterator[tuple[str, torch.Tensor]]:
     if engine.whole_reader is not None:
         for slot, value in engine.whole_reader.parameters():
             yield from ((alias, value) for alias in slot.aliases)
-    elif engine.stands_for_fsdp2 or engine.settings.param_dtype is not None:
-        arrangement = engine.arrangement
+    elif engine.stands_for_fsdp2:
         engine.edits.before_step()
-        form = arrangement.as_dtensor if engine.stands_for_fsdp2 else arrangement.as_sharded
+        for slot, value in engine.saved_forms():
+            yield from ((alias, value) for alias in slot.aliases)
+    elif engine.settings.param_dtype is not None:
+        engine.edits.before_step()
         for unit in engine.units:
             for place, slot in enumerate(unit.spec.training):
-                value = form(unit, place, engine.edits.to_save(unit, place))
+                value = engine.arrangement.as_sharded(unit, place, engine.edits.to_save(unit, place))
                 yield from ((alias, value) for alias in slot.aliases)
-            for slot in unit.spec.slots if engine.stands_for_fsdp2 else ():
-                if not slot.trains:
-                    value = arrangement.replicated(slot.parameter.detach())
-                    yield from ((alias, value) for alias in slot.aliases)
 
 
 def _do_nothing(*_: object, **__: object) -> None:

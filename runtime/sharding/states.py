@@ -30,7 +30,7 @@ def own_rows(engine: Engine, unit: UnitState) -> list[torch.Tensor]:
     found = []
     for place, slot in enumerate(unit.spec.training):
         rows = engine.arrangement.own_rows(unit, place, slot.parameter)
-        found.append(rows.to(engine.optimizer_device, slot.dtype, copy=True))
+        found.append(rows.to(engine.optimizer_device, slot.dtype, copy=True, memory_format=torch.contiguous_format))
     return found
 
 
@@ -169,7 +169,9 @@ def move_unit(
     for key in keys:
         for name, value in whole_of(before, old, engine.shards, key):
             rows_now = engine.arrangement.own_rows(unit, names.index(name), value)
-            moments.setdefault(name, {})[key] = rows_now.to(engine.optimizer_device, copy=True)
+            moments.setdefault(name, {})[key] = rows_now.to(
+                engine.optimizer_device, copy=True, memory_format=torch.contiguous_format
+            )
         for name in names:  # frees the old rows before the next kind of state is gathered
             engine.shards.map_states(name, lambda which, value, key=key: value if which != key else torch.empty(0))  # type: ignore[misc]
     values = dict(zip(names, whole(before, old, old.masters), strict=True))

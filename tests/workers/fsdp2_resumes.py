@@ -145,6 +145,7 @@ def main():
         first = SAVED_AFTER
     if "evaluate" in words:
         report("before", evaluated(model, args))
+    remembered = model.state_dict()  # follows the training, on which torchtitan's checkpoints rely
     for step in range(first, STEPS):
         loss = loss_of(model, batch(args, step, 0, rank))
         loss.backward()
@@ -155,7 +156,7 @@ def main():
         report(f"step {step} loss", mean_of(loss), "norm", norm)
         if step + 1 == SAVED_AFTER and "resume" not in words:
             save(model, optimizers, folder, words)
-    report("end", sum(value.full_tensor().double().sum() for value in model.state_dict().values()))
+    report("end", sum_of(model.state_dict()), sum_of(remembered))
     if "load_later" in words:
         load(model, optimizers, folder, ["whole" if word == "assigned" else word for word in words])
         report("again", evaluated(model, args))
@@ -163,7 +164,7 @@ def main():
         dcp.load({"model": model.state_dict()}, checkpoint_id=folder / "sharded")
         report("again", evaluated(model, args))
     dist.barrier()
-    del model, optimizer, optimizers, loss
+    del model, remembered, optimizer, optimizers, loss
     gc.collect()
     dist.destroy_process_group()
 
@@ -179,6 +180,10 @@ def mean_of(loss):
     total = loss.detach().clone()
     dist.all_reduce(total)
     return total
+
+
+def sum_of(state):
+    return sum(value.full_tensor().double().sum() for value in state.values())
 
 
 def report(*parts):

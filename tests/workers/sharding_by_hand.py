@@ -12,6 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from sharding_worker import Model, compare_parameters, data, fill, loss_of, whole_parameters
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import DivergedError, UsageError
@@ -183,6 +184,38 @@ def other_optimizers():
         lambda model: torch.optim.Rprop(model.parameters(), foreach=False),
     ):
         both(given_state, make, strategies=("NNG", "IIG", "GGG"))
+
+
+def memory_formats():
+    """Parameters that are not contiguous train as in DDP, under fused optimizers too; FSDP2 refuses them."""
+
+    def images():
+        torch.manual_seed(0)
+        layers = nn.Conv2d(3, 8, 3), nn.GELU(), nn.Flatten(), nn.Linear(8 * 16, 6)
+        model = nn.Sequential(*layers).to(memory_format=torch.channels_last)
+        model[3].weight.data = model[3].weight.detach().t().contiguous().t()
+        assert not any(layer.weight.is_contiguous() for layer in (model[0], model[3]))
+        return model
+
+    def train(model, optimizer, ranks):
+        for step in range(3):
+            for rank in ranks:
+                generator = torch.Generator().manual_seed(10 * step + rank)
+                seen = torch.randn(2, 3, 6, 6, generator=generator).to(memory_format=torch.channels_last)
+                (model(seen).pow(2).mean() / len(ranks)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def adamw(model):
+        return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3, fused=True)
+
+    plain = images()
+    train(plain, adamw(plain), range(dist.get_world_size()))
+    for strategy in STRATEGIES:
+        model = images()
+        model, optimizer = shard(model, adamw(model), strategy, group_size=1)
+        train(model, optimizer, [dist.get_rank()])
+        compare_parameters(f"formats {strategy}", whole_parameters(model), dict(plain.named_parameters()), 1e-6)
 
 
 def gathered_ahead():
@@ -378,6 +411,7 @@ CASES = {
     "tied_on_meta": tied_on_meta,
     "copies": copies,
     "streamed": streamed,
+    "memory_formats": memory_formats,
     "refusals": refusals,
     "reads_at_different_lines": reads_at_different_lines,
 }

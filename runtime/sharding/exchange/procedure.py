@@ -36,9 +36,9 @@ class UnitState:
     Attributes:
         spec: the unit.
         layout: of the parameters that train.
-        masters: the optimizer's rows of each trained parameter, in the layout's order; views of
-            the model's own parameters where both have one type and the rank holds those rows.
-        separate: the masters have memory of their own.
+        masters: the optimizer's rows of each trained parameter, in the layout's order, each one piece of
+            memory; views of the model's own parameters where both have one type and such a view is possible.
+        separate: some of the masters have memory of their own.
         homes: the memory of each parameter, in the order of the unit's slots, where all ranks hold it whole.
         parameters: the model's objects over it.
         accumulated: sum of this step's gradients at their level, not yet divided.
