@@ -188,6 +188,31 @@ def test_fsdp1_scripts_use_its_own_state_dicts(a_plan, tmp_path):
 
 
 @pytest.mark.distributed
+def test_deepspeed_scripts_resume_from_the_checkpoints_of_a_planned_engine(a_plan, tmp_path):
+    """With schedules, counts and the script's own values, before the first step, under another strategy."""
+    script = WORKERS / "deepspeed_resumes.py"
+    expected = numbers_in(run_ranks(script, tmp_path, "plain").stdout)
+    assert len(expected) == 4 * 3 + 1
+    found = numbers_in(output_of(script, a_plan, "NNG", tmp_path, ""))
+    assert found == pytest.approx(expected, rel=2e-6)
+    assert (tmp_path / "latest").read_text() == "global_step2"
+    again = numbers_in(output_of(script, a_plan, "IIG", tmp_path, "resume"))
+    assert again == pytest.approx(expected[6:], rel=2e-6)
+    # The same weights, but the optimizer and its schedule begin anew.
+    weights = numbers_in(output_of(script, a_plan, "GGG", tmp_path, "weights"))
+    assert weights[2] == expected[2]
+    assert weights[0] != pytest.approx(expected[0], rel=1e-3)
+
+    theirs = tmp_path / "theirs/global_step1"
+    theirs.mkdir(parents=True)
+    (theirs / "mp_rank_00_model_states.pt").write_bytes(b"")
+    plan = plan_for(a_plan, tmp_path / "GGG.json", "GGG")
+    done = paro("run", "--plan", plan, job=torchrun(script, tmp_path, "theirs"))
+    assert done.returncode != 0
+    assert done.stderr.count("a planned engine reads its own checkpoints, got one of DeepSpeed's") == 4
+
+
+@pytest.mark.distributed
 @pytest.mark.parametrize(("word", "tolerance"), [("divisor", 2e-6), ("bf16", 2**-8)])  # bf16 has 8 bits
 def test_fsdp2_in_bf16_and_with_its_own_divisor(word, tolerance, a_plan, tmp_path):
     job = torchrun(WORKERS / "low_precision.py", word)

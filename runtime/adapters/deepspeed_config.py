@@ -103,8 +103,14 @@ _KNOWN_OF_BF16 = frozenset({"enabled", "immediate_grad_update", "check_grad_over
 class Scheduler(Protocol):
     """What an engine uses of a learning-rate scheduler: torch's and DeepSpeed's both have it."""
 
-    def step(self) -> None:
+    def step(self, **kwargs: Any) -> None:  # Any: the script's own
         """Change the learning rate."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far it is."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there."""
 
 
 def read_table(config: Table | str | Path | None) -> Table:
@@ -141,26 +147,35 @@ def set_strategy(table: Table, chosen: Choice) -> Table:
     return table
 
 
-def check_table(table: Table, *, training_data: object, mpu: object) -> None:
+def check_table(table: Table, **arguments: object) -> None:
     """Refuse settings that a plan would silently ignore.
+
+    Args:
+        table: DeepSpeed's config.
+        arguments: of ``deepspeed.initialize`` that must be None, by name.
 
     Raises:
         TrainingError: it names the key.
     """
     zero = table.get("zero_optimization", {})
-    low = table.get("bf16") or table.get("bfloat16") or {}
+    low = low_precision(table)
     for name, value in (
         ("fp16", table.get("fp16", {}).get("enabled")),
         ("zero_optimization.offload_param", zero.get("offload_param", {}).get("device", "none") != "none"),
         ("zero_optimization.offload_optimizer", zero.get("offload_optimizer", {}).get("device", "none") != "none"),
-        ("training_data", training_data is not None),
-        ("mpu", mpu is not None),
+        *((name, value is not None) for name, value in arguments.items()),
         *((key, value) for key, value in table.items() if key not in _KNOWN),
         *((f"zero_optimization.{key}", value) for key, value in zero.items() if key not in _KNOWN_OF_ZERO),
         *((f"bf16.{key}", value) for key, value in low.items() if key not in _KNOWN_OF_BF16),
     ):
         if _is_on(value):
             raise TrainingError(f"a plan cannot express DeepSpeed's {name}", hint=NO_PLAN)
+
+
+def low_precision(table: Table) -> Table:
+    """Return the section about bfloat16, by either of its names."""
+    found: Table = table.get("bf16") or table.get("bfloat16") or {}
+    return found
 
 
 def _is_on(value: object) -> bool:

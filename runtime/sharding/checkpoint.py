@@ -112,6 +112,13 @@ def load_checkpoint(path: str | Path, model: nn.Module, *, extra: dict[str, Any]
         BrokenInputError: it is damaged, or of another model.
         CommunicationError: a rank is gone.
     """
+    return load_parts(path, model, extra=extra)
+
+
+def load_parts(
+    path: str | Path, model: nn.Module, *, extra: dict[str, Any] | None = None, with_optimizer: bool = True
+) -> dict[str, Any]:
+    """Load as ``load_checkpoint`` does, or the model alone."""
     engine = engine_of(model)
     path = Path(path)
     if not is_complete(path):
@@ -124,7 +131,7 @@ def load_checkpoint(path: str | Path, model: nn.Module, *, extra: dict[str, Any]
         )
     stored = FileSystemReader(path).read_metadata().state_dict_metadata
     engine.gradients.discard()
-    has_optimizer = any(name.startswith("optimizer.state.") for name in stored)
+    has_optimizer = with_optimizer and any(name.startswith("optimizer.state.") for name in stored)
     if has_optimizer:
         engine.shards.ensure_state()
     contents = _contents(engine, extra)

@@ -1,0 +1,115 @@
+"""The checkpoints of a planned DeepSpeed engine: ours, with what DeepSpeed keeps beside the model and its optimizer."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from paro_advise.errors import TrainingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import nn
+
+# The name under which what is beside model and optimizer lies in a checkpoint.
+_BESIDE = "deepspeed_engine"
+_LATEST = "latest"
+
+
+def save(folder: Path, tag: str, model: nn.Module, beside: dict[str, Any], *, is_latest: bool) -> None:
+    """Write a checkpoint, in the place of one of the same tag; all ranks call it together.
+
+    Args:
+        folder: of checkpoints.
+        tag: the checkpoint's name.
+        model: sharded.
+        beside: more values; those of rank 0 count, as in DeepSpeed.
+        is_latest: ``find`` finds it without a tag.
+    """
+    from paro_advise.runtime import save_checkpoint
+
+    written = io.BytesIO()
+    torch.save(beside, written)
+    save_checkpoint(folder / tag, model, extra={_BESIDE: written.getvalue()}, force=True)
+    if is_latest and dist.get_rank() == 0:
+        _replace(folder / _LATEST, lambda path: path.write_text(tag, encoding="utf-8"))
+    dist.barrier()
+
+
+def find(folder: Path, tag: str | None) -> Path | None:
+    """Return where a checkpoint is, the latest one without a tag; None, with a warning, where that is unknown.
+
+    All ranks call it together.
+
+    Raises:
+        TrainingError: it is one of DeepSpeed's own.
+    """
+    name = str(tag) if tag is not None else None
+    if name is None and dist.get_rank() == 0 and (folder / _LATEST).is_file():
+        name = (folder / _LATEST).read_text(encoding="utf-8").strip()
+    chosen = [name]
+    dist.broadcast_object_list(chosen)
+    if chosen[0] is None:
+        warnings.warn(f"no file {_LATEST!r} in {folder} names a checkpoint: nothing is loaded", stacklevel=3)
+        return None
+    path = folder / chosen[0]
+    if next(path.glob("*_states.pt"), None) is not None:
+        raise TrainingError(
+            "a planned engine reads its own checkpoints, got one of DeepSpeed's",
+            where=str(path),
+            hint="turn it into whole weights with DeepSpeed's zero_to_fp32.py, and load them into the model before "
+            "deepspeed.initialize; the optimizer starts anew",
+        )
+    return path
+
+
+def load(path: Path, model: nn.Module, *, with_optimizer: bool) -> dict[str, Any]:
+    """Read a checkpoint, which another strategy or number of ranks may have written; all ranks call it together.
+
+    Args:
+        path: found before.
+        model: sharded.
+        with_optimizer: its states too.
+
+    Returns:
+        What was saved beside model and optimizer.
+    """
+    from paro_advise.runtime.sharding.checkpoint import load_parts
+
+    loaded = load_parts(path, model, extra={_BESIDE: b""}, with_optimizer=with_optimizer)
+    # As trusted as all of a checkpoint: torch's own loader unpickles what is no tensor.
+    beside: dict[str, Any] = torch.load(io.BytesIO(loaded[_BESIDE]), weights_only=False)
+    return beside
+
+
+def save_whole(path: Path, model: nn.Module, dtype: torch.dtype | None) -> None:
+    """Write the whole state dict of a model by rank 0; all ranks call it together.
+
+    Args:
+        path: the file.
+        model: sharded.
+        dtype: of floating-point values; None as the optimizer has them.
+    """
+    from paro_advise.runtime import stream_state_dict
+
+    found = {
+        name: value.to(dtype) if dtype is not None and value.is_floating_point() else value
+        for name, value in stream_state_dict(model)
+    }
+    if dist.get_rank() == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, lambda place: torch.save(found, place))
+    dist.barrier()
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file beside its place, then put it there."""
+    beside = path.with_name(f".{path.name}.partial")
+    write(beside)
+    beside.replace(path)

@@ -1,0 +1,365 @@
+"""What ``deepspeed.initialize`` returns under a plan that DeepSpeed cannot run itself."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from paro_advise.errors import TrainingError
+from paro_advise.runtime.adapters import deepspeed_checkpoints
+from paro_advise.runtime.adapters.constants import NO_PLAN
+from paro_advise.runtime.adapters.deepspeed_config import batch_sizes, low_precision
+from paro_advise.runtime.adapters.wrapping import Wrapping, copy_from_rank_0
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from paro_advise.runtime.adapters.deepspeed_config import Scheduler, Table
+    from paro_advise.runtime.adapters.session import Session
+
+
+class PlannedEngine(nn.Module):
+    """What a training script uses of DeepSpeed's engine.
+
+    Args:
+        session: the planned process.
+        model, optimizer, lr_scheduler: what is trained.
+        table: DeepSpeed's config.
+        collate_fn: joins samples to micro-batches; None for torch's.
+
+    Attributes:
+        config: as given.
+        training_dataloader: over the script's training data; None without.
+        global_steps, micro_steps, skipped_steps: optimizer steps and backward passes so far; none is skipped.
+        local_rank, global_rank, world_size: of this process.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        lr_scheduler: Scheduler | None,
+        table: Table,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.module = model
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.config = table
+        self.training_dataloader: object = None
+        self.global_steps = self.micro_steps = self.skipped_steps = 0
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.global_rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._session = session
+        self._collate_fn = collate_fn
+        self._norm: float | None = None
+        self._in_backward = self._in_no_sync = self._has_stepped = False
+        self._boundary: bool | None = None
+        self._clip = float(table.get("gradient_clipping", 0.0))
+        self._micro_batch, self._accumulation = batch_sizes(table)
+        copy_from_rank_0(model)
+        self._wrapping = Wrapping(
+            origin="DeepSpeed", param_dtype=torch.bfloat16 if low_precision(table).get("enabled") else None
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the model has, as DeepSpeed does.
+
+        Raises:
+            AttributeError: neither has it.
+        """
+        modules = self.__dict__.get("_modules", {})
+        if name in modules:
+            return modules[name]
+        try:
+            return getattr(modules["module"], name)
+        except (KeyError, AttributeError):
+            raise AttributeError(
+                f"under a plan DeepSpeed's engine has no {name!r}, nor has the model; {NO_PLAN}", name=name, obj=self
+            ) from None
+
+    # ---- training -----------------------------------------------------------------------------
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        """Call the model, sharded before its first pass."""
+        last = self.is_gradient_accumulation_boundary() and not self._in_no_sync
+        self._session.gate(self.module, synchronizes=last)
+        self._session.before_forward(self.module, lambda: self._wrapping)
+        sharded = self._session.sharded(self.module)
+        if sharded is not None:
+            sharded.set_requires_gradient_sync(last)
+        output: object = self.module(*args, **kwargs)
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(self._scale_gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return output
+
+    def _scale_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Take the mean over micro-batches where the script calls ``loss.backward()`` itself, as DeepSpeed does."""
+        return gradient if self._in_backward else gradient / self._accumulation
+
+    def backward(
+        self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True, **_: object
+    ) -> torch.Tensor:
+        """Accumulate the gradients of the mean over micro-batches."""
+        scaled = loss / self._accumulation if scale_wrt_gas else loss
+        self._in_backward = True
+        try:
+            scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        finally:
+            self._in_backward = False
+        return loss
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only add gradients up in backward passes inside this context."""
+        self._in_no_sync = True
+        try:
+            yield
+        finally:
+            self._in_no_sync = False
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss: only fp16 scales it, which a plan refuses."""
+        return loss
+
+    def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
+        """Step the optimizer if this was the last micro-batch."""
+        self._has_stepped = self.is_gradient_accumulation_boundary()
+        self.micro_steps += 1
+        if not self._has_stepped:
+            return
+        if self._clip > 0:
+            self._norm = float(torch.nn.utils.clip_grad_norm_(self.module.parameters(), self._clip))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.step(**(lr_kwargs or {}))
+        self.global_steps += 1
+
+    def was_step_applied(self) -> bool:
+        """Tell whether the last step() stepped the optimizer."""
+        return self._has_stepped
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Discard all gradients."""
+        self.optimizer.zero_grad(set_to_none)
+
+    def compile(self, backend: str = "inductor", compile_kwargs: dict[str, Any] | None = None, **_: Any) -> None:
+        """Compile the units of the model once it is sharded; before that there is nothing to compile."""
+        if self._session.engine(self.module) is None:
+            compiled = partial(torch.compile, backend=backend, **(compile_kwargs or {}))
+            self._wrapping = replace(self._wrapping, compile=compiled)
+        else:
+            warnings.warn("under a plan the model is compiled before its first training pass only", stacklevel=2)
+
+    def destroy(self) -> None:
+        """Do nothing: what belongs to the plan ends with the process."""
+
+    # ---- data ---------------------------------------------------------------------------------
+
+    def deepspeed_io(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        route: str = "train",
+        pin_memory: bool = True,
+        data_sampler: Any = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_local_io_workers: int | None = None,
+    ) -> object:
+        """Return DeepSpeed's loader over this rank's part of a dataset, in order where it is not for training."""
+        from deepspeed.runtime.dataloader import DeepSpeedDataLoader
+        from torch.utils.data.distributed import DistributedSampler
+
+        if data_sampler is None and route != "train":
+            data_sampler = DistributedSampler(dataset, self.world_size, self.global_rank, shuffle=False)
+        loader: object = DeepSpeedDataLoader(
+            dataset=dataset,
+            batch_size=batch_size or self._micro_batch,
+            pin_memory=pin_memory,
+            collate_fn=collate_fn or self._collate_fn,
+            local_rank=self.local_rank,
+            tput_timer=None,
+            num_local_io_workers=num_local_io_workers,
+            data_sampler=data_sampler,
+            data_parallel_world_size=self.world_size,
+            data_parallel_rank=self.global_rank,
+            dataloader_drop_last=bool(self.config.get("dataloader_drop_last", False)),
+        )
+        return loader
+
+    # ---- states -------------------------------------------------------------------------------
+
+    def shard_now(self) -> nn.Module:
+        """Return the model, sharded; all ranks call it together."""
+        if self._session.engine(self.module) is None:
+            self._session.gate(self.module, synchronizes=self.is_gradient_accumulation_boundary())
+            with torch.enable_grad():
+                self._session.before_forward(self.module, lambda: self._wrapping)
+        return self.module
+
+    def save_checkpoint(
+        self,
+        save_dir: str | Path,
+        tag: str | None = None,
+        client_state: dict[str, Any] | None = None,
+        save_latest: bool = True,
+        **_: object,
+    ) -> bool:
+        """Write a checkpoint in our format, in the place of one of the same tag; all ranks call it together."""
+        beside = {
+            "client_state": client_state or {},
+            "global_steps": self.global_steps,
+            "micro_steps": self.micro_steps,
+            "lr_scheduler": self.lr_scheduler.state_dict() if self.lr_scheduler is not None else None,
+        }
+        name = str(tag) if tag is not None else f"global_step{self.global_steps}"
+        deepspeed_checkpoints.save(Path(save_dir), name, self.shard_now(), beside, is_latest=save_latest)
+        return True
+
+    def load_checkpoint(
+        self,
+        load_dir: str | Path,
+        tag: str | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Callable[..., Any] | None = None,
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        """Read a checkpoint in our format; all ranks call it together.
+
+        Returns:
+            Its path and the script's own values; None for both where no tag is given and none is the latest.
+
+        Raises:
+            TrainingError: it is one of DeepSpeed's own, or shall be read in a way of the script's own.
+        """
+        if custom_load_fn is not None or not load_module_strict:
+            raise TrainingError(
+                "a planned engine loads checkpoints of the same model, got custom_load_fn or load_module_strict=False",
+                hint=NO_PLAN,
+            )
+        path = deepspeed_checkpoints.find(Path(load_dir), tag)
+        if path is None:
+            return None, None
+        takes_all = not load_module_only
+        model = self.shard_now()
+        beside = deepspeed_checkpoints.load(path, model, with_optimizer=load_optimizer_states and takes_all)
+        schedule = beside["lr_scheduler"]
+        if load_lr_scheduler_states and takes_all and self.lr_scheduler is not None and schedule is not None:
+            self.lr_scheduler.load_state_dict(schedule)
+        if takes_all:
+            self.global_steps, self.micro_steps = beside["global_steps"], beside["micro_steps"]
+        return str(path), beside["client_state"]
+
+    def save_16bit_model(self, save_dir: str | Path, save_filename: str = "pytorch_model.bin", **_: object) -> bool:
+        """Write the whole parameters, in the type that the model computes in; all ranks call it together."""
+        deepspeed_checkpoints.save_whole(Path(save_dir) / save_filename, self.shard_now(), self._wrapping.param_dtype)
+        return True
+
+    save_fp16_model = save_16bit_model
+
+    def module_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the model's state, as it rests on this rank once it is sharded."""
+        kwargs.pop("exclude_frozen_parameters", None)
+        found: dict[str, Any] = self.module.state_dict(*args, **kwargs)
+        return found
+
+    def load_module_state_dict(self, checkpoint: dict[str, Any], strict: bool = True, **_: Any) -> None:
+        """Take the model's state out of a checkpoint's ``module``."""
+        self.module.load_state_dict(checkpoint["module"], strict=strict)
+
+    # ---- settings -----------------------------------------------------------------------------
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Tell whether the next step() steps the optimizer."""
+        if self._boundary is not None:
+            return self._boundary
+        return (self.micro_steps + 1) % self._accumulation == 0
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """Say whether the next pass is the last of its step, from now on."""
+        self._boundary = is_boundary
+
+    def gradient_accumulation_steps(self) -> int:
+        """Return the micro-batches per step."""
+        return self._accumulation
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        """Return the samples per rank in a micro-batch."""
+        return self._micro_batch
+
+    def train_batch_size(self) -> int:
+        """Return the samples of all ranks in a step."""
+        return int(self._micro_batch * self._accumulation * self.world_size)
+
+    @property
+    def global_samples(self) -> int:
+        """Return the samples of all ranks in all steps so far."""
+        return self.global_steps * self.train_batch_size()
+
+    def get_lr(self) -> list[float]:
+        """Return the learning rate of each group."""
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of all groups."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def get_mom(self) -> list[Any]:
+        """Return the momentum, or Adam's betas, of each group."""
+        return [group.get("betas", group.get("momentum")) for group in self.optimizer.param_groups]
+
+    def get_global_grad_norm(self) -> float | None:
+        """Return the norm before the last clipping; None without clipping."""
+        return self._norm
+
+    def gradient_clipping(self) -> float:
+        """Return the norm that gradients are clipped to; 0 for none."""
+        return self._clip
+
+    def steps_per_print(self) -> int | None:
+        """Return the config's value; nothing is printed by it."""
+        steps: int | None = self.config.get("steps_per_print")
+        return steps
+
+    def fp16_enabled(self) -> bool:
+        """Return False: a plan refuses fp16."""
+        return False
+
+    def dynamic_loss_scale(self) -> bool:
+        """Return False: only fp16 scales losses."""
+        return False
+
+    def bfloat16_enabled(self) -> bool:
+        """Tell whether the model computes in bfloat16."""
+        return self._wrapping.param_dtype is torch.bfloat16
+
+    def zero_optimization_stage(self) -> int:
+        """Return the stage in the config, in place of which the plan's strategy runs."""
+        return int(self.config.get("zero_optimization", {}).get("stage", 0))
+
+    def zero_optimization(self) -> bool:
+        """Tell whether the config asks for ZeRO."""
+        return self.zero_optimization_stage() > 0
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the model is."""
+        return next(self.module.parameters()).device

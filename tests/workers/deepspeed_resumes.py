@@ -1,0 +1,116 @@
+"""A DeepSpeed script that saves and resumes with the engine's own checkpoints; with "plain" the same by DDP.
+
+Arguments before those of ``common``: the folder of checkpoints, and words: "resume" loads the latest checkpoint before the
+first step, "weights" only the weights of it; "theirs" finds one of DeepSpeed's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples/frameworks"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "stand_ins"))
+from common import batch, loss_of, make_model, parse_args
+
+SAVED_AFTER, STEPS, MICRO_BATCHES = 2, 4, 2
+
+
+def schedule_of(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
+def made(args):
+    model = make_model(args)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
+
+
+def plain(args, rank):
+    raw, optimizer = made(args)
+    model, schedule = torch.nn.parallel.DistributedDataParallel(raw), schedule_of(optimizer)
+    for step in range(STEPS):
+        for micro in range(MICRO_BATCHES):
+            last = micro == MICRO_BATCHES - 1
+            with contextlib.nullcontext() if last else model.no_sync():
+                loss = loss_of(model, batch(args, step, micro, rank))
+                (loss / MICRO_BATCHES).backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        report(step, loss.detach(), norm, optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    report("end", sum(float(value.double().sum()) for value in raw.state_dict().values()))
+
+
+def planned(args, rank, folder, words):
+    import deepspeed
+
+    model, optimizer = made(args)
+    config = {
+        "train_micro_batch_size_per_gpu": args.batch,
+        "gradient_accumulation_steps": MICRO_BATCHES,
+        "gradient_clipping": 0.5,
+        "zero_optimization": {"stage": 2},
+    }
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule_of, config=config)
+    assert (engine.global_rank, engine.world_size) == (rank, dist.get_world_size())
+    assert (engine.zero_optimization_stage(), engine.bfloat16_enabled()) == (2, False)
+    assert not hasattr(engine, "curriculum_scheduler")
+    assert engine.blocks is model.blocks  # of the model, as DeepSpeed gives it
+    first = 0
+    assert engine.load_checkpoint(folder / "nothing") == (None, None)
+    if "theirs" in words:
+        engine.load_checkpoint(folder / "theirs", tag="global_step1")
+    if "resume" in words or "weights" in words:
+        path, state = engine.load_checkpoint(folder, load_module_only="weights" in words)
+        assert path == str(folder / f"global_step{SAVED_AFTER}")
+        assert state == {"epoch": 7, "seen": torch.Size([3])}
+        first = engine.global_steps
+        assert first == (0 if "weights" in words else SAVED_AFTER)
+        assert engine.micro_steps == first * MICRO_BATCHES
+    for step in range(first, STEPS):
+        for micro in range(MICRO_BATCHES):
+            loss = loss_of(engine, batch(args, step, micro, rank))
+            engine.backward(loss)
+            rate = engine.get_lr()[0]
+            engine.step()
+            assert engine.was_step_applied() is (micro == MICRO_BATCHES - 1)
+        report(step, loss.detach(), engine.get_global_grad_norm(), rate)
+        if step + 1 == SAVED_AFTER and not words:
+            engine.save_checkpoint(folder, client_state={"epoch": 7, "seen": torch.Size([3])})
+    engine.save_16bit_model(folder)
+    if rank == 0:
+        whole = torch.load(folder / "pytorch_model.bin", weights_only=True)
+        assert set(whole) == set(model.state_dict())
+        report("end", sum(float(value.double().sum()) for value in whole.values()))
+    del engine, optimizer, loss, model
+
+
+def report(*parts):
+    if dist.get_rank() == 0:
+        print(
+            *(f"{float(part):.9e}" if isinstance(part, (float, torch.Tensor)) else part for part in parts), flush=True
+        )
+
+
+def main():
+    folder, words = Path(sys.argv[1]), [word for word in sys.argv[2].split(",") if word]
+    sys.argv = sys.argv[:1]
+    args = parse_args()
+    dist.init_process_group("gloo")
+    if "plain" in words:
+        plain(args, dist.get_rank())
+    else:
+        planned(args, dist.get_rank(), folder, words)
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
