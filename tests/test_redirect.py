@@ -164,10 +164,11 @@ def test_fsdp2_scripts_fill_save_and_resume_as_ever(a_plan, tmp_path):
     assert again == pytest.approx(of_ranks, rel=2e-6)
     assert trained(None, "NNG", "ranks,tied,resume") == pytest.approx(of_ranks[5:11], rel=2e-6)
 
-    seeded = trained(None, "seeded", "seeded,two,whole")
+    seeded = trained(None, "seeded", "seeded,recomputed,two,whole")
     assert len(seeded) == 4 * 2 + 2
-    assert trained("GGG", "GGG", "seeded,two,whole") == pytest.approx(seeded, rel=2e-6)
-    assert trained("IIG", "GGG", "resume,two,assigned") == pytest.approx(seeded[4:], rel=2e-6)
+    assert seeded[8] == seeded[9]
+    assert trained("GGG", "GGG", "seeded,recomputed,two,whole") == pytest.approx(seeded, rel=2e-6)
+    assert trained("IIG", "GGG", "resume,recomputed,two,assigned") == pytest.approx(seeded[4:], rel=2e-6)
 
 
 @pytest.mark.distributed

@@ -82,10 +82,23 @@ class HandedOutStates:
 def _note(module: nn.Module, found: dict[str, Any], prefix: str, _: object) -> None:
     """Note what a state dict holds: a hook that goes with a module when it is copied or pickled."""
     watching = HandedOutStates.watching(module)
-    for name, parameter in nn.Module.named_parameters(module, remove_duplicate=False) if watching else ():
-        value = found.get(prefix + name)
-        if watching and isinstance(value, torch.Tensor) and value is not parameter:
-            watching.note(value, parameter)
+    if watching is None:
+        return
+    named = dict(nn.Module.named_parameters(module, remove_duplicate=False))
+    # Wrappers, such as those of activation checkpointing, change names; only empty shards share an address.
+    placed = {address: parameter for parameter in named.values() if (address := _address(parameter))}
+    for name, value in found.items():
+        parameter = named.get(name.removeprefix(prefix))
+        if isinstance(value, torch.Tensor):
+            parameter = parameter if parameter is not None else placed.get(_address(value))
+            if parameter is not None and value is not parameter:
+                watching.note(value, parameter)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Return where the part of a tensor that this rank holds lies, 0 for nowhere."""
+    held = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001 - to_local() makes a view
+    return held.data_ptr() if held.numel() else 0
 
 
 class _OutdatedTensor(torch.Tensor):

@@ -3,7 +3,7 @@
 Arguments before those of ``common``: the folder of checkpoints, and words:
 "two" has two optimizers; "tied" ties two layers that are wrapped together, as accelerate does; "seeded" fills by seeded draws into the shards, "ranks" has every rank draw a model of its own before it is sharded,
 "resume" goes on from the checkpoint; "whole" saves and loads whole states by rank 0, "assigned" loads as the example
-does, by assigning; "evaluate" runs a pass without gradients before the first step; "bf16" computes in bfloat16; "load_later" and
+does, by assigning; "recomputed" checkpoints activations; "evaluate" runs a pass without gradients before the first step; "bf16" computes in bfloat16; "load_later" and
 "in_place" load the checkpoint once more after the last step, the second into what ``state_dict()`` returns.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -44,6 +45,8 @@ def made(args, words):
     else:
         with torch.device("meta"):
             model = make_model(args)
+    if "recomputed" in words:
+        model.blocks[1] = checkpoint_wrapper(model.blocks[1])
     for block in model.blocks:
         fully_shard(block, **settings)
     if "tied" in words:
