@@ -23,6 +23,8 @@ class Op(StrEnum):
     UNKNOWN = "unknown"
 
 
+# That sum over ranks.
+REDUCTIONS = frozenset({Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER})
 # Of these, nccl-tests counts what all ranks together hold.
 COUNTED_OVER_RANKS = frozenset({Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL, Op.GATHER, Op.SCATTER})
 

@@ -255,3 +255,42 @@ def test_stacks_of_the_flight_recorder_explain_a_trace(tmp_path):
     assert (gradient.count, gradient.total_us, gradient.exposed_us) == (1, 200, 200)
     assert gradient.evidence == "stack"
     assert (unknown.count, unknown.total_us) == (1, 100)
+
+
+def forward(trace, ts, sequence):
+    """Two layers: the second one is recorded with the number that the first one's node has used up."""
+    for place in range(2):
+        number = {"External id": trace.next_id(), "Sequence number": sequence + place}
+        trace.row("cpu_op", "aten::linear", ts + 20 * place, 15, **number)
+
+
+def test_gradients_that_are_reduced_after_each_backward_pass_are_gradients(tmp_path):
+    """As DeepSpeed's ZeRO-2 does where it copies gradients to a bucket first: those operators have a number too."""
+    trace = TraceBuilder(0, 2)
+    trace.step(1, 0, 1000)
+    for micro, begin in enumerate((0, 400)):
+        forward(trace, begin + 10, 2 * micro)
+        trace.backward(begin + 80, 50, 2 * micro + 1)
+        trace.backward(begin + 130, 50, 2 * micro)
+        copying = {"External id": trace.next_id(), "Sequence number": 2 * micro + 2}
+        trace.row("cpu_op", "aten::copy_", begin + 185, 5, **copying)
+        trace.collective("AllReduce", begin + 210, 150, nelems=1 << 20, issue=begin + 195, seq=micro)
+    trace.annotation("Optimizer.step#AdamW.step", 800, 100)
+    trace.write(tmp_path / "rank0.json")
+    gradient = analyze(tmp_path).states["gradient"]
+    assert (gradient.count, gradient.total_us) == (2, 300)
+
+
+def test_reductions_inside_of_forward_passes_are_no_gradients(tmp_path):
+    """Tensor parallelism sums activations after a layer: of the second micro-batch too."""
+    trace = TraceBuilder(0, 2)
+    trace.step(1, 0, 1000)
+    for micro, begin in enumerate((0, 400)):
+        forward(trace, begin + 10, 10 * micro)
+        trace.collective("AllReduce", begin + 50, 25, nelems=1 << 20, issue=begin + 46, seq=micro)
+        forward(trace, begin + 80, 10 * micro + 2)
+        trace.backward(begin + 180, 100, 10 * micro)
+    trace.annotation("Optimizer.step#AdamW.step", 800, 100)
+    trace.write(tmp_path / "rank0.json")
+    states = analyze(tmp_path).states
+    assert (states["gradient"].count, states["other"].count) == (0, 2)

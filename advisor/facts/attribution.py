@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 from paro_advise.advisor.facts.constants import SCALAR_ELEMENTS
 from paro_advise.advisor.facts.evidence import Evidence
-from paro_advise.core.collective import Op
+from paro_advise.core.collective import REDUCTIONS, Op
 from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.model_state import State
 
 _GATHERS = (Op.ALL_GATHER, Op.BROADCAST)
-_REDUCTIONS = (Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER)
 
 _OTHER_GROUP = re.compile(
     r"TENSOR_MODEL|TENSOR_PARALLEL|EXPERT_TENSOR|CONTEXT_PARALLEL_GROUP$|PIPELINE|EXPERT_MODEL_PARALLEL"
@@ -94,9 +93,7 @@ class RunContext:
         return cls(
             is_ddp="DistributedDataParallel" in owners,
             forward_reductions=frozenset(
-                (call.group, call.op, call.bytes)
-                for call in calls
-                if call.phase == "forward" and call.op in _REDUCTIONS
+                (call.group, call.op, call.bytes) for call in calls if call.phase == "forward" and call.op in REDUCTIONS
             ),
             largest_bytes=max((call.bytes or 0 for call in calls), default=0),
             has_update_mark="Optimizer.step#" in owners,
@@ -153,7 +150,7 @@ def _by_annotation(call: Call, context: RunContext) -> Attribution | None:
 
 def _by_fsdp1(call: Call) -> Attribution | None:
     owner = call.owner
-    if "_post_backward" in owner and call.op in _REDUCTIONS:
+    if "_post_backward" in owner and call.op in REDUCTIONS:
         return _annotated(State.GRADIENT, "replica" if call.op == Op.ALL_REDUCE else "reduce")
     if call.op in _GATHERS:
         backward = "_pre_backward" in owner or "_post_backward" in owner
@@ -212,7 +209,7 @@ def _by_phase(call: Call, context: RunContext) -> Attribution | None:
                 state, detail = State.OPTIMIZER, "updated parameters"
             case "forward":
                 state, detail = State.OTHER, "broadcast"
-    elif call.op in _REDUCTIONS:
+    elif call.op in REDUCTIONS:
         is_activation = (call.group, call.op, call.bytes) in context.forward_reductions
         # Frameworks that annotate their reductions leave norms; others flush their last bucket here, however small.
         small = _is_scalar(call) or (

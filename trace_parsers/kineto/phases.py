@@ -7,6 +7,7 @@ import re
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
+from paro_advise.core.collective import REDUCTIONS
 from paro_advise.trace_parsers.kineto.columns import HostKind
 from paro_advise.trace_parsers.kineto.constants import TAIL_SHARE, TOUCH_US
 from paro_advise.trace_parsers.kineto.host_rows import AUTOGRAD_NODE
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from paro_advise.core.collective import Op
     from paro_advise.trace_parsers.kineto.host_rows import HostRows
 
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)")
@@ -138,11 +140,40 @@ def extend_passes(
     return out + list(passes[-1:])
 
 
+def first_layers(rows: HostRows, passes: Sequence[tuple[float, float]]) -> list[float]:
+    """Return until when (us) after each pass no operator has made a node for the next one.
+
+    Operators carry the number of the next node, whether they make it or not: what a framework runs after a pass, such
+    as the copies of gradients into a bucket, all have one number, and so has the first layer of the next forward pass.
+
+    Args:
+        rows: all host rows.
+        passes: extended, of the whole trace, in order.
+    """
+    import numpy as np
+
+    numbered = (rows.sequence >= 0) & rows.mask_of_names(not name.startswith(AUTOGRAD_NODE) for name in rows.names)
+    starts, numbers = rows.start_us[numbered], rows.sequence[numbered]
+    until = []
+    following = [*(start for start, _ in passes[1:]), float("inf")][: len(passes)]
+    for (_, end), start in zip(passes, following, strict=True):
+        first, last = int(np.searchsorted(starts, end, side="right")), int(np.searchsorted(starts, start))
+        higher = np.flatnonzero(numbers[first:last] > numbers[first : first + 1])
+        until.append(max(end, float(starts[first + int(higher[0]) - 1])) if len(higher) else end)
+    return until
+
+
 class PhaseClock:
     """Tells the phase of training at a host time.
 
     forward and backward are those of a micro-batch; boundary lies after the last backward of a
     step, update from the start of the optimizer's step on.
+
+    Args:
+        passes: of backward, in order.
+        steps: of training.
+        optimizer: its steps.
+        reduced_until: until when (us) reductions still belong to each pass; None for its end.
     """
 
     def __init__(
@@ -150,9 +181,11 @@ class PhaseClock:
         passes: Sequence[tuple[float, float]],
         steps: Sequence[HostSpan],
         optimizer: Sequence[HostSpan] = (),
+        reduced_until: Sequence[float] | None = None,
     ) -> None:
         self._starts = [start for start, _ in passes]
         self._ends = [end for _, end in passes]
+        self._reduced_until = self._ends if reduced_until is None else reduced_until
         self._step_starts = [step.start_us for step in steps]
         self._step_ends = [step.end_us for step in steps]
         self._updates = sorted(span.start_us for span in optimizer)
@@ -162,8 +195,13 @@ class PhaseClock:
         index = bisect_right(self._step_starts, time_us) - 1
         return index if index >= 0 and time_us < self._step_ends[index] else -1
 
-    def phase(self, time_us: float) -> str:
-        """Return "forward", "backward", "boundary", "update", or "" when unknown."""
+    def phase(self, time_us: float, op: Op | None = None) -> str:
+        """Return "forward", "backward", "boundary", "update", or "" when unknown.
+
+        Args:
+            time_us: of a call on the host.
+            op: that it calls; None if that does not matter.
+        """
         before = bisect_right(self._starts, time_us) - 1
         if before >= 0 and time_us <= self._ends[before]:
             return "backward"
@@ -172,19 +210,22 @@ class PhaseClock:
             return "forward" if before < 0 and self._starts else ""
         begins, ends = self._step_starts[step], self._step_ends[step]
         if before + 1 < len(self._starts) and self._starts[before + 1] < ends:
-            return "forward"
+            is_late = op in REDUCTIONS and before >= 0 and begins < self._ends[before]
+            return "backward" if is_late and time_us <= self._reduced_until[before] else "forward"
         if before < 0 or self._ends[before] <= begins:
             return ""
         update = bisect_right(self._updates, time_us) - 1
         return "update" if update >= 0 and self._updates[update] >= self._ends[before] else "boundary"
 
-    def micro_batch(self, time_us: float) -> int | None:
-        """Return the index within its step of the micro-batch that a time belongs to."""
+    def micro_batch(self, time_us: float, op: Op | None = None) -> int | None:
+        """Return the index within its step of the micro-batch that a call on the host belongs to."""
         step = self.step_of(time_us)
         if step < 0 or not self._starts:
             return None
         first = bisect_right(self._starts, self._step_starts[step])
         ended = bisect_right(self._ends, time_us)
+        if op in REDUCTIONS and 0 < ended and time_us <= self._reduced_until[ended - 1]:
+            ended -= 1
         last = bisect_right(self._starts, self._step_ends[step]) - 1
         return max(0, min(ended, last) - first)
 

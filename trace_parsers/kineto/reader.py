@@ -37,6 +37,7 @@ from paro_advise.trace_parsers.kineto.phases import (
     backward_passes,
     device_updates,
     extend_passes,
+    first_layers,
     micro_batches,
     optimizer_spans,
     profiler_steps,
@@ -182,7 +183,7 @@ class _TableBuilder:
         steps, updates = without_stub(profiler_steps(host), worked_us), optimizer_spans(host)
         cuts = [step.end_us for step in steps] + [update.start_us for update in updates]
         passes = extend_passes(host, backward_passes(host), cuts)
-        clock = PhaseClock(passes, steps, updates)
+        clock = PhaseClock(passes, steps, updates, first_layers(host, passes))
         is_gpu = len(self._rows.device.start) > 0
         if not is_gpu and self._is_device_job(header):
             self._notices.warn(

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from paro_advise.core.collective import Op, bus_factor
+from paro_advise.core.collective import REDUCTIONS, Op, bus_factor
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
 from paro_advise.trace_parsers.logs.constants import (
     LARGE_GROUP,
@@ -42,7 +42,6 @@ _OPS = (
     Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL, Op.BROADCAST, Op.REDUCE, Op.GATHER,
     Op.SCATTER, Op.SEND_RECV,
 )  # fmt: skip
-_REDUCING = {Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE}
 _ROOTED = {Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER}
 
 
@@ -256,7 +255,7 @@ def _op_of(table: _Table, group_size: int | None) -> tuple[Op, bool]:
     possible = [
         op
         for op in _OPS
-        if (op in _REDUCING) == (first.redop not in {"", "none"})
+        if (op in REDUCTIONS) == (first.redop not in {"", "none"})
         and not (op in _ROOTED and first.root == -1)
         and (ratio is None or _fits(op, ratio, group_size))
     ]

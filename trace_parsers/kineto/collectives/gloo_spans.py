@@ -115,8 +115,8 @@ def _add_pair(
         name=span.name,
         host_op=call.name if call else "",
         owner=owner,
-        phase=clock.phase(call.start_us) if call else "",
-        micro_batch=clock.micro_batch(call.start_us) if call else None,
+        phase=clock.phase(call.start_us, pair.op) if call else "",
+        micro_batch=clock.micro_batch(call.start_us, pair.op) if call else None,
     )
 
 

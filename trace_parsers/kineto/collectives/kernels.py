@@ -129,8 +129,8 @@ def _add_kernel(
         name=kernel.name,
         host_op=_host_op(owner, call.name if call else ""),
         owner=owner,
-        phase=clock.phase(call.start_us) if call else "",
-        micro_batch=clock.micro_batch(call.start_us) if call else None,
+        phase=clock.phase(call.start_us, op) if call else "",
+        micro_batch=clock.micro_batch(call.start_us, op) if call else None,
     )
 
 
