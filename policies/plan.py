@@ -17,7 +17,7 @@ from paro_advise.policies.frameworks.registry import approximation_of, exports_o
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
 from paro_advise.policies.traffic import Traffic  # noqa: TC001 - the format is decoded by this type
 
-FORMAT = Format(name="paro-advise/plan", version="1.4")
+FORMAT = Format(name="paro-advise/plan", version="1.5")
 
 
 class Verdict(StrEnum):
@@ -208,6 +208,7 @@ class Plan:
         outlooks: the same on more nodes.
         sensitivities: the same under other assumptions.
         ho_ring: what HO-Ring brings; None where it is not chosen.
+        asked_for: the strategy that the user named, which is chosen then; since 1.5.
     """
 
     format: str
@@ -227,6 +228,7 @@ class Plan:
     outlooks: tuple[NodesWhatIf, ...] = ()
     sensitivities: tuple[Sensitivity, ...] = ()
     ho_ring: HoRingGain | None = None
+    asked_for: str = ""
 
 
 def as_framework_runs(plan: Plan, framework: str) -> Choice | None:

@@ -25,7 +25,7 @@ OPTIONS = {
     "doctor": {"--json"},
     "index": {"-o", "--output", "--force"},
     "explain": set(),
-    "recommend": {"-o", "--output", "--html", "--force", "--device-memory", "--measured-peak", "--redundancy-budget", "--host-gbps", "--export", "--learn-from", "--allow-untested", "--gpus-per-node", "--nodes-per-pod",
+    "recommend": {"-o", "--output", "--html", "--force", "--device-memory", "--measured-peak", "--redundancy-budget", "--host-gbps", "--export", "--learn-from", "--allow-untested", "--strategy", "--gpus-per-node", "--nodes-per-pod",
                   "--skip-steps", "-q", "--quiet"},
     "run": {"--plan", "--capture", "--steps", "--job", "--allow-drift", "--force"},
     "schema": set(),

@@ -20,12 +20,13 @@ from paro_advise.advisor.prediction.network_tiers import Estimate
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits, baseline_bytes, least_bytes
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
+from paro_advise.advisor.prediction.wanted import Wanted
 from paro_advise.advisor.rendering.page import Provenance
 from paro_advise.advisor.rendering.plan_page import render_plan
 from paro_advise.advisor.rendering.plan_text import plan_text
 from paro_advise.core.documents import to_json
 from paro_advise.core.framework import Framework
-from paro_advise.errors import ForeignDataError, InputError
+from paro_advise.errors import ForeignDataError, InputError, UsageError
 from paro_advise.policies.plan import plan_from_json
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
 from paro_advise.policies.strategy_name import short_choice_name
@@ -145,6 +146,49 @@ def test_a_slow_network_gets_a_change_with_its_price():
     )
     assert plan.switch_on_today.collectives == "native"
     assert len({(c.triple, c.variant, c.group_size, c.collectives) for c in plan.candidates}) == len(plan.candidates)
+
+
+def test_a_plan_for_a_strategy_of_the_users_own_says_what_it_would_choose_itself():
+    best = recommend(calibration(), Limits())
+    plan = recommend(calibration(), Limits(), wanted=Wanted.parse("IIG/2"))
+    assert (plan.verdict, plan.asked_for) == ("change", "IIG/2")
+    assert (plan.chosen.triple, plan.chosen.group_size) == ("IIG", 2)
+    ways = [
+        choice for choice in plan.candidates if (choice.triple, choice.group_size) == ("IIG", 2) and choice.eligible
+    ]
+    assert plan.chosen == min(ways, key=lambda choice: choice.predicted.step_time_us.p50)
+    assert plan.text.startswith("As asked for, change GGG (full shard, ZeRO-3) to IIG in groups of 2")
+    assert plan.text.endswith(f"Without --strategy: {best.text}")
+    assert plan_from_json(to_json(plan), "plan.json") == plan
+    assert "asked for: IIG/2" in render_plan(plan, PROVENANCE)
+
+    slower = recommend(calibration(), Limits(), wanted=Wanted.parse("GGG"))
+    assert slower.chosen.predicted.step_time_us.p50 > best.chosen.predicted.step_time_us.p50
+    assert slower.confidence.expected_regret_pct > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("IIX", "three letters"),
+        ("GNN", "must be one of"),
+        ("GGG/2", "needs a strategy with level I"),
+        ("IIG/", "must be a number of ranks"),
+        ("IIG/0", "must be a number of ranks"),
+        ("IIG/3", "must name a way to run this job"),
+        ("NNN", "must name what fits"),
+    ],
+)
+def test_a_strategy_that_cannot_be_is_refused(text, says):
+    with pytest.raises(UsageError, match=says):
+        recommend(calibration(), Limits(device_memory_bytes=60 * MB), wanted=Wanted.parse(text))
+
+
+def test_what_was_never_run_on_gpus_needs_consent_though_asked_for():
+    made = calibration(is_gpu=True, native_reduce_scatter_is_all_reduce=False)
+    with pytest.raises(UsageError, match="never run on GPUs"):
+        recommend(made, Limits(), wanted=Wanted.parse("IIG/2"))
+    assert recommend(made, Limits(allow_untested=True), wanted=Wanted.parse("IIG/2")).chosen.triple == "IIG"
 
 
 def test_a_compute_bound_run_is_kept():

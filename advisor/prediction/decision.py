@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +17,16 @@ from paro_advise.advisor.prediction.what_if import quantiles
 from paro_advise.advisor.wording.quantities import bytes_text
 from paro_advise.policies.frameworks.model import Fidelity
 from paro_advise.policies.frameworks.registry import exports_of
-from paro_advise.policies.plan import FORMAT, Choice, Confidence, Plan, Preconditions, Prediction, Verdict
+from paro_advise.policies.plan import (
+    FORMAT,
+    Choice,
+    Confidence,
+    Plan,
+    Preconditions,
+    Prediction,
+    Verdict,
+    same_way,
+)
 from paro_advise.policies.strategy import CollectiveBackend, Level
 from paro_advise.policies.strategy_name import choice_name
 
@@ -38,6 +47,8 @@ class Field:
         eligible: those of them that fit and that `paro-advise run` trains with.
         usable_today: the fastest that a framework's own settings express, None without any.
         replay_error_pct: replay of the run as it is against its measured step.
+        asked_for: what the user named, None where the plan decides.
+        wanted: the fastest way to run that.
     """
 
     baseline: Scored
@@ -45,13 +56,39 @@ class Field:
     eligible: Sequence[Scored]
     usable_today: Scored | None
     replay_error_pct: float
+    asked_for: str = ""
+    wanted: Scored | None = None
 
 
 def decide(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan, Scored]:
-    """Return the plan without an id, and the candidate that looks best."""
+    """Return the plan without an id, and the candidate that looks best or was asked for."""
+    plan, best = _recommended(calibration, limits, field)
+    if field.wanted is None:
+        return plan, best
+    chosen = next(choice for choice, item in zip(plan.candidates, field.scored, strict=True) if item is field.wanted)
+    keeps = same_way(plan.baseline, chosen)
+    confidence = replace(
+        plan.confidence,
+        probability_gain=_gain(field.baseline, field.wanted),
+        expected_regret_pct=round(100 * _wins(field.eligible)[1].get(id(field.wanted), 0.0), 2),
+    )
+    ahead = "" if keeps else f": predicted {_ahead(chosen)}{_memory(plan.baseline, chosen)}"
+    what = f"keep {choice_name(chosen)}" if keeps else _first_lower(_change(plan.baseline, chosen))
+    asked = replace(
+        plan,
+        verdict=Verdict.KEEP if keeps else Verdict.CHANGE,
+        text=f"As asked for, {what}{ahead}. Without --strategy: {plan.text}",
+        chosen=chosen,
+        confidence=confidence,
+        asked_for=field.asked_for,
+    )
+    return asked, field.wanted
+
+
+def _recommended(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan, Scored]:
     chosen = fastest(field.eligible)
     baseline = field.baseline
-    gain = float(np.mean(baseline.times / chosen.times > GAIN_RATIO)) if chosen else 0.0
+    gain = _gain(baseline, chosen) if chosen else 0.0
     verdict = _verdict(field, chosen, gain)
     if calibration.unmodelled and verdict == Verdict.CHANGE:
         verdict = Verdict.MEASURE_FIRST
@@ -107,6 +144,11 @@ def decide(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan
         probes=_probes(calibration) if verdict == Verdict.MEASURE_FIRST else (),
     )
     return plan, chosen or baseline
+
+
+def _gain(baseline: Scored, chosen: Scored) -> float:
+    """Return the probability that a candidate is faster than the run as it is, beyond noise."""
+    return float(np.mean(baseline.times / chosen.times > GAIN_RATIO))
 
 
 def median_us(item: Scored) -> float:
@@ -211,8 +253,7 @@ def _nothing_fits(first: Choice) -> str:
 
 def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, error_pct: float) -> str:
     name, now = choice_name(chosen), choice_name(baseline)
-    speedup = chosen.predicted.speedup
-    ahead = f"{speedup.p50:.2f}x the speed ({speedup.p10:.2f} to {speedup.p90:.2f})"
+    ahead = _ahead(chosen)
     match verdict:
         case Verdict.KEEP:
             return f"Keep {now}: no alternative that fits is likely to be more than 2 % faster."
@@ -228,6 +269,15 @@ def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, error
             return (
                 f"Measure first: {name} looks best, {ahead}, with a probability of {gain:.2f} of a speed-up above 2 %."
             )
+
+
+def _ahead(chosen: Choice) -> str:
+    speedup = chosen.predicted.speedup
+    return f"{speedup.p50:.2f}x the speed ({speedup.p10:.2f} to {speedup.p90:.2f})"
+
+
+def _first_lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
 
 
 def _change(baseline: Choice, chosen: Choice) -> str:

@@ -46,9 +46,16 @@ if TYPE_CHECKING:
     from paro_advise.advisor.prediction.calibration import Calibration
     from paro_advise.advisor.prediction.candidates import Candidate
     from paro_advise.advisor.prediction.network_tiers import Estimate
+    from paro_advise.advisor.prediction.wanted import Wanted
 
 
-def recommend(calibration: Calibration, limits: Limits, seed: int = 0, bias: PredictionBias = NO_BIAS) -> Plan:
+def recommend(
+    calibration: Calibration,
+    limits: Limits,
+    seed: int = 0,
+    bias: PredictionBias = NO_BIAS,
+    wanted: Wanted | None = None,
+) -> Plan:
     """Return the plan for a run.
 
     Args:
@@ -56,8 +63,10 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0, bias: Pre
         limits: memory.
         seed: of the draws; equal seeds give equal plans.
         bias: of predictions, learned from earlier comparisons.
+        wanted: the strategy that the plan shall choose, None to let it decide.
 
     Raises:
+        UsageError: what is wanted cannot be.
         InputError: the run's figures give no step times.
     """
     replayed_us = float(step_us(calibration, baseline_candidate(calibration), measured_links(calibration)))
@@ -84,6 +93,8 @@ def recommend(calibration: Calibration, limits: Limits, seed: int = 0, bias: Pre
             (item for item in scored if not item.reason and is_at_hand(item.candidate, calibration.framework)), None
         ),
         replay_error_pct=predictor.replay_error_pct(),
+        asked_for=str(wanted or ""),
+        wanted=wanted.pick(scored, chooses) if wanted else None,
     )
     plan, chosen = decide(calibration, limits, field)
     if bias.count:

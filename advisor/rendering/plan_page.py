@@ -74,7 +74,8 @@ def trade_chart(plan: Plan) -> Markup:
     """Draw the step time of all candidates that fit against the memory of a rank."""
     peaks = plan.chosen.predicted.peak_bytes is not None
     named = [("now", plan.baseline, "now"), ("today", plan.switch_on_today, "fastest with a framework's own settings")]
-    named += [("chosen", plan.chosen, "recommended")] if plan.verdict == Verdict.CHANGE else []
+    title = "asked for" if plan.asked_for else "recommended"
+    named += [("chosen", plan.chosen, title)] if plan.verdict == Verdict.CHANGE else []
     fitting = [choice for choice in plan.candidates if choice.feasible]
     points = [_point("may" if choice.eligible else "not", choice, peaks=peaks) for choice in fitting]
     labelled: list[Choice] = []
@@ -87,7 +88,7 @@ def trade_chart(plan: Plan) -> Markup:
     return scatter(
         "chart-trade",
         "Step time against memory",
-        "One mark for each candidate that fits: a square for the run as it is, a diamond for the recommended one, a "
+        "One mark for each candidate that fits: a square for the run as it is, a diamond for the chosen one, a "
         "triangle for the fastest with a framework's own settings, discs for others, hollow where the plan may not "
         "choose them. Lines through marks are 80 % ranges.",
         points,

@@ -224,7 +224,7 @@ class PhaseClock:
             return None
         first = bisect_right(self._starts, self._step_starts[step])
         ended = bisect_right(self._ends, time_us)
-        if op in REDUCTIONS and 0 < ended and time_us <= self._reduced_until[ended - 1]:
+        if op in REDUCTIONS and ended > 0 and time_us <= self._reduced_until[ended - 1]:
             ended -= 1
         last = bisect_right(self._starts, self._step_ends[step]) - 1
         return max(0, min(ended, last) - first)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 @click.option(
     "--allow-untested", is_flag=True, help="Let the plan choose what was never run on GPUs: HO-Ring, our runtime."
 )
+@click.option("--strategy", metavar="TRIPLE[/SIZE]", help="Make the plan for this strategy, such as IIG/8.")
 @click.option("--learn-from", multiple=True, metavar="FILE", help="A comparison (JSON or report) with its prediction.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
 @click.option(
@@ -64,6 +65,7 @@ def command(
     redundancy_budget: float | None,
     host_gbps: float,
     allow_untested: bool,
+    strategy: str | None,
     exports: tuple[str, ...],
     learn_from: tuple[str, ...],
     gpus_per_node: int | None,
@@ -79,6 +81,7 @@ def command(
     Examples:
       paro-advise recommend traces/ --device-memory 80GiB -o plan.json
       paro-advise recommend run.json --redundancy-budget 4GiB
+      paro-advise recommend traces/ --strategy IIG/8 -o plan.json
     """
     from paro_advise.advisor.analysis.model import Options
     from paro_advise.advisor.commands.inputs import load_analysis
@@ -87,7 +90,9 @@ def command(
     from paro_advise.advisor.prediction.calibrate import calibrate
     from paro_advise.advisor.prediction.recommend import recommend
     from paro_advise.advisor.prediction.scoring import Limits, least_bytes
+    from paro_advise.advisor.prediction.wanted import Wanted
 
+    wanted = Wanted.parse(strategy) if strategy is not None else None
     targets = dict(_framework_and_file(text) for text in exports)
     for file in (output, page, *targets.values()):
         refuse_overwrite(file, force=force, inputs=paths)
@@ -105,7 +110,7 @@ def command(
         host_gbps=host_gbps,
         allow_untested=allow_untested,
     )
-    plan = recommend(calibration, limits, bias=_bias(learn_from))
+    plan = recommend(calibration, limits, bias=_bias(learn_from), wanted=wanted)
     _write(plan, output, page, force=force)
     if output and output != "-" and not quiet:
         click.echo(f"wrote {output}", err=True)

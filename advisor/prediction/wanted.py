@@ -1,0 +1,89 @@
+"""A strategy that the user names instead of taking the recommended one (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paro_advise.errors import UsageError
+from paro_advise.policies.strategy import KEPT, Strategy, dominated_by
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paro_advise.advisor.prediction.candidates import Candidate
+    from paro_advise.advisor.prediction.scoring import Scored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A strategy by name.
+
+    Attributes:
+        strategy: one of the 14 kept triples.
+        group_size: ranks of a group; None for any.
+    """
+
+    strategy: Strategy
+    group_size: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Wanted:
+        """Read "IIG/8", "IIG" or "GGG".
+
+        Raises:
+            UsageError: it names no strategy that a plan can have.
+        """
+        triple, slash, size = text.partition("/")
+        strategy = Strategy.parse(triple)
+        if strategy not in KEPT:
+            better = dominated_by(strategy)
+            raise UsageError(
+                f"the strategy must be one of {', '.join(map(str, KEPT))}, got {strategy}",
+                hint=f"{better} needs no more memory and sends no more" if better else None,
+            )
+        if not slash:
+            return cls(strategy=strategy)
+        if "I" not in str(strategy):
+            raise UsageError(f"a group size needs a strategy with level I, got {text!r}", hint=f"write {strategy}")
+        if not size.isascii() or not size.isdigit() or not int(size[:9]):
+            raise UsageError(f"a group size must be a number of ranks, got {text!r}", hint=f"for example {strategy}/8")
+        return cls(strategy=strategy, group_size=int(size[:9]))
+
+    def __str__(self) -> str:
+        """Return it as it is written."""
+        return f"{self.strategy}/{self.group_size}" if self.group_size else str(self.strategy)
+
+    def is_met_by(self, candidate: Candidate) -> bool:
+        """Tell whether a candidate is the strategy."""
+        return candidate.strategy == self.strategy and self.group_size in (None, candidate.group_size)
+
+    def pick(self, scored: Sequence[Scored], is_eligible: Callable[[Candidate], bool]) -> Scored:
+        """Return the fastest way to run it.
+
+        Args:
+            scored: all candidates.
+            is_eligible: tells which of them a plan may choose.
+
+        Raises:
+            UsageError: there is none, none fits, or a plan may choose none.
+        """
+        meant = [item for item in scored if self.is_met_by(item.candidate)]
+        if not meant:
+            sizes = sorted({item.candidate.group_size for item in scored if item.candidate.strategy == self.strategy})
+            raise UsageError(
+                f"--strategy must name a way to run this job, got {self}",
+                hint=f"groups of {', '.join(map(str, sizes))} ranks align with its nodes" if sizes else None,
+            )
+        possible = [item for item in meant if is_eligible(item.candidate)]
+        if not possible:
+            raise UsageError(
+                f"--strategy must name what a plan may choose here, got {self}, which was never run on GPUs",
+                hint="--allow-untested lets the plan choose it all the same",
+            )
+        fitting = [item for item in possible if not item.reason]
+        if not fitting:
+            raise UsageError(f"--strategy must name what fits, got {self}: {possible[0].reason}")
+        return min(fitting, key=lambda item: float(np.median(item.times)))
