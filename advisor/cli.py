@@ -24,6 +24,7 @@ VERBS = {
     "compare": "reports",
     "demo": "jobs",
     "index": "reports",
+    "hang": "reports",
     "doctor": "help",
     "explain": "help",
     "schema": "help",

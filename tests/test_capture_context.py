@@ -22,16 +22,31 @@ model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+how, folder = sys.argv[1:]
+
+
+def backward():
+    (model(torch.ones(2, 4)).square().mean() / 3).backward()
+
+
+def last_pass():  # with what comes before the step, as Lightning does
+    backward()
+    if how != "closure":
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+
+
 def step():
-    for _ in range(3):
-        (model(torch.ones(2, 4)).square().mean() / 3).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
-    optimizer.step()
+    for _ in range(2):
+        backward()
+    if how.startswith("closure"):
+        optimizer.step(last_pass)
+    else:
+        last_pass()
+        optimizer.step()
     optimizer.zero_grad()
 
 
-how, folder = sys.argv[1:]
-if how == "context":
+if how.startswith(("context", "closure")):
     with capture(folder, steps="4:6") as recording:
         for _ in range(8):
             step()
@@ -75,6 +90,17 @@ def test_steps_are_logged_where_the_script_says_they_end(how, tmp_path):
     loss = rows[0]["loss"]
     assert rows[0]["gradient_norm_squared"] == pytest.approx(5 * 4 * loss, rel=1e-5)
     assert rows[1]["loss"] < loss
+
+
+@pytest.mark.parametrize("how", ["closure", "closure that clips"])
+def test_gradients_that_a_closure_makes_are_recorded_whole(how, tmp_path):
+    for folder in (how, "context"):
+        run(folder, tmp_path / folder)
+    recorded, expected = (
+        [json.loads(line)["gradient_norm_squared"] for line in path.read_text().splitlines()[1:]]
+        for path in (tmp_path / how / "steps.rank0.jsonl", tmp_path / "context/steps.rank0.jsonl")
+    )
+    assert recorded == pytest.approx(expected, rel=1e-6)
 
 
 def test_an_unset_capture_does_nothing(tmp_path):

@@ -24,6 +24,7 @@ OPTIONS = {
     "demo": {"-o", "--output", "--script", "--force"},
     "doctor": {"--json"},
     "index": {"-o", "--output", "--force"},
+    "hang": {"-o", "--output", "--json", "--force", "-q", "--quiet"},
     "explain": set(),
     "recommend": {"-o", "--output", "--html", "--force", "--device-memory", "--measured-peak", "--redundancy-budget", "--host-gbps", "--export", "--learn-from", "--allow-untested", "--strategy", "--gpus-per-node", "--nodes-per-pod",
                   "--skip-steps", "-q", "--quiet"},

@@ -152,13 +152,17 @@ def test_dominated_strategies_are_refused():
     [
         "mean_of_weights,remembered_parameters,single_values,own_gradients",
         "other_divisors,own_methods,gathered_ahead,native_collectives",
-        "state_before,other_optimizers,edits_of_low_precision,compiled_and_validated",
+        "state_before,other_optimizers,edits_of_low_precision,checkpoints_of_low_precision,compiled_and_validated",
         "tied_on_meta,copies,streamed,memory_formats,refusals",
     ],
 )
 def test_what_scripts_do_by_hand(cases):
     done = run("sharding_by_hand", cases, ranks=2, warnings="ignore")
     assert done.count("held") == len(cases.split(","))
+
+
+def test_what_several_groups_shard_comes_whole_from_torchs_own_means():
+    assert "held made_whole" in run("sharding_by_hand", "made_whole")
 
 
 def test_ranks_that_read_sharded_values_at_different_lines_are_told():

@@ -77,12 +77,12 @@ class _Scan:
         self._add_row(entry, name, created)
 
     def _add_row(self, entry: dict[str, object], name: str, created: int | None) -> None:
-        group, description = _group_of(entry.get("process_group"))
+        group, description = group_of(entry.get("process_group"))
         op = Op.BARRIER if "barrier" in name else op_of_name(name.partition(":")[2] or name)
-        seq = _sequence_number(entry)
+        seq = sequence_number(entry)
         self._note_state(entry, created, f"{name} seq {seq} of group {group or '?'} {description}".strip())
         is_affordable = self._can_afford(entry)
-        dtype, num_bytes = _size(entry, op) if is_affordable else ("", None)
+        dtype, num_bytes = size_of(entry, op) if is_affordable else ("", None)
         self.num_without_size += num_bytes is None
         known = self.groups.get(group)
         start_ns, end_ns = self._times(entry)
@@ -101,7 +101,7 @@ class _Scan:
             group_ranks=self.group_texts.get(group, ""),
             seq=seq,
             name=name,
-            owner=_owner(entry.get("frames")) if is_affordable else "",
+            owner=owner_of(entry.get("frames")) if is_affordable else "",
             phase="backward" if bounded_text(entry.get("thread_name")).startswith("pt_autograd") else "",
         )
 
@@ -131,13 +131,13 @@ class _Scan:
         return start_ns, end_ns
 
 
-def _sequence_number(entry: dict[str, object]) -> int | None:
+def sequence_number(entry: dict[str, object]) -> int | None:
     """Return the number within the group; transfers between two ranks are counted apart."""
     name = "p2p_seq_id" if entry.get("is_p2p") is True else "collective_seq_id"
     return bounded_int(entry.get(name, entry.get("seq_id")))
 
 
-def _group_of(value: object) -> tuple[str, str]:
+def group_of(value: object) -> tuple[str, str]:
     """Return (name, description) of the pair that an entry holds."""
     if isinstance(value, list | tuple) and len(value) >= 2:
         return bounded_text(value[0], 200), bounded_text(value[1], 200)
@@ -160,7 +160,7 @@ def _tensors_bytes(sizes: object, dtypes: object) -> tuple[str, int | None]:
     return first, bounded_int(total) if sizes else None
 
 
-def _size(entry: dict[str, object], op: Op) -> tuple[str, int | None]:
+def size_of(entry: dict[str, object], op: Op) -> tuple[str, int | None]:
     """Return (type, bytes of the full buffer): the larger side of gathers, else the input."""
     dtype, given = _tensors_bytes(entry.get("input_sizes"), entry.get("input_dtypes"))
     out_dtype, taken = _tensors_bytes(entry.get("output_sizes"), entry.get("output_dtypes"))
@@ -169,7 +169,7 @@ def _size(entry: dict[str, object], op: Op) -> tuple[str, int | None]:
     return dtype or out_dtype, taken if given is None else given
 
 
-def _owner(frames: object) -> str:
+def owner_of(frames: object) -> str:
     """Return "file:function" of the innermost frames that are not PyTorch's own, outer first."""
     if not isinstance(frames, list | tuple):
         return ""
@@ -185,7 +185,8 @@ def _owner(frames: object) -> str:
     return " > ".join(reversed(inner))
 
 
-def _groups(config: object) -> dict[str, ProcessGroup]:
+def groups_of(config: object) -> dict[str, ProcessGroup]:
+    """Return the process groups that a dump lists, by name."""
     groups: dict[str, ProcessGroup] = {}
     if not isinstance(config, dict):
         return groups
@@ -221,7 +222,7 @@ def looks_like(head: bytes) -> bool:
     return (is_pickle or is_json) and any(name in head for name in names)
 
 
-def _content(data: bytes, path: str) -> dict[str, object]:
+def content_of(data: bytes, path: str) -> dict[str, object]:
     """Return the dump's top level."""
     try:
         value = load_plain(data) if data[:1] == b"\x80" else json.loads(data)
@@ -243,8 +244,8 @@ def parse(data: Readable, source: SourceFile) -> ParsedSource:
         HostileInputError: the pickle would run code or is too large.
         BrokenInputError: the dump is cut or something else.
     """
-    content = _content(data.read_all(MAX_PICKLE_BYTES), source.path)
-    groups = _groups(content.get("pg_config"))
+    content = content_of(data.read_all(MAX_PICKLE_BYTES), source.path)
+    groups = groups_of(content.get("pg_config"))
     # Every collective of a group repeats its text.
     texts = {name: ranks_text(group.ranks) for name, group in groups.items()}
     scan = _Scan(groups=groups, group_texts=texts)
@@ -270,7 +271,7 @@ def _rebase(rows: RowBuffer) -> int:
 def _header(
     scan: _Scan, content: dict[str, object], source: SourceFile, origin_ns: int, notices: NoticeList
 ) -> SourceHeader:
-    rank, rank_source = _rank(scan, content, source, notices)
+    rank, rank_source = rank_of(scan.groups, content, source.path, notices)
     world_size = max((group.size for group in scan.groups.values()), default=0)
     remarks = {"format_version": bounded_text(content.get("version"), 20)}
     remarks.update({f"state_{state}": str(count) for state, count in sorted(scan.states.items())})
@@ -288,15 +289,17 @@ def _header(
     )
 
 
-def _rank(scan: _Scan, content: dict[str, object], source: SourceFile, notices: NoticeList) -> tuple[int | None, str]:
+def rank_of(
+    groups: dict[str, ProcessGroup], content: dict[str, object], path: str, notices: NoticeList
+) -> tuple[int | None, str]:
     """Return (rank, rank_source) as in SourceHeader."""
     rank = bounded_int(content.get("global_rank", content.get("rank")))
-    member_sets = [set(group.ranks) for group in scan.groups.values() if group.ranks]
+    member_sets = [set(group.ranks) for group in groups.values() if group.ranks]
     # A rank lists the groups it belongs to, so it is in all of them.
     common = set.intersection(*member_sets) if member_sets else set()
     if rank is None and len(common) == 1:
         rank = common.pop()
-    named = _RANK_IN_NAME.search(source.path)
+    named = _RANK_IN_NAME.search(path)
     rank_source = "" if rank is None else "content"
     if named and rank is None:
         rank, rank_source = int(named[1]), "name"
@@ -325,13 +328,14 @@ def _pending(status: object) -> str:
     out: list[str] = []
     for key, value in sorted((bounded_text(key, 40), value) for key, value in list(status.items())[:MAX_GROUPS]):
         counts = value if isinstance(value, dict) else {}
-        done, asked = (_counter(counts.get(f"last_{what}_collective")) for what in ("completed", "enqueued"))
+        done, asked = (counter_of(counts.get(f"last_{what}_collective")) for what in ("completed", "enqueued"))
         if done is not None and asked is not None and done < asked:
             out.append(f"{key}:{done}/{asked}")
     return ",".join(out)[:MAX_PENDING_TEXT]
 
 
-def _counter(value: object) -> int | None:
+def counter_of(value: object) -> int | None:
+    """Return a sequence number of ``pg_status``, -1 for none yet."""
     if isinstance(value, str):
         return -1 if value == "-1" else parse_int(value)
     return bounded_int(value, -1)

@@ -158,11 +158,19 @@ class Observer:
             self._remove_first_call()
             self._removals.remove(self._remove_first_call)
 
-    def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def _before_optimizer(
+        self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         if id(optimizer) in self._stepping:  # its last step failed
             del self._stepping[self._stepping.index(id(optimizer)) :]
         self._stepping.append(id(optimizer))
-        if self.engine is None and len(self._stepping) == 1 and self.gradient_norm_squared is None:
+        # A closure has still to make the gradients, or the last of them, and to clip them.
+        has_closure = kwargs.get("closure") is not None or (len(args) > 1 and args[1] is not None)
+        if len(self._stepping) == 1 and not has_closure:
+            self._note_norm_of(optimizer)
+
+    def _note_norm_of(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.engine is None and self.gradient_norm_squared is None:
             self._note_norm([item for group in optimizer.param_groups for item in group["params"]])
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -170,6 +178,7 @@ class Observer:
             del self._stepping[self._stepping.index(id(optimizer)) :]
         if self._stepping or self.engine is not None or not self.backward_passes:
             return
+        self._note_norm_of(optimizer)
         if self._lead is None:
             self._lead = id(optimizer)
         if self._lead == id(optimizer) and self._on_step is not None:

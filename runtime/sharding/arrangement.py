@@ -100,8 +100,7 @@ class Communicators:
         key = (grid.group_size, device.type)
         if key not in self._meshes:
             mesh = DeviceMesh(device.type, torch.tensor(grid.nested_ranks), mesh_dim_names=("inside", "across"))
-            # Norms over both dimensions then take one all-reduce.
-            mesh._flatten("all")  # noqa: SLF001 - there is no public name
+            # Not flattened: torch would gather over all ranks at once, in their order, not in that of the mesh.
             for part in (mesh, mesh["inside"]):
                 WholeReads.watch(part)
             self._meshes[key] = mesh

@@ -144,9 +144,11 @@ def load_parts(
         raise BrokenInputError(
             f"a checkpoint must hold all parameters of the model, got: {_reason(error)}", where=str(path)
         ) from error
+    # Before anything else looks at the optimizer, which would take the model's parameters for what was changed.
+    engine.updates.publish()
+    engine.edits.note_all()
     if has_optimizer:
         states.load_optimizer_state(engine, contents["optimizer"])
-    engine.updates.publish()
     loaded: dict[str, Any] = contents.get("extra", {})
     return loaded
 

@@ -6,7 +6,9 @@ import copy
 import gc
 import io
 import os
+import shutil
 import sys
+import tempfile
 from datetime import timedelta
 
 import torch
@@ -16,7 +18,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import DivergedError, UsageError
-from paro_advise.runtime import shard, stream_state_dict, switch
+from paro_advise.runtime import load_checkpoint, save_checkpoint, shard, stream_state_dict, switch
 
 STRATEGIES = ("NNN", "NNI", "NNG", "NIG", "III", "IIG", "ING", "GIG", "GGG")
 
@@ -218,6 +220,27 @@ def memory_formats():
         compare_parameters(f"formats {strategy}", whole_parameters(model), dict(plain.named_parameters()), 1e-6)
 
 
+def made_whole():
+    """Gradients and states of the optimizer that are sharded in groups and over all ranks, by torch's own means."""
+    plain = fresh()
+    rule = sgd(plain)
+    one_pass(plain, 0)
+    rule.step()
+    expected = dict(plain.named_parameters())
+    for strategy in ("NNG", "NIG", "IIG", "ING", "IGG", "GIG", "GGG"):
+        model = fresh()
+        model, optimizer = shard(model, sgd(model), strategy, group_size=2)
+        one_pass(model, 0)
+        gradients = {name: whole(p.grad) for name, p in model.named_parameters()}
+        compare_parameters(f"{strategy} gradients", gradients, {n: p.grad for n, p in expected.items()}, 1e-6)
+        optimizer.step()
+        shards = optimizer.state_dict()["state"]
+        momenta = {name: whole(shards[name]["momentum_buffer"]) for name in expected}
+        compare_parameters(
+            f"{strategy} states", momenta, {n: rule.state[p]["momentum_buffer"] for n, p in expected.items()}, 1e-6
+        )
+
+
 def gathered_ahead():
     """Updates under way are awaited by FSDP2's own prefetch too."""
     plain = fresh()
@@ -267,6 +290,26 @@ def edits_of_low_precision():
         model.load_state_dict(saved)
         optimizer.step()
         assert any(torch.equal(whole(p), torch.full((16,), 3.0)) for p in masters), strategy
+
+
+def checkpoints_of_low_precision():
+    """Masters of their own are what is saved, and what a checkpoint is loaded into."""
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder)
+    for strategy in ("NNG", "IIG", "GGG"):
+        model = fresh()
+        model, optimizer = shard(model, sgd(model), strategy, group_size=1, param_dtype=torch.bfloat16)
+        given_state(model, optimizer, None)
+        save_checkpoint(f"{folder[0]}/{strategy}", model)
+        other = Model()
+        other, its = shard(other, sgd(other), strategy, group_size=1, param_dtype=torch.bfloat16)
+        load_checkpoint(f"{folder[0]}/{strategy}", other)
+        for one, same in zip(optimizer.param_groups, its.param_groups, strict=True):
+            for p, q in zip(one["params"], same["params"], strict=True):
+                assert torch.equal(whole(p), whole(q)), strategy
+        compare_parameters(strategy, whole_parameters(other), whole_parameters(model), 0.0)
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder[0])
 
 
 def whole(tensor):
@@ -412,6 +455,8 @@ CASES = {
     "copies": copies,
     "streamed": streamed,
     "memory_formats": memory_formats,
+    "made_whole": made_whole,
+    "checkpoints_of_low_precision": checkpoints_of_low_precision,
     "refusals": refusals,
     "reads_at_different_lines": reads_at_different_lines,
 }

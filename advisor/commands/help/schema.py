@@ -6,13 +6,13 @@ import click
 
 from paro_advise.errors import UsageError
 
-_FORMATS = ("analysis", "plan", "comparison")
+_FORMATS = ("analysis", "plan", "comparison", "hang")
 
 
 @click.command("schema", short_help="Print the JSON schema of a format.")
 @click.argument("name", type=str)
 def command(name: str) -> None:
-    """Print the JSON schema of format NAME (analysis, plan, comparison).
+    """Print the JSON schema of format NAME (analysis, plan, comparison, hang).
 
     \b
     Example:
@@ -24,8 +24,9 @@ def command(name: str) -> None:
 
     from paro_advise.advisor.analysis.model import Analysis
     from paro_advise.advisor.comparison.model import Comparison
+    from paro_advise.advisor.hangs.model import Hang
     from paro_advise.core.documents import to_json
     from paro_advise.policies.plan import Plan
 
-    types = {"analysis": Analysis, "plan": Plan, "comparison": Comparison}
+    types = {"analysis": Analysis, "plan": Plan, "comparison": Comparison, "hang": Hang}
     click.echo(to_json(msgspec.json.schema(types[name])), nl=False)

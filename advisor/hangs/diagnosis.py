@@ -1,0 +1,250 @@
+"""From the dumps of all ranks to who is likely at fault (pure).
+
+A rank is at fault if others wait for it and it waits for nobody and in nothing. Waiting is a graph: from a rank that
+has issued a collective and has not finished it, to the ranks of the group that never issued it or are stuck in an
+earlier one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.facts.attribution import Call, RunContext, attribute
+from paro_advise.advisor.facts.evidence import Evidence
+from paro_advise.advisor.hangs.model import FORMAT, Cause, Culprit, Hang, Mismatch, Wait
+from paro_advise.advisor.hangs.progress import groups_of
+from paro_advise.advisor.hangs.waits import first_mismatch, in_circles, knots_of, matched_transfers, stuck_alone
+from paro_advise.advisor.wording.quantities import bytes_text, number_ranges
+from paro_advise.core.model_state import MODEL_STATES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from paro_advise.advisor.hangs.progress import Group
+    from paro_advise.advisor.hangs.waits import Knot
+    from paro_advise.trace_parsers.rank_dump import Issued, RankDump
+
+
+# Ranks whose reasons the verdict says; all stand in the table.
+_NAMED = 4
+
+
+def diagnose(dumps: Mapping[int, RankDump]) -> Hang:
+    """Return who waits for whom, and who is at fault.
+
+    Args:
+        dumps: by rank of the job.
+    """
+    groups = groups_of(dumps)
+    knots = [knot for group in groups for knot in knots_of(group)]
+    mismatches = [(group, *found) for group in groups if (found := first_mismatch(group)) is not None]
+    late = [(issued.created_ns, rank, group, issued) for group in groups for rank, issued in stuck_alone(group).items()]
+    # The earliest of each rank stands last.
+    ordered = sorted(late, key=lambda one: one[:2], reverse=True)
+    stuck = {rank: (group, issued) for _, rank, group, issued in ordered}
+    awaited = _awaited(knots, groups)
+    culprits = _of_mismatches(mismatches, dumps)
+    circle: set[int] = set()
+    if not mismatches:
+        ends = {other for others in awaited.values() for other in others if not awaited.get(other)}
+        # What is waited in and nobody is known to be late for, something else holds up: a network, a rank unknown.
+        unexplained = {rank for knot in knots if not knot.awaited for rank in knot.waiting} - stuck.keys()
+        if ends & unexplained:
+            ends = set()
+        culprits = _without_victims([_culprit(rank, knots, stuck, dumps) for rank in sorted(ends)], groups, dumps)
+        if not culprits and not awaited:
+            culprits = [_culprit(rank, knots, stuck, dumps) for rank in sorted(stuck)]
+        circle = in_circles(awaited) if not culprits and not unexplained else set()
+    everyone = {rank for group in groups for rank in group.ranks}
+    return Hang(
+        format=FORMAT.name,
+        format_version=FORMAT.version,
+        text=_text(culprits, mismatches, circle, knots),
+        culprits=tuple(culprits),
+        ranks=tuple(sorted(dumps)),
+        ranks_missing=tuple(sorted(everyone - dumps.keys())),
+        waits=tuple(_wait(knot) for knot in knots),
+        mismatches=tuple(
+            Mismatch(
+                group=group.name,
+                description=group.description,
+                seq=seq,
+                issued={kind: tuple(ranks) for kind, ranks in kinds.items()},
+            )
+            for group, seq, kinds in mismatches
+        ),
+        circle=tuple(sorted(circle)),
+    )
+
+
+def _awaited(knots: Sequence[Knot], groups: Sequence[Group]) -> dict[int, set[int]]:
+    """Return, by rank that waits for some, for whom."""
+    found: dict[int, set[int]] = {}
+    for knot in knots:
+        for rank in knot.waiting if knot.awaited else ():
+            found.setdefault(rank, set()).update(knot.awaited)
+    # A transfer that both ends have issued blames neither, but who is in one with a rank that is waited for may wait
+    # for that one.
+    blamed = {other for others in found.values() for other in others}
+    for rank, others in matched_transfers(groups).items():
+        if others & blamed:
+            found.setdefault(rank, set()).update(others & blamed)
+    return found
+
+
+def _culprit(
+    rank: int,
+    knots: Sequence[Knot],
+    stuck: Mapping[int, tuple[Group, Issued]],
+    dumps: Mapping[int, RankDump],
+) -> Culprit:
+    mine = [knot for knot in knots if rank in knot.awaited]
+    waiting = {other for knot in mine for other in knot.waiting}
+    if rank not in dumps:
+        why = f"left no dump here, and {_ranks(waiting)} {_verb(waiting)} for it: it died, or its dump is elsewhere"
+        return Culprit(rank=rank, cause=Cause.GONE, why=why, last="")
+    last = max(dumps[rank].issued, key=lambda one: one.created_ns, default=None)
+    shown = _operation(last) if last is not None else ""
+    if rank in stuck:
+        group, issued = stuck[rank]
+        seq = issued.seq or 0
+        done = [other for other, one in group.members.items() if other != rank and one.has_done(seq)]
+        have = "has" if len(done) == 1 else "have"
+        why = f"has a device that has not finished {_named(group, issued)}, which {_ranks(done)} {have}"
+        return Culprit(rank=rank, cause=Cause.DEVICE, why=why, last=shown)
+    never = [knot for knot in mine if rank in knot.absent]
+    if never:
+        knot = min(never, key=lambda one: (one.issued.peer is not None, one.issued.created_ns))
+        what = _named(knot.group, knot.issued)
+        what = what if knot.issued.peer is None else f"its end of {what}"
+        why = f"never issued {what}, in which {_ranks(knot.waiting)} {_verb(knot.waiting)}"
+        return Culprit(rank=rank, cause=Cause.HOST, why=why, last=shown)
+    knot = mine[0]
+    own = knot.group.members[rank]
+    first = own.issued[own.first_pending] if own.first_pending is not None else knot.issued
+    why = (
+        f"has a device that has not finished {_named(knot.group, first)}, and {_ranks(waiting)} {_verb(waiting)} "
+        "in later ones"
+    )
+    return Culprit(rank=rank, cause=Cause.DEVICE, why=why, last=shown)
+
+
+def _without_victims(culprits: list[Culprit], groups: Sequence[Group], dumps: Mapping[int, RankDump]) -> list[Culprit]:
+    """Leave out ranks that may have ended with an error because one without a dump, of their last group, died."""
+    gone = {one.rank for one in culprits if one.cause == Cause.GONE}
+    members = {group.name: set(group.ranks) for group in groups}
+
+    def may_be_victim(one: Culprit) -> bool:
+        issued = dumps[one.rank].issued if one.cause == Cause.HOST else ()
+        return bool(issued) and bool(gone & members[max(issued, key=lambda each: each.created_ns).group])
+
+    return [one for one in culprits if not may_be_victim(one)]
+
+
+def _of_mismatches(
+    mismatches: Sequence[tuple[Group, int, dict[str, list[int]]]], dumps: Mapping[int, RankDump]
+) -> list[Culprit]:
+    """Return the ranks that issued something else than most of their group did."""
+    found: dict[int, Culprit] = {}
+    for group, seq, kinds in mismatches:
+        most = max(kinds.values(), key=len)
+        if 2 * len(most) <= sum(map(len, kinds.values())):
+            continue
+        usual = next(kind for kind, ranks in kinds.items() if ranks is most)
+        for kind, ranks in kinds.items():
+            for rank in ranks if ranks is not most else ():
+                last = max(dumps[rank].issued, key=lambda one: one.created_ns)
+                why = f"issued {kind} as number {seq} of {_group_text(group)}, where {_ranks(most)} issued {usual}"
+                found.setdefault(rank, Culprit(rank=rank, cause=Cause.MISMATCH, why=why, last=_operation(last)))
+    return [found[rank] for rank in sorted(found)]
+
+
+def _text(
+    culprits: Sequence[Culprit],
+    mismatches: Sequence[tuple[Group, int, dict[str, list[int]]]],
+    circle: set[int],
+    knots: Sequence[Knot],
+) -> str:
+    if culprits:
+        holds = "holds" if len(culprits) == 1 else "hold"
+        reasons = " ".join(f"Rank {one.rank} {one.why}." for one in culprits[:_NAMED])
+        more = f" And {len(culprits) - _NAMED} more." if len(culprits) > _NAMED else ""
+        return f"{_ranks(one.rank for one in culprits).capitalize()} {holds} the others up. {reasons}{more}"
+    if mismatches:
+        group, seq, kinds = mismatches[0]
+        issued = ", ".join(f"{_ranks(ranks)} {kind}" for kind, ranks in kinds.items())
+        return f"Cannot tell who is at fault: as number {seq} of {_group_text(group)}, {issued} were issued."
+    if circle:
+        return (
+            f"Cannot tell who is at fault: {_ranks(circle)} wait for each other; they issued collectives in different "
+            "orders."
+        )
+    pending = [knot for knot in knots if knot.issued.peer is None and not knot.awaited]
+    if pending:
+        knot = min(pending, key=lambda one: one.issued.created_ns)
+        return (
+            f"Cannot tell who is at fault: {_ranks(knot.waiting)}, all that are known of {_group_text(knot.group)}, "
+            f"have issued {_operation(knot.issued)}, and none has finished it: a rank without a dump, a device or the "
+            "network between them stands."
+        )
+    if knots:
+        return "Cannot tell who is at fault: transfers between ranks wait, which both ends have issued."
+    return "Nothing waits: every collective in these dumps is finished."
+
+
+def _wait(knot: Knot) -> Wait:
+    return Wait(
+        group=knot.group.name,
+        description=knot.group.description,
+        ranks=knot.group.ranks,
+        seq=knot.issued.seq or 0,
+        operation=_operation(knot.issued),
+        waiting=tuple(sorted(knot.waiting)),
+        absent=tuple(sorted(knot.absent)),
+        behind=tuple(sorted(knot.behind)),
+        without_dump=tuple(sorted(knot.gone)),
+    )
+
+
+def _named(group: Group, issued: Issued) -> str:
+    return f"{_operation(issued)} of {_group_text(group)}"
+
+
+def _operation(issued: Issued) -> str:
+    """Return "all_gather_base 39406, 40.0 MiB (parameters in backward; model.py:forward)"."""
+    size = f", {bytes_text(issued.bytes)}" if issued.bytes else ""
+    moved = _moved(issued)
+    about = "; ".join(part for part in (moved, issued.owner) if part)
+    number = "" if issued.seq is None else f" {issued.seq}"
+    return f"{issued.name}{number}{size}" + (f" ({about})" if about else "")
+
+
+def _moved(issued: Issued) -> str:
+    """Return which model state it moves, "" where that is unknown."""
+    call = Call(
+        op=issued.op,
+        bytes=issued.bytes,
+        dtype=issued.dtype,
+        group=issued.group,
+        group_desc=issued.description,
+        owner=issued.owner,
+        phase="backward" if issued.is_backward else "",
+    )
+    found = attribute(call, RunContext.of([call], issued.owner))
+    # The phase alone is too little for a claim about a single call.
+    is_known = found.state in MODEL_STATES and found.evidence in (Evidence.STACK, Evidence.GROUP)
+    return f"{found.state.value} {found.detail}".strip() if is_known else ""
+
+
+def _group_text(group: Group) -> str:
+    about = f" ({group.description})" if group.description and group.description != "undefined" else ""
+    return f"group {group.name}{about}"
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    listed = sorted(ranks)
+    return f"rank {listed[0]}" if len(listed) == 1 else f"ranks {number_ranges(listed)}"
+
+
+def _verb(ranks: Collection[int]) -> str:
+    return "waits" if len(ranks) == 1 else "wait"

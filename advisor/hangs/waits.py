@@ -1,0 +1,133 @@
+"""Who waits for whom (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paro_advise.core.collective import Op
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from paro_advise.advisor.hangs.progress import Group
+    from paro_advise.trace_parsers.rank_dump import Issued
+
+# Of these every rank issues equal sizes.
+_EQUAL_SIZES = frozenset({Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knot:
+    """A collective, or a transfer, that ranks wait in, and for whom.
+
+    Attributes:
+        group: its process group.
+        issued: as one of them issued it.
+        waiting: have issued it, and have not finished it.
+        absent: never issued it.
+        behind: are stuck in an earlier one of the group.
+        gone: left no dump.
+    """
+
+    group: Group
+    issued: Issued
+    waiting: frozenset[int]
+    absent: frozenset[int] = frozenset()
+    behind: frozenset[int] = frozenset()
+    gone: frozenset[int] = frozenset()
+
+    @property
+    def awaited(self) -> frozenset[int]:
+        """Return for whom they wait."""
+        return self.absent | self.behind | self.gone
+
+
+def knots_of(group: Group) -> list[Knot]:
+    """Return what the members of a group wait in, the earliest for each of them."""
+    firsts = sorted({one.first_pending for one in group.members.values() if one.first_pending is not None})
+    gone = frozenset(group.ranks) - group.members.keys()
+    found = []
+    for seq in firsts:
+        waiting = frozenset(rank for rank, one in group.members.items() if one.first_pending == seq)
+        others = {rank: one for rank, one in group.members.items() if rank not in waiting}
+        absent = frozenset(rank for rank, one in others.items() if one.lacks(seq))
+        behind = frozenset(
+            rank for rank, one in others.items() if one.first_pending is not None and one.first_pending < seq
+        )
+        issued = group.members[min(waiting)].issued[seq]
+        knot = Knot(group=group, issued=issued, waiting=waiting, absent=absent, behind=behind - absent, gone=gone)
+        found.append(knot)
+    return found + _transfers(group)
+
+
+def _transfers(group: Group) -> list[Knot]:
+    """Return transfers whose other end was never issued."""
+    places = {rank: place for place, rank in enumerate(group.ranks)}
+    found = []
+    for rank, pending in group.transfers.items():
+        for one in pending:
+            if one.peer is None or one.peer >= len(group.ranks):
+                continue
+            other, wanted = group.ranks[one.peer], Op.RECV if one.op == Op.SEND else Op.SEND
+            mine = frozenset({rank})
+            if other not in group.members:
+                found.append(Knot(group=group, issued=one, waiting=mine, gone=frozenset({other})))
+            elif not any(back.op == wanted and back.peer == places[rank] for back in group.transfers[other]):
+                found.append(Knot(group=group, issued=one, waiting=mine, absent=frozenset({other})))
+    return found
+
+
+def matched_transfers(groups: Sequence[Group]) -> dict[int, set[int]]:
+    """Return, by rank, with whom it has transfers under way that both have issued: neither can be told to be late."""
+    found: dict[int, set[int]] = {}
+    for group in groups:
+        places = {rank: place for place, rank in enumerate(group.ranks)}
+        for rank, pending in group.transfers.items():
+            for one in pending:
+                other = group.ranks[one.peer] if one.peer is not None and one.peer < len(group.ranks) else None
+                backs = group.transfers.get(other, []) if other is not None else []
+                if other is not None and any(back.peer == places[rank] and back.op != one.op for back in backs):
+                    found.setdefault(rank, set()).add(other)
+    return found
+
+
+def stuck_alone(group: Group) -> dict[int, Issued]:
+    """Return the ranks that have not finished what another one of the group has: their devices stand."""
+    found = {}
+    for rank, one in group.members.items():
+        seq = one.first_pending
+        if seq is not None and any(other.has_done(seq) for name, other in group.members.items() if name != rank):
+            found[rank] = one.issued[seq]
+    return found
+
+
+def first_mismatch(group: Group) -> tuple[int, dict[str, list[int]]] | None:
+    """Return the earliest number under which ranks issued different collectives, and who issued which."""
+    numbers = sorted({seq for one in group.members.values() for seq in one.issued})
+    for seq in numbers:
+        issued = {rank: one.issued[seq] for rank, one in group.members.items() if seq in one.issued}
+        if len(issued) < 2 or all(one.is_done for one in issued.values()):
+            continue
+        by_kind: dict[str, list[int]] = {}
+        for rank, one in sorted(issued.items()):
+            size = f" of {one.bytes} B" if one.op in _EQUAL_SIZES and one.bytes is not None else ""
+            by_kind.setdefault(f"{one.name}{size}", []).append(rank)
+        if len(by_kind) > 1:
+            return seq, by_kind
+    return None
+
+
+def in_circles(awaited: Mapping[int, set[int]]) -> set[int]:
+    """Return the ranks that wait, over others, for each other.
+
+    Args:
+        awaited: by rank, for whom it waits.
+    """
+    left = set(awaited)
+    while True:
+        needed = {other for rank in left for other in awaited[rank]}
+        kept = {rank for rank in left if rank in needed and awaited[rank] & left}
+        if kept == left:
+            return left
+        left = kept

@@ -1,0 +1,61 @@
+"""A hang as a page of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.rendering.hang_text import awaited
+from paro_advise.advisor.rendering.page import Cell, Row, make_table, render_page
+from paro_advise.advisor.wording.quantities import number_ranges, plural
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.hangs.model import Hang
+    from paro_advise.advisor.rendering.page import Provenance
+
+
+def render_hang(hang: Hang, provenance: Provenance) -> str:
+    """Return the page."""
+    culprits = [
+        Row(cells=(Cell(text=str(one.rank)), Cell(text=one.cause), Cell(text=one.why), Cell(text=one.last)))
+        for one in hang.culprits
+    ]
+    waits = [
+        Row(
+            cells=(
+                Cell(text=f"{wait.group} {wait.description}".strip()),
+                Cell(text=number_ranges(wait.waiting)),
+                Cell(text=wait.operation),
+                Cell(text=awaited(wait) or "each other"),
+            )
+        )
+        for wait in hang.waits
+    ]
+    mismatches = [
+        Row(
+            cells=(
+                Cell(text=f"{mismatch.group} {mismatch.description}".strip()),
+                Cell(text=str(mismatch.seq)),
+                Cell(text=number_ranges(ranks)),
+                Cell(text=kind),
+            )
+        )
+        for mismatch in hang.mismatches
+        for kind, ranks in mismatch.issued.items()
+    ]
+    return render_page(
+        "hang.html.j2",
+        hang,
+        provenance,
+        title="hang",
+        subtitle=f"hang, dumps of {plural(len(hang.ranks), 'rank')}",
+        verdict=hang.text,
+        missing=number_ranges(hang.ranks_missing) if hang.ranks_missing else "",
+        culprits=make_table("table-culprits", "At fault", ("rank", "cause", "why", "last issued"), culprits),
+        waits=make_table("table-waits", "Who waits for whom", ("group", "waiting", "in", "for"), waits),
+        mismatches=make_table(
+            "table-mismatches",
+            "Different collectives under one number",
+            ("group", "number", "ranks", "issued"),
+            mismatches,
+        ),
+    )

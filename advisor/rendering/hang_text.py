@@ -1,0 +1,49 @@
+"""A hang as text for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.wording.quantities import number_ranges, plural
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.hangs.model import Hang, Wait
+
+# Waits in a terminal; the page and the JSON hold all.
+_SHOWN = 12
+
+
+def hang_text(hang: Hang) -> str:
+    """Return the verdict, what the ranks at fault did last, and who waits for whom."""
+    lines = [hang.text]
+    dumps = plural(len(hang.ranks), "rank")
+    missing = f"; no dump of {number_ranges(hang.ranks_missing)}" if hang.ranks_missing else ""
+    lines += ["", f"Seen: dumps of {dumps}{missing}."]
+    if hang.culprits:
+        lines += ["", "at fault"]
+        lines += [
+            f"  rank {one.rank:<6} {one.cause:<9} last issued: {one.last or 'nothing that its dump shows'}"
+            for one in hang.culprits
+        ]
+    awaiting = [wait for wait in hang.waits if awaited(wait)] or list(hang.waits)
+    if awaiting:
+        lines += ["", "waits"]
+        lines += [_line(wait) for wait in awaiting[:_SHOWN]]
+        if len(awaiting) > _SHOWN:
+            lines.append(f"  ... and {len(awaiting) - _SHOWN} more")
+    for mismatch in hang.mismatches:
+        issued = "; ".join(f"{kind} by {number_ranges(ranks)}" for kind, ranks in mismatch.issued.items())
+        lines.append(f"  group {mismatch.group} {mismatch.description}, number {mismatch.seq}: {issued}")
+    return "\n".join(lines)
+
+
+def awaited(wait: Wait) -> str:
+    """Return for whom ranks wait, and why, "" for nobody in particular."""
+    kinds = (("never issued it", wait.absent), ("stuck before it", wait.behind), ("no dump", wait.without_dump))
+    return "; ".join(f"{number_ranges(ranks)} ({why})" for why, ranks in kinds if ranks)
+
+
+def _line(wait: Wait) -> str:
+    group = f"{wait.group} {wait.description}".strip()
+    who = awaited(wait) or "each other"
+    return f"  {number_ranges(wait.waiting)} in {wait.operation}, group {group}: for {who}"

@@ -1,0 +1,258 @@
+"""Who holds a job up, from the dumps of its ranks: worked out by hand, made on gloo, and two public incidents."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, SHARED
+
+from paro_advise.advisor.cli import run
+from paro_advise.advisor.hangs.diagnosis import diagnose
+from paro_advise.advisor.hangs.model import Cause
+from paro_advise.trace_parsers.bytes.blocks import SourceRef
+from paro_advise.trace_parsers.rank_dump import read_dump
+
+WORLD = ("0", "default_pg")
+GATHER, REDUCE = "_all_gather_base", "all_reduce"
+
+
+def entry(seq, name=REDUCE, *, done=False, group=WORLD, size=64, frames=(), thread="python", at=0):
+    sizes = [[size]]
+    return {
+        "process_group": group, "pg_id": int(group[0]), "collective_seq_id": seq, "p2p_seq_id": seq, "is_p2p": "send" in name or "recv" in name,
+        "profiling_name": f"nccl:{name}", "time_created_ns": 1_000 + 10 * seq + at, "state": "completed" if done else "scheduled",
+        "input_sizes": sizes, "output_sizes": sizes, "input_dtypes": ["Float"], "output_dtypes": ["Float"], "retired": done,
+        "frames": list(frames), "thread_name": thread,
+    }  # fmt: skip
+
+
+def dump(*entries, groups=((WORLD, (0, 1, 2, 3)),), enqueued=None):
+    config = {group[0]: {"name": group[0], "desc": group[1], "ranks": str(list(ranks))} for group, ranks in groups}
+    status = {number: {"last_enqueued_collective": count} for number, count in (enqueued or {}).items()}
+    return {"version": "2.9", "pg_config": config, "pg_status": status, "entries": list(entries)}
+
+
+def written(folder, dumps):
+    folder.mkdir(exist_ok=True)
+    for rank, content in dumps.items():
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(content, 2))
+    return folder
+
+
+def diagnosed(folder, dumps):
+    found = written(folder, dumps)
+    return diagnose({rank: read_dump(SourceRef(path=found / f"nccl_trace_rank_{rank}")) for rank in dumps})
+
+
+def causes(hang):
+    return {one.rank: one.cause for one in hang.culprits}
+
+
+def test_the_rank_that_never_issued_what_others_wait_in_is_at_fault(tmp_path):
+    before = entry(4, done=True)
+    frames = [{"name": "__avg_scatter_contiguous_grads", "filename": "deepspeed/runtime/zero/stage3.py", "line": 1}]
+    waits = entry(5, size=1 << 20, frames=frames)
+    hang = diagnosed(
+        tmp_path / "d", {0: dump(before, waits), 1: dump(before, waits), 2: dump(before), 3: dump(before, waits)}
+    )
+    assert causes(hang) == {2: Cause.HOST}
+    assert hang.text == (
+        "Rank 2 holds the others up. Rank 2 never issued all_reduce 5, 4 MiB (gradient; "
+        "stage3.py:__avg_scatter_contiguous_grads) of group 0 (default_pg), in which ranks 0-1, 3 wait."
+    )
+    (wait,) = hang.waits
+    assert (wait.waiting, wait.absent, wait.behind, wait.without_dump) == ((0, 1, 3), (2,), (), ())
+    assert hang.culprits[0].last == "all_reduce 4, 256 B"
+
+
+def test_counters_tell_what_a_buffer_holds_no_more(tmp_path):
+    """Rank 3 has an empty buffer, but has issued number 5 as the others have; rank 2 has not."""
+    waits = entry(5)
+    counted = {0: dump(waits, enqueued={"0": 5}), 1: dump(waits, enqueued={"0": 5}), 2: dump(enqueued={"0": 4})}
+    hang = diagnosed(tmp_path / "d", {**counted, 3: dump(waits, enqueued={"0": 5})})
+    assert causes(hang) == {2: Cause.HOST}
+
+
+def test_who_is_waited_for_and_waits_itself_is_not_at_fault(tmp_path):
+    """Ranks 0 and 1 wait for 2 in their pair's group with it, and 2 waits for 3."""
+    first, second = ("1", "first"), ("2", "second")
+    groups = ((WORLD, (0, 1, 2, 3)), (first, (0, 1, 2)), (second, (2, 3)))
+    late = entry(7, group=first)
+    hang = diagnosed(
+        tmp_path / "d",
+        {
+            0: dump(late, groups=groups[:2]),
+            1: dump(late, groups=groups[:2]),
+            2: dump(entry(6, group=first, done=True), entry(3, GATHER, group=second), groups=groups),
+            3: dump(entry(2, GATHER, group=second, done=True), groups=(groups[0], groups[2])),
+        },
+    )
+    assert causes(hang) == {3: Cause.HOST}
+
+
+def test_a_device_that_lacks_what_others_have_is_at_fault(tmp_path):
+    """Its host went on; the others are stuck in what comes later."""
+    stuck = [entry(5), entry(6), entry(7)]
+    others = [entry(5, done=True), entry(6, done=True), entry(7)]
+    hang = diagnosed(tmp_path / "d", {0: dump(*others), 1: dump(*stuck), 2: dump(*others), 3: dump(*others)})
+    assert causes(hang) == {1: Cause.DEVICE}
+    assert "has a device that has not finished all_reduce 5" in hang.text
+
+
+def test_a_rank_without_a_dump_is_named_if_others_wait_for_it(tmp_path):
+    hang = diagnosed(tmp_path / "d", {0: dump(entry(5)), 1: dump(entry(5)), 3: dump(entry(5))})
+    assert causes(hang) == {2: Cause.GONE}
+    assert hang.ranks_missing == (2,)
+
+
+def test_victims_of_a_rank_that_died_are_not_blamed(tmp_path):
+    """Rank 1 ended with an error in a group with rank 2, which left no dump."""
+    pair = ("1", "pair")
+    groups = ((WORLD, (0, 1, 2, 3)), (pair, (1, 2)))
+    failed = dump(entry(4, done=True), entry(3, group=pair, done=True, at=500), groups=groups)
+    hang = diagnosed(tmp_path / "d", {0: dump(entry(5)), 1: failed, 3: dump(entry(5))})
+    assert causes(hang) == {2: Cause.GONE}
+
+
+@pytest.mark.parametrize(
+    ("others", "own"), [((REDUCE, 64), (GATHER, 64)), ((REDUCE, 64), (REDUCE, 128)), (("broadcast", 8), (REDUCE, 8))]
+)
+def test_who_issued_something_else_than_most_is_at_fault(tmp_path, others, own):
+    most, one = (dump(entry(5, name, size=size)) for name, size in (others, own))
+    hang = diagnosed(tmp_path / "d", {0: most, 1: most, 2: one, 3: most})
+    assert causes(hang) == {2: Cause.MISMATCH}
+    assert hang.mismatches[0].seq == 5
+
+
+def test_of_two_that_differ_none_is_blamed(tmp_path):
+    groups = ((WORLD, (0, 1)),)
+    two = {0: dump(entry(5), groups=groups), 1: dump(entry(5, GATHER), groups=groups)}
+    hang = diagnosed(tmp_path / "d", two)
+    assert hang.culprits == ()
+    assert hang.text.startswith("Cannot tell who is at fault: as number 5 of group 0 (default_pg), rank 0 all_reduce")
+
+
+def test_sizes_that_differ_by_design_are_no_mismatch(tmp_path):
+    """Experts get different numbers of tokens."""
+    dumps = {rank: dump(entry(5, "all_to_all", size=64 + rank)) for rank in range(4)}
+    assert diagnosed(tmp_path / "d", dumps).mismatches == ()
+
+
+def test_ranks_in_a_circle_are_told_and_none_is_blamed(tmp_path):
+    """Each has issued what the other one comes to later, as blocking collectives in different orders do."""
+    one, other = ("1", "one"), ("2", "other")
+    groups = ((one, (0, 1)), (other, (0, 1)))
+    two = {0: dump(entry(5, group=one), groups=groups), 1: dump(entry(8, group=other), groups=groups)}
+    hang = diagnosed(tmp_path / "d", two)
+    assert (hang.culprits, hang.circle) == ((), (0, 1))
+    assert "they issued collectives in different orders" in hang.text
+
+
+def test_where_all_have_issued_it_nobody_is_blamed(tmp_path):
+    hang = diagnosed(tmp_path / "d", {rank: dump(entry(5)) for rank in range(4)})
+    assert hang.culprits == ()
+    assert "a device or the network between them stands" in hang.text
+
+
+def test_a_rank_that_waits_in_something_unexplained_is_not_blamed(tmp_path):
+    """Rank 3 waits for 2, which waits with 1 in a collective that both have issued."""
+    pair = ("1", "pair")
+    groups = ((WORLD, (2, 3)), (pair, (1, 2)))
+    hang = diagnosed(
+        tmp_path / "d",
+        {
+            1: dump(entry(9, group=pair), groups=groups[1:]),
+            2: dump(entry(4, done=True), entry(9, group=pair), groups=groups),
+            3: dump(entry(4, done=True), entry(5), groups=groups[:1]),
+        },
+    )
+    assert hang.culprits == ()
+    assert "of group 1 (pair)" in hang.text
+
+
+def test_transfers_whose_other_end_was_never_issued(tmp_path):
+    groups = ((WORLD, (0, 1)),)
+    two = {0: dump(entry(5, "recv 0<-1"), groups=groups), 1: dump(entry(4, "send 1->0", done=True), groups=groups)}
+    hang = diagnosed(tmp_path / "d", two)
+    assert causes(hang) == {1: Cause.HOST}
+    assert "never issued its end of recv 0<-1 5" in hang.text
+
+
+def test_a_job_that_finished_everything_does_not_wait(tmp_path):
+    hang = diagnosed(tmp_path / "d", {rank: dump(entry(5, done=True)) for rank in range(4)})
+    assert hang.text == "Nothing waits: every collective in these dumps is finished."
+
+
+@pytest.mark.distributed
+def test_jobs_that_were_made_to_hang_on_gloo(tmp_path):
+    """A rank that sleeps, and one that also leaves no dump; torch's own recorder."""
+    words = ("--hangs", "2", "--seed", "5", "--wait-s", "6", "--keep", str(tmp_path / "hangs"))
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks/bench_hang.py", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert counts["sleep"] == counts["gone"] == {"right": 1}, done.stderr
+
+
+def test_public_incidents():
+    """Injected in jobs of 16 ranks with tensor, pipeline and expert parallelism (nvidia-resiliency-ext's own tests)."""
+    for log in sorted((SHARED / "corpus").glob("NVIDIA*/tests/attribution/unit/fr_traces/*/fault_injection.log")):
+        faults = dict(line.split(", fault_type: ") for line in log.read_text().splitlines() if "fault_type" in line)
+        wanted = {
+            int(rank.removeprefix("Rank ")): Cause.DEVICE if kind == "GPU_ERROR" else Cause.HOST
+            for rank, kind in faults.items()
+        }
+        dumps = {
+            int(path.name.rpartition("_")[2]): read_dump(SourceRef(path=path)) for path in log.parent.glob("_dump_*")
+        }
+        assert len(dumps) == 16
+        assert causes(diagnose(dumps)) == wanted
+
+
+def test_the_command_writes_text_page_and_document(tmp_path, capsys):
+    before = entry(4, done=True)
+    waiting = dump(before, entry(5, "all_reduce<script>alert(1)</script>"))
+    folder = written(tmp_path / "dumps", {0: waiting, 1: waiting, 2: dump(before), 3: waiting})
+    (folder / "nccl_trace_rank_4").write_bytes(b"\x80\x02garbage pg_config")
+    (folder / "train.log").write_text("step 1\n")
+    page, data = tmp_path / "hang.html", tmp_path / "hang.json"
+    assert run(["hang", str(folder), "-o", str(page), "--json", str(data)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("Rank 2 holds the others up.")
+    assert "nccl_trace_rank_4: " in printed.err
+    assert "train.log: not a dump" in printed.err
+    assert json.loads(data.read_text())["format"] == "paro-advise/hang"
+    assert "Rank 2 holds the others up" in page.read_text()
+    assert "<script>alert(1)" not in page.read_text()
+    assert run(["hang", str(folder), "-o", str(page)]) == 1  # never overwritten
+    assert run(["hang", str(folder), "--json", "-", "-q"]) == 0
+    assert json.loads(capsys.readouterr().out)["culprits"][0]["rank"] == 2
+    assert run(["schema", "hang"]) == 0
+
+
+@pytest.mark.parametrize("content", [b"not a dump", b'{"entries": 3, "pg_config": {}}'])
+def test_what_holds_no_dump_is_refused(tmp_path, capsys, content):
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    assert run(["hang", str(path)]) != 0
+    assert "Traceback" not in capsys.readouterr().err
+
+
+class Evil:
+    def __reduce__(self):
+        import os
+
+        return os.system, ("touch evil_was_here",)
+
+
+def test_a_pickle_that_runs_code_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nccl_trace_rank_0").write_bytes(pickle.dumps({"entries": [Evil()], "pg_config": {}}, 2))
+    assert run(["hang", "nccl_trace_rank_0"]) != 0
+    assert "evil_was_here" not in {path.name for path in tmp_path.iterdir()}
+    assert "error[" in capsys.readouterr().err
