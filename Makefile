@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DEMO := .demo
 
-.PHONY: help demo test lint types contract unit coverage constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-host bench-memory bench-start fuzz docs clean
+.PHONY: help demo test lint types contract unit coverage constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-host bench-memory bench-start bench-hang fuzz docs clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -93,6 +93,9 @@ bench-search: .venv/test.stamp ## Time of the search up to 1,024 ranks
 
 bench-truth: .venv/test.stamp ## Predictions beside the known outcomes of synthetic NCCL runs, from ../shared (2 minutes)
 	$(BIN)/python benchmarks/bench_truth.py
+
+bench-hang: .venv/test.stamp ## 200 jobs that are made to hang, and who is blamed (10 minutes)
+	$(BIN)/python benchmarks/bench_hang.py --seed 1000
 
 fuzz: .venv/test.stamp ## 10,000 damaged inputs of every format through the command line (10 minutes)
 	$(BIN)/python benchmarks/fuzz_readers.py

@@ -25,6 +25,13 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 how, folder = sys.argv[1:]
 
 
+def make_states():  # as torch's checkpoint helpers do
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def backward():
     (model(torch.ones(2, 4)).square().mean() / 3).backward()
 
@@ -48,6 +55,8 @@ def step():
 
 if how.startswith(("context", "closure")):
     with capture(folder, steps="4:6") as recording:
+        if "states" in how:
+            make_states()
         for _ in range(8):
             step()
             recording.step()
@@ -92,8 +101,8 @@ def test_steps_are_logged_where_the_script_says_they_end(how, tmp_path):
     assert rows[1]["loss"] < loss
 
 
-@pytest.mark.parametrize("how", ["closure", "closure that clips"])
-def test_gradients_that_a_closure_makes_are_recorded_whole(how, tmp_path):
+@pytest.mark.parametrize("how", ["closure", "closure that clips", "context with states"])
+def test_gradients_are_recorded_whole_and_of_training_only(how, tmp_path):
     for folder in (how, "context"):
         run(folder, tmp_path / folder)
     recorded, expected = (

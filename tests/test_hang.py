@@ -118,6 +118,23 @@ def test_victims_of_a_rank_that_died_are_not_blamed(tmp_path):
     assert causes(hang) == {2: Cause.GONE}
 
 
+def test_of_two_late_ranks_the_later_one_is_blamed(tmp_path):
+    """Rank 0 may wait for 2 in what no dump shows; gloo's recorder leaves reduce-scatters out."""
+    pair = ("1", "pair")
+    groups = ((WORLD, (0, 1, 2, 3)), (pair, (0, 2)))
+    before = entry(4, done=True)
+    hang = diagnosed(
+        tmp_path / "d",
+        {
+            0: dump(before, entry(9, group=pair, done=True), groups=groups),
+            1: dump(before, entry(5), groups=groups[:1]),
+            2: dump(before, entry(8, group=pair, done=True), groups=groups),
+            3: dump(before, entry(5), groups=groups[:1]),
+        },
+    )
+    assert causes(hang) == {2: Cause.HOST}
+
+
 @pytest.mark.parametrize(
     ("others", "own"), [((REDUCE, 64), (GATHER, 64)), ((REDUCE, 64), (REDUCE, 128)), (("broadcast", 8), (REDUCE, 8))]
 )

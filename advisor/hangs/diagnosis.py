@@ -130,7 +130,10 @@ def _culprit(
 
 
 def _without_victims(culprits: list[Culprit], groups: Sequence[Group], dumps: Mapping[int, RankDump]) -> list[Culprit]:
-    """Leave out ranks that may have ended with an error because one without a dump, of their last group, died."""
+    """Leave out ranks that may only be late, or have ended with an error, because of another one.
+
+    An error, where one without a dump, of their last group, died.
+    """
     gone = {one.rank for one in culprits if one.cause == Cause.GONE}
     members = {group.name: set(group.ranks) for group in groups}
 
@@ -138,7 +141,21 @@ def _without_victims(culprits: list[Culprit], groups: Sequence[Group], dumps: Ma
         issued = dumps[one.rank].issued if one.cause == Cause.HOST else ()
         return bool(issued) and bool(gone & members[max(issued, key=lambda each: each.created_ns).group])
 
-    return [one for one in culprits if not may_be_victim(one)]
+    left = [one for one in culprits if not may_be_victim(one)]
+    # Who has come further than another one in a group of both may wait for it in what no dump shows.
+    return [
+        one
+        for one in left
+        if one.cause != Cause.HOST or not any(_is_ahead(one.rank, other.rank, groups) for other in left)
+    ]
+
+
+def _is_ahead(rank: int, other: int, groups: Sequence[Group]) -> bool:
+    """Tell whether a rank has issued more than another one in a group of both, and in none of them less."""
+    shared = [group.members for group in groups if rank in group.members and other in group.members]
+    pairs = [(members[rank].enqueued, members[other].enqueued) for members in shared]
+    steps = [mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None]
+    return any(step > 0 for step in steps) and all(step >= 0 for step in steps)
 
 
 def _of_mismatches(

@@ -170,7 +170,8 @@ class Observer:
             self._note_norm_of(optimizer)
 
     def _note_norm_of(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.engine is None and self.gradient_norm_squared is None:
+        # A step without a backward pass before it only makes the optimizer's states, as checkpoint helpers do.
+        if self.engine is None and self.gradient_norm_squared is None and self.backward_passes:
             self._note_norm([item for group in optimizer.param_groups for item in group["params"]])
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
