@@ -169,6 +169,21 @@ def test_ranks_in_a_circle_are_told_and_none_is_blamed(tmp_path):
     assert "they issued collectives in different orders" in hang.text
 
 
+def test_what_cannot_have_finished_has_failed(tmp_path):
+    """Rank 1 has done with an all-reduce that rank 2 never issued: it ended with an error, and is as late as others."""
+    pair = ("1", "pair")
+    groups = ((WORLD, (0, 1, 2)), (pair, (1, 2)))
+    hang = diagnosed(
+        tmp_path / "d",
+        {
+            0: dump(entry(5), groups=groups[:1]),
+            1: dump(entry(8, group=pair, done=True), entry(5, done=True), groups=groups),
+            2: dump(entry(4, done=True), entry(9, group=pair), groups=groups),
+        },
+    )
+    assert (hang.culprits, hang.circle) == ((), (1, 2))
+
+
 def test_where_all_have_issued_it_nobody_is_blamed(tmp_path):
     hang = diagnosed(tmp_path / "d", {rank: dump(entry(5)) for rank in range(4)})
     assert hang.culprits == ()

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Of these every rank issues equal sizes.
 _EQUAL_SIZES = frozenset({Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE})
+# None of the ranks can finish these before all have issued them.
+_OF_ALL = frozenset({Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL, Op.BARRIER})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,26 @@ def knots_of(group: Group) -> list[Knot]:
         issued = group.members[min(waiting)].issued[seq]
         knot = Knot(group=group, issued=issued, waiting=waiting, absent=absent, behind=behind - absent, gone=gone)
         found.append(knot)
-    return found + _transfers(group)
+    return found + _failures(group) + _transfers(group)
+
+
+def _failures(group: Group) -> list[Knot]:
+    """Return collectives that are done on some ranks though others never issued them: they ended with an error there.
+
+    gloo's recorder shows no more of it than that.
+    """
+    found = []
+    for seq in sorted({one.enqueued + 1 for one in group.members.values() if one.enqueued is not None}):
+        ended = frozenset(
+            rank
+            for rank, one in group.members.items()
+            if seq in one.issued and one.issued[seq].is_done and one.issued[seq].op in _OF_ALL
+        )
+        late = {rank for rank, one in group.members.items() if one.enqueued is not None and one.enqueued < seq}
+        if ended and late:
+            issued = group.members[min(ended)].issued[seq]
+            found.append(Knot(group=group, issued=issued, waiting=ended, absent=frozenset(late)))
+    return found
 
 
 def _transfers(group: Group) -> list[Knot]:
