@@ -169,6 +169,21 @@ def test_ranks_in_a_circle_are_told_and_none_is_blamed(tmp_path):
     assert "they issued collectives in different orders" in hang.text
 
 
+def test_who_is_ahead_of_its_waiters_elsewhere_is_not_blamed(tmp_path):
+    """Rank 1 left the pair's number 9 out: rank 0, which has done it, may wait for 1 in what no dump shows."""
+    pair = ("1", "pair")
+    groups = ((WORLD, (0, 1)), (pair, (0, 1)))
+    hang = diagnosed(
+        tmp_path / "d",
+        {
+            0: dump(entry(4, done=True), entry(9, "broadcast", group=pair, done=True), groups=groups),
+            1: dump(entry(5), entry(8, "broadcast", group=pair, done=True), groups=groups),
+        },
+    )
+    assert hang.culprits == ()
+    assert "rank 1 waits for rank 0, ahead of them in another group" in hang.text
+
+
 def test_what_cannot_have_finished_has_failed(tmp_path):
     """Rank 1 has done with an all-reduce that rank 2 never issued: it ended with an error, and is as late as others."""
     pair = ("1", "pair")

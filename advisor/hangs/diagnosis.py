@@ -51,6 +51,7 @@ def diagnose(dumps: Mapping[int, RankDump]) -> Hang:
         unexplained = {rank for knot in knots if not knot.awaited for rank in knot.waiting} - stuck.keys()
         if ends & unexplained:
             ends = set()
+        ends = {rank for rank in ends if rank in stuck or not _contradicts_its_waiters(rank, knots, groups)}
         culprits = _without_victims([_culprit(rank, knots, stuck, dumps) for rank in sorted(ends)], groups, dumps)
         if not culprits and not awaited:
             culprits = [_culprit(rank, knots, stuck, dumps) for rank in sorted(stuck)]
@@ -150,6 +151,21 @@ def _without_victims(culprits: list[Culprit], groups: Sequence[Group], dumps: Ma
     ]
 
 
+def _contradicts_its_waiters(rank: int, knots: Sequence[Knot], groups: Sequence[Group]) -> bool:
+    """Tell whether a rank has come further, in any group, than one that waits for it.
+
+    Where all run one program in one order, who is waited for is ahead of its waiters in nothing.
+    """
+    waiters = {other for knot in knots if rank in knot.absent for other in knot.waiting}
+    for group in groups:
+        mine = group.members[rank].enqueued if rank in group.members else None
+        for other in waiters & group.members.keys():
+            theirs = group.members[other].enqueued
+            if mine is not None and theirs is not None and mine > theirs:
+                return True
+    return False
+
+
 def _is_ahead(rank: int, other: int, groups: Sequence[Group]) -> bool:
     """Tell whether a rank has issued more than another one in a group of both, and in none of them less."""
     shared = [group.members for group in groups if rank in group.members and other in group.members]
@@ -203,6 +219,13 @@ def _text(
             f"Cannot tell who is at fault: {_ranks(knot.waiting)}, all that are known of {_group_text(knot.group)}, "
             f"have issued {_operation(knot.issued)}, and none has finished it: a rank without a dump, a device or the "
             "network between them stands."
+        )
+    late = [knot for knot in knots if knot.awaited]
+    if late:
+        return (
+            f"Cannot tell who is at fault: {_ranks(late[0].waiting)} {_verb(late[0].waiting)} for "
+            f"{_ranks(late[0].awaited)}, ahead of them in another group; they did not issue the same collectives in "
+            "one order."
         )
     if knots:
         return "Cannot tell who is at fault: transfers between ranks wait, which both ends have issued."
