@@ -241,6 +241,18 @@ def made_whole():
         )
 
 
+def reads_on_two_meshes():
+    """Single values of tensors on meshes that hold the same ranks in other orders, each at a line of its own."""
+    grouped, world = fresh(), fresh()
+    grouped, _ = shard(grouped, sgd(grouped), "IIG", group_size=2)
+    world, _ = shard(world, sgd(world), "GGG")
+    for model in (grouped, world):
+        one_pass(model, 0)
+    first = grouped.embed.weight.grad.norm().item()
+    second = world.embed.weight.grad.norm().item()
+    assert abs(first - second) < 1e-6 * first
+
+
 def gathered_ahead():
     """Updates under way are awaited by FSDP2's own prefetch too."""
     plain = fresh()
@@ -456,6 +468,7 @@ CASES = {
     "streamed": streamed,
     "memory_formats": memory_formats,
     "made_whole": made_whole,
+    "reads_on_two_meshes": reads_on_two_meshes,
     "checkpoints_of_low_precision": checkpoints_of_low_precision,
     "refusals": refusals,
     "reads_at_different_lines": reads_at_different_lines,

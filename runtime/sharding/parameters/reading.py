@@ -7,6 +7,7 @@ mesh together first, as ``full_tensor()`` does. Ranks that read at different lin
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -72,7 +73,8 @@ class WholeReads:
         ranks = _ranks(mesh)
         count = cls._count[ranks] = cls._count.get(ranks, 0) + 1
         store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - has no public name
-        here, prefix = _line_of_user(), f"paro_read_{'_'.join(map(str, (ranks[0], ranks[-1], len(ranks))))}"
+        # Meshes may hold the same ranks in other orders.
+        here, prefix = _line_of_user(), f"paro_read_{hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]}"
         first = store.compare_set(f"{prefix}_{count}", "", here).decode()
         if first != here:
             raise DivergedError(
