@@ -94,8 +94,8 @@ bench-search: .venv/test.stamp ## Time of the search up to 1,024 ranks
 bench-truth: .venv/test.stamp ## Predictions beside the known outcomes of synthetic NCCL runs, from ../shared (2 minutes)
 	$(BIN)/python benchmarks/bench_truth.py
 
-bench-hang: .venv/test.stamp ## 200 jobs that are made to hang, and who is blamed (10 minutes)
-	$(BIN)/python benchmarks/bench_hang.py --seed 1000
+bench-hang: .venv/test.stamp ## 100 jobs that are made to hang, and who is blamed (5 minutes)
+	$(BIN)/python benchmarks/bench_hang.py --hangs 100 --seed 5000
 
 fuzz: .venv/test.stamp ## 10,000 damaged inputs of every format through the command line (10 minutes)
 	$(BIN)/python benchmarks/fuzz_readers.py
