@@ -103,6 +103,20 @@ def finer(first: Level, second: Level) -> bool:
     return _ORDER.index(first) > _ORDER.index(second)
 
 
+def check_kept(strategy: Strategy) -> None:
+    """Refuse a strategy that is none of the 14 kept ones.
+
+    Raises:
+        UsageError: it names a better one where there is one.
+    """
+    if strategy not in KEPT:
+        better = dominated_by(strategy)
+        raise UsageError(
+            f"the strategy must be one of {', '.join(map(str, KEPT))}, got {strategy}",
+            hint=f"{better} needs no more memory and sends no more" if better else None,
+        )
+
+
 def dominated_by(strategy: Strategy) -> Strategy | None:
     """Return a strategy that needs no more memory and traffic, None when none of the two rules applies.
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from paro_advise.advisor.prediction.decision import median_us
 from paro_advise.errors import UsageError
-from paro_advise.policies.strategy import KEPT, Strategy, dominated_by
+from paro_advise.policies.strategy import Strategy, check_kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,12 +37,7 @@ class Wanted:
         """
         triple, slash, size = text.partition("/")
         strategy = Strategy.parse(triple)
-        if strategy not in KEPT:
-            better = dominated_by(strategy)
-            raise UsageError(
-                f"the strategy must be one of {', '.join(map(str, KEPT))}, got {strategy}",
-                hint=f"{better} needs no more memory and sends no more" if better else None,
-            )
+        check_kept(strategy)
         if not slash:
             return cls(strategy=strategy)
         if "I" not in str(strategy):
@@ -86,4 +80,4 @@ class Wanted:
         fitting = [item for item in possible if not item.reason]
         if not fitting:
             raise UsageError(f"--strategy must name what fits, got {self}: {possible[0].reason}")
-        return min(fitting, key=lambda item: float(np.median(item.times)))
+        return min(fitting, key=median_us)

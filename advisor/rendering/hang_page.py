@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.rendering.hang_text import awaited
+from paro_advise.advisor.rendering.hang_text import awaited, group_name
 from paro_advise.advisor.rendering.page import Cell, Row, make_table, render_page
 from paro_advise.advisor.wording.quantities import number_ranges, plural
 
@@ -15,30 +15,13 @@ if TYPE_CHECKING:
 
 def render_hang(hang: Hang, provenance: Provenance) -> str:
     """Return the page."""
-    culprits = [
-        Row(cells=(Cell(text=str(one.rank)), Cell(text=one.cause), Cell(text=one.why), Cell(text=one.last)))
-        for one in hang.culprits
-    ]
+    culprits = [_row(str(one.rank), one.cause, one.why, one.last) for one in hang.culprits]
     waits = [
-        Row(
-            cells=(
-                Cell(text=f"{wait.group} {wait.description}".strip()),
-                Cell(text=number_ranges(wait.waiting)),
-                Cell(text=wait.operation),
-                Cell(text=awaited(wait) or "each other"),
-            )
-        )
+        _row(group_name(wait), number_ranges(wait.waiting), wait.operation, awaited(wait) or "each other")
         for wait in hang.waits
     ]
     mismatches = [
-        Row(
-            cells=(
-                Cell(text=f"{mismatch.group} {mismatch.description}".strip()),
-                Cell(text=str(mismatch.seq)),
-                Cell(text=number_ranges(ranks)),
-                Cell(text=kind),
-            )
-        )
+        _row(group_name(mismatch), str(mismatch.seq), number_ranges(ranks), kind)
         for mismatch in hang.mismatches
         for kind, ranks in mismatch.issued.items()
     ]
@@ -59,3 +42,7 @@ def render_hang(hang: Hang, provenance: Provenance) -> str:
             mismatches,
         ),
     )
+
+
+def _row(*texts: str) -> Row:
+    return Row(cells=tuple(Cell(text=text) for text in texts))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.wording.quantities import number_ranges, plural
 
 if TYPE_CHECKING:
-    from paro_advise.advisor.hangs.model import Hang, Wait
+    from paro_advise.advisor.hangs.model import Hang, Mismatch, Wait
 
 # Waits in a terminal; the page and the JSON hold all.
 _SHOWN = 12
@@ -37,6 +37,11 @@ def hang_text(hang: Hang) -> str:
     return "\n".join(lines)
 
 
+def group_name(item: Wait | Mismatch) -> str:
+    """Return the name of a process group with its description, if it has one."""
+    return f"{item.group} {item.description}".strip()
+
+
 def awaited(wait: Wait) -> str:
     """Return for whom ranks wait, and why, "" for nobody in particular."""
     kinds = (("never issued it", wait.absent), ("stuck before it", wait.behind), ("no dump", wait.without_dump))
@@ -44,6 +49,5 @@ def awaited(wait: Wait) -> str:
 
 
 def _line(wait: Wait) -> str:
-    group = f"{wait.group} {wait.description}".strip()
     who = awaited(wait) or "each other"
-    return f"  {number_ranges(wait.waiting)} in {wait.operation}, group {group}: for {who}"
+    return f"  {number_ranges(wait.waiting)} in {wait.operation}, group {group_name(wait)}: for {who}"

@@ -179,6 +179,18 @@ class Arrangement:
         start, stop = self.rows_at(self.levels.optimizer, unit, place)
         return unit.layout.rows[place].cut(whole.detach(), start, stop)
 
+    def copy_of_own_rows(
+        self,
+        unit: UnitState,
+        place: int,
+        whole: torch.Tensor,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """Return a copy of ``own_rows`` as one piece of memory, on another device and in another type where asked."""
+        rows = self.own_rows(unit, place, whole)
+        return rows.to(device or rows.device, dtype or rows.dtype, copy=True, memory_format=torch.contiguous_format)
+
     def parameter_mesh(self) -> DeviceMesh:
         """Return the mesh that FSDP2 shards over: the group, or all ranks."""
         if self.levels.parameter == Level.I:

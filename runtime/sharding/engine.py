@@ -192,8 +192,7 @@ class Engine:
     def _own_rows(self, unit: UnitState, place: int, whole: torch.Tensor) -> torch.Tensor:
         if isinstance(whole, DTensor):
             whole = whole.full_tensor()
-        rows = self.arrangement.own_rows(unit, place, whole)
-        rows = rows.to(self.optimizer_device, copy=True, memory_format=torch.contiguous_format)
+        rows = self.arrangement.copy_of_own_rows(unit, place, whole, self.optimizer_device)
         return self.arrangement.as_sharded(unit, place, rows)
 
     def start(self) -> None:

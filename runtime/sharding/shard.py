@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
 from paro_advise.errors import UsageError
-from paro_advise.policies.strategy import KEPT, Strategy, dominated_by
+from paro_advise.policies.strategy import Strategy, check_kept
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 from paro_advise.runtime.sharding import states
 from paro_advise.runtime.sharding.agreement import agree, fingerprint, fingerprint_of_states
@@ -285,12 +285,7 @@ def checked_strategy(strategy: str | Strategy) -> Strategy:
         UsageError: it is none of the 14 kept ones.
     """
     wanted = Strategy.parse(strategy) if isinstance(strategy, str) else strategy
-    if wanted not in KEPT:
-        better = dominated_by(wanted)
-        raise UsageError(
-            f"the strategy must be one of {', '.join(map(str, KEPT))}, got {wanted}",
-            hint=f"{better} needs no more memory and sends no more" if better else None,
-        )
+    check_kept(wanted)
     if dist.is_initialized() and dist.get_world_size() == 1:
         # All levels are one on one rank, and FSDP2 delivers no gradients on a mesh of one.
         return Strategy.parse("NNN")

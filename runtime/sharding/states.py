@@ -27,11 +27,8 @@ _ALL = slice(None)
 
 def own_rows(engine: Engine, unit: UnitState) -> list[torch.Tensor]:
     """Copy this rank's rows at the optimizer's level out of whole parameters, in their own type."""
-    found = []
-    for place, slot in enumerate(unit.spec.training):
-        rows = engine.arrangement.own_rows(unit, place, slot.parameter)
-        found.append(rows.to(engine.optimizer_device, slot.dtype, copy=True, memory_format=torch.contiguous_format))
-    return found
+    copy, device = engine.arrangement.copy_of_own_rows, engine.optimizer_device
+    return [copy(unit, place, slot.parameter, device, slot.dtype) for place, slot in enumerate(unit.spec.training)]
 
 
 def optimizer_state(engine: Engine) -> dict[str, Any]:
@@ -168,10 +165,8 @@ def move_unit(
     keys = sorted({key for name in names for key, _ in engine.shards.tensors(name)})
     for key in keys:
         for name, value in whole_of(before, old, engine.shards, key):
-            rows_now = engine.arrangement.own_rows(unit, names.index(name), value)
-            moments.setdefault(name, {})[key] = rows_now.to(
-                engine.optimizer_device, copy=True, memory_format=torch.contiguous_format
-            )
+            rows_now = engine.arrangement.copy_of_own_rows(unit, names.index(name), value, engine.optimizer_device)
+            moments.setdefault(name, {})[key] = rows_now
         for name in names:  # frees the old rows before the next kind of state is gathered
             engine.shards.map_states(name, lambda which, value, key=key: value if which != key else torch.empty(0))  # type: ignore[misc]
     values = dict(zip(names, whole(before, old, old.masters), strict=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
@@ -12,6 +11,8 @@ from paro_advise.runtime.sharding import states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import torch
 
     from paro_advise.runtime.sharding.engine import Engine
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
@@ -126,4 +127,4 @@ def own_rows_of(engine: Engine, unit: UnitState, place: int, value: torch.Tensor
         ):
             return states.local(value).clone()
         value = value.full_tensor()
-    return engine.arrangement.own_rows(unit, place, value).clone(memory_format=torch.contiguous_format)
+    return engine.arrangement.copy_of_own_rows(unit, place, value)

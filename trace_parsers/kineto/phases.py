@@ -123,8 +123,7 @@ def extend_passes(
     """
     import numpy as np
 
-    is_forward = (rows.sequence >= 0) & rows.mask_of_names(not name.startswith(AUTOGRAD_NODE) for name in rows.names)
-    starts = rows.start_us[is_forward]
+    starts, _ = _numbered_operators(rows)
     cuts = sorted(cuts_us)
     out = []
     for (begin, end), (following, _) in itertools.pairwise(passes):
@@ -140,6 +139,12 @@ def extend_passes(
     return out + list(passes[-1:])
 
 
+def _numbered_operators(rows: HostRows) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the starts (us) and sequence numbers of the operators that have one, autograd's nodes left out."""
+    numbered = (rows.sequence >= 0) & rows.mask_of_names(not name.startswith(AUTOGRAD_NODE) for name in rows.names)
+    return rows.start_us[numbered], rows.sequence[numbered]
+
+
 def first_layers(rows: HostRows, passes: Sequence[tuple[float, float]]) -> list[float]:
     """Return until when (us) after each pass no operator has made a node for the next one.
 
@@ -152,8 +157,7 @@ def first_layers(rows: HostRows, passes: Sequence[tuple[float, float]]) -> list[
     """
     import numpy as np
 
-    numbered = (rows.sequence >= 0) & rows.mask_of_names(not name.startswith(AUTOGRAD_NODE) for name in rows.names)
-    starts, numbers = rows.start_us[numbered], rows.sequence[numbered]
+    starts, numbers = _numbered_operators(rows)
     until = []
     following = [*(start for start, _ in passes[1:]), float("inf")][: len(passes)]
     for (_, end), start in zip(passes, following, strict=True):
