@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DEMO := .demo
 
-.PHONY: help demo test lint types contract unit coverage constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-host bench-memory bench-start bench-hang fuzz docs clean
+.PHONY: help demo test lint types contract unit coverage constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-hang fuzz docs clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -93,6 +93,12 @@ bench-search: .venv/test.stamp ## Time of the search up to 1,024 ranks
 
 bench-truth: .venv/test.stamp ## Predictions beside the known outcomes of synthetic NCCL runs, from ../shared (2 minutes)
 	$(BIN)/python benchmarks/bench_truth.py
+
+bench-public: .venv/test.stamp ## Predictions from descriptions beside public runs on H100 clusters, from ../shared (10 seconds)
+	$(BIN)/python benchmarks/bench_public.py
+
+bench-invariants: .venv/test.stamp ## What every prediction must keep, on 10,000 random runs (8 minutes)
+	$(BIN)/python benchmarks/bench_invariants.py
 
 bench-hang: .venv/test.stamp ## 100 jobs that are made to hang, and who is blamed (5 minutes)
 	$(BIN)/python benchmarks/bench_hang.py --hangs 100 --seed 5000

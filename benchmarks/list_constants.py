@@ -16,7 +16,8 @@ ROOMS = ("advisor", "core", "policies", "runtime", "trace_parsers")
 HEAD = """# Constants
 
 Made from the code by `make constants`; a test fails when this page and the code differ. "Assumed" marks a
-judgement that no measurement supports yet. None of the fitted constants was fitted on GPUs.
+judgement that no measurement supports yet. None of the fitted constants was fitted on GPUs of ours; those that name
+`make bench-public` were fitted on what others measured on H100 clusters.
 """
 
 

@@ -17,7 +17,7 @@ from paro_advise.policies.frameworks.registry import approximation_of, exports_o
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
 from paro_advise.policies.traffic import Traffic  # noqa: TC001 - the format is decoded by this type
 
-FORMAT = Format(name="paro-advise/plan", version="1.5")
+FORMAT = Format(name="paro-advise/plan", version="1.6")
 
 
 class Verdict(StrEnum):
@@ -118,6 +118,7 @@ class BudgetStep:
         triple, group_size, collectives: the choice.
         step_time_us: its median.
         saved_us_per_gib: against the step before, per GiB more; None for the first.
+        variant: what a framework's own setting makes of the triple; since 1.6.
     """
 
     redundancy_bytes: float
@@ -126,6 +127,7 @@ class BudgetStep:
     collectives: CollectiveBackend
     step_time_us: float
     saved_us_per_gib: float | None
+    variant: Variant = Variant.PLAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,27 @@ class NodesWhatIf:
     baseline_step_us: Quantiles
     chosen_step_us: Quantiles
     speedup: Quantiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What was asked with ``--what-if``, and the answer.
+
+    Attributes:
+        asked: as it was written.
+        text: in words; what a changed run looks like, or how far a target holds.
+        baseline, chosen, best: ways to run the changed run: as now, as the plan says, and the fastest that fits.
+        baseline_step_us, chosen_step_us, best_step_us: their steps.
+    """
+
+    asked: str
+    text: str
+    baseline: str = ""
+    baseline_step_us: Quantiles | None = None
+    chosen: str = ""
+    chosen_step_us: Quantiles | None = None
+    best: str = ""
+    best_step_us: Quantiles | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +232,7 @@ class Plan:
         sensitivities: the same under other assumptions.
         ho_ring: what HO-Ring brings; None where it is not chosen.
         asked_for: the strategy that the user named, which is chosen then; since 1.5.
+        answers: to what the user asked with ``--what-if``; since 1.6.
     """
 
     format: str
@@ -229,6 +253,7 @@ class Plan:
     sensitivities: tuple[Sensitivity, ...] = ()
     ho_ring: HoRingGain | None = None
     asked_for: str = ""
+    answers: tuple[Answer, ...] = ()
 
 
 def as_framework_runs(plan: Plan, framework: str) -> Choice | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paro_advise.policies.strategy import CollectiveBackend
 
 if TYPE_CHECKING:
-    from paro_advise.policies.plan import Choice
+    from paro_advise.policies.plan import BudgetStep, Choice
 
 KNOWN_NAMES = {
     "NNN": "DDP",
@@ -55,6 +55,6 @@ def short_choice_name(choice: Choice) -> str:
     return f"{choice.triple}{groups} {collectives_name(choice)}" + (" host" if choice.offload else "")
 
 
-def collectives_name(choice: Choice) -> str:
+def collectives_name(choice: Choice | BudgetStep) -> str:
     """Return what moves the bytes of a choice: HO-Ring, native, or a framework's setting."""
     return "HO-Ring" if choice.collectives == CollectiveBackend.HO_RING else choice.variant.label

@@ -26,7 +26,7 @@ OPTIONS = {
     "index": {"-o", "--output", "--force"},
     "hang": {"-o", "--output", "--json", "--force", "-q", "--quiet"},
     "explain": set(),
-    "recommend": {"-o", "--output", "--html", "--force", "--device-memory", "--measured-peak", "--redundancy-budget", "--host-gbps", "--export", "--learn-from", "--allow-untested", "--strategy", "--gpus-per-node", "--nodes-per-pod",
+    "recommend": {"-o", "--output", "--html", "--force", "--device-memory", "--measured-peak", "--redundancy-budget", "--host-gbps", "--export", "--learn-from", "--allow-untested", "--strategy", "--what-if", "--gpus-per-node", "--nodes-per-pod",
                   "--skip-steps", "-q", "--quiet"},
     "run": {"--plan", "--capture", "--steps", "--job", "--allow-drift", "--force"},
     "schema": set(),

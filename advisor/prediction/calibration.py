@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from paro_advise.advisor.prediction.cluster_links import ShapedLinks
     from paro_advise.advisor.prediction.network_tiers import Estimate
     from paro_advise.core.framework import Framework
     from paro_advise.policies.collective_cost import Draws
+    from paro_advise.policies.memory import Widths
     from paro_advise.policies.strategy import Strategy
 
 
@@ -87,6 +89,11 @@ class Calibration:
         seen_share: of the job's ranks, those whose traces were read.
         num_steps: that were timed.
         assumptions: what was not in the traces, for people.
+        shaped: rates by operation and group shape, None where the tiers tell all.
+        widths: bytes per element of each state, None for those that the element type suggests.
+        compute_sigma: of the arithmetic, standard deviation of the logarithm; 0 where it was measured.
+        beside_backward: strategies whose reductions the framework runs beside backward; None for all.
+        is_described: by people's words, no trace was read.
     """
 
     job_world_size: int
@@ -137,6 +144,11 @@ class Calibration:
     seen_share: float
     num_steps: int
     assumptions: tuple[str, ...]
+    shaped: ShapedLinks | None = None
+    widths: Widths | None = None
+    compute_sigma: float = 0.0
+    beside_backward: frozenset[str] | None = None
+    is_described: bool = False
 
     @property
     def parameters(self) -> float:

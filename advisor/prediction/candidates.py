@@ -77,6 +77,13 @@ class Candidate:
     reduce_share: float = 1.0
     host_share: float = 1.0
 
+    @property
+    def name(self) -> str:
+        """Return it for a column: "III/8 native"."""
+        groups = f"/{self.group_size}" if Level.I in _levels(self.strategy) or self.variant.keeps_copy else ""
+        moved_by = "HO-Ring" if self.collectives == CollectiveBackend.HO_RING else self.variant.label
+        return f"{self.strategy}{groups} {moved_by}{' host' if self.offload else ''}"
+
 
 def baseline_candidate(calibration: Calibration) -> Candidate:
     """Return how the run itself was executed."""
@@ -207,11 +214,17 @@ def _native(calibration: Calibration, strategy: Strategy, size: int) -> Candidat
         strategy=strategy,
         group_size=size,
         collectives=CollectiveBackend.NATIVE,
-        # DDP's reducer has a thread of its own; FSDP on a CPU waits for every collective.
-        overlaps_reductions=calibration.is_gpu
-        or (str(strategy) == "NNN" and calibration.framework != Framework.DEEPSPEED),
+        overlaps_reductions=_overlaps(calibration, strategy),
         separate_queues=False,
     )
+
+
+def _overlaps(calibration: Calibration, strategy: Strategy) -> bool:
+    """Tell whether a framework's reductions run beside backward."""
+    if calibration.beside_backward is not None:
+        return str(strategy) in calibration.beside_backward
+    # On a CPU DDP's reducer has a thread of its own; FSDP waits for every collective.
+    return calibration.is_gpu or (str(strategy) == "NNN" and calibration.framework != Framework.DEEPSPEED)
 
 
 def _varied(calibration: Calibration, strategy: Strategy, variant: Variant, size: int) -> Candidate:

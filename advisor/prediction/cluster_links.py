@@ -6,10 +6,14 @@ Times are numbers or arrays of draws.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from paro_advise.core.collective import Op
 from paro_advise.policies.collective_cost import Draws, Effort, RingAlgorithm, effort_of
 from paro_advise.policies.procedure import Hops, Scope
+
+if TYPE_CHECKING:
+    from paro_advise.policies.link_rates import LinkRates
 
 LINK_QUANTITIES = (
     "inter_alpha_us",
@@ -30,6 +34,9 @@ class Part:
 
     Attributes:
         effort: what it asks of the links.
+        op, algorithm: which, and how.
+        nodes, local: nodes that take part, and ranks on each.
+        rings: of such groups that go through the ports of the same nodes at the same time.
         size: ranks that take part.
         is_sum: it is the backend's own all-reduce, which may have a bandwidth of its own.
         rank_bytes: that one of them sends.
@@ -39,6 +46,11 @@ class Part:
     """
 
     effort: Effort
+    op: Op
+    algorithm: RingAlgorithm
+    nodes: int
+    local: int
+    rings: int
     size: int
     is_sum: bool
     rank_bytes: float
@@ -49,6 +61,51 @@ class Part:
 
 # Collectives one after the other.
 Parts = tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapedLinks:
+    """Rates by operation and group shape, and the tiers' quantities that stand for them.
+
+    Draws and what-ifs change the tiers; rates by shape change in proportion.
+
+    Attributes:
+        rates: as listed.
+        inter_gbps, intra_gbps: of the tiers, where the rates are as listed.
+        inter_alpha_us, intra_alpha_us: latency of a message between and inside nodes, which the rates hold.
+    """
+
+    rates: LinkRates
+    inter_gbps: float
+    intra_gbps: float
+    inter_alpha_us: float
+    intra_alpha_us: float
+
+    def us(self, part: Part, links: Links) -> Draws:
+        """Return the time of a collective alone."""
+        between, inside = links.inter_gbps / self.inter_gbps, links.intra_gbps / self.intra_gbps
+        if part.nodes == 1:
+            rate = inside * self.rates.wire_gbps(part.op, 1, part.local, self.intra_alpha_us)
+            return part.effort.us(0.0, 1.0, links.intra_alpha_us, rate)
+        if part.algorithm == RingAlgorithm.HO_RING:
+            rails = part.local * between * self.rates.wire_gbps(Op.ALL_GATHER, part.nodes, 1, self.inter_alpha_us)
+            near = inside * self.rates.wire_gbps(Op.ALL_GATHER, 1, part.local, self.intra_alpha_us)
+            return part.effort.us(links.inter_alpha_us, rails, links.intra_alpha_us, near)
+        known = _mean_hop(part, self.inter_alpha_us, self.intra_alpha_us)
+        rate = between * self.rates.wire_gbps(part.op, part.nodes, part.local, float(known))
+        hop = _mean_hop(part, links.inter_alpha_us, links.intra_alpha_us)
+        return part.effort.us(hop, part.rings * rate, links.intra_alpha_us, 1.0)
+
+    def port_gbps(self, part: Part, links: Links) -> Draws:
+        """Return what the ports of the node's ranks that take part move, all rings together."""
+        reached = self.rates.busbw_gbps(part.op, part.nodes, part.local) * part.rings
+        cards = (self.rates.card_gbps or reached) * part.local * part.rings
+        return max(reached, cards) * links.inter_gbps / self.inter_gbps
+
+
+def _mean_hop(part: Part, inter_alpha_us: Draws, intra_alpha_us: Draws) -> Draws:
+    """Return the mean latency of a ring's hops: one of each node's leaves it."""
+    return (inter_alpha_us + (part.local - 1) * intra_alpha_us) / part.local
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +121,7 @@ class Links:
         sum_ratio: bus bandwidth of an all-reduce to that of a gather or scatter.
         rail_gain: what a node's port moves, to what such a ring moves through it.
         compute_slowing: how much longer arithmetic takes while a collective runs beside it on the device.
+        shaped: rates by group shape, None where the tiers tell all.
     """
 
     inter_alpha_us: Draws
@@ -76,12 +134,15 @@ class Links:
     sum_ratio: Draws = 1.0
     rail_gain: Draws = 1.0
     compute_slowing: Draws = 1.0
+    shaped: ShapedLinks | None = None
 
     def us(self, parts: Parts) -> Draws:
         """Return the time of collectives one after the other."""
         return self.slowdown * sum((self._alone(part) for part in parts), 0.0)
 
     def _alone(self, part: Part) -> Draws:
+        if self.shaped:
+            return self.shaped.us(part, self)
         alpha, gbps = self.inter_alpha_us, self.inter_gbps
         if part.is_in_pod:
             alpha, gbps = self.pod_alpha_us, self.pod_gbps
@@ -94,6 +155,9 @@ class Links:
 
     def port_us(self, part: Part) -> Draws:
         """Return how long the bytes of a collective take a node's port, which others may use beside it."""
+        if self.shaped:
+            moved = part.effort.inter_bytes / (self.shaped.port_gbps(part, self) * 1e3) if part.nodes > 1 else 0.0
+            return self.slowdown * moved
         gbps = self.rail_gain * (self.pod_gbps if part.is_in_pod else self.inter_gbps)
         return self.slowdown * part.effort.inter_bytes / (gbps * self._ratio(part) * 1e3)
 
@@ -129,7 +193,8 @@ class StepCollectives:
         found = self._part(operation, num_bytes / self.group_size, nodes, local)
         # The rings of all local ranks of a group go through the same ports.
         rings = min(self.group_size, self.ranks_per_node)
-        return (replace(found, effort=replace(found.effort, inter_bytes=found.effort.inter_bytes * rings)),)
+        more = replace(found.effort, inter_bytes=found.effort.inter_bytes * rings)
+        return (replace(found, effort=more, rings=rings),)
 
     def _world(self, operation: Op, num_bytes: float) -> Parts:
         if self.algorithm == RingAlgorithm.HO_RING and self.group_size != self.ranks_per_node:
@@ -143,13 +208,18 @@ class StepCollectives:
         size = nodes * local
         trips = 2 if operation == Op.ALL_REDUCE else 1
         return Part(
-            effort_of(self.algorithm, operation, num_bytes, nodes, local),
-            size,
-            operation == Op.ALL_REDUCE and self.algorithm == RingAlgorithm.RING,
-            trips * num_bytes * (size - 1) / size,
-            nodes == 1,
-            in_pod,
-            nodes > 1 and (local == 1 or self.algorithm == RingAlgorithm.HO_RING),
+            effort=effort_of(self.algorithm, operation, num_bytes, nodes, local),
+            op=operation,
+            algorithm=self.algorithm,
+            nodes=nodes,
+            local=local,
+            rings=1,
+            size=size,
+            is_sum=operation == Op.ALL_REDUCE and self.algorithm == RingAlgorithm.RING,
+            rank_bytes=trips * num_bytes * (size - 1) / size,
+            is_inside=nodes == 1,
+            is_in_pod=in_pod,
+            is_by_rails=nodes > 1 and (local == 1 or self.algorithm == RingAlgorithm.HO_RING),
         )
 
     def parts(self, hops: Hops, num_bytes: float) -> Parts:

@@ -23,6 +23,11 @@ UNSEEN_SIGMA, ONE_STEP_SIGMA = 0.08, 0.05
 FLOOR_SIGMA = 0.07  # of arithmetic, as far as communication shared the cores with it; range 0.05 to 0.10
 HIDDEN_SIGMA = 0.15  # more, where buckets behind backward hide what links and host take; range 0.1 to 0.2
 SCALING_SIGMA = 0.1  # per doubling of the nodes; assumed, range 0.05 to 0.2
+# Of a described step against another one: both vary from run to run. Public repeats differ by 0.2 to 3.5 %; range 0.02
+# to 0.04 (`make bench-public`)
+REPEAT_SIGMA = 0.03
+# How far questions of a plan look: links this much slower and quicker, this many times the nodes; assumed
+LINK_FACTORS, BEYOND_NODES = (1 / 64, 64.0), 64
 ANCHOR_RANGE = (0.5, 2.0)  # how far the measured step may correct exposed time; assumed
 STEP_ANCHOR_RANGE = (0.8, 1.25)  # how far the measured step may correct replayed ones beside a GPU; assumed
 HOST_GAP_RANGE = (0.6, 1.4)  # how much of the host time that should go does go; assumed

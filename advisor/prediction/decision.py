@@ -131,7 +131,7 @@ def _recommended(calibration: Calibration, limits: Limits, field: Field) -> tupl
             replay_error_pct=field.replay_error_pct,
             probability_gain=gain,
             expected_regret_pct=round(100 * regrets.get(id(chosen), 0.0), 2),
-            text=_confidence_text(field.replay_error_pct),
+            text=_confidence_text(field.replay_error_pct, is_described=calibration.is_described),
         ),
         preconditions=Preconditions(
             world_size=calibration.job_world_size,
@@ -299,7 +299,9 @@ def _memory(baseline: Choice, chosen: Choice) -> str:
     return f", {bytes_text(abs(more))} {'more' if more > 0 else 'less'} memory per rank for the model states"
 
 
-def _confidence_text(error_pct: float) -> str:
+def _confidence_text(error_pct: float, *, is_described: bool) -> str:
+    if is_described:
+        return "no trace was read: all numbers follow from the description; measure before you rely on them"
     gate = "within" if abs(error_pct) <= GATE_PCT else "beyond"
     off = round(error_pct, 1) + 0.0  # no minus before a zero
     return f"replaying the traced step reproduces its time to {off:+.1f} %, {gate} the {GATE_PCT:.0f} % tolerance"
@@ -307,7 +309,9 @@ def _confidence_text(error_pct: float) -> str:
 
 def _probes(calibration: Calibration) -> tuple[str, ...]:
     """Return what to measure so that the answer gets certain, the most useful first."""
-    found = []
+    found: list[str] = []
+    if calibration.is_described:
+        return ("a trace of a few steps of the run, of one rank per node: it tells exposed communication and links",)
     probe = "-m paro_advise.runtime.probe"
     nodes, per_node = calibration.num_nodes, calibration.ranks_per_node
     if calibration.intra_gbps.source == "prior" and per_node > 1:

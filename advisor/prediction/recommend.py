@@ -27,25 +27,36 @@ from paro_advise.advisor.prediction.constants import (
     ON_CPU_SIGMA,
     ONE_STEP_SIGMA,
     OTHER_SIGMA,
+    REPEAT_SIGMA,
+    SCALING_SIGMA,
     STEP_ANCHOR_RANGE,
     UNSEEN_SIGMA,
 )
 from paro_advise.advisor.prediction.decision import Field, choice_of, decide, median_us
+from paro_advise.advisor.prediction.questions import Choices, answer
 from paro_advise.advisor.prediction.scoring import Limits, Scored, score
 from paro_advise.advisor.prediction.step_replay import demand_us, floor_us, measured_links, slowdown, step_us, update_us
-from paro_advise.advisor.prediction.what_if import Basis, budget_steps, ho_ring_gain, on_more_nodes, sensitivities
+from paro_advise.advisor.prediction.what_if import (
+    Basis,
+    budget_steps,
+    ho_ring_gain,
+    on_more_nodes,
+    quantiles,
+    sensitivities,
+)
 from paro_advise.errors import InputError
-from paro_advise.policies.plan import Plan, Verdict, with_id
+from paro_advise.policies.plan import Plan, Quantiles, Verdict, with_id
 from paro_advise.policies.strategy import CollectiveBackend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from paro_advise.advisor.prediction.calibration import Calibration
     from paro_advise.advisor.prediction.candidates import Candidate
     from paro_advise.advisor.prediction.network_tiers import Estimate
+    from paro_advise.advisor.prediction.questions import Question
     from paro_advise.advisor.prediction.wanted import Wanted
 
 
@@ -55,6 +66,7 @@ def recommend(
     seed: int = 0,
     bias: PredictionBias = NO_BIAS,
     wanted: Wanted | None = None,
+    questions: Sequence[Question] = (),
 ) -> Plan:
     """Return the plan for a run.
 
@@ -64,9 +76,10 @@ def recommend(
         seed: of the draws; equal seeds give equal plans.
         bias: of predictions, learned from earlier comparisons.
         wanted: the strategy that the plan shall choose, None to let it decide.
+        questions: what the plan shall answer beside.
 
     Raises:
-        UsageError: what is wanted cannot be.
+        UsageError: what is wanted or asked cannot be.
         InputError: the run's figures give no step times.
     """
     replayed_us = float(step_us(calibration, baseline_candidate(calibration), measured_links(calibration)))
@@ -76,7 +89,7 @@ def recommend(
             hint="analyze the traces again",
         )
     predictor = _Predictor(calibration, np.random.default_rng(seed), bias)
-    baseline = score(calibration, predictor.base, limits, np.full(NUM_DRAWS, calibration.step_us))
+    baseline = score(calibration, predictor.base, limits, predictor.present())
     scored = [score(calibration, item, limits, predictor.times(item)) for item in candidates(calibration)]
 
     def chooses(candidate: Candidate) -> bool:
@@ -107,7 +120,9 @@ def recommend(
         chosen=chosen.candidate,
         bias=bias.mean,
     )
-    return with_id(_with_what_ifs(plan, basis, baseline, eligible, seed))
+    choices = Choices(limits=limits, may_choose=chooses)
+    answers = tuple(answer(question, basis, choices, seed) for question in questions)
+    return with_id(replace(_with_what_ifs(plan, basis, baseline, eligible, seed), answers=answers))
 
 
 def _with_what_ifs(plan: Plan, basis: Basis, baseline: Scored, eligible: list[Scored], seed: int) -> Plan:
@@ -120,6 +135,23 @@ def _with_what_ifs(plan: Plan, basis: Basis, baseline: Scored, eligible: list[Sc
         sensitivities=sensitivities(basis, fitting) if ahead else (),
         ho_ring=ho_ring_gain(basis.calibration, basis.chosen) if ahead else None,
     )
+
+
+def step_range(calibration: Calibration, candidate: Candidate, doublings: float = 0.0, seed: int = 0) -> Quantiles:
+    """Return the step time (us) of one way to run, with its range.
+
+    Args:
+        calibration: the run.
+        candidate: how it shall run.
+        doublings: of the nodes, from those that the run was calibrated on.
+        seed: of the draws.
+    """
+    predictor = _Predictor(calibration, np.random.default_rng(seed), NO_BIAS)
+    times = predictor.times(candidate)
+    if doublings > 0:
+        spread = np.exp(predictor.generator.normal(0.0, SCALING_SIGMA * doublings, NUM_DRAWS))
+        times = times * spread / np.median(spread)
+    return quantiles(times)
 
 
 class _Predictor:
@@ -136,6 +168,9 @@ class _Predictor:
         self.links = self._drawn_links()
         self.base = baseline_candidate(calibration)
         self._floor = floor_us(calibration, self.base)
+        # Of all candidates alike: what nobody measured yet.
+        spread = calibration.compute_sigma
+        self._arithmetic = np.exp(generator.normal(0.0, spread, NUM_DRAWS)) if spread else np.ones(NUM_DRAWS)
         if calibration.is_gpu:
             # What the replay lacks, or has too much of, it has of every candidate.
             replayed = np.maximum(step_us(calibration, self.base, self.links), 1.0)
@@ -149,7 +184,7 @@ class _Predictor:
             return estimate.value * np.exp(self.generator.normal(0.0, estimate.sigma, NUM_DRAWS))
 
         drawn = {name: draw(getattr(self.calibration, name)) for name in LINK_QUANTITIES}
-        return Links(**drawn, slowdown=slowdown(self.calibration))
+        return Links(**drawn, slowdown=slowdown(self.calibration), shaped=self.calibration.shaped)
 
     def replay_error_pct(self) -> float:
         """Return how far the replay of the run as it is misses its measured step."""
@@ -159,6 +194,17 @@ class _Predictor:
         if calibration.traced_error_pct is not None:
             error_pct = max(error_pct, calibration.traced_error_pct, key=abs)
         return round(error_pct, 2) + 0.0  # no minus before a zero
+
+    def present(self) -> NDArray[np.float64]:
+        """Return draws of the step as it is (us): measured, but for arithmetic that nobody measured."""
+        own = self._device_floor(self.base) if self.calibration.is_gpu else 0.0
+        return self.calibration.step_us + own * (self._arithmetic - 1)
+
+    def _device_floor(self, candidate: Candidate) -> NDArray[np.float64]:
+        calibration = self.calibration
+        alone = calibration.alone_us(self.links.compute_slowing) + calibration.fixed_us
+        floor: NDArray[np.float64] = np.minimum(alone, calibration.step_us) + update_us(calibration, candidate)
+        return floor
 
     def times(self, candidate: Candidate) -> NDArray[np.float64]:
         """Return draws of a candidate's step time (us)."""
@@ -182,16 +228,17 @@ class _Predictor:
     def _device_times(self, candidate: Candidate) -> NDArray[np.float64]:
         """Return draws of a candidate's step time on a device (us), never below what it asks of a link."""
         calibration = self.calibration
-        alone = calibration.alone_us(self.links.compute_slowing)
-        own = update_us(calibration, candidate)
-        floor = np.minimum(alone + calibration.fixed_us, calibration.step_us) + own
+        floor = self._device_floor(candidate)
         exposed = np.maximum(step_us(calibration, candidate, self.links) * self.anchor - floor, 0.0)
         unseen = UNSEEN_SIGMA * (1 - calibration.seen_share)
         few = ONE_STEP_SIGMA / math.sqrt(max(1, calibration.num_steps))
         sigma = math.hypot(OTHER_SIGMA, self._bias.spread, unseen, few)
         noise = np.exp(self.generator.normal(0.0, sigma, NUM_DRAWS))
         # Its median is 1, or chance would order what the replay finds nearly equal.
-        times = (floor + exposed * noise / np.median(noise)) * math.exp(-self._bias.mean)
+        times = (floor * self._arithmetic + exposed * noise / np.median(noise)) * math.exp(-self._bias.mean)
+        if calibration.is_described:
+            repeat = np.exp(self.generator.normal(0.0, REPEAT_SIGMA, NUM_DRAWS))
+            times = times * repeat / np.median(repeat)
         bounded: NDArray[np.float64] = np.maximum(times, demand_us(calibration, candidate, self.links))
         return bounded
 

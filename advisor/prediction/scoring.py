@@ -75,7 +75,9 @@ class Scored:
 
 
 def _widths(calibration: Calibration) -> Widths:
-    """Return bytes per element: fp32 training, or 16-bit parameters with fp32 masters."""
+    """Return bytes per element: as stated, fp32 training, or 16-bit parameters with fp32 masters."""
+    if calibration.widths:
+        return calibration.widths
     if calibration.element_bytes >= 4:
         return Widths(parameter_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=8.0)
     return Widths()

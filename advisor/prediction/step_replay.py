@@ -39,12 +39,14 @@ if TYPE_CHECKING:
 
 def measured_links(calibration: Calibration) -> Links:
     """Return the links of a run, without uncertainty."""
-    return Links(**{name: getattr(calibration, name).value for name in LINK_QUANTITIES}, slowdown=slowdown(calibration))
+    values = {name: getattr(calibration, name).value for name in LINK_QUANTITIES}
+    return Links(**values, slowdown=slowdown(calibration), shaped=calibration.shaped)
 
 
 def collectives_us(calibration: Calibration) -> float:
     """Return the time of all collectives of the run itself, were each as quick as its best ones."""
-    links = Links(**{name: getattr(calibration, name).value for name in LINK_QUANTITIES})
+    values = {name: getattr(calibration, name).value for name in LINK_QUANTITIES}
+    links = Links(**values, shaped=calibration.shaped)
     return float(_Step(calibration, baseline_candidate(calibration), links).collectives_us())
 
 

@@ -62,6 +62,7 @@ def budget_steps(choices: Sequence[Choice]) -> tuple[BudgetStep, ...]:
                 collectives=choice.collectives,
                 step_time_us=step,
                 saved_us_per_gib=per_gib,
+                variant=choice.variant,
             )
         )
     return tuple(found)
@@ -102,10 +103,9 @@ def on_more_nodes(basis: Basis, seed: int) -> tuple[NodesWhatIf, ...]:
         sigma = SCALING_SIGMA * (factor.bit_length() - 1)
         times = []
         for candidate in (basis.base, basis.chosen):
-            spans_world = "I" not in str(candidate.strategy) and candidate.group_size == calibration.world_size
-            wider = replace(candidate, group_size=more.world_size) if spans_world else candidate
             floor = floor_us(calibration, candidate)
-            exposed = np.maximum(step_us(more, wider, basis.links) - floor, 0.0) * basis.anchor
+            reached = step_us(more, wider(candidate, calibration, more), basis.links)
+            exposed = np.maximum(reached - floor, 0.0) * basis.anchor
             noise = np.exp(generator.normal(0.0, sigma, len(basis.anchor)))
             times.append((floor + exposed * noise) * math.exp(-basis.bias if candidate is basis.chosen else 0.0))
         found.append(
@@ -118,6 +118,12 @@ def on_more_nodes(basis: Basis, seed: int) -> tuple[NodesWhatIf, ...]:
             )
         )
     return tuple(found)
+
+
+def wider(candidate: Candidate, calibration: Calibration, more: Calibration) -> Candidate:
+    """Return a candidate on other nodes: a group of all ranks stays one, others keep their size."""
+    spans_world = "I" not in str(candidate.strategy) and candidate.group_size == calibration.world_size
+    return replace(candidate, group_size=more.world_size) if spans_world else candidate
 
 
 def quantiles(values: NDArray[np.float64]) -> Quantiles:

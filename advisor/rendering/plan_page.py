@@ -64,6 +64,7 @@ def render_plan(plan: Plan, provenance: Provenance) -> str:
         ablation_table=ablation_table(plan),
         budget_table=budget_table(plan),
         outlook_table=outlook_table(plan),
+        answer_table=answer_table(plan),
         sensitivity_table=sensitivity_table(plan),
         export_table=_export_table(plan),
         ho_ring=ho_ring_text(plan),
@@ -173,7 +174,7 @@ def budget_table(plan: Plan) -> Table:
             cells=(
                 number(item.redundancy_bytes, bytes_text(item.redundancy_bytes)),
                 Cell(text=grouped_triple(item.triple, item.group_size)),
-                Cell(text="HO-Ring" if item.collectives == CollectiveBackend.HO_RING else "native"),
+                Cell(text=collectives_name(item)),
                 number(item.step_time_us, time_text(item.step_time_us)),
                 number(
                     item.saved_us_per_gib, "" if item.saved_us_per_gib is None else time_text(item.saved_us_per_gib)
@@ -207,6 +208,27 @@ def outlook_table(plan: Plan) -> Table:
     ]
     names = ("nodes #", "ranks #", "step as it runs #", "step under the plan #", "speed-up #")
     return make_table("table-outlook", "With equal work per rank; the range grows with the distance", names, rows)
+
+
+def answer_table(plan: Plan) -> Table:
+    """Return what the user asked and the answers."""
+    rows = []
+    for item in plan.answers:
+        ways = (
+            (item.baseline, item.baseline_step_us),
+            (item.chosen, item.chosen_step_us),
+            (item.best, item.best_step_us),
+        )
+        cells = [Cell(text=_step_of(name, step)) for name, step in ways]
+        rows.append(Row(cells=(Cell(text=item.asked), Cell(text=item.text), *cells)))
+    names = ("asked", "answer", "as it runs now", "under the plan", "the fastest that fits")
+    return make_table("table-answers", "Asked with --what-if", names, rows)
+
+
+def _step_of(name: str, step: Quantiles | None) -> str:
+    if step is None:
+        return ""
+    return f"{name}: {time_text(step.p50)} ({time_text(step.p10)} to {time_text(step.p90)})"
 
 
 def sensitivity_table(plan: Plan) -> Table:

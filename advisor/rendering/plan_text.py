@@ -8,13 +8,10 @@ from paro_advise.advisor.rendering.constants import SHOWN_CANDIDATES, SHOWN_OTHE
 from paro_advise.advisor.wording.quantities import bytes_text, time_text
 from paro_advise.policies.frameworks.model import Fidelity
 from paro_advise.policies.plan import Verdict, same_way
-from paro_advise.policies.strategy import CollectiveBackend
-from paro_advise.policies.strategy_name import short_choice_name
+from paro_advise.policies.strategy_name import collectives_name, short_choice_name
 
 if TYPE_CHECKING:
     from paro_advise.policies.plan import Choice, Plan
-
-_MOVED_BY = {CollectiveBackend.NATIVE: "native", CollectiveBackend.HO_RING: "HO-Ring"}
 
 
 def plan_text(plan: Plan) -> str:
@@ -31,7 +28,7 @@ def plan_text(plan: Plan) -> str:
         names = ", ".join(name for name, fidelity in today.exports.items() if fidelity == Fidelity.EXACT)
         speedup = f"{today.predicted.speedup.p50:.2f}x ({names})"
         lines += ["", f"With a framework's own settings: {short_choice_name(today)}, {speedup}"]
-    lines += _budget(plan) + _ho_ring(plan) + _outlooks(plan) + _sensitive(plan)
+    lines += _budget(plan) + _ho_ring(plan) + _outlooks(plan) + _answers(plan) + _sensitive(plan)
     if plan.probes:
         lines += ["", "Measure:", *(f"  - {probe}" for probe in plan.probes)]
     if plan.assumptions:
@@ -71,7 +68,7 @@ def _budget(plan: Plan) -> list[str]:
         gain = "" if step.saved_us_per_gib is None else f", {time_text(step.saved_us_per_gib)} less per GiB"
         lines.append(
             f"  {bytes_text(step.redundancy_bytes):>9}  {step.triple + groups:<7} "
-            f"{_MOVED_BY[step.collectives]:<8}{_ms(step.step_time_us):>9} ms{gain}"
+            f"{collectives_name(step):<18}{_ms(step.step_time_us):>9} ms{gain}"
         )
     return lines
 
@@ -102,6 +99,21 @@ def _outlooks(plan: Plan) -> list[str]:
         lines.append(
             f"  {item.nodes_factor}x ({item.world_size} ranks): {speed.p50:.2f}x ({speed.p10:.2f} to {speed.p90:.2f})"
         )
+    return lines
+
+
+def _answers(plan: Plan) -> list[str]:
+    lines = []
+    for item in plan.answers:
+        lines += ["", f"What if {item.asked}" + (f": {item.text}" if item.text else "")]
+        steps = (
+            ("now", item.baseline, item.baseline_step_us),
+            ("plan", item.chosen, item.chosen_step_us),
+            ("best", item.best, item.best_step_us),
+        )
+        for place, (mark, name, step) in enumerate(steps):
+            if step and name not in [shown for _, shown, _ in steps[:place]]:
+                lines.append(f"  {mark:<5}{name:<26}{_ms(step.p50):>9} ms ({_ms(step.p10)} to {_ms(step.p90)})")
     return lines
 
 

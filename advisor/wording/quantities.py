@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_SIZE = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(B|[KMGT]B?|[KMGT]iB?)\s*$", re.IGNORECASE)
+_UNITS: dict[str, int] = {
+    "b": 1,
+    **{f"{letter}{end}": 1000**power for power, letter in enumerate("kmgt", start=1) for end in ("", "b")},
+    **{f"{letter}{end}": 1024**power for power, letter in enumerate("kmgt", start=1) for end in ("i", "ib")},
+}
+
+
+def bytes_of(text: str) -> float | None:
+    """Return the bytes of a size such as 80GiB or 256MB, None where it is none."""
+    found = _SIZE.match(text)
+    if not found:
+        return None
+    number, unit = found.groups()
+    return float(number) * float(_UNITS[unit.lower()])
 
 
 def time_text(value_us: float | None) -> str:

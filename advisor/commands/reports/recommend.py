@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -13,8 +14,10 @@ from paro_advise.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paro_advise.advisor.analysis.model import Analysis
+    from paro_advise.advisor.analysis.model import Analysis, Options
+    from paro_advise.advisor.commands.progress import Progress
     from paro_advise.advisor.comparison.prediction_bias import PredictionBias
+    from paro_advise.advisor.prediction.calibration import Calibration
     from paro_advise.advisor.prediction.scoring import Limits
     from paro_advise.policies.plan import Plan
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 @click.command(
     "recommend", short_help="Rank all strategies for a run; recommend one, with its memory cost and uncertainty."
 )
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...|ANALYSIS")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...|ANALYSIS|RUN.toml")
 @click.option("-o", "--output", metavar="FILE", help="Write the plan as JSON; - for stdout.")
 @click.option("--html", "page", metavar="FILE", help="Write the plan as one HTML page.")
 @click.option("--force", is_flag=True, help="Replace an output file that exists; export what gains nothing.")
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     "--allow-untested", is_flag=True, help="Let the plan choose what was never run on GPUs: HO-Ring, our runtime."
 )
 @click.option("--strategy", metavar="TRIPLE[/SIZE]", help="Make the plan for this strategy, such as IIG/8.")
+@click.option("--what-if", "what_ifs", multiple=True, metavar="NAME=VALUE", help="Also answer nodes=64, inter-gbps=50.")
 @click.option("--learn-from", multiple=True, metavar="FILE", help="A comparison (JSON or report) with its prediction.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
 @click.option(
@@ -66,6 +70,7 @@ def command(
     host_gbps: float,
     allow_untested: bool,
     strategy: str | None,
+    what_ifs: tuple[str, ...],
     exports: tuple[str, ...],
     learn_from: tuple[str, ...],
     gpus_per_node: int | None,
@@ -75,23 +80,26 @@ def command(
 ) -> None:
     """Predict every strategy, group size and collective algorithm for the run in PATH, and recommend one.
 
-    PATH is what `analyze` reads, or the JSON or the report that it wrote.
+    PATH is what `analyze` reads, or the JSON or the report that it wrote. A TOML file that describes a run stands for
+    traces (docs/descriptions.md); benchmarks beside it give the links. --what-if takes nodes, micro-batches, inter-gbps
+    and intra-gbps, joined by commas, or a target: communication=10%, efficiency=80%.
 
     \b
     Examples:
       paro-advise recommend traces/ --device-memory 80GiB -o plan.json
       paro-advise recommend run.json --redundancy-budget 4GiB
       paro-advise recommend traces/ --strategy IIG/8 -o plan.json
+      paro-advise recommend run.toml nccl-tests.txt --what-if nodes=64 --what-if efficiency=80%
     """
     from paro_advise.advisor.analysis.model import Options
-    from paro_advise.advisor.commands.inputs import load_analysis
     from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same
     from paro_advise.advisor.commands.progress import Progress
-    from paro_advise.advisor.prediction.calibrate import calibrate
+    from paro_advise.advisor.prediction.questions import Question
     from paro_advise.advisor.prediction.recommend import recommend
-    from paro_advise.advisor.prediction.scoring import Limits, least_bytes
+    from paro_advise.advisor.prediction.scoring import Limits
     from paro_advise.advisor.prediction.wanted import Wanted
 
+    questions = [Question.parse(text) for text in what_ifs]
     wanted = Wanted.parse(strategy) if strategy is not None else None
     targets = dict(_framework_and_file(text) for text in exports)
     for file in (output, page, *targets.values()):
@@ -100,26 +108,94 @@ def command(
     if "-" in paths:
         raise UsageError("recommend must read files, got - for standard input", hint="use `analyze - --json` first")
     progress = Progress(quiet=quiet)
-    analysis, _ = load_analysis(paths, Options(gpus_per_node=gpus_per_node, skip_steps=skip_steps), progress)
-    progress.notices(analysis.data_quality)
-    calibration = calibrate(analysis, nodes_per_pod)
+    options = Options(gpus_per_node=gpus_per_node, skip_steps=skip_steps)
+    run = _load(paths, options, nodes_per_pod, measured_peak, progress)
     limits = Limits(
-        device_memory_bytes=device_memory or _known_device_memory(analysis),
+        device_memory_bytes=device_memory or run.device_memory_bytes,
         redundancy_budget_bytes=redundancy_budget,
-        other_bytes=_other_bytes(analysis, least_bytes(calibration), measured_peak),
+        other_bytes=run.other_bytes,
         host_gbps=host_gbps,
         allow_untested=allow_untested,
     )
-    plan = recommend(calibration, limits, bias=_bias(learn_from), wanted=wanted)
+    plan = recommend(run.calibration, limits, bias=_bias(learn_from), wanted=wanted, questions=questions)
     _write(plan, output, page, force=force)
     if output and output != "-" and not quiet:
         click.echo(f"wrote {output}", err=True)
     for framework, file in targets.items():
         _export(plan, framework, file, force=force)
     if not quiet:
-        for line in _unknown_memory(limits, measured_peak):
+        for line in _unknown_memory(limits):
             click.echo(line, err=True)
         _next(plan, output)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """What a recommendation starts from.
+
+    Attributes:
+        calibration: the run.
+        device_memory_bytes: of one device, None when unknown.
+        other_bytes: of a rank, activations and the rest; 0 when unknown.
+    """
+
+    calibration: Calibration
+    device_memory_bytes: float | None
+    other_bytes: float
+
+
+def _load(
+    paths: Sequence[str], options: Options, nodes_per_pod: int | None, measured_peak: float | None, progress: Progress
+) -> _Run:
+    """Return the run of traces, of an analysis or of a description."""
+    from paro_advise.advisor.commands.inputs import load_analysis
+    from paro_advise.advisor.description.read import SUFFIX
+    from paro_advise.advisor.prediction.calibrate import calibrate
+    from paro_advise.advisor.prediction.scoring import least_bytes
+
+    described = [path for path in paths if path.endswith(SUFFIX)]
+    if described:
+        if options.gpus_per_node or options.skip_steps or nodes_per_pod:
+            raise UsageError(
+                "--gpus-per-node, --nodes-per-pod and --skip-steps must come with traces, got a description",
+                where=described[0],
+                hint="cluster.gpus_per_node, cluster.nodes_per_pod",
+            )
+        return _load_described(described, [path for path in paths if path not in described], measured_peak, progress)
+    analysis, _ = load_analysis(paths, options, progress)
+    progress.notices(analysis.data_quality)
+    calibration = calibrate(analysis, nodes_per_pod)
+    return _Run(
+        calibration=calibration,
+        device_memory_bytes=_known_device_memory(analysis),
+        other_bytes=_other_bytes(analysis, least_bytes(calibration), measured_peak),
+    )
+
+
+def _load_described(
+    described: Sequence[str], benchmarks: Sequence[str], measured_peak: float | None, progress: Progress
+) -> _Run:
+    from paro_advise.advisor.analysis.model import Options
+    from paro_advise.advisor.commands.inputs import load_analysis
+    from paro_advise.advisor.description.benchmarks import with_benchmarks
+    from paro_advise.advisor.description.calibrate import calibrate_described
+    from paro_advise.advisor.description.read import read_description, stated_bytes
+    from paro_advise.advisor.prediction.scoring import least_bytes
+
+    if len(described) > 1:
+        raise UsageError(f"recommend must read one description, got {' and '.join(described)}")
+    description = read_description(described[0])
+    if benchmarks:
+        analysis, _ = load_analysis(benchmarks, Options(gpus_per_node=description.cluster.gpus_per_node), progress)
+        progress.notices(analysis.data_quality)
+        description = with_benchmarks(description, analysis.links)
+    calibration = calibrate_described(description)
+    peak = measured_peak or stated_bytes("run.measured_peak", description.run.measured_peak)
+    return _Run(
+        calibration=calibration,
+        device_memory_bytes=stated_bytes("cluster.device_memory", description.cluster.device_memory),
+        other_bytes=_beyond_states(peak, least_bytes(calibration), str(calibration.baseline)) if peak else 0.0,
+    )
 
 
 def _next(plan: Plan, output: str | None) -> None:
@@ -160,12 +236,12 @@ def _known_device_memory(analysis: Analysis) -> float | None:
     return analysis.run.device_memory_bytes or (captured.device_memory_bytes if captured else None)
 
 
-def _unknown_memory(limits: Limits, measured_peak: float | None) -> list[str]:
+def _unknown_memory(limits: Limits) -> list[str]:
     """Say what of the memory is not counted, and which option would."""
     lines = []
     if limits.device_memory_bytes is None:
         lines.append("the memory of a device is not known: no strategy was excluded; give --device-memory")
-    if measured_peak is None and not limits.other_bytes:
+    if not limits.other_bytes:
         lines.append("activations are not counted: give --measured-peak for a full account")
     return lines
 
@@ -181,10 +257,14 @@ def _other_bytes(analysis: Analysis, states: float, measured_peak: float | None)
         # On a CPU the captured peak would hold Python and its libraries.
         known = captured.peak_memory_bytes if captured and captured.device_memory_bytes else None
         return max(0.0, known - states) if known else 0.0
+    return _beyond_states(measured_peak, states, analysis.run.strategy.triple or "the run")
+
+
+def _beyond_states(measured_peak: float, states: float, name: str) -> float:
     if measured_peak < states:
         raise UsageError(
-            f"the measured peak must hold the states of {analysis.run.strategy.triple}, got less",
-            hint="give the largest allocated memory of one rank, or leave --measured-peak out",
+            f"the measured peak must hold the states of {name}, got less",
+            hint="give the largest allocated memory of one rank, or leave it out",
         )
     return measured_peak - states
 

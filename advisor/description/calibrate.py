@@ -1,0 +1,414 @@
+"""Turns the description of a run into the calibration that the step replay needs.
+
+What a trace measures is solved for: arithmetic takes what the described step has beside the communication that its
+strategy needs on its links (docs/prediction.md, descriptions).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from paro_advise.advisor.description.constants import (
+    BESIDE_BACKWARD_SIGMA,
+    BESIDE_BACKWARD_SLOWING,
+    BEYOND_SIGMA,
+    FLOP_PER_PARAMETER_AND_TOKEN,
+    LISTED_SIGMA,
+    MEMORY_SHARE,
+    STATED_SIGMA,
+    UPDATE_BYTES,
+)
+from paro_advise.advisor.description.devices import device_named
+from paro_advise.advisor.description.model import ELEMENT_BYTES
+from paro_advise.advisor.description.read import stated_bytes
+from paro_advise.advisor.prediction.calibration import Calibration, Update
+from paro_advise.advisor.prediction.candidates import baseline_candidate
+from paro_advise.advisor.prediction.cluster_links import ShapedLinks
+from paro_advise.advisor.prediction.constants import ASSUMED_UNITS, NUM_HALVINGS, P90_SIGMAS
+from paro_advise.advisor.prediction.network_tiers import Cluster, Estimate, fit_tiers
+from paro_advise.advisor.prediction.step_replay import measured_links, step_us
+from paro_advise.advisor.prediction.wanted import Wanted
+from paro_advise.core.collective import Op
+from paro_advise.core.framework import Framework
+from paro_advise.errors import InputError
+from paro_advise.policies.link_rates import LinkRates
+from paro_advise.policies.memory import Widths, shards
+from paro_advise.policies.strategy import Level
+from paro_advise.policies.traffic import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paro_advise.advisor.description.model import Description
+
+_FRAMEWORKS = {
+    "fsdp2": Framework.FSDP2,
+    "fsdp1": Framework.FSDP1,
+    "ddp": Framework.DDP,
+    "deepspeed": Framework.DEEPSPEED,
+    "megatron": Framework.MEGATRON,
+    "torchtitan": Framework.FSDP2,
+    "other": Framework.UNKNOWN,
+}
+
+# What only a trace would tell: nothing waited, nothing was idle, gathers run ahead; no rank was seen, for one step.
+_NOT_SEEN: Mapping[str, Any] = MappingProxyType(
+    {
+        "bucket_bytes": None,
+        "compute_us": 0.0,
+        "fixed_us": 0.0,
+        "gaps_us": 0.0,
+        "late_us": 0.0,
+        "wait_us": 0.0,
+        "host_us_per_byte": 0.0,
+        "transfer_us": None,
+        "step_us": 0.0,
+        "traced_error_pct": None,
+        "is_gpu": True,
+        "native_reduce_scatter_is_all_reduce": False,
+        "gathers_once": False,
+        "replicates_each_pass": False,
+        "scatters_by_all_reduce": False,
+        "overlaps_gathers": True,
+        "published_us": None,
+        "update": Update(),
+        "overlapped_us": 0.0,
+        "seen_share": 0.0,
+        "num_steps": 1,
+        "is_described": True,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ranks:
+    """The data-parallel ranks of a described job.
+
+    Attributes:
+        world_size: how many.
+        ranks_per_node: of them on a node.
+        tensor_spans_nodes: tensor parallelism uses the links between nodes.
+    """
+
+    world_size: int
+    ranks_per_node: int
+    tensor_spans_nodes: bool
+
+
+def calibrate_described(description: Description, micro_batch_us: float | None = None) -> Calibration:
+    """Return what the replay needs.
+
+    Args:
+        description: of the run.
+        micro_batch_us: arithmetic of one micro-batch, from another run of the same model; then the described speed
+            is not used, and the step is what the replay makes of both.
+
+    Raises:
+        InputError: parts of the description contradict each other, or too little is said.
+        UsageError: the strategy is none.
+    """
+    run, ranks, notes = description.run, _ranks(description), list[str]()
+    wanted = Wanted.parse(run.strategy)
+    cluster = Cluster(
+        world_size=ranks.world_size,
+        ranks_per_node=ranks.ranks_per_node,
+        is_gloo=False,
+        concurrent=1.0,
+        device_name=description.cluster.device or None,
+    )
+    tiers = fit_tiers((), cluster, description.cluster.nodes_per_pod)
+    rates = link_rates(description, sums_in_network=not ranks.tensor_spans_nodes)
+    values: dict[str, Any] = {
+        field.name: getattr(tiers, field.name) for field in fields(tiers) if field.name != "notes"
+    }
+    shaped = None
+    if rates:
+        shaped, listed = _shaped(description, rates, ranks, values, notes)
+        values |= listed
+    else:
+        notes += tiers.notes
+    notes += _notes(description, ranks)
+    element_bytes = ELEMENT_BYTES[description.model.parameter_type]
+    whole = description.model.parameters / (description.parallel.tensor * description.parallel.pipeline)
+    beside = frozenset[str]() if ranks.tensor_spans_nodes else run.reductions_beside_backward
+    described = Calibration(
+        job_world_size=description.cluster.nodes * description.cluster.gpus_per_node,
+        job_ranks_per_node=description.cluster.gpus_per_node,
+        unmodelled=_unmodelled(description),
+        trained_share=_trained_share(description),
+        world_size=ranks.world_size,
+        ranks_per_node=ranks.ranks_per_node,
+        micro_batches=run.micro_batches,
+        unit_bytes=_units(description, whole * element_bytes, notes),
+        element_bytes=element_bytes,
+        gather_width=element_bytes,
+        reduce_width=ELEMENT_BYTES[description.model.gradient_type],
+        wait_group_size=ranks.world_size,
+        baseline=wanted.strategy,
+        baseline_group_size=wanted.group_size or ranks.ranks_per_node,
+        overlaps_reductions=beside is None or str(wanted.strategy) in beside,
+        framework=_FRAMEWORKS[run.framework],
+        compute_slowing=Estimate(value=BESIDE_BACKWARD_SLOWING, sigma=BESIDE_BACKWARD_SIGMA, source="prior"),
+        assumptions=tuple(notes),
+        shaped=shaped,
+        widths=_widths(description),
+        beside_backward=None if beside is None else frozenset(beside),
+        **values,
+        **_NOT_SEEN,
+    )
+    _check_groups(described, run.strategy)
+    described = replace(described, update=_update(description, described, whole))
+    if micro_batch_us is not None:
+        return _stepping(described, run.micro_batches * micro_batch_us)
+    return _with_compute(described, description)
+
+
+def _ranks(description: Description) -> _Ranks:
+    cluster, parallel = description.cluster, description.parallel
+    world = cluster.nodes * cluster.gpus_per_node
+    cut = parallel.tensor * parallel.pipeline
+    per_node = cluster.gpus_per_node
+    if world % cut or (per_node % parallel.tensor and parallel.tensor % per_node):
+        raise InputError(
+            f"tensor x pipeline ranks must divide the {world} ranks of the job and align with its nodes of {per_node}, "
+            f"got {parallel.tensor} x {parallel.pipeline}"
+        )
+    size = world // cut
+    if size < 2:
+        raise InputError(
+            "a recommendation must be for a job of two or more data-parallel ranks, got one",
+            hint="model states of one rank cannot be sharded among data-parallel ranks",
+        )
+    local = min(size, max(1, per_node // parallel.tensor))
+    return _Ranks(
+        world_size=size,
+        ranks_per_node=local if size % local == 0 else 1,
+        tensor_spans_nodes=parallel.tensor > per_node,
+    )
+
+
+def link_rates(description: Description, *, sums_in_network: bool = True) -> LinkRates | None:
+    """Return rates by group shape: listed ones, else what the cards of a node move; None where nothing is said.
+
+    Args:
+        description: of the run.
+        sums_in_network: all-reduces are as fast as listed.
+
+    Raises:
+        InputError: the message size is none.
+    """
+    cluster, listed = description.cluster, description.cluster.links
+    if listed is None:
+        if cluster.inter_gbps is None:
+            return None
+        inside = ((1, cluster.intra_gbps),) if cluster.intra_gbps else ()
+        # A large message: what people state for network cards holds no latency.
+        rates = {Op.ALL_GATHER: (*inside, (max(2, cluster.nodes), cluster.inter_gbps))}
+        return LinkRates(ranks_per_node=cluster.gpus_per_node, num_bytes=1e12, gbps=rates)
+    num_bytes = stated_bytes("cluster.links.message", listed.message) or 0.0
+    by_op = {
+        Op.ALL_GATHER: listed.all_gather,
+        Op.REDUCE_SCATTER: listed.reduce_scatter,
+        Op.ALL_REDUCE: listed.all_reduce,
+    }
+    return LinkRates(
+        ranks_per_node=cluster.gpus_per_node,
+        num_bytes=num_bytes,
+        gbps={op: tuple(sorted(pairs.items())) for op, pairs in by_op.items() if pairs},
+        sums_in_network=sums_in_network,
+    )
+
+
+def _shaped(
+    description: Description, rates: LinkRates, ranks: _Ranks, values: dict[str, Any], notes: list[str]
+) -> tuple[ShapedLinks, dict[str, Estimate]]:
+    """Return rates by group shape, and the tiers that stand for them."""
+    nodes = max(1, ranks.world_size // ranks.ranks_per_node)
+    sigma, source = (LISTED_SIGMA, "benchmark") if description.cluster.links else (STATED_SIGMA, "stated")
+    if nodes > rates.most_nodes:
+        sigma = math.hypot(sigma, BEYOND_SIGMA * math.log2(nodes / rates.most_nodes))
+        notes.append(f"links of {nodes} nodes: as quick as those of {rates.most_nodes}, the most that are listed")
+    inside_known = any(number == 1 for pairs in rates.gbps.values() for number, _ in pairs)
+    intra = values["intra_gbps"]
+    if inside_known:
+        rate = rates.busbw_gbps(Op.ALL_GATHER, 1, ranks.ranks_per_node)
+        intra = Estimate(value=rate, sigma=sigma, source=source)
+    else:
+        rates = replace(rates, gbps={op: ((1, intra.value), *pairs) for op, pairs in rates.gbps.items()})
+        notes.append(f"bandwidth inside nodes: {intra.value:.3g} GB/s assumed, no rate for one node is listed")
+    inter = Estimate(
+        value=rates.busbw_gbps(Op.ALL_GATHER, nodes, ranks.ranks_per_node) if nodes > 1 else intra.value,
+        sigma=sigma,
+        source=source,
+    )
+    shaped = ShapedLinks(
+        rates=rates,
+        inter_gbps=inter.value,
+        intra_gbps=intra.value,
+        inter_alpha_us=values["inter_alpha_us"].value,
+        intra_alpha_us=values["intra_alpha_us"].value,
+    )
+    listed = {"inter_gbps": inter, "intra_gbps": intra}
+    return shaped, listed | {"pod_gbps": inter, "rail_gain": Estimate(value=1.0, sigma=0.0, source="derived")}
+
+
+def _notes(description: Description, ranks: _Ranks) -> list[str]:
+    """Return what was assumed beside the links."""
+    run, parallel = description.run, description.parallel
+    notes = ["no trace was read: the run is as its description says, one third of the arithmetic is forward"]
+    if run.step_time_ms or run.tokens_per_s or run.mfu_pct:
+        notes.append("arithmetic: what the described step leaves beside communication")
+    if ranks.tensor_spans_nodes:
+        notes.append(
+            f"tensor parallelism of {parallel.tensor} ranks spans nodes: nothing else is hidden behind it, and "
+            "all-reduces between nodes are as slow as scatter and gather"
+        )
+    return notes
+
+
+def _unmodelled(description: Description) -> str:
+    if description.parallel.pipeline > 1:
+        return "pipeline parallelism is not modelled: its bubbles change with the strategy"
+    return ""
+
+
+def _trained_share(description: Description) -> float:
+    model = description.model
+    if model.trained_parameters is None:
+        return 1.0
+    if model.trained_parameters > model.parameters:
+        raise InputError("model.trained_parameters must be at most model.parameters, got more")
+    return model.trained_parameters / model.parameters
+
+
+def _units(description: Description, whole_bytes: float, notes: list[str]) -> tuple[float, ...]:
+    layers = description.model.layers
+    if layers is None:
+        notes.append(f"the model's blocks are not described: {ASSUMED_UNITS} of equal size assumed")
+    number = max(1, (layers or ASSUMED_UNITS) // description.parallel.pipeline)
+    return (whole_bytes / number,) * number
+
+
+def _widths(description: Description) -> Widths | None:
+    stated = description.model.bytes_per_parameter
+    if stated is None:
+        return None
+    return Widths(parameter_bytes=stated.parameter, gradient_bytes=stated.gradient, optimizer_bytes=stated.optimizer)
+
+
+def _check_groups(described: Calibration, strategy: str) -> None:
+    size = described.baseline_group_size
+    if Level.I.value in str(described.baseline) and described.world_size % size:
+        raise InputError(
+            f"run.strategy must have groups that divide the {described.world_size} data-parallel ranks, got {strategy}"
+        )
+
+
+def _update(description: Description, described: Calibration, parameters: float) -> Update:
+    """Return what the optimizer takes of the device: bytes that it moves over the rate of the device's memory."""
+    device = device_named(description.cluster.device)
+    if device is None:
+        return Update()
+    whole_us = UPDATE_BYTES * parameters * described.trained_share / (MEMORY_SHARE * device.memory_gbps * 1e3)
+    shape = Shape(
+        group_size=described.baseline_group_size,
+        num_groups=max(1, described.world_size // described.baseline_group_size),
+    )
+    held = shards(described.baseline.optimizer, shape)
+    return Update(measured_us=whole_us / held, least_us=0.0, whole_us=whole_us)
+
+
+def _with_compute(described: Calibration, description: Description) -> Calibration:
+    """Return the run with the arithmetic that makes its step as long as described.
+
+    Raises:
+        InputError: no arithmetic does, or nothing says how fast the run is.
+    """
+    measured_us = _measured_step_us(description)
+    if measured_us is None:
+        return _with_assumed_compute(described, description)
+
+    def at(passes_us: float) -> Calibration:
+        return replace(described, compute_us=passes_us + described.update.measured_us, step_us=measured_us)
+
+    least_us = _replayed_us(at(0.0))
+    if least_us >= measured_us:
+        raise InputError(
+            "the described step must leave time for arithmetic: on the described links its communication takes "
+            f"{least_us / 1e3:.3g} ms, the step {measured_us / 1e3:.3g} ms",
+            hint="check units: rates are 1e9 bytes/s, a node's cards together; step_time_ms is milliseconds",
+        )
+    low, high = 0.0, measured_us
+    for _ in range(NUM_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _replayed_us(at(middle)) > measured_us else (middle, high)
+    return at(low)
+
+
+def _replayed_us(described: Calibration) -> float:
+    return float(step_us(described, baseline_candidate(described), measured_links(described)))
+
+
+def _measured_step_us(description: Description) -> float | None:
+    """Return the step as described, in microseconds; None where nothing was measured.
+
+    Raises:
+        InputError: it is said twice, or what it depends on is not said.
+    """
+    run = description.run
+    said = [name for name in ("step_time_ms", "tokens_per_s", "mfu_pct") if getattr(run, name) is not None]
+    if len(said) > 1:
+        raise InputError(f"a description must say once how long a step takes, got {' and '.join(said)}")
+    if run.step_time_ms:
+        return run.step_time_ms * 1e3
+    if run.tokens_per_s:
+        return _tokens(description) / run.tokens_per_s * 1e6
+    if run.mfu_pct:
+        return _arithmetic_us(description, run.mfu_pct)
+    return None
+
+
+def _tokens(description: Description) -> float:
+    """Return the tokens of a step of the whole job."""
+    run, length = description.run, description.model.sequence_length
+    if length is None:
+        raise InputError("model.sequence_length must be described for speeds in tokens/s or MFU, got none")
+    return float(length * run.micro_batch_size * run.micro_batches * _ranks(description).world_size)
+
+
+def _arithmetic_us(description: Description, mfu_pct: float) -> float:
+    """Return how long the model's operations take all devices at a share of their peak."""
+    cluster = description.cluster
+    device = device_named(cluster.device)
+    peak = cluster.peak_tflops or (device.peak_tflops if device else None)
+    if peak is None:
+        raise InputError(
+            f"cluster.device must be known for speeds in MFU, got {cluster.device!r}", hint="or say cluster.peak_tflops"
+        )
+    operations = FLOP_PER_PARAMETER_AND_TOKEN * description.model.parameters * _tokens(description)
+    return operations / (cluster.nodes * cluster.gpus_per_node * peak * 1e12 * mfu_pct / 100) * 1e6
+
+
+def _with_assumed_compute(described: Calibration, description: Description) -> Calibration:
+    """Return the run with the arithmetic that a range of MFU gives, and the step that it then has."""
+    wanted = description.run.compute_mfu_pct
+    if wanted is None:
+        raise InputError(
+            "a description must say how fast the run is, got neither step_time_ms, tokens_per_s, mfu_pct nor "
+            "compute_mfu_pct",
+            hint="before anything ran: compute_mfu_pct = [35, 55], what arithmetic alone should reach of the peak",
+        )
+    slow, quick = (_arithmetic_us(description, share) for share in sorted(wanted))
+    passes_us = math.sqrt(slow * quick)
+    note = f"nothing was measured: arithmetic at {min(wanted):g} to {max(wanted):g} % of the peak"
+    spread = math.log(slow / quick) / 2 / P90_SIGMAS
+    return _stepping(replace(described, compute_sigma=spread, assumptions=(*described.assumptions, note)), passes_us)
+
+
+def _stepping(described: Calibration, passes_us: float) -> Calibration:
+    """Return a run of known arithmetic with the step that it then has."""
+    found = replace(described, compute_us=passes_us + described.update.measured_us, step_us=math.inf)
+    return replace(found, step_us=_replayed_us(found))

@@ -1,0 +1,229 @@
+"""What people ask of a plan: another cluster or batch, or how far a target holds (pure).
+
+``nodes=64``, ``inter-gbps=50``, ``intra-gbps=300`` and ``micro-batches=4`` change the run, joined by commas all at
+once; each rank keeps its work unless micro-batches are named. ``communication=10%`` asks for the bandwidth between
+nodes that keeps exposed communication below that share of a step, ``efficiency=80%`` up to how many nodes a rank stays
+that quick.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paro_advise.advisor.prediction.candidates import candidates
+from paro_advise.advisor.prediction.constants import BEYOND_NODES, LINK_FACTORS, NUM_HALVINGS, SCALING_SIGMA
+from paro_advise.advisor.prediction.scoring import score
+from paro_advise.advisor.prediction.step_replay import floor_us, measured_links, step_us
+from paro_advise.advisor.prediction.what_if import quantiles, wider
+from paro_advise.errors import UsageError
+from paro_advise.policies.plan import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from paro_advise.advisor.prediction.calibration import Calibration
+    from paro_advise.advisor.prediction.candidates import Candidate
+    from paro_advise.advisor.prediction.cluster_links import Links
+    from paro_advise.advisor.prediction.scoring import Limits
+    from paro_advise.advisor.prediction.what_if import Basis
+
+_COUNTS = ("nodes", "micro-batches")
+_RATES = {"inter-gbps": "inter_gbps", "intra-gbps": "intra_gbps"}
+_TARGETS = ("communication", "efficiency")
+_MOST = 1 << 20  # nodes, micro-batches or GB/s that anyone would mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        text: as it was written.
+        changes: by name, of the run.
+        target: "communication" or "efficiency", "" for changes.
+        share: of the target, from 0 to 1.
+    """
+
+    text: str
+    changes: tuple[tuple[str, float], ...] = ()
+    target: str = ""
+    share: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Question:
+        """Read "nodes=64,micro-batches=2" or "efficiency=80%".
+
+        Raises:
+            UsageError: it is no such question.
+        """
+        found: dict[str, float] = {}
+        for part in text.split(","):
+            name, sign, value = (piece.strip() for piece in part.partition("="))
+            if not sign or name not in (*_COUNTS, *_RATES, *_TARGETS) or name in found:
+                raise _no_question(text)
+            found[name] = _number(name, value, text)
+        targets = [name for name in found if name in _TARGETS]
+        if not targets:
+            return cls(text=text, changes=tuple(found.items()))
+        if len(found) > 1:
+            raise _no_question(text)
+        return cls(text=text, target=targets[0], share=found[targets[0]] / 100)
+
+
+def _no_question(text: str) -> UsageError:
+    return UsageError(
+        f"--what-if must change nodes, micro-batches, inter-gbps or intra-gbps, or name one target, got {text!r}",
+        hint="for example nodes=64, inter-gbps=50, nodes=64,micro-batches=2, communication=10% or efficiency=80%",
+    )
+
+
+def _number(name: str, text: str, whole: str) -> float:
+    try:
+        value = float(text.removesuffix("%") if name in _TARGETS else text)
+    except ValueError as error:
+        raise _no_question(whole) from error
+    most = 100 if name in _TARGETS else _MOST
+    if not 0 < value <= most or (name in _COUNTS and value != int(value)):
+        raise _no_question(whole)
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What an answer may recommend.
+
+    Attributes:
+        limits: memory.
+        may_choose: tells candidates that a plan may choose.
+    """
+
+    limits: Limits
+    may_choose: Callable[[Candidate], bool]
+
+
+def answer(question: Question, basis: Basis, choices: Choices, seed: int = 0) -> Answer:
+    """Answer a question.
+
+    Args:
+        question: what is asked.
+        basis: the run and the plan.
+        choices: what may be recommended.
+        seed: of the uncertainty.
+
+    Raises:
+        UsageError: what is asked cannot be.
+    """
+    if question.target == "communication":
+        return Answer(asked=question.text, text=_least_bandwidth(question.share, basis))
+    if question.target == "efficiency":
+        return Answer(asked=question.text, text=_most_nodes(question.share, basis))
+    changed, links = _changed(question, basis)
+    doublings = abs(math.log2(changed.num_nodes / basis.calibration.num_nodes))
+    noise = np.exp(np.random.default_rng(seed).normal(0.0, SCALING_SIGMA * doublings, len(basis.anchor)))
+
+    def times(candidate: Candidate) -> NDArray[np.float64]:
+        floor = floor_us(changed, candidate)
+        exposed = np.maximum(step_us(changed, candidate, links) - floor, 0.0) * basis.anchor
+        found: NDArray[np.float64] = floor + exposed * noise / np.median(noise)
+        return found
+
+    base, chosen = (wider(candidate, basis.calibration, changed) for candidate in (basis.base, basis.chosen))
+    scored = [
+        score(changed, item, choices.limits, times(item)) for item in candidates(changed) if choices.may_choose(item)
+    ]
+    fitting = [item for item in scored if not item.reason]
+    best = min(fitting, key=lambda item: float(np.median(item.times)), default=None)
+    return Answer(
+        asked=question.text,
+        text=f"{changed.world_size} data-parallel ranks on {changed.num_nodes} nodes" if doublings else "",
+        baseline=base.name,
+        baseline_step_us=quantiles(times(base)),
+        chosen=chosen.name,
+        chosen_step_us=quantiles(times(chosen)),
+        best=best.candidate.name if best else "",
+        best_step_us=quantiles(best.times) if best else None,
+    )
+
+
+def _changed(question: Question, basis: Basis) -> tuple[Calibration, Links]:
+    calibration, links = basis.calibration, basis.links
+    for name, value in question.changes:
+        if name == "nodes":
+            calibration = _on_nodes(calibration, int(value), question.text)
+        elif name == "micro-batches":
+            passes = calibration.compute_us - calibration.update.measured_us
+            scaled = passes * value / calibration.micro_batches + calibration.update.measured_us
+            calibration = replace(calibration, micro_batches=int(value), compute_us=scaled, step_us=math.inf)
+        else:
+            field = _RATES[name]
+            factor = value / getattr(basis.calibration, field).value
+            links = replace(links, **{field: getattr(links, field) * factor})
+    return calibration, links
+
+
+def _on_nodes(calibration: Calibration, nodes: int, text: str) -> Calibration:
+    world = nodes * calibration.ranks_per_node
+    if world < 2 or world % calibration.ranks_per_node:
+        raise UsageError(f"--what-if must leave two or more data-parallel ranks, got {text!r}")
+    return replace(calibration, world_size=world)
+
+
+def _least_bandwidth(share: float, basis: Basis) -> str:
+    """Say from which bandwidth between nodes on exposed communication stays below a share of the step."""
+    calibration, links = basis.calibration, measured_links(basis.calibration)
+    if calibration.num_nodes == 1:
+        return "one node: nothing moves between nodes"
+    value = calibration.inter_gbps.value
+    parts = []
+    for candidate in _both(basis):
+
+        def exposed(factor: float, candidate: Candidate = candidate) -> float:
+            quick = replace(links, inter_gbps=links.inter_gbps * factor, pod_gbps=links.pod_gbps * factor)
+            step = float(step_us(calibration, candidate, quick))
+            return max(0.0, step - floor_us(calibration, candidate)) / step
+
+        low, high = LINK_FACTORS
+        now = f"{exposed(1.0):.0%} at today's {value:.3g} GB/s"
+        if exposed(high) > share:
+            left = exposed(high)
+            parts.append(f"{candidate.name}: by no bandwidth between nodes, {left:.0%} remain; {now}")
+            continue
+        for _ in range(NUM_HALVINGS):
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if exposed(middle) <= share else (middle, high)
+        parts.append(f"{candidate.name}: from {value * high:.3g} GB/s between nodes; {now}")
+    return "; ".join(parts)
+
+
+def _most_nodes(share: float, basis: Basis) -> str:
+    """Say up to how many nodes a rank keeps a share of today's speed, with equal work per rank."""
+    calibration, links = basis.calibration, measured_links(basis.calibration)
+    most = calibration.num_nodes * BEYOND_NODES
+    parts = []
+    for candidate in _both(basis):
+        now = float(step_us(calibration, candidate, links))
+
+        def holds(nodes: int, candidate: Candidate = candidate, now: float = now) -> bool:
+            more = replace(calibration, world_size=nodes * calibration.ranks_per_node)
+            return now / float(step_us(more, wider(candidate, calibration, more), links)) >= share
+
+        # Groups fill multiples of the nodes that the run has.
+        low, high = 1, BEYOND_NODES
+        if holds(most):
+            parts.append(f"{candidate.name}: beyond {most} nodes")
+            continue
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if holds(middle * calibration.num_nodes) else (low, middle)
+        parts.append(f"{candidate.name}: up to {low * calibration.num_nodes} nodes")
+    return "; ".join(parts) + "; of today's speed per rank, with equal work per rank"
+
+
+def _both(basis: Basis) -> tuple[Candidate, ...]:
+    return (basis.base,) if basis.base == basis.chosen else (basis.base, basis.chosen)

@@ -1,0 +1,403 @@
+"""A run in people's own words: link rates by group shape, the calibration that follows, plans, questions."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paro_advise.advisor.cli import run
+from paro_advise.advisor.description.calibrate import calibrate_described
+from paro_advise.advisor.description.read import description_from_toml
+from paro_advise.advisor.prediction.candidates import baseline_candidate, candidates
+from paro_advise.advisor.prediction.questions import Question
+from paro_advise.advisor.prediction.recommend import recommend
+from paro_advise.advisor.prediction.scoring import Limits, score
+from paro_advise.advisor.prediction.step_replay import measured_links, step_us
+from paro_advise.core.collective import Op
+from paro_advise.errors import InputError, UsageError
+from paro_advise.policies.link_rates import LinkRates
+from paro_advise.policies.plan import read_plan
+from paro_advise.policies.strategy import CollectiveBackend, Strategy
+
+ROOT = Path(__file__).resolve().parents[1]
+# Rates that hold no latency, and no device, whose optimizer would take time: what is left can be written by hand.
+PLAIN = """
+[model]
+parameters = 1e9
+layers = 10
+gradient_type = "fp32"
+[cluster]
+nodes = 4
+gpus_per_node = 8
+links = { message = "1TB", all_gather = { 1 = 200, 4 = 100 }, reduce_scatter = { 1 = 200, 4 = 80 }, all_reduce = { 1 = 400, 4 = 160 } }
+[run]
+strategy = "NNN"
+step_time_ms = 1000
+reductions_beside_backward = []
+"""
+GPUS = """
+[model]
+parameters = 8.86e9
+layers = 32
+sequence_length = 4096
+[cluster]
+nodes = 16
+gpus_per_node = 8
+device = "H100"
+device_memory = "80GB"
+inter_gbps = 200
+[run]
+framework = "fsdp2"
+strategy = "GGG"
+micro_batches = 2
+mfu_pct = 27
+"""
+
+
+def described(text=PLAIN, **changes):
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    return description_from_toml(text.encode(), "run.toml")
+
+
+def latency_ms(messages, ranks=32, local=8):
+    """Of ring all-reduces: 2 (n - 1) messages after each other, one of each node's to another one (14 us), the rest inside (5 us)."""
+    return messages * 2 * (ranks - 1) * (14 + (local - 1) * 5) / local / 1e3
+
+
+def without_latency(calibration):
+    found = {name: replace(getattr(calibration, name), value=1e-9) for name in ("inter_alpha_us", "intra_alpha_us")}
+    return replace(calibration, **found)
+
+
+def native(calibration, triple):
+    return next(
+        item
+        for item in candidates(calibration)
+        if str(item.strategy) == triple and item.collectives == CollectiveBackend.NATIVE and not item.variant
+    )
+
+
+# ---- link rates ---------------------------------------------------------------------------------------------
+
+RATES = LinkRates(
+    ranks_per_node=8,
+    num_bytes=256e6,
+    gbps={Op.ALL_GATHER: ((1, 250.0), (2, 184.0), (8, 64.0)), Op.ALL_REDUCE: ((1, 430.0), (2, 360.0), (8, 100.0))},
+)
+
+
+def test_listed_rates_are_what_whole_nodes_get():
+    assert RATES.busbw_gbps(Op.ALL_GATHER, 2, 8) == 184.0
+    assert RATES.busbw_gbps(Op.ALL_REDUCE, 8, 8) == 100.0
+    assert RATES.busbw_gbps(Op.REDUCE_SCATTER, 2, 8) == 184.0  # not listed: as the gather, which sends as much
+    # Four is half way between two and eight on a scale of doublings.
+    assert RATES.busbw_gbps(Op.ALL_GATHER, 4, 8) == pytest.approx((184.0 * 64.0) ** 0.5)
+    assert RATES.busbw_gbps(Op.ALL_GATHER, 64, 8) == 64.0
+
+
+def test_groups_with_fewer_ranks_of_a_node_miss_network_cards():
+    """The cards of 8 ranks move 184 GB/s at best, so one moves 23: what they take of a byte's time grows by those missing."""
+    by_hand = 1 / (1 / 64.0 + 1 / 23.0 - 1 / 184.0)
+    assert RATES.busbw_gbps(Op.ALL_GATHER, 8, 1) == pytest.approx(by_hand)
+    assert RATES.busbw_gbps(Op.ALL_GATHER, 1, 2) == 250.0  # inside a node there are none
+
+
+def test_without_sums_in_the_network_an_all_reduce_is_a_scatter_and_a_gather():
+    rates = LinkRates(
+        ranks_per_node=8,
+        num_bytes=1e12,
+        gbps={Op.ALL_GATHER: ((4, 50.0),), Op.REDUCE_SCATTER: ((4, 100.0),), Op.ALL_REDUCE: ((4, 200.0),)},
+        sums_in_network=False,
+    )
+    assert rates.busbw_gbps(Op.ALL_REDUCE, 4, 8) == pytest.approx(2 / (1 / 50.0 + 1 / 100.0))
+
+
+def test_latency_is_not_counted_twice():
+    """A message of the benchmark's own size takes what the benchmark measured, latency included."""
+    size, hop_us = 2 * 8, 5.0
+    wire = RATES.wire_gbps(Op.ALL_GATHER, 2, 8, hop_us)
+    sent = 256e6 * (size - 1) / size
+    assert sent / (wire * 1e3) + (size - 1) * hop_us == pytest.approx(sent / (184.0 * 1e3))
+
+
+@pytest.mark.parametrize(
+    "rates", [{}, {Op.ALL_GATHER: ((0, 1.0),)}, {Op.ALL_GATHER: ((1, 0.0),)}, {Op.BROADCAST: ((1, 1.0),)}]
+)
+def test_rates_that_cannot_be_are_refused(rates):
+    with pytest.raises(UsageError):
+        LinkRates(ranks_per_node=8, num_bytes=1e6, gbps=rates)
+
+
+# ---- calibration --------------------------------------------------------------------------------------------
+
+
+def test_arithmetic_is_what_the_described_step_leaves_beside_communication():
+    """4e9 bytes of gradients in 10 messages on 32 ranks, all-reduced at 160 GB/s behind backward."""
+    calibration = calibrate_described(described())
+    all_reduce_ms = 2 * 4e9 * 31 / 32 / 160e9 * 1e3
+    assert calibration.compute_us / 1e3 == pytest.approx(1000 - all_reduce_ms - latency_ms(10), rel=1e-4)
+    assert float(step_us(calibration, baseline_candidate(calibration), measured_links(calibration))) == pytest.approx(
+        1e6, rel=1e-6
+    )
+
+
+def test_another_strategy_pays_its_own_bytes_at_its_own_rates():
+    """ZeRO-1 of the same run: gradients scattered at 80 GB/s, parameters of 2 bytes gathered at 100 GB/s."""
+    calibration = without_latency(calibrate_described(described()))
+    before_ms, scatter_ms, gather_ms = (
+        volume * 31 / 32 / rate * 1e3 for volume, rate in ((8e9, 160e9), (4e9, 80e9), (2e9, 100e9))
+    )
+    predicted = float(step_us(calibration, native(calibration, "NNG"), measured_links(calibration))) / 1e3
+    assert predicted == pytest.approx(1000 - before_ms - latency_ms(10) + scatter_ms + gather_ms, rel=1e-4)
+
+
+def test_hybrid_groups_use_the_rates_of_their_shape():
+    """III/8: gathers and scatters at 200 GB/s inside, all-reduces of an eighth by one card of each rank between nodes."""
+    calibration = without_latency(calibrate_described(described()))
+    inside_ms = (2e9 * 2 - 2e9 / 10 + 4e9) * 7 / 8 / 200e9 * 1e3  # the last unit stays gathered for backward
+    card = 100.0 / 8
+    rail = 1 / (1 / 160.0 + 1 / card - 1 / 100.0) * 1e9
+    between_ms = 2 * 4e9 / 8 * 3 / 4 / rail * 1e3
+    candidate = replace(native(calibration, "III"), group_size=8, overlaps_gathers=False)
+    predicted = float(step_us(calibration, candidate, measured_links(calibration))) / 1e3
+    assert predicted == pytest.approx(calibration.compute_us / 1e3 + inside_ms + between_ms, rel=1e-3)
+
+
+def test_what_runs_beside_backward_costs_half_its_time():
+    """100 layers: all but the last reduction run beside backward, which takes longer by half of their time."""
+    text = PLAIN.replace("layers = 10", "layers = 100").replace("reductions_beside_backward = []", "")
+    calibration = calibrate_described(described(text))
+    all_reduce_ms = 2 * 4e9 * 31 / 32 / 160e9 * 1e3
+    assert calibration.compute_us / 1e3 == pytest.approx(1000 - (all_reduce_ms + latency_ms(100)) / 2, rel=0.003)
+
+
+def test_tensor_parallelism_cuts_the_model_and_takes_ranks_of_a_node():
+    calibration = calibrate_described(described(PLAIN.replace("[run]", "[parallel]\ntensor = 4\n[run]")))
+    assert (calibration.world_size, calibration.ranks_per_node, calibration.parameters) == (8, 2, pytest.approx(0.25e9))
+    assert calibration.job_world_size == 32
+
+
+def test_tensor_parallelism_across_nodes_leaves_nothing_to_hide_behind():
+    text = PLAIN.replace("reductions_beside_backward = []", "").replace("[run]", "[parallel]\ntensor = 16\n[run]")
+    calibration = calibrate_described(described(text))
+    assert (calibration.world_size, calibration.ranks_per_node) == (2, 1)
+    assert calibration.beside_backward == frozenset()
+    assert not baseline_candidate(calibration).overlaps_reductions
+    assert any("spans nodes" in note for note in calibration.assumptions)
+
+
+def test_pipelines_are_said_not_to_be_modelled():
+    text = PLAIN.replace("[run]", "[parallel]\npipeline = 2\n[run]")
+    plan = recommend(calibrate_described(described(text)), Limits())
+    assert plan.verdict != "change"
+    assert any("pipeline parallelism is not modelled" in note for note in plan.assumptions)
+
+
+def test_the_optimizer_moves_30_bytes_a_parameter_through_the_memory():
+    """Adam on fp32 states and gradients, 16-bit parameters; 80 % of an H100's 3.35 TB/s; a sharded one less."""
+    calibration = calibrate_described(
+        described(PLAIN.replace("gpus_per_node = 8", 'gpus_per_node = 8\ndevice = "H100"'))
+    )
+    whole_us = 30 * 1e9 / (0.8 * 3.35e12) * 1e6
+    assert calibration.update.us(1) == pytest.approx(whole_us)
+    assert calibration.update.us(32) == pytest.approx(whole_us / 32)
+
+
+def test_states_take_the_bytes_that_are_stated():
+    text = PLAIN.replace(
+        "[cluster]", "bytes_per_parameter = { parameter = 2, gradient = 6, optimizer = 12 }\n[cluster]"
+    )
+    calibration = calibrate_described(described(text))
+    import numpy as np
+
+    candidate = replace(baseline_candidate(calibration), strategy=Strategy.parse("NNG"))
+    assert score(calibration, candidate, Limits(), np.ones(1)).memory.total == pytest.approx(1e9 * (8 + 12 / 32))
+
+
+def test_speed_in_tokens_and_in_mfu_is_the_same_step():
+    """6 operations a parameter and token: 8.86e9 parameters, 2 x 4,096 tokens a rank at 27 % of 989.4e12 a second."""
+    step_s = 6 * 8.86e9 * 2 * 4096 / (0.27 * 989.4e12)
+    by_mfu = calibrate_described(described(GPUS))
+    by_tokens = calibrate_described(
+        described(GPUS.replace("mfu_pct = 27", f"tokens_per_s = {128 * 2 * 4096 / step_s}"))
+    )
+    assert by_mfu.step_us == pytest.approx(step_s * 1e6)
+    assert by_tokens.step_us == pytest.approx(step_s * 1e6)
+
+
+def test_before_anything_ran_a_range_of_arithmetic_widens_every_range():
+    narrow = recommend(calibrate_described(described(GPUS)), Limits())
+    wide = recommend(
+        calibrate_described(described(GPUS.replace("mfu_pct = 27", "compute_mfu_pct = [30, 60]"))), Limits()
+    )
+
+    def width(plan):
+        step = plan.candidates[0].predicted.step_time_us
+        return step.p90 / step.p10
+
+    assert width(wide) > 1.5 > width(narrow)
+    assert any("nothing was measured" in note for note in wide.assumptions)
+    assert "no trace was read" in wide.confidence.text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("layers = 10", "layer = 10", "layer"),
+        ("nodes = 4", 'nodes = "four"', "cluster.nodes"),
+        ("nodes = 4", "nodes = 0", "cluster.nodes"),
+        ('strategy = "NNN"', "", "strategy"),
+        ('message = "1TB"', 'message = "much"', "size such as"),
+        ("step_time_ms = 1000", "", "how fast"),
+        ("step_time_ms = 1000", "step_time_ms = 1000\nmfu_pct = 30", "once"),
+        ("step_time_ms = 1000", "step_time_ms = 40", "leave time for arithmetic"),
+        ("step_time_ms = 1000", "tokens_per_s = 1000", "sequence_length"),
+        ("[run]", "[parallel]\ntensor = 3\n[run]", "tensor x pipeline"),
+        ("[run]", "[parallel]\ntensor = 32\n[run]", "two or more data-parallel ranks"),
+        ('strategy = "NNN"', 'strategy = "III/5"', "divide"),
+        ("parameters = 1e9", "parameters = 1e9\ntrained_parameters = 2e9", "at most"),
+        ("[model]", "[model", "TOML"),
+        ("parameters = 1e9", "parameters = nan", "parameters"),
+    ],
+)
+def test_what_a_description_gets_wrong_is_named(old, new, said):
+    with pytest.raises(InputError, match=said):
+        calibrate_described(described(PLAIN.replace(old, new, 1)))
+
+
+def test_an_unknown_strategy_is_refused():
+    with pytest.raises(UsageError):
+        calibrate_described(described(PLAIN.replace("NNN", "XYZ")))
+
+
+# ---- the command --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpus_toml(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(GPUS, encoding="utf-8")
+    return path
+
+
+def test_a_description_becomes_a_plan(gpus_toml, tmp_path, capsys):
+    plan = tmp_path / "plan.json"
+    assert run(["recommend", str(gpus_toml), "-o", str(plan), "--html", str(tmp_path / "plan.html")]) == 0
+    made = read_plan(str(plan))
+    assert made.baseline.triple == "GGG"
+    assert made.preconditions.world_size == 128
+    assert made.preconditions.device_memory_bytes == 80e9
+    assert "No trace was read" in capsys.readouterr().out
+
+
+def test_benchmarks_beside_a_description_give_the_links(gpus_toml, tmp_path, capsys):
+    """nccl-tests of 8 and of 16 ranks: 300 and 150 GB/s of bus bandwidth at every size, inside a node and on two."""
+    for size, rate in ((8, 300.0), (16, 150.0)):
+        rows = []
+        for num_bytes in (1 << 20, 1 << 24, 1 << 28, 1 << 32):
+            algbw = rate * size / (size - 1)
+            row = f"{num_bytes / algbw / 1e3:.2f} {algbw:.2f} {rate:.2f} 0"
+            rows.append(f"{num_bytes} {num_bytes // 4} float none -1 {row} {row}")
+        head = "# nThread 1 nGpus 1\n# Collective test starting: all_gather_perf\n"
+        ranks = "".join(
+            f"#  Rank {i} Group 0 Pid 1 on node{i // 8} device {i % 8} [0x00] NVIDIA H100\n" for i in range(size)
+        )
+        columns = "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n"
+        (tmp_path / f"gather{size}.txt").write_text(head + ranks + columns + "\n".join(rows) + "\n", encoding="utf-8")
+    gpus_toml.write_text(GPUS.replace("inter_gbps = 200\n", "").replace("nodes = 16", "nodes = 2"), encoding="utf-8")
+    plan = tmp_path / "plan.json"
+    logs = [str(tmp_path / f"gather{size}.txt") for size in (8, 16)]
+    assert run(["recommend", str(gpus_toml), *logs, "-o", str(plan)]) == 0
+    values = {item.what: (item.value, item.source) for item in read_plan(str(plan)).sensitivities}
+    assert values.get("inter-node bandwidth (GB/s)", (150, "benchmark")) == (pytest.approx(150, rel=0.03), "benchmark")
+    assert values.get("intra-node bandwidth (GB/s)", (300, "benchmark")) == (pytest.approx(300, rel=0.03), "benchmark")
+    assert "assumed, no rate" not in capsys.readouterr().out
+
+
+def test_options_that_a_description_says_itself_are_refused(gpus_toml, capsys):
+    assert run(["recommend", str(gpus_toml), "--gpus-per-node", "4"]) == 2
+    assert "cluster.gpus_per_node" in capsys.readouterr().err
+
+
+def test_a_description_that_is_none_ends_with_a_message(tmp_path, capsys):
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\x00" * 100)
+    assert run(["recommend", str(path)]) == 3
+    path.write_bytes(b"#" * (2 << 20))
+    assert run(["recommend", str(path)]) == 3
+    assert run(["recommend", str(tmp_path / "none.toml")]) == 3
+    assert capsys.readouterr().err.count("error[") == 3
+
+
+# ---- questions ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "nodes", "nodes=0", "nodes=1.5", "nodes=x", "cost=3", "efficiency=80%,nodes=4", "nodes=2,nodes=4", "communication=120%", "inter-gbps=inf"])  # fmt: skip
+def test_what_is_no_question_is_refused(text):
+    with pytest.raises(UsageError, match="--what-if"):
+        Question.parse(text)
+
+
+def answers(*texts, source=GPUS):
+    plan = recommend(
+        calibrate_described(described(source)), Limits(), questions=[Question.parse(text) for text in texts]
+    )
+    return plan, plan.answers
+
+
+def test_the_same_cluster_gives_the_same_step():
+    plan, (same,) = answers("nodes=16,inter-gbps=200")
+    assert same.baseline_step_us.p50 == pytest.approx(plan.baseline.predicted.step_time_us.p50, rel=0.03)
+
+
+def test_quicker_links_and_more_nodes_change_the_step_as_they_must():
+    _, (slow, quick, wide, small) = answers("inter-gbps=50", "inter-gbps=800", "nodes=64", "micro-batches=1")
+    assert quick.baseline_step_us.p50 < slow.baseline_step_us.p50
+    assert wide.text == "512 data-parallel ranks on 64 nodes"
+    assert wide.best_step_us.p50 <= wide.baseline_step_us.p50 * 1.001
+    assert small.baseline_step_us.p50 < wide.baseline_step_us.p50 / 1.5
+
+
+def test_the_bandwidth_that_is_named_for_a_target_meets_it():
+    """Asked for 10 %, the run as it is gets 787 GB/s or so; with that, exposed communication is 10 % of the step."""
+    _, (target,) = answers("communication=10%")
+    needed = float(target.text.split("from ")[1].split(" GB/s")[0])
+    calibration = calibrate_described(described(GPUS))
+    links = measured_links(calibration)
+    factor = needed / calibration.inter_gbps.value
+    quick = replace(links, inter_gbps=links.inter_gbps * factor, pod_gbps=links.pod_gbps * factor)
+    step = float(step_us(calibration, baseline_candidate(calibration), quick))
+    assert (step - calibration.compute_us) / step == pytest.approx(0.10, abs=0.002)
+
+
+def test_efficiency_names_the_largest_cluster_that_keeps_it():
+    _, (easy, hard) = answers("efficiency=1%", "efficiency=99%")
+    assert "beyond 1024 nodes" in easy.text
+    assert "up to 16 nodes" in hard.text
+
+
+def test_answers_stand_in_text_page_and_json(gpus_toml, tmp_path, capsys):
+    plan, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    words = ["--what-if", "nodes=64", "--what-if", "efficiency=80%", "-o", str(plan), "--html", str(page)]
+    assert run(["recommend", str(gpus_toml), *words]) == 0
+    assert "What if nodes=64: 512 data-parallel ranks on 64 nodes" in capsys.readouterr().out
+    assert [item["asked"] for item in json.loads(plan.read_text())["answers"]] == ["nodes=64", "efficiency=80%"]
+    assert "What you asked" in page.read_text(encoding="utf-8")
+
+
+# ---- what every prediction must keep --------------------------------------------------------------------------
+
+
+def test_predictions_of_random_runs_keep_what_they_must():
+    """60 seeds as `make bench-invariants` checks 11,500 others."""
+    words = [str(ROOT / "benchmarks/bench_invariants.py"), "--runs", "60", "--seed", "500000", "--candidates", "4"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "; 0 broke something" in done.stdout
