@@ -59,10 +59,14 @@ mfu_pct = 27
 """
 
 
-def described(text=PLAIN, **changes):
+def described_text(text, **changes):
     for old, new in changes.items():
         assert old in text
         text = text.replace(old, new)
+    return text
+
+
+def described(text=PLAIN):
     return description_from_toml(text.encode(), "run.toml")
 
 
@@ -275,6 +279,28 @@ def test_what_a_description_gets_wrong_is_named(old, new, said):
 def test_an_unknown_strategy_is_refused():
     with pytest.raises(UsageError):
         calibrate_described(described(PLAIN.replace("NNN", "XYZ")))
+
+
+def test_the_same_way_to_run_is_never_a_change():
+    """A large model whose arithmetic hides all communication: noise must not say that the run is quicker than itself."""
+    changes = {"8.86e9": "70e9", "layers = 32": "layers = 80", "nodes = 16": "nodes = 8", "= 200": "= 400"}
+    text = described_text(GPUS, **changes, **{"mfu_pct = 27": "compute_mfu_pct = [30, 60]", '"fsdp2"': '"deepspeed"'})
+    plan = recommend(calibrate_described(described(text)), Limits(device_memory_bytes=80e9))
+    assert plan.verdict == "keep"
+    assert plan.chosen.triple == plan.baseline.triple
+    assert plan.chosen.predicted.speedup.p50 == pytest.approx(1.0)
+
+
+def test_arithmetic_that_nobody_measured_may_be_quicker_than_its_median():
+    """All candidates share it: none is held at the median while the run as it is gets quicker."""
+    plan = recommend(
+        calibrate_described(described(GPUS.replace("mfu_pct = 27", "compute_mfu_pct = [30, 60]"))), Limits()
+    )
+    baseline = plan.baseline.predicted.step_time_us
+    same = next(
+        item for item in plan.candidates if (item.triple, item.variant, item.collectives) == ("GGG", "", "native")
+    )
+    assert same.predicted.step_time_us.p10 == pytest.approx(baseline.p10, rel=0.05)
 
 
 # ---- the command --------------------------------------------------------------------------------------------

@@ -99,7 +99,8 @@ def baseline_candidate(calibration: Calibration) -> Candidate:
         overlaps_reductions=overlaps,
         overlaps_gathers=calibration.overlaps_gathers,
         scatters_by_all_reduce=calibration.scatters_by_all_reduce,
-        separate_queues=is_own or not calibration.framework.is_fsdp,
+        # Collectives of one process group queue behind each other, as far as no trace shows otherwise.
+        separate_queues=is_own or not (calibration.framework.is_fsdp or calibration.is_described),
         unit_bytes=calibration.bucket_bytes,
         published_us=calibration.published_us,
         variant=Variant.KEPT

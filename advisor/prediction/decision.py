@@ -88,7 +88,9 @@ def decide(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan
 def _recommended(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan, Scored]:
     chosen = fastest(field.eligible)
     baseline = field.baseline
-    gain = _gain(baseline, chosen) if chosen else 0.0
+    # The same way to run is no change, whatever noise makes of it.
+    keeps = chosen is None or same_way(choice_of(baseline, baseline), choice_of(chosen, baseline))
+    gain = 0.0 if chosen is None or keeps else _gain(baseline, chosen)
     verdict = _verdict(field, chosen, gain)
     if calibration.unmodelled and verdict == Verdict.CHANGE:
         verdict = Verdict.MEASURE_FIRST

@@ -226,4 +226,4 @@ def _most_nodes(share: float, basis: Basis) -> str:
 
 
 def _both(basis: Basis) -> tuple[Candidate, ...]:
-    return (basis.base,) if basis.base == basis.chosen else (basis.base, basis.chosen)
+    return (basis.base,) if basis.base.name == basis.chosen.name else (basis.base, basis.chosen)

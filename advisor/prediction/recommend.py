@@ -35,7 +35,15 @@ from paro_advise.advisor.prediction.constants import (
 from paro_advise.advisor.prediction.decision import Field, choice_of, decide, median_us
 from paro_advise.advisor.prediction.questions import Choices, answer
 from paro_advise.advisor.prediction.scoring import Limits, Scored, score
-from paro_advise.advisor.prediction.step_replay import demand_us, floor_us, measured_links, slowdown, step_us, update_us
+from paro_advise.advisor.prediction.step_replay import (
+    demand_us,
+    floor_us,
+    link_demand_us,
+    measured_links,
+    slowdown,
+    step_us,
+    update_us,
+)
 from paro_advise.advisor.prediction.what_if import (
     Basis,
     budget_steps,
@@ -239,7 +247,9 @@ class _Predictor:
         if calibration.is_described:
             repeat = np.exp(self.generator.normal(0.0, REPEAT_SIGMA, NUM_DRAWS))
             times = times * repeat / np.median(repeat)
-        bounded: NDArray[np.float64] = np.maximum(times, demand_us(calibration, candidate, self.links))
+        # Arithmetic that nobody measured may be quicker than its median.
+        least = link_demand_us if calibration.compute_sigma else demand_us
+        bounded: NDArray[np.float64] = np.maximum(times, least(calibration, candidate, self.links))
         return bounded
 
 

@@ -83,6 +83,11 @@ def demand_us(calibration: Calibration, candidate: Candidate, links: Links) -> D
     return _Step(calibration, candidate, replace(links, slowdown=1.0)).demand_us()
 
 
+def link_demand_us(calibration: Calibration, candidate: Candidate, links: Links) -> Draws:
+    """Return the same of its bytes alone."""
+    return _Step(calibration, candidate, replace(links, slowdown=1.0)).link_demand_us()
+
+
 def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Draws:
     """Return the time of a step.
 
@@ -265,6 +270,11 @@ class _Step:
 
     def demand_us(self) -> Draws:
         """Return the least that a step takes: what it asks of a node's port, of the fabric, or of compute."""
+        alone = self._calibration.alone_us(self._links.compute_slowing)
+        return larger(self.link_demand_us(), alone + update_us(self._calibration, self._candidate))
+
+    def link_demand_us(self) -> Draws:
+        """Return the least that a step takes for what it asks of a node's port and of the fabric."""
         port: Draws = 0.0
         fabric: Draws = 0.0
         for number in range(self._calibration.micro_batches):
@@ -274,8 +284,7 @@ class _Step:
                 again = () if self._candidate.gathers_once or place == len(self._units) - 1 else work.again
                 for leg in (*work.gather, *again, *work.reduce, *work.between):
                     port, fabric = port + leg.port, fabric + leg.fabric
-        passes = larger(larger(port, fabric), self._calibration.alone_us(self._links.compute_slowing))
-        return passes + update_us(self._calibration, self._candidate)
+        return larger(port, fabric) + update_us(self._calibration, self._candidate)
 
 
 class _Background:
