@@ -142,6 +142,28 @@ class NodesWhatIf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lever:
+    """What makes a step shorter beside the strategy; nothing of it is in the plan.
+
+    Attributes:
+        what: to change.
+        speedup_now, speedup_with_plan: of the run as it is, and of the plan.
+        more_bytes: that one rank then holds under the plan; None where it is not known.
+        fits: the plan with it fits.
+        changes_numbers: training computes something else with it.
+        note: what to know, "" for nothing.
+    """
+
+    what: str
+    speedup_now: Quantiles
+    speedup_with_plan: Quantiles
+    more_bytes: float | None
+    fits: bool
+    changes_numbers: bool
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What was asked with ``--what-if``, and the answer.
 
@@ -233,6 +255,7 @@ class Plan:
         ho_ring: what HO-Ring brings; None where it is not chosen.
         asked_for: the strategy that the user named, which is chosen then; since 1.5.
         answers: to what the user asked with ``--what-if``; since 1.6.
+        levers: what gains beside the strategy, the best first; since 1.6.
     """
 
     format: str
@@ -254,6 +277,7 @@ class Plan:
     ho_ring: HoRingGain | None = None
     asked_for: str = ""
     answers: tuple[Answer, ...] = ()
+    levers: tuple[Lever, ...] = ()
 
 
 def as_framework_runs(plan: Plan, framework: str) -> Choice | None:

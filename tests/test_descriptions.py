@@ -18,6 +18,7 @@ from paro_advise.advisor.prediction.questions import Question
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits, score
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
+from paro_advise.advisor.prediction.wanted import Wanted
 from paro_advise.core.collective import Op
 from paro_advise.errors import InputError, UsageError
 from paro_advise.policies.link_rates import LinkRates
@@ -416,6 +417,47 @@ def test_answers_stand_in_text_page_and_json(gpus_toml, tmp_path, capsys):
     assert "What if nodes=64: 512 data-parallel ranks on 64 nodes" in capsys.readouterr().out
     assert [item["asked"] for item in json.loads(plan.read_text())["answers"]] == ["nodes=64", "efficiency=80%"]
     assert "What you asked" in page.read_text(encoding="utf-8")
+
+
+# ---- beside the strategy --------------------------------------------------------------------------------------
+
+
+def levers_of(text, **limits):
+    plan = recommend(calibrate_described(described(text)), Limits(**limits), wanted=Wanted.parse("NNN"))
+    return plan, {lever.what.split(",")[0].split(" in ")[0]: lever for lever in plan.levers}
+
+
+def test_16_bit_reductions_halve_the_bytes_and_change_the_numbers():
+    """Of 1,000 ms 48.4 are bytes of the all-reduce in fp32, and latency stays."""
+    plan, found = levers_of(PLAIN.replace("step_time_ms = 1000", "step_time_ms = 400"))
+    lever = found["gradients reduced"]
+    all_reduce_ms = 2 * 4e9 * 31 / 32 / 160e9 * 1e3
+    assert lever.speedup_now.p50 == pytest.approx(400 / (400 - all_reduce_ms / 2), rel=0.01)
+    assert lever.changes_numbers
+    assert plan.chosen.triple == "NNN"  # and the plan itself has none of it
+
+
+def test_larger_micro_batches_gather_less_often():
+    """GGG of 4 micro-batches, nothing beside compute: with 2 of them half of the gathers and scatters are left."""
+    text = PLAIN.replace('strategy = "NNN"', 'strategy = "GGG"\nmicro_batches = 4').replace("= 1000", "= 4000")
+    calibration = replace(calibrate_described(described(text)), overlaps_gathers=False)
+    step_ms = float(step_us(calibration, baseline_candidate(calibration), measured_links(calibration))) / 1e3
+    basis_plan = recommend(calibration, Limits(other_bytes=10e9, device_memory_bytes=20e9))
+    lever = next(item for item in basis_plan.levers if item.what.startswith("micro-batches twice"))
+    once_ms = ((2e9 + 2e9 * 9 / 10) / 100e9 + 4e9 / 80e9) * 31 / 32 * 1e3 + (10 + 9 + 10) * 31 * (14 + 35) / 8 / 1e3
+    assert lever.speedup_now.p50 == pytest.approx(step_ms / (step_ms - 2 * once_ms), rel=0.02)
+    assert lever.more_bytes == pytest.approx(10e9)
+    assert not lever.fits  # twice the activations, of 16 GB that may be planned
+
+
+def test_levers_stand_in_text_and_page(tmp_path, capsys):
+    path = tmp_path / "run.toml"
+    path.write_text(PLAIN.replace("= 1000", "= 400"), encoding="utf-8")
+    assert run(["recommend", str(path), "--strategy", "NNN", "--html", str(tmp_path / "plan.html")]) == 0
+    out = capsys.readouterr().out
+    assert "Beside the strategy, nothing of it in the plan:" in out
+    assert "gradients reduced in 16 bits in place of fp32: same memory; changes the numbers" in out
+    assert "Beside the strategy" in (tmp_path / "plan.html").read_text(encoding="utf-8")
 
 
 # ---- what every prediction must keep --------------------------------------------------------------------------

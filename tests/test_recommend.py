@@ -457,3 +457,13 @@ def test_a_run_in_buckets_is_replayed_in_buckets_and_others_block_by_block():
     blocks = step_us(made, replace(base, unit_bytes=None), measured_links(made))
     hidden = 100_000 * 2 / 3 * 7 / 8  # all but the first unit's reduction begin while backward still runs
     assert blocks == pytest.approx(8 * 14 * (100.0 + 2 * MB / 8 / 50) + 105_000 - hidden)
+
+
+def test_a_healed_rank_is_worth_its_lateness():
+    """30 ms of a step are waiting for one rank, whatever the strategy."""
+    made = calibration(fixed_us=35_000.0, late_us=30_000.0)
+    made = replace(made, step_us=float(step_us(made, baseline_candidate(made), measured_links(made))))
+    plan = recommend(made, Limits())
+    lever = next(item for item in plan.levers if item.what.startswith("the rank that computes longest"))
+    assert lever.speedup_now.p50 == pytest.approx(made.step_us / (made.step_us - 30_000), rel=0.02)
+    assert not lever.changes_numbers

@@ -26,6 +26,8 @@ SCALING_SIGMA = 0.1  # per doubling of the nodes; assumed, range 0.05 to 0.2
 # Of a described step against another one: both vary from run to run. Public repeats differ by 0.2 to 3.5 %; range 0.02
 # to 0.04 (`make bench-public`)
 REPEAT_SIGMA = 0.03
+# Beside the strategy: gains below this share are noise, blocks that are merged to a unit; assumed
+LEAST_LEVER_GAIN, MERGED_UNITS = 0.01, (2, 4)
 # How far questions of a plan look: links this much slower and quicker, this many times the nodes; assumed
 LINK_FACTORS, BEYOND_NODES = (1 / 64, 64.0), 64
 ANCHOR_RANGE = (0.5, 2.0)  # how far the measured step may correct exposed time; assumed

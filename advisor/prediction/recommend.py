@@ -33,6 +33,7 @@ from paro_advise.advisor.prediction.constants import (
     UNSEEN_SIGMA,
 )
 from paro_advise.advisor.prediction.decision import Field, choice_of, decide, median_us
+from paro_advise.advisor.prediction.levers import levers
 from paro_advise.advisor.prediction.questions import Choices, answer
 from paro_advise.advisor.prediction.scoring import Limits, Scored, score
 from paro_advise.advisor.prediction.step_replay import (
@@ -130,7 +131,8 @@ def recommend(
     )
     choices = Choices(limits=limits, may_choose=chooses)
     answers = tuple(answer(question, basis, choices, seed) for question in questions)
-    return with_id(replace(_with_what_ifs(plan, basis, baseline, eligible, seed), answers=answers))
+    plan = replace(plan, answers=answers, levers=levers(basis, limits))
+    return with_id(_with_what_ifs(plan, basis, baseline, eligible, seed))
 
 
 def _with_what_ifs(plan: Plan, basis: Basis, baseline: Scored, eligible: list[Scored], seed: int) -> Plan:

@@ -133,6 +133,17 @@ def score(calibration: Calibration, candidate: Candidate, limits: Limits, times:
     )
 
 
+def needed_bytes(calibration: Calibration, candidate: Candidate, other_bytes: float) -> float:
+    """Return what a rank holds at the most: model states, transients, and what is stated beside them."""
+    scored = score(calibration, candidate, Limits(other_bytes=other_bytes), np.ones(1))
+    return scored.memory.total + scored.transient + other_bytes
+
+
+def over_capacity(num_bytes: float, limits: Limits) -> bool:
+    """Tell whether bytes are more than may be planned of a device."""
+    return limits.device_memory_bytes is not None and num_bytes > CAPACITY_SHARE * limits.device_memory_bytes
+
+
 def traffic(calibration: Calibration, candidate: Candidate) -> Traffic | None:
     """Return what one rank sends in a step under a candidate; None for a variant, which departs from its triple."""
     if candidate.variant:
@@ -149,7 +160,7 @@ def traffic(calibration: Calibration, candidate: Candidate) -> Traffic | None:
 def _reason(candidate: Candidate, limits: Limits, total: float, redundancy: float) -> str:
     """Return why a candidate does not fit, "" if it does."""
     capacity, budget = limits.device_memory_bytes, limits.redundancy_budget_bytes
-    if capacity is not None and total > CAPACITY_SHARE * capacity:
+    if capacity is not None and over_capacity(total, limits):
         return f"needs {bytes_text(total)} of {bytes_text(capacity)}; at most {CAPACITY_SHARE:.0%} may be planned"
     if candidate.variant.changes_numbers:
         return "changes the numbers: it sends quantised parameters and gradients"

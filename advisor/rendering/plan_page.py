@@ -64,6 +64,7 @@ def render_plan(plan: Plan, provenance: Provenance) -> str:
         ablation_table=ablation_table(plan),
         budget_table=budget_table(plan),
         outlook_table=outlook_table(plan),
+        lever_table=lever_table(plan),
         answer_table=answer_table(plan),
         sensitivity_table=sensitivity_table(plan),
         export_table=_export_table(plan),
@@ -208,6 +209,29 @@ def outlook_table(plan: Plan) -> Table:
     ]
     names = ("nodes #", "ranks #", "step as it runs #", "step under the plan #", "speed-up #")
     return make_table("table-outlook", "With equal work per rank; the range grows with the distance", names, rows)
+
+
+def lever_table(plan: Plan) -> Table:
+    """Return what gains beside the strategy."""
+    rows = []
+    for item in plan.levers:
+        remarks = (
+            "" if item.fits else "does not fit",
+            "changes the numbers" if item.changes_numbers else "",
+            item.note,
+        )
+        cells = (
+            Cell(text=item.what),
+            number(item.speedup_now.p50, _times(item.speedup_now)),
+            number(item.speedup_with_plan.p50, _times(item.speedup_with_plan)),
+            number(item.more_bytes, bytes_text(item.more_bytes)),
+            Cell(text="; ".join(remark for remark in remarks if remark)),
+        )
+        rows.append(Row(cells=cells))
+    names = ("change", "speed-up as it runs #", "speed-up with the plan #", "more memory #", "note")
+    return make_table(
+        "table-levers", "Predicted by the same replay, each alone; nothing of it is in the plan", names, rows
+    )
 
 
 def answer_table(plan: Plan) -> Table:

@@ -28,7 +28,7 @@ def plan_text(plan: Plan) -> str:
         names = ", ".join(name for name, fidelity in today.exports.items() if fidelity == Fidelity.EXACT)
         speedup = f"{today.predicted.speedup.p50:.2f}x ({names})"
         lines += ["", f"With a framework's own settings: {short_choice_name(today)}, {speedup}"]
-    lines += _budget(plan) + _ho_ring(plan) + _outlooks(plan) + _answers(plan) + _sensitive(plan)
+    lines += _levers(plan) + _budget(plan) + _ho_ring(plan) + _outlooks(plan) + _answers(plan) + _sensitive(plan)
     if plan.probes:
         lines += ["", "Measure:", *(f"  - {probe}" for probe in plan.probes)]
     if plan.assumptions:
@@ -56,6 +56,26 @@ def _fitting(plan: Plan) -> list[str]:
             lines.append(_row("", choice))
         if len(others) > SHOWN_OTHERS:
             lines.append(f"  ... and {len(others) - SHOWN_OTHERS} more")
+    return lines
+
+
+def _levers(plan: Plan) -> list[str]:
+    if not plan.levers:
+        return []
+    lines = ["", "Beside the strategy, nothing of it in the plan:"]
+    for item in plan.levers:
+        gain, more = item.speedup_with_plan, item.more_bytes
+        remarks = [
+            "memory unknown"
+            if more is None
+            else f"{bytes_text(abs(more))} {'more' if more > 0 else 'less'} memory"
+            if more
+            else "same memory",
+            *(["does not fit"] if not item.fits else []),
+            *(["changes the numbers"] if item.changes_numbers else []),
+            *([item.note] if item.note else []),
+        ]
+        lines.append(f"  {gain.p50:.2f}x ({gain.p10:.2f} to {gain.p90:.2f})  {item.what}: {'; '.join(remarks)}")
     return lines
 
 

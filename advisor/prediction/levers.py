@@ -1,0 +1,151 @@
+"""What makes a step shorter beside the strategy, from the same replay (pure).
+
+Each lever changes one thing of the run as it is, and of the plan. The arithmetic of a step is taken to stay: larger
+micro-batches often make it quicker, which no replay of communication shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paro_advise.advisor.prediction.constants import LEAST_LEVER_GAIN, MERGED_UNITS
+from paro_advise.advisor.prediction.scoring import needed_bytes, over_capacity
+from paro_advise.advisor.prediction.step_replay import floor_us, step_us
+from paro_advise.advisor.prediction.what_if import quantiles
+from paro_advise.core.framework import Framework
+from paro_advise.policies.plan import Lever
+from paro_advise.policies.strategy import Level
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from paro_advise.advisor.prediction.calibration import Calibration
+    from paro_advise.advisor.prediction.candidates import Candidate
+    from paro_advise.advisor.prediction.scoring import Limits
+    from paro_advise.advisor.prediction.what_if import Basis
+
+_FULL_WIDTH, _HALF_WIDTH = 4, 2  # bytes of an element
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    """One change.
+
+    Attributes:
+        what: to do.
+        calibration: the run with it.
+        change: a candidate with it.
+        activations: share of the activations that a rank then holds.
+        changes_numbers: training computes something else.
+        note: what to know.
+    """
+
+    what: str
+    calibration: Calibration
+    change: Callable[[Candidate], Candidate] = lambda candidate: candidate
+    activations: float = 1.0
+    changes_numbers: bool = False
+    note: str = ""
+
+
+def levers(basis: Basis, limits: Limits) -> tuple[Lever, ...]:
+    """Return what gains on top of the plan, the best first.
+
+    Args:
+        basis: the run and the plan.
+        limits: memory.
+    """
+    found = []
+    before = [_times(basis, basis.calibration, candidate) for candidate in (basis.base, basis.chosen)]
+    for change in _changes(basis.calibration, basis.base):
+        after = [_times(basis, change.calibration, change.change(item)) for item in (basis.base, basis.chosen)]
+        now, planned = (quantiles(old / new) for old, new in zip(before, after, strict=True))
+        if planned.p50 < 1 + LEAST_LEVER_GAIN:
+            continue
+        chosen = change.change(basis.chosen)
+        more = needed_bytes(change.calibration, chosen, limits.other_bytes * change.activations)
+        found.append(
+            Lever(
+                what=change.what,
+                speedup_now=now,
+                speedup_with_plan=planned,
+                more_bytes=more - needed_bytes(basis.calibration, basis.chosen, limits.other_bytes)
+                if limits.other_bytes or change.activations == 1.0
+                else None,
+                fits=not over_capacity(more, limits),
+                changes_numbers=change.changes_numbers,
+                note=change.note,
+            )
+        )
+    return tuple(sorted(found, key=lambda lever: -lever.speedup_with_plan.p50))
+
+
+def _times(basis: Basis, calibration: Calibration, candidate: Candidate) -> NDArray[np.float64]:
+    floor = floor_us(calibration, candidate)
+    exposed = np.maximum(step_us(calibration, candidate, basis.links) - floor, 0.0)
+    times: NDArray[np.float64] = floor + exposed * basis.anchor
+    return times
+
+
+def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
+    if calibration.micro_batches > 1 and calibration.micro_batches % 2 == 0:
+        half = calibration.micro_batches // 2
+        yield _Change(
+            what=f"micro-batches twice as large, {half} a step in place of {calibration.micro_batches}",
+            calibration=replace(calibration, micro_batches=half),
+            activations=2.0,
+            note="the global batch stays",
+        )
+    if calibration.reduce_width == _FULL_WIDTH and calibration.gather_width == _HALF_WIDTH:
+        yield _Change(
+            what="gradients reduced in 16 bits in place of fp32",
+            calibration=replace(calibration, reduce_width=_HALF_WIDTH),
+            changes_numbers=True,
+            note="sums of many ranks lose digits",
+        )
+    yield from _larger_units(calibration)
+    if calibration.is_gpu:
+        yield from _overlaps(calibration, base)
+    if calibration.late_us > 0:
+        yield _Change(
+            what="the rank that computes longest as quick as the others",
+            calibration=replace(calibration, fixed_us=calibration.fixed_us - calibration.late_us, late_us=0.0),
+            note="what it is worth to heal or to leave out its node",
+        )
+
+
+def _larger_units(calibration: Calibration) -> Iterator[_Change]:
+    units = calibration.unit_bytes
+    for factor in MERGED_UNITS:
+        if len(units) < 2 * factor:
+            return
+        merged = tuple(sum(units[place : place + factor]) for place in range(0, len(units), factor))
+        yield _Change(
+            what=f"units of {factor} blocks, {len(merged)} in place of {len(units)}",
+            calibration=replace(calibration, unit_bytes=merged),
+            change=lambda candidate, merged=merged: replace(  # type: ignore[misc]
+                candidate, unit_bytes=merged if candidate.unit_bytes is None else candidate.unit_bytes
+            ),
+            note="fewer and larger collectives; more of the model is whole at once",
+        )
+
+
+def _overlaps(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
+    setting = "overlap_comm of DeepSpeed" if calibration.framework == Framework.DEEPSPEED else "the framework's overlap"
+    if not base.overlaps_gathers and base.strategy.parameter != Level.N:
+        yield _Change(
+            what="parameters gathered ahead of compute (prefetch)",
+            calibration=replace(calibration, overlaps_gathers=True),
+            change=lambda candidate: replace(candidate, overlaps_gathers=True),
+        )
+    if not base.overlaps_reductions:
+        yield _Change(
+            what=f"gradients reduced beside backward ({setting})",
+            calibration=replace(calibration, overlaps_reductions=True),
+            change=lambda candidate: replace(candidate, overlaps_reductions=True),
+        )
