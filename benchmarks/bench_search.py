@@ -23,7 +23,7 @@ from paro_advise.policies.strategy import Strategy
 
 NODES_PER_POD = 8
 SIZES = (64, 256, 1024)
-MAX_S, MAX_RATIO = 2.0, 2.0
+MAX_S, MAX_RATIO = 1.0, 2.0
 
 
 def run_of(world_size: int) -> Calibration:

@@ -9,18 +9,32 @@ one collective wait for those of the other, so that no step is shorter than what
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paro_advise.advisor.prediction.constants import BACKWARD_SHARE
 from paro_advise.policies.collective_cost import Draws, larger
 
 
-class Leg(NamedTuple):
-    """One collective: its time alone, and how long its bytes take a node's port and the fabric inside (us)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leg:
+    """One collective.
+
+    Attributes:
+        alone: its time (us).
+        port, fabric: how long its bytes take a node's port and the fabric inside (us).
+        takes_port, takes_fabric: whether they do; asked once, since a leg is sent many times.
+    """
 
     alone: Draws
     port: Draws
     fabric: Draws
+    takes_port: bool = field(init=False)
+    takes_fabric: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "takes_port", _is_some(self.port))
+        object.__setattr__(self, "takes_fabric", _is_some(self.fabric))
 
 
 # Collectives one after the other.
@@ -71,20 +85,18 @@ class _Links:
         """Send collectives one after the other from a moment on; return when the last one ends."""
         for leg in legs:
             end = start + leg.alone
-            if _takes(leg.port):
+            if leg.takes_port:
                 self._port = larger(start, self._port) + leg.port
                 end = larger(end, self._port)
-            if _takes(leg.fabric):
+            if leg.takes_fabric:
                 self._fabric = larger(start, self._fabric) + leg.fabric
                 end = larger(end, self._fabric)
             start = end
         return start
 
 
-def _takes(time: Draws) -> bool:
-    import numpy as np
-
-    return bool(np.any(np.asarray(time) > 0))
+def _is_some(time: Draws) -> bool:
+    return time > 0 if isinstance(time, float | int) else bool((time > 0).any())
 
 
 def micro_batch_us(units: list[UnitWork], queues: Queues) -> Draws:

@@ -266,7 +266,10 @@ class _Step:
         )
 
     def _legs(self, parts: Parts) -> Legs:
-        return tuple(Leg(self._cost((part,)), self._links.port_us(part), self._links.fabric_us(part)) for part in parts)
+        return tuple(
+            Leg(alone=self._cost((part,)), port=self._links.port_us(part), fabric=self._links.fabric_us(part))
+            for part in parts
+        )
 
     def demand_us(self) -> Draws:
         """Return the least that a step takes: what it asks of a node's port, of the fabric, or of compute."""

@@ -154,7 +154,8 @@ def sensitivities(basis: Basis, fitting: Sequence[tuple[Candidate, float]]) -> t
         value = getattr(calibration, field)
         if value:
             runs = [replace(calibration, **{field: value * factor}) for factor in (0.5, 2.0)]
-            found.append(_sensitivity(what, value, "measured", [_end(basis, run, links, fitting) for run in runs]))
+            source = "derived" if calibration.is_described else "measured"
+            found.append(_sensitivity(what, value, source, [_end(basis, run, links, fitting) for run in runs]))
     return tuple(found)
 
 
