@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from conftest import DATA, SHARED
-from test_side_dumps import flight_dump, inspector_record, make_nsys, plugin_events
+from test_side_dumps import flight_dump, inspector_record, make_nsys, metric_lines, plugin_events
 from test_side_formats import COLUMNS, GPU, RANKS, TOPOLOGY, nccl_sample, table_row
 from trace_builder import LAYOUTS, TraceBuilder, fsdp_rank
 
@@ -204,6 +204,15 @@ def _nsys() -> bytes:
         return make_nsys(Path(folder) / "report.sqlite", extra=rows).read_bytes()
 
 
+def _metrics() -> str:
+    return "\n".join(
+        metric_lines(collective=op, sizes=f"{size}-{size + 1}MB", ranks=ranks, busbw=40.0 + size, time_us=900.0 * size)
+        for op in ("AllGather", "AllReduce", "ReduceScatter")
+        for ranks in (8, 32)
+        for size in (1, 4, 16, 64)
+    )
+
+
 def _dumps() -> list[Sample]:
     inspector = "\n".join(
         json.dumps(inspector_record(coll=op, coll_sn=number))
@@ -223,6 +232,7 @@ def _dumps() -> list[Sample]:
     return [
         Sample(kind="nccl_inspector", name="h.log", data=inspector.encode()),
         Sample(kind="nccl_inspector", name="h.json", data="\n".join(map(json.dumps, newer)).encode()),
+        Sample(kind="nccl_inspector", name="nccl_inspector_metrics_GPU-1.prom", data=_metrics().encode()),
         Sample(kind="nccl_profiler_plugin", name="p.json", data=("[\n" + ",\n".join(map(json.dumps, events))).encode()),
         Sample(kind="nccl_profiler_plugin", name="p.jsonl", data="\n".join(map(json.dumps, flat)).encode()),
         Sample(kind="flight_recorder", name="_dump_5", data=pickle.dumps(flight, 2)),

@@ -12,7 +12,7 @@ import pytest
 from paro_advise.errors import BrokenInputError, HostileInputError, InputError
 from paro_advise.trace_parsers import flight_recorder, nsys
 from paro_advise.trace_parsers.bytes.readable import Readable
-from paro_advise.trace_parsers.nccl import inspector, profiler_plugin
+from paro_advise.trace_parsers.nccl import inspector, inspector_metrics, profiler_plugin
 from paro_advise.trace_parsers.tables import SourceFile, SourceKind
 
 
@@ -108,6 +108,68 @@ def test_inspector_skips_and_counts_broken_records(broken):
     assert any(notice.code == "Q201" and notice.message.startswith("1 ") for notice in parsed.notices)
     with pytest.raises(BrokenInputError):
         read(inspector, broken)
+
+
+def metric_lines(*, collective="AllGather", sizes="4-5MB", ranks=32, nodes=4, busbw=50.0, time_us=3000.0):
+    """The two lines that NCCL Inspector writes for one mean, as nccl 2.30 prints them."""
+    labels = (
+        f'version="v5.1",slurm_job_id="7",node="h",gpu="GPU0",comm_name="unknown",n_nodes="{nodes}",nranks="{ranks}",'
+        f'collective="{collective}",message_size="{sizes}",algo_proto="RING_SIMPLE"'
+    )
+    return (
+        f"nccl_bus_bandwidth_gbs{{{labels}}} {busbw:.6g}\n"
+        f"nccl_collective_exec_time_microseconds{{{labels}}} {time_us:.6g}"
+    )
+
+
+def test_inspector_metrics_are_samples_of_links():
+    """A shard of 4 to 5 MiB on each of 32 ranks; 50 GB/s and 3,000 us say 154.8e6 bytes, 4.6 MiB a rank."""
+    text = metric_lines() + "\n# a comment\n" + metric_lines(collective="AllReduce", sizes="64-65MB", ranks=8, nodes=1)
+    parsed = read(inspector_metrics, text + " 1700000000000\n")
+    rows = {row["op"]: row for row in parsed.link_samples.to_dicts()}
+    assert rows["all_gather"] == {
+        "op": "all_gather", "bytes": round(50e9 * 3000e-6 * 32 / 31), "group_size": 32, "num_nodes": 4,
+        "time_us": 3000.0, "busbw_gbps": 50.0,
+    }  # fmt: skip
+    # 50 GB/s and 3,000 us say 86 MB of an all-reduce on 8 ranks: more than the range holds, so its end.
+    assert rows["all_reduce"]["bytes"] == 65 << 20
+    assert (parsed.header.world_size, parsed.header.num_nodes, parsed.header.host) == (32, 4, "h")
+    assert parsed.header.remarks["format_version"] == "v5.1"
+    assert codes(parsed) == ["Q235"]
+
+
+def test_inspector_metrics_of_messages_between_two_ranks_count():
+    text = metric_lines(collective="Send", sizes="1-2MB", busbw=19.2, time_us=92.6).replace("collective=", "p2p_operation=")
+    text = text.replace("nccl_bus", "nccl_p2p_bus").replace("nccl_collective_exec", "nccl_p2p_exec")
+    parsed = read(inspector_metrics, text)
+    assert parsed.link_samples["op"].to_list() == ["send"]
+    assert parsed.link_samples["busbw_gbps"].to_list() == [19.2]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "nccl_bus_bandwidth_gbs{",
+        metric_lines(time_us=-5.0),
+        metric_lines(busbw=math.nan),
+        metric_lines(ranks=0),
+        metric_lines(collective=""),
+        metric_lines(busbw=1e9),
+        metric_lines().splitlines()[1],
+    ],
+)
+def test_inspector_metrics_that_are_broken_are_counted(broken):
+    parsed = read(inspector_metrics, broken + "\n" + metric_lines())
+    assert parsed.link_samples.height == 1
+    assert "Q201" in codes(parsed)
+    with pytest.raises(BrokenInputError):
+        read(inspector_metrics, broken)
+
+
+def test_a_mean_of_one_rank_says_nothing_about_links():
+    parsed = read(inspector_metrics, metric_lines(ranks=1, nodes=1))
+    assert parsed.link_samples.height == 0
+    assert "Q234" in codes(parsed)
 
 
 # --- profiler plugin ------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from paro_advise.trace_parsers.bytes.readable import Readable
 from paro_advise.trace_parsers.constants import HEAD_BYTES, MAX_TEXT_BYTES
 from paro_advise.trace_parsers.kineto.reader import read_kineto
 from paro_advise.trace_parsers.logs import comms_logger, nccl_log, nccl_tests, train_log
-from paro_advise.trace_parsers.nccl import inspector, profiler_plugin
+from paro_advise.trace_parsers.nccl import inspector, inspector_metrics, profiler_plugin
 from paro_advise.trace_parsers.nccl import topology as nccl_topology
 from paro_advise.trace_parsers.tables import ParsedSource, SourceFile, SourceKind
 
@@ -26,6 +26,7 @@ _STREAMED: tuple[tuple[SourceKind, Callable[[bytes], bool], Callable[[Readable, 
     (SourceKind.NCCL_TOPOLOGY, nccl_topology.looks_like, nccl_topology.parse),
     (SourceKind.PROFILER_PLUGIN, profiler_plugin.looks_like, profiler_plugin.parse),
     (SourceKind.INSPECTOR, inspector.looks_like, inspector.parse),
+    (SourceKind.INSPECTOR, inspector_metrics.looks_like, inspector_metrics.parse),
 )
 _TEXT: tuple[tuple[SourceKind, Callable[[bytes], bool], Callable[[Readable, SourceFile], ParsedSource]], ...] = (
     (SourceKind.NCCL_LOG, nccl_log.looks_like, nccl_log.parse),
