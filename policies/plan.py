@@ -238,6 +238,57 @@ class Preconditions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInput:
+    """A file that a plan was made from.
+
+    Attributes:
+        name: of the file, without its folder.
+        sha256: of its content.
+    """
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanLink:
+    """A quantity of the links as a plan takes it.
+
+    Attributes:
+        what: name with its unit, such as "inter_gbps" (1e9 bytes/s) or "inter_alpha_us".
+        value: its median.
+        source: "measured", "benchmark", "stated", "derived" or "prior".
+    """
+
+    what: str
+    value: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a plan was made from and by, so that it can be made again.
+
+    Attributes:
+        tool_version: of paro-advise.
+        inputs: files.
+        framework: that trains, as recognised or described.
+        data_parallel_ranks, model_parallel_ranks: ranks that share the data, and ranks that share a model.
+        compute_us, step_us: arithmetic and time of a step of the run as it is.
+        links: of the cluster.
+    """
+
+    tool_version: str
+    inputs: tuple[PlanInput, ...]
+    framework: str
+    data_parallel_ranks: int
+    model_parallel_ranks: int
+    compute_us: float
+    step_us: float
+    links: tuple[PlanLink, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The plan.
 
@@ -256,6 +307,7 @@ class Plan:
         asked_for: the strategy that the user named, which is chosen then; since 1.5.
         answers: to what the user asked with ``--what-if``; since 1.6.
         levers: what gains beside the strategy, the best first; since 1.6.
+        origin: what it was made from and by; since 1.6.
     """
 
     format: str
@@ -278,6 +330,7 @@ class Plan:
     asked_for: str = ""
     answers: tuple[Answer, ...] = ()
     levers: tuple[Lever, ...] = ()
+    origin: Origin | None = None
 
 
 def as_framework_runs(plan: Plan, framework: str) -> Choice | None:

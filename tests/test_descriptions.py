@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -227,8 +229,8 @@ def test_states_take_the_bytes_that_are_stated():
 
 
 def test_speed_in_tokens_and_in_mfu_is_the_same_step():
-    """6 operations a parameter and token: 8.86e9 parameters, 2 x 4,096 tokens a rank at 27 % of 989.4e12 a second."""
-    step_s = 6 * 8.86e9 * 2 * 4096 / (0.27 * 989.4e12)
+    """6 operations a parameter and token: 8.86e9 parameters, 2 x 4,096 tokens a rank at 27 % of 989e12 a second."""
+    step_s = 6 * 8.86e9 * 2 * 4096 / (0.27 * 989e12)
     by_mfu = calibrate_described(described(GPUS))
     by_tokens = calibrate_described(
         described(GPUS.replace("mfu_pct = 27", f"tokens_per_s = {128 * 2 * 4096 / step_s}"))
@@ -322,6 +324,19 @@ def test_a_description_becomes_a_plan(gpus_toml, tmp_path, capsys):
     assert made.preconditions.world_size == 128
     assert made.preconditions.device_memory_bytes == 80e9
     assert "No trace was read" in capsys.readouterr().out
+
+
+def test_a_plan_says_what_it_was_made_from(gpus_toml, tmp_path):
+    plan = tmp_path / "plan.json"
+    assert run(["recommend", str(gpus_toml), "-o", str(plan)]) == 0
+    origin = read_plan(str(plan)).origin
+    digest = hashlib.sha256(gpus_toml.read_bytes()).hexdigest()
+    assert [(item.name, item.sha256) for item in origin.inputs] == [("run.toml", digest)]
+    assert (origin.tool_version, origin.framework) == (version("paro-advise"), "FSDP2")
+    assert (origin.data_parallel_ranks, origin.model_parallel_ranks) == (128, 1)
+    links = {link.what: (link.value, link.source) for link in origin.links}
+    assert links["inter_gbps"] == (200.0, "stated")
+    assert links["inter_alpha_us"][1] == "prior"
 
 
 def test_benchmarks_beside_a_description_give_the_links(gpus_toml, tmp_path, capsys):

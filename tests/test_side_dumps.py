@@ -139,7 +139,9 @@ def test_inspector_metrics_are_samples_of_links():
 
 
 def test_inspector_metrics_of_messages_between_two_ranks_count():
-    text = metric_lines(collective="Send", sizes="1-2MB", busbw=19.2, time_us=92.6).replace("collective=", "p2p_operation=")
+    text = metric_lines(collective="Send", sizes="1-2MB", busbw=19.2, time_us=92.6).replace(
+        "collective=", "p2p_operation="
+    )
     text = text.replace("nccl_bus", "nccl_p2p_bus").replace("nccl_collective_exec", "nccl_p2p_exec")
     parsed = read(inspector_metrics, text)
     assert parsed.link_samples["op"].to_list() == ["send"]

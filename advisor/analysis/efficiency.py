@@ -9,26 +9,12 @@ import numpy as np
 
 from paro_advise.advisor.analysis.model import Efficiency
 from paro_advise.advisor.facts.intervals import Intervals
+from paro_advise.advisor.ranks.devices import device_named
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Options
     from paro_advise.advisor.ranks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
-
-# Dense bf16 peak of one device in TFLOP/s, from the makers' data sheets.
-_PEAK_TFLOPS = (
-    ("H200", 989.0),
-    ("H100 PCIe", 756.0),
-    ("H100", 989.0),
-    ("H800", 989.0),
-    ("B200", 2250.0),
-    ("A100", 312.0),
-    ("A800", 312.0),
-    ("V100", 125.0),
-    ("L40S", 362.0),
-    ("MI300X", 1307.0),
-    ("MI250X", 383.0),
-)
 
 
 def efficiency(aligned: AlignedRun | None, run: Run, parameters: int | None, options: Options) -> Efficiency:
@@ -58,10 +44,9 @@ def _peak(run: Run, options: Options) -> tuple[float | None, str]:
     if options.peak_tflops:
         return options.peak_tflops, "flag"
     for _, item in run.timed:
-        name = item.header.device_name or ""
-        for part, tflops in _PEAK_TFLOPS:
-            if part.lower() in name.lower():
-                return tflops, f"data sheet of {part}, dense bf16"
+        device = device_named(item.header.device_name)
+        if device and device.peak_tflops:
+            return device.peak_tflops, f"data sheet of {device.mark}, dense bf16"
     return None, ""
 
 

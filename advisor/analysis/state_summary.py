@@ -12,7 +12,8 @@ from paro_advise.advisor.analysis.model import StateEntry
 from paro_advise.advisor.analysis.regimes import Regime, ShareRange, StateEvidence, judge_state
 from paro_advise.advisor.facts.evidence import EVIDENCE_ORDER, Evidence
 from paro_advise.advisor.facts.intervals import Intervals
-from paro_advise.advisor.ranks.latency import backend_latency, device_links_gbps
+from paro_advise.advisor.ranks.devices import device_links_gbps
+from paro_advise.advisor.ranks.latency import backend_latency
 from paro_advise.core.collective import bus_factor
 from paro_advise.core.model_state import STATES, State
 

@@ -21,7 +21,6 @@ from paro_advise.advisor.description.constants import (
     STATED_SIGMA,
     UPDATE_BYTES,
 )
-from paro_advise.advisor.description.devices import device_named
 from paro_advise.advisor.description.model import ELEMENT_BYTES
 from paro_advise.advisor.description.read import stated_bytes
 from paro_advise.advisor.prediction.calibration import Calibration, Update
@@ -31,6 +30,7 @@ from paro_advise.advisor.prediction.constants import ASSUMED_UNITS, NUM_HALVINGS
 from paro_advise.advisor.prediction.network_tiers import Cluster, Estimate, fit_tiers
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.advisor.prediction.wanted import Wanted
+from paro_advise.advisor.ranks.devices import device_named
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
 from paro_advise.errors import InputError
@@ -310,7 +310,7 @@ def _check_groups(described: Calibration, strategy: str) -> None:
 def _update(description: Description, described: Calibration, parameters: float) -> Update:
     """Return what the optimizer takes of the device: bytes that it moves over the rate of the device's memory."""
     device = device_named(description.cluster.device)
-    if device is None:
+    if device is None or device.memory_gbps is None:
         return Update()
     whole_us = UPDATE_BYTES * parameters * described.trained_share / (MEMORY_SHARE * device.memory_gbps * 1e3)
     shape = Shape(

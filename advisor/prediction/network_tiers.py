@@ -21,7 +21,7 @@ from paro_advise.advisor.prediction.constants import (
     SUM_RATIO_FACTOR,
     UNKNOWN_CORES,
 )
-from paro_advise.advisor.ranks.latency import device_links_gbps
+from paro_advise.advisor.ranks.devices import device_links_gbps
 from paro_advise.core.collective import Op
 from paro_advise.errors import UsageError
 

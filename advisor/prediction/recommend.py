@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,7 +55,7 @@ from paro_advise.advisor.prediction.what_if import (
     sensitivities,
 )
 from paro_advise.errors import InputError
-from paro_advise.policies.plan import Plan, Quantiles, Verdict, with_id
+from paro_advise.policies.plan import Origin, Plan, PlanInput, PlanLink, Quantiles, Verdict, with_id
 from paro_advise.policies.strategy import CollectiveBackend
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def recommend(
     bias: PredictionBias = NO_BIAS,
     wanted: Wanted | None = None,
     questions: Sequence[Question] = (),
+    inputs: Sequence[PlanInput] = (),
 ) -> Plan:
     """Return the plan for a run.
 
@@ -86,6 +88,7 @@ def recommend(
         bias: of predictions, learned from earlier comparisons.
         wanted: the strategy that the plan shall choose, None to let it decide.
         questions: what the plan shall answer beside.
+        inputs: files that the run was read from.
 
     Raises:
         UsageError: what is wanted or asked cannot be.
@@ -131,7 +134,7 @@ def recommend(
     )
     choices = Choices(limits=limits, may_choose=chooses)
     answers = tuple(answer(question, basis, choices, seed) for question in questions)
-    plan = replace(plan, answers=answers, levers=levers(basis, limits))
+    plan = replace(plan, answers=answers, levers=levers(basis, limits), origin=_origin(calibration, inputs))
     return with_id(_with_what_ifs(plan, basis, baseline, eligible, seed))
 
 
@@ -144,6 +147,20 @@ def _with_what_ifs(plan: Plan, basis: Basis, baseline: Scored, eligible: list[Sc
         outlooks=on_more_nodes(basis, seed) if ahead else (),
         sensitivities=sensitivities(basis, fitting) if ahead else (),
         ho_ring=ho_ring_gain(basis.calibration, basis.chosen) if ahead else None,
+    )
+
+
+def _origin(calibration: Calibration, inputs: Sequence[PlanInput]) -> Origin:
+    estimates = {name: getattr(calibration, name) for name in LINK_QUANTITIES}
+    return Origin(
+        tool_version=version("paro-advise"),
+        inputs=tuple(inputs),
+        framework=calibration.framework,
+        data_parallel_ranks=calibration.world_size,
+        model_parallel_ranks=max(1, calibration.job_world_size // calibration.world_size),
+        compute_us=calibration.compute_us,
+        step_us=calibration.step_us,
+        links=tuple(PlanLink(what=name, value=item.value, source=item.source) for name, item in estimates.items()),
     )
 
 

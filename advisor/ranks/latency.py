@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.ranks.constants import (
-    DEVICE_LINKS_GBPS,
     DEVICE_LINKS_SHARE,
     GLOO_MESSAGE_US,
     NCCL_BASE_US,
@@ -29,6 +28,7 @@ from paro_advise.advisor.ranks.constants import (
     SHORT_LATENCY_RANGE,
     TOLD_SHARE,
 )
+from paro_advise.advisor.ranks.devices import device_links_gbps
 from paro_advise.advisor.ranks.link import LatencySource
 from paro_advise.core.collective import Op, bus_factor
 
@@ -151,11 +151,3 @@ def _evidence(link: Link, links: Sequence[Link], fabric: Fabric) -> Iterator[tup
 def _sent(link: Link, fabric: Fabric) -> float:
     """Return how many bytes an operation sends for each that it must: gloo scatters by an all-reduce."""
     return 2.0 if fabric.is_gloo and link.op == Op.REDUCE_SCATTER else 1.0
-
-
-def device_links_gbps(device_name: str | None) -> float | None:
-    """Return what one device sends to its node's others at best (1e9 bytes/s), None when not known."""
-    name = device_name or ""
-    if "PCIe" in name or "NVL" in name:
-        return None
-    return next((rate for mark, rate in DEVICE_LINKS_GBPS if mark in name), None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from paro_advise.advisor.comparison.prediction_bias import PredictionBias
     from paro_advise.advisor.prediction.calibration import Calibration
     from paro_advise.advisor.prediction.scoring import Limits
-    from paro_advise.policies.plan import Plan
+    from paro_advise.policies.plan import Plan, PlanInput
 
 
 @click.command(
@@ -117,16 +119,16 @@ def command(
         host_gbps=host_gbps,
         allow_untested=allow_untested,
     )
-    plan = recommend(run.calibration, limits, bias=_bias(learn_from), wanted=wanted, questions=questions)
+    plan = recommend(
+        run.calibration, limits, bias=_bias(learn_from), wanted=wanted, questions=questions, inputs=run.inputs
+    )
     _write(plan, output, page, force=force)
     if output and output != "-" and not quiet:
         click.echo(f"wrote {output}", err=True)
     for framework, file in targets.items():
         _export(plan, framework, file, force=force)
     if not quiet:
-        for line in _unknown_memory(limits):
-            click.echo(line, err=True)
-        _next(plan, output)
+        _next(plan, limits, output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +139,13 @@ class _Run:
         calibration: the run.
         device_memory_bytes: of one device, None when unknown.
         other_bytes: of a rank, activations and the rest; 0 when unknown.
+        inputs: files behind it.
     """
 
     calibration: Calibration
     device_memory_bytes: float | None
     other_bytes: float
+    inputs: tuple[PlanInput, ...]
 
 
 def _load(
@@ -169,6 +173,7 @@ def _load(
         calibration=calibration,
         device_memory_bytes=_known_device_memory(analysis),
         other_bytes=_other_bytes(analysis, least_bytes(calibration), measured_peak),
+        inputs=_inputs(analysis),
     )
 
 
@@ -181,28 +186,42 @@ def _load_described(
     from paro_advise.advisor.description.calibrate import calibrate_described
     from paro_advise.advisor.description.read import read_description, stated_bytes
     from paro_advise.advisor.prediction.scoring import least_bytes
+    from paro_advise.policies.plan import PlanInput
 
     if len(described) > 1:
         raise UsageError(f"recommend must read one description, got {' and '.join(described)}")
     description = read_description(described[0])
+    inputs: tuple[PlanInput, ...] = (
+        PlanInput(name=Path(described[0]).name, sha256=hashlib.sha256(Path(described[0]).read_bytes()).hexdigest()),
+    )
     if benchmarks:
         analysis, _ = load_analysis(benchmarks, Options(gpus_per_node=description.cluster.gpus_per_node), progress)
         progress.notices(analysis.data_quality)
         description = with_benchmarks(description, analysis.links)
+        inputs += _inputs(analysis)
     calibration = calibrate_described(description)
     peak = measured_peak or stated_bytes("run.measured_peak", description.run.measured_peak)
     return _Run(
         calibration=calibration,
         device_memory_bytes=stated_bytes("cluster.device_memory", description.cluster.device_memory),
         other_bytes=_beyond_states(peak, least_bytes(calibration), str(calibration.baseline)) if peak else 0.0,
+        inputs=inputs,
     )
 
 
-def _next(plan: Plan, output: str | None) -> None:
-    """Say which command comes after this one."""
+def _inputs(analysis: Analysis) -> tuple[PlanInput, ...]:
+    from paro_advise.policies.plan import PlanInput
+
+    return tuple(PlanInput(name=Path(item.path).name, sha256=item.sha256) for item in analysis.run.inputs)
+
+
+def _next(plan: Plan, limits: Limits, output: str | None) -> None:
+    """Say what of the memory is not counted, and which command comes after this one."""
     from paro_advise.policies.plan import Verdict
     from paro_advise.policies.strategy import CollectiveBackend
 
+    for line in _unknown_memory(limits):
+        click.echo(line, err=True)
     if plan.verdict == Verdict.CHANGE and output and output != "-":
         name = shlex.quote(output)
         click.echo(f"next: paro-advise apply {name} CONFIG_OR_SCRIPT    (shows the change, writes nothing)", err=True)
