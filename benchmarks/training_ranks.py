@@ -196,13 +196,13 @@ def build(name: str, work: Work, first: nn.Module, ending: contextlib.ExitStack)
 def turn_of(name: str, work: Work, first: nn.Module) -> Iterator[Step]:
     """Build a system, and take it and its communicators down.
 
-    DeepSpeed remembers its communicators, so they stay.
+    DeepSpeed remembers its communicators, and ours serve the next model, so both stay.
     """
     known = _world.pg_map  # there is no public list of groups
     before = set(known)
     with contextlib.ExitStack() as ending:
         yield build(name, work, first, ending)
-    if not name.startswith("deepspeed"):
+    if not name.startswith(("deepspeed", "ours")):
         dist.barrier()
         gc.collect()
         for group in [group for group in known if group not in before]:
