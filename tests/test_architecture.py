@@ -96,6 +96,13 @@ def test_the_package_data_is_installed():
         assert resources.files(f"paro_advise.{package}").joinpath(name).is_file()
 
 
+def test_a_source_distribution_holds_what_building_and_testing_takes():
+    named = [line.split() for line in (ROOT / "MANIFEST.in").read_text().splitlines() if line[:1] not in ("#", "")]
+    kept = {name for verb, *names in named if verb in ("include", "graft") for name in names}
+    assert all((ROOT / name).exists() for name in kept)
+    assert {"tests", "docs", "benchmarks", "examples", "CHANGELOG.md", "Makefile", "constraints.txt"} <= kept
+
+
 def test_a_wheel_holds_what_the_package_reads():
     """By the declared packages and package data, not by what an editable install sees."""
     import tomllib
