@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -376,6 +377,19 @@ def test_a_description_that_is_none_ends_with_a_message(tmp_path, capsys):
     assert run(["recommend", str(path)]) == 3
     assert run(["recommend", str(tmp_path / "none.toml")]) == 3
     assert capsys.readouterr().err.count("error[") == 3
+
+
+def test_the_descriptions_of_the_documentation_are_read(tmp_path):
+    """The whole one of docs/descriptions.md, alone and with the table of links that the page shows."""
+    page = (ROOT / "docs" / "descriptions.md").read_text(encoding="utf-8")
+    whole, links = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    for text in (whole, whole + links):
+        path = tmp_path / "run.toml"
+        path.write_text(text, encoding="utf-8")
+        assert run(["recommend", str(path), "-q", "-o", str(tmp_path / "plan.json"), "--force"]) == 0
+    assert {link.what: link.source for link in read_plan(str(tmp_path / "plan.json")).origin.links}[
+        "inter_gbps"
+    ] == "benchmark"
 
 
 # ---- questions ----------------------------------------------------------------------------------------------
