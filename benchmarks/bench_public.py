@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.description.calibrate import calibrate_described, link_rates
+from paro_advise.advisor.description.calibrate import calibrate_described
+from paro_advise.advisor.description.links import link_rates
 from paro_advise.advisor.description.model import Cluster, Description, Model, Parallel, RatesByNodes, Run, StateBytes
 from paro_advise.advisor.prediction.candidates import baseline_candidate
 from paro_advise.advisor.prediction.recommend import step_range

@@ -149,7 +149,15 @@ def step_us_without_pods(size):
 def test_more_nodes_are_more_pods_of_the_same_size():
     made = of_pods()
     links, base = measured_links(made), baseline_candidate(made)
-    now = Basis(calibration=made, links=links, anchor=np.array([1.0]), base=base, chosen=base, bias=0.0)
+    now = Basis(
+        calibration=made,
+        links=links,
+        anchor=np.array([1.0]),
+        arithmetic=np.array([1.0]),
+        base=base,
+        chosen=base,
+        bias=0.0,
+    )
     assert len(sensitivities(now, [(base, 1.0)])) == 7
     assert replace(made, world_size=32).has_pods
     assert not replace(made, world_size=8).has_pods

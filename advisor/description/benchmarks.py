@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _WITHOUT_LATENCY = "1TB"
 
 
-def with_benchmarks(description: Description, links: Sequence[Link]) -> Description:
-    """Return a description with the rates that benchmarks of whole nodes show, instead of listed ones.
+def with_benchmarks(description: Description, links: Sequence[Link]) -> tuple[Description, tuple[str, ...]]:
+    """Return a description with the rates that benchmarks of whole nodes show, and what of them is not used.
 
     Args:
         description: of the run.
@@ -32,14 +32,18 @@ def with_benchmarks(description: Description, links: Sequence[Link]) -> Descript
     """
     per_node = description.cluster.gpus_per_node
     rates: dict[str, dict[int, float]] = {}
+    unused = []
     for link in links:
-        if link.op in RATED and link.busbw_gbps and link.group_size % per_node == 0:
+        # One rank on each of many nodes is no whole node.
+        if link.op in RATED and link.busbw_gbps and link.group_size % per_node == 0 and link.span != "inter":
             rates.setdefault(link.op, {})[link.group_size // per_node] = link.busbw_gbps
+        else:
+            unused.append(f"{link.op} of {link.group_size} ranks ({link.span})")
     if not rates:
-        sizes = ", ".join(sorted({f"{link.op} of {link.group_size}" for link in links})) or "none"
+        sizes = ", ".join(sorted(set(unused))) or "none"
         raise InputError(
             f"benchmarks beside a description must use all {per_node} ranks of their nodes, got {sizes}",
             hint="cluster.gpus_per_node says how many ranks a node has",
         )
     listed = RatesByNodes(**rates, message=_WITHOUT_LATENCY)
-    return replace(description, cluster=replace(description.cluster, links=listed))
+    return replace(description, cluster=replace(description.cluster, links=listed)), tuple(sorted(set(unused)))

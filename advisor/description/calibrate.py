@@ -14,29 +14,23 @@ from typing import TYPE_CHECKING, Any
 from paro_advise.advisor.description.constants import (
     BESIDE_BACKWARD_SIGMA,
     BESIDE_BACKWARD_SLOWING,
-    BEYOND_SIGMA,
     FLOP_PER_PARAMETER_AND_TOKEN,
-    LISTED_SIGMA,
     MEMORY_SHARE,
-    STATED_SIGMA,
     UPDATE_BYTES,
 )
+from paro_advise.advisor.description.links import link_rates, shaped_links
 from paro_advise.advisor.description.model import ELEMENT_BYTES
-from paro_advise.advisor.description.read import stated_bytes
 from paro_advise.advisor.prediction.calibration import Calibration, Update
-from paro_advise.advisor.prediction.candidates import baseline_candidate
-from paro_advise.advisor.prediction.cluster_links import ShapedLinks
+from paro_advise.advisor.prediction.candidates import aligned_sizes, baseline_candidate
 from paro_advise.advisor.prediction.constants import ASSUMED_UNITS, NUM_HALVINGS, P90_SIGMAS
 from paro_advise.advisor.prediction.network_tiers import Cluster, Estimate, fit_tiers
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.advisor.prediction.wanted import Wanted
 from paro_advise.advisor.ranks.devices import device_named
-from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
 from paro_advise.errors import InputError
-from paro_advise.policies.link_rates import LinkRates
 from paro_advise.policies.memory import Widths, shards
-from paro_advise.policies.strategy import Level
+from paro_advise.policies.strategy import Level, Strategy, check_kept
 from paro_advise.policies.traffic import Shape
 
 if TYPE_CHECKING:
@@ -111,6 +105,7 @@ def calibrate_described(description: Description, micro_batch_us: float | None =
         UsageError: the strategy is none.
     """
     run, ranks, notes = description.run, _ranks(description), list[str]()
+    _check_pods(description)
     wanted = Wanted.parse(run.strategy)
     cluster = Cluster(
         world_size=ranks.world_size,
@@ -120,20 +115,22 @@ def calibrate_described(description: Description, micro_batch_us: float | None =
         device_name=description.cluster.device or None,
     )
     tiers = fit_tiers((), cluster, description.cluster.nodes_per_pod)
-    rates = link_rates(description, sums_in_network=not ranks.tensor_spans_nodes)
+    rates = link_rates(description, tiers, sums_in_network=not ranks.tensor_spans_nodes)
     values: dict[str, Any] = {
         field.name: getattr(tiers, field.name) for field in fields(tiers) if field.name != "notes"
     }
     shaped = None
     if rates:
-        shaped, listed = _shaped(description, rates, ranks, values, notes)
+        nodes = ranks.world_size // ranks.ranks_per_node
+        shaped, listed, said = shaped_links(description, rates, tiers, nodes, ranks.ranks_per_node)
         values |= listed
+        notes += said
     else:
         notes += tiers.notes
     notes += _notes(description, ranks)
     element_bytes = ELEMENT_BYTES[description.model.parameter_type]
     whole = description.model.parameters / (description.parallel.tensor * description.parallel.pipeline)
-    beside = frozenset[str]() if ranks.tensor_spans_nodes else run.reductions_beside_backward
+    beside = frozenset[str]() if ranks.tensor_spans_nodes else _beside_backward(description)
     described = Calibration(
         job_world_size=description.cluster.nodes * description.cluster.gpus_per_node,
         job_ranks_per_node=description.cluster.gpus_per_node,
@@ -190,83 +187,47 @@ def _ranks(description: Description) -> _Ranks:
     )
 
 
-def link_rates(description: Description, *, sums_in_network: bool = True) -> LinkRates | None:
-    """Return rates by group shape: listed ones, else what the cards of a node move; None where nothing is said.
-
-    Args:
-        description: of the run.
-        sums_in_network: all-reduces are as fast as listed.
-
-    Raises:
-        InputError: the message size is none.
-    """
-    cluster, listed = description.cluster, description.cluster.links
-    if listed is None:
-        if cluster.inter_gbps is None:
-            return None
-        inside = ((1, cluster.intra_gbps),) if cluster.intra_gbps else ()
-        # A large message: what people state for network cards holds no latency.
-        rates = {Op.ALL_GATHER: (*inside, (max(2, cluster.nodes), cluster.inter_gbps))}
-        return LinkRates(ranks_per_node=cluster.gpus_per_node, num_bytes=1e12, gbps=rates)
-    num_bytes = stated_bytes("cluster.links.message", listed.message) or 0.0
-    by_op = {
-        Op.ALL_GATHER: listed.all_gather,
-        Op.REDUCE_SCATTER: listed.reduce_scatter,
-        Op.ALL_REDUCE: listed.all_reduce,
-    }
-    return LinkRates(
-        ranks_per_node=cluster.gpus_per_node,
-        num_bytes=num_bytes,
-        gbps={op: tuple(sorted(pairs.items())) for op, pairs in by_op.items() if pairs},
-        sums_in_network=sums_in_network,
-    )
-
-
-def _shaped(
-    description: Description, rates: LinkRates, ranks: _Ranks, values: dict[str, Any], notes: list[str]
-) -> tuple[ShapedLinks, dict[str, Estimate]]:
-    """Return rates by group shape, and the tiers that stand for them."""
-    nodes = max(1, ranks.world_size // ranks.ranks_per_node)
-    sigma, source = (LISTED_SIGMA, "benchmark") if description.cluster.links else (STATED_SIGMA, "stated")
-    if nodes > rates.most_nodes:
-        sigma = math.hypot(sigma, BEYOND_SIGMA * math.log2(nodes / rates.most_nodes))
-        notes.append(f"links of {nodes} nodes: as quick as those of {rates.most_nodes}, the most that are listed")
-    inside_known = any(number == 1 for pairs in rates.gbps.values() for number, _ in pairs)
-    intra = values["intra_gbps"]
-    if inside_known:
-        rate = rates.busbw_gbps(Op.ALL_GATHER, 1, ranks.ranks_per_node)
-        intra = Estimate(value=rate, sigma=sigma, source=source)
-    else:
-        rates = replace(rates, gbps={op: ((1, intra.value), *pairs) for op, pairs in rates.gbps.items()})
-        notes.append(f"bandwidth inside nodes: {intra.value:.3g} GB/s assumed, no rate for one node is listed")
-    inter = Estimate(
-        value=rates.busbw_gbps(Op.ALL_GATHER, nodes, ranks.ranks_per_node) if nodes > 1 else intra.value,
-        sigma=sigma,
-        source=source,
-    )
-    shaped = ShapedLinks(
-        rates=rates,
-        inter_gbps=inter.value,
-        intra_gbps=intra.value,
-        inter_alpha_us=values["inter_alpha_us"].value,
-        intra_alpha_us=values["intra_alpha_us"].value,
-    )
-    listed = {"inter_gbps": inter, "intra_gbps": intra}
-    return shaped, listed | {"pod_gbps": inter, "rail_gain": Estimate(value=1.0, sigma=0.0, source="derived")}
-
-
 def _notes(description: Description, ranks: _Ranks) -> list[str]:
     """Return what was assumed beside the links."""
     run, parallel = description.run, description.parallel
     notes = ["no trace was read: the run is as its description says, one third of the arithmetic is forward"]
     if run.step_time_ms or run.tokens_per_s or run.mfu_pct:
         notes.append("arithmetic: what the described step leaves beside communication")
+    if description.cluster.device and device_named(description.cluster.device) is None:
+        notes.append(
+            "cluster.device is not known: the optimizer takes no time, bandwidth inside nodes is no data sheet's"
+        )
     if ranks.tensor_spans_nodes:
         notes.append(
             f"tensor parallelism of {parallel.tensor} ranks spans nodes: nothing else is hidden behind it, and "
             "all-reduces between nodes are as slow as scatter and gather"
         )
     return notes
+
+
+def _beside_backward(description: Description) -> frozenset[str] | None:
+    named = description.run.reductions_beside_backward
+    if named is None:
+        return None
+    for triple in named:
+        check_kept(Strategy.parse(triple))
+    return frozenset(named)
+
+
+def _check_pods(description: Description) -> None:
+    cluster = description.cluster
+    if cluster.nodes_per_pod is None:
+        return
+    if cluster.nodes % cluster.nodes_per_pod:
+        raise InputError(
+            f"cluster.nodes_per_pod must divide the {cluster.nodes} nodes, got {cluster.nodes_per_pod}",
+            hint="leave it out where all nodes are connected the same way",
+        )
+    if cluster.links or cluster.inter_gbps or cluster.intra_gbps:
+        raise InputError(
+            "cluster.nodes_per_pod must come without links, inter_gbps and intra_gbps, got both",
+            hint="cluster.links by numbers of nodes say where a pod ends",
+        )
 
 
 def _unmodelled(description: Description) -> str:
@@ -300,10 +261,12 @@ def _widths(description: Description) -> Widths | None:
 
 
 def _check_groups(described: Calibration, strategy: str) -> None:
-    size = described.baseline_group_size
-    if Level.I.value in str(described.baseline) and described.world_size % size:
+    sizes = aligned_sizes(described)
+    if Level.I.value in str(described.baseline) and described.baseline_group_size not in sizes:
         raise InputError(
-            f"run.strategy must have groups that divide the {described.world_size} data-parallel ranks, got {strategy}"
+            f"run.strategy must have groups that divide the {described.world_size} data-parallel ranks and align with "
+            f"their nodes, got {strategy}",
+            hint=f"groups of {', '.join(map(str, sizes))} ranks do",
         )
 
 
@@ -360,6 +323,7 @@ def _measured_step_us(description: Description) -> float | None:
     """
     run = description.run
     said = [name for name in ("step_time_ms", "tokens_per_s", "mfu_pct") if getattr(run, name) is not None]
+    said += ["compute_mfu_pct"] if run.compute_mfu_pct else []
     if len(said) > 1:
         raise InputError(f"a description must say once how long a step takes, got {' and '.join(said)}")
     if run.step_time_ms:

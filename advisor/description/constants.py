@@ -11,7 +11,7 @@ MEMORY_SHARE = 0.8
 FLOP_PER_PARAMETER_AND_TOKEN = 6.0  # forward and backward (Kaplan et al. 2020, section 2.1); attention is not counted
 
 # How much longer a step takes for each unit of time that a collective runs beside backward: both share the device's
-# memory and processors. `make bench-public`; 1.4 to 1.6 do as well there. Sigma: of the logarithm, assumed.
+# memory and processors. `make bench-public`; range 1.4 to 1.6 (docs/scoreboard.md). Sigma: of the logarithm, assumed.
 BESIDE_BACKWARD_SLOWING, BESIDE_BACKWARD_SIGMA = 1.5, 0.1
 
 # Standard deviations of logarithms: of a rate that a benchmark elsewhere measured, and of one held beyond its most

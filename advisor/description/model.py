@@ -6,9 +6,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-Positive = Annotated[float, Meta(gt=0, lt=1e18)]
-Count = Annotated[int, Meta(ge=1, le=1 << 40)]
-Percent = Annotated[float, Meta(gt=0, le=100)]
+Positive = Annotated[float, Meta(ge=1e-3, le=1e15)]
+Rate = Annotated[float, Meta(ge=1e-3, le=1e6)]  # 1e9 bytes/s
+Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+Blocks = Annotated[int, Meta(ge=1, le=2_000)]
+Percent = Annotated[float, Meta(ge=0.01, le=100)]
+Name = Annotated[str, Meta(max_length=200)]
 ElementType = Literal["fp32", "bf16", "fp16"]
 ELEMENT_BYTES: dict[ElementType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -35,7 +38,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     parameters: Positive
     trained_parameters: Positive | None = None
-    layers: Count | None = None
+    layers: Blocks | None = None
     sequence_length: Count | None = None
     parameter_type: ElementType = "bf16"
     gradient_type: ElementType = "bf16"
@@ -50,9 +53,9 @@ class RatesByNodes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         message: size of the whole buffer, such as "256MB".
     """
 
-    all_gather: dict[Count, Positive] = field(default_factory=dict)
-    reduce_scatter: dict[Count, Positive] = field(default_factory=dict)
-    all_reduce: dict[Count, Positive] = field(default_factory=dict)
+    all_gather: dict[Count, Rate] = field(default_factory=dict)
+    reduce_scatter: dict[Count, Rate] = field(default_factory=dict)
+    all_reduce: dict[Count, Rate] = field(default_factory=dict)
     message: str = "256MB"
 
 
@@ -71,12 +74,12 @@ class Cluster(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     nodes: Count
-    gpus_per_node: Count
-    device: str = ""
+    gpus_per_node: Annotated[int, Meta(ge=1, le=1024)]
+    device: Name = ""
     device_memory: str | None = None
     peak_tflops: Positive | None = None
-    inter_gbps: Positive | None = None
-    intra_gbps: Positive | None = None
+    inter_gbps: Rate | None = None
+    intra_gbps: Rate | None = None
     links: RatesByNodes | None = None
     nodes_per_pod: Count | None = None
 

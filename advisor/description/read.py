@@ -12,6 +12,7 @@ from paro_advise.errors import InputError
 
 SUFFIX = ".toml"
 _MOST_BYTES = 1 << 20  # a description is a page of text
+_MOST_STATED = float(1 << 60)  # bytes that anyone would mean
 _HINT = "docs/descriptions.md shows a whole one"
 
 
@@ -42,7 +43,7 @@ def stated_bytes(name: str, text: str | None) -> float | None:
     if text is None:
         return None
     found = bytes_of(text)
-    if not found:
+    if not found or not found < _MOST_STATED:
         raise InputError(f'{name} must be a size such as "80GiB", got {text!r}')
     return found
 

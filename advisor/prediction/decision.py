@@ -297,8 +297,8 @@ def _change(baseline: Choice, chosen: Choice) -> str:
 def _memory(baseline: Choice, chosen: Choice) -> str:
     more = chosen.redundancy_bytes - baseline.redundancy_bytes
     if not more:
-        return ", with the same memory for the model states"
-    return f", {bytes_text(abs(more))} {'more' if more > 0 else 'less'} memory per rank for the model states"
+        return ", with the same memory"
+    return f", {bytes_text(abs(more))} {'more' if more > 0 else 'less'} memory per rank"
 
 
 def _confidence_text(error_pct: float, *, is_described: bool) -> str:

@@ -9,20 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from paro_advise.advisor.prediction.constants import LEAST_LEVER_GAIN, MERGED_UNITS
 from paro_advise.advisor.prediction.scoring import needed_bytes, over_capacity
-from paro_advise.advisor.prediction.step_replay import floor_us, step_us
-from paro_advise.advisor.prediction.what_if import quantiles
+from paro_advise.advisor.prediction.what_if import anchored_us, quantiles
 from paro_advise.core.framework import Framework
 from paro_advise.policies.plan import Lever
 from paro_advise.policies.strategy import Level
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
 
     from paro_advise.advisor.prediction.calibration import Calibration
     from paro_advise.advisor.prediction.candidates import Candidate
@@ -61,9 +56,9 @@ def levers(basis: Basis, limits: Limits) -> tuple[Lever, ...]:
         limits: memory.
     """
     found = []
-    before = [_times(basis, basis.calibration, candidate) for candidate in (basis.base, basis.chosen)]
+    before = [anchored_us(basis, basis.calibration, candidate) for candidate in (basis.base, basis.chosen)]
     for change in _changes(basis.calibration, basis.base):
-        after = [_times(basis, change.calibration, change.change(item)) for item in (basis.base, basis.chosen)]
+        after = [anchored_us(basis, change.calibration, change.change(item)) for item in (basis.base, basis.chosen)]
         now, planned = (quantiles(old / new) for old, new in zip(before, after, strict=True))
         if planned.p50 < 1 + LEAST_LEVER_GAIN:
             continue
@@ -83,13 +78,6 @@ def levers(basis: Basis, limits: Limits) -> tuple[Lever, ...]:
             )
         )
     return tuple(sorted(found, key=lambda lever: -lever.speedup_with_plan.p50))
-
-
-def _times(basis: Basis, calibration: Calibration, candidate: Candidate) -> NDArray[np.float64]:
-    floor = floor_us(calibration, candidate)
-    exposed = np.maximum(step_us(calibration, candidate, basis.links) - floor, 0.0)
-    times: NDArray[np.float64] = floor + exposed * basis.anchor
-    return times
 
 
 def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:

@@ -14,11 +14,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.prediction.candidates import candidates
-from paro_advise.advisor.prediction.constants import BEYOND_NODES, LINK_FACTORS, NUM_HALVINGS, SCALING_SIGMA
+from paro_advise.advisor.prediction.candidates import aligned_sizes, candidates
+from paro_advise.advisor.prediction.constants import (
+    BEYOND_NODES,
+    LINK_FACTORS,
+    NUM_HALVINGS,
+    ON_CPU_SIGMA,
+    OTHER_SIGMA,
+    SCALING_SIGMA,
+)
 from paro_advise.advisor.prediction.scoring import score
-from paro_advise.advisor.prediction.step_replay import floor_us, measured_links, step_us
-from paro_advise.advisor.prediction.what_if import quantiles, wider
+from paro_advise.advisor.prediction.step_replay import device_floor_us, floor_us, measured_links, step_us
+from paro_advise.advisor.prediction.what_if import anchored_us, quantiles, wider
+from paro_advise.advisor.wording.quantities import plural
+from paro_advise.core.collective import Op
 from paro_advise.errors import UsageError
 from paro_advise.policies.plan import Answer
 
@@ -32,10 +41,12 @@ if TYPE_CHECKING:
     from paro_advise.advisor.prediction.cluster_links import Links
     from paro_advise.advisor.prediction.scoring import Limits
     from paro_advise.advisor.prediction.what_if import Basis
+    from paro_advise.policies.collective_cost import Draws
 
 _COUNTS = ("nodes", "micro-batches")
 _RATES = {"inter-gbps": "inter_gbps", "intra-gbps": "intra_gbps"}
 _TARGETS = ("communication", "efficiency")
+_UNMEASURED_US = 1e30  # of a step that a question changes: no bound for its parts
 _MOST = 1 << 20  # nodes, micro-batches or GB/s that anyone would mean
 
 
@@ -88,8 +99,8 @@ def _number(name: str, text: str, whole: str) -> float:
         value = float(text.removesuffix("%") if name in _TARGETS else text)
     except ValueError as error:
         raise _no_question(whole) from error
-    most = 100 if name in _TARGETS else _MOST
-    if not 0 < value <= most or (name in _COUNTS and value != int(value)):
+    least, most = (0.01, 100.0) if name in _TARGETS else (1e-3, float(_MOST))
+    if not least <= value <= most or (name in _COUNTS and value != int(value)):
         raise _no_question(whole)
     return value
 
@@ -124,28 +135,38 @@ def answer(question: Question, basis: Basis, choices: Choices, seed: int = 0) ->
     if question.target == "efficiency":
         return Answer(asked=question.text, text=_most_nodes(question.share, basis))
     changed, links = _changed(question, basis)
-    doublings = abs(math.log2(changed.num_nodes / basis.calibration.num_nodes))
-    noise = np.exp(np.random.default_rng(seed).normal(0.0, SCALING_SIGMA * doublings, len(basis.anchor)))
+    doublings = abs(math.log2(changed.world_size / basis.calibration.world_size))
+    sigma = math.hypot(OTHER_SIGMA if changed.is_gpu else ON_CPU_SIGMA, SCALING_SIGMA * doublings)
+    noise = np.exp(np.random.default_rng(seed).normal(0.0, sigma, len(basis.anchor)))
 
     def times(candidate: Candidate) -> NDArray[np.float64]:
-        floor = floor_us(changed, candidate)
-        exposed = np.maximum(step_us(changed, candidate, links) - floor, 0.0) * basis.anchor
-        found: NDArray[np.float64] = floor + exposed * noise / np.median(noise)
-        return found
+        return anchored_us(basis, changed, candidate, links, noise / np.median(noise))
 
-    base, chosen = (wider(candidate, basis.calibration, changed) for candidate in (basis.base, basis.chosen))
+    known = {
+        place: wider(candidate, basis.calibration, changed)
+        for place, candidate in enumerate((basis.base, basis.chosen))
+    }
+    fits = {place: _fits(candidate, changed) for place, candidate in known.items()}
+    nodes = plural(_job_nodes(changed), "node")
+    said = [f"{changed.world_size} data-parallel ranks on {nodes}"] if doublings else []
+    said += [
+        f"groups of {known[place].group_size} do not fit them"
+        for place in ((1,) if known[0].name == known[1].name else (0, 1))
+        if not fits[place]
+    ]
     scored = [
         score(changed, item, choices.limits, times(item)) for item in candidates(changed) if choices.may_choose(item)
     ]
     fitting = [item for item in scored if not item.reason]
     best = min(fitting, key=lambda item: float(np.median(item.times)), default=None)
+    steps = {place: quantiles(times(candidate)) if fits[place] else None for place, candidate in known.items()}
     return Answer(
         asked=question.text,
-        text=f"{changed.world_size} data-parallel ranks on {changed.num_nodes} nodes" if doublings else "",
-        baseline=base.name,
-        baseline_step_us=quantiles(times(base)),
-        chosen=chosen.name,
-        chosen_step_us=quantiles(times(chosen)),
+        text="; ".join(said),
+        baseline=known[0].name,
+        baseline_step_us=steps[0],
+        chosen=known[1].name,
+        chosen_step_us=steps[1],
         best=best.candidate.name if best else "",
         best_step_us=quantiles(best.times) if best else None,
     )
@@ -159,19 +180,45 @@ def _changed(question: Question, basis: Basis) -> tuple[Calibration, Links]:
         elif name == "micro-batches":
             passes = calibration.compute_us - calibration.update.measured_us
             scaled = passes * value / calibration.micro_batches + calibration.update.measured_us
-            calibration = replace(calibration, micro_batches=int(value), compute_us=scaled, step_us=math.inf)
+            calibration = replace(calibration, micro_batches=int(value), compute_us=scaled, step_us=_UNMEASURED_US)
         else:
-            field = _RATES[name]
-            factor = value / getattr(basis.calibration, field).value
-            links = replace(links, **{field: getattr(links, field) * factor})
+            links = replace(links, **{_RATES[name]: getattr(links, _RATES[name]) * value / _today(name, calibration)})
     return calibration, links
 
 
+def _today(name: str, calibration: Calibration) -> float:
+    """Return the bandwidth that a run has, on its nodes as they are or as a question changes them (1e9 bytes/s)."""
+    if calibration.shaped is None or name != "inter-gbps":
+        return float(getattr(calibration, _RATES[name]).value)
+    nodes = max(2, calibration.num_nodes)
+    return calibration.shaped.rates.busbw_gbps(Op.ALL_GATHER, nodes, calibration.ranks_per_node)
+
+
+def _job_nodes(calibration: Calibration) -> int:
+    return max(1, calibration.job_world_size // calibration.job_ranks_per_node)
+
+
+def _fits(candidate: Candidate, calibration: Calibration) -> bool:
+    """Tell whether a candidate's groups fill nodes, or are parts of them, where any of its states uses groups."""
+    if "I" not in str(candidate.strategy) and not candidate.variant.keeps_copy:
+        return True
+    return candidate.group_size in aligned_sizes(calibration)
+
+
 def _on_nodes(calibration: Calibration, nodes: int, text: str) -> Calibration:
-    world = nodes * calibration.ranks_per_node
-    if world < 2 or world % calibration.ranks_per_node:
-        raise UsageError(f"--what-if must leave two or more data-parallel ranks, got {text!r}")
-    return replace(calibration, world_size=world)
+    now = _job_nodes(calibration)
+    world, rest = divmod(calibration.world_size * nodes, now)
+    if world < 2 or rest or (world > calibration.ranks_per_node and world % calibration.ranks_per_node):
+        raise UsageError(
+            f"--what-if must leave two or more data-parallel ranks that fill their nodes, got {text!r}",
+            hint=f"the run has {calibration.world_size} of them on {now} nodes",
+        )
+    return replace(
+        calibration,
+        world_size=world,
+        ranks_per_node=min(world, calibration.ranks_per_node),
+        job_world_size=calibration.job_ranks_per_node * nodes,
+    )
 
 
 def _least_bandwidth(share: float, basis: Basis) -> str:
@@ -186,13 +233,16 @@ def _least_bandwidth(share: float, basis: Basis) -> str:
         def exposed(factor: float, candidate: Candidate = candidate) -> float:
             quick = replace(links, inter_gbps=links.inter_gbps * factor, pod_gbps=links.pod_gbps * factor)
             step = float(step_us(calibration, candidate, quick))
-            return max(0.0, step - floor_us(calibration, candidate)) / step
+            return max(0.0, step - float(_floor_us(calibration, candidate, quick))) / step
 
         low, high = LINK_FACTORS
         now = f"{exposed(1.0):.0%} at today's {value:.3g} GB/s"
         if exposed(high) > share:
             left = exposed(high)
             parts.append(f"{candidate.name}: by no bandwidth between nodes, {left:.0%} remain; {now}")
+            continue
+        if exposed(low) <= share:
+            parts.append(f"{candidate.name}: at any from {value * low:.3g} GB/s on, as far as was looked; {now}")
             continue
         for _ in range(NUM_HALVINGS):
             middle = math.sqrt(low * high)
@@ -204,25 +254,31 @@ def _least_bandwidth(share: float, basis: Basis) -> str:
 def _most_nodes(share: float, basis: Basis) -> str:
     """Say up to how many nodes a rank keeps a share of today's speed, with equal work per rank."""
     calibration, links = basis.calibration, measured_links(basis.calibration)
-    most = calibration.num_nodes * BEYOND_NODES
+    job_nodes = _job_nodes(calibration)
     parts = []
     for candidate in _both(basis):
         now = float(step_us(calibration, candidate, links))
 
-        def holds(nodes: int, candidate: Candidate = candidate, now: float = now) -> bool:
-            more = replace(calibration, world_size=nodes * calibration.ranks_per_node)
+        def holds(factor: int, candidate: Candidate = candidate, now: float = now) -> bool:
+            more = replace(calibration, world_size=factor * calibration.world_size)
             return now / float(step_us(more, wider(candidate, calibration, more), links)) >= share
 
         # Groups fill multiples of the nodes that the run has.
         low, high = 1, BEYOND_NODES
-        if holds(most):
-            parts.append(f"{candidate.name}: beyond {most} nodes")
+        if holds(BEYOND_NODES):
+            parts.append(f"{candidate.name}: beyond {job_nodes * BEYOND_NODES} nodes")
             continue
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if holds(middle * calibration.num_nodes) else (low, middle)
-        parts.append(f"{candidate.name}: up to {low * calibration.num_nodes} nodes")
+            low, high = (middle, high) if holds(middle) else (low, middle)
+        parts.append(f"{candidate.name}: up to {low * job_nodes} nodes")
     return "; ".join(parts) + "; of today's speed per rank, with equal work per rank"
+
+
+def _floor_us(calibration: Calibration, candidate: Candidate, links: Links) -> Draws:
+    if calibration.is_gpu:
+        return device_floor_us(calibration, candidate, links)
+    return floor_us(calibration, candidate)
 
 
 def _both(basis: Basis) -> tuple[Candidate, ...]:

@@ -39,12 +39,12 @@ from paro_advise.advisor.prediction.questions import Choices, answer
 from paro_advise.advisor.prediction.scoring import Limits, Scored, score
 from paro_advise.advisor.prediction.step_replay import (
     demand_us,
+    device_floor_us,
     floor_us,
     link_demand_us,
     measured_links,
     slowdown,
     step_us,
-    update_us,
 )
 from paro_advise.advisor.prediction.what_if import (
     Basis,
@@ -102,7 +102,7 @@ def recommend(
         )
     predictor = _Predictor(calibration, np.random.default_rng(seed), bias)
     baseline = score(calibration, predictor.base, limits, predictor.present())
-    scored = [score(calibration, item, limits, predictor.times(item)) for item in candidates(calibration)]
+    scored = [score(calibration, item, limits, predictor.times_of(item)) for item in candidates(calibration)]
 
     def chooses(candidate: Candidate) -> bool:
         return may_choose(candidate, calibration, allow_untested=limits.allow_untested)
@@ -128,6 +128,7 @@ def recommend(
         calibration=calibration,
         links=predictor.links,
         anchor=predictor.anchor,
+        arithmetic=predictor.arithmetic,
         base=predictor.base,
         chosen=chosen.candidate,
         bias=bias.mean,
@@ -197,7 +198,8 @@ class _Predictor:
         self._floor = floor_us(calibration, self.base)
         # Of all candidates alike: what nobody measured yet.
         spread = calibration.compute_sigma
-        self._arithmetic = np.exp(generator.normal(0.0, spread, NUM_DRAWS)) if spread else np.ones(NUM_DRAWS)
+        drawn = np.exp(self.generator.normal(0.0, spread, NUM_DRAWS)) if spread else np.ones(NUM_DRAWS)
+        self.arithmetic: NDArray[np.float64] = drawn / np.median(drawn)
         if calibration.is_gpu:
             # What the replay lacks, or has too much of, it has of every candidate.
             replayed = np.maximum(step_us(calibration, self.base, self.links), 1.0)
@@ -224,14 +226,14 @@ class _Predictor:
 
     def present(self) -> NDArray[np.float64]:
         """Return draws of the step as it is (us): measured, but for arithmetic that nobody measured."""
-        own = self._device_floor(self.base) if self.calibration.is_gpu else 0.0
-        return self.calibration.step_us + own * (self._arithmetic - 1)
+        own = device_floor_us(self.calibration, self.base, self.links) if self.calibration.is_gpu else 0.0
+        return np.asarray(self.calibration.step_us + own * (self.arithmetic - 1))
 
-    def _device_floor(self, candidate: Candidate) -> NDArray[np.float64]:
-        calibration = self.calibration
-        alone = calibration.alone_us(self.links.compute_slowing) + calibration.fixed_us
-        floor: NDArray[np.float64] = np.minimum(alone, calibration.step_us) + update_us(calibration, candidate)
-        return floor
+    def times_of(self, candidate: Candidate) -> NDArray[np.float64]:
+        """Return the same; what a description says of the way it runs today is known already."""
+        if self.calibration.is_described and candidate.name == self.base.name:
+            return self.present()
+        return self.times(candidate)
 
     def times(self, candidate: Candidate) -> NDArray[np.float64]:
         """Return draws of a candidate's step time (us)."""
@@ -255,14 +257,14 @@ class _Predictor:
     def _device_times(self, candidate: Candidate) -> NDArray[np.float64]:
         """Return draws of a candidate's step time on a device (us), never below what it asks of a link."""
         calibration = self.calibration
-        floor = self._device_floor(candidate)
+        floor = device_floor_us(calibration, candidate, self.links)
         exposed = np.maximum(step_us(calibration, candidate, self.links) * self.anchor - floor, 0.0)
         unseen = UNSEEN_SIGMA * (1 - calibration.seen_share)
         few = ONE_STEP_SIGMA / math.sqrt(max(1, calibration.num_steps))
         sigma = math.hypot(OTHER_SIGMA, self._bias.spread, unseen, few)
         noise = np.exp(self.generator.normal(0.0, sigma, NUM_DRAWS))
         # Its median is 1, or chance would order what the replay finds nearly equal.
-        times = (floor * self._arithmetic + exposed * noise / np.median(noise)) * math.exp(-self._bias.mean)
+        times = (floor * self.arithmetic + exposed * noise / np.median(noise)) * math.exp(-self._bias.mean)
         if calibration.is_described:
             repeat = np.exp(self.generator.normal(0.0, REPEAT_SIGMA, NUM_DRAWS))
             times = times * repeat / np.median(repeat)

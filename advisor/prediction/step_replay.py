@@ -66,6 +66,12 @@ def floor_us(calibration: Calibration, candidate: Candidate) -> float:
     return min(calibration.compute_us + _fixed_us(calibration, candidate), calibration.step_us)
 
 
+def device_floor_us(calibration: Calibration, candidate: Candidate, links: Links) -> Draws:
+    """Return what is left of a step on a device without communication: arithmetic, what is fixed, the optimizer."""
+    alone = calibration.alone_us(links.compute_slowing) + calibration.fixed_us
+    return smaller(alone, calibration.step_us) + update_us(calibration, candidate)
+
+
 def update_us(calibration: Calibration, candidate: Candidate) -> float:
     """Return what the optimizer takes of the device, which updates what its rank holds."""
     if candidate.offload:
@@ -190,12 +196,12 @@ class _Step:
         """Return the time of all collectives of a step, whatever hides them."""
         total: Draws = 0.0
         units = self._units
-        for number in range(self._calibration.micro_batches):
-            last = number == self._calibration.micro_batches - 1
+        for count, _, last in _passes(self._calibration.micro_batches):
             for place, size in enumerate(units):
                 costs = self._costs(size, last=last)
                 # The root is still gathered when backward begins.
-                total = total + costs.gather + (costs.again if place < len(units) - 1 else 0.0) + costs.reduce
+                again = costs.again if place < len(units) - 1 else 0.0
+                total = total + count * (costs.gather + again + costs.reduce)
         return total if self._candidate.published_us is not None else total + self.publish()
 
     def publish(self) -> Draws:
@@ -280,14 +286,21 @@ class _Step:
         """Return the least that a step takes for what it asks of a node's port and of the fabric."""
         port: Draws = 0.0
         fabric: Draws = 0.0
-        for number in range(self._calibration.micro_batches):
-            last = number == self._calibration.micro_batches - 1
+        for count, first, last in _passes(self._calibration.micro_batches):
             for place, size in enumerate(self._units):
-                work = self._work(size, first=number == 0 or not self._candidate.copy_lasts, last=last)
+                work = self._work(size, first=first or not self._candidate.copy_lasts, last=last)
                 again = () if self._candidate.gathers_once or place == len(self._units) - 1 else work.again
                 for leg in (*work.gather, *again, *work.reduce, *work.between):
-                    port, fabric = port + leg.port, fabric + leg.fabric
+                    port, fabric = port + count * leg.port, fabric + count * leg.fabric
         return larger(port, fabric) + update_us(self._calibration, self._candidate)
+
+
+def _passes(micro_batches: int) -> tuple[tuple[int, bool, bool], ...]:
+    """Return the kinds of micro-batches of a step: how many, whether the first, whether the last."""
+    if micro_batches == 1:
+        return ((1, True, True),)
+    middle = ((micro_batches - 2, False, False),) if micro_batches > 2 else ()
+    return ((1, True, False), *middle, (1, False, True))
 
 
 class _Background:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paro_advise.advisor.prediction.constants import EQUAL_SHARE, SCALING_SIGMA
-from paro_advise.advisor.prediction.step_replay import floor_us, measured_links, step_us
+from paro_advise.advisor.prediction.step_replay import device_floor_us, floor_us, measured_links, step_us
 from paro_advise.core.collective import Op
 from paro_advise.policies.collective_cost import Effort, RingAlgorithm, effort_of
 from paro_advise.policies.plan import BudgetStep, Choice, HoRingGain, NodesWhatIf, Quantiles, Sensitivity
@@ -75,7 +75,8 @@ class Basis:
     Attributes:
         calibration: the run.
         links: draws.
-        anchor: by draw, what the measured step corrects exposed time by.
+        anchor: by draw, what the measured step corrects exposed time by; beside a GPU whole steps.
+        arithmetic: by draw, of arithmetic that nobody measured to its median.
         base, chosen: how it runs and how it shall run.
         bias: what earlier comparisons correct speed-ups by, as a logarithm.
     """
@@ -83,6 +84,7 @@ class Basis:
     calibration: Calibration
     links: Links
     anchor: NDArray[np.float64]
+    arithmetic: NDArray[np.float64]
     base: Candidate
     chosen: Candidate
     bias: float
@@ -103,11 +105,9 @@ def on_more_nodes(basis: Basis, seed: int) -> tuple[NodesWhatIf, ...]:
         sigma = SCALING_SIGMA * (factor.bit_length() - 1)
         times = []
         for candidate in (basis.base, basis.chosen):
-            floor = floor_us(calibration, candidate)
-            reached = step_us(more, wider(candidate, calibration, more), basis.links)
-            exposed = np.maximum(reached - floor, 0.0) * basis.anchor
             noise = np.exp(generator.normal(0.0, sigma, len(basis.anchor)))
-            times.append((floor + exposed * noise) * math.exp(-basis.bias if candidate is basis.chosen else 0.0))
+            reached = anchored_us(basis, more, wider(candidate, calibration, more), noise=noise)
+            times.append(reached * math.exp(-basis.bias if candidate is basis.chosen else 0.0))
         found.append(
             NodesWhatIf(
                 nodes_factor=factor,
@@ -118,6 +118,34 @@ def on_more_nodes(basis: Basis, seed: int) -> tuple[NodesWhatIf, ...]:
             )
         )
     return tuple(found)
+
+
+def anchored_us(
+    basis: Basis,
+    calibration: Calibration,
+    candidate: Candidate,
+    links: Links | None = None,
+    noise: NDArray[np.float64] | float = 1.0,
+) -> NDArray[np.float64]:
+    """Return draws of a step (us), corrected by what the measured step says of the replay.
+
+    Args:
+        basis: the run and the plan.
+        calibration: the run, or the run as it is changed.
+        candidate: how it shall run.
+        links: draws; None for those of the plan.
+        noise: by draw, on exposed time.
+    """
+    drawn = links or basis.links
+    step = step_us(calibration, candidate, drawn)
+    if basis.calibration.is_gpu:
+        floor = np.asarray(device_floor_us(calibration, candidate, drawn))
+        exposed = np.maximum(step * basis.anchor - floor, 0.0)
+    else:
+        floor = np.asarray(floor_us(calibration, candidate))
+        exposed = np.maximum(step - floor, 0.0) * basis.anchor
+    times: NDArray[np.float64] = floor * basis.arithmetic + exposed * noise
+    return times
 
 
 def wider(candidate: Candidate, calibration: Calibration, more: Calibration) -> Candidate:

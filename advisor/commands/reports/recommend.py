@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paro_advise.advisor.commands.options import ByteSize
-from paro_advise.errors import UsageError
+from paro_advise.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -197,13 +197,24 @@ def _load_described(
     if benchmarks:
         analysis, _ = load_analysis(benchmarks, Options(gpus_per_node=description.cluster.gpus_per_node), progress)
         progress.notices(analysis.data_quality)
-        description = with_benchmarks(description, analysis.links)
+        description, unused = with_benchmarks(description, analysis.links)
+        if unused:
+            click.echo(f"not used, since not of whole nodes or not of bandwidth: {', '.join(unused)}", err=True)
         inputs += _inputs(analysis)
-    calibration = calibrate_described(description)
-    peak = measured_peak or stated_bytes("run.measured_peak", description.run.measured_peak)
+    try:
+        calibration = calibrate_described(description)
+        peak = measured_peak or stated_bytes("run.measured_peak", description.run.measured_peak)
+        memory = stated_bytes("cluster.device_memory", description.cluster.device_memory)
+    except InputError as error:
+        error.where = error.where or described[0]
+        raise
+    if memory is not None and memory < 1 << 30:
+        raise InputError(
+            f"cluster.device_memory must be 1GiB or more, got {description.cluster.device_memory!r}", where=described[0]
+        )
     return _Run(
         calibration=calibration,
-        device_memory_bytes=stated_bytes("cluster.device_memory", description.cluster.device_memory),
+        device_memory_bytes=memory,
         other_bytes=_beyond_states(peak, least_bytes(calibration), str(calibration.baseline)) if peak else 0.0,
         inputs=inputs,
     )
