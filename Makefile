@@ -97,7 +97,7 @@ bench-truth: .venv/test.stamp ## Predictions beside the known outcomes of synthe
 bench-public: .venv/test.stamp ## Predictions from descriptions beside public runs on H100 clusters, from ../shared (10 seconds)
 	$(BIN)/python benchmarks/bench_public.py
 
-bench-invariants: .venv/test.stamp ## What every prediction must keep, on 10,000 random runs (8 minutes)
+bench-invariants: .venv/test.stamp ## What every prediction must keep, on 10,000 random runs (10 minutes)
 	$(BIN)/python benchmarks/bench_invariants.py
 
 bench-hang: .venv/test.stamp ## 100 jobs that are made to hang, and who is blamed (5 minutes)

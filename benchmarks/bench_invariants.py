@@ -7,7 +7,7 @@
 Runs are described at random: model, cluster, rates of links by nodes, parallel sizes, strategy, micro-batches. Half of
 them have rates by group shape, half the tiers of traces.
 
-Usage: bench_invariants.py [--runs 11500] [--seed 0] [--candidates 6]
+Usage: bench_invariants.py [--runs 16000] [--seed 0] [--candidates 6]
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def check(seed: int, number: int) -> tuple[bool, list[str]]:
 def main() -> int:
     """Print what was broken, and how many runs were checked."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--runs", type=int, default=11_500)
+    parser.add_argument("--runs", type=int, default=16_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--candidates", type=int, default=6)
     options = parser.parse_args()

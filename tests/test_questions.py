@@ -186,7 +186,7 @@ def test_levers_stand_in_text_and_page(tmp_path, capsys):
 
 
 def test_predictions_of_random_runs_keep_what_they_must():
-    """60 seeds as `make bench-invariants` checks 11,500 others."""
+    """60 seeds as `make bench-invariants` checks 16,000 others."""
     words = [str(ROOT / "benchmarks/bench_invariants.py"), "--runs", "60", "--seed", "500000", "--candidates", "4"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
