@@ -145,7 +145,13 @@ def main():
     try:
         compare(strategy, everyone)
     except AssertionError:
-        print("a change is seen", flush=True)
+        sees = True
+    else:
+        sees = False
+    ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, sees)
+    if dist.get_rank() == 0:
+        print(f"a change is seen by {sum(ranks)} ranks", flush=True)
     dist.destroy_process_group()
 
 
