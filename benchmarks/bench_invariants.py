@@ -130,9 +130,8 @@ def check(seed: int, number: int) -> tuple[bool, list[str]]:
     except InputError:
         return False, []
     if generator.random() < 0.5:
-        updating = calibration.update.measured_us
-        passes = (calibration.compute_us - updating) * 10 ** generator.uniform(-2, 1)
-        calibration = replace(calibration, compute_us=passes + updating)
+        passes = calibration.passes_us * 10 ** generator.uniform(-2, 1)
+        calibration = replace(calibration, compute_us=passes + calibration.update.measured_us)
     limit = 10 ** generator.uniform(0, 3) * GIB
     found = broken(calibration, generator, number)
     if seed % 10 == 0:

@@ -156,7 +156,7 @@ def moved(small: Row, row: Row, links: RatesByNodes) -> Quantiles:
         passes_us = small.step_s * 1e6 - wide.update.whole_us
     else:
         known = calibrate_described(described(small, links))
-        passes_us = known.compute_us - known.update.measured_us
+        passes_us = known.passes_us
     wide = calibrate_described(described(row, links, tokens_per_s=1.0), passes_us / small.micro_batches)
     return step_range(wide, baseline_candidate(wide), doublings=math.log2(row.nodes / small.nodes))
 

@@ -53,6 +53,17 @@ def test_quicker_links_and_more_nodes_change_the_step_as_they_must():
     assert small.baseline_step_us.p50 < wide.baseline_step_us.p50 / 1.5
 
 
+def test_changes_hold_at_once_in_whatever_order_they_are_written():
+    """Listed rates fall with the nodes: 100 GB/s on 64 of them is twice what those have, not half of what 16 have."""
+    source = described_text(GPUS, **{"inter_gbps = 200": "links = { all_gather = { 1 = 250, 16 = 200, 64 = 50 } }"})
+    _, (first, second, as_listed) = answers(
+        "nodes=64,inter-gbps=100", "inter-gbps=100,nodes=64", "nodes=64", source=source
+    )
+    assert first.best_step_us == second.best_step_us
+    assert second.baseline_step_us == first.baseline_step_us
+    assert first.baseline_step_us.p50 < as_listed.baseline_step_us.p50
+
+
 def test_the_bandwidth_that_is_named_for_a_target_meets_it():
     """Asked for 10 %, the run as it is gets 787 GB/s or so; with that, exposed communication is 10 % of the step."""
     _, (target,) = answers("communication=10%")

@@ -152,7 +152,7 @@ def calibrate_described(description: Description, micro_batch_us: float | None =
         assumptions=tuple(notes),
         shaped=shaped,
         widths=_widths(description),
-        beside_backward=None if beside is None else frozenset(beside),
+        beside_backward=beside,
         **values,
         **_NOT_SEEN,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import msgspec
@@ -16,8 +17,8 @@ _MOST_STATED = float(1 << 60)  # bytes that anyone would mean
 _HINT = "docs/descriptions.md shows a whole one"
 
 
-def read_description(path: str) -> Description:
-    """Read a TOML file.
+def read_description(path: str) -> tuple[Description, str]:
+    """Read a TOML file; return what it describes, and the digest (sha256) of its content.
 
     Raises:
         InputError: it cannot be read, or is no description.
@@ -31,7 +32,7 @@ def read_description(path: str) -> Description:
         raise InputError(f"a description must be a readable file: {error.strerror or error}", where=path) from error
     if len(data) > _MOST_BYTES:
         raise InputError("a description must be a page of TOML, got more than 1 MiB", where=path, hint=_HINT)
-    return description_from_toml(data, path)
+    return description_from_toml(data, path), hashlib.sha256(data).hexdigest()
 
 
 def stated_bytes(name: str, text: str | None) -> float | None:

@@ -155,9 +155,14 @@ class Calibration:
         """Return the number of parameters."""
         return sum(self.unit_bytes) / self.element_bytes
 
+    @property
+    def passes_us(self) -> float:
+        """Return the arithmetic of a step without the optimizer's."""
+        return self.compute_us - self.update.measured_us
+
     def alone_us(self, slowing: Draws) -> Draws:
         """Return the arithmetic of a step's passes without collectives beside it."""
-        passes = self.compute_us - self.update.measured_us
+        passes = self.passes_us
         return passes - min(self.overlapped_us, passes) * (1 - 1 / slowing)
 
     @property

@@ -78,9 +78,14 @@ class Candidate:
     host_share: float = 1.0
 
     @property
+    def uses_groups(self) -> bool:
+        """Tell whether its group size means anything: a state or a copy of the parameters rests in groups."""
+        return Level.I in _levels(self.strategy) or self.variant.keeps_copy
+
+    @property
     def name(self) -> str:
         """Return it for a column: "III/8 native"."""
-        groups = f"/{self.group_size}" if Level.I in _levels(self.strategy) or self.variant.keeps_copy else ""
+        groups = f"/{self.group_size}" if self.uses_groups else ""
         moved_by = "HO-Ring" if self.collectives == CollectiveBackend.HO_RING else self.variant.label
         return f"{self.strategy}{groups} {moved_by}{' host' if self.offload else ''}"
 

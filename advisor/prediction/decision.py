@@ -27,7 +27,7 @@ from paro_advise.policies.plan import (
     Verdict,
     same_way,
 )
-from paro_advise.policies.strategy import CollectiveBackend, Level
+from paro_advise.policies.strategy import CollectiveBackend
 from paro_advise.policies.strategy_name import choice_name
 
 if TYPE_CHECKING:
@@ -200,7 +200,6 @@ def choice_of(item: Scored, baseline: Scored) -> Choice:
 
 def _choice(item: Scored, baseline: Scored, reason: str, probability: float, *, is_eligible: bool = True) -> Choice:
     candidate = item.candidate
-    uses_groups = "I" in str(candidate.strategy) or candidate.backward_level == Level.I
     terms = {
         "parameter": item.memory.parameter,
         "gradient": item.memory.gradient,
@@ -209,7 +208,7 @@ def _choice(item: Scored, baseline: Scored, reason: str, probability: float, *, 
     }
     return Choice(
         triple=str(candidate.strategy),
-        group_size=candidate.group_size if uses_groups else None,
+        group_size=candidate.group_size if candidate.uses_groups else None,
         collectives=candidate.collectives,
         predicted=Prediction(
             step_time_us=quantiles(item.times),

@@ -24,7 +24,7 @@ from paro_advise.advisor.prediction.constants import (
     SCALING_SIGMA,
 )
 from paro_advise.advisor.prediction.scoring import score
-from paro_advise.advisor.prediction.step_replay import device_floor_us, floor_us, measured_links, step_us
+from paro_advise.advisor.prediction.step_replay import arithmetic_us, measured_links, step_us
 from paro_advise.advisor.prediction.what_if import anchored_us, quantiles, wider
 from paro_advise.advisor.wording.quantities import plural
 from paro_advise.core.collective import Op
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from paro_advise.advisor.prediction.cluster_links import Links
     from paro_advise.advisor.prediction.scoring import Limits
     from paro_advise.advisor.prediction.what_if import Basis
-    from paro_advise.policies.collective_cost import Draws
+    from paro_advise.policies.plan import Quantiles
 
 _COUNTS = ("nodes", "micro-batches")
 _RATES = {"inter-gbps": "inter_gbps", "intra-gbps": "intra_gbps"}
@@ -142,31 +142,25 @@ def answer(question: Question, basis: Basis, choices: Choices, seed: int = 0) ->
     def times(candidate: Candidate) -> NDArray[np.float64]:
         return anchored_us(basis, changed, candidate, links, noise / np.median(noise))
 
-    known = {
-        place: wider(candidate, basis.calibration, changed)
-        for place, candidate in enumerate((basis.base, basis.chosen))
-    }
-    fits = {place: _fits(candidate, changed) for place, candidate in known.items()}
-    nodes = plural(_job_nodes(changed), "node")
-    said = [f"{changed.world_size} data-parallel ranks on {nodes}"] if doublings else []
-    said += [
-        f"groups of {known[place].group_size} do not fit them"
-        for place in ((1,) if known[0].name == known[1].name else (0, 1))
-        if not fits[place]
-    ]
+    def steps(candidate: Candidate) -> Quantiles | None:
+        return quantiles(times(candidate)) if _fits(candidate, changed) else None
+
+    base, chosen = (wider(candidate, basis.calibration, changed) for candidate in (basis.base, basis.chosen))
+    said = [f"{changed.world_size} data-parallel ranks on {plural(_job_nodes(changed), 'node')}"] if doublings else []
+    misfits = dict.fromkeys(item.group_size for item in (base, chosen) if not _fits(item, changed))
+    said += [f"groups of {size} do not fit them" for size in misfits]
     scored = [
         score(changed, item, choices.limits, times(item)) for item in candidates(changed) if choices.may_choose(item)
     ]
     fitting = [item for item in scored if not item.reason]
     best = min(fitting, key=lambda item: float(np.median(item.times)), default=None)
-    steps = {place: quantiles(times(candidate)) if fits[place] else None for place, candidate in known.items()}
     return Answer(
         asked=question.text,
         text="; ".join(said),
-        baseline=known[0].name,
-        baseline_step_us=steps[0],
-        chosen=known[1].name,
-        chosen_step_us=steps[1],
+        baseline=base.name,
+        baseline_step_us=steps(base),
+        chosen=chosen.name,
+        chosen_step_us=steps(chosen),
         best=best.candidate.name if best else "",
         best_step_us=quantiles(best.times) if best else None,
     )
@@ -174,12 +168,12 @@ def answer(question: Question, basis: Basis, choices: Choices, seed: int = 0) ->
 
 def _changed(question: Question, basis: Basis) -> tuple[Calibration, Links]:
     calibration, links = basis.calibration, basis.links
-    for name, value in question.changes:
+    # A bandwidth is stated for the nodes as they are changed, whichever is written first.
+    for name, value in sorted(question.changes, key=lambda change: change[0] in _RATES):
         if name == "nodes":
             calibration = _on_nodes(calibration, int(value), question.text)
         elif name == "micro-batches":
-            passes = calibration.compute_us - calibration.update.measured_us
-            scaled = passes * value / calibration.micro_batches + calibration.update.measured_us
+            scaled = calibration.passes_us * value / calibration.micro_batches + calibration.update.measured_us
             calibration = replace(calibration, micro_batches=int(value), compute_us=scaled, step_us=_UNMEASURED_US)
         else:
             links = replace(links, **{_RATES[name]: getattr(links, _RATES[name]) * value / _today(name, calibration)})
@@ -200,9 +194,7 @@ def _job_nodes(calibration: Calibration) -> int:
 
 def _fits(candidate: Candidate, calibration: Calibration) -> bool:
     """Tell whether a candidate's groups fill nodes, or are parts of them, where any of its states uses groups."""
-    if "I" not in str(candidate.strategy) and not candidate.variant.keeps_copy:
-        return True
-    return candidate.group_size in aligned_sizes(calibration)
+    return not candidate.uses_groups or candidate.group_size in aligned_sizes(calibration)
 
 
 def _on_nodes(calibration: Calibration, nodes: int, text: str) -> Calibration:
@@ -233,7 +225,7 @@ def _least_bandwidth(share: float, basis: Basis) -> str:
         def exposed(factor: float, candidate: Candidate = candidate) -> float:
             quick = replace(links, inter_gbps=links.inter_gbps * factor, pod_gbps=links.pod_gbps * factor)
             step = float(step_us(calibration, candidate, quick))
-            return max(0.0, step - float(_floor_us(calibration, candidate, quick))) / step
+            return max(0.0, step - float(arithmetic_us(calibration, candidate, quick))) / step
 
         low, high = LINK_FACTORS
         now = f"{exposed(1.0):.0%} at today's {value:.3g} GB/s"
@@ -273,12 +265,6 @@ def _most_nodes(share: float, basis: Basis) -> str:
             low, high = (middle, high) if holds(middle) else (low, middle)
         parts.append(f"{candidate.name}: up to {low * job_nodes} nodes")
     return "; ".join(parts) + "; of today's speed per rank, with equal work per rank"
-
-
-def _floor_us(calibration: Calibration, candidate: Candidate, links: Links) -> Draws:
-    if calibration.is_gpu:
-        return device_floor_us(calibration, candidate, links)
-    return floor_us(calibration, candidate)
 
 
 def _both(basis: Basis) -> tuple[Candidate, ...]:

@@ -39,15 +39,18 @@ if TYPE_CHECKING:
 
 def measured_links(calibration: Calibration) -> Links:
     """Return the links of a run, without uncertainty."""
+    return replace(_best_links(calibration), slowdown=slowdown(calibration))
+
+
+def _best_links(calibration: Calibration) -> Links:
+    """Return the links of a run as its best transfers show them."""
     values = {name: getattr(calibration, name).value for name in LINK_QUANTITIES}
-    return Links(**values, slowdown=slowdown(calibration), shaped=calibration.shaped)
+    return Links(**values, shaped=calibration.shaped)
 
 
 def collectives_us(calibration: Calibration) -> float:
     """Return the time of all collectives of the run itself, were each as quick as its best ones."""
-    values = {name: getattr(calibration, name).value for name in LINK_QUANTITIES}
-    links = Links(**values, shaped=calibration.shaped)
-    return float(_Step(calibration, baseline_candidate(calibration), links).collectives_us())
+    return float(_Step(calibration, baseline_candidate(calibration), _best_links(calibration)).collectives_us())
 
 
 def slowdown(calibration: Calibration) -> float:
@@ -70,6 +73,13 @@ def device_floor_us(calibration: Calibration, candidate: Candidate, links: Links
     """Return what is left of a step on a device without communication: arithmetic, what is fixed, the optimizer."""
     alone = calibration.alone_us(links.compute_slowing) + calibration.fixed_us
     return smaller(alone, calibration.step_us) + update_us(calibration, candidate)
+
+
+def arithmetic_us(calibration: Calibration, candidate: Candidate, links: Links) -> Draws:
+    """Return what is left of a step without communication, on a device or without one."""
+    if calibration.is_gpu:
+        return device_floor_us(calibration, candidate, links)
+    return floor_us(calibration, candidate)
 
 
 def update_us(calibration: Calibration, candidate: Candidate) -> float:

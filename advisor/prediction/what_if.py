@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paro_advise.advisor.prediction.constants import EQUAL_SHARE, SCALING_SIGMA
-from paro_advise.advisor.prediction.step_replay import device_floor_us, floor_us, measured_links, step_us
+from paro_advise.advisor.prediction.step_replay import arithmetic_us, measured_links, step_us
 from paro_advise.core.collective import Op
 from paro_advise.policies.collective_cost import Effort, RingAlgorithm, effort_of
 from paro_advise.policies.plan import BudgetStep, Choice, HoRingGain, NodesWhatIf, Quantiles, Sensitivity
@@ -138,11 +138,10 @@ def anchored_us(
     """
     drawn = links or basis.links
     step = step_us(calibration, candidate, drawn)
+    floor = np.asarray(arithmetic_us(calibration, candidate, drawn))
     if basis.calibration.is_gpu:
-        floor = np.asarray(device_floor_us(calibration, candidate, drawn))
         exposed = np.maximum(step * basis.anchor - floor, 0.0)
     else:
-        floor = np.asarray(floor_us(calibration, candidate))
         exposed = np.maximum(step - floor, 0.0) * basis.anchor
     times: NDArray[np.float64] = floor * basis.arithmetic + exposed * noise
     return times

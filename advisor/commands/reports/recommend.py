@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,10 +189,8 @@ def _load_described(
 
     if len(described) > 1:
         raise UsageError(f"recommend must read one description, got {' and '.join(described)}")
-    description = read_description(described[0])
-    inputs: tuple[PlanInput, ...] = (
-        PlanInput(name=Path(described[0]).name, sha256=hashlib.sha256(Path(described[0]).read_bytes()).hexdigest()),
-    )
+    description, digest = read_description(described[0])
+    inputs: tuple[PlanInput, ...] = (PlanInput(name=Path(described[0]).name, sha256=digest),)
     if benchmarks:
         analysis, _ = load_analysis(benchmarks, Options(gpus_per_node=description.cluster.gpus_per_node), progress)
         progress.notices(analysis.data_quality)
