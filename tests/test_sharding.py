@@ -132,7 +132,7 @@ def test_padding_is_small(shapes, num_ranks, by_ranks):
     pytest.importorskip("torch")
     from paro_advise.runtime.sharding.parameters.layout import UnitLayout
 
-    layout = UnitLayout.of(shapes, group_size=8, num_groups=num_ranks // 8, nested=True, by_ranks=by_ranks)
+    layout = UnitLayout.of(shapes, group_size=8, num_groups=num_ranks // 8, local=0, nested=True, by_ranks=by_ranks)
     elements = sum(math.prod(shape) for shape in shapes)
     assert num_ranks * layout.slice_elements <= 1.02 * elements
     assert 8 * layout.packed_elements <= 1.02 * elements

@@ -141,6 +141,7 @@ class Arrangement:
             [slot.shape for slot in spec.training],
             group_size=self.grid.group_size,
             num_groups=self.grid.num_groups,
+            local=self.grid.local,
             nested=levels.optimizer == Level.G,
             by_ranks=levels.optimizer == Level.G and levels.parameter != Level.I,
         )

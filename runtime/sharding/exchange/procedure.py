@@ -137,7 +137,7 @@ class UnitProcedure:
         slab = self._channels.reduce_inside(whole)
         if self._strategy.parameter == Level.I and layout.nested:
             nested = slab.new_empty(layout.slab_elements)
-            layout.nest(nested, slab, grid.local)
+            layout.nest(nested, slab)
             return nested
         return slab
 
@@ -178,8 +178,7 @@ class UnitProcedure:
     def forget(self, unit: UnitState, place: int) -> None:
         """Clear what has been added up and reduced for one parameter of a unit."""
         if unit.accumulated is not None:
-            for view in unit.layout.views_of(unit.accumulated, place, sliced=self._strategy.gradient == Level.G):
-                view.zero_()
+            unit.layout.view_of(unit.accumulated, place, sliced=self._strategy.gradient == Level.G).zero_()
         if unit.reduced is not None:
             self.gradient_views(unit)[place].zero_()
 

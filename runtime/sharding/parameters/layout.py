@@ -19,11 +19,12 @@ one slice of every parameter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
 from paro_advise.runtime.sharding.parameters.constants import SMALL_PADDING
+from paro_advise.runtime.sharding.parameters.copies import Copies, Places, fill, spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,24 +70,6 @@ class Rows:
         """Return a view of rows of a tensor that has this parameter's other dimensions."""
         return (tensor if tensor.dim() else tensor.view(1)).narrow(self.dim, start, stop - start)
 
-    def write(self, place: torch.Tensor, tensor: torch.Tensor | None, start: int, stop: int) -> None:
-        """Copy rows of a tensor, whole or a band, to the start of a flat place and clear the rest of it."""
-        used = (stop - start) * self.row_elements if tensor is not None else 0
-        if tensor is not None and used:
-            self._blocks_of(place[:used]).copy_(self._blocks_of(tensor.reshape(-1))[:, start:stop])
-        if used < place.numel():
-            place[used:].zero_()
-
-    def read(self, place: torch.Tensor, tensor: torch.Tensor, start: int, stop: int) -> None:
-        """Copy the start of a flat place to rows of a tensor."""
-        used = (stop - start) * self.row_elements
-        if used:
-            self._blocks_of(tensor.view(-1))[:, start:stop].copy_(self._blocks_of(place[:used]))
-
-    def _blocks_of(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return flat memory as (blocks, rows, elements of a row in a block)."""
-        return flat.view(self.blocks, -1, self.row_elements // self.blocks)
-
     def band(self, local: int) -> tuple[int, int]:
         """Return the first row of a band and the one behind its last."""
         return min(self.num_rows, local * self.band_rows), min(self.num_rows, (local + 1) * self.band_rows)
@@ -131,10 +114,19 @@ class UnitLayout:
     group_size: int
     num_groups: int
     nested: bool
+    _whole: tuple[Copies, ...]
+    _bands: tuple[Copies, ...]
 
     @classmethod
     def of(
-        cls, shapes: Sequence[Sequence[int]], *, group_size: int, num_groups: int, nested: bool, by_ranks: bool
+        cls,
+        shapes: Sequence[Sequence[int]],
+        *,
+        group_size: int,
+        num_groups: int,
+        local: int,
+        nested: bool,
+        by_ranks: bool,
     ) -> UnitLayout:
         """Lay out parameters of given shapes.
 
@@ -142,6 +134,7 @@ class UnitLayout:
             shapes: one per parameter.
             group_size: ranks of a group (m).
             num_groups: groups (g).
+            local: this rank's place in its group.
             nested: see UnitLayout.
             by_ranks: cut by ranks, else by bands.
         """
@@ -163,7 +156,15 @@ class UnitLayout:
                     num_groups=num_groups,
                 )
             )
-        return cls(rows=tuple(rows), group_size=group_size, num_groups=num_groups, nested=nested)
+        whole, of_band = _copies(rows, group_size, num_groups, local, nested=nested)
+        return cls(
+            rows=tuple(rows),
+            group_size=group_size,
+            num_groups=num_groups,
+            nested=nested,
+            _whole=whole,
+            _bands=of_band,
+        )
 
     @property
     def slice_elements(self) -> int:
@@ -179,32 +180,6 @@ class UnitLayout:
     def slab_elements(self) -> int:
         """Return the elements of a slab."""
         return self.num_groups * self.slice_elements if self.nested else self.packed_elements
-
-    def fill(self, buffer: torch.Tensor, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Write whole parameters (or gradients) into a buffer.
-
-        Args:
-            buffer: m * slab elements.
-            tensors: one per parameter, of its shape; None for zeros.
-        """
-        slabs = buffer.view(self.group_size, self.slab_elements)
-        for local in range(self.group_size):
-            self._fill_slab(slabs[local], tensors, local)
-
-    def _fill_slab(self, slab: torch.Tensor, tensors: Sequence[torch.Tensor | None], local: int) -> None:
-        for (rows, places), tensor in zip(self._places(slab), tensors, strict=True):
-            for group, place in enumerate(places):
-                start, stop = rows.slice(local, group) if self.nested else rows.band(local)
-                rows.write(place, tensor, start, stop)
-
-    def spread(self, buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-        """Read whole parameters out of a buffer: the reverse of ``fill``."""
-        slabs = buffer.view(self.group_size, self.slab_elements)
-        for local in range(self.group_size):
-            for (rows, places), tensor in zip(self._places(slabs[local]), tensors, strict=True):
-                for group, place in enumerate(places):
-                    start, stop = rows.slice(local, group) if self.nested else rows.band(local)
-                    rows.read(place, tensor, start, stop)
 
     def with_missing(self, blocks: torch.Tensor, present: Sequence[bool], *, by_bands: bool) -> torch.Tensor:
         """Return FSDP2's blocks with zeros for the parameters that it has left out.
@@ -228,12 +203,22 @@ class UnitLayout:
             place += size
         return whole.view(-1)
 
-    def nest(self, slab: torch.Tensor, packed: torch.Tensor, local: int) -> None:
-        """Reorder a packed slab of a local rank into a nested one."""
-        for (rows, places), band in zip(self._places(slab), self.views_of_band(packed), strict=True):
-            first, last = rows.band(local)
-            for group, place in enumerate(places):
-                rows.write(place, band, *rows.slice_of_band(last - first, group))
+    def fill(self, buffer: torch.Tensor, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Write whole parameters (or gradients) into a buffer.
+
+        Args:
+            buffer: m * slab elements.
+            tensors: one per parameter, of its shape; None for zeros.
+        """
+        fill(self._whole, buffer, tensors)
+
+    def spread(self, buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+        """Read whole parameters out of a buffer: the reverse of ``fill``."""
+        spread(self._whole, buffer, tensors)
+
+    def nest(self, slab: torch.Tensor, packed: torch.Tensor) -> None:
+        """Reorder this rank's packed slab into a nested one."""
+        fill(self._bands, slab, self.views_of_band(packed))
 
     def unnest(self, slab: torch.Tensor, bands: Sequence[torch.Tensor]) -> None:
         """Write a nested slab into the bands of the parameters.
@@ -242,24 +227,15 @@ class UnitLayout:
             slab: g * S elements.
             bands: one per parameter, the rows that this rank has, without padding.
         """
-        for (rows, places), band in zip(self._places(slab), bands, strict=True):
-            have = band.numel() // rows.row_elements if rows.row_elements else 0
-            for group, place in enumerate(places):
-                rows.read(place, band, *rows.slice_of_band(have, group))
+        spread(self._bands, slab, bands)
 
-    def _places(self, slab: torch.Tensor) -> list[tuple[Rows, list[torch.Tensor]]]:
-        """Return each parameter's pieces of a slab: g if nested, one otherwise."""
-        if not self.nested:
-            return [(rows, [view]) for rows, view in zip(self.rows, self.views_of_band(slab), strict=True)]
-        pieces = slab.view(self.num_groups, self.slice_elements)
-        per_group = [self.views_of_slice(piece) for piece in pieces]
-        return [(rows, [views[place] for views in per_group]) for place, rows in enumerate(self.rows)]
-
-    def views_of(self, buffer: torch.Tensor, place: int, *, sliced: bool) -> list[torch.Tensor]:
-        """Return the parts of a slab, or of S elements where ``sliced``, that belong to one parameter."""
-        if sliced:
-            return [self.views_of_slice(buffer)[place]]
-        return self._places(buffer)[place][1]
+    def view_of(self, buffer: torch.Tensor, place: int, *, sliced: bool) -> torch.Tensor:
+        """Return the part of a slab, or of S elements where ``sliced``, that belongs to one parameter."""
+        if sliced or self.nested:
+            by_group = buffer.view(-1, self.slice_elements)
+            start = sum(rows.slice_elements for rows in self.rows[:place])
+            return by_group.narrow(1, start, self.rows[place].slice_elements)
+        return self.views_of_band(buffer)[place]
 
     def views_of_band(self, packed: torch.Tensor) -> list[torch.Tensor]:
         """Return each parameter's flat part of a packed slab, padding included."""
@@ -270,3 +246,28 @@ class UnitLayout:
         """Return each parameter's flat part of S elements, padding included."""
         parts = piece.split([rows.slice_elements for rows in self.rows])  # type: ignore[no-untyped-call]  # as torch declares it
         return list(parts)
+
+
+def _copies(
+    rows: Sequence[Rows], group_size: int, num_groups: int, local: int, *, nested: bool
+) -> tuple[tuple[Copies, ...], tuple[Copies, ...]]:
+    """Return the copies of whole parameters, and, where slabs are nested, those of this rank's bands."""
+    slice_elements = sum(one.slice_elements for one in rows)
+    slab_elements = num_groups * slice_elements if nested else sum(one.band_elements for one in rows)
+    start, whole, bands = 0, [], []
+    for one in rows:
+        elements = one.slice_elements if nested else one.band_elements
+        places = Places(
+            num_locals=group_size,
+            num_groups=num_groups if nested else 1,
+            local_step=slab_elements,
+            group_step=slice_elements,
+            start=start,
+            elements=elements,
+        )
+        whole.append(Copies.of(one, one.num_rows, places))
+        if nested:
+            first, last = one.band(local)
+            bands.append(Copies.of(one, last - first, replace(places, num_locals=1)))
+        start += elements
+    return tuple(whole), tuple(bands)
