@@ -57,7 +57,7 @@ class Collectives:
         native = group or _get_default_group()
         if alone:
             ranks = dist.get_process_group_ranks(native)
-            native = Subgroups([ranks] if len(ranks) == dist.get_world_size() else ()).of(ranks) or native
+            native = Subgroups([[ranks]] if len(ranks) == dist.get_world_size() else ()).of(ranks) or native
         return cls(native, HoRing(group, ranks_per_node=ranks_per_node))
 
     @property

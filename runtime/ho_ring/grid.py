@@ -78,8 +78,11 @@ class Grid:
         return tuple((self.local + step) % m for step in range(1, m))
 
     @property
-    def rails(self) -> list[list[int]]:
-        """Return the places in the group of every communicator: of each local rank over nodes, of each node."""
-        over_nodes = [[self.at(node, local) for node in range(self.num_nodes)] for local in range(self.ranks_per_node)]
-        of_nodes = [[self.at(node, local) for local in range(self.ranks_per_node)] for node in range(self.num_nodes)]
-        return over_nodes + of_nodes
+    def rings(self) -> list[list[int]]:
+        """Return the places in the group of each local rank over the nodes."""
+        return [[self.at(node, local) for node in range(self.num_nodes)] for local in range(self.ranks_per_node)]
+
+    @property
+    def nodes(self) -> list[list[int]]:
+        """Return the places in the group of each node's ranks."""
+        return [[self.at(node, local) for local in range(self.ranks_per_node)] for node in range(self.num_nodes)]

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_default_group
+from torch.distributed.distributed_c10d import _get_default_group, _world
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import timedelta
+
+_DESCRIPTION = "paro_advise"
+
+
+def backends_of(group: dist.ProcessGroup | None = None) -> dict[str, str]:
+    """Return the backend of each device type that a group communicates from, None for the default group.
+
+    The name of the group's own backend says less: ``init_process_group()`` gives "undefined", or all at once.
+    """
+    found = group or _get_default_group()
+    return {device.type: found._get_backend(device).name() for device in found._device_types}  # noqa: SLF001 - no public way
+
+
+def runs_in_order(group: dist.ProcessGroup | None = None) -> bool:
+    """Tell whether a backend of a group runs a communicator's messages in the order of their calls, as NCCL does."""
+    return any(name != "gloo" for name in backends_of(group).values())
 
 
 def group_timeout() -> timedelta | None:
@@ -21,20 +38,47 @@ def group_timeout() -> timedelta | None:
     return min(timeouts, default=None)
 
 
+def largest(values: Sequence[int]) -> list[int]:
+    """Return the largest of each number over all ranks, which all call it at once.
+
+    Its cost grows with the logarithm of the ranks, unlike a gather of everyone's.
+    """
+    devices = sorted(backends_of())
+    # On the host where that can be: no device has to be waited for.
+    device = torch.accelerator.current_accelerator() if devices and "cpu" not in devices else None
+    found = torch.tensor(values, dtype=torch.int64, device=device or "cpu")
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return [int(value) for value in found.tolist()]
+
+
+def are_alike(values: Sequence[int]) -> bool:
+    """Tell whether numbers are the same on all ranks, which all call it at once."""
+    found = largest([*values, *(-value for value in values)])
+    return found == [*values, *(-value for value in values)]
+
+
 class Subgroups:
     """Communicators of collectives that run one after the other: equal ranks share one.
 
-    A communicator costs threads with gloo, device memory with NCCL, and a set-up over the network.
+    A communicator costs threads with gloo, device memory with NCCL, and a set-up over the network. A rank makes
+    those that it is of, not those of all others.
 
     Args:
-        known: ranks of each group that is made now, by all ranks of the world in this order, members or not.
+        partitions: each the ranks of the world in groups; made now, by all ranks of the world.
     """
 
-    def __init__(self, known: Iterable[Sequence[int]] = ()) -> None:
+    def __init__(self, partitions: Iterable[Sequence[Sequence[int]]] = ()) -> None:
         self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
-        for ranks in known:
-            if len(ranks) > 1 and tuple(ranks) not in self._made:
-                self._made[tuple(ranks)] = _new_group(ranks, by_members=False)
+        wanted = [groups for groups in partitions if len(groups[0]) > 1]
+        if not wanted:
+            return
+        # Torch names a group that its members make by how many a rank knows, which scripts may have made differ.
+        by_members = are_alike([len(_world.pg_names)])
+        rank = dist.get_rank()
+        for groups in wanted:
+            mine = next(tuple(ranks) for ranks in groups if rank in ranks)
+            if mine not in self._made:
+                self._made[mine] = _own_of(groups, mine, by_members=by_members)
 
     def of(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         """Return the group of these ranks, which this one is of; one that is new is made by its members.
@@ -51,9 +95,30 @@ class Subgroups:
         return self._made[tuple(ranks)]
 
 
+def _own_of(groups: Sequence[Sequence[int]], mine: Sequence[int], *, by_members: bool) -> dist.ProcessGroup | None:
+    """Make this rank's group of a partition, in one call where the backend can split a communicator."""
+    if _splits():
+        split: dist.ProcessGroup | None = dist.split_group(
+            split_ranks=[list(ranks) for ranks in groups], timeout=group_timeout(), group_desc=_DESCRIPTION
+        )
+        return split
+    if by_members:
+        return _new_group(mine, by_members=True)
+    made = {tuple(ranks): _new_group(ranks, by_members=False) for ranks in groups}
+    return made[tuple(mine)]
+
+
+def _splits() -> bool:
+    """Tell whether the default group can be split: NCCL's, where it is bound to a device."""
+    group = _get_default_group()
+    if group.bound_device_id is None:
+        return False
+    return bool(group._get_backend(group.bound_device_id).supports_splitting)  # noqa: SLF001 - no public way
+
+
 def _new_group(ranks: Sequence[int], *, by_members: bool) -> dist.ProcessGroup | None:
     """Make a group with the default one's timeout, not the 30 minutes of the backend."""
     made: dist.ProcessGroup | None = dist.new_group(
-        list(ranks), timeout=group_timeout(), use_local_synchronization=by_members, group_desc="paro_advise"
+        list(ranks), timeout=group_timeout(), use_local_synchronization=by_members, group_desc=_DESCRIPTION
     )
     return made

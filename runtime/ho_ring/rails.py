@@ -50,5 +50,6 @@ class Rails:
 
 def make_rails(grid: Grid, ranks: Sequence[int], subgroups: Subgroups) -> Rails:
     """Find or make this rank's two groups; only their members take part."""
-    over_nodes, of_node = ([ranks[place] for place in rail] for rail in grid.rails if grid.index in rail)
+    over_nodes = [ranks[place] for place in grid.rings[grid.local]]
+    of_node = [ranks[place] for place in grid.nodes[grid.node]]
     return Rails(ring=subgroups.of(over_nodes), inside=subgroups.of(of_node))

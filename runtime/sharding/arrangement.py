@@ -13,6 +13,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import _from_local_no_grad
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from paro_advise.policies.strategy import Level, Strategy
+from paro_advise.runtime.ho_ring.groups import Subgroups, largest
 from paro_advise.runtime.sharding.exchange.channels import Channels
 from paro_advise.runtime.sharding.exchange.operators import complete_operators
 from paro_advise.runtime.sharding.exchange.procedure import UnitState
@@ -56,13 +57,10 @@ class Communicators:
         if cls._of_world is None or cls._of_world[0]() is not world:
             cls._of_world = weakref.ref(world), []
         made = cls._of_world[1]
-        free = {place for place, one in enumerate(made) if one.native == native and one.owner() is None}
         # Where a model goes with Python's collector, it goes on each rank at another time.
-        everyone: list[set[int]] = [free] * world.size()
-        dist.all_gather_object(everyone, free)
-        free_everywhere = set.intersection(*everyone)
-        if free_everywhere:
-            chosen = made[min(free_everywhere)]
+        is_lent = largest([one.native != native or one.owner() is not None for one in made]) if made else []
+        if 0 in is_lent:
+            chosen = made[is_lent.index(0)]
             for thread in chosen.threads:
                 thread.join()
         else:
@@ -99,7 +97,12 @@ class Communicators:
         """Return the mesh over the ranks of a group, then over groups."""
         key = (grid.group_size, device.type)
         if key not in self._meshes:
-            mesh = DeviceMesh(device.type, torch.tensor(grid.nested_ranks), mesh_dim_names=("inside", "across"))
+            # Scripts read and clip in their own thread, beside those that use the channels.
+            subgroups = Subgroups((grid.groups, grid.nested_ranks))
+            made = subgroups.of(grid.groups[grid.group]), subgroups.of(grid.nested_ranks[grid.local])
+            parts = [part for part in made if part is not None]
+            ranks = torch.tensor(grid.nested_ranks)
+            mesh = DeviceMesh.from_group(parts, device.type, ranks, mesh_dim_names=("inside", "across"))
             # Not flattened: torch would gather over all ranks at once, in their order, not in that of the mesh.
             for part in (mesh, mesh["inside"]):
                 WholeReads.watch(part)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from paro_advise.errors import UsageError
 from paro_advise.runtime.ho_ring.constants import MAX_CHUNKS, MIN_CHUNK_BYTES
 from paro_advise.runtime.ho_ring.grid import Grid
-from paro_advise.runtime.ho_ring.groups import Subgroups
+from paro_advise.runtime.ho_ring.groups import Subgroups, runs_in_order
 from paro_advise.runtime.ho_ring.rails import Rails, make_rails
 from paro_advise.runtime.ho_ring.schedules.grouped import GroupedSchedule
 from paro_advise.runtime.ho_ring.schedules.reductions import combiner
@@ -61,24 +61,25 @@ class HoRing:
     ) -> None:
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         grid = Grid.of(len(ranks), ranks.index(dist.get_rank()), ranks_per_node)
-        in_batches = grouped if grouped is not None else dist.get_backend(group) == "nccl"
+        in_batches = runs_in_order(group) if grouped is None else grouped
         if subgroups is None:
             is_world = len(ranks) == dist.get_world_size()
-            subgroups = Subgroups([[ranks[place] for place in rail] for rail in grid.rails] if is_world else ())
+            subgroups = Subgroups((grid.rings, grid.nodes) if is_world else ())
         rails = make_rails(grid, ranks, subgroups)
         self._set_up(grid, rails, ranks, num_chunks=num_chunks, grouped=in_batches)
 
     @classmethod
-    def over(cls, grid: Grid, rails: Rails, ranks: Sequence[int]) -> HoRing:
+    def over(cls, grid: Grid, rails: Rails, ranks: Sequence[int], *, grouped: bool = False) -> HoRing:
         """Return the collectives over communicators that exist already.
 
         Args:
             grid: of the group.
             rails: this rank's.
             ranks: global ranks of the group, for profiles.
+            grouped: see HoRing.
         """
         made = cls.__new__(cls)
-        cls._set_up(made, grid, rails, ranks, num_chunks=None, grouped=False)
+        cls._set_up(made, grid, rails, ranks, num_chunks=None, grouped=grouped)
         return made
 
     def _set_up(self, grid: Grid, rails: Rails, ranks: Sequence[int], *, num_chunks: int | None, grouped: bool) -> None:

@@ -10,7 +10,8 @@ import torch
 from paro_advise.errors import CommunicationError, UsageError
 from paro_advise.runtime.ho_ring import HoRing
 from paro_advise.runtime.ho_ring.grid import Grid
-from paro_advise.runtime.ho_ring.groups import Subgroups
+from paro_advise.runtime.ho_ring.groups import Subgroups, runs_in_order
+from paro_advise.runtime.ho_ring.rails import make_rails
 from paro_advise.runtime.ho_ring.worker import Worker, reaching_all_ranks
 from paro_advise.runtime.sharding.exchange.native import NativeGroup
 
@@ -91,24 +92,26 @@ class Channels:
         self.inside: HoRing | NativeGroup | None
         self.across: HoRing | NativeGroup | None
         self._world: HoRing | NativeGroup | None
-        if native:
-            subgroups = Subgroups([*grid.groups, *grid.nested_ranks, range(grid.world_size)])
-            self.inside = NativeGroup.of(subgroups.of(grid.groups[grid.group]))
-            self.across = NativeGroup.of(subgroups.of(grid.nested_ranks[grid.local]))
-            self._world = NativeGroup.of(subgroups.of(range(grid.world_size)))
-            return
         m, g, per_node = grid.group_size, grid.num_groups, grid.ranks_per_node
-        inside_node, across_node = _fit(min(m, per_node), m), _fit(max(1, per_node // m), g)
-        known = [_rails(members, inside_node) for members in grid.groups]
-        known += [_rails(members, across_node) for members in grid.nested_ranks]
-        subgroups = Subgroups(ranks for rails in known for ranks in rails)
-        inside = subgroups.of(grid.groups[grid.group])
-        across = subgroups.of(grid.nested_ranks[grid.local])
-        self.inside = HoRing(inside, ranks_per_node=inside_node, subgroups=subgroups) if inside else None
-        self.across = HoRing(across, ranks_per_node=across_node, subgroups=subgroups) if across else None
+        inside, across, world = grid.groups, grid.nested_ranks, [list(range(grid.world_size))]
+        if native:
+            subgroups = Subgroups((inside, across, world))
+            self.inside = NativeGroup.of(subgroups.of(inside[grid.group]))
+            self.across = NativeGroup.of(subgroups.of(across[grid.local]))
+            self._world = NativeGroup.of(subgroups.of(world[0]))
+            return
+        inside_grid = Grid.of(m, grid.local, _fit(min(m, per_node), m))
+        across_grid = Grid.of(g, grid.group, _fit(max(1, per_node // m), g))
+        subgroups = Subgroups((*_rails(inside, inside_grid), *_rails(across, across_grid)))
+
+        def ring(within: Grid, ranks: Sequence[int]) -> HoRing | None:
+            rails = make_rails(within, ranks, subgroups)
+            return HoRing.over(within, rails, ranks, grouped=runs_in_order()) if len(ranks) > 1 else None
+
+        self.inside, self.across = ring(inside_grid, inside[grid.group]), ring(across_grid, across[grid.local])
         # Where groups are nodes, both stages of a world-wide collective overlap.
-        overlaps = inside and across and m == per_node
-        self._world = HoRing(ranks_per_node=m, subgroups=subgroups) if overlaps else None
+        overlaps = self.inside and self.across and m == per_node
+        self._world = ring(Grid.of(grid.world_size, grid.rank, m), world[0]) if overlaps else None
 
     def gather_inside(self, slabs: torch.Tensor, slab: torch.Tensor) -> None:
         """Gather every local rank's slab: (m * T) from (T)."""
@@ -286,10 +289,12 @@ class Queue:
         self._worker.close()
 
 
-def _rails(members: Sequence[int], ranks_per_node: int) -> list[list[int]]:
-    """Return the ranks of a group's communicators, its own first."""
-    grid = Grid.of(len(members), 0, ranks_per_node)
-    return [list(members), *([members[place] for place in rail] for rail in grid.rails)]
+def _rails(partition: Sequence[Sequence[int]], grid: Grid) -> list[list[list[int]]]:
+    """Return the ranks of the communicators over nodes, and on nodes, of all groups that lie like one."""
+    return [
+        [[members[place] for place in rail] for members in partition for rail in rails]
+        for rails in (grid.rings, grid.nodes)
+    ]
 
 
 def _fit(wanted: int, size: int) -> int:
