@@ -34,8 +34,8 @@ def group_timeout() -> timedelta | None:
     group = _get_default_group()
     devices = group._device_types  # noqa: SLF001 - there is no public way to ask for the timeout
     backends = [group._get_backend(device) for device in devices]  # noqa: SLF001
-    timeouts = [backend.options._timeout for backend in backends if hasattr(backend, "options")]  # noqa: SLF001
-    return min(timeouts, default=None)
+    timeouts = [getattr(getattr(backend, "options", None), "_timeout", None) for backend in backends]
+    return min((timeout for timeout in timeouts if timeout is not None), default=None)
 
 
 def largest(values: Sequence[int]) -> list[int]:

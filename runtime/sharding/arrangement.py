@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.fsdp._fully_shard._fsdp_common import _from_local_no_grad
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from paro_advise.policies.strategy import Level, Strategy
 from paro_advise.runtime.ho_ring.groups import Subgroups, largest
@@ -56,6 +57,8 @@ class Communicators:
         world = _get_default_group()
         if cls._of_world is None or cls._of_world[0]() is not world:
             cls._of_world = weakref.ref(world), []
+            # What torch has remembered of equal meshes before holds groups that are gone.
+            _clear_sharding_prop_cache()
         made = cls._of_world[1]
         # Where a model goes with Python's collector, it goes on each rank at another time.
         is_lent = largest([one.native != native or one.owner() is not None for one in made]) if made else []
