@@ -144,8 +144,8 @@ def ours(work: Work, first: nn.Module, strategy: str, group_size: int, ending: c
     model: Any = copy.deepcopy(first)
     model, optimizer = shard(model, adamw(model), strategy, group_size=group_size)
     engine = engine_of(model)
-    for queue in (engine.gradients.queue, engine.updates.queue):
-        ending.callback(queue.close)
+    for executor in (engine.gradients.executor, engine.updates.executor):
+        ending.callback(executor.close)
     return step_of(work, model, optimizer, lambda last: contextlib.nullcontext() if last else model.no_sync())
 
 

@@ -16,6 +16,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from paro_advise.policies.strategy import Level, Strategy
 from paro_advise.runtime.ho_ring.groups import Subgroups, largest
 from paro_advise.runtime.sharding.exchange.channels import Channels
+from paro_advise.runtime.sharding.exchange.host_copies import pinned_for
 from paro_advise.runtime.sharding.exchange.operators import complete_operators
 from paro_advise.runtime.sharding.exchange.procedure import UnitState
 from paro_advise.runtime.sharding.parameters.layout import UnitLayout
@@ -58,7 +59,7 @@ class Communicators:
         if cls._of_world is None or cls._of_world[0]() is not world:
             cls._of_world = weakref.ref(world), []
             # What torch has remembered of equal meshes before holds groups that are gone.
-            _clear_sharding_prop_cache()
+            _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # as torch declares it
         made = cls._of_world[1]
         # Where a model goes with Python's collector, it goes on each rank at another time.
         is_lent = largest([one.native != native or one.owner() is not None for one in made]) if made else []
@@ -196,7 +197,8 @@ class Arrangement:
     ) -> torch.Tensor:
         """Return a copy of ``own_rows`` as one piece of memory, on another device and in another type where asked."""
         rows = self.own_rows(unit, place, whole)
-        return rows.to(device or rows.device, dtype or rows.dtype, copy=True, memory_format=torch.contiguous_format)
+        copy = rows.to(device or rows.device, dtype or rows.dtype, copy=True, memory_format=torch.contiguous_format)
+        return pinned_for(rows.device, copy)
 
     def parameter_mesh(self) -> DeviceMesh:
         """Return the mesh that FSDP2 shards over: the group, or all ranks."""

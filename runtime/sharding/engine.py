@@ -20,6 +20,7 @@ from paro_advise.policies.strategy import Level, Strategy
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.sharding.arrangement import Arrangement, Communicators
 from paro_advise.runtime.sharding.edits import Edits
+from paro_advise.runtime.sharding.exchange.executor import executor_for
 from paro_advise.runtime.sharding.exchange.usage import Usage
 from paro_advise.runtime.sharding.gradients import GradientReducer
 from paro_advise.runtime.sharding.homes import ParameterHomes
@@ -91,16 +92,20 @@ class Engine:
         self.settings = settings
         self.device = device
         self._handles: list[RemovableHandle] = []
-        self.gradients = GradientReducer(model, settings, shards, Usage(specs, device))
+        reductions = executor_for(device, "a reduction of gradients")
+        updates = executor_for(device, "an update of parameters", depth=len(specs) + 1)
+        self.gradients = GradientReducer(model, settings, shards, Usage(specs, device), reductions)
         self.homes = ParameterHomes(model, settings, self.gradients)
-        self.updates = UpdatePublisher(len(specs), self.homes)
-        self.gradients.side_queue = self.updates.queue
+        self.updates = UpdatePublisher(self.homes, updates)
+        self.gradients.side_executor = updates
+        self.homes.before_copy = self.updates.cover
         self.edits = Edits(self.homes, shards, self.updates)
-        queues = self.gradients.queue, self.updates.queue
-        threads = [queue.thread for queue in queues]
-        self._communicators = Communicators.lent_to(self, threads, native=settings.native_collectives)
-        for queue in queues:  # threads outlive whoever started them
-            weakref.finalize(self, queue.close).atexit = False
+        threads = [*reductions.threads, *updates.threads]
+        # HO-Ring was never measured on a device, whose own collectives know its links.
+        native = settings.native_collectives or device.type != "cpu"
+        self._communicators = Communicators.lent_to(self, threads, native=native)
+        for executor in (reductions, updates):  # threads outlive whoever started them
+            weakref.finalize(self, executor.close).atexit = False
         self.set_strategy(strategy, grid)
 
     @classmethod
@@ -223,7 +228,8 @@ class Engine:
         self.gradients.replicated = ReplicatedUnits(
             [unit.spec for unit in order],
             lambda place: self.gradients.deliver_whole(order[place]),
-            self.gradients.queue_callback,
+            started=self.gradients.queue_callback,
+            arrived=self.gradients.executor.arrive,
         )
         if self.settings.param_dtype is not None:
             hook = cast_inputs(self.settings.param_dtype)
@@ -233,7 +239,7 @@ class Engine:
 
     def stop(self) -> None:
         """Undo ``start`` and take parameters out of FSDP2; slots keep what they hold at rest."""
-        self.gradients.queue.drain()
+        self.gradients.executor.drain()
         self.updates.finish()
         for handle in self._handles:
             handle.remove()
@@ -363,7 +369,7 @@ class Engine:
         """Bring the gradients to the optimizer's parameters."""
         self.homes.rest(self.arrangement)
         self.edits.before_step()
-        self.gradients.collect(self.optimizer_device)
+        self.gradients.collect()
 
     def after_step(self) -> None:
         """Bring the updated parameters to the model."""

@@ -11,19 +11,19 @@ from torch.autograd import Variable
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
 from paro_advise.runtime.ho_ring.spans import Span
-from paro_advise.runtime.sharding.exchange.channels import Queue
 from paro_advise.runtime.sharding.exchange.exposure import Exposure
+from paro_advise.runtime.sharding.exchange.host_copies import copies_on_host
 from paro_advise.runtime.sharding.exchange.procedure import UnitProcedure
 from paro_advise.runtime.sharding.parameters import fsdp2
 from paro_advise.runtime.sharding.parameters.owned import gradient_of, is_in_backward, set_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
-    from concurrent.futures import Future
 
     from torch import nn
 
     from paro_advise.runtime.sharding.arrangement import Arrangement
+    from paro_advise.runtime.sharding.exchange.executor import Executor, Job
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
     from paro_advise.runtime.sharding.exchange.usage import Usage
     from paro_advise.runtime.sharding.optimizer import OptimizerShards
@@ -53,15 +53,17 @@ class GradientReducer:
         after_backward: called at the end of each backward pass.
         after_discard: called when all gradients are forgotten.
         before_read: called when a script looks at a gradient.
-        queue: the thread of reductions.
-        side_queue: the thread that uses the channels of parameters, which are idle at the end of backward.
+        executor: of reductions.
+        side_executor: that of updates; it uses the channels of parameters, which are idle at the end of backward.
     """
 
-    def __init__(self, model: nn.Module, settings: Settings, shards: OptimizerShards, usage: Usage) -> None:
+    def __init__(
+        self, model: nn.Module, settings: Settings, shards: OptimizerShards, usage: Usage, executor: Executor
+    ) -> None:
         self._model = model
         self._settings = settings
         self._shards = shards
-        self.queue = self.side_queue = Queue("a reduction of gradients")
+        self.executor = self.side_executor = executor
         self.synchronizes = True
         self.replicated: ReplicatedUnits | None = None
         self.after_backward: Callable[[], None] = lambda: None
@@ -109,7 +111,8 @@ class GradientReducer:
         trains = [slot.parameter.requires_grad for slot in unit.spec.training]
         if not all(trains):
             whole = unit.layout.with_missing(whole, trains, by_bands=self._arrangement.levels.parameter == Level.I)
-        self._submit_addition(unit, whole)
+        # FSDP2 frees them when its stream of reductions has come so far.
+        self._submit_addition(unit, whole).cover()
 
     def deliver_whole(self, unit: UnitState) -> None:
         """Take the gradients of a unit that is kept whole."""
@@ -120,25 +123,25 @@ class GradientReducer:
         for place, gradient in enumerate(gradients):
             if gradient is not None:
                 self._usage.note(unit, place)
-        with torch.no_grad():
+        with torch.no_grad(), self.executor.meeting():
             dtype = self._settings.gradient_dtype(unit.spec.training[0])
             whole = self._procedure.whole_buffer(unit, gradients, dtype)
         for slot in unit.spec.training:
             set_gradient(slot.parameter, None)
         self._submit_addition(unit, whole)
 
-    def _submit_addition(self, unit: UnitState, whole: torch.Tensor) -> None:
+    def _submit_addition(self, unit: UnitState, whole: torch.Tensor) -> Job:
         last = self.synchronizes
-        self._submit(unit, lambda: self._procedure.add(unit, whole, last=last))
+        return self._submit(unit, lambda: self._procedure.add(unit, whole, last=last))
 
-    def _submit(self, unit: UnitState, job: Callable[[], None]) -> None:
+    def _submit(self, unit: UnitState, job: Callable[[], None]) -> Job:
         name = self._arrangement.span_name("gradient", unit)
 
         def run() -> None:
             with Span(name):
                 job()
 
-        self.queue.submit(run)
+        return self.executor.submit(run)
 
     def queue_callback(self) -> None:
         """Make sure that the end of this backward pass is noticed."""
@@ -154,10 +157,10 @@ class GradientReducer:
             self.replicated.finish()
         self._callback_queued = False
         told = self._tell_usage() if self.synchronizes else None
-        self.queue.drain()
+        self.executor.drain()
         if told is not None:
             self._finish_frozen()
-            self.queue.result(told)
+            told.wait()
             self._expose()
         self.after_backward()
 
@@ -166,9 +169,9 @@ class GradientReducer:
         for unit in reversed(self._arrangement.units):
             if unit.accumulated is not None:
                 self._submit(unit, partial(self._procedure.finish, unit))
-        self.queue.drain()
+        self.executor.drain()
 
-    def _tell_usage(self) -> Future[None]:
+    def _tell_usage(self) -> Job:
         """Exchange which parameters got gradients beside the last reductions, whose links have time for it."""
         # Profiles show it as a part of the root's gradients.
         name = self._arrangement.span_name("gradient", self._arrangement.units[-1])
@@ -177,7 +180,7 @@ class GradientReducer:
             with Span(name):
                 self._usage.agree(self._arrangement.gathering)
 
-        return self.side_queue.submit(run)
+        return self.side_executor.submit(run)
 
     def finish_accumulation(self) -> None:
         """Bring the gradients of passes that were no boundaries to the optimizer's level, without another pass.
@@ -188,7 +191,7 @@ class GradientReducer:
         levels = self._arrangement.levels
         if self._fsdp2_holds_them:
             raise UsageError(f"gradients of {levels} must be brought on by a backward pass")
-        self.queue.drain()
+        self.executor.drain()
         before, self.synchronizes = self.synchronizes, True
         for unit in reversed(self._arrangement.units):
             if levels.gradient == Level.N:
@@ -196,8 +199,8 @@ class GradientReducer:
             elif unit.accumulated is not None:
                 self._submit(unit, partial(self._procedure.finish, unit))
         told = self._tell_usage()
-        self.queue.drain()
-        self.queue.result(told)
+        self.executor.drain()
+        told.wait()
         self.synchronizes = before
         self._expose()
 
@@ -233,14 +236,14 @@ class GradientReducer:
             for unit in self._arrangement.units:
                 unit.reduced = None
 
-    def collect(self, optimizer_device: torch.device) -> None:
+    def collect(self) -> None:
         """Bring the gradients to the optimizer's parameters, before it steps."""
         self._exposure.collect()
         if self._settings.offload_optimizer:
-            for unit, place, slot, view in self._reduced():
-                if gradient_of(slot.parameter) is not None:
-                    there = view.to(optimizer_device, copy=True)
-                    self._shards.shards[slot.name].grad = self._arrangement.as_sharded(unit, place, there)
+            found = [one for one in self._reduced() if gradient_of(one[2].parameter) is not None]
+            copies = copies_on_host([view for *_, view in found])
+            for (unit, place, slot, _), there in zip(found, copies, strict=True):
+                self._shards.shards[slot.name].grad = self._arrangement.as_sharded(unit, place, there)
         self._exposure.set_mixing(enabled=False)
 
     def after_step(self) -> None:
@@ -264,7 +267,7 @@ class GradientReducer:
 
     def drop(self, parameter: torch.Tensor) -> None:
         """Forget what was added up for one parameter, as ``parameter.grad = None`` does."""
-        self.queue.drain()
+        self.executor.drain()
         found = self._arrangement.place_of(parameter)
         if found is None:
             return
@@ -294,7 +297,7 @@ class GradientReducer:
             if not self.replicated and not fsdp2.is_resting(self._model):
                 fsdp2.recover(self._model)
         self.after_discard()
-        self.queue.drain()
+        self.executor.drain()
         self._exposure.forget()
         if to_none:
             self._usage.clear()

@@ -36,6 +36,7 @@ class ParameterHomes:
 
     Attributes:
         before_gather: called before each gather of a unit's parameters; None for nothing to call.
+        before_copy: called before this rank's rows of a unit are copied for a gather, on the stream that copies.
     """
 
     def __init__(self, model: nn.Module, settings: Settings, keeper: GradientReducer) -> None:
@@ -44,6 +45,7 @@ class ParameterHomes:
         self._keeper = keeper
         self._deliver = keeper.deliver
         self.before_gather: Callable[[UnitState], None] | None = None
+        self.before_copy: Callable[[UnitState], None] = lambda _: None
 
     def home(self, arrangement: Arrangement, unit: UnitState) -> None:
         """Bring the whole parameters that a unit's slots hold to rest at their level, each as one piece of memory."""
@@ -75,6 +77,7 @@ class ParameterHomes:
             reshard_after_forward=self.frees_after_forward(unit),
             param_dtype=dtype,
             reduce_dtype=self._settings.reduce_dtype,
+            before_copy=lambda: self.before_copy(unit),
             gather=gather,
             deliver=lambda whole, used: self._deliver(unit, whole, used),
         )

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paro_advise.runtime.ho_ring.spans import Span
-from paro_advise.runtime.sharding.exchange.channels import Queue
 from paro_advise.runtime.sharding.exchange.procedure import UnitProcedure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
 
     from paro_advise.runtime.sharding.arrangement import Arrangement
+    from paro_advise.runtime.sharding.exchange.executor import Executor, Job
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
     from paro_advise.runtime.sharding.homes import ParameterHomes
 
@@ -21,13 +20,14 @@ class UpdatePublisher:
     """Publishes updates unit by unit, in forward order.
 
     Attributes:
-        queue: the thread of gathers.
+        executor: of gathers.
     """
 
-    def __init__(self, num_units: int, homes: ParameterHomes) -> None:
-        self.queue = Queue("an update of parameters", depth=num_units + 1)
+    def __init__(self, homes: ParameterHomes, executor: Executor) -> None:
+        self.executor = executor
         self._homes = homes
-        self._under_way: dict[str, Future[None]] = {}
+        self._under_way: dict[str, Job] = {}
+        self._last: dict[str, Job] = {}
 
     def arrange(self, arrangement: Arrangement) -> None:
         """Work under a strategy from now on."""
@@ -38,14 +38,14 @@ class UpdatePublisher:
         """Bring the optimizer's rows to the parameters' level."""
         for unit in self._arrangement.forward_order:
             if unit.spec.training:
-                self._under_way[unit.spec.name] = self.queue.submit(self._job(unit))
+                self._under_way[unit.spec.name] = self._last[unit.spec.name] = self.executor.submit(self._job(unit))
         if wait:
             self.finish()
 
     def publish_unit(self, unit: UnitState) -> None:
         """Bring one unit's rows to the parameters' level, and wait for it."""
         if unit.spec.training:
-            self.queue.result(self.queue.submit(self._job(unit)))
+            self.executor.submit(self._job(unit)).wait()
 
     def _job(self, unit: UnitState) -> Callable[[], None]:
         held = self._homes.held(self._arrangement, unit)
@@ -61,7 +61,13 @@ class UpdatePublisher:
         """Wait until the parameters of one unit are up to date."""
         update = self._under_way.pop(unit.spec.name, None)
         if update is not None:
-            self.queue.result(update)
+            update.wait()
+
+    def cover(self, unit: UnitState) -> None:
+        """Let what waits for the caller's stream find a unit's parameters up to date; FSDP2 copies on one of its own."""
+        update = self._last.get(unit.spec.name)
+        if update is not None:
+            update.cover()
 
     @property
     def is_under_way(self) -> bool:
@@ -70,5 +76,5 @@ class UpdatePublisher:
 
     def finish(self) -> None:
         """Wait until all parameters are up to date."""
-        self.queue.drain()
+        self.executor.drain()
         self._under_way.clear()

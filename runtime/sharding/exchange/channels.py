@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,13 +12,10 @@ from paro_advise.runtime.ho_ring import HoRing
 from paro_advise.runtime.ho_ring.grid import Grid
 from paro_advise.runtime.ho_ring.groups import Subgroups, runs_in_order
 from paro_advise.runtime.ho_ring.rails import make_rails
-from paro_advise.runtime.ho_ring.worker import Worker, reaching_all_ranks
 from paro_advise.runtime.sharding.exchange.native import NativeGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
-_Result = TypeVar("_Result")
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,59 +231,6 @@ class Channels:
                 f"got {total.item()}",
                 hint="torch 2.8 with gloo averages wrongly; use torch 2.9 or later",
             )
-
-
-class Queue:
-    """Runs communication in order in a thread of its own, so that it overlaps computation.
-
-    Args:
-        what: names the queue in errors.
-        depth: how many jobs may wait; bounds the memory of their buffers.
-
-    Attributes:
-        thread: ends after ``close``.
-    """
-
-    def __init__(self, what: str, depth: int = 2) -> None:
-        self._what = what
-        self._depth = depth
-        self._worker = Worker(what)
-        self.thread = self._worker.thread
-        self._pending: list[Future[object]] = []
-
-    def submit(self, job: Callable[[], _Result]) -> Future[_Result]:
-        """Run a job after those before it; blocks while too many wait.
-
-        Raises:
-            CommunicationError: an earlier job failed.
-        """
-        while len(self._pending) >= self._depth:
-            self.result(self._pending.pop(0))
-        future = self._worker.submit(job)
-        self._pending.append(future)  # type: ignore[arg-type]
-        return future
-
-    def result(self, future: Future[_Result]) -> _Result:
-        """Wait for a job.
-
-        Raises:
-            CommunicationError: it failed, most often because another rank is gone.
-        """
-        with reaching_all_ranks(self._what):
-            return future.result()
-
-    def drain(self) -> None:
-        """Wait for all jobs.
-
-        Raises:
-            CommunicationError: one failed.
-        """
-        while self._pending:
-            self.result(self._pending.pop(0))
-
-    def close(self) -> None:
-        """End the thread."""
-        self._worker.close()
 
 
 def _rails(partition: Sequence[Sequence[int]], grid: Grid) -> list[list[list[int]]]:

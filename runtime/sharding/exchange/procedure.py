@@ -154,7 +154,7 @@ class UnitProcedure:
         if strategy.optimizer == strategy.parameter:
             if unit.separate:
                 for target, master in zip(held, unit.masters, strict=True):
-                    target.copy_(master.reshape(-1))
+                    target.copy_(master.reshape(-1), non_blocking=True)
             return
         first = held[0]
         if strategy.optimizer == Level.I:
@@ -226,5 +226,5 @@ def _whole_elements(unit: UnitState) -> int:
 def _pack(places: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
     """Copy tensors to the starts of places; what is behind them is padding that nobody reads."""
     for place, tensor in zip(places, tensors, strict=True):
-        place[: tensor.numel()].copy_(tensor.reshape(-1))
+        place[: tensor.numel()].copy_(tensor.reshape(-1), non_blocking=True)
         place[tensor.numel() :].zero_()

@@ -26,7 +26,7 @@ from paro_advise.runtime.sharding.parameters.layout import cut_dimension
 from paro_advise.runtime.sharding.parameters.owned import set_gradient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
@@ -38,10 +38,16 @@ if TYPE_CHECKING:
 
 
 class _Gatherer(PlainMemory, AllGather):
-    """An all-gather of ours in FSDP2's form."""
+    """An all-gather of ours in FSDP2's form, which asks for memory on the stream that copies shards into it."""
 
-    def __init__(self, gather: Gather) -> None:
+    def __init__(self, gather: Gather, before_copy: Callable[[], None]) -> None:
         self._gather = gather
+        self._before_copy = before_copy
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return an empty buffer."""
+        self._before_copy()
+        return super().allocate(size, dtype=dtype, device=device)
 
     def __call__(
         self,
@@ -83,6 +89,7 @@ def wrap(
     reshard_after_forward: bool,
     param_dtype: torch.dtype | None,
     reduce_dtype: torch.dtype | None,
+    before_copy: Callable[[], None],
     gather: Gather,
     deliver: Deliver,
 ) -> None:
@@ -95,6 +102,7 @@ def wrap(
         reshard_after_forward: free them after forward and gather them again for backward.
         param_dtype: type to compute in, None for the parameters' own.
         reduce_dtype: type of the gradients that are delivered, None for the parameters' own.
+        before_copy: called before shards are copied for a gather.
         gather: all-gather into the first from the second tensor.
         deliver: gets the gradients of the unit, (ranks of the mesh) blocks of every parameter's shard, and the names
             of the parameters that autograd gave one: the others have zeros.
@@ -112,7 +120,7 @@ def wrap(
     if not unit.slots:
         return
     _check_order(unit, module)
-    module.set_custom_all_gather(_Gatherer(gather))
+    module.set_custom_all_gather(_Gatherer(gather, before_copy))
     module.set_custom_reduce_scatter(_Deliverer(deliver, _used_parameters(unit, module)))
     # Sums come to us as they are: no scaling by FSDP2.
     FSDPModule.set_gradient_divide_factor(module, 1.0)  # not what stands in its place for scripts

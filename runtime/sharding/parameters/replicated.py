@@ -28,12 +28,21 @@ class ReplicatedUnits:
         units: in forward order.
         deliver: gets the place of a unit whose gradients are complete.
         started: called when a backward pass brings its first gradient.
+        arrived: called when a gradient is there.
     """
 
-    def __init__(self, units: list[UnitSpec], deliver: Callable[[int], None], started: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        units: list[UnitSpec],
+        deliver: Callable[[int], None],
+        *,
+        started: Callable[[], None],
+        arrived: Callable[[], None],
+    ) -> None:
         self._units = units
         self._deliver = deliver
         self._started = started
+        self._arrived = arrived
         self._waiting: list[set[str]] = []
         self._next = -1
         self._running = False
@@ -69,6 +78,7 @@ class ReplicatedUnits:
             UsageError: for the second time.
         """
         self.begin()
+        self._arrived()
         if place > self._next:
             raise UsageError(
                 f"a parameter must get its gradient once in a backward pass, got a second one for {name}",
