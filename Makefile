@@ -91,6 +91,12 @@ bench-loop: .venv/peers.stamp ## Ten loops and 200 comparisons on the emulated c
 bench-search: .venv/test.stamp ## Time of the search up to 1,024 ranks
 	$(BIN)/python benchmarks/bench_search.py
 
+gpu: .venv/test.stamp ## All that only a GPU can tell, on one GPU; without one it says what it skips (8 minutes)
+	$(BIN)/python benchmarks/gpu.py
+
+bench-at-scale: .venv/test.stamp ## What a rank's host does beside up to 1,023 others that are not there (6 minutes)
+	$(BIN)/python benchmarks/bench_at_scale.py
+
 bench-truth: .venv/test.stamp ## Predictions beside the known outcomes of synthetic NCCL runs, from ../shared (2 minutes)
 	$(BIN)/python benchmarks/bench_truth.py
 

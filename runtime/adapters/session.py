@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from paro_advise.policies.plan import Plan
+    from paro_advise.policies.plan import Choice, Plan
     from paro_advise.runtime.adapters.wrapping import Wrapping
     from paro_advise.runtime.sharding.engine import Engine
     from paro_advise.runtime.sharding.module import ShardedModule
@@ -254,16 +254,15 @@ class Session:
             self._switchboard.open(self.plan)
         mark_applied()
         if dist.get_rank() == 0:
-            self._announce(f"{len(engine.units)} units, {' and '.join(map(plain_name, optimizers))}", module, wrapping)
+            parts = f"{len(engine.units)} units, {' and '.join(map(plain_name, optimizers))}"
+            self._announce(f"{_collectives_of(engine, chosen)}, {parts}", module, wrapping)
 
     def _announce(self, parts: str, module: nn.Module, wrapping: Wrapping) -> None:
         """Print what runs now, and what it means for checkpoints."""
         chosen = self.plan.chosen
         print(
             f"paro-advise: {wrapping.origin} of {plain_name(module)} "
-            f"runs as {grouped_triple(chosen.triple, chosen.group_size)} with "
-            f"{'native collectives' if chosen.collectives == CollectiveBackend.NATIVE else 'HO-Ring'}, {parts} "
-            f"(plan {self.plan.plan_id})",
+            f"runs as {grouped_triple(chosen.triple, chosen.group_size)} with {parts} (plan {self.plan.plan_id})",
             file=sys.stderr,
             flush=True,
         )
@@ -317,3 +316,12 @@ def _holds(container: object, item: object) -> bool:
 def _count(tensors: Iterable[torch.Tensor]) -> int:
     """Return the elements of tensors, each taken once."""
     return sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in tensors}.values())
+
+
+def _collectives_of(engine: Engine, chosen: Choice) -> str:
+    """Return what moves the model's states, and why that differs from the plan."""
+    if engine.uses_ho_ring:
+        return "HO-Ring"
+    if chosen.collectives == CollectiveBackend.NATIVE:
+        return "native collectives"
+    return f"native collectives, for HO-Ring was never measured on {engine.device.type} devices"

@@ -73,11 +73,13 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Namespace) -> float:
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Namespace, device: torch.device
+) -> float:
     """Run one step of several micro-batches; return the mean loss of this rank."""
     total = 0.0
     for _ in range(args.micro_batches):
-        tokens = torch.randint(0, args.vocabulary, (args.batch, args.sequence + 1))
+        tokens = torch.randint(0, args.vocabulary, (args.batch, args.sequence + 1)).to(device)
         logits = model(tokens[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) / args.micro_batches
         loss.backward()
@@ -101,14 +103,24 @@ def make_recorder(args: argparse.Namespace, rank: int) -> profile:
     )
 
 
+def pick_device() -> torch.device:
+    """Return this rank's GPU, which torch uses from now on, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
 def main() -> None:
     """Train and, if asked, record three steps."""
     args = parse_args()
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    device = pick_device()
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     torch.manual_seed(1234)
     torch.set_num_threads(1)
     rank, world = dist.get_rank(), dist.get_world_size()
-    mesh = init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (world,), mesh_dim_names=("dp",))
+    mesh = init_device_mesh(device.type, (world,), mesh_dim_names=("dp",))
     model = Transformer(args.vocabulary, args.width, args.layers, heads=4)
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
@@ -118,7 +130,7 @@ def main() -> None:
     recorder = make_recorder(args, rank) if args.traces else None
     with recorder or nullcontext():
         for step in range(args.steps):
-            loss = train_step(model, optimizer, args)
+            loss = train_step(model, optimizer, args, device)
             if recorder:
                 recorder.step()
             if rank == 0:

@@ -63,6 +63,7 @@ class Engine:
         place_state: what state dicts keep of a parameter.
         stands_for_fsdp2: state dicts are those of FSDP2: DTensors all, the optimizer's by places in its groups.
         model, specs, shards, settings, device: as given.
+        uses_ho_ring: collectives are ours, not the backend's own.
         arrangement: what lies where under the present strategy.
         homes, gradients, updates: see this module.
     """
@@ -102,8 +103,8 @@ class Engine:
         self.edits = Edits(self.homes, shards, self.updates)
         threads = [*reductions.threads, *updates.threads]
         # HO-Ring was never measured on a device, whose own collectives know its links.
-        native = settings.native_collectives or device.type != "cpu"
-        self._communicators = Communicators.lent_to(self, threads, native=native)
+        self.uses_ho_ring = not settings.native_collectives and device.type == "cpu"
+        self._communicators = Communicators.lent_to(self, threads, native=not self.uses_ho_ring)
         for executor in (reductions, updates):  # threads outlive whoever started them
             weakref.finalize(self, executor.close).atexit = False
         self.set_strategy(strategy, grid)

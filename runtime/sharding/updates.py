@@ -64,7 +64,7 @@ class UpdatePublisher:
             update.wait()
 
     def cover(self, unit: UnitState) -> None:
-        """Let what waits for the caller's stream find a unit's parameters up to date; FSDP2 copies on one of its own."""
+        """Let what waits for the caller's stream find a unit's parameters up to date; FSDP2 copies on its own."""
         update = self._last.get(unit.spec.name)
         if update is not None:
             update.cover()

@@ -1,0 +1,59 @@
+"""`make gpu` without a GPU: every check is there, and says why it is skipped."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_check_of_the_suite_exists_and_every_existing_one_is_run():
+    suite, checks = load("gpu"), load("gpu_checks")
+    assert {check.name for check in suite.SUITE} - {"capture"} == set(checks.CHECKS)
+    page = (BENCHMARKS.parent / "docs/gpu.md").read_text(encoding="utf-8")
+    assert all(f"`{check.name}`" in page for check in suite.SUITE)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_each_check_says_why_it_is_skipped(tmp_path):
+    path = tmp_path / "table.json"
+    words = [sys.executable, str(BENCHMARKS / "gpu.py"), "--json", str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    table = json.loads(path.read_text(encoding="utf-8"))
+    assert table["device"].startswith("no GPU")
+    assert len(table["rows"]) == len(load("gpu").SUITE)
+    assert {row["skipped"] for row in table["rows"]} == {"torch finds no GPU"}
+
+
+def test_a_check_that_fails_is_told_and_ends_the_suite_with_an_error(monkeypatch, capsys):
+    suite = load("gpu")
+    monkeypatch.setattr(suite, "run_check", lambda *_: {"holds": False, "failed": "a reason"})
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--on-cpu", "--only", "layouts"])
+    with pytest.raises(SystemExit) as ended:
+        suite.main()
+    assert ended.value.code == 1
+    assert "FAILS" in capsys.readouterr().out
+
+
+def test_a_check_runs():
+    """On the CPU, with four ranks: its own code is right."""
+    suite = load("gpu")
+    found = suite.run_check(suite.Check(name="out_of_memory", ranks=4, backend="gloo"), "cpu")
+    assert found["holds"], found
+    assert found["caught"] == 1
