@@ -23,6 +23,8 @@ import torch.distributed.fsdp
 import torch.distributed.optim
 import torch.distributed.tensor  # noqa: F401 - what workers import
 
+from paro_advise.runtime.launch.activation import activate
+
 POLL_S = 0.01
 
 
@@ -38,7 +40,7 @@ def rank_of(job, rank, port):
         os.dup2(os.open(path, flags), number)
     count = str(job["ranks"])
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=count, LOCAL_WORLD_SIZE=count)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **job["environment"])
     random.seed()
     np.random.seed()
     for setting in filter(None, job["warnings"].split(",")):
@@ -46,6 +48,8 @@ def rank_of(job, rank, port):
         warnings.simplefilter(action, getattr(__builtins__, category) if category else Warning)
     sys.argv = [job["script"], *job["arguments"]]
     sys.path[0] = os.path.dirname(job["script"])  # noqa: PTH120 - as Python sets it
+    if job["environment"]:
+        activate()  # what Python does at its start in a job of `paro-advise run`, when torch has been imported
     runpy.run_path(job["script"], run_name="__main__")
     sys.exit()
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from paro_advise.runtime.job import DRIFT_VARIABLE, PLAN_VARIABLE
+
 SERVER = Path(__file__).parent / "rank_server.py"
 
 
@@ -29,8 +31,8 @@ def _server():
     return server
 
 
-def run_ranks(script, *arguments, ranks=4, warnings="ignore", timeout_s=540):
-    """Run a script on so many ranks on this machine.
+def run_ranks(script, *arguments, ranks=4, warnings="ignore", timeout_s=540, plan=None, drift=""):
+    """Run a script on so many ranks on this machine, under a plan as `paro-advise run` lets it run, or without one.
 
     Returns:
         What ``subprocess.run`` would: the code of the first rank that failed, and what all have written.
@@ -47,6 +49,7 @@ def run_ranks(script, *arguments, ranks=4, warnings="ignore", timeout_s=540):
             "ranks": ranks,
             "warnings": warnings,
             "timeout_s": timeout_s,
+            "environment": {PLAN_VARIABLE: str(plan), DRIFT_VARIABLE: drift} if plan else {},
             **{path.name: str(path) for path in outputs},
         }
         server.stdin.write(json.dumps(job) + "\n")

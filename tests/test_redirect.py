@@ -1,4 +1,7 @@
-"""What scripts may do around a planned model, and what a plan refuses."""
+"""What scripts may do around a planned model, and what a plan refuses.
+
+Ranks are forked where it does not matter how they were started; test_loop.py starts them as users do.
+"""
 
 from __future__ import annotations
 
@@ -79,14 +82,13 @@ def a_plan(tmp_path_factory):
 @pytest.mark.distributed
 def test_steps_in_unusual_orders_train_alike(a_plan, tmp_path):
     """Gradients dropped, looked at, made by two backward passes or by a closure."""
-    job = torchrun(WORKERS / "unusual_steps.py")
     plain = run_ranks(WORKERS / "unusual_steps.py")
     assert plain.returncode == 0, plain.stderr[-3000:]
     expected = numbers_in(plain.stdout)
     assert len(expected) == 9 + 7  # a loss after each step, and a norm where it clips
     for strategy in ("IIG", "NIG", "NNN"):
         plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
-        done = paro("run", "--plan", plan, job=job)
+        done = run_ranks(WORKERS / "unusual_steps.py", plan=plan)
         assert done.returncode == 0, done.stderr[-3000:]
         assert f"runs as {strategy}" in done.stderr
         assert numbers_in(done.stdout) == pytest.approx(expected, rel=2e-6), strategy
@@ -95,13 +97,9 @@ def test_steps_in_unusual_orders_train_alike(a_plan, tmp_path):
 def output_of(script, plan, strategy, folder, words):
     """Run a script that saves into a folder, plain or under a strategy, and return what it prints."""
     folder.mkdir(exist_ok=True)
-    if strategy is None:
-        done = run_ranks(script, folder, words)
-    else:
-        chosen = plan_for(plan, folder / f"{strategy}.json", strategy)
-        job = torchrun(script, folder, words)
-        # A model with tied layers has fewer parameters than the one that the plan was made for.
-        done = paro("run", "--plan", chosen, "--allow-drift", "parameter_count", job=job)
+    chosen = plan_for(plan, folder / f"{strategy}.json", strategy) if strategy else None
+    # A model with tied layers has fewer parameters than the one that the plan was made for.
+    done = run_ranks(script, folder, words, plan=chosen, drift="parameter_count")
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -123,7 +121,7 @@ def test_ddp_scripts_save_on_rank_0_and_resume_anywhere(a_plan, tmp_path):
 
     def planned(strategy, folder, words):
         plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
-        return paro("run", "--plan", plan, job=torchrun(script, folder, words))
+        return run_ranks(script, folder, words, plan=plan)
 
     folders = {name: tmp_path / name.lower() for name in ("plain", "NNG", "GGG")}
     for folder in folders.values():
@@ -208,7 +206,7 @@ def test_deepspeed_scripts_resume_from_the_checkpoints_of_a_planned_engine(a_pla
     theirs.mkdir(parents=True)
     (theirs / "mp_rank_00_model_states.pt").write_bytes(b"")
     plan = plan_for(a_plan, tmp_path / "GGG.json", "GGG")
-    done = paro("run", "--plan", plan, job=torchrun(script, tmp_path, "theirs"))
+    done = run_ranks(script, tmp_path, "theirs", plan=plan)
     assert done.returncode != 0
     assert done.stderr.count("a planned engine reads its own checkpoints, got one of DeepSpeed's") == 4
 
@@ -216,13 +214,13 @@ def test_deepspeed_scripts_resume_from_the_checkpoints_of_a_planned_engine(a_pla
 @pytest.mark.distributed
 @pytest.mark.parametrize(("word", "tolerance"), [("divisor", 2e-6), ("bf16", 2**-8)])  # bf16 has 8 bits
 def test_fsdp2_in_bf16_and_with_its_own_divisor(word, tolerance, a_plan, tmp_path):
-    job = torchrun(WORKERS / "low_precision.py", word)
     plain = run_ranks(WORKERS / "low_precision.py", word)
     assert plain.returncode == 0, plain.stderr[-3000:]
     expected = numbers_in(plain.stdout)
     assert len(expected) == 3 * 2
     for strategy in ("NNG", "GGG"):
-        done = paro("run", "--plan", plan_for(a_plan, tmp_path / f"{strategy}.json", strategy), job=job)
+        plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
+        done = run_ranks(WORKERS / "low_precision.py", word, plan=plan)
         assert done.returncode == 0, done.stderr[-3000:]
         assert numbers_in(done.stdout) == pytest.approx(expected, rel=tolerance), strategy
 

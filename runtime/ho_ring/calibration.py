@@ -32,22 +32,27 @@ class Stopwatch:
         self._group = group
         self._device = device
 
+    def connect(self, runs: Mapping[Algorithm, Run]) -> None:
+        """Run each algorithm once: the first time connects and allocates."""
+        for run in runs.values():
+            self._time(run)
+
     def median_seconds(self, runs: Mapping[Algorithm, Run], budget_s: float) -> dict[Algorithm, float]:
         """Return the median time of each algorithm; they take turns.
 
         Args:
             runs: by algorithm.
-            budget_s: for all of them together.
+            budget_s: for all of them together. One turn is always taken; a long message varies little.
         """
-        for run in runs.values():
-            self._time(run)  # connects and allocates
         times: dict[Algorithm, list[float]] = {algorithm: [] for algorithm in runs}
         spent = 0.0
-        for repeat in range(MAX_REPEATS):
+        for turn in range(1, MAX_REPEATS + 1):
+            before = spent
             for algorithm, run in runs.items():
                 times[algorithm].append(self._time(run))
                 spent += times[algorithm][-1]
-            if repeat + 1 >= MIN_REPEATS and spent > budget_s:
+            next_fits = spent + (spent - before) <= budget_s
+            if not next_fits and (turn >= MIN_REPEATS or spent > budget_s):
                 break
         return {algorithm: statistics.median(values) for algorithm, values in times.items()}
 

@@ -16,10 +16,10 @@ SMALL_BYTES = 1 << 20  # bytes; below, times vary by a tenth between calibration
 SMALL_MARGIN = 0.85  # of the native time; a small message changes the algorithm below it; assumed: beyond that tenth
 MARGIN = 0.95  # of the native time; the same for other messages; assumed: a gain of 5 % is worth a change
 SIZES_BYTES = (4 << 10, 64 << 10, 512 << 10, 4 << 20)  # bytes; measured buffers; assumed: from latency to bandwidth
-MIN_REPEATS = 3  # runs of each algorithm at a size, at least; assumed: the fewest with a median
+MIN_REPEATS = 3  # runs of each algorithm at a size, where one fits the budget; assumed: the fewest with a median
 MAX_REPEATS = 25  # runs of each algorithm at a size, at most; assumed: more do not change the median
-CALIBRATION_S = 5.0  # s; time budget of a calibration; assumed: short beside a training run
-BACKEND_CALIBRATION_S = 3.0  # s; the same for each group of the backend; assumed: a job makes several groups
+CALIBRATION_S = 0.6  # s; time budget of a calibration; assumed: with two of them, a start takes less than 2 s
+BACKEND_CALIBRATION_S = 1.0  # s; the same for each group of the backend; assumed: a job makes several groups
 
 # ---- worker threads -----------------------------------------------------------------------------
 

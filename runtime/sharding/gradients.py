@@ -91,28 +91,21 @@ class GradientReducer:
         if self._fsdp2_holds_them:
             fsdp2.set_gradient_sync(self._model, enabled=enabled)
 
-    def deliver(self, unit: UnitState, whole: torch.Tensor, used: Collection[str]) -> None:
+    def deliver(self, unit: UnitState, gradients: list[torch.Tensor | None]) -> None:
         """Take the gradients of a unit from FSDP2.
 
         Args:
             unit: whose gradients.
-            whole: this rank's, in FSDP2's blocks.
-            used: names of the parameters that got one; the others have zeros.
+            gradients: this rank's, of the parameters that train; None for those without one.
 
         Raises:
             UsageError: they come from a forward pass under another strategy.
         """
         if not any(unit is known for known in self._arrangement.units):
             refuse_late_gradient()
-        self.queue_callback()
-        for place, slot in enumerate(unit.spec.training):
-            if slot.name in used:
-                self._usage.note(unit, place)
-        trains = [slot.parameter.requires_grad for slot in unit.spec.training]
-        if not all(trains):
-            whole = unit.layout.with_missing(whole, trains, by_bands=self._arrangement.levels.parameter == Level.I)
-        # FSDP2 frees them when its stream of reductions has come so far.
-        self._submit_addition(unit, whole).cover()
+        if any(slot.parameter.requires_grad for slot in unit.spec.training):
+            self.queue_callback()
+            self._take(unit, gradients)
 
     def deliver_whole(self, unit: UnitState) -> None:
         """Take the gradients of a unit that is kept whole."""
@@ -120,28 +113,29 @@ class GradientReducer:
         if not unit.spec.training or (whole_gradients and not self.synchronizes):
             return
         gradients = [gradient_of(slot.parameter) for slot in unit.spec.training]
+        for slot in unit.spec.training:
+            set_gradient(slot.parameter, None)
+        self._take(unit, gradients)
+
+    def _take(self, unit: UnitState, gradients: list[torch.Tensor | None]) -> None:
         for place, gradient in enumerate(gradients):
             if gradient is not None:
                 self._usage.note(unit, place)
         with torch.no_grad(), self.executor.meeting():
             dtype = self._settings.gradient_dtype(unit.spec.training[0])
             whole = self._procedure.whole_buffer(unit, gradients, dtype)
-        for slot in unit.spec.training:
-            set_gradient(slot.parameter, None)
-        self._submit_addition(unit, whole)
-
-    def _submit_addition(self, unit: UnitState, whole: torch.Tensor) -> Job:
+            gradients.clear()  # their memory may serve the next unit
         last = self.synchronizes
-        return self._submit(unit, lambda: self._procedure.add(unit, whole, last=last))
+        self._submit(unit, lambda: self._procedure.add(unit, whole, last=last))
 
-    def _submit(self, unit: UnitState, job: Callable[[], None]) -> Job:
+    def _submit(self, unit: UnitState, job: Callable[[], None]) -> None:
         name = self._arrangement.span_name("gradient", unit)
 
         def run() -> None:
             with Span(name):
                 job()
 
-        return self.executor.submit(run)
+        self.executor.submit(run)
 
     def queue_callback(self) -> None:
         """Make sure that the end of this backward pass is noticed."""

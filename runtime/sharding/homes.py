@@ -79,7 +79,7 @@ class ParameterHomes:
             reduce_dtype=self._settings.reduce_dtype,
             before_copy=lambda: self.before_copy(unit),
             gather=gather,
-            deliver=lambda whole, used: self._deliver(unit, whole, used),
+            deliver=lambda gradients: self._deliver(unit, gradients),
         )
         self._own(spec, before)
 

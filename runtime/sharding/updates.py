@@ -37,14 +37,14 @@ class UpdatePublisher:
     def publish(self, *, wait: bool = True) -> None:
         """Bring the optimizer's rows to the parameters' level."""
         for unit in self._arrangement.forward_order:
-            if unit.spec.training:
+            if unit.spec.training and self._procedure.publishes(unit):
                 self._under_way[unit.spec.name] = self._last[unit.spec.name] = self.executor.submit(self._job(unit))
         if wait:
             self.finish()
 
     def publish_unit(self, unit: UnitState) -> None:
         """Bring one unit's rows to the parameters' level, and wait for it."""
-        if unit.spec.training:
+        if unit.spec.training and self._procedure.publishes(unit):
             self.executor.submit(self._job(unit)).wait()
 
     def _job(self, unit: UnitState) -> Callable[[], None]:

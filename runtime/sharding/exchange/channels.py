@@ -127,7 +127,7 @@ class Channels:
     def gather_all(self, buffer: torch.Tensor, piece: torch.Tensor) -> None:
         """Gather every rank's piece: (m * g * S) from (S)."""
         if self._world:
-            self._world.all_gather(self._by_node(buffer, piece.numel(), by_rank=False), piece)
+            self._world.all_gather(self._by_node(buffer, piece.numel()), piece)
             return
         slab = buffer.view(self.grid.group_size, -1)[self.grid.local]
         self.gather_across(slab, piece)
@@ -149,15 +149,12 @@ class Channels:
         self.across.reduce_scatter(piece, slab)
         return piece
 
-    def reduce_all(self, buffer: torch.Tensor, *, by_rank: bool = False) -> torch.Tensor:
+    def reduce_all(self, buffer: torch.Tensor) -> torch.Tensor:
         """Sum the buffers of all ranks and return this rank's piece: (S) from (m * g * S)."""
         if self._world:
             piece = buffer.new_empty(buffer.numel() // self.grid.world_size)
-            self._world.reduce_scatter(piece, self._by_node(buffer, piece.numel(), by_rank=by_rank))
+            self._world.reduce_scatter(piece, self._by_node(buffer, piece.numel()))
             return piece
-        if by_rank:
-            shape = (self.grid.num_groups, self.grid.group_size, -1)
-            buffer = buffer.view(shape).transpose(0, 1).reshape(-1)
         return self.reduce_across(self.reduce_inside(buffer))
 
     def gather_by_rank(self, buffer: torch.Tensor, piece: torch.Tensor) -> None:
@@ -185,10 +182,8 @@ class Channels:
         if self.across:
             self.across.all_reduce(slab)
 
-    def _by_node(self, buffer: torch.Tensor, size: int, *, by_rank: bool) -> torch.Tensor:
+    def _by_node(self, buffer: torch.Tensor, size: int) -> torch.Tensor:
         """Return a buffer's blocks as (groups, local ranks, S)."""
-        if by_rank:
-            return buffer.view(self.grid.num_groups, self.grid.group_size, size)
         return buffer.view(self.grid.group_size, self.grid.num_groups, size).transpose(0, 1)
 
     def sent(self) -> dict[str, tuple[int, int]]:

@@ -77,16 +77,15 @@ class UnitProcedure:
 
         Args:
             unit: whose gradients.
-            whole: this rank's gradients of the unit: m slabs for parameters kept whole (one flat
-                piece if the optimizer states are whole too), else blocks as FSDP2 lays them out.
-                Overwritten.
+            whole: this rank's gradients of the unit: m slabs, or one flat piece where the optimizer states are
+                whole. Overwritten.
             last: this is the accumulation boundary.
         """
         if self._strategy.gradient == Level.N:
             # Only called at the boundary: until then they add up where they are.
-            self._finish(unit, self._reduced(unit, whole, self._hops.synchronise))
+            self._finish(unit, self._reduced(whole, self._hops.synchronise))
             return
-        part = self._reduced(unit, whole, self._hops.reduce)
+        part = self._reduced(whole, self._hops.reduce)
         if unit.accumulated is None:
             unit.accumulated = part
         else:
@@ -98,7 +97,7 @@ class UnitProcedure:
         """Bring what was added up at the gradients' level to the optimizer's."""
         part, unit.accumulated = unit.accumulated, None
         assert part is not None
-        self._finish(unit, self._reduced(unit, part, self._hops.synchronise))
+        self._finish(unit, self._reduced(part, self._hops.synchronise))
 
     def _finish(self, unit: UnitState, total: torch.Tensor) -> None:
         total.div_(unit.divide_factor or self._world_size)
@@ -109,17 +108,17 @@ class UnitProcedure:
         else:
             unit.reduced.add_(total)
 
-    def _reduced(self, unit: UnitState, gradients: torch.Tensor, hops: Hops) -> torch.Tensor:
+    def _reduced(self, gradients: torch.Tensor, hops: Hops) -> torch.Tensor:
         """Take gradients through collectives; those that keep a size work in place."""
         channels = self._channels
         for hop in hops:
             match hop.op, hop.scope:
                 case Op.REDUCE_SCATTER, Scope.INSIDE:
-                    gradients = self._to_slab(unit, gradients)
+                    gradients = channels.reduce_inside(gradients)
                 case Op.REDUCE_SCATTER, Scope.ACROSS:
                     gradients = channels.reduce_across(gradients)
                 case Op.REDUCE_SCATTER, Scope.WORLD:
-                    gradients = channels.reduce_all(gradients, by_rank=self._strategy.parameter == Level.G)
+                    gradients = channels.reduce_all(gradients)
                 case Op.ALL_REDUCE, Scope.ACROSS:
                     channels.sum_across(gradients)
                 case Op.ALL_REDUCE, Scope.WORLD:
@@ -128,18 +127,9 @@ class UnitProcedure:
                     raise UsageError(f"gradients of {self._strategy} must go by collectives that we run, got {hop}")
         return gradients
 
-    def _to_slab(self, unit: UnitState, whole: torch.Tensor) -> torch.Tensor:
-        """Return level I: the sum inside the group of this rank's slab."""
-        grid, layout = self._channels.grid, unit.layout
-        if self._strategy.parameter == Level.G:
-            # FSDP2's blocks go by rank; slabs by local rank.
-            whole = whole.view(grid.num_groups, grid.group_size, -1).transpose(0, 1).reshape(-1)
-        slab = self._channels.reduce_inside(whole)
-        if self._strategy.parameter == Level.I and layout.nested:
-            nested = slab.new_empty(layout.slab_elements)
-            layout.nest(nested, slab)
-            return nested
-        return slab
+    def publishes(self, unit: UnitState) -> bool:
+        """Tell whether updated parameters are elsewhere than where the model has them."""
+        return unit.separate or self._strategy.optimizer != self._strategy.parameter
 
     def publish(self, unit: UnitState, held: Sequence[torch.Tensor]) -> None:
         """Bring updated parameters from the optimizer's level to the parameters'.
@@ -199,7 +189,7 @@ class UnitProcedure:
     def whole_buffer(
         self, unit: UnitState, gradients: Sequence[torch.Tensor | None], dtype: torch.dtype
     ) -> torch.Tensor:
-        """Return the gradients of parameters kept whole as ``add`` wants them."""
+        """Return whole gradients as ``add`` wants them."""
         device = unit.masters[0].device
         if self._strategy.optimizer != Level.N:
             size = self._channels.grid.group_size * unit.layout.slab_elements

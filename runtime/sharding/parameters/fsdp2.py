@@ -1,8 +1,7 @@
 """FSDP2 as the keeper of sharded parameters: everything that touches its private names.
 
-FSDP2 gathers and frees parameters around forward and backward. What it reduces is taken out of its
-hands: a custom reduce-scatter keeps the unreduced gradients of a unit for our own procedure, and
-what FSDP2 then believes to be the sharded gradient is dropped (docs/runtime.md, sharding).
+FSDP2 gathers and frees parameters around forward and backward. What it would reduce is taken out of its
+hands: the whole gradients of a unit go to our own procedure (docs/runtime.md, sharding).
 Checked with torch 2.13.
 """
 
@@ -16,14 +15,15 @@ from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._common_utils import collect_grad_tensors
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor, Shard
+from torch.profiler import record_function
 
 from paro_advise.errors import TrainingError
+from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.ho_ring.fsdp2 import PlainMemory
 from paro_advise.runtime.sharding.parameters.layout import cut_dimension
-from paro_advise.runtime.sharding.parameters.owned import set_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec
 
     Gather = Callable[[torch.Tensor, torch.Tensor], None]
-    Deliver = Callable[[torch.Tensor, frozenset[str]], None]
+    Deliver = Callable[[list[torch.Tensor | None]], None]
 
 
 class _Gatherer(PlainMemory, AllGather):
@@ -57,27 +57,6 @@ class _Gatherer(PlainMemory, AllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         self._gather(output_tensor, input_tensor)
-        return None
-
-
-class _Deliverer(PlainMemory, ReduceScatter):
-    """Hands the unreduced gradients over; what it leaves as the result is never used."""
-
-    def __init__(self, deliver: Deliver, used: set[str]) -> None:
-        self._deliver = deliver
-        self._used = used
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        used = frozenset(self._used)
-        self._used.clear()
-        self._deliver(input_tensor, used)
         return None
 
 
@@ -104,8 +83,7 @@ def wrap(
         reduce_dtype: type of the gradients that are delivered, None for the parameters' own.
         before_copy: called before shards are copied for a gather.
         gather: all-gather into the first from the second tensor.
-        deliver: gets the gradients of the unit, (ranks of the mesh) blocks of every parameter's shard, and the names
-            of the parameters that autograd gave one: the others have zeros.
+        deliver: gets the whole gradients of the unit's parameters that train, None for those without one.
     """
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
     fully_shard(
@@ -121,35 +99,41 @@ def wrap(
         return
     _check_order(unit, module)
     module.set_custom_all_gather(_Gatherer(gather, before_copy))
-    module.set_custom_reduce_scatter(_Deliverer(deliver, _used_parameters(unit, module)))
-    # Sums come to us as they are: no scaling by FSDP2.
-    FSDPModule.set_gradient_divide_factor(module, 1.0)  # not what stands in its place for scripts
-    module.set_force_sum_reduction_for_comms(True)
-    if unit.training:
-        module.set_reduce_scatter_unused_params(True, recurse=False)
-    for slot in unit.training:
-        slot.parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]  # as torch declares it
+    _deliver_instead(module, unit, deliver)
 
 
-def _used_parameters(unit: UnitSpec, module: FSDPModule) -> set[str]:
-    """Return a set that will hold the names of a unit's parameters that autograd gives a gradient."""
+def _deliver_instead(module: FSDPModule, unit: UnitSpec, deliver: Deliver) -> None:
+    """Let what FSDP2 does with a unit's gradients after backward end with their delivery, before it reduces them."""
     group = module._get_fsdp_state()._fsdp_param_group  # noqa: SLF001
-    used: set[str] = set()
+    assert group is not None
+    only_adds_up = group.post_backward
+    training = [parameter for parameter, slot in zip(group.fsdp_params, unit.slots, strict=True) if slot.trains]
 
-    def noting(parameter: Any, name: str) -> Callable[[], None]:
-        add_up: Callable[[], None] = parameter.accumulate_unsharded_grad_if_needed
+    @uncompiled
+    def post_backward(*_: object) -> None:
+        if not group.reduce_grads:
+            only_adds_up()
+            return
+        group._training_state = TrainingState.POST_BACKWARD  # noqa: SLF001
+        with record_function(f"FSDP::post_backward ({unit.name})"):
+            gradients = [_taken(parameter) for parameter in training]
+            if group.reshard_after_backward:
+                group.reshard()
+            deliver(gradients)
 
-        def note() -> None:
-            whole = getattr(parameter, "_unsharded_param", None)
-            if whole is not None and whole.grad is not None:
-                used.add(name)
-            add_up()
+    group.post_backward = post_backward  # type: ignore[method-assign]
 
-        return note
 
-    for parameter, slot in zip(group.fsdp_params if group else [], unit.slots, strict=True):
-        parameter.accumulate_unsharded_grad_if_needed = noting(parameter, slot.name)  # type: ignore[method-assign]
-    return used
+def _taken(parameter: Any) -> torch.Tensor | None:
+    """Take the whole gradient that FSDP2 holds of a parameter, of this pass and of those that were not reduced."""
+    parameter.accumulate_unsharded_grad_if_needed()
+    whole = getattr(parameter, "_unsharded_param", None)
+    added_up: torch.Tensor | None = parameter.unsharded_accumulated_grad
+    gradient = added_up if added_up is not None or whole is None else whole.grad
+    parameter.unsharded_accumulated_grad = None
+    if whole is not None:
+        whole.grad = None
+    return gradient
 
 
 def _check_order(unit: UnitSpec, module: FSDPModule) -> None:
@@ -166,10 +150,6 @@ def _check_order(unit: UnitSpec, module: FSDPModule) -> None:
             f"got another order in {unit.name or 'the root'}",
             hint=f"torch {torch.__version__} is not supported; use 2.13",
         )
-
-
-def _drop_gradient(parameter: torch.Tensor) -> None:
-    set_gradient(parameter, None)
 
 
 def set_gradient_sync(root: nn.Module, *, enabled: bool) -> None:

@@ -181,28 +181,6 @@ class UnitLayout:
         """Return the elements of a slab."""
         return self.num_groups * self.slice_elements if self.nested else self.packed_elements
 
-    def with_missing(self, blocks: torch.Tensor, present: Sequence[bool], *, by_bands: bool) -> torch.Tensor:
-        """Return FSDP2's blocks with zeros for the parameters that it has left out.
-
-        Args:
-            blocks: one after the other, each with the shards of the parameters that are present.
-            present: one per parameter.
-            by_bands: shards are bands, else slices.
-        """
-        sizes = [rows.band_elements if by_bands else rows.slice_elements for rows in self.rows]
-        given = sum(size for size, is_present in zip(sizes, present, strict=True) if is_present)
-        if not given or blocks.numel() % given:
-            return blocks
-        table = blocks.view(-1, given)
-        whole = blocks.new_zeros(table.shape[0], sum(sizes))
-        place = taken = 0
-        for size, is_present in zip(sizes, present, strict=True):
-            if is_present:
-                whole[:, place : place + size].copy_(table[:, taken : taken + size])
-                taken += size
-            place += size
-        return whole.view(-1)
-
     def fill(self, buffer: torch.Tensor, tensors: Sequence[torch.Tensor | None]) -> None:
         """Write whole parameters (or gradients) into a buffer.
 
@@ -215,10 +193,6 @@ class UnitLayout:
     def spread(self, buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         """Read whole parameters out of a buffer: the reverse of ``fill``."""
         spread(self._whole, buffer, tensors)
-
-    def nest(self, slab: torch.Tensor, packed: torch.Tensor) -> None:
-        """Reorder this rank's packed slab into a nested one."""
-        fill(self._bands, slab, self.views_of_band(packed))
 
     def unnest(self, slab: torch.Tensor, bands: Sequence[torch.Tensor]) -> None:
         """Write a nested slab into the bands of the parameters.
