@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore, _world
 
 from paro_advise.runtime.ho_ring.choice import Algorithm
 from paro_advise.runtime.ho_ring.collectives import Collectives
-from paro_advise.runtime.ho_ring.constants import BACKEND_CALIBRATION_S
+from paro_advise.runtime.ho_ring.constants import CALIBRATION_S
 from paro_advise.runtime.ho_ring.grid import Grid
 from paro_advise.runtime.ho_ring.rails import Rails
 from paro_advise.runtime.ho_ring.schedules.reductions import REDUCTIONS, reduction_of
@@ -52,7 +52,7 @@ class HoRingGroup(dist.ProcessGroup):
         self._worker = Worker(NAME)
         self._fixed = Algorithm(os.environ[ALGORITHM_VARIABLE]) if os.environ.get(ALGORITHM_VARIABLE) else None
         if self._fixed is None:
-            budget_s = float(os.environ.get(CALIBRATION_VARIABLE, BACKEND_CALIBRATION_S))
+            budget_s = float(os.environ.get(CALIBRATION_VARIABLE, CALIBRATION_S))
             self._collectives.calibrate(budget_s=budget_s)
 
     def _connect(self, name: str, place: int, size: int) -> dist.ProcessGroup:

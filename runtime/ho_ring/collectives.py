@@ -119,7 +119,7 @@ class Collectives:
         Args:
             operations: what will be used.
             sizes: bytes of the whole buffer.
-            budget_s: shared out among operations and sizes; each runs at least once all the same.
+            budget_s: of an operation, shared out among sizes; each runs at least once all the same.
             device: of the tensors.
 
         Returns:
@@ -128,7 +128,7 @@ class Collectives:
         samples: list[Sample] = []
         if len(self.algorithms) > 1:
             for operation in operations:
-                samples += self._measure(operation, sizes, budget_s / len(operations), device)
+                samples += self._measure(operation, sizes, budget_s, device)
         self.table = ChoiceTable(tuple(samples))
         return self.table
 
