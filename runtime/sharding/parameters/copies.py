@@ -14,7 +14,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paro_advise.runtime.sharding.parameters.layout import Rows
+    from paro_advise.runtime.sharding.parameters.rows import Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from torch.profiler import record_function
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.ho_ring.fsdp2 import PlainMemory
-from paro_advise.runtime.sharding.parameters.layout import cut_dimension
+from paro_advise.runtime.sharding.parameters.rows import cut_dimension
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
