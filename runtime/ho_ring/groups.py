@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -67,18 +68,37 @@ class Subgroups:
         partitions: each the ranks of the world in groups; made now, by all ranks of the world.
     """
 
+    # Groups that a rank knew when it made its last one, of the present default group.
+    _known: ClassVar[tuple[weakref.ref[dist.ProcessGroup], int] | None] = None
+
     def __init__(self, partitions: Iterable[Sequence[Sequence[int]]] = ()) -> None:
         self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         wanted = [groups for groups in partitions if len(groups[0]) > 1]
         if not wanted:
             return
-        # Torch names a group that its members make by how many a rank knows, which scripts may have made differ.
-        by_members = are_alike([len(_world.pg_names)])
-        rank = dist.get_rank()
+        by_members, rank = self._names_differ(), dist.get_rank()
         for groups in wanted:
             mine = next(tuple(ranks) for ranks in groups if rank in ranks)
             if mine not in self._made:
                 self._made[mine] = _own_of(groups, mine, by_members=by_members)
+        self._remember()
+
+    @classmethod
+    def _remember(cls) -> None:
+        cls._known = weakref.ref(_get_default_group()), len(_world.pg_names)
+
+    @classmethod
+    def _names_differ(cls) -> bool:
+        """Tell whether groups that their members make get one name on all ranks, and no group before had it.
+
+        Torch names them by their ranks and by how many groups a rank knows. Scripts may have made groups on some ranks
+        only, or destroyed some, so that a number comes again.
+        """
+        now, before = len(_world.pg_names), 0
+        if cls._known is not None and cls._known[0]() is _get_default_group():
+            before = cls._known[1]
+        most, least, comes_again = largest([now, -now, int(now < before)])
+        return most == -least and not comes_again
 
     def of(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         """Return the group of these ranks, which this one is of; one that is new is made by its members.
@@ -97,7 +117,7 @@ class Subgroups:
 
 def _own_of(groups: Sequence[Sequence[int]], mine: Sequence[int], *, by_members: bool) -> dist.ProcessGroup | None:
     """Make this rank's group of a partition, in one call where the backend can split a communicator."""
-    if _splits():
+    if by_members and _splits():
         split: dist.ProcessGroup | None = dist.split_group(
             split_ranks=[list(ranks) for ranks in groups], timeout=group_timeout(), group_desc=_DESCRIPTION
         )

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from paro_advise.errors import UsageError
 from paro_advise.runtime.ho_ring import Algorithm, ChoiceTable, Collectives, HoRing, Operation, Sample
+from paro_advise.runtime.ho_ring.groups import Subgroups
 
 SIZES = (1, 5, 4097, 70_001)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8)
@@ -105,6 +106,20 @@ def check_choice(per_node):
     assert (collectives.ho_ring.sent_between.messages > before) == (collectives.ho_ring.grid.num_nodes > 1)
 
 
+def check_names():
+    """A script destroys a group, so that as many are known as when ours was made: the next one is another."""
+    everyone = list(range(dist.get_world_size()))
+    spare = dist.new_group(everyone)
+    groups = [Subgroups([[everyone]]).of(everyone)]
+    dist.destroy_process_group(spare)
+    groups.append(Subgroups([[everyone]]).of(everyone))
+    assert groups[0].group_name != groups[1].group_name
+    for group in groups:
+        total = torch.ones(1)
+        group.allreduce([total]).wait()
+        assert total.item() == len(everyone)
+
+
 def main():
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
@@ -116,6 +131,7 @@ def main():
                     check(ring, size, dtype)
         check_refusals(ring)
         check_choice(per_node)
+    check_names()
     half = list(range(dist.get_world_size() // 2))
     group = dist.new_group(half)
     if dist.get_rank() in half:
