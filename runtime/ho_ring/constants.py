@@ -18,7 +18,7 @@ MARGIN = 0.95  # of the native time; the same for other messages; assumed: a gai
 SIZES_BYTES = (4 << 10, 64 << 10, 512 << 10, 4 << 20)  # bytes; measured buffers; assumed: from latency to bandwidth
 MIN_REPEATS = 3  # runs of each algorithm at a size, where one fits the budget; assumed: the fewest with a median
 MAX_REPEATS = 25  # runs of each algorithm at a size, at most; assumed: more do not change the median
-CALIBRATION_S = 0.4  # s; time budget of an operation's calibration; assumed: a start stays below 2 s (make bench-ho-ring prints it)
+CALIBRATION_S = 0.4  # s; time budget of an operation's calibration; assumed: a start stays near 2 s (bench-ho-ring)
 
 # ---- worker threads -----------------------------------------------------------------------------
 
