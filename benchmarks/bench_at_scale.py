@@ -3,8 +3,8 @@
     python benchmarks/bench_at_scale.py [--repeats N]
 
 A model of 24 blocks with 12 parameters each is sharded for 8 to 1,024 ranks in groups of 8 and takes steps of two
-micro-batches. Collectives cost nothing here, in ours as in FSDP2's, so what is left is what the host does: process groups, start-up,
-CPU time of the training thread, and copies. Kinds take turns; medians over processes.
+micro-batches. Collectives cost nothing here, in ours as in FSDP2's, so what is left is what the host does: process
+groups, start-up, CPU time of all threads, and copies. Kinds take turns; medians over processes.
 """
 
 from __future__ import annotations

@@ -95,11 +95,10 @@ class Engine:
         self._handles: list[RemovableHandle] = []
         reductions = executor_for(device, "a reduction of gradients")
         updates = executor_for(device, "an update of parameters", depth=len(specs) + 1)
-        self.gradients = GradientReducer(model, settings, shards, Usage(specs, device), reductions)
+        self.gradients = GradientReducer(model, settings, shards, Usage(specs, device), reductions, updates)
         self.homes = ParameterHomes(model, settings, self.gradients)
         self.updates = UpdatePublisher(self.homes, updates)
-        self.gradients.side_executor = updates
-        self.homes.before_copy = self.updates.cover
+        self.homes.before_copy = self.updates.before_copy
         self.edits = Edits(self.homes, shards, self.updates)
         threads = [*reductions.threads, *updates.threads]
         # HO-Ring was never measured on a device, whose own collectives know its links.

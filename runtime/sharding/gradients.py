@@ -54,16 +54,24 @@ class GradientReducer:
         after_discard: called when all gradients are forgotten.
         before_read: called when a script looks at a gradient.
         executor: of reductions.
+
+    Args:
         side_executor: that of updates; it uses the channels of parameters, which are idle at the end of backward.
     """
 
     def __init__(
-        self, model: nn.Module, settings: Settings, shards: OptimizerShards, usage: Usage, executor: Executor
+        self,
+        model: nn.Module,
+        settings: Settings,
+        shards: OptimizerShards,
+        usage: Usage,
+        executor: Executor,
+        side_executor: Executor,
     ) -> None:
         self._model = model
         self._settings = settings
         self._shards = shards
-        self.executor = self.side_executor = executor
+        self.executor, self._side_executor = executor, side_executor
         self.synchronizes = True
         self.replicated: ReplicatedUnits | None = None
         self.after_backward: Callable[[], None] = lambda: None
@@ -174,7 +182,7 @@ class GradientReducer:
             with Span(name):
                 self._usage.agree(self._arrangement.gathering)
 
-        return self.side_executor.submit(run)
+        return self._side_executor.submit(run)
 
     def finish_accumulation(self) -> None:
         """Bring the gradients of passes that were no boundaries to the optimizer's level, without another pass.

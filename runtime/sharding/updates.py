@@ -63,11 +63,11 @@ class UpdatePublisher:
         if update is not None:
             update.wait()
 
-    def cover(self, unit: UnitState) -> None:
-        """Let what waits for the caller's stream find a unit's parameters up to date; FSDP2 copies on its own."""
+    def before_copy(self, unit: UnitState) -> None:
+        """Wait for the last update of one unit on the stream that copies it, which is FSDP2's own."""
         update = self._last.get(unit.spec.name)
         if update is not None:
-            update.cover()
+            update.wait()
 
     @property
     def is_under_way(self) -> bool:

@@ -46,8 +46,6 @@ class HoRing:
         ranks_per_node: ranks that share a node, in order of the group; 1 makes plain rings.
         num_chunks: chunks per block; None to choose by size.
         grouped: send and receive in batches; None for what the backend wants, see grouped.py.
-        subgroups: where to find or make communicators, shared with collectives that never run at
-            the same time; None to make own ones.
     """
 
     def __init__(
@@ -57,15 +55,12 @@ class HoRing:
         ranks_per_node: int,
         num_chunks: int | None = None,
         grouped: bool | None = None,
-        subgroups: Subgroups | None = None,
     ) -> None:
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         grid = Grid.of(len(ranks), ranks.index(dist.get_rank()), ranks_per_node)
         in_batches = runs_in_order(group) if grouped is None else grouped
-        if subgroups is None:
-            is_world = len(ranks) == dist.get_world_size()
-            subgroups = Subgroups((grid.rings, grid.nodes) if is_world else ())
-        rails = make_rails(grid, ranks, subgroups)
+        is_world = len(ranks) == dist.get_world_size()
+        rails = make_rails(grid, ranks, Subgroups((grid.rings, grid.nodes) if is_world else ()))
         self._set_up(grid, rails, ranks, num_chunks=num_chunks, grouped=in_batches)
 
     @classmethod

@@ -19,14 +19,11 @@ class Job(Protocol):
     """Communication that has been submitted."""
 
     def wait(self) -> None:
-        """Let what the caller does from here on come after it.
+        """Let what the caller does from here on come after it; as often as asked, from any stream.
 
         Raises:
             CommunicationError: it failed, most often because another rank is gone.
         """
-
-    def cover(self) -> None:
-        """Let what waits for the caller's own stream wait for it too; a thread's jobs keep what they use."""
 
 
 class Executor(Protocol):

@@ -81,10 +81,6 @@ class StreamJob:
         """Let the caller's stream wait for it."""
         self._streams.current().wait_event(self._done)
 
-    def cover(self) -> None:
-        """Let the caller's stream wait for it, and so what waits for that stream."""
-        self.wait()
-
     def release(self) -> None:
         """Let what it uses go, once the stream that it is from waits for it."""
         self._owner.wait_event(self._done)

@@ -34,9 +34,6 @@ class ThreadJob:
         with reaching_all_ranks(self._what):
             self._future.result()
 
-    def cover(self) -> None:
-        """Do nothing: the job keeps what it uses."""
-
 
 class ThreadExecutor:
     """Runs jobs in order in a thread, so that they overlap computation.
