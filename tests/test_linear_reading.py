@@ -1,7 +1,8 @@
 """Reading four times as much takes about four times the work, whatever the input is made of.
 
-Compared are CPU times of one process, each the least of several, at sizes where reading outweighs the overhead; a
-quadratic reader takes sixteen times as long.
+Compared are CPU times of one process, each the least so far, at sizes where reading outweighs the overhead. A linear
+reader passes as soon as neighbours leave both sizes in peace once; a quadratic one takes sixteen times as long in
+every round.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from trace_builder import LAYOUTS, TraceBuilder, fsdp_rank
 from paro_advise.errors import InputError
 
 MAX_RATIO = 8.0  # of CPU times at 4n and n: between 4 (linear) and 16 (quadratic)
-REPEATS = 3
+ROUNDS = 20  # at most; most inputs need one
 ROW = {"ph": "X", "pid": 1, "tid": 1, "dur": 5.0}
 
 
@@ -234,6 +235,10 @@ def test_four_times_the_input_takes_no_more_than_eight_times_the_work(tmp_path, 
         content = make(count)
         paths.append(tmp_path / f"_dump_{count}")
         paths[-1].write_bytes(content if isinstance(content, bytes) else content.encode())
-    times = [[cpu_s(path) for path in paths] for _ in range(REPEATS)]
-    small, large = (min(each) for each in zip(*times, strict=True))
-    assert large < MAX_RATIO * small + 0.05, f"{small:.3f} s became {large:.3f} s"
+    times = []
+    for _ in range(ROUNDS):
+        times.append([cpu_s(path) for path in paths])
+        small, large = (min(each) for each in zip(*times, strict=True))
+        if large < MAX_RATIO * small + 0.05:
+            return
+    pytest.fail(f"{small:.3f} s became {large:.3f} s in each of {ROUNDS} rounds")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from contextlib import nullcontext
 
 import torch
@@ -36,6 +37,9 @@ def main() -> None:
         optimizer.zero_grad()
         if rank == 0:
             print(f"step {step} norm {norm.item():.6f}", flush=True)
+    # torch 2.13 on gloo can abort at exit when sharded parameters outlive their process group.
+    del model, optimizer
+    gc.collect()
     dist.destroy_process_group()
 
 

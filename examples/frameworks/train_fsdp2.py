@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 import torch.distributed as dist
 from common import batch, loss_of, make_model, parse_args
@@ -28,6 +30,9 @@ def main() -> None:
         schedule.step()
         if rank == 0:
             print(f"step {step} norm {norm.item():.6f} loss {loss.item():.6f}", flush=True)
+    # torch 2.13 on gloo can abort at exit when sharded parameters outlive their process group.
+    del model, optimizer, schedule
+    gc.collect()
     dist.destroy_process_group()
 
 

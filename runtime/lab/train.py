@@ -7,6 +7,7 @@ paro-advise: the traces are what torch.profiler writes.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -135,6 +136,9 @@ def main() -> None:
                 recorder.step()
             if rank == 0:
                 print(f"step {step}: loss {loss:.4f}", flush=True)
+    # torch 2.13 on gloo can abort at exit when sharded parameters outlive their process group.
+    del model, optimizer
+    gc.collect()
     dist.destroy_process_group()
 
 

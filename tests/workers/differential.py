@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import random
 import sys
 import traceback
@@ -173,6 +174,7 @@ def main():
             small = shrunk(replace(program, steps=program.steps[:count]))
             if dist.get_rank() == 0:
                 print(f"shrunk: {small}", flush=True)
+    gc.collect()
     with contextlib.suppress(RuntimeError):
         dist.destroy_process_group()
     sys.exit(bool(failed))

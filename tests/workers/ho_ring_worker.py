@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import sys
 
@@ -139,6 +140,7 @@ def main():
         mine = torch.tensor([float(dist.get_rank())])
         ring.all_reduce(mine)
         assert mine.item() == sum(half)
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -9,6 +9,7 @@ Usage: issue_order.py PASSES
 from __future__ import annotations
 
 import collections
+import gc
 import random
 import sys
 import threading
@@ -152,6 +153,7 @@ def main():
     dist.all_gather_object(ranks, sees)
     if dist.get_rank() == 0:
         print(f"a change is seen by {sum(ranks)} ranks", flush=True)
+    gc.collect()
     dist.destroy_process_group()
 
 

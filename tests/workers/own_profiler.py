@@ -6,6 +6,7 @@ Arguments before those of ``common``: the folder of its traces, and "all" or "on
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def main():
             optimizer.zero_grad()
             if hasattr(own, "step"):
                 own.step()
+    del model, optimizer
+    gc.collect()
     dist.destroy_process_group()
 
 
