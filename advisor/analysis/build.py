@@ -27,6 +27,7 @@ from paro_advise.advisor.analysis.verdict import verdict_entry
 from paro_advise.advisor.ranks.clock_alignment import align_clocks
 from paro_advise.advisor.ranks.link_fit import fabric_of, find_links
 from paro_advise.advisor.ranks.run import assemble_run
+from paro_advise.advisor.ranks.slow_groups import find_slow_groups
 from paro_advise.advisor.ranks.source import decode
 from paro_advise.advisor.ranks.stack_join import join_stacks
 from paro_advise.advisor.ranks.stragglers import find_stragglers
@@ -87,5 +88,6 @@ def build_analysis(
         modules=module_entries(aligned, run),
         work=computing(run),
         captured=captured,
+        slow_groups=tuple(find_slow_groups(aligned, run)),
     )
     return replace(analysis, findings=tuple(findings(analysis)))

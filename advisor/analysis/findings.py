@@ -8,7 +8,7 @@ from paro_advise.advisor.analysis.constants import FINDING_SHARE, MANY_CALLS
 from paro_advise.advisor.analysis.model import FindingEntry
 from paro_advise.advisor.analysis.operations import operations_text
 from paro_advise.advisor.ranks.constants import STRAGGLER_MIN_STEPS
-from paro_advise.advisor.wording.quantities import plural, time_text
+from paro_advise.advisor.wording.quantities import number_ranges, plural, time_text
 from paro_advise.core.model_state import State
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def findings(analysis: Analysis) -> list[FindingEntry]:
         _late_gathers(analysis),
         _small_messages(analysis),
         _straggler(analysis),
+        _slow_link(analysis),
         _host(analysis),
         _unattributed(analysis),
     ]
@@ -165,6 +166,24 @@ def _straggler(analysis: Analysis) -> FindingEntry:
             f"one step may be an accident: record {STRAGGLER_MIN_STEPS} or more (rank {waits.rank} waits least in it)",
         )
     return _finding(code, DOES_NOT_APPLY, "no rank is a straggler in most steps")
+
+
+def _slow_link(analysis: Analysis) -> FindingEntry:
+    """Judge links by groups that do the same; inside one ring nothing tells which link is slow."""
+    code = "PARO032"
+    if not _step(analysis):
+        return _no_times(code)
+    if not analysis.slow_groups:
+        return _finding(code, DOES_NOT_APPLY, "no process group is slower than others that do the same")
+    worst = analysis.slow_groups[0]
+    where = {"intra": "inside their node", "inter": "between their nodes"}.get(worst.span, "among them")
+    return _finding(
+        code,
+        APPLIES,
+        f"the links of ranks {number_ranges(worst.ranks)} are slow: the same collectives {where} take {worst.factor:.2f} "
+        f"times as long as those of {plural(worst.num_peers, 'other group')}, {time_text(worst.excess_us)} a step",
+        worst.excess_us,
+    )
 
 
 def _host(analysis: Analysis) -> FindingEntry:

@@ -14,6 +14,7 @@ from paro_advise.advisor.analysis.observed_strategy import ObservedStrategy  # n
 from paro_advise.advisor.facts.capture_log import Captured  # noqa: TC001
 from paro_advise.advisor.facts.model import Work  # noqa: TC001
 from paro_advise.advisor.ranks.link import Link  # noqa: TC001
+from paro_advise.advisor.ranks.slow_groups import SlowGroup  # noqa: TC001
 from paro_advise.advisor.ranks.stragglers import Straggler  # noqa: TC001
 from paro_advise.core.documents import Format, from_json
 from paro_advise.core.framework import Framework  # noqa: TC001
@@ -291,6 +292,7 @@ class Analysis:
     modules: tuple[ModuleEntry, ...] = ()  # since 1.1; those exposed longest first, () where no trace names them
     work: Work | None = None  # since 1.1; what computes, None where nothing was timed
     captured: Captured | None = None  # steps without the profiler, where a capture logged them
+    slow_groups: tuple[SlowGroup, ...] = ()  # since 1.1; process groups whose links are slower than their peers'
 
 
 def analysis_from_json(data: bytes, where: str) -> Analysis:

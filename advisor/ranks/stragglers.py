@@ -1,4 +1,10 @@
-"""Finds stragglers, and why they are slow."""
+"""Finds stragglers, and why they are slow.
+
+A rank is late at a collective because it took its time since the last one, or because the last one
+ended late on it. Only the first is the rank's own doing: in a ring a slow link makes collectives end
+late on the ranks behind it, which then arrive late although they do nothing slowly (docs/traces.md,
+stragglers).
+"""
 
 from __future__ import annotations
 
@@ -18,6 +24,8 @@ from paro_advise.advisor.ranks.constants import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import polars as pl
+
     from paro_advise.advisor.ranks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
     from paro_advise.advisor.ranks.source import Source
@@ -31,9 +39,9 @@ class Straggler:
     """A rank that others wait for.
 
     Attributes:
-        lateness_us: mean time per step that a typical other rank waits for it.
+        lateness_us: mean time per step that a typical other rank waits for it, for its own doing.
         share_of_steps: steps in which it causes most of the waiting.
-        cause: "late compute", "host" (idle before it arrives), "slow link" or "unknown".
+        cause: "late compute", "host" (idle before it arrives) or "unknown".
     """
 
     rank: int
@@ -44,51 +52,93 @@ class Straggler:
 
 def find_stragglers(aligned: AlignedRun | None, run: Run) -> list[Straggler]:
     """Find the ranks that the others wait for in most steps, the worst first."""
-    if aligned is None:
+    if aligned is None or run.mean_step_us <= 0:
         return []
-    table, ranks, step_time_us = aligned.table, run.timed, run.mean_step_us
     import polars as pl
 
-    joined = table.filter(pl.col("match").is_not_null() & ~pl.col("op").is_in(_ONE_SIDED))
-    if len(joined) == 0 or step_time_us <= 0:
+    joined = aligned.table.filter(pl.col("match").is_not_null() & ~pl.col("op").is_in(_ONE_SIDED))
+    if not len(joined):
         return []
-    blamed = (
-        joined.sort("match", "arrival_us", "rank")
+    costs = _costs(_delays(joined, aligned.table))
+    if costs.num_steps < STRAGGLER_MIN_STEPS:
+        return []
+    facts = dict(run.timed)
+    found = [
+        Straggler(rank=rank, lateness_us=mean, share_of_steps=share, cause=_cause(rank, facts))
+        for rank, mean, share in costs.leaders(STRAGGLER_STEP_SHARE * run.mean_step_us)
+    ]
+    return sorted(found, key=lambda item: (-item.lateness_us, item.rank))
+
+
+def _delays(joined: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+    """Return each collective's last rank, what it costs the others, and how much of that is its own doing.
+
+    Both against a typical one of the other ranks, which is what the last rank alone costs.
+    """
+    import polars as pl
+
+    ends = table.select("rank", pl.col("finish_us").alias("free_us")).sort("free_us")
+    rows = joined.sort("arrival_us").join_asof(
+        ends,
+        left_on="arrival_us",
+        right_on="free_us",
+        by="rank",
+        strategy="backward",
+        coalesce=False,
+        check_sortedness=False,  # both are sorted; polars cannot check that within ranks
+    )
+    others = pl.len() - 1
+    late_end = pl.col("free_us").last() - pl.col("free_us").head(others).median()
+    return (
+        rows.sort("match", "arrival_us", "rank")
         .group_by("match", maintain_order=True)
         .agg(
             pl.col("step_label").first(),
-            pl.col("rank").last().alias("late"),
-            # What the straggler alone costs, against a typical arrival of the others.
-            (pl.col("arrival_us").last() - pl.col("arrival_us").head(pl.len() - 1).median()).alias("cost_us"),
+            pl.col("rank").last(),
+            (pl.col("arrival_us").last() - pl.col("arrival_us").head(others).median()).alias("cost_us"),
+            late_end.fill_null(0.0).alias("late_end_us"),
         )
+        .with_columns((pl.col("cost_us") - pl.col("late_end_us").clip(0.0, pl.col("cost_us"))).alias("own_us"))
     )
-    per_step = blamed.group_by("step_label", "late").agg(pl.col("cost_us").sum())
-    steps = sorted(set(per_step["step_label"].to_list()))
-    if len(steps) < STRAGGLER_MIN_STEPS:
-        return []
-    totals: dict[int, dict[str, float]] = {}
-    for label, rank, cost in per_step.sort("step_label", "late").iter_rows():
-        totals.setdefault(rank, {})[label] = cost
-    all_by_step = {label: sum(costs.get(label, 0.0) for costs in totals.values()) for label in steps}
-    out = []
-    for rank, costs in sorted(totals.items()):
-        mean = sum(costs.values()) / len(steps)
-        leading = [s for s in steps if costs.get(s, 0.0) >= STRAGGLER_WAIT_SHARE * max(all_by_step[s], 1e-9)]
-        share = len(leading) / len(steps)
-        if (
-            mean >= STRAGGLER_STEP_SHARE * step_time_us
-            and share >= STRAGGLER_STEPS_SHARE
-            and mean * len(steps) >= STRAGGLER_WAIT_SHARE * sum(all_by_step.values())
-        ):
-            out.append(
-                Straggler(
-                    rank=rank,
-                    lateness_us=mean,
-                    share_of_steps=share,
-                    cause=_cause(rank, dict(ranks)),
-                )
-            )
-    return sorted(out, key=lambda item: (-item.lateness_us, item.rank))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Costs:
+    """What late ranks cost: of each rank by step, by its own doing; and of all by step, whyever."""
+
+    own_us: dict[int, dict[str, float]]
+    all_us: dict[str, float]
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.all_us)
+
+    def leaders(self, least_us: float) -> list[tuple[int, float, float]]:
+        """Return (rank, mean cost of a step, share of steps) of those that cause most of the waiting in most steps."""
+        out = []
+        for rank, costs in sorted(self.own_us.items()):
+            mean = sum(costs.values()) / self.num_steps
+            leading = [
+                step
+                for step, whole in self.all_us.items()
+                if costs.get(step, 0.0) >= STRAGGLER_WAIT_SHARE * max(whole, 1e-9)
+            ]
+            share = len(leading) / self.num_steps
+            is_most = mean * self.num_steps >= STRAGGLER_WAIT_SHARE * sum(self.all_us.values())
+            if mean >= least_us and share >= STRAGGLER_STEPS_SHARE and is_most:
+                out.append((rank, mean, share))
+        return out
+
+
+def _costs(delays: pl.DataFrame) -> _Costs:
+    import polars as pl
+
+    own: dict[int, dict[str, float]] = {}
+    by_rank = delays.group_by("rank", "step_label").agg(pl.col("own_us").sum()).sort("rank", "step_label")
+    for rank, label, cost in by_rank.iter_rows():
+        own.setdefault(rank, {})[label] = cost
+    by_step = delays.group_by("step_label").agg(pl.col("cost_us").sum()).sort("step_label")
+    return _Costs(own_us=own, all_us=dict(by_step.iter_rows()))
 
 
 def _cause(rank: int, facts: Mapping[int, Source]) -> str:

@@ -1,0 +1,85 @@
+"""Finds process groups whose links are slow: equal collectives take them longer than their peers.
+
+Inside one ring all ranks move at the pace of its slowest link, so a ring alone never tells which link
+that is. Groups that do the same at the same time do: those of a node beside other nodes, or the
+replica groups of one local rank beside those of the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.ranks.constants import (
+    SLOW_GROUP_FACTOR,
+    SLOW_GROUP_MIN_PEERS,
+    SLOW_GROUP_STEP_SHARE,
+)
+from paro_advise.trace_parsers.rank_lists import ranks_in
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.ranks.clock_alignment import AlignedRun
+    from paro_advise.advisor.ranks.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowGroup:
+    """A process group that takes longer than its peers.
+
+    Attributes:
+        ranks: its global ranks.
+        span: as of a Link.
+        factor: its transfers' time over that of a typical peer.
+        excess_us: what it takes longer per step.
+        num_peers: other groups that do the same.
+    """
+
+    ranks: tuple[int, ...]
+    span: str
+    factor: float
+    excess_us: float
+    num_peers: int
+
+
+def find_slow_groups(aligned: AlignedRun | None, run: Run) -> list[SlowGroup]:
+    """Find groups that transfer slower than their peers, those that cost most first.
+
+    A collective's transfer is that of its slowest rank, from the last arrival on; waiting is left out.
+    """
+    if aligned is None or run.mean_step_us <= 0:
+        return []
+    import polars as pl
+
+    kind = ("op", "bytes", "span", "group_size")
+    whole = (pl.col("group_ranks") != "") & (pl.col("joined_ranks") == pl.col("group_size"))
+    groups = (
+        aligned.table.filter(pl.col("match").is_not_null() & pl.col("bytes").is_not_null() & whole)
+        .group_by("match", "group_ranks", "step_label", *kind)
+        .agg(pl.col("transfer_us").max())
+        .group_by("group_ranks", *kind)
+        .agg(
+            pl.col("transfer_us").median(),
+            (pl.len() / pl.col("step_label").n_unique()).alias("count"),
+        )
+        .with_columns(
+            pl.col("group_ranks").n_unique().over(kind).alias("num_groups"),
+            pl.col("transfer_us").median().over(kind).alias("typical_us"),
+        )
+        .filter(pl.col("num_groups") > SLOW_GROUP_MIN_PEERS)
+        .group_by("group_ranks", "span")
+        .agg(
+            (pl.col("transfer_us") * pl.col("count")).sum().alias("us"),
+            (pl.col("typical_us") * pl.col("count")).sum().alias("typical_us"),
+            pl.col("num_groups").max() - 1,
+        )
+    )
+    found = [
+        SlowGroup(
+            ranks=tuple(ranks_in(text)), span=span, factor=us / typical, excess_us=us - typical, num_peers=num_peers
+        )
+        for text, span, us, typical, num_peers in groups.iter_rows()
+        if typical > 0
+        and us >= SLOW_GROUP_FACTOR * typical
+        and us - typical >= SLOW_GROUP_STEP_SHARE * run.mean_step_us
+    ]
+    return sorted(found, key=lambda item: (-item.excess_us, item.ranks))
