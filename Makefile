@@ -45,6 +45,9 @@ unit: .venv/test.stamp ## Tests
 coverage: .venv/test.stamp ## Tests with branch coverage of everything that runs without a GPU (20 minutes)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered
 
+structure: .venv/test.stamp ## Sizes of files and functions, rooms, floors, uses of Any
+	$(BIN)/python benchmarks/structure.py
+
 constants: .venv/test.stamp ## Write docs/constants.md from the code
 	$(BIN)/python benchmarks/list_constants.py > docs/constants.md
 

@@ -180,8 +180,9 @@ def _slow_link(analysis: Analysis) -> FindingEntry:
     return _finding(
         code,
         APPLIES,
-        f"the links of ranks {number_ranges(worst.ranks)} are slow: the same collectives {where} take {worst.factor:.2f} "
-        f"times as long as those of {plural(worst.num_peers, 'other group')}, {time_text(worst.excess_us)} a step",
+        f"the links of ranks {number_ranges(worst.ranks)} are slow: the same collectives {where} take "
+        f"{worst.factor:.2f} times as long as those of {plural(worst.num_peers, 'other group')}, "
+        f"{time_text(worst.excess_us)} a step",
         worst.excess_us,
     )
 
