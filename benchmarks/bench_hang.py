@@ -35,7 +35,7 @@ import torch.distributed as dist
 
 from paro_advise.advisor.hangs.diagnosis import diagnose
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
-from paro_advise.trace_parsers.rank_dump import read_dump
+from paro_advise.trace_parsers.dumps.rank_dump import read_dump
 
 KINDS = ("sleep", "gone", "skip", "other", "swap")
 FLIGHT_RECORDER: Any = torch._C._distributed_c10d  # noqa: SLF001 - has no public name for what torchrun's own tools use

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from paro_advise.advisor.analysis.model import Options
 from paro_advise.advisor.commands.inputs import load_analysis
 from paro_advise.advisor.commands.progress import Progress
-from paro_advise.advisor.prediction.calibrate import calibrate
+from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits, baseline_bytes
 from paro_advise.runtime.lab import Isolation, Lab, LabSpec

@@ -21,7 +21,7 @@ import numpy as np
 from paro_advise.advisor.analysis.build import build_analysis
 from paro_advise.advisor.analysis.model import Options
 from paro_advise.advisor.facts.reading import read_all
-from paro_advise.advisor.prediction.calibrate import calibrate
+from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.errors import ParoAdviseError

@@ -6,15 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paro_advise.runtime.sharding.checkpoint import (
+    from paro_advise.runtime.sharding.module import engine_of
+    from paro_advise.runtime.sharding.saving.checkpoint import (
         latest_checkpoint,
         load_checkpoint,
         save_checkpoint,
         save_checkpoint_async,
     )
-    from paro_advise.runtime.sharding.module import engine_of
+    from paro_advise.runtime.sharding.saving.streaming import stream_state_dict
     from paro_advise.runtime.sharding.shard import shard
-    from paro_advise.runtime.sharding.streaming import stream_state_dict
     from paro_advise.runtime.sharding.switching import SwitchReport, switch
 
 __all__ = [

@@ -12,7 +12,7 @@ from trace_builder import TraceBuilder
 
 from paro_advise.advisor.facts.attribution import Call, RunContext, attribute
 from paro_advise.advisor.facts.evidence import Evidence
-from paro_advise.advisor.rendering.analysis_text import analysis_text
+from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
 from paro_advise.core.collective import Op
 from paro_advise.core.model_state import State
 

@@ -24,9 +24,9 @@ from paro_advise.advisor.facts.capture_log import Captured, CapturedStep, captur
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.rendering.comparison_page import Timelines, render_comparison
-from paro_advise.advisor.rendering.comparison_text import comparison_markdown
 from paro_advise.advisor.rendering.notebook import notebook_bytes
 from paro_advise.advisor.rendering.page import Provenance
+from paro_advise.advisor.rendering.texts.comparison_text import comparison_markdown
 from paro_advise.core.documents import to_json
 from paro_advise.errors import StalePlanError, UnlikeRunsError
 from paro_advise.policies.plan import Verdict

@@ -11,9 +11,9 @@ from helpers import analyze, write_run
 from test_recommend import calibration, estimate
 from trace_builder import TraceBuilder, fsdp_rank
 
-from paro_advise.advisor.prediction.calibrate import calibrate
 from paro_advise.advisor.prediction.candidates import candidates
 from paro_advise.advisor.prediction.device_replay import Leg, Queues, UnitWork, micro_batch_us
+from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.prediction.step_replay import demand_us, measured_links, step_us, update_us

@@ -14,7 +14,7 @@ from paro_advise.advisor.cli import run
 from paro_advise.advisor.hangs.diagnosis import diagnose
 from paro_advise.advisor.hangs.model import Cause
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
-from paro_advise.trace_parsers.rank_dump import read_dump
+from paro_advise.trace_parsers.dumps.rank_dump import read_dump
 
 WORLD = ("0", "default_pg")
 GATHER, REDUCE = "_all_gather_base", "all_reduce"

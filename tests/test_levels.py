@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from test_recommend import MB, calibration, estimate
 
+from paro_advise.advisor.prediction.advice.what_if import Basis, sensitivities
 from paro_advise.advisor.prediction.candidates import Candidate, aligned_sizes, baseline_candidate
 from paro_advise.advisor.prediction.network_tiers import Cluster, fit_tiers
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
-from paro_advise.advisor.prediction.what_if import Basis, sensitivities
 from paro_advise.advisor.ranks.link import Link
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import CollectiveBackend, Strategy

@@ -10,7 +10,7 @@ from test_recommend import calibration
 
 from paro_advise.advisor.facts.capture_log import captured_of
 from paro_advise.advisor.prediction.candidates import baseline_candidate
-from paro_advise.advisor.prediction.profiler_correction import unprofiled
+from paro_advise.advisor.prediction.fitting.profiler_correction import unprofiled
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.core.framework import Framework
 from paro_advise.policies.strategy import Strategy

@@ -13,12 +13,12 @@ from test_descriptions import GPUS, PLAIN, described, described_text
 
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.description.calibrate import calibrate_described
+from paro_advise.advisor.prediction.advice.questions import Question
+from paro_advise.advisor.prediction.advice.wanted import Wanted
 from paro_advise.advisor.prediction.candidates import baseline_candidate
-from paro_advise.advisor.prediction.questions import Question
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
-from paro_advise.advisor.prediction.wanted import Wanted
 from paro_advise.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[1]

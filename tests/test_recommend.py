@@ -13,17 +13,17 @@ from helpers import write_run
 from trace_builder import fsdp_rank
 
 from paro_advise.advisor.cli import run
-from paro_advise.advisor.comparison.prediction_bias import PredictionBias
+from paro_advise.advisor.prediction.advice.wanted import Wanted
 from paro_advise.advisor.prediction.calibration import Calibration, Update
 from paro_advise.advisor.prediction.candidates import Candidate, baseline_candidate, candidates
 from paro_advise.advisor.prediction.network_tiers import Estimate
+from paro_advise.advisor.prediction.prediction_bias import PredictionBias
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits, baseline_bytes, least_bytes
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
-from paro_advise.advisor.prediction.wanted import Wanted
 from paro_advise.advisor.rendering.page import Provenance
 from paro_advise.advisor.rendering.plan_page import render_plan
-from paro_advise.advisor.rendering.plan_text import plan_text
+from paro_advise.advisor.rendering.texts.plan_text import plan_text
 from paro_advise.core.documents import to_json
 from paro_advise.core.framework import Framework
 from paro_advise.errors import ForeignDataError, InputError, UsageError

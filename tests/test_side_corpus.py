@@ -15,8 +15,9 @@ from test_side_dumps import flight_dump, inspector_record, make_nsys, plugin_eve
 from test_side_formats import COLL, COLUMNS, GPU, INIT, RANKS, TOPOLOGY, nccl_sample, table_row
 
 from paro_advise.errors import UnknownFormatError
-from paro_advise.trace_parsers import flight_recorder, nsys
+from paro_advise.trace_parsers import nsys
 from paro_advise.trace_parsers.bytes.readable import Readable
+from paro_advise.trace_parsers.dumps import flight_recorder
 from paro_advise.trace_parsers.logs import comms_logger, nccl_log, nccl_tests, train_log
 from paro_advise.trace_parsers.nccl import inspector, profiler_plugin
 from paro_advise.trace_parsers.nccl import topology as nccl_topology

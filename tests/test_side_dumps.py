@@ -10,8 +10,9 @@ import sqlite3
 import pytest
 
 from paro_advise.errors import BrokenInputError, HostileInputError, InputError
-from paro_advise.trace_parsers import flight_recorder, nsys
+from paro_advise.trace_parsers import nsys
 from paro_advise.trace_parsers.bytes.readable import Readable
+from paro_advise.trace_parsers.dumps import flight_recorder
 from paro_advise.trace_parsers.nccl import inspector, inspector_metrics, profiler_plugin
 from paro_advise.trace_parsers.tables import SourceFile, SourceKind
 

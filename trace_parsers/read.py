@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import BrokenInputError, InputError, UnknownFormatError
-from paro_advise.trace_parsers import flight_recorder, nsys
+from paro_advise.trace_parsers import nsys
 from paro_advise.trace_parsers.bytes.blocks import BlockReader, SourceRef
 from paro_advise.trace_parsers.bytes.readable import Readable
 from paro_advise.trace_parsers.constants import HEAD_BYTES, MAX_TEXT_BYTES
+from paro_advise.trace_parsers.dumps import flight_recorder
 from paro_advise.trace_parsers.kineto.reader import read_kineto
 from paro_advise.trace_parsers.logs import comms_logger, nccl_log, nccl_tests, train_log
 from paro_advise.trace_parsers.nccl import inspector, inspector_metrics, profiler_plugin

@@ -20,12 +20,12 @@ from paro_advise.advisor.description.constants import (
 )
 from paro_advise.advisor.description.links import link_rates, shaped_links
 from paro_advise.advisor.description.model import ELEMENT_BYTES
+from paro_advise.advisor.prediction.advice.wanted import Wanted
 from paro_advise.advisor.prediction.calibration import Calibration, Update
 from paro_advise.advisor.prediction.candidates import aligned_sizes, baseline_candidate
 from paro_advise.advisor.prediction.constants import ASSUMED_UNITS, NUM_HALVINGS, P90_SIGMAS
 from paro_advise.advisor.prediction.network_tiers import Cluster, Estimate, fit_tiers
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
-from paro_advise.advisor.prediction.wanted import Wanted
 from paro_advise.advisor.ranks.devices import device_named
 from paro_advise.core.framework import Framework
 from paro_advise.errors import InputError

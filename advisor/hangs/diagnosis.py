@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.hangs.progress import Group
     from paro_advise.advisor.hangs.waits import Knot
-    from paro_advise.trace_parsers.rank_dump import Issued, RankDump
+    from paro_advise.trace_parsers.dumps.rank_dump import Issued, RankDump
 
 
 # Ranks whose reasons the verdict says; all stand in the table.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paro_advise.trace_parsers.rank_dump import Issued, RankDump
+    from paro_advise.trace_parsers.dumps.rank_dump import Issued, RankDump
 
 # The group of all ranks, by torch's own names.
 _DEFAULT = ("default_pg", "0")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paro_advise.advisor.hangs.progress import Group
-    from paro_advise.trace_parsers.rank_dump import Issued
+    from paro_advise.trace_parsers.dumps.rank_dump import Issued
 
 # Of these every rank issues equal sizes.
 _EQUAL_SIZES = frozenset({Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE})

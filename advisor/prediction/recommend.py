@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.comparison.prediction_bias import NO_BIAS, PredictionBias
+from paro_advise.advisor.prediction.advice.decision import Field, choice_of, decide, median_us
+from paro_advise.advisor.prediction.advice.levers import levers
+from paro_advise.advisor.prediction.advice.questions import Choices, answer
+from paro_advise.advisor.prediction.advice.what_if import (
+    Basis,
+    budget_steps,
+    ho_ring_gain,
+    on_more_nodes,
+    quantiles,
+    sensitivities,
+)
 from paro_advise.advisor.prediction.candidates import (
     baseline_candidate,
     candidates,
@@ -33,9 +43,7 @@ from paro_advise.advisor.prediction.constants import (
     STEP_ANCHOR_RANGE,
     UNSEEN_SIGMA,
 )
-from paro_advise.advisor.prediction.decision import Field, choice_of, decide, median_us
-from paro_advise.advisor.prediction.levers import levers
-from paro_advise.advisor.prediction.questions import Choices, answer
+from paro_advise.advisor.prediction.prediction_bias import NO_BIAS, PredictionBias
 from paro_advise.advisor.prediction.scoring import Limits, Scored, score
 from paro_advise.advisor.prediction.step_replay import (
     demand_us,
@@ -46,14 +54,6 @@ from paro_advise.advisor.prediction.step_replay import (
     slowdown,
     step_us,
 )
-from paro_advise.advisor.prediction.what_if import (
-    Basis,
-    budget_steps,
-    ho_ring_gain,
-    on_more_nodes,
-    quantiles,
-    sensitivities,
-)
 from paro_advise.errors import InputError
 from paro_advise.policies.plan import Origin, Plan, PlanInput, PlanLink, Quantiles, Verdict, with_id
 from paro_advise.policies.strategy import CollectiveBackend
@@ -63,11 +63,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from paro_advise.advisor.prediction.advice.questions import Question
+    from paro_advise.advisor.prediction.advice.wanted import Wanted
     from paro_advise.advisor.prediction.calibration import Calibration
     from paro_advise.advisor.prediction.candidates import Candidate
     from paro_advise.advisor.prediction.network_tiers import Estimate
-    from paro_advise.advisor.prediction.questions import Question
-    from paro_advise.advisor.prediction.wanted import Wanted
 
 
 def recommend(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paro_advise.advisor.analysis.regimes import regime_text
-from paro_advise.advisor.rendering.analysis_text import confidence, framework_text, profiled, work_text
 from paro_advise.advisor.rendering.charts import Bar, Segment, stacked_bars, timeline
 from paro_advise.advisor.rendering.constants import (
     BEST_RANKS,
@@ -16,6 +15,7 @@ from paro_advise.advisor.rendering.constants import (
     WORST_RANKS,
 )
 from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, make_table, number, render_page
+from paro_advise.advisor.rendering.texts.analysis_text import confidence, framework_text, profiled, work_text
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, share_text, time_text
 from paro_advise.core.model_state import STATES
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.regimes import regime_text
 from paro_advise.advisor.rendering.charts import Bar, Segment, lines, stacked_bars, timeline
-from paro_advise.advisor.rendering.comparison_text import change_text, name_text, value_text
 from paro_advise.advisor.rendering.page import Cell, Row, make_table, number, render_page
 from paro_advise.advisor.rendering.plan_page import ablation_table, alternative_table
+from paro_advise.advisor.rendering.texts.comparison_text import change_text, name_text, value_text
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, plural, time_text
 from paro_advise.core.model_state import MODEL_STATES, STATES
 

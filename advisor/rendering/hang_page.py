@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.rendering.hang_text import awaited, group_name
 from paro_advise.advisor.rendering.page import Cell, Row, make_table, render_page
+from paro_advise.advisor.rendering.texts.hang_text import awaited, group_name
 from paro_advise.advisor.wording.quantities import number_ranges, plural
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from paro_advise.errors import TrainingError
 from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.fsdp1_states import PART, FullyShardedStates
 from paro_advise.runtime.adapters.names import replace_name
+from paro_advise.runtime.adapters.planned.wrapping import Wrapping, copy_from_rank_0
 from paro_advise.runtime.adapters.session import Session
-from paro_advise.runtime.adapters.wrapping import Wrapping, copy_from_rank_0
 from paro_advise.runtime.compiler import taken_apart, uncompiled
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_map_only
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.session import Session
-from paro_advise.runtime.sharding.summoning import whole_parameters
+from paro_advise.runtime.sharding.states.summoning import whole_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,10 +15,10 @@ from torch.distributed.fsdp import FSDPModule, UnshardHandle
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.names import replace_name
-from paro_advise.runtime.adapters.wrapping import Wrapping
+from paro_advise.runtime.adapters.planned.wrapping import Wrapping
 from paro_advise.runtime.compiler import uncompiled
-from paro_advise.runtime.sharding.gradients import refuse_late_gradient
 from paro_advise.runtime.sharding.parameters.fsdp2 import unwrap
+from paro_advise.runtime.sharding.phases.gradients import refuse_late_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -36,7 +36,8 @@ def redirect(plan_path: str, job: str | None) -> Session | None:
     session = Session(plan, job)
     # Our runtime must have imported torch's originals before they are replaced.
     import paro_advise.runtime.sharding.shard  # noqa: F401
-    from paro_advise.runtime.adapters import classic, deepspeed, fsdp2, hooks
+    from paro_advise.runtime.adapters import classic, fsdp2, hooks
+    from paro_advise.runtime.adapters.deepspeed import initialize as deepspeed
 
     hooks.Hooks(session).install()
     fsdp2.install(session)

@@ -17,14 +17,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 from paro_advise.errors import ParoAdviseError, TrainingError
 from paro_advise.policies.strategy import CollectiveBackend
 from paro_advise.policies.strategy_name import grouped_triple
-from paro_advise.runtime.adapters.attendance import Attendance
-from paro_advise.runtime.adapters.boundary import Boundary
 from paro_advise.runtime.adapters.constants import NO_PLAN
-from paro_advise.runtime.adapters.handed_out import HandedOutStates
-from paro_advise.runtime.adapters.planned import check_facts, same_count
-from paro_advise.runtime.adapters.planned_model import PlannedModel, are_related
-from paro_advise.runtime.adapters.switchboard import Switchboard
-from paro_advise.runtime.adapters.wrapping import copy_from_rank_0, outermost_units, plain_name
+from paro_advise.runtime.adapters.planned.attendance import Attendance
+from paro_advise.runtime.adapters.planned.boundary import Boundary
+from paro_advise.runtime.adapters.planned.handed_out import HandedOutStates
+from paro_advise.runtime.adapters.planned.planned import check_facts, same_count
+from paro_advise.runtime.adapters.planned.planned_model import PlannedModel, are_related
+from paro_advise.runtime.adapters.planned.switchboard import Switchboard
+from paro_advise.runtime.adapters.planned.wrapping import copy_from_rank_0, outermost_units, plain_name
 from paro_advise.runtime.job import mark_applied
 from paro_advise.runtime.sharding.module import engine_of
 from paro_advise.runtime.sharding.shard import shard
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from paro_advise.policies.plan import Choice, Plan
-    from paro_advise.runtime.adapters.wrapping import Wrapping
+    from paro_advise.runtime.adapters.planned.wrapping import Wrapping
     from paro_advise.runtime.sharding.engine import Engine
     from paro_advise.runtime.sharding.module import ShardedModule
     from paro_advise.runtime.sharding.parameters.units import Slot

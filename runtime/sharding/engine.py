@@ -19,15 +19,15 @@ from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level, Strategy
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.sharding.arrangement import Arrangement, Communicators
-from paro_advise.runtime.sharding.edits import Edits
 from paro_advise.runtime.sharding.exchange.executor import executor_for
 from paro_advise.runtime.sharding.exchange.usage import Usage
-from paro_advise.runtime.sharding.gradients import GradientReducer
-from paro_advise.runtime.sharding.homes import ParameterHomes
 from paro_advise.runtime.sharding.parameters import fsdp2
 from paro_advise.runtime.sharding.parameters.owned import is_in_backward, owned, set_gradient
 from paro_advise.runtime.sharding.parameters.replicated import ReplicatedUnits, cast_inputs
-from paro_advise.runtime.sharding.updates import UpdatePublisher
+from paro_advise.runtime.sharding.phases.edits import Edits
+from paro_advise.runtime.sharding.phases.gradients import GradientReducer
+from paro_advise.runtime.sharding.phases.homes import ParameterHomes
+from paro_advise.runtime.sharding.phases.updates import UpdatePublisher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -13,7 +13,7 @@ from torch import nn
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
 from paro_advise.runtime.sharding.engine import FACTOR_SETTER, Engine
-from paro_advise.runtime.sharding.whole_states import own_rows_of
+from paro_advise.runtime.sharding.states.whole_states import own_rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

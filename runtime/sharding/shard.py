@@ -18,10 +18,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Strategy, check_kept
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
-from paro_advise.runtime.sharding import states
 from paro_advise.runtime.sharding.agreement import agree, fingerprint, fingerprint_of_states
 from paro_advise.runtime.sharding.checks import check
-from paro_advise.runtime.sharding.distributed_checkpoint import let_helpers_see_optimizers
 from paro_advise.runtime.sharding.engine import Engine
 from paro_advise.runtime.sharding.exchange.channels import GroupGrid
 from paro_advise.runtime.sharding.module import mark
@@ -29,8 +27,10 @@ from paro_advise.runtime.sharding.optimizer import OptimizerShards
 from paro_advise.runtime.sharding.parameters.owned import release
 from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec, find_units
 from paro_advise.runtime.sharding.parameters.whole import stand_in
+from paro_advise.runtime.sharding.saving.distributed_checkpoint import let_helpers_see_optimizers
 from paro_advise.runtime.sharding.settings import Settings, effective
-from paro_advise.runtime.sharding.whole_states import fsdp2_optimizer_state, named, own_rows_of, part_of
+from paro_advise.runtime.sharding.states import states
+from paro_advise.runtime.sharding.states.whole_states import fsdp2_optimizer_state, named, own_rows_of, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

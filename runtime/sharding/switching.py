@@ -11,11 +11,11 @@ import torch
 from paro_advise.errors import ParoAdviseError, SwitchError, UsageError
 from paro_advise.policies.strategy import Level
 from paro_advise.runtime.measure.process_memory import forget_peak, peak_bytes
-from paro_advise.runtime.sharding import states
 from paro_advise.runtime.sharding.agreement import agree
-from paro_advise.runtime.sharding.gradients import refuse_late_gradient
 from paro_advise.runtime.sharding.module import engine_of, mark, unmark
+from paro_advise.runtime.sharding.phases.gradients import refuse_late_gradient
 from paro_advise.runtime.sharding.shard import checked_strategy, grid_of
+from paro_advise.runtime.sharding.states import states
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paro_advise.policies.memory import StateBytes
 from paro_advise.policies.strategy import Level
 from paro_advise.runtime.sharding.parameters import fsdp2
-from paro_advise.runtime.sharding.states import local
+from paro_advise.runtime.sharding.states.states import local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,8 +15,8 @@ from sharding_worker import Model, data, loss_of, optimizer_of, train_sharded, w
 from torch.distributed.checkpoint import FileSystemWriter
 
 from paro_advise.runtime import latest_checkpoint, load_checkpoint, save_checkpoint, shard, switch
-from paro_advise.runtime.sharding import states
 from paro_advise.runtime.sharding.exchange.procedure import UnitProcedure
+from paro_advise.runtime.sharding.states import states
 
 VICTIM = 2
 # gloo's own. A rank that hangs shows by nothing but a timeout, so there it is shorter.

@@ -26,8 +26,8 @@ from paro_advise.trace_parsers.kineto.constants import (
     MAX_SHIFTED_US,
     SHIFT_DIGITS_US,
 )
-from paro_advise.trace_parsers.kineto.device_steps import device_steps, without_stub
-from paro_advise.trace_parsers.kineto.device_table import device_rows, operator_table
+from paro_advise.trace_parsers.kineto.device.device_steps import device_steps, without_stub
+from paro_advise.trace_parsers.kineto.device.device_table import device_rows, operator_table
 from paro_advise.trace_parsers.kineto.event_routes import Detail
 from paro_advise.trace_parsers.kineto.header import rank_in_name, trace_header, trace_metadata
 from paro_advise.trace_parsers.kineto.host_rows import sort_host_rows

@@ -131,7 +131,7 @@ def _write(
 
         write_output(output, report_bytes(analysis, read.facts, hta), force=force)
     if json_target != "-":
-        from paro_advise.advisor.rendering.analysis_text import analysis_text
+        from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
 
         click.echo(analysis_text(analysis))
         if hta:

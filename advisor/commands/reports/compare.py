@@ -136,7 +136,7 @@ def _write(
 ) -> None:
     from paro_advise.advisor.commands.output import write_output
     from paro_advise.advisor.commands.provenance import provenance
-    from paro_advise.advisor.rendering.comparison_text import comparison_markdown, comparison_text
+    from paro_advise.advisor.rendering.texts.comparison_text import comparison_markdown, comparison_text
     from paro_advise.core.documents import to_json
 
     if json_target:

@@ -10,7 +10,7 @@ from paro_advise.errors import InputError, NoInputError
 
 if TYPE_CHECKING:
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
-    from paro_advise.trace_parsers.rank_dump import RankDump
+    from paro_advise.trace_parsers.dumps.rank_dump import RankDump
 
 
 @click.command("hang", short_help="Tell from flight-recorder dumps which rank a job that hangs waits for.")
@@ -32,7 +32,7 @@ def command(*, paths: tuple[str, ...], output: str | None, data: str | None, for
     """
     from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same, write_output
     from paro_advise.advisor.hangs.diagnosis import diagnose
-    from paro_advise.advisor.rendering.hang_text import hang_text
+    from paro_advise.advisor.rendering.texts.hang_text import hang_text
     from paro_advise.advisor.wording.escaping import plain
     from paro_advise.core.documents import to_json
     from paro_advise.trace_parsers.discover import find_inputs
@@ -73,8 +73,8 @@ def _add(dumps: dict[int, RankDump], ref: SourceRef, *, is_alone: bool) -> str:
     Raises:
         InputError: it cannot be read, and there is no other one.
     """
-    from paro_advise.trace_parsers.flight_recorder import looks_like
-    from paro_advise.trace_parsers.rank_dump import read_dump
+    from paro_advise.trace_parsers.dumps.flight_recorder import looks_like
+    from paro_advise.trace_parsers.dumps.rank_dump import read_dump
     from paro_advise.trace_parsers.read import read_head
 
     try:

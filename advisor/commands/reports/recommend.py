@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.analysis.model import Analysis, Options
     from paro_advise.advisor.commands.progress import Progress
-    from paro_advise.advisor.comparison.prediction_bias import PredictionBias
     from paro_advise.advisor.prediction.calibration import Calibration
+    from paro_advise.advisor.prediction.prediction_bias import PredictionBias
     from paro_advise.advisor.prediction.scoring import Limits
     from paro_advise.policies.plan import Plan, PlanInput
 
@@ -95,10 +95,10 @@ def command(
     from paro_advise.advisor.analysis.model import Options
     from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same
     from paro_advise.advisor.commands.progress import Progress
-    from paro_advise.advisor.prediction.questions import Question
+    from paro_advise.advisor.prediction.advice.questions import Question
+    from paro_advise.advisor.prediction.advice.wanted import Wanted
     from paro_advise.advisor.prediction.recommend import recommend
     from paro_advise.advisor.prediction.scoring import Limits
-    from paro_advise.advisor.prediction.wanted import Wanted
 
     questions = [Question.parse(text) for text in what_ifs]
     wanted = Wanted.parse(strategy) if strategy is not None else None
@@ -153,7 +153,7 @@ def _load(
     """Return the run of traces, of an analysis or of a description."""
     from paro_advise.advisor.commands.inputs import load_analysis
     from paro_advise.advisor.description.read import SUFFIX
-    from paro_advise.advisor.prediction.calibrate import calibrate
+    from paro_advise.advisor.prediction.fitting.calibrate import calibrate
     from paro_advise.advisor.prediction.scoring import least_bytes
 
     described = [path for path in paths if path.endswith(SUFFIX)]
@@ -243,7 +243,7 @@ def _next(plan: Plan, limits: Limits, output: str | None) -> None:
 
 def _write(plan: Plan, output: str | None, page: str | None, *, force: bool) -> None:
     from paro_advise.advisor.commands.output import write_output
-    from paro_advise.advisor.rendering.plan_text import plan_text
+    from paro_advise.advisor.rendering.texts.plan_text import plan_text
     from paro_advise.advisor.wording.escaping import plain
     from paro_advise.core.documents import to_json
 
@@ -298,9 +298,14 @@ def _beyond_states(measured_peak: float, states: float, name: str) -> float:
 
 def _bias(paths: Sequence[str]) -> PredictionBias:
     from paro_advise.advisor.comparison.model import read_comparison
-    from paro_advise.advisor.comparison.prediction_bias import fit_bias
+    from paro_advise.advisor.prediction.prediction_bias import fit_bias
 
-    return fit_bias([read_comparison(path) for path in paths])
+    return fit_bias(
+        (item.predicted, item.measured)
+        for path in paths
+        for item in read_comparison(path).predicted_vs_measured
+        if item.name == "speedup"
+    )
 
 
 def _framework_and_file(text: str) -> tuple[str, str]:

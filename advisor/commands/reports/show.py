@@ -19,8 +19,8 @@ def command(*, path: str, json_target: str | None, force: bool) -> None:
     from paro_advise.advisor.analysis.model import analysis_from_json
     from paro_advise.advisor.commands.output import write_output
     from paro_advise.advisor.comparison.model import FORMAT, comparison_from_json
-    from paro_advise.advisor.rendering.analysis_text import analysis_text
-    from paro_advise.advisor.rendering.comparison_text import comparison_text
+    from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
+    from paro_advise.advisor.rendering.texts.comparison_text import comparison_text
     from paro_advise.core.documents import document_bytes, to_json
 
     data = document_bytes(path)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
-from paro_advise.runtime.sharding import states
+from paro_advise.runtime.sharding.states import states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -80,7 +80,7 @@ def load(path: Path, model: nn.Module, *, with_optimizer: bool) -> dict[str, Any
     Returns:
         What was saved beside model and optimizer.
     """
-    from paro_advise.runtime.sharding.checkpoint import load_parts
+    from paro_advise.runtime.sharding.saving.checkpoint import load_parts
 
     loaded = load_parts(path, model, extra={_BESIDE: b""}, with_optimizer=with_optimizer)
     # As trusted as all of a checkpoint: torch's own loader unpickles what is no tensor.

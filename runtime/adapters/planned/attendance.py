@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from paro_advise.errors import CommunicationError, UsageError
 from paro_advise.runtime.adapters.names import replace_name
-from paro_advise.runtime.sharding.whole_states import plain_optimizer_state, whole_moments, whole_parameters
+from paro_advise.runtime.sharding.states.whole_states import plain_optimizer_state, whole_moments, whole_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

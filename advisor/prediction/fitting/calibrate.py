@@ -17,9 +17,9 @@ from paro_advise.advisor.prediction.constants import (
     KERNEL_US,
     SHARED_CORE_THREADS,
 )
-from paro_advise.advisor.prediction.data_parallel import DataParallel, data_parallel
+from paro_advise.advisor.prediction.fitting.data_parallel import DataParallel, data_parallel
+from paro_advise.advisor.prediction.fitting.profiler_correction import unprofiled
 from paro_advise.advisor.prediction.network_tiers import Cluster, Estimate, fit_tiers
-from paro_advise.advisor.prediction.profiler_correction import unprofiled
 from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.framework import Framework

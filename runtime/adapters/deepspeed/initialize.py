@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from paro_advise.errors import TrainingError
 from paro_advise.policies.strategy import CollectiveBackend
-from paro_advise.runtime.adapters.deepspeed_config import (
+from paro_advise.runtime.adapters.deepspeed.config import (
     STAGES,
     check_table,
     make_optimizer,
@@ -18,7 +18,7 @@ from paro_advise.runtime.adapters.deepspeed_config import (
     read_table,
     set_strategy,
 )
-from paro_advise.runtime.adapters.deepspeed_engine import PlannedEngine
+from paro_advise.runtime.adapters.deepspeed.engine import PlannedEngine
 from paro_advise.runtime.adapters.names import replace_name
 from paro_advise.runtime.import_hooks import when_imported
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    from paro_advise.runtime.adapters.deepspeed_config import Table
+    from paro_advise.runtime.adapters.deepspeed.config import Table
     from paro_advise.runtime.adapters.session import Session
 
     # An engine, its optimizer, a data loader, a scheduler.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.prediction.decision import median_us
+from paro_advise.advisor.prediction.advice.decision import median_us
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Strategy, check_kept
 

@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from paro_advise.errors import BrokenInputError, NoInputError, OutputError, WouldOverwriteError
 from paro_advise.runtime.ho_ring.groups import group_timeout
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
-from paro_advise.runtime.sharding import states
 from paro_advise.runtime.sharding.agreement import agree
 from paro_advise.runtime.sharding.module import engine_of
+from paro_advise.runtime.sharding.states import states
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

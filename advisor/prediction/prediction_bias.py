@@ -8,9 +8,7 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paro_advise.advisor.comparison.model import Comparison
+    from collections.abc import Iterable, Sequence
 
 # A comparison that is off by more than 2x counts as 2x: one failed run must not spoil all predictions.
 _MOST = math.log(2.0)
@@ -40,13 +38,12 @@ class PredictionBias:
 NO_BIAS = PredictionBias()
 
 
-def fit_bias(comparisons: Sequence[Comparison]) -> PredictionBias:
-    """Learn from comparisons that held a plan against a measurement; those of more than 2x off count as 2x."""
+def fit_bias(speedups: Iterable[tuple[float, float]]) -> PredictionBias:
+    """Learn from speed-ups as (predicted, measured); those of more than 2x off count as 2x."""
     errors = [
-        max(-_MOST, min(_MOST, math.log(item.measured / item.predicted)))
-        for comparison in comparisons
-        for item in comparison.predicted_vs_measured
-        if item.name == "speedup" and item.measured > 0 and item.predicted > 0
+        max(-_MOST, min(_MOST, math.log(measured / predicted)))
+        for predicted, measured in speedups
+        if measured > 0 and predicted > 0
     ]
     if not errors:
         return NO_BIAS

@@ -11,18 +11,18 @@ from torch.distributed.tensor import DTensor
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
-from paro_advise.runtime.sharding.gradients import refuse_late_gradient
 from paro_advise.runtime.sharding.parameters import fsdp2
 from paro_advise.runtime.sharding.parameters.owned import owned, release
 from paro_advise.runtime.sharding.parameters.whole import stand_in
+from paro_advise.runtime.sharding.phases.gradients import refuse_late_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paro_advise.runtime.sharding.arrangement import Arrangement
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
-    from paro_advise.runtime.sharding.gradients import GradientReducer
     from paro_advise.runtime.sharding.parameters.units import UnitSpec
+    from paro_advise.runtime.sharding.phases.gradients import GradientReducer
     from paro_advise.runtime.sharding.settings import Settings
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from paro_advise.trace_parsers.kineto.device_table import DeviceRows
+    from paro_advise.trace_parsers.kineto.device.device_table import DeviceRows
 
 
 def device_steps(steps: Sequence[HostSpan], rows: DeviceRows) -> tuple[HostSpan, ...]:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paro_advise.runtime.sharding.module import engine_of
-from paro_advise.runtime.sharding.whole_states import whole_parameters
+from paro_advise.runtime.sharding.states.whole_states import whole_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

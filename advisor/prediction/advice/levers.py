@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.prediction.advice.what_if import anchored_us, quantiles
 from paro_advise.advisor.prediction.constants import LEAST_LEVER_GAIN, MERGED_UNITS
 from paro_advise.advisor.prediction.scoring import needed_bytes, over_capacity
-from paro_advise.advisor.prediction.what_if import anchored_us, quantiles
 from paro_advise.core.framework import Framework
 from paro_advise.policies.plan import Lever
 from paro_advise.policies.strategy import Level
@@ -19,10 +19,10 @@ from paro_advise.policies.strategy import Level
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from paro_advise.advisor.prediction.advice.what_if import Basis
     from paro_advise.advisor.prediction.calibration import Calibration
     from paro_advise.advisor.prediction.candidates import Candidate
     from paro_advise.advisor.prediction.scoring import Limits
-    from paro_advise.advisor.prediction.what_if import Basis
 
 _FULL_WIDTH, _HALF_WIDTH = 4, 2  # bytes of an element
 

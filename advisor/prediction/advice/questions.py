@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paro_advise.advisor.prediction.advice.what_if import anchored_us, quantiles, wider
 from paro_advise.advisor.prediction.candidates import aligned_sizes, candidates
 from paro_advise.advisor.prediction.constants import (
     BEYOND_NODES,
@@ -25,7 +26,6 @@ from paro_advise.advisor.prediction.constants import (
 )
 from paro_advise.advisor.prediction.scoring import score
 from paro_advise.advisor.prediction.step_replay import arithmetic_us, measured_links, step_us
-from paro_advise.advisor.prediction.what_if import anchored_us, quantiles, wider
 from paro_advise.advisor.wording.quantities import plural
 from paro_advise.core.collective import Op
 from paro_advise.errors import UsageError
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from paro_advise.advisor.prediction.advice.what_if import Basis
     from paro_advise.advisor.prediction.calibration import Calibration
     from paro_advise.advisor.prediction.candidates import Candidate
     from paro_advise.advisor.prediction.cluster_links import Links
     from paro_advise.advisor.prediction.scoring import Limits
-    from paro_advise.advisor.prediction.what_if import Basis
     from paro_advise.policies.plan import Quantiles
 
 _COUNTS = ("nodes", "micro-batches")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.arrangement import Arrangement
     from paro_advise.runtime.sharding.exchange.executor import Executor, Job
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
-    from paro_advise.runtime.sharding.homes import ParameterHomes
+    from paro_advise.runtime.sharding.phases.homes import ParameterHomes
 
 
 class UpdatePublisher:

@@ -10,8 +10,8 @@ from paro_advise.runtime.sharding.module import ShardedModule
 if TYPE_CHECKING:
     from torch import nn
 
-    from paro_advise.runtime.adapters.boundary import Boundary
-    from paro_advise.runtime.adapters.wrapping import Wrapping
+    from paro_advise.runtime.adapters.planned.boundary import Boundary
+    from paro_advise.runtime.adapters.planned.wrapping import Wrapping
     from paro_advise.runtime.sharding.engine import Engine
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from paro_advise.runtime.sharding.states import whole
+from paro_advise.runtime.sharding.states.states import whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

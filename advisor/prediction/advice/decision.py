@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paro_advise.advisor.prediction.advice.what_if import quantiles
 from paro_advise.advisor.prediction.constants import (
     EQUAL_SHARE,
     GAIN_PROBABILITY,
     GAIN_RATIO,
     GATE_PCT,
 )
-from paro_advise.advisor.prediction.what_if import quantiles
 from paro_advise.advisor.wording.quantities import bytes_text
 from paro_advise.policies.frameworks.model import Fidelity
 from paro_advise.policies.frameworks.registry import exports_of

@@ -16,15 +16,15 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from paro_advise.errors import TrainingError
-from paro_advise.runtime.adapters import deepspeed_checkpoints
 from paro_advise.runtime.adapters.constants import NO_PLAN
-from paro_advise.runtime.adapters.deepspeed_config import batch_sizes, low_precision
-from paro_advise.runtime.adapters.wrapping import Wrapping, copy_from_rank_0
+from paro_advise.runtime.adapters.deepspeed import checkpoints
+from paro_advise.runtime.adapters.deepspeed.config import batch_sizes, low_precision
+from paro_advise.runtime.adapters.planned.wrapping import Wrapping, copy_from_rank_0
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from paro_advise.runtime.adapters.deepspeed_config import Scheduler, Table
+    from paro_advise.runtime.adapters.deepspeed.config import Scheduler, Table
     from paro_advise.runtime.adapters.session import Session
 
 
@@ -228,7 +228,7 @@ class PlannedEngine(nn.Module):
             "lr_scheduler": self.lr_scheduler.state_dict() if self.lr_scheduler is not None else None,
         }
         name = str(tag) if tag is not None else f"global_step{self.global_steps}"
-        deepspeed_checkpoints.save(Path(save_dir), name, self.shard_now(), beside, is_latest=save_latest)
+        checkpoints.save(Path(save_dir), name, self.shard_now(), beside, is_latest=save_latest)
         return True
 
     def load_checkpoint(
@@ -254,12 +254,12 @@ class PlannedEngine(nn.Module):
                 "a planned engine loads checkpoints of the same model, got custom_load_fn or load_module_strict=False",
                 hint=NO_PLAN,
             )
-        path = deepspeed_checkpoints.find(Path(load_dir), tag)
+        path = checkpoints.find(Path(load_dir), tag)
         if path is None:
             return None, None
         takes_all = not load_module_only
         model = self.shard_now()
-        beside = deepspeed_checkpoints.load(path, model, with_optimizer=load_optimizer_states and takes_all)
+        beside = checkpoints.load(path, model, with_optimizer=load_optimizer_states and takes_all)
         schedule = beside["lr_scheduler"]
         if load_lr_scheduler_states and takes_all and self.lr_scheduler is not None and schedule is not None:
             self.lr_scheduler.load_state_dict(schedule)
@@ -269,7 +269,7 @@ class PlannedEngine(nn.Module):
 
     def save_16bit_model(self, save_dir: str | Path, save_filename: str = "pytorch_model.bin", **_: object) -> bool:
         """Write the whole parameters, in the type that the model computes in; all ranks call it together."""
-        deepspeed_checkpoints.save_whole(Path(save_dir) / save_filename, self.shard_now(), self._wrapping.param_dtype)
+        checkpoints.save_whole(Path(save_dir) / save_filename, self.shard_now(), self._wrapping.param_dtype)
         return True
 
     save_fp16_model = save_16bit_model

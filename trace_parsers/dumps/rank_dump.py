@@ -12,7 +12,7 @@ from paro_advise.trace_parsers.bytes.blocks import BlockReader
 from paro_advise.trace_parsers.bytes.constants import MAX_PICKLE_BYTES
 from paro_advise.trace_parsers.bytes.readable import Readable
 from paro_advise.trace_parsers.constants import MAX_DIMENSIONS, MAX_ENTRIES, MAX_GROUPS, MAX_TENSORS, MAX_TEXT_BYTES
-from paro_advise.trace_parsers.flight_recorder import (
+from paro_advise.trace_parsers.dumps.flight_recorder import (
     content_of,
     counter_of,
     group_of,

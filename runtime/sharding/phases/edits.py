@@ -18,9 +18,9 @@ from paro_advise.runtime.sharding.parameters.owned import versions
 if TYPE_CHECKING:
     from paro_advise.runtime.sharding.arrangement import Arrangement
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
-    from paro_advise.runtime.sharding.homes import ParameterHomes
     from paro_advise.runtime.sharding.optimizer import OptimizerShards
-    from paro_advise.runtime.sharding.updates import UpdatePublisher
+    from paro_advise.runtime.sharding.phases.homes import ParameterHomes
+    from paro_advise.runtime.sharding.phases.updates import UpdatePublisher
 
 
 class Edits:

@@ -1,0 +1,1 @@
+"""What a prediction advises: the decision, levers beside it, answers to questions."""

@@ -1,0 +1,1 @@
+"""What a run measured, as the values that a replay takes."""

@@ -1,0 +1,1 @@
+"""DeepSpeed's engine, configuration and checkpoints, under a plan."""

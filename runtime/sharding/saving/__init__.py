@@ -1,0 +1,1 @@
+"""Checkpoints of a sharded model, and what streams one."""

@@ -1,0 +1,1 @@
+"""States of a sharded model and its optimizer: as shards, and whole."""

@@ -1,0 +1,1 @@
+"""Flight-recorder dumps: as tables, and rank by rank."""

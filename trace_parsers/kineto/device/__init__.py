@@ -1,0 +1,1 @@
+"""What a device ran: its rows and its own steps."""
