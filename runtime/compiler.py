@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 
@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
+
+    from paro_advise.runtime.torch_types import AnyFunction
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -21,7 +23,7 @@ def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return wrapped
 
 
-def taken_apart(module: nn.Module) -> tuple[nn.Module, Callable[..., Any] | None]:
+def taken_apart(module: nn.Module) -> tuple[nn.Module, AnyFunction | None]:
     """Return what ``torch.compile(module)`` was given, and what it does with functions; None if uncalled."""
     compiler = getattr(module, "dynamo_ctx", None)
     original = getattr(module, "_orig_mod", None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
     from paro_advise.trace_parsers.kineto.columns import TimedColumns
+
+    Numbers: TypeAlias = NDArray[Any]  # whichever type the column has, as in pandas
 
 # `match` looks at the start of a name only, and `.` stops at a line break: both are HTA's.
 _COMMUNICATION = re.compile(r"nccl.*Kernel")
@@ -94,12 +96,12 @@ class HtaRow(HtaNumbers):
 class _Rows:
     """Rows in HTA's order and types; ``start`` counts from the first row of the trace."""
 
-    start: NDArray[Any]
-    duration: NDArray[Any]
+    start: Numbers
+    duration: Numbers
     is_compute: NDArray[np.bool_]
     is_communication: NDArray[np.bool_]
 
-    def take(self, index: NDArray[Any]) -> _Rows:
+    def take(self, index: Numbers) -> _Rows:
         return _Rows(self.start[index], self.duration[index], self.is_compute[index], self.is_communication[index])
 
 
@@ -166,7 +168,7 @@ def _mask(code: NDArray[np.uint32], wanted: Iterable[bool]) -> NDArray[np.bool_]
     return mask
 
 
-def _rounded(columns: TimedColumns) -> tuple[NDArray[Any], NDArray[Any]]:
+def _rounded(columns: TimedColumns) -> tuple[Numbers, Numbers]:
     """Return starts and durations after HTA's rounding: up to whole starts, down to whole ends."""
     start = np.frombuffer(columns.start, dtype=np.float64)
     duration = np.frombuffer(columns.duration, dtype=np.float64)
@@ -179,7 +181,7 @@ def _rounded(columns: TimedColumns) -> tuple[NDArray[Any], NDArray[Any]]:
     return (start if has_gaps else _narrowest(start)), duration
 
 
-def _narrowest(whole: NDArray[np.float64]) -> NDArray[Any]:
+def _narrowest(whole: NDArray[np.float64]) -> Numbers:
     """Return whole numbers in the smallest integer type that holds them, as HTA stores them."""
     if not len(whole):
         return whole
@@ -231,7 +233,7 @@ def _percentage(part: float, whole: float) -> float | None:
     return float(np.round(100 * (part / whole), 2)) if whole else None
 
 
-def _merged(start: NDArray[Any], duration: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _merged(start: Numbers, duration: Numbers) -> tuple[Numbers, Numbers]:
     """Return the starts and ends of HTA's groups: a row opens one when it starts after all ends so far.
 
     Unlike Intervals.union_of this keeps rows that end before they start, with their negative length.

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from paro_advise.advisor.ranks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
     from paro_advise.advisor.ranks.source import Source
+    from paro_advise.advisor.slices.trace_events import TraceEvent
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
 
 # What a viewer needs first, by category; the rest follows as long as there is room.
@@ -161,13 +162,13 @@ def _notes(
     return tuple(notes)
 
 
-def _state_tracks(window: _RankWindow) -> list[dict[str, Any]]:
+def _state_tracks(window: _RankWindow) -> list[TraceEvent]:
     table = timed_in_step(window.source.collectives, window.index)
     tracks = state_tracks(table, window.marker_pid, f"rank {window.rank}: model states", window.shift_us)
     return [*tracks, metadata_event("process_sort_index", window.marker_pid, 0, sort_index=window.marker_pid)]
 
 
-def _arrows(aligned: AlignedRun, windows: Mapping[int, _RankWindow], label: str) -> list[dict[str, Any]]:
+def _arrows(aligned: AlignedRun, windows: Mapping[int, _RankWindow], label: str) -> list[TraceEvent]:
     """Return an arrow for each collective: from its first rank to arrive through all others to the last."""
     import polars as pl
 
@@ -177,7 +178,7 @@ def _arrows(aligned: AlignedRun, windows: Mapping[int, _RankWindow], label: str)
     states = {
         rank: tracked_states(timed_in_step(window.source.collectives, window.index)) for rank, window in windows.items()
     }
-    out: list[dict[str, Any]] = []
+    out: list[TraceEvent] = []
     for (number,), part in rows.group_by("match", maintain_order=True):
         members = list(part.iter_rows(named=True))
         for place, row in enumerate(members if len(members) > 1 else []):
@@ -208,8 +209,8 @@ def _own_events(
     # The shift from the file's own axis to that of the slice.
     shift_us = window.shift_us - window.source.header.zero_us
     pids: dict[object, int] = {}
-    named: list[dict[str, Any]] = []
-    found: list[tuple[int, float, dict[str, Any]]] = []
+    named: list[TraceEvent] = []
+    found: list[tuple[int, float, TraceEvent]] = []
     for event, _ in events_within(ref, (bounds_us[0] - shift_us, bounds_us[1] - shift_us)):
         pid = event.get("pid")
         number = pids.setdefault(
@@ -241,7 +242,7 @@ def _priority(event: Mapping[str, Any]) -> int:
     return 0 if category in _FIRST else 2 if category in _LAST else 1
 
 
-def _named(event: dict[str, Any], rank: int) -> dict[str, Any]:
+def _named(event: TraceEvent, rank: int) -> TraceEvent:
     """Return metadata with the rank in the process's name, and the rank's processes side by side."""
     arguments = event.get("args")
     if not isinstance(arguments, dict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import polars as pl
 
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
+
+TraceEvent: TypeAlias = dict[str, Any]  # Any: what JSON decodes to
 
 # Counters say nothing about a span of time on their own.
 _KEPT_PHASES = ("X", "M", "i", "s", "f")
@@ -41,7 +43,7 @@ class Slice:
     notes: tuple[str, ...] = ()
 
 
-def events_within(ref: SourceRef, window: tuple[float, float]) -> Iterator[tuple[dict[str, Any], bytes]]:
+def events_within(ref: SourceRef, window: tuple[float, float]) -> Iterator[tuple[TraceEvent, bytes]]:
     """Yield each event that touches a window (us, on the trace's own axis), and all metadata, with its text."""
     low, high = window
     for event, text in _all_events(ref):
@@ -53,7 +55,7 @@ def events_within(ref: SourceRef, window: tuple[float, float]) -> Iterator[tuple
             yield event, text
 
 
-def _all_events(ref: SourceRef) -> Iterator[tuple[dict[str, Any], bytes]]:
+def _all_events(ref: SourceRef) -> Iterator[tuple[TraceEvent, bytes]]:
     chunks = EventChunks(BlockReader(ref))
     for chunk in chunks:
         for part in split_events(chunk, chunks.boundary):
@@ -70,12 +72,12 @@ def _all_events(ref: SourceRef) -> Iterator[tuple[dict[str, Any], bytes]]:
                 yield event, text
 
 
-def metadata_event(what: str, pid: int, tid: int, **arguments: object) -> dict[str, Any]:
+def metadata_event(what: str, pid: int, tid: int, **arguments: object) -> TraceEvent:
     """Return an event that names or orders a process or thread."""
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": arguments}
 
 
-def state_tracks(table: pl.DataFrame, pid: int, title: str, shift_us: float) -> list[dict[str, Any]]:
+def state_tracks(table: pl.DataFrame, pid: int, title: str, shift_us: float) -> list[TraceEvent]:
     """Return one track for each model state, with its collectives.
 
     Args:

@@ -33,6 +33,8 @@ from paro_advise.runtime.sharding.states.summoning import whole_parameters
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paro_advise.runtime.torch_types import StateDict
+
 
 PART = "_fsdp_wrapped_module."  # in names of parameters, which FSDP1 leaves out of its state dicts
 _SETTINGS = "_paro_state_dicts"
@@ -101,7 +103,7 @@ class FullyShardedStates(nn.Module):
         with whole_parameters(engine, writes_back=writeback) if engine else contextlib.nullcontext():
             yield
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # torch has overloads
+    def state_dict(self, *args: Any, **kwargs: Any) -> StateDict:  # type: ignore[override]  # torch has overloads
         """Return whole tensors, or shards as DTensors, by the names of the model that was wrapped."""
         settings, engine = self.get_state_dict_type(self), _session().engine(self)
         is_full = settings.state_dict_type == StateDictType.FULL_STATE_DICT
@@ -114,7 +116,7 @@ class FullyShardedStates(nn.Module):
                 # Unit by unit, so that no device holds the whole model.
                 keep = torch.Tensor.cpu if to_cpu else torch.Tensor.detach
                 stack.enter_context(engine.placing_states(_nothing_of if is_dropped else keep))
-            found: dict[str, Any] = super().state_dict(*args, **kwargs)
+            found: StateDict = super().state_dict(*args, **kwargs)
         if _INNER in self.__dict__:
             return found  # the outer one has what follows to do, once
         own = [key for key in found if key.startswith(kwargs.get("prefix", ""))]
@@ -134,9 +136,9 @@ class FullyShardedStates(nn.Module):
     def optim_state_dict(
         model: nn.Module,
         optim: torch.optim.Optimizer,
-        optim_state_dict: dict[str, Any] | None = None,
+        optim_state_dict: StateDict | None = None,
         group: dist.ProcessGroup | None = None,
-    ) -> dict[str, Any]:
+    ) -> StateDict:
         """Return an optimizer's state by names, in whole tensors or in shards."""
         del group  # all ranks
         settings, engine = FullyShardedStates.get_state_dict_type(model), _session().engine(model)
@@ -155,7 +157,7 @@ class FullyShardedStates(nn.Module):
                 {**entry, "params": [names[place] for place in entry["params"]]} for entry in state["param_groups"]
             ],
         }
-        placed: dict[str, Any] = tree_map_only(
+        placed: StateDict = tree_map_only(
             torch.Tensor, lambda value: _placed(value, to_cpu=config.offload_to_cpu), found
         )
         return placed
@@ -167,7 +169,7 @@ class FullyShardedStates(nn.Module):
         optim_input: object = None,
         rank0_only: bool = True,
         group: dist.ProcessGroup | None = None,
-    ) -> dict[str, Any]:
+    ) -> StateDict:
         """Return an optimizer's state by names in whole tensors, on rank 0 or on all ranks."""
         del optim_input, group
         config = FullOptimStateDictConfig(rank0_only=rank0_only)
@@ -177,7 +179,7 @@ class FullyShardedStates(nn.Module):
     @staticmethod
     def sharded_optim_state_dict(
         model: nn.Module, optim: torch.optim.Optimizer, group: dist.ProcessGroup | None = None
-    ) -> dict[str, Any]:
+    ) -> StateDict:
         """Return an optimizer's state by names in shards."""
         del group
         with FullyShardedStates.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
@@ -187,11 +189,11 @@ class FullyShardedStates(nn.Module):
     def optim_state_dict_to_load(
         model: nn.Module,
         optim: torch.optim.Optimizer,
-        optim_state_dict: dict[str, Any],
+        optim_state_dict: StateDict,
         is_named_optimizer: bool = False,
         load_directly: bool = False,
         group: dist.ProcessGroup | None = None,
-    ) -> dict[str, Any]:
+    ) -> StateDict:
         """Return a state by names as what the optimizer's ``load_state_dict`` takes."""
         del is_named_optimizer, group
         config = FullyShardedStates.get_state_dict_type(model).optim_state_dict_config
@@ -215,12 +217,12 @@ class FullyShardedStates(nn.Module):
 
     @staticmethod
     def scatter_full_optim_state_dict(
-        full_optim_state_dict: dict[str, Any] | None,
+        full_optim_state_dict: StateDict | None,
         model: nn.Module,
         optim_input: object = None,
         optim: torch.optim.Optimizer | None = None,
         group: object = None,
-    ) -> dict[str, Any]:
+    ) -> StateDict:
         """Return rank 0's whole state as what the optimizer's ``load_state_dict`` takes."""
         del optim_input, group
         assert optim is not None
@@ -230,11 +232,11 @@ class FullyShardedStates(nn.Module):
 
     @staticmethod
     def shard_full_optim_state_dict(
-        full_optim_state_dict: dict[str, Any],
+        full_optim_state_dict: StateDict,
         model: nn.Module,
         optim_input: object = None,
         optim: torch.optim.Optimizer | None = None,
-    ) -> dict[str, Any]:
+    ) -> StateDict:
         """Return a whole state as what the optimizer's ``load_state_dict`` takes."""
         del optim_input
         assert optim is not None
@@ -242,19 +244,19 @@ class FullyShardedStates(nn.Module):
 
     @staticmethod
     def flatten_sharded_optim_state_dict(
-        sharded_optim_state_dict: dict[str, Any], model: nn.Module, optim: torch.optim.Optimizer
-    ) -> dict[str, Any]:
+        sharded_optim_state_dict: StateDict, model: nn.Module, optim: torch.optim.Optimizer
+    ) -> StateDict:
         """Return a state in shards as what the optimizer's ``load_state_dict`` takes."""
         return FullyShardedStates.optim_state_dict_to_load(model, optim, sharded_optim_state_dict)
 
     @staticmethod
     def rekey_optim_state_dict(
-        optim_state_dict: dict[str, Any],
+        optim_state_dict: StateDict,
         optim_state_key_type: OptimStateKeyType,
         model: nn.Module,
         optim_input: object = None,
         optim: torch.optim.Optimizer | None = None,
-    ) -> dict[str, Any]:
+    ) -> StateDict:
         """Return a state by names for one by places, or the other way round.
 
         Places are those in an optimizer's groups, or without one in the model.
@@ -307,7 +309,7 @@ def _names(model: nn.Module, optim: torch.optim.Optimizer) -> list[list[str]]:
     return [[name.replace(PART, "") for name in names] for names in found]
 
 
-def _of_rank_0(state: dict[str, Any]) -> dict[str, Any]:
+def _of_rank_0(state: StateDict) -> StateDict:
     told = [state]
     dist.broadcast_object_list(told, src=0)
     return told[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.optimizer import OptimizerShards
     from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec
     from paro_advise.runtime.sharding.settings import Settings
+    from paro_advise.runtime.torch_types import StateDict
 
 
 FACTOR_SETTER = "set_gradient_divide_factor"
@@ -50,7 +51,7 @@ class WholeReader(Protocol):
     def parameters(self) -> Iterable[tuple[Slot, torch.Tensor]]:
         """Return the parameters that train, unit by unit."""
 
-    def optimizer_state(self) -> dict[str, Any]:
+    def optimizer_state(self) -> StateDict:
         """Return the optimizer's state in torch's own layout."""
 
 

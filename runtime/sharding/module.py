@@ -18,6 +18,8 @@ from paro_advise.runtime.sharding.states.whole_states import own_rows_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from paro_advise.runtime.torch_types import StateDict
+
 
 class ShardedModule(nn.Module):
     """Mixed into the class of a user's model; FSDP2's flags mean the same here."""
@@ -52,12 +54,12 @@ class ShardedModule(nn.Module):
             engine.show_parameters()
         return super().named_parameters(*args, **kwargs)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # torch has overloads
+    def state_dict(self, *args: Any, **kwargs: Any) -> StateDict:  # type: ignore[override]  # torch has overloads
         """Return the parameters as they rest on this rank, after waiting for updates under way."""
         engine = Engine.find(self)
         if engine is not None:
             engine.show_parameters()
-        found: dict[str, Any] = super().state_dict(*args, **kwargs)
+        found: StateDict = super().state_dict(*args, **kwargs)
         if engine is not None and not kwargs.get("keep_vars"):
             prefix = kwargs.get("prefix", "")
             for name, value in _states_to_save(engine):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from paro_advise.runtime.sharding.parameters.units import Slot
+    from paro_advise.runtime.torch_types import Arguments, Keywords, ParamGroup, StateDict
 
 
 class Gradients(Protocol):
@@ -37,10 +38,10 @@ class Gradients(Protocol):
     def discard_gradients(self, *, to_none: bool) -> None:
         """Forget all gradients; leave none or zeros."""
 
-    def optimizer_state_dict(self) -> dict[str, Any]:
+    def optimizer_state_dict(self) -> StateDict:
         """Return the state by qualified names."""
 
-    def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
+    def load_optimizer_state_dict(self, state: StateDict) -> None:
         """Take a state by qualified names."""
 
 
@@ -53,29 +54,29 @@ class ShardedOptimizer:
     _paro_gradients: Gradients
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[ParamGroup]:
         """Return the groups, whose parameters have what a script has changed on the model's side."""
         self._paro_gradients.before_groups()
-        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+        groups: list[ParamGroup] = self.__dict__["param_groups"]
         return groups
 
     @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+    def param_groups(self, groups: list[ParamGroup]) -> None:
         self.__dict__["param_groups"] = groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
         self._paro_gradients.discard_gradients(to_none=set_to_none)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the state by qualified names, with this rank's shards as DTensors."""
         return self._paro_gradients.optimizer_state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: StateDict) -> None:
         """Take what ``state_dict`` returned, of the same strategy."""
         self._paro_gradients.load_optimizer_state_dict(state_dict)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: ParamGroup) -> None:
         """Refuse: the shards are laid out already."""
         raise UsageError(
             "parameters must be in the optimizer before it is sharded, got another group",
@@ -84,8 +85,8 @@ class ShardedOptimizer:
 
 
 def _before_step(
-    gradients: Gradients, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    gradients: Gradients, _: torch.optim.Optimizer, args: Arguments, kwargs: Keywords
+) -> tuple[Arguments, Keywords] | None:
     """Bring gradients to an optimizer, after its closure has made them; those that call it again are refused before."""
     closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
     if closure is None:
@@ -127,7 +128,7 @@ class JointOptimizer(torch.optim.Optimizer):
         self.state = defaultdict(dict)
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # an attribute of torch's
+    def param_groups(self) -> list[ParamGroup]:  # type: ignore[override]  # an attribute of torch's
         """Return the groups of all."""
         return [group for optimizer in self.optimizers for group in optimizer.__dict__["param_groups"]]
 
@@ -232,7 +233,7 @@ class OptimizerShards:
                 self.optimizer.state[shards[name]] = state
 
     @property
-    def given(self) -> dict[str, dict[str, Any]]:
+    def given(self) -> dict[str, StateDict]:
         """Return the states that the optimizer had before it was sharded, by name."""
         return self._given
 
@@ -280,7 +281,7 @@ class OptimizerShards:
                         state["step"].zero_()
 
 
-def _make_state(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], shards: Sequence[torch.Tensor]) -> None:
+def _make_state(optimizer: torch.optim.Optimizer, groups: list[ParamGroup], shards: Sequence[torch.Tensor]) -> None:
     rates = [group["lr"] for group in groups]
     for shard in shards:
         shard.grad = torch.zeros_like(shard)

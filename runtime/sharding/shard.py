@@ -7,7 +7,7 @@ import os
 import socket
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
+
+    from paro_advise.runtime.torch_types import StateDict
 
 _SAME_MODEL = "seed all ranks alike before the model is made, or load one checkpoint on all of them"
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -66,7 +68,7 @@ class _Attachment:
         names = {name for group in shards.all_names[shards.groups_of(self._own)] for name in group}
         gradients.discard_of(names, to_none=to_none)
 
-    def optimizer_state_dict(self) -> dict[str, Any]:
+    def optimizer_state_dict(self) -> StateDict:
         engine = self._engine
         if engine.stands_for_fsdp2:
             found = fsdp2_optimizer_state(engine)
@@ -74,7 +76,7 @@ class _Attachment:
             found = engine.whole_reader.optimizer_state() if engine.whole_reader else states.optimizer_state(engine)
         return part_of(engine, found, self._own) if len(engine.shards.optimizers) > 1 else found
 
-    def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
+    def load_optimizer_state_dict(self, state: StateDict) -> None:
         engine, own = self._engine, self._own
         states.load_optimizer_state(engine, named(engine, state, own), own_rows_of, engine.shards.groups_of(own))
 
@@ -347,5 +349,5 @@ def _device(model: nn.Module) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def _plain(group: dict[str, Any]) -> dict[str, Any]:
+def _plain(group: StateDict) -> StateDict:
     return {key: value for key, value in group.items() if key != "params"} | {"num_params": len(group["params"])}

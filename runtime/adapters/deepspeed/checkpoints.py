@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from paro_advise.runtime.torch_types import StateDict
+
 # The name under which what is beside model and optimizer lies in a checkpoint.
 _BESIDE = "deepspeed_engine"
 _LATEST = "latest"
 
 
-def save(folder: Path, tag: str, model: nn.Module, beside: dict[str, Any], *, is_latest: bool) -> None:
+def save(folder: Path, tag: str, model: nn.Module, beside: StateDict, *, is_latest: bool) -> None:
     """Write a checkpoint, in the place of one of the same tag; all ranks call it together.
 
     Args:
@@ -69,7 +71,7 @@ def find(folder: Path, tag: str | None) -> Path | None:
     return path
 
 
-def load(path: Path, model: nn.Module, *, with_optimizer: bool) -> dict[str, Any]:
+def load(path: Path, model: nn.Module, *, with_optimizer: bool) -> StateDict:
     """Read a checkpoint, which another strategy or number of ranks may have written; all ranks call it together.
 
     Args:
@@ -84,7 +86,7 @@ def load(path: Path, model: nn.Module, *, with_optimizer: bool) -> dict[str, Any
 
     loaded = load_parts(path, model, extra={_BESIDE: b""}, with_optimizer=with_optimizer)
     # As trusted as all of a checkpoint: torch's own loader unpickles what is no tensor.
-    beside: dict[str, Any] = torch.load(io.BytesIO(loaded[_BESIDE]), weights_only=False)
+    beside: StateDict = torch.load(io.BytesIO(loaded[_BESIDE]), weights_only=False)
     return beside
 
 

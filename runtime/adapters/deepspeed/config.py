@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
 
     from paro_advise.policies.plan import Choice
+    from paro_advise.runtime.torch_types import StateDict
 
 Table: TypeAlias = dict[str, Any]  # Any: what JSON decodes to
 
@@ -106,10 +107,10 @@ class Scheduler(Protocol):
     def step(self, **kwargs: Any) -> None:  # Any: the script's own
         """Change the learning rate."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return how far it is."""
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: StateDict) -> None:
         """Go on from there."""
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from paro_advise.runtime.adapters.deepspeed.config import Scheduler, Table
     from paro_advise.runtime.adapters.session import Session
+    from paro_advise.runtime.torch_types import AnyFunction, Keywords, StateDict
 
 
 class PlannedEngine(nn.Module):
@@ -136,7 +137,7 @@ class PlannedEngine(nn.Module):
         """Return the loss: only fp16 scales it, which a plan refuses."""
         return loss
 
-    def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
+    def step(self, lr_kwargs: Keywords | None = None) -> None:
         """Step the optimizer if this was the last micro-batch."""
         self._has_stepped = self.is_gradient_accumulation_boundary()
         self.micro_steps += 1
@@ -158,7 +159,7 @@ class PlannedEngine(nn.Module):
         """Discard all gradients."""
         self.optimizer.zero_grad(set_to_none)
 
-    def compile(self, backend: str = "inductor", compile_kwargs: dict[str, Any] | None = None, **_: Any) -> None:
+    def compile(self, backend: str = "inductor", compile_kwargs: Keywords | None = None, **_: object) -> None:
         """Compile the units of the model once it is sharded; before that there is nothing to compile."""
         if self._session.engine(self.module) is None:
             compiled = partial(torch.compile, backend=backend, **(compile_kwargs or {}))
@@ -216,7 +217,7 @@ class PlannedEngine(nn.Module):
         self,
         save_dir: str | Path,
         tag: str | None = None,
-        client_state: dict[str, Any] | None = None,
+        client_state: StateDict | None = None,
         save_latest: bool = True,
         **_: object,
     ) -> bool:
@@ -239,8 +240,8 @@ class PlannedEngine(nn.Module):
         load_optimizer_states: bool = True,
         load_lr_scheduler_states: bool = True,
         load_module_only: bool = False,
-        custom_load_fn: Callable[..., Any] | None = None,
-    ) -> tuple[str | None, dict[str, Any] | None]:
+        custom_load_fn: AnyFunction | None = None,
+    ) -> tuple[str | None, StateDict | None]:
         """Read a checkpoint in our format; all ranks call it together.
 
         Returns:
@@ -274,13 +275,13 @@ class PlannedEngine(nn.Module):
 
     save_fp16_model = save_16bit_model
 
-    def module_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def module_state_dict(self, *args: Any, **kwargs: Any) -> StateDict:
         """Return the model's state, as it rests on this rank once it is sharded."""
         kwargs.pop("exclude_frozen_parameters", None)
-        found: dict[str, Any] = self.module.state_dict(*args, **kwargs)
+        found: StateDict = self.module.state_dict(*args, **kwargs)
         return found
 
-    def load_module_state_dict(self, checkpoint: dict[str, Any], strict: bool = True, **_: Any) -> None:
+    def load_module_state_dict(self, checkpoint: StateDict, strict: bool = True, **_: object) -> None:
         """Take the model's state out of a checkpoint's ``module``."""
         self.module.load_state_dict(checkpoint["module"], strict=strict)
 

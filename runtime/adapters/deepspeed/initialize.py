@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from paro_advise.runtime.adapters.deepspeed.config import Table
     from paro_advise.runtime.adapters.session import Session
+    from paro_advise.runtime.torch_types import StateDict
 
     # An engine, its optimizer, a data loader, a scheduler.
     Made: TypeAlias = tuple[object, object, object, object]
@@ -90,7 +91,7 @@ class _Initialization:
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         return self._make_engine(table, given)
 
-    def _make_engine(self, table: Table, given: dict[str, Any]) -> Made:
+    def _make_engine(self, table: Table, given: StateDict) -> Made:
         model, optimizer, scheduler = (given.get(key) for key in ("model", "optimizer", "lr_scheduler"))
         assert model is not None
         model.to(torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu")

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import sys
 from threading import current_thread, main_thread
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.engine import Engine
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
     from paro_advise.runtime.sharding.parameters.units import Slot
+    from paro_advise.runtime.torch_types import StateDict
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -190,7 +191,7 @@ class AttendedReader:
         with self._attendance.meeting(_PARAMETERS + self._of_model):
             yield from whole_parameters(self._engine)
 
-    def optimizer_state(self) -> dict[str, Any]:
+    def optimizer_state(self) -> StateDict:
         """Gather the optimizer's state, in torch's own layout."""
         with self._attendance.meeting(_OPTIMIZER + self._of_model):
             return plain_optimizer_state(self._engine)

@@ -16,12 +16,13 @@ from torch.distributed.tensor import DTensor
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from torch.utils.hooks import RemovableHandle
 
     from paro_advise.runtime.sharding.engine import Engine
     from paro_advise.runtime.sharding.parameters.units import Slot
+    from paro_advise.runtime.torch_types import AnyFunction, Arguments, StateDict
 
 
 class HandedOutStates:
@@ -79,7 +80,7 @@ class HandedOutStates:
         self._values = kept
 
 
-def _note(module: nn.Module, found: dict[str, Any], prefix: str, _: object) -> None:
+def _note(module: nn.Module, found: StateDict, prefix: str, _: object) -> None:
     """Note what a state dict holds: a hook that goes with a module when it is copied or pickled."""
     watching = HandedOutStates.watching(module)
     if watching is None:
@@ -106,7 +107,7 @@ class _OutdatedTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+        cls, func: AnyFunction, types: Iterable[type], args: Arguments = (), kwargs: Any = None
     ) -> NoReturn:
         """Refuse to be read.
 

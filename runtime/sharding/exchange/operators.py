@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_map
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
+    from paro_advise.runtime.torch_types import Arguments, Keywords
+
 _aten = torch.ops.aten
 # Fused SGD and Adagrad, and Rprop, which clears gradients whose sign has changed.
 _STEPS = (_aten._fused_sgd_.default, _aten._fused_sgd_.tensor_lr, _aten._fused_adagrad_.default)
@@ -32,11 +34,11 @@ def complete_operators() -> None:
         handlers.setdefault(operator, _find_extreme)
 
 
-def _run_local(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_local(op_call: OpOverload[..., Any], args: Arguments, kwargs: Keywords) -> Any:
     return op_call(*tree_map(_local, args), **tree_map(_local, kwargs))
 
 
-def _put_local(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _put_local(op_call: OpOverload[..., Any], args: Arguments, kwargs: Keywords) -> Any:
     target, masks = args[0], args[1]
     for mask in masks:
         if not (isinstance(mask, DTensor) and mask.dtype == torch.bool and mask.placements == target.placements):
@@ -45,7 +47,7 @@ def _put_local(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dic
     return target
 
 
-def _find_extreme(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _find_extreme(op_call: OpOverload[..., Any], args: Arguments, kwargs: Keywords) -> Any:
     tensor, name = args[0], _EXTREMES[op_call]
     local = tensor._local_tensor  # noqa: SLF001 - to_local() makes a view
     if any(place.is_partial() for place in tensor.placements):

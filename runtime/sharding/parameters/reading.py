@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
     from torch.distributed.device_mesh import DeviceMesh
 
+    from paro_advise.runtime.torch_types import Arguments, Keywords
+
 _READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)  # noqa: SLF001 - the operator's name
 # Frames of these packages are not where the user's script reads.
 _INNER = ("torch", "paro_advise")
@@ -42,7 +44,7 @@ class WholeReads:
             handlers.setdefault(operator, cls._read)
 
     @classmethod
-    def _read(cls, op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _read(cls, op_call: OpOverload[..., Any], args: Arguments, kwargs: Keywords) -> Any:
         if any(isinstance(item, DTensor) and _ranks(item.device_mesh) in cls._meshes for item in args):
             args = tuple(cls.whole(item) if isinstance(item, DTensor) else item for item in args)
         else:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from paro_advise.runtime.sharding.parameters.units import UnitSpec
+    from paro_advise.runtime.torch_types import Arguments, Keywords, StateDict
 
 
 class ReplicatedUnits:
@@ -124,7 +125,7 @@ class ReplicatedUnits:
         self._deliver(place)
 
 
-def cast_inputs(dtype: torch.dtype) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
+def cast_inputs(dtype: torch.dtype) -> Callable[[Any, Arguments, StateDict], Any]:
     """Return a forward pre-hook that casts floating-point inputs, as FSDP2's mixed precision does."""
 
     def cast(value: Any) -> Any:
@@ -132,7 +133,7 @@ def cast_inputs(dtype: torch.dtype) -> Callable[[Any, tuple[Any, ...], dict[str,
             return value.to(dtype)
         return value
 
-    def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def hook(_: Any, args: Arguments, kwargs: Keywords) -> Any:
         return tree_map(cast, args), tree_map(cast, kwargs)
 
     return hook

@@ -17,9 +17,10 @@ from torch.utils._pytree import tree_map
 from paro_advise.runtime.sharding.parameters.reading import WholeReads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from paro_advise.runtime.sharding.parameters.units import Slot
+    from paro_advise.runtime.torch_types import AnyFunction, Arguments
 
 # Torch's own, below what is put in its place here.
 _DATA: Any = torch._C.TensorBase.__dict__["data"]  # noqa: SLF001
@@ -33,7 +34,7 @@ class WholeTensor(DTensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+        cls, func: AnyFunction, types: Iterable[type], args: Arguments = (), kwargs: Any = None
     ) -> Any:
         """Call a function of torch's; once more with tensors of one kind where it refuses two."""
         kwargs = kwargs or {}
@@ -88,7 +89,7 @@ def _plain(tensor: WholeTensor) -> DTensor:
     return plain
 
 
-def _of_one_kind(args: tuple[Any, ...], *, changes_first: bool) -> tuple[Any, ...]:
+def _of_one_kind(args: Arguments, *, changes_first: bool) -> Arguments:
     """Return arguments without DTensors, or with DTensors only where the first one is changed in place."""
     targets = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
     if not (changes_first and isinstance(targets[0], DTensor)):
@@ -141,7 +142,7 @@ class _StandIn(torch.Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+        cls, func: AnyFunction, types: Iterable[type], args: Arguments = (), kwargs: Any = None
     ) -> Any:
         """Call a function of torch's with the parameters of today."""
         return func(*tree_map(current, args), **tree_map(current, kwargs or {}))

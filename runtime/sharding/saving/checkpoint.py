@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from paro_advise.runtime.sharding.engine import Engine
+    from paro_advise.runtime.torch_types import StateDict
 
 _COMPLETE = ".metadata"  # written last, by one rank, when all others are done
 
@@ -49,9 +50,7 @@ def _writer() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="paro_advise checkpoint")
 
 
-def save_checkpoint(
-    path: str | Path, model: nn.Module, *, extra: dict[str, Any] | None = None, force: bool = False
-) -> None:
+def save_checkpoint(path: str | Path, model: nn.Module, *, extra: StateDict | None = None, force: bool = False) -> None:
     """Save model, optimizer and extra values; every rank calls it.
 
     Args:
@@ -70,7 +69,7 @@ def save_checkpoint(
 
 
 def save_checkpoint_async(
-    path: str | Path, model: nn.Module, *, extra: dict[str, Any] | None = None, force: bool = False
+    path: str | Path, model: nn.Module, *, extra: StateDict | None = None, force: bool = False
 ) -> Future[Any]:
     """Save in the background: like ``save_checkpoint``, but returns once everything is copied.
 
@@ -84,7 +83,7 @@ def save_checkpoint_async(
     return _writer().submit(_save, contents, path, _background_group())
 
 
-def _save(contents: dict[str, Any], path: str | Path, group: dist.ProcessGroup | None) -> None:
+def _save(contents: StateDict, path: str | Path, group: dist.ProcessGroup | None) -> None:
     try:
         with reaching_all_ranks("the parts of a checkpoint"):
             save(contents, checkpoint_id=path, process_group=group)
@@ -96,7 +95,7 @@ def _save(contents: dict[str, Any], path: str | Path, group: dist.ProcessGroup |
         ) from error
 
 
-def load_checkpoint(path: str | Path, model: nn.Module, *, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+def load_checkpoint(path: str | Path, model: nn.Module, *, extra: StateDict | None = None) -> StateDict:
     """Load model and optimizer in place, saved under any strategy or by plain FSDP2.
 
     Args:
@@ -116,8 +115,8 @@ def load_checkpoint(path: str | Path, model: nn.Module, *, extra: dict[str, Any]
 
 
 def load_parts(
-    path: str | Path, model: nn.Module, *, extra: dict[str, Any] | None = None, with_optimizer: bool = True
-) -> dict[str, Any]:
+    path: str | Path, model: nn.Module, *, extra: StateDict | None = None, with_optimizer: bool = True
+) -> StateDict:
     """Load as ``load_checkpoint`` does, or the model alone."""
     engine = engine_of(model)
     path = Path(path)
@@ -149,7 +148,7 @@ def load_parts(
     engine.edits.note_all()
     if has_optimizer:
         states.load_optimizer_state(engine, contents["optimizer"])
-    loaded: dict[str, Any] = contents.get("extra", {})
+    loaded: StateDict = contents.get("extra", {})
     return loaded
 
 
@@ -164,8 +163,8 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
     return max(found, key=lambda path: (path / _COMPLETE).stat().st_mtime_ns, default=None)
 
 
-def _contents(engine: Engine, extra: dict[str, Any] | None) -> dict[str, Any]:
-    contents: dict[str, Any] = {"model": states.model_state(engine), "optimizer": states.optimizer_state(engine)}
+def _contents(engine: Engine, extra: StateDict | None) -> StateDict:
+    contents: StateDict = {"model": states.model_state(engine), "optimizer": states.optimizer_state(engine)}
     return {**contents, "extra": extra} if extra else contents
 
 

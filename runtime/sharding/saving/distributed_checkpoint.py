@@ -20,8 +20,9 @@ from paro_advise.runtime.sharding.module import ShardedModule
 from paro_advise.runtime.sharding.states.whole_states import fsdp2_optimizer_state, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
+
+    from paro_advise.runtime.torch_types import AnyFunction, StateDict
 
 _MODULE = "torch.distributed.checkpoint.state_dict"
 _HELPERS = ("_get_optim_state_dict", "_load_optim_state_dict")
@@ -60,13 +61,13 @@ class _View(torch.optim.Optimizer):
             for parameter in group["params"]:
                 parameter.grad = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the state by the places of the parameters."""
         reader = self._engine.whole_reader
         found = reader.optimizer_state() if reader else fsdp2_optimizer_state(self._engine)
         return part_of(self._engine, found, self._of)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: StateDict) -> None:
         """Take a state, by names or places, in the order of the groups."""
         self._of.load_state_dict(state_dict)
 
@@ -86,7 +87,7 @@ def _replace(module: ModuleType) -> None:
 class _WithViews:
     """One of torch's helpers, called with views of sharded optimizers."""
 
-    def __init__(self, helper: Callable[..., Any]) -> None:
+    def __init__(self, helper: AnyFunction) -> None:
         self._helper = helper
         functools.update_wrapper(self, helper)
 

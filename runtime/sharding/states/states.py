@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.engine import Engine
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
     from paro_advise.runtime.sharding.optimizer import OptimizerShards
+    from paro_advise.runtime.torch_types import StateDict
 
     OwnRows = Callable[[Engine, UnitState, int, torch.Tensor], torch.Tensor]
 
@@ -31,7 +32,7 @@ def own_rows(engine: Engine, unit: UnitState) -> list[torch.Tensor]:
     return [copy(unit, place, slot.parameter, device, slot.dtype) for place, slot in enumerate(unit.spec.training)]
 
 
-def optimizer_state(engine: Engine) -> dict[str, Any]:
+def optimizer_state(engine: Engine) -> StateDict:
     """Return the optimizer's state in the layout of torch's distributed checkpoints."""
     shards = engine.shards
     groups = []
@@ -46,7 +47,7 @@ def optimizer_state(engine: Engine) -> dict[str, Any]:
 
 
 def load_optimizer_state(
-    engine: Engine, state: dict[str, Any], own_rows: OwnRows | None = None, groups: slice = _ALL
+    engine: Engine, state: StateDict, own_rows: OwnRows | None = None, groups: slice = _ALL
 ) -> None:
     """Take a state by names.
 

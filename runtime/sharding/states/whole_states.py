@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.distributed.tensor import DTensor
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.engine import Engine
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
     from paro_advise.runtime.sharding.parameters.units import Slot
+    from paro_advise.runtime.torch_types import StateDict
 
 
 def whole_parameters(engine: Engine) -> Iterator[tuple[Slot, torch.Tensor]]:
@@ -48,15 +49,15 @@ def whole_moments(engine: Engine) -> Iterator[tuple[str, str, torch.Tensor]]:
                 yield name, key, value
 
 
-def plain_optimizer_state(engine: Engine) -> dict[str, Any]:
+def plain_optimizer_state(engine: Engine) -> StateDict:
     """Return the optimizer's state in torch's own layout: whole tensors, by the parameters' places in the groups."""
-    whole: dict[str, dict[str, Any]] = {}
+    whole: dict[str, StateDict] = {}
     for name, key, value in whole_moments(engine):
         whole.setdefault(name, {})[key] = value
     return _by_places(engine, whole)
 
 
-def fsdp2_optimizer_state(engine: Engine) -> dict[str, Any]:
+def fsdp2_optimizer_state(engine: Engine) -> StateDict:
     """Return the optimizer's state as FSDP2 has it: DTensors, by the parameters' places in the groups."""
     shards = engine.shards
     replicated = {
@@ -66,7 +67,7 @@ def fsdp2_optimizer_state(engine: Engine) -> dict[str, Any]:
     return _by_places(engine, replicated)
 
 
-def _by_places(engine: Engine, tensors: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _by_places(engine: Engine, tensors: dict[str, StateDict]) -> StateDict:
     """Return the optimizer's state by places, some of its tensors in another form."""
     shards = engine.shards
     places = {name: place for place, name in enumerate(name for names in shards.all_names for name in names)}
@@ -82,7 +83,7 @@ def _by_places(engine: Engine, tensors: dict[str, dict[str, Any]]) -> dict[str, 
     return {"state": dict(sorted(found.items())), "param_groups": groups}
 
 
-def part_of(engine: Engine, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def part_of(engine: Engine, state: StateDict, optimizer: torch.optim.Optimizer) -> StateDict:
     """Return one optimizer's part of the state of all, by its own places where it is by places."""
     groups = state["param_groups"][engine.shards.groups_of(optimizer)]
     keys = [key for group in groups for key in group["params"]]
@@ -93,7 +94,7 @@ def part_of(engine: Engine, state: dict[str, Any], optimizer: torch.optim.Optimi
     }
 
 
-def named(engine: Engine, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def named(engine: Engine, state: StateDict, optimizer: torch.optim.Optimizer) -> StateDict:
     """Return an optimizer's state by our names, where it came by places or by the names in a model around ours.
 
     Raises:
