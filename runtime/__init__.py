@@ -33,12 +33,12 @@ _SHARDING = "paro_advise.runtime.sharding"
 _HOMES = {
     "SwitchReport": f"{_SHARDING}.switching",
     "engine_of": f"{_SHARDING}.module",
-    "latest_checkpoint": f"{_SHARDING}.checkpoint",
-    "load_checkpoint": f"{_SHARDING}.checkpoint",
-    "save_checkpoint": f"{_SHARDING}.checkpoint",
-    "save_checkpoint_async": f"{_SHARDING}.checkpoint",
+    "latest_checkpoint": f"{_SHARDING}.saving.checkpoint",
+    "load_checkpoint": f"{_SHARDING}.saving.checkpoint",
+    "save_checkpoint": f"{_SHARDING}.saving.checkpoint",
+    "save_checkpoint_async": f"{_SHARDING}.saving.checkpoint",
     "shard": f"{_SHARDING}.shard",
-    "stream_state_dict": f"{_SHARDING}.streaming",
+    "stream_state_dict": f"{_SHARDING}.saving.streaming",
     "switch": f"{_SHARDING}.switching",
 }
 
