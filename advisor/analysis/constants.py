@@ -19,3 +19,4 @@ MAX_COLLECTIVE_KINDS = 240  # kinds of collectives in the JSON; bounds its size
 MAX_MODULES = 200  # modules in the JSON, those exposed longest; bounds its size
 MAX_LOGGED_KINDS = 60  # kinds of collectives of logs in the JSON; bounds its size
 MAX_REMARKS = 200  # remarks of inputs about themselves in the JSON; bounds its size
+MOSTLY_SHARE = 0.5  # of a step that computes, and of that what communication exposes at most, to say so first; assumed

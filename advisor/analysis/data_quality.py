@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from paro_advise.advisor.ranks.topology import Topology
 
 
+# They decide which inputs the figures are of, so they come before all others.
+_DECISIVE = ("Q304", "Q307")
+
+
 def data_quality(
     notices: Sequence[Notice], aligned: AlignedRun | None, run: Run, topology: Topology, num_impossible: int
 ) -> tuple[QualityEntry, ...]:
@@ -31,7 +35,9 @@ def data_quality(
     notes = {*notices, *_unknowns(aligned, run, topology, num_impossible)}
     return tuple(
         QualityEntry(code=note.code, severity=note.severity.value, message=note.message, help=note.help)
-        for note in sorted(notes, key=lambda note: (order[note.severity], note.code, note.message))
+        for note in sorted(
+            notes, key=lambda note: (note.code not in _DECISIVE, order[note.severity], note.code, note.message)
+        )
     )
 
 

@@ -77,6 +77,7 @@ class RunEntry:
     metadata: dict[str, str]
     inputs: tuple[InputEntry, ...]
     computes_16_bit: bool | None = None  # of matrix products, since 1.1; None when unknown
+    framework_is_guessed: bool = False  # since 1.1; no annotation names it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

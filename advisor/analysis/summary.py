@@ -261,7 +261,7 @@ def rank_entries(aligned: AlignedRun | None, run: Run, topology: Topology) -> tu
 def run_entry(sources: Sequence[Source], run: Run, topology: Topology, training: ObservedTraining) -> RunEntry:
     """Describe what ran."""
     # What timed the steps speaks first: a benchmark beside it may have run on another backend.
-    headers = [item.header for _, item in run.timed] + [item.header for item in sources]
+    headers = [item.header for _, item in run.timed] + [item.header for item in run.untimed]
 
     def first(values: Iterable[_T | None]) -> _T | None:
         return next((value for value in values if value), None)
@@ -283,6 +283,7 @@ def run_entry(sources: Sequence[Source], run: Run, topology: Topology, training:
         device_memory_bytes=first(header.device_memory_bytes for header in headers),
         nccl_version=first(header.nccl_version for header in headers),
         metadata=_remarks(run),
+        framework_is_guessed=_is_guessed(run),
         computes_16_bit=next(
             (item for item in (header.computes_16_bit for header in headers) if item is not None), None
         ),
@@ -291,6 +292,12 @@ def run_entry(sources: Sequence[Source], run: Run, topology: Topology, training:
             for file in (item.facts.source for item in sources)
         ),
     )
+
+
+def _is_guessed(run: Run) -> bool:
+    """Tell whether no trace holds a mark of the framework that the run is taken for."""
+    said = [item.facts.notices for _, item in run.timed if item.facts.framework == run.framework]
+    return bool(said) and all(any(notice.code == "Q322" for notice in notices) for notices in said)
 
 
 def _remarks(run: Run) -> dict[str, str]:

@@ -9,6 +9,7 @@ from paro_advise.advisor.analysis.constants import (
     COMPUTE_SHARE,
     HOST_CAUSE_SHARE,
     HOST_IDLE_SHARE,
+    MOSTLY_SHARE,
     NONE_OVERLAPPED,
 )
 from paro_advise.advisor.analysis.model import VerdictEntry
@@ -264,6 +265,9 @@ _HEADLINE = {
 
 def _headline(regime: Regime, evidence: StepEvidence) -> str:
     headline = _HEADLINE[regime]
+    share = evidence.compute_us / evidence.step_time_us
+    if share >= MOSTLY_SHARE and evidence.exposed_us < MOSTLY_SHARE * evidence.compute_us:
+        headline = f"Mostly compute ({share:.0%} of the step); beside it {headline[:1].lower()}{headline[1:]}"
     if regime not in (Regime.STRAGGLER, Regime.HIDDEN) and not evidence.sees_all_ranks:
         return headline.rstrip(":") + f" (or {UNSEEN}):"
     return headline

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import click
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import QualityEntry
 
 _SHOWN_NOTICES = 12
+_SHOWN_OF_A_KIND = 2
 
 
 class Progress:
@@ -43,8 +45,21 @@ class Progress:
         """Print what was skipped, guessed or cannot be known."""
         if self._quiet:
             return
-        for item in quality[:_SHOWN_NOTICES]:
+        shown = 0
+        for _, items in groupby(quality, key=lambda item: (item.severity, item.code)):
+            like = list(items)
+            if shown < _SHOWN_NOTICES:
+                shown += self._like_notices(like)
+        if shown < len(quality):
+            click.echo(f"... and {len(quality) - shown} more notes in the JSON and the report", err=True)
+
+    def _like_notices(self, items: Sequence[QualityEntry]) -> int:
+        """Print notices of one kind: the first ones, and how many more; return how many that tells."""
+        for item in items[:_SHOWN_OF_A_KIND]:
             tip = f" ({item.help})" if item.help else ""
             click.echo(f"{item.severity}[{item.code}]: {plain(item.message)}{plain(tip)}", err=True)
-        if len(quality) > _SHOWN_NOTICES:
-            click.echo(f"... and {len(quality) - _SHOWN_NOTICES} more notes in the JSON and the report", err=True)
+        if len(items) > _SHOWN_OF_A_KIND:
+            click.echo(
+                f"{items[0].severity}[{items[0].code}]: and {len(items) - _SHOWN_OF_A_KIND} more like it", err=True
+            )
+        return len(items)

@@ -11,6 +11,7 @@ CAUSE_EXCESS_SHARE = 0.02  # of a step that it must spend more than the others f
 SLOW_GROUP_FACTOR = 1.5  # times as long as its peers that a group takes for the same collectives; assumed
 SLOW_GROUP_STEP_SHARE = 0.02  # of a step that this must cost; assumed: less is noise
 SLOW_GROUP_MIN_PEERS = 2  # other groups; of two groups either may be the odd one
+LISTED_JOBS = 8  # jobs that are named when inputs are of several; a screen
 APART_S = 600.0  # s between two traces from which they are of different runs; clocks differ by less; assumed
 LATENCY_BYTES = 64 << 10  # bytes on the wire below which a message is all latency on any link; assumed
 IMPOSSIBLE_GBPS = 2000.0  # 1e9 bytes/s; NVLink 5 moves 1800 per GPU (data sheet), so more cannot be a transfer

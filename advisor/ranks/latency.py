@@ -5,7 +5,8 @@ strongest first, each a range of the latency (docs/traces.md, latency and bandwi
 
 1. the bandwidth of another operation between the same ranks, whose sizes did tell;
 2. the latency of such an operation, or of short messages, scaled by the messages that follow each other;
-3. what the network moves at best: a device's own links by its data sheet;
+3. what the network moves at best: a device's own links by its data sheet, unless that asks for more latency than the
+   backend can have: then the bytes take another way than those links;
 4. the backend's own constants.
 
 Each narrows what the stronger ones left; one that contradicts them is not used.
@@ -141,11 +142,13 @@ def _evidence(link: Link, links: Sequence[Link], fabric: Fabric) -> Iterator[tup
         # Short messages go by the protocol with the least latency, long ones by that with the most.
         least, most = (1 / PEER_LATENCY_FACTOR, PEER_LATENCY_FACTOR) if item.busbw_gbps else SHORT_LATENCY_RANGE
         yield alpha * least, alpha * most, LatencySource.OTHER_LINKS
+    least_us, most_us = backend_latency(link.op, link.span, link.group_size, fabric)
     if link.span == "intra" and (best := device_links_gbps(fabric.device_name)):
         share_low, share_high = DEVICE_LINKS_SHARE
         move_us = wire / best / 1e3
-        yield total - move_us / share_low, total - move_us / share_high, LatencySource.DATA_SHEET
-    yield (*backend_latency(link.op, link.span, link.group_size, fabric), LatencySource.BACKEND)
+        if total - move_us / share_low <= most_us:
+            yield total - move_us / share_low, total - move_us / share_high, LatencySource.DATA_SHEET
+    yield least_us, most_us, LatencySource.BACKEND
 
 
 def _sent(link: Link, fabric: Fabric) -> float:

@@ -170,6 +170,7 @@ def _fit(
     # Noise may put the line beyond the quantiles: a range holds its own estimate.
     spread = [*np.quantile(single, (0.1, 0.9)).tolist(), *([busbw] if busbw else [])] if len(single) else []
     middle = len(sizes) // 2
+    least = float(typical.min())  # no message takes less than its latency
     return Link(
         op=op,
         span=span or "unknown",
@@ -181,7 +182,7 @@ def _fit(
         busbw_high_gbps=max(spread, default=None),
         source="measured",
         alpha_low_us=None if line.alpha_us is None else max(0.0, line.alpha_us - line.doubt_us),
-        alpha_high_us=None if line.alpha_us is None else line.alpha_us + line.doubt_us,
+        alpha_high_us=None if line.alpha_us is None else max(line.alpha_us, min(line.alpha_us + line.doubt_us, least)),
         latency_source=LatencySource.UNKNOWN if line.alpha_us is None else LatencySource.MEASURED,
         typical_bytes=float(sizes[middle] / max(bus_factor(op, group_size), 1e-9)),
         typical_us=float(typical[middle]),
@@ -239,7 +240,7 @@ def _line(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> _Line:
         return _Line(alpha_us=None, per_byte=float(times[-1] / sizes[-1]))
     # Large messages hold more of the slope's error than of latency.
     rest = (times - slope * sizes)[: max(2, len(sizes) // 2)]
-    alpha = float(np.median(rest))
+    alpha = min(float(np.median(rest)), float(times.min()))
     if alpha < 0:
         # At most what the smallest message took in all.
         return _Line(alpha_us=0.0, per_byte=float(times[-1] / sizes[-1]), doubt_us=float(times[0]))

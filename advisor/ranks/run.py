@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.ranks.constants import APART_S
+from paro_advise.advisor.ranks.jobs import choose_job
 from paro_advise.advisor.wording.quantities import number_ranges, plural
 from paro_advise.core.framework import Framework
 from paro_advise.errors import UsageError
@@ -69,9 +69,6 @@ class Run:
         return self.world_size is not None and len(self.timed) >= self.world_size
 
 
-_EPOCH_NS = 10**18  # ns; 2001 as Unix time; clocks that count from a start of their own stay below
-
-
 def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
     """Sort inputs into ranks.
 
@@ -79,11 +76,9 @@ def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
         sources: all usable inputs, in order of path.
         skip_steps: warm-up steps to leave out at the start of each rank.
     """
-    notices: list[Notice] = []
-    timed_inputs = [item for item in sources if item.facts.has_events]
-    untimed = tuple(item for item in sources if not item.facts.has_events)
-    timed_inputs = _uncut(_one_time(_one_run(timed_inputs, notices), notices), notices)
-    timed = _one_per_rank(timed_inputs, notices)
+    job, job_notices = choose_job(sources)
+    notices, untimed = [*job_notices], job.untimed
+    timed = _one_per_rank(_uncut(list(job.timed), notices), notices)
     if skip_steps and skip_steps >= max((len(item.steps) for _, item in timed), default=skip_steps + 1):
         raise UsageError(f"--skip-steps must leave a step, the traces hold at most {skip_steps}")
     if skip_steps:
@@ -110,67 +105,6 @@ def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
         framework=min(frameworks, key=lambda name: (-frameworks[name], name), default=Framework.UNKNOWN),
         notices=tuple(notices),
     )
-
-
-def _belongs(item: Source, world_size: int) -> bool:
-    header = item.header
-    if header.world_size is not None:
-        return header.world_size == world_size
-    return header.rank is not None and header.rank < world_size
-
-
-def _one_run(inputs: list[Source], notices: list[Notice]) -> list[Source]:
-    """Keep the traces of the largest run when world sizes differ."""
-    sizes = Counter(item.header.world_size for item in inputs if item.header.world_size)
-    if not sizes:
-        return inputs
-    chosen = max(sizes, key=lambda size: (sizes[size], size))
-    kept = [item for item in inputs if _belongs(item, chosen)]
-    left = len(inputs) - len(kept)
-    if not left:
-        return inputs
-    notices.append(
-        Notice(
-            code="Q304",
-            severity=Severity.WARNING,
-            message=f"the traces come from different runs: {left} that do not belong to the one with "
-            f"{chosen} ranks were left out",
-            help="analyze one run at a time",
-        )
-    )
-    return kept
-
-
-def _one_time(inputs: list[Source], notices: list[Notice]) -> list[Source]:
-    """Keep the traces that were recorded together: ranks of one run record the same steps at the same time.
-
-    Traces whose clock does not say when belong to any; of equally many the newest are kept.
-    """
-    dated = sorted(
-        (item for item in inputs if item.header.origin_ns >= _EPOCH_NS), key=lambda item: item.header.origin_ns
-    )
-    jobs: list[list[Source]] = []
-    for item in dated:
-        if jobs and item.header.origin_ns - jobs[-1][-1].header.origin_ns <= APART_S * 1e9:
-            jobs[-1].append(item)
-        else:
-            jobs.append([item])
-    if len(jobs) < 2:
-        return inputs
-    kept = max(jobs, key=lambda job: (len(job), job[0].header.origin_ns))
-    left = [item for job in jobs if job is not kept for item in job]
-    notices.append(
-        Notice(
-            code="Q304",
-            severity=Severity.WARNING,
-            message=f"the traces were recorded at {len(jobs)} different times, so they are of different runs: "
-            f"{plural(len(left), 'trace')} left out, "
-            + ", ".join(item.file_name for item in left[:4])
-            + (", ..." if len(left) > 4 else ""),
-            help="analyze one run at a time: pass its files",
-        )
-    )
-    return [item for item in inputs if item not in left]
 
 
 def _uncut(inputs: list[Source], notices: list[Notice]) -> list[Source]:
@@ -219,18 +153,19 @@ def _one_per_rank(inputs: list[Source], notices: list[Notice]) -> list[tuple[int
             )
         )
     free = (number for number in range(len(inputs) + len(by_rank) + 1) if number not in by_rank)
-    for item in unnamed:
-        number = next(free)
-        by_rank[number] = item
-        if len(inputs) > 1 or item.header.world_size not in (1, None):
-            notices.append(
-                Notice(
-                    code="Q306",
-                    severity=Severity.WARNING,
-                    message=f"{item.file_name} does not say its rank; it counts as rank {number}",
-                    help="name files rank0.json, rank1.json, ... or record after init_process_group",
-                )
+    assumed = {next(free): item for item in unnamed}
+    told = [number for number, item in assumed.items() if len(inputs) > 1 or item.header.world_size not in (1, None)]
+    if told:
+        names = ", ".join(f"{assumed[number].file_name} as rank {number}" for number in told[:4])
+        notices.append(
+            Notice(
+                code="Q306",
+                severity=Severity.WARNING,
+                message=f"{plural(len(told), 'trace')} of unknown rank: {names}{', ...' if len(told) > 4 else ''}",
+                help="name files rank0.json, rank1.json, ... or record after init_process_group",
             )
+        )
+    by_rank |= assumed
     return sorted(by_rank.items())
 
 

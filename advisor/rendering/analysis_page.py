@@ -15,7 +15,13 @@ from paro_advise.advisor.rendering.constants import (
     WORST_RANKS,
 )
 from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, make_table, number, render_page
-from paro_advise.advisor.rendering.texts.analysis_text import confidence, framework_text, profiled, work_text
+from paro_advise.advisor.rendering.texts.analysis_text import (
+    confidence,
+    framework_text,
+    latency_text,
+    profiled,
+    work_text,
+)
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, share_text, time_text
 from paro_advise.core.model_state import STATES
 
@@ -396,7 +402,7 @@ def _link_table(analysis: Analysis) -> Table:
                     Cell(text=link.span),
                     number(link.group_size, str(link.group_size)),
                     number(link.num_samples, str(link.num_samples)),
-                    number(link.alpha_us, time_text(link.alpha_us)),
+                    number(link.alpha_us, latency_text(link)),
                     number(link.busbw_gbps, gbps_text(link.busbw_gbps)),
                     Cell(text=span, css="n"),
                     Cell(text=link.source),

@@ -18,3 +18,4 @@ SHOWN_OTHERS = 3  # likewise, of those that a plan may not choose
 PAGE_CANDIDATES = 14  # candidates listed on a page; the JSON holds all
 WORST_RANKS = 16  # slowest ranks drawn then
 BEST_RANKS = 4  # fastest ranks drawn then
+WIDE_RANGE = 1.5  # high over low from which a number is shown with its range; a reader's choice

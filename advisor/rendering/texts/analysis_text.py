@@ -8,7 +8,7 @@ import click
 
 from paro_advise.advisor.analysis.findings import APPLIES, NOT_JUDGED
 from paro_advise.advisor.analysis.regimes import regime_text
-from paro_advise.advisor.rendering.constants import NAMED_KINDS
+from paro_advise.advisor.rendering.constants import NAMED_KINDS, WIDE_RANGE
 from paro_advise.advisor.wording.escaping import plain
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, plural, share_text, time_text
 from paro_advise.core.model_state import STATES
@@ -17,6 +17,7 @@ from paro_advise.trace_parsers.tables import SourceKind
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
     from paro_advise.advisor.facts.model import Work
+    from paro_advise.advisor.ranks.link import Link
 
 
 def analysis_text(analysis: Analysis) -> str:
@@ -53,8 +54,7 @@ def confidence(analysis: Analysis) -> str:
 
 def framework_text(analysis: Analysis) -> str:
     """Return the framework's name, and whether it is a guess."""
-    is_guess = any(note.code == "Q322" for note in analysis.data_quality)
-    return f"{analysis.run.framework}{' (guessed)' if is_guess else ''}"
+    return f"{analysis.run.framework}{' (guessed)' if analysis.run.framework_is_guessed else ''}"
 
 
 def profiled(analysis: Analysis) -> str:
@@ -140,10 +140,20 @@ def _link_lines(analysis: Analysis) -> list[str]:
     lines = [
         f"link       {link.op} over {link.group_size} ranks ({link.span}): "
         f"{'at least ' if link.is_lower_bound else ''}{gbps_text(link.busbw_gbps)} bus bandwidth, "
-        f"latency {time_text(link.alpha_us)}"
+        f"latency {latency_text(link)}"
         for link in known[:6]
     ]
     return ["", *lines] if lines else []
+
+
+def latency_text(link: Link) -> str:
+    """Return a latency with its range where the range is wide: "24 us", "8.2 us (2 to 33 us)"."""
+    low, high = link.alpha_low_us, link.alpha_high_us
+    if link.alpha_us is None or low is None or high is None or high <= WIDE_RANGE * max(low, 1e-3):
+        return time_text(link.alpha_us)
+    if link.alpha_us <= 0:
+        return f"at most {time_text(high)}"
+    return f"{time_text(link.alpha_us)} ({time_text(low)} to {time_text(high)})"
 
 
 def _finding_lines(analysis: Analysis) -> list[str]:

@@ -1,0 +1,194 @@
+"""Parts inputs into the jobs that they were recorded in, and picks the one to analyse.
+
+A user may name a folder of everything. Ranks of one job agree on the world size, record at the same
+time, and are each there once; logs that lie elsewhere than the traces belong to them only if there is
+one job alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.ranks.constants import APART_S, LISTED_JOBS
+from paro_advise.advisor.wording.quantities import number_ranges, plural
+from paro_advise.trace_parsers.notice import Notice, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from paro_advise.advisor.ranks.source import Source
+
+_EPOCH_NS = 10**18  # ns; 2001 as Unix time; clocks that count from a start of their own stay below
+_NUMBERS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The inputs of one job, in order of path."""
+
+    timed: tuple[Source, ...]
+    untimed: tuple[Source, ...]
+
+    @property
+    def inputs(self) -> tuple[Source, ...]:
+        """Return all inputs, those that time steps first."""
+        return (*self.timed, *self.untimed)
+
+    @property
+    def world_size(self) -> int | None:
+        """Return the world size that most inputs state, None where none does."""
+        said = Counter(item.header.world_size for item in self.inputs if item.header.world_size)
+        return max(said, key=lambda size: (said[size], size or 0), default=None)
+
+    @property
+    def started_ns(self) -> int:
+        """Return when the first trace begins (host clock), 0 where no clock says."""
+        return min((item.header.origin_ns for item in self.timed if item.header.origin_ns >= _EPOCH_NS), default=0)
+
+    @property
+    def weight(self) -> tuple[int, int, int]:
+        """Return what makes a job the likelier one to be meant: traces, logs, then how new it is."""
+        return len(self.timed), len(self.untimed), self.started_ns
+
+
+def choose_job(sources: Sequence[Source]) -> tuple[Job, tuple[Notice, ...]]:
+    """Return the largest job of some inputs, and a list of the others to choose from."""
+    jobs = sorted(part_jobs(sources), key=lambda job: job.weight, reverse=True)
+    if len(jobs) < 2:
+        return jobs[0] if jobs else Job(timed=(), untimed=()), ()
+    shown = [_text(job) for job in jobs[:LISTED_JOBS]]
+    more = f"; and {len(jobs) - LISTED_JOBS} more" if len(jobs) > LISTED_JOBS else ""
+    message = f"the inputs are of {len(jobs)} different jobs; analysed is {shown[0]}. Left out: " + "; ".join(shown[1:])
+    notice = Notice(
+        code="Q304",
+        severity=Severity.WARNING,
+        message=message + more,
+        help="analyse one job at a time: pass its folder or files",
+    )
+    return jobs[0], (notice,)
+
+
+def part_jobs(sources: Sequence[Source]) -> list[Job]:
+    """Part inputs into jobs."""
+    timed = [item for item in sources if item.facts.has_events]
+    untimed = [item for item in sources if not item.facts.has_events]
+    groups: list[list[Source]] = []
+    for same_world in _by_world(timed):
+        for same_time in _by_time(same_world):
+            groups += _by_place(same_time)
+    if len(groups) > 1:
+        logs = {id(item): _home(item, groups) for item in untimed}
+        jobs = [
+            Job(timed=tuple(group), untimed=tuple(item for item in untimed if logs[id(item)] is group))
+            for group in groups
+        ]
+        homeless = [item for item in untimed if logs[id(item)] is None]
+        return jobs + [Job(timed=(), untimed=tuple(part)) for part in _log_jobs(homeless)]
+    if groups:
+        return [Job(timed=tuple(groups[0]), untimed=tuple(untimed))]
+    return [Job(timed=(), untimed=tuple(part)) for part in _log_jobs(untimed)]
+
+
+def _grouped(inputs: Sequence[Source], key: Callable[[Source], Hashable]) -> list[list[Source]]:
+    groups: dict[Hashable, list[Source]] = {}
+    for item in inputs:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())
+
+
+def _by_world(inputs: list[Source]) -> list[list[Source]]:
+    """Part traces by world size; those that state none join the largest world that has their rank."""
+    said = Counter(item.header.world_size for item in inputs if item.header.world_size)
+    sizes = sorted((size for size in said if size), key=lambda size: (said[size], size), reverse=True)
+
+    def world(item: Source) -> int | None:
+        if item.header.world_size:
+            return item.header.world_size
+        rank = item.header.rank
+        return next((size for size in sizes if rank is not None and rank < size), None)
+
+    return _grouped(inputs, world)
+
+
+def _by_time(inputs: list[Source]) -> list[list[Source]]:
+    """Part traces that were recorded far apart; those whose clock does not say when join the first."""
+    dated = sorted(
+        (item for item in inputs if item.header.origin_ns >= _EPOCH_NS), key=lambda item: item.header.origin_ns
+    )
+    numbers: dict[int, int] = {}
+    number = 0
+    for index, item in enumerate(dated):
+        if index and item.header.origin_ns - dated[index - 1].header.origin_ns > APART_S * 1e9:
+            number += 1
+        numbers[id(item)] = number
+    return _grouped(inputs, lambda item: numbers.get(id(item), 0))
+
+
+def _by_place(inputs: list[Source]) -> list[list[Source]]:
+    """Part traces among which ranks stand twice, if their folders or names part them into whole sets of ranks."""
+    if not _has_doubles(inputs):
+        return [inputs]
+    for place in (_folder, _stem):
+        parts = _grouped(inputs, place)
+        if len(parts) > 1 and not any(map(_has_doubles, parts)) and min(map(len, parts)) > 1:
+            return parts
+    return [inputs]
+
+
+def _has_doubles(inputs: list[Source]) -> bool:
+    """Tell whether a rank has two traces of different content."""
+    by_rank: dict[int, str] = {}
+    for item in inputs:
+        rank, digest = item.header.rank, item.facts.source.sha256
+        if rank is not None and by_rank.setdefault(rank, digest) != digest:
+            return True
+    return False
+
+
+def _folder(item: Source) -> str:
+    """Return where an input lies: its folder, or the archive that it is in."""
+    path = item.facts.source.path.replace("\\", "/")
+    archive, sign, member = path.partition("!")
+    return archive if sign else path.rpartition("/")[0] + member
+
+
+def _stem(item: Source) -> str:
+    """Return an input's path without the numbers in it, which are those of ranks, hosts and processes."""
+    return _NUMBERS.sub("#", item.facts.source.path)
+
+
+def _home(item: Source, groups: list[list[Source]]) -> list[Source] | None:
+    """Return the traces that a log lies beside, above or below; None where no traces or those of several jobs do."""
+    here = _folder(item)
+    near = [group for group in groups if any(_is_near(here, _folder(other)) for other in group)]
+    return near[0] if len(near) == 1 else None
+
+
+def _is_near(one: str, other: str) -> bool:
+    return one == other or one.startswith(f"{other}/") or other.startswith(f"{one}/")
+
+
+def _log_jobs(inputs: list[Source]) -> list[list[Source]]:
+    """Part logs by folder where folders contradict each other: several training logs, or several world sizes."""
+    folders = _grouped(inputs, _folder)
+    training = sum(any(item.header.median_iteration_us for item in folder) for folder in folders)
+    worlds = {item.header.world_size for item in inputs if item.header.world_size}
+    return folders if training > 1 or len(worlds) > 1 else [inputs] if inputs else []
+
+
+def _text(job: Job) -> str:
+    """Return a job as one of a list: "8 ranks of 16 in runs/a (2026-03-01 12:00 UTC)"."""
+    ranks = sorted({item.header.rank for item in job.inputs if item.header.rank is not None})
+    named = f"rank{'s' * (len(ranks) != 1)} {number_ranges(ranks)}" if ranks else plural(len(job.inputs), "file")
+    of = f" of {job.world_size}" if job.world_size else ""
+    places = sorted({_folder(item) for item in job.inputs})
+    names = sorted(item.file_name for item in job.inputs)
+    where = places[0] or names[0] if len(places) == 1 else f"{places[0] or names[0]} and {len(places) - 1} more"
+    if len(job.inputs) == 1:
+        where = job.inputs[0].facts.source.path
+    when = f" ({datetime.fromtimestamp(job.started_ns / 1e9, UTC):%Y-%m-%d %H:%M} UTC)" if job.started_ns else ""
+    return f"{named}{of} in {where}{when}"

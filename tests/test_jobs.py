@@ -1,0 +1,86 @@
+"""Inputs of several jobs: one is analysed, the others are listed to choose from."""
+
+from __future__ import annotations
+
+import json
+
+from helpers import analyze, write_run
+from trace_builder import fsdp_rank
+
+from paro_advise.advisor.cli import run
+
+TRAIN_LOG = "".join(
+    f" iteration {number:8d}/     100 | elapsed time per iteration (ms): {time_ms:.1f} | learning rate: 1.0E-4 |\n"
+    for number, time_ms in enumerate([400.0] * 8, start=1)
+)
+
+
+def job_note(analysis):
+    (note,) = [item for item in analysis.data_quality if item.code == "Q304"]
+    return note.message
+
+
+def test_jobs_of_one_world_and_time_in_two_folders_are_not_mixed(tmp_path):
+    write_run(tmp_path / "a", [fsdp_rank(rank, 2) for rank in range(2)])
+    write_run(tmp_path / "b", [fsdp_rank(rank, 2, steps=4) for rank in range(2)])
+    analysis = analyze(tmp_path)
+    note = job_note(analysis)
+    assert "of 2 different jobs" in note
+    assert str(tmp_path / "a") in note
+    assert str(tmp_path / "b") in note
+    assert analysis.run.num_steps in (2, 4)
+    assert {item.num_steps for item in analysis.ranks} == {analysis.run.num_steps}
+    assert not [item for item in analysis.data_quality if item.code in ("Q305", "Q311")]
+
+
+def test_jobs_in_one_folder_are_told_apart_by_the_names_of_their_files(tmp_path):
+    for name, steps in (("before", 2), ("after", 3)):
+        for rank in range(2):
+            fsdp_rank(rank, 2, steps=steps).write(tmp_path / f"{name}_rank{rank}.json")
+    analysis = analyze(tmp_path)
+    assert "of 2 different jobs" in job_note(analysis)
+    assert len({item.num_steps for item in analysis.ranks}) == 1
+
+
+def test_a_log_goes_with_the_traces_beside_it(tmp_path):
+    write_run(tmp_path / "a", [fsdp_rank(rank, 2) for rank in range(2)])
+    write_run(tmp_path / "b", [fsdp_rank(rank, 2) for rank in range(2)])
+    fsdp_rank(0, 2, steps=5).write(tmp_path / "b" / "rank0.json")
+    for folder in ("a", "b", "c"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / "a" / "train.log").write_text(TRAIN_LOG)
+    (tmp_path / "c" / "train.log").write_text(TRAIN_LOG.replace("400.0", "900.0"))
+    note = job_note(analyze(tmp_path))
+    assert "of 3 different jobs" in note
+    assert note.index(str(tmp_path / "a")) < note.index(str(tmp_path / "c"))  # the one with a log is the larger
+
+
+def test_a_log_elsewhere_belongs_to_the_only_job(tmp_path):
+    traces = write_run(tmp_path / "traces", [fsdp_rank(rank, 2) for rank in range(2)])
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "train.log"
+    log.write_text(TRAIN_LOG)
+    analysis = analyze(traces, log)
+    assert not [item for item in analysis.data_quality if item.code == "Q304"]
+    assert len(analysis.run.inputs) == 3
+
+
+def test_training_logs_of_several_jobs_are_not_one(tmp_path):
+    for name, time_ms in (("a", "400.0"), ("b", "900.0")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.log").write_text(TRAIN_LOG.replace("400.0", time_ms))
+    analysis = analyze(tmp_path)
+    assert "of 2 different jobs" in job_note(analysis)
+    assert ("400 ms" in analysis.verdict.text) != ("900 ms" in analysis.verdict.text)
+
+
+def test_what_decides_is_said_first_and_repeated_notes_once(tmp_path, capsys):
+    for number in range(5):
+        document = fsdp_rank(0, 2).document()
+        del document["distributedInfo"]
+        (tmp_path / f"trace_{number}.json").write_text(json.dumps(document))
+    write_run(tmp_path / "other", [fsdp_rank(0, 16)])
+    assert run(["analyze", str(tmp_path)]) == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if "[Q" in line]
+    assert "[Q304]" in notes[0]
+    assert sum("[Q306]" in line for line in notes) <= 1
