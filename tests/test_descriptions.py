@@ -18,7 +18,7 @@ from paro_advise.advisor.prediction.candidates import baseline_candidate, candid
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits, score
 from paro_advise.advisor.prediction.step_replay import demand_us, measured_links, step_us
-from paro_advise.advisor.ranks.link import Link
+from paro_advise.advisor.ranks.links.link import Link
 from paro_advise.core.collective import Op
 from paro_advise.errors import InputError, UsageError
 from paro_advise.policies.link_rates import LinkRates

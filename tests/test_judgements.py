@@ -10,12 +10,12 @@ import pytest
 from helpers import analyze, write_run
 from trace_builder import TraceBuilder, fsdp_rank
 
+from paro_advise.advisor.analysis.judgement.verdict import StepEvidence, judge_step
 from paro_advise.advisor.analysis.observed_strategy import infer_strategy, parameter_count
 from paro_advise.advisor.analysis.regimes import Regime, ShareRange, StateEvidence, judge_state
 from paro_advise.advisor.analysis.state_summary import latency_share
-from paro_advise.advisor.analysis.verdict import StepEvidence, judge_step
-from paro_advise.advisor.ranks.latency import Fabric, tell_latency
-from paro_advise.advisor.ranks.link_fit import fit_links
+from paro_advise.advisor.ranks.links.latency import Fabric, tell_latency
+from paro_advise.advisor.ranks.links.link_fit import fit_links
 from paro_advise.core.collective import bus_factor
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State

@@ -14,7 +14,7 @@ from paro_advise.advisor.prediction.network_tiers import Cluster, fit_tiers
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
-from paro_advise.advisor.ranks.link import Link
+from paro_advise.advisor.ranks.links.link import Link
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.data_quality import data_quality
 from paro_advise.advisor.analysis.efficiency import efficiency
-from paro_advise.advisor.analysis.findings import findings
+from paro_advise.advisor.analysis.judgement.findings import findings
+from paro_advise.advisor.analysis.judgement.verdict import verdict_entry
 from paro_advise.advisor.analysis.model import FORMAT, Analysis
 from paro_advise.advisor.analysis.observed_strategy import observe_training
 from paro_advise.advisor.analysis.state_summary import state_summaries
@@ -23,9 +24,8 @@ from paro_advise.advisor.analysis.summary import (
     run_entry,
     step_time,
 )
-from paro_advise.advisor.analysis.verdict import verdict_entry
 from paro_advise.advisor.ranks.clock_alignment import align_clocks
-from paro_advise.advisor.ranks.link_fit import fabric_of, find_links
+from paro_advise.advisor.ranks.links.link_fit import fabric_of, find_links
 from paro_advise.advisor.ranks.run import assemble_run
 from paro_advise.advisor.ranks.slow_groups import find_slow_groups
 from paro_advise.advisor.ranks.source import decode

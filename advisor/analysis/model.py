@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.analysis.observed_strategy import ObservedStrategy  # noqa: TC001
 from paro_advise.advisor.facts.capture_log import Captured  # noqa: TC001
 from paro_advise.advisor.facts.model import Work  # noqa: TC001
-from paro_advise.advisor.ranks.link import Link  # noqa: TC001
+from paro_advise.advisor.ranks.links.link import Link  # noqa: TC001
 from paro_advise.advisor.ranks.slow_groups import SlowGroup  # noqa: TC001
 from paro_advise.advisor.ranks.stragglers import Straggler  # noqa: TC001
 from paro_advise.core.documents import Format, from_json

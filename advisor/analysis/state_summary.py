@@ -13,7 +13,7 @@ from paro_advise.advisor.analysis.regimes import Regime, ShareRange, StateEviden
 from paro_advise.advisor.facts.evidence import EVIDENCE_ORDER, Evidence
 from paro_advise.advisor.facts.intervals import Intervals
 from paro_advise.advisor.ranks.devices import device_links_gbps
-from paro_advise.advisor.ranks.latency import backend_latency
+from paro_advise.advisor.ranks.links.latency import backend_latency
 from paro_advise.core.collective import bus_factor
 from paro_advise.core.model_state import STATES, State
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import polars as pl
 
     from paro_advise.advisor.ranks.clock_alignment import AlignedRun
-    from paro_advise.advisor.ranks.latency import Fabric
-    from paro_advise.advisor.ranks.link import Link
+    from paro_advise.advisor.ranks.links.latency import Fabric
+    from paro_advise.advisor.ranks.links.link import Link
     from paro_advise.advisor.ranks.run import Run
 
 

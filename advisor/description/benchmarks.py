@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paro_advise.advisor.description.model import Description
-    from paro_advise.advisor.ranks.link import Link
+    from paro_advise.advisor.ranks.links.link import Link
 
 # Fitted rates hold no latency: as of a message so large that latency does not count.
 _WITHOUT_LATENCY = "1TB"

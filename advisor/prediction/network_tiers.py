@@ -28,7 +28,7 @@ from paro_advise.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paro_advise.advisor.ranks.link import Link
+    from paro_advise.advisor.ranks.links.link import Link
 
 # A value, the standard deviation of its logarithm, and how many collectives tell it.
 _Sample = tuple[float, float, int]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paro_advise.advisor.analysis.findings import APPLIES, NOT_JUDGED
+from paro_advise.advisor.analysis.judgement.findings import APPLIES, NOT_JUDGED
 from paro_advise.advisor.analysis.regimes import regime_text
 from paro_advise.advisor.rendering.constants import NAMED_KINDS, WIDE_RANGE
 from paro_advise.advisor.wording.escaping import plain
@@ -17,7 +17,7 @@ from paro_advise.trace_parsers.tables import SourceKind
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
     from paro_advise.advisor.facts.model import Work
-    from paro_advise.advisor.ranks.link import Link
+    from paro_advise.advisor.ranks.links.link import Link
 
 
 def analysis_text(analysis: Analysis) -> str:

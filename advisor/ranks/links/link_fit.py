@@ -16,8 +16,8 @@ from paro_advise.advisor.ranks.constants import (
     MEDIAN_ERROR,
     MIN_SIZE_RATIO,
 )
-from paro_advise.advisor.ranks.latency import Fabric, tell_latency
-from paro_advise.advisor.ranks.link import LatencySource, Link
+from paro_advise.advisor.ranks.links.latency import Fabric, tell_latency
+from paro_advise.advisor.ranks.links.link import LatencySource, Link
 from paro_advise.core.collective import bus_factor
 
 if TYPE_CHECKING:

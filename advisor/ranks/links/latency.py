@@ -30,13 +30,13 @@ from paro_advise.advisor.ranks.constants import (
     TOLD_SHARE,
 )
 from paro_advise.advisor.ranks.devices import device_links_gbps
-from paro_advise.advisor.ranks.link import LatencySource
+from paro_advise.advisor.ranks.links.link import LatencySource
 from paro_advise.core.collective import Op, bus_factor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paro_advise.advisor.ranks.link import Link
+    from paro_advise.advisor.ranks.links.link import Link
 
 _RINGS = (Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_REDUCE)
 

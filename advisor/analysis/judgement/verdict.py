@@ -12,8 +12,8 @@ from paro_advise.advisor.analysis.constants import (
     MOSTLY_SHARE,
     NONE_OVERLAPPED,
 )
+from paro_advise.advisor.analysis.judgement.operations import operations_text
 from paro_advise.advisor.analysis.model import VerdictEntry
-from paro_advise.advisor.analysis.operations import operations_text
 from paro_advise.advisor.analysis.regimes import UNSEEN, Regime, Verdict
 from paro_advise.advisor.wording.quantities import bytes_text, gbps_text, time_text
 from paro_advise.trace_parsers.tables import SourceKind
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Breakdown, CollectiveEntry, IdleParts
     from paro_advise.advisor.analysis.observed_strategy import ObservedStrategy
     from paro_advise.advisor.analysis.state_summary import StateSummary
-    from paro_advise.advisor.ranks.link import Link
+    from paro_advise.advisor.ranks.links.link import Link
     from paro_advise.advisor.ranks.run import Run
     from paro_advise.advisor.ranks.stragglers import Straggler
     from paro_advise.advisor.ranks.topology import Topology

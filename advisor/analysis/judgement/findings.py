@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import FINDING_SHARE, MANY_CALLS
+from paro_advise.advisor.analysis.judgement.operations import operations_text
 from paro_advise.advisor.analysis.model import FindingEntry
-from paro_advise.advisor.analysis.operations import operations_text
 from paro_advise.advisor.ranks.constants import STRAGGLER_MIN_STEPS
 from paro_advise.advisor.wording.quantities import number_ranges, plural, time_text
 from paro_advise.core.model_state import State
