@@ -42,10 +42,17 @@ class _Head:
     format_version: str = ""
 
 
-def to_json(value: object) -> bytes:
-    """Return a value as indented UTF-8 JSON with sorted keys; no control character stands in it as such."""
+def to_json(value: object, **beside: object) -> bytes:
+    """Return a value as indented UTF-8 JSON with sorted keys; no control character stands in it as such.
+
+    Args:
+        value: of a format's type.
+        beside: further keys of the document, which readers of the format pass over.
+    """
     import msgspec
 
+    if beside:
+        value = {**msgspec.to_builtins(value, enc_hook=str), **beside}
     data = msgspec.json.format(msgspec.json.encode(value, order="sorted", enc_hook=str), indent=2) + b"\n"
     if data.isascii() and b"\x7f" not in data:
         return data

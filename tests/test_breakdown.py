@@ -8,7 +8,9 @@ from conftest import DATA, SHARED
 from helpers import analyze, facts_of, write_run
 from trace_builder import TraceBuilder, fsdp_rank
 
+from paro_advise.advisor.analysis.parallel import dimension_of
 from paro_advise.advisor.facts.intervals import Intervals, exposed_lengths
+from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
 
 
 def test_parts_of_the_hand_written_step(tmp_path):
@@ -166,3 +168,80 @@ def test_interval_arithmetic_against_a_bit_map(seed):
     assert left.clip(100, 300).length_us == bits_left[100:300].sum()
     expected = [(~bits_right[int(low) : int(high)]).sum() for low, high in zip(a, b, strict=True)]
     assert exposed_lengths(a, b, right) == pytest.approx(expected)
+
+
+def test_model_parallel_communication_stands_for_itself(tmp_path):
+    """Tensor-parallel all-reduces in pairs of ranks, beside data-parallel ones: 4 a step of 60 us, two of them exposed."""
+    groups = [("0", "default_pg", [0, 1, 2, 3]), ("1", "TENSOR_MODEL_PARALLEL_GROUP", [0, 1])]
+    trace = TraceBuilder(0, 4, groups=groups)
+    for number in range(2):
+        base = number * 1000.0
+        trace.step(number, base, 1000.0)
+        trace.compute(base + 300, 200)
+        for index, start in enumerate((100, 200, 300, 400)):
+            trace.collective(
+                "AllReduce",
+                base + start,
+                60,
+                nelems=1 << 20,
+                issue=base + 10 + index,
+                seq=number * 10 + index,
+                group="1",
+            )
+    parts = analyze(trace.write(tmp_path / "rank0.json")).model_parallel
+    assert list(parts) == ["tensor"]
+    tensor = parts["tensor"]
+    assert (tensor.count, tensor.group_size, tensor.bytes) == (4, 2, 4 * 2 * (1 << 20))
+    assert tensor.total_us == pytest.approx(240.0, abs=0.1)
+    assert tensor.exposed_us == pytest.approx(120.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "dimension"),
+    [
+        ("TENSOR_MODEL_PARALLEL_GROUP", "tensor"), ("mesh_tp", "tensor"), ("PIPELINE_MODEL_PARALLEL_GROUP", "pipeline"),
+        ("EMBEDDING_GROUP", "pipeline"), ("CONTEXT_PARALLEL_GROUP", "context"), ("mesh_cp", "context"),
+        ("EXPERT_MODEL_PARALLEL_GROUP", "expert"), ("EXPERT_TENSOR_PARALLEL_GROUP", "expert"), ("mesh_ep", "expert"),
+        ("default_pg", None), ("DATA_PARALLEL_GROUP", None), ("mesh_dp_shard", None),
+    ],
+)  # fmt: skip
+def test_groups_say_which_parallelism_they_serve(name, dimension):
+    assert dimension_of(name) == dimension
+
+
+def test_the_queue_is_as_long_as_kernels_wait_in_it(tmp_path):
+    """Four kernels launched at 10 us begin at 100, 200, 300 and 400.
+
+    The device's step begins with the first of them and is as long as the host's, 1,000 us; in it the others wait for 100,
+    200 and 300 us.
+    """
+    trace = TraceBuilder(0, 1)
+    trace.step(1, 0.0, 1000.0)
+    for start in (100.0, 200.0, 300.0, 400.0):
+        trace.compute(start, 50.0)
+        kernel = trace.events[-1]
+        correlation = kernel["args"]["correlation"]
+        trace.row("cuda_runtime", "cudaLaunchKernel", 10.0, 2.0, correlation=correlation)
+    idle = analyze(trace.write(tmp_path / "rank0.json")).idle_us
+    assert idle.queue_length == pytest.approx((100 + 200 + 300) / 1000, abs=0.001)
+
+
+def test_frozen_parameters_are_told_from_trained_ones(tmp_path):
+    """13 blocks of 10 M are gathered, 13 adapters of 30 k reduced: 130 M parameters, 390 k of them trained."""
+    trace = TraceBuilder(0, 2)
+    for number in range(2):
+        base = number * 10_000.0
+        trace.step(number, base, 10_000.0)
+        trace.backward(base + 5000, 4000, sequence=number + 1)
+        for block in range(13):
+            trace.collective(
+                "AllGather", base + 100 + block * 300, 200, nelems=10_000_000, issue=base + 50 + block, seq=block,
+                owners=(f"FSDP::pre_forward (blocks.{block})", f"FSDP::all_gather (blocks.{block})"),
+            )  # fmt: skip
+            trace.collective(
+                "ReduceScatter", base + 5100 + block * 200, 50, nelems=30_000, issue=base + 5050 + block, tid=2,
+                seq=block + 20, owners=(f"FSDP::post_backward_reduce (blocks.{block})",),
+            )  # fmt: skip
+    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    assert (analysis.run.parameter_count, analysis.run.total_parameter_count) == (390_000, 130_000_000)
+    assert "130 M parameters, 390000 of them trained" in analysis_text(analysis)

@@ -42,7 +42,7 @@ def find_inputs(paths: Iterable[str]) -> tuple[list[SourceRef], bool]:
             raise NoInputError(
                 "a path must lead to at least one file, this one leads to none",
                 where=text,
-                hint="pass trace files, folders that hold them, or quoted globs",
+                hint=_hint_of_nothing(Path(text)),
             )
         for path in files:
             is_collection |= _is_archive(path)
@@ -50,6 +50,14 @@ def find_inputs(paths: Iterable[str]) -> tuple[list[SourceRef], bool]:
             if len(refs) > MAX_FILES:
                 raise InputError(f"one analysis takes at most {MAX_FILES} files", where=text)
     return [refs[key] for key in sorted(refs)], is_collection
+
+
+def _hint_of_nothing(path: Path) -> str:
+    """Return what to do about a path without a file: what lies under hidden folders is left out of a search."""
+    hidden = next((item for item in path.rglob("*") if item.is_file() and _is_hidden(item, path)), None)
+    if hidden is not None:
+        return f"files under names that begin with a dot are left out; pass them: {hidden.parent}"
+    return "pass trace files, folders that hold them, or quoted globs"
 
 
 def _is_archive(path: Path) -> bool:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
+from paro_advise.core.framework import Framework
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -136,7 +138,10 @@ class SourceHeader:
         zero_us: where the source's times begin on the axis that the file itself writes (us).
         autograd_marks: names that only one framework leaves in autograd, for runs without annotations.
         stated: the strategy as our own runtime states it.
-        median_iteration_us: of a training log.
+        median_iteration_us, mean_iteration_us: of a training log; the mean where it gives no more.
+        framework: that a training log names, UNKNOWN where none.
+        zero_stage: of DeepSpeed, as a training log says.
+        is_benchmark: the input is a benchmark's output, so nothing trains in it.
         computes_16_bit: matrix products take 16-bit operands, as names of kernels say; None without any.
         remarks: anything else that people may want to read, by name; no code depends on it.
     """
@@ -158,6 +163,10 @@ class SourceHeader:
     autograd_marks: tuple[str, ...] = ()
     stated: StatedStrategy | None = None
     median_iteration_us: float | None = None
+    mean_iteration_us: float | None = None
+    framework: Framework = Framework.UNKNOWN
+    zero_stage: int | None = None
+    is_benchmark: bool = False
     computes_16_bit: bool | None = None
     remarks: dict[str, str] = field(default_factory=dict)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.analysis.critical_path import critical_path
 from paro_advise.advisor.analysis.data_quality import data_quality
 from paro_advise.advisor.analysis.efficiency import efficiency
 from paro_advise.advisor.analysis.judgement.findings import findings
 from paro_advise.advisor.analysis.judgement.verdict import verdict_entry
 from paro_advise.advisor.analysis.model import FORMAT, Analysis
 from paro_advise.advisor.analysis.observed_strategy import observe_training
+from paro_advise.advisor.analysis.parallel import parallel_entries
 from paro_advise.advisor.analysis.state_summary import state_summaries
 from paro_advise.advisor.analysis.summary import (
     breakdown,
@@ -88,6 +90,8 @@ def build_analysis(
         modules=module_entries(aligned, run),
         work=computing(run),
         captured=captured,
+        model_parallel=parallel_entries(aligned, run),
+        critical_path=critical_path(aligned, run),
         slow_groups=tuple(find_slow_groups(aligned, run)),
     )
     return replace(analysis, findings=tuple(findings(analysis)))

@@ -19,4 +19,6 @@ MAX_COLLECTIVE_KINDS = 240  # kinds of collectives in the JSON; bounds its size
 MAX_MODULES = 200  # modules in the JSON, those exposed longest; bounds its size
 MAX_LOGGED_KINDS = 60  # kinds of collectives of logs in the JSON; bounds its size
 MAX_REMARKS = 200  # remarks of inputs about themselves in the JSON; bounds its size
+FROZEN_RATIO = 1.5  # gathered over trained parameters from which some are frozen; padding makes less; assumed
+PATH_EXPOSED_SHARE = 0.05  # of a collective that must be exposed for the critical path to run over it; assumed
 MOSTLY_SHARE = 0.5  # of a step that computes, and of that what communication exposes at most, to say so first; assumed

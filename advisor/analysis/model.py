@@ -6,7 +6,7 @@ and ``data_quality`` says why.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 # The format is decoded by these types, so they are needed at run time.
@@ -78,6 +78,7 @@ class RunEntry:
     inputs: tuple[InputEntry, ...]
     computes_16_bit: bool | None = None  # of matrix products, since 1.1; None when unknown
     framework_is_guessed: bool = False  # since 1.1; no annotation names it
+    total_parameter_count: int | None = None  # since 1.1; with frozen ones, where gathers show more than gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +142,7 @@ class IdleParts:
     queued: float | None
     data_loading: float
     synchronisation: float
+    queue_length: float | None = None  # launched device rows that wait, on average; None where launches were not read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +159,35 @@ class StateEntry:
     regime: str
     evidence: str
     text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelEntry:
+    """Communication of one kind of model parallelism, per rank and step.
+
+    Attributes:
+        group_size: ranks of its largest group, None when unknown.
+    """
+
+    count: float
+    bytes: float | None
+    total_us: float
+    exposed_us: float
+    group_size: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticalPath:
+    """What the length of a step consists of, across ranks; means over steps (us).
+
+    Attributes:
+        work_us: of each rank on the path: computing, or waiting for its host.
+        transfer_us: of collectives on the path, after their last rank arrived, by state.
+    """
+
+    work_us: dict[str, float]
+    transfer_us: dict[str, float]
+    num_steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +324,8 @@ class Analysis:
     modules: tuple[ModuleEntry, ...] = ()  # since 1.1; those exposed longest first, () where no trace names them
     work: Work | None = None  # since 1.1; what computes, None where nothing was timed
     captured: Captured | None = None  # steps without the profiler, where a capture logged them
+    model_parallel: dict[str, ParallelEntry] = field(default_factory=dict)  # since 1.1; "tensor", "pipeline", ...
+    critical_path: CriticalPath | None = None  # since 1.1; None without two ranks on one clock
     slow_groups: tuple[SlowGroup, ...] = ()  # since 1.1; process groups whose links are slower than their peers'
 
 

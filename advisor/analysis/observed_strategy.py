@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.analysis.constants import FROZEN_RATIO
 from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.framework import Framework
@@ -52,12 +53,14 @@ class ObservedTraining:
         strategy: levels and group size.
         micro_batches: per step, None when they cannot be told.
         parameter_count: trained parameters, None when they cannot be told.
+        total_parameter_count: with the frozen ones, None where gathers show no more than gradients do.
         notices: what had to be assumed.
     """
 
     strategy: ObservedStrategy
     micro_batches: int | None
     parameter_count: int | None
+    total_parameter_count: int | None
     notices: tuple[Notice, ...]
 
 
@@ -71,7 +74,7 @@ def observe_training(run: Run) -> ObservedTraining:
     stated = next((item.header.stated for _, item in run.timed if item.header.stated), None)
     counted = parameter_count(typical, micro or 1) if typical is not None else None
     if typical is None:
-        strategy = NOTHING_OBSERVED
+        strategy = NOTHING_OBSERVED if run.timed else _stated_in_logs(run)
     elif stated is not None:
         strategy = ObservedStrategy(
             triple=stated.triple,
@@ -86,8 +89,19 @@ def observe_training(run: Run) -> ObservedTraining:
         strategy=strategy,
         micro_batches=micro,
         parameter_count=(stated.parameters if stated else None) or counted,
+        total_parameter_count=_with_frozen(typical, micro or 1, counted) if stated is None else None,
         notices=(_ONE_MICRO_BATCH,) if typical is not None and micro is None else (),
     )
+
+
+def _stated_in_logs(run: Run) -> ObservedStrategy:
+    """Return the strategy that a log's stage of ZeRO names (Rajbhandari et al., 2020)."""
+    stage = next((item.header.zero_stage for item in run.untimed if item.header.zero_stage is not None), None)
+    triple = {0: "NNN", 1: "NNG", 2: "NGG", 3: "GGG"}.get(-1 if stage is None else stage)
+    if triple is None:
+        return NOTHING_OBSERVED
+    reasons = (f"the log says ZeRO stage {stage}",)
+    return ObservedStrategy(triple=triple, triple_at_rest=triple, group_size=None, source="metadata", reasons=reasons)
 
 
 _ONE_MICRO_BATCH = Notice(
@@ -275,6 +289,31 @@ def _optimizer_level(seen: _Groups, parameter: str, gradient: str, world: int, r
     return finest
 
 
+def _with_frozen(step: pl.DataFrame | None, micro_batches: int, trained: int | None) -> int | None:
+    """Return all parameters where forward gathers clearly more than gradients reduce, else None."""
+    gathered = _gathered(step, micro_batches) if step is not None else None
+    return gathered if gathered and trained and gathered > FROZEN_RATIO * trained else None
+
+
+def _elements(rows: pl.DataFrame) -> int | None:
+    total = 0
+    for size, dtype in rows.select("bytes", "dtype").iter_rows():
+        width = dtype_bytes(dtype) if dtype else None
+        if size is None or not width:
+            return None
+        total += size // width
+    return total or None
+
+
+def _gathered(step: pl.DataFrame, micro_batches: int) -> int | None:
+    """Return the parameters that forward gathers, None where it gathers none or sizes are missing."""
+    import polars as pl
+
+    gathers = step.filter((pl.col("state") == State.PARAMETER.value) & ~pl.col("detail").str.starts_with("backward"))
+    counted = _elements(gathers)
+    return counted // max(1, micro_batches) if counted else None
+
+
 def parameter_count(step: pl.DataFrame, micro_batches: int) -> int | None:
     """Return the trainable parameters as the reductions of one step show them (with padding).
 
@@ -282,19 +321,6 @@ def parameter_count(step: pl.DataFrame, micro_batches: int) -> int | None:
     """
     import polars as pl
 
-    def elements(rows: pl.DataFrame) -> int | None:
-        total = 0
-        for size, dtype in rows.select("bytes", "dtype").iter_rows():
-            width = dtype_bytes(dtype) if dtype else None
-            if size is None or not width:
-                return None
-            total += size // width
-        return total or None
-
     gradients = step.filter((pl.col("state") == State.GRADIENT.value) & (pl.col("detail") != "replica"))
-    counted = elements(gradients)
-    if counted:
-        return counted // max(1, _passes(gradients))
-    gathers = step.filter((pl.col("state") == State.PARAMETER.value) & ~pl.col("detail").str.starts_with("backward"))
-    counted = elements(gathers)
-    return counted // max(1, micro_batches) if counted else None
+    counted = _elements(gradients)
+    return counted // max(1, _passes(gradients)) if counted else _gathered(step, micro_batches)

@@ -62,11 +62,13 @@ def idle_parts(run: Run) -> IdleParts | None:
     """Return why devices idle, None without steps."""
     if not run.steps:
         return None
+    queues = [step.queue_length for step in run.steps if step.queue_length is not None]
     queued = [step.queued_us for step in run.steps if step.queued_us is not None]
     return IdleParts(
         queued=float(np.mean(queued)) if len(queued) == len(run.steps) else None,
         data_loading=float(np.mean([step.loading_us for step in run.steps])),
         synchronisation=float(np.mean([step.blocked_us for step in run.steps])),
+        queue_length=float(np.mean(queues)) if len(queues) == len(run.steps) else None,
     )
 
 
@@ -263,6 +265,8 @@ def run_entry(sources: Sequence[Source], run: Run, topology: Topology, training:
     # What timed the steps speaks first: a benchmark beside it may have run on another backend.
     headers = [item.header for _, item in run.timed] + [item.header for item in run.untimed]
 
+    used = {item.facts.source.path for _, item in run.timed} | {item.facts.source.path for item in run.untimed}
+
     def first(values: Iterable[_T | None]) -> _T | None:
         return next((value for value in values if value), None)
 
@@ -279,6 +283,7 @@ def run_entry(sources: Sequence[Source], run: Run, topology: Topology, training:
         num_steps=max((len(item.steps) for _, item in run.timed), default=0),
         micro_batches=training.micro_batches,
         parameter_count=training.parameter_count,
+        total_parameter_count=training.total_parameter_count,
         device_name=first(header.device_name for header in headers),
         device_memory_bytes=first(header.device_memory_bytes for header in headers),
         nccl_version=first(header.nccl_version for header in headers),
@@ -290,6 +295,7 @@ def run_entry(sources: Sequence[Source], run: Run, topology: Topology, training:
         inputs=tuple(
             InputEntry(path=file.path, bytes=file.bytes, sha256=file.sha256, kind=file.kind.value)
             for file in (item.facts.source for item in sources)
+            if file.path in used or not used
         ),
     )
 

@@ -22,7 +22,8 @@ def report_bytes(analysis: Analysis, facts: Sequence[RankFacts], hta: HtaFigures
     """Return the HTML report."""
     from paro_advise.advisor.rendering.analysis_page import render_report
 
-    shown = next((item for item in facts if item.timeline), None)
+    used = {item.path for item in analysis.run.inputs}
+    shown = next((item for item in facts if item.timeline and item.source.path in used), None)
     rank = shown.header.rank if shown and shown.header.rank is not None else (0 if shown else None)
     table = None
     if hta is not None:

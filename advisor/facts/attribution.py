@@ -74,6 +74,7 @@ class RunContext:
         largest_bytes: the largest collective of the trace.
         has_update_mark: an Optimizer.step annotation tells the update phase.
         names_gathers: the framework annotates every gather of parameters, or makes none.
+        scatters: large reduce-scatters are there, as where gradients are sharded.
     """
 
     is_ddp: bool
@@ -81,6 +82,7 @@ class RunContext:
     largest_bytes: int
     has_update_mark: bool
     names_gathers: bool = False
+    scatters: bool = False
 
     @classmethod
     def of(cls, calls: list[Call], owners: str = "") -> RunContext:
@@ -90,12 +92,14 @@ class RunContext:
             calls: distinct calls.
             owners: names of all annotations, joined.
         """
+        largest = max((call.bytes or 0 for call in calls), default=0)
         return cls(
             is_ddp="DistributedDataParallel" in owners,
             forward_reductions=frozenset(
                 (call.group, call.op, call.bytes) for call in calls if call.phase == "forward" and call.op in REDUCTIONS
             ),
-            largest_bytes=max((call.bytes or 0 for call in calls), default=0),
+            largest_bytes=largest,
+            scatters=any(call.op == Op.REDUCE_SCATTER and (call.bytes or 0) * 100 >= largest for call in calls),
             has_update_mark="Optimizer.step#" in owners,
             names_gathers=any(
                 name in owners for name in ("FSDP::all_gather", "FullyShardedDataParallel.", "DistributedDataParallel")
@@ -238,6 +242,6 @@ def _by_operation(call: Call, context: RunContext) -> Attribution | None:
         return None
     if call.op == Op.REDUCE_SCATTER:
         return Attribution(state=State.GRADIENT, detail="reduce", evidence=Evidence.REPETITION)
-    if call.op == Op.ALL_GATHER:
+    if call.op == Op.ALL_GATHER and context.scatters:
         return Attribution(state=State.PARAMETER, detail="", evidence=Evidence.REPETITION)
     return None

@@ -32,6 +32,7 @@ class StepFacts:
     blocked_us: float = 0.0  # the host waited for the device
     update_us: float = 0.0  # the part of compute in which a device ran the optimizer's kernels
     num_update_kernels: int = 0
+    queue_length: float | None = None  # mean number of launched rows that had not begun; None: launches not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

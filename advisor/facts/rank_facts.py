@@ -56,6 +56,8 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
         table = _with_steps(table, [], ())
         table = _with_exposure(table, EMPTY)
     framework, guesses = _framework(context_text, table)
+    if framework == Framework.UNKNOWN:
+        framework = parsed.header.framework
     return RankFacts(
         source=parsed.source,
         header=parsed.header,
@@ -281,9 +283,20 @@ def _step_facts(
                 blocked_us=blocked.clip(*on_host).length_us,
                 update_us=Intervals.union_of(update_start[updating], update_end[updating]).clip(low, high).length_us,
                 num_update_kernels=int(updating.sum()),
+                queue_length=_queue_length(events, low, high),
             )
         )
     return out
+
+
+def _queue_length(events: EventTables, low_us: float, high_us: float) -> float | None:
+    """Return how many device rows waited on average: their waits in the window over its length (Little's law)."""
+    start, launch = events.device["start_us"].to_numpy(), events.device["launch_us"].to_numpy()
+    known = np.isfinite(launch) & (launch < high_us) & (start > low_us)
+    if not events.is_gpu or not known.any() or high_us <= low_us:
+        return None
+    waits = np.minimum(start[known], high_us) - np.maximum(launch[known], low_us)
+    return float(np.maximum(waits, 0.0).sum() / (high_us - low_us))
 
 
 def _update_kernels(events: EventTables) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

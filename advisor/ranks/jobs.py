@@ -175,7 +175,9 @@ def _is_near(one: str, other: str) -> bool:
 def _log_jobs(inputs: list[Source]) -> list[list[Source]]:
     """Part logs by folder where folders contradict each other: several training logs, or several world sizes."""
     folders = _grouped(inputs, _folder)
-    training = sum(any(item.header.median_iteration_us for item in folder) for folder in folders)
+    training = sum(
+        any(item.header.median_iteration_us or item.header.mean_iteration_us for item in folder) for folder in folders
+    )
     worlds = {item.header.world_size for item in inputs if item.header.world_size}
     return folders if training > 1 or len(worlds) > 1 else [inputs] if inputs else []
 

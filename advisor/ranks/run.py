@@ -95,7 +95,8 @@ def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
             )
         )
     untimed_ranks = tuple(sorted({item.header.rank for item in untimed if item.header.rank is not None}))
-    frameworks = Counter(item.facts.framework for _, item in timed if item.facts.framework != Framework.UNKNOWN)
+    of = [item for _, item in timed] or untimed
+    frameworks = Counter(item.facts.framework for item in of if item.facts.framework != Framework.UNKNOWN)
     return Run(
         timed=tuple(timed),
         untimed=untimed,

@@ -19,6 +19,7 @@ from paro_advise.advisor.rendering.texts.analysis_text import (
     confidence,
     framework_text,
     latency_text,
+    parameters_text,
     profiled,
     work_text,
 )
@@ -441,7 +442,7 @@ def _provenance_table(analysis: Analysis, provenance: Provenance) -> Table:
         ("strategy", f"{strategy.triple or 'unknown'} while computing, {strategy.triple_at_rest or 'unknown'} at rest: "
          + ("; ".join(strategy.reasons) or "no model-state communication seen")),
         ("micro-batches per step", run.micro_batches),
-        ("parameters", count_text(run.parameter_count)),
+        ("parameters", parameters_text(run)),
         ("ranks per node", f"{run.gpus_per_node} ({run.gpus_per_node_source})" if run.gpus_per_node else None),
         ("device", run.device_name),
         ("device memory", bytes_text(run.device_memory_bytes) if run.device_memory_bytes else None),

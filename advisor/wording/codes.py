@@ -37,5 +37,6 @@ def known_codes() -> dict[str, Explanation]:
 
 
 def close_codes(code: str) -> list[str]:
-    """Return known codes that look like a mistyped one."""
-    return get_close_matches(code, known_codes(), n=3)
+    """Return known codes that a mistyped or unfinished one may stand for."""
+    begun = [known for known in known_codes() if known.startswith(code)][:3]
+    return begun or get_close_matches(code, known_codes(), n=3)

@@ -186,14 +186,16 @@ class _TableBuilder:
         clock = PhaseClock(passes, steps, updates, first_layers(host, passes))
         is_gpu = len(self._rows.device.start) > 0
         if not is_gpu and self._is_device_job(header):
-            self._notices.warn(
-                "Q122",
-                "no device activity was recorded: the calls of its collectives are counted, nothing is timed",
-                "record with ProfilerActivity.CUDA as well",
-            )
             groups = {group.name: group for group in header.groups}
             calls = host_calls(self._rows.host, self._origin_us)
-            return self._source(header, issued_collectives(calls, host, clock, groups).table(), None)
+            counted = issued_collectives(calls, host, clock, groups).table()
+            told = "the calls of its collectives are counted" if len(counted) else "no call names its collective"
+            self._notices.warn(
+                "Q122",
+                f"no device activity was recorded: {told}, nothing is timed",
+                "record with ProfilerActivity.CUDA as well",
+            )
+            return self._source(header, counted, None)
         make_tables = self._gpu_tables if is_gpu else self._cpu_tables
         device, names, collectives = make_tables(host, clock, header, steps)
         if not is_gpu and self._lacks_operators(device, host):

@@ -122,6 +122,10 @@ def _header(scan: TextScan) -> SourceHeader:
         nccl_version=max(nccl.versions, key=lambda name: (nccl.versions[name], name), default=None),
         groups=nccl.process_groups(),
         median_iteration_us=training.median_iteration_us,
+        mean_iteration_us=training.mean_iteration_us,
+        framework=training.framework,
+        zero_stage=training.zero_stage,
+        is_benchmark=benchmark.num_rows > 0 and training.is_empty,
         remarks=metadata,
     )
 

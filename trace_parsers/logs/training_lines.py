@@ -6,6 +6,7 @@ import re
 from array import array
 from statistics import median
 
+from paro_advise.core.framework import Framework
 from paro_advise.trace_parsers.logs.constants import MAX_FAULTS, MAX_HINTS, MAX_LIST_TEXT, MAX_VALUES
 from paro_advise.trace_parsers.values import parse_float
 
@@ -146,15 +147,34 @@ class TrainingFacts:
         """Return the median time of an iteration, None where the log gives none."""
         return 1e3 * median(self._step_ms) if self._step_ms else None
 
+    @property
+    def mean_iteration_us(self) -> float | None:
+        """Return the mean time of an iteration where the log gives only the whole time, else None."""
+        if self._step_ms or not self._runtime_s or not self._steps_done:
+            return None
+        return self._runtime_s * 1e6 / self._steps_done
+
+    @property
+    def framework(self) -> Framework:
+        """Return what shards the model: DeepSpeed under whatever wraps it, Megatron-LM alone, torchtitan's FSDP2."""
+        named = {"deepspeed": Framework.DEEPSPEED, "torchtitan": Framework.FSDP2, "megatron": Framework.MEGATRON}
+        return next((framework for hint, framework in named.items() if hint in self._hints), Framework.UNKNOWN)
+
+    @property
+    def zero_stage(self) -> int | None:
+        """Return DeepSpeed's stage of ZeRO, None where the log does not say."""
+        stage = self._facts.get("zero_stage")
+        return int(stage) if stage else None
+
     def metadata(self) -> dict[str, str]:
         """Return the facts; times in ms, throughputs per second."""
         out = dict(self._facts)
         if self._step_ms:
             out["iteration_count"] = str(len(self._step_ms))
             out["median_iteration_ms"] = f"{median(self._step_ms):.3f}"
-        elif self._runtime_s and self._steps_done:
+        elif self.mean_iteration_us:
             out["iteration_count"] = str(self._steps_done)
-            out["mean_iteration_ms"] = f"{self._runtime_s * 1e3 / self._steps_done:.3f}"
+            out["mean_iteration_ms"] = f"{self.mean_iteration_us / 1e3:.3f}"
         if self._samples:
             out["median_samples_per_second"] = f"{median(self._samples):.6g}"
         if self._tokens:

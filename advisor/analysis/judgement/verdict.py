@@ -15,7 +15,8 @@ from paro_advise.advisor.analysis.constants import (
 from paro_advise.advisor.analysis.judgement.operations import operations_text
 from paro_advise.advisor.analysis.model import VerdictEntry
 from paro_advise.advisor.analysis.regimes import UNSEEN, Regime, Verdict
-from paro_advise.advisor.wording.quantities import bytes_text, gbps_text, time_text
+from paro_advise.advisor.wording.quantities import bytes_text, gbps_text, plural, time_text
+from paro_advise.core.framework import Framework
 from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def _step_verdict(
 
 def _log_verdict(run: Run, links: Sequence[Link]) -> Verdict:
     """Say what inputs without step times tell: a hang, volumes, links."""
+    has_trace = any(item.facts.source.kind == SourceKind.KINETO for item in run.untimed)
     dumps = [item.facts for item in run.untimed if item.facts.source.kind == SourceKind.FLIGHT_RECORDER]
     hangs = sum(notice.code == "Q250" for facts in dumps for notice in facts.notices)
     tables = [item.collectives for item in run.untimed]
@@ -117,14 +119,21 @@ def _log_verdict(run: Run, links: Sequence[Link]) -> Verdict:
     if hangs:
         parts.append(f"The run probably hung: {hangs} of {len(dumps)} dumps hold collectives that never ended")
     if count:
-        parts.append(f"{count} collectives of {bytes_text(volume)} were counted")
+        parts.append(f"{plural(count, 'collective')} of {bytes_text(volume)} {'was' if count == 1 else 'were'} counted")
     known = [link for link in links if link.busbw_gbps]
     if known:
         best = max(known, key=lambda link: link.busbw_gbps or 0.0)
         parts.append(f"{best.op} over {best.group_size} ranks reaches {gbps_text(best.busbw_gbps)} bus bandwidth")
-    median_us = next((item.header.median_iteration_us for item in run.untimed if item.header.median_iteration_us), None)
-    if median_us:
-        parts.append(f"iterations take {time_text(median_us)} (median of the training log)")
+    headers = [item.header for item in run.untimed]
+    median_us = next((header.median_iteration_us for header in headers if header.median_iteration_us), None)
+    mean_us = next((header.mean_iteration_us for header in headers if header.mean_iteration_us), None)
+    if iteration_us := median_us or mean_us:
+        what = "median" if median_us else "mean"
+        parts.append(f"iterations take {time_text(iteration_us)} ({what} of the training log)")
+    elif headers and all(header.is_benchmark for header in headers):
+        parts.insert(0, "No training: this is a benchmark's output")
+    elif not dumps and not has_trace and not any(header.framework != Framework.UNKNOWN for header in headers):
+        parts.insert(0, _NOTHING_TOLD)
     parts.append("these inputs contain no timing within a step, so what limits it cannot be told")
     text = "; ".join(parts) + "."
     return Verdict(regime=Regime.UNKNOWN, limiting_state=None, text=text[0].upper() + text[1:], case="")
@@ -175,7 +184,7 @@ def judge_step(evidence: StepEvidence) -> Verdict:
     comm, idle, compute = (value / step for value in (evidence.exposed_us, evidence.idle_us, evidence.compute_us))
     split = f"compute {compute:.0%}, exposed communication {comm:.0%}, idle {idle:.0%} of {time_text(step)}"
     state = max(evidence.exposed_by_state, key=lambda key: evidence.exposed_by_state[key], default=None)
-    untrained = "" if evidence.trains is not False else _NO_TRAINING
+    untrained = _untrained_text(evidence)
     advice = "" if untrained else " Sharding will not help."
     queued = (evidence.queued_us or 0.0) / step
     if idle > HOST_IDLE_SHARE and idle > comm and queued > 0.5 * idle:
@@ -206,6 +215,16 @@ def judge_step(evidence: StepEvidence) -> Verdict:
     )
 
 
+_NOTHING_TOLD = "Nothing here tells whether a model is trained"
+
+
+def _untrained_text(evidence: StepEvidence) -> str:
+    """Say that nothing trains, or that nothing tells, "" where a model trains or its ranks talk to each other."""
+    if evidence.trains is False:
+        return _NO_TRAINING
+    return f"{_NOTHING_TOLD}. " if evidence.trains is None and not evidence.exposed_by_state else ""
+
+
 _NO_TRAINING = "No training was recorded: neither a backward pass nor an optimizer's step. "
 
 
@@ -217,8 +236,9 @@ def _state_text(state: State, evidence: StepEvidence, split: str) -> str:
     total = evidence.total_by_state.get(state, exposed)
     overlap = "none of it overlapped" if exposed > NONE_OVERLAPPED * total else f"{exposed / total:.0%} of it exposed"
     what = evidence.operations.get(state) or f"{state} communication"
+    take = "takes" if what.startswith("1 ") and " and " not in what else "take"
     return (
-        f"{what} take {time_text(total)} of the {time_text(evidence.step_time_us)} step, {overlap} "
+        f"{what} {take} {time_text(total)} of the {time_text(evidence.step_time_us)} step, {overlap} "
         f"({time_text(exposed)}, {share:.0%} of all exposed communication; {split})."
     )
 

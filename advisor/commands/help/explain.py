@@ -28,6 +28,6 @@ def command(code: str | None) -> None:
         close = close_codes(code.upper())
         raise UsageError(
             f"a code must be one that paro-advise prints, got {code!r}",
-            hint=f"did you mean {close[0]}?" if close else "`paro-advise explain` lists all codes",
+            hint=f"did you mean {' or '.join(close)}?" if close else "`paro-advise explain` lists all codes",
         )
     click.echo(f"{found.code}: {found.title}\n\n{found.text}")

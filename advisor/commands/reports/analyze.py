@@ -125,7 +125,8 @@ def _write(
     if json_target:
         from paro_advise.core.documents import to_json
 
-        write_output(json_target, to_json(analysis), force=force)
+        beside = {"hta": hta.rows} if hta else {}
+        write_output(json_target, to_json(analysis, **beside), force=force)
     if output:
         from paro_advise.advisor.commands.provenance import report_bytes
 

@@ -15,7 +15,7 @@ from paro_advise.core.model_state import STATES
 from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:
-    from paro_advise.advisor.analysis.model import Analysis
+    from paro_advise.advisor.analysis.model import Analysis, CriticalPath, RunEntry
     from paro_advise.advisor.facts.model import Work
     from paro_advise.advisor.ranks.links.link import Link
 
@@ -38,8 +38,8 @@ def confidence(analysis: Analysis) -> str:
         return "No step could be timed: see the notes on the input below."
     if not analysis.ranks:
         return "Logs and dumps only: record torch profiler traces of the same run to see where a step goes."
-    of = f" of {run.world_size}" if run.world_size else ""
-    text = f"Seen: {len(run.ranks)}{of} ranks, {run.num_steps} step{'s' if run.num_steps != 1 else ''} each."
+    seen = f"{len(run.ranks)} of {plural(run.world_size, 'rank')}" if run.world_size else plural(len(run.ranks), "rank")
+    text = f"Seen: {seen}, {plural(run.num_steps, 'step')} each."
     if slowed := profiled(analysis):
         text += f" Times are {slowed}."
     shares = {name: entry.evidence for name, entry in analysis.states.items() if entry.count and name in STATES[:3]}
@@ -55,6 +55,13 @@ def confidence(analysis: Analysis) -> str:
 def framework_text(analysis: Analysis) -> str:
     """Return the framework's name, and whether it is a guess."""
     return f"{analysis.run.framework}{' (guessed)' if analysis.run.framework_is_guessed else ''}"
+
+
+def parameters_text(run: RunEntry) -> str:
+    """Return the parameters, and how many of them are trained where some are frozen."""
+    if run.total_parameter_count:
+        return f"{count_text(run.total_parameter_count)} parameters, {count_text(run.parameter_count)} of them trained"
+    return f"{count_text(run.parameter_count)} parameters"
 
 
 def profiled(analysis: Analysis) -> str:
@@ -84,7 +91,7 @@ def _run_lines(analysis: Analysis) -> list[str]:
     rest = f" ({strategy.triple_at_rest} at rest)" if strategy.triple_at_rest != strategy.triple else ""
     node = f"{run.gpus_per_node} per node ({run.gpus_per_node_source})" if run.gpus_per_node else "nodes unknown"
     passes = plural(run.micro_batches, "micro-batch", "micro-batches") if run.micro_batches else "? micro-batches"
-    steps = f"{passes}, {count_text(run.parameter_count)} parameters"
+    steps = f"{passes}, {parameters_text(run)}"
     lines = [
         f"run        {framework_text(analysis)}, strategy {strategy.triple or 'unknown'}{rest}{group}, {steps}",
         f"ranks      {_ranks_text(analysis)}, {node}",
@@ -105,15 +112,37 @@ def _run_lines(analysis: Analysis) -> list[str]:
     known = [f"{share_text(value)} {text}" for value, text in shares if value is not None]
     if known:
         lines.append("use        " + ", ".join(known))
+    if path := analysis.critical_path:
+        lines.append("critical   " + path_text(path))
+    if chosen := tuning_text(run.metadata):
+        lines.append("NCCL       " + chosen)
     if analysis.work:
         lines.append("computing  " + work_text(analysis.work))
     return lines
 
 
+def path_text(path: CriticalPath) -> str:
+    """Name the parts of the critical path, and the rank that most of it runs through."""
+    work = sum(path.work_us.values())
+    whole = work + sum(path.transfer_us.values())
+    rank, most = max(path.work_us.items(), key=lambda item: item[1], default=("", 0.0))
+    parts = [f"work {share_text(work / whole)} (rank {rank} {share_text(most / whole)})"]
+    moved = sorted(path.transfer_us.items(), key=lambda item: -item[1])
+    parts += [f"{state} transfers {share_text(time_us / whole)}" for state, time_us in moved if time_us > 0]
+    return "path of a step: " + ", ".join(parts)
+
+
+def tuning_text(metadata: dict[str, str]) -> str:
+    """Return which algorithms and protocols NCCL's log says it chose, "" where it says none."""
+    found = [(name.split("_")[1:], count) for name, count in metadata.items() if name.startswith("tuning_")]
+    return ", ".join(f"{op} by {'/'.join(rest)} ({count} times)" for (op, *rest), count in found)
+
+
 def _ranks_text(analysis: Analysis) -> str:
     run = analysis.run
     if not analysis.ranks:
-        named = f"{plural(len(run.ranks), 'rank')} named in logs" if run.ranks else "no rank timed"
+        where = "in the trace" if any(item.kind == SourceKind.KINETO for item in run.inputs) else "in logs"
+        named = f"{plural(len(run.ranks), 'rank')} named {where}" if run.ranks else "no rank timed"
         return named + (f", {run.world_size} in all" if run.world_size else "")
     return f"{len(run.ranks)} of {run.world_size or '?'} seen"
 
@@ -130,6 +159,12 @@ def _state_lines(analysis: Analysis) -> list[str]:
             f"{name:<10} {count_text(entry.count):>7} {bytes_text(entry.bytes):>9} {time_text(entry.exposed_us):>9} "
             f"{time_text(entry.hidden_us):>9} {time_text(entry.transfer_us):>9} {time_text(entry.wait_us):>9}  "
             f"{regime:<20} {entry.evidence}"
+        )
+    for kind, part in analysis.model_parallel.items():
+        lines.append(
+            f"  {kind:<8} {count_text(part.count):>7} {bytes_text(part.bytes):>9} {time_text(part.exposed_us):>9} "
+            f"{time_text(max(0.0, part.total_us - part.exposed_us)):>9}  of other: {kind} parallelism"
+            + (f", groups of {part.group_size}" if part.group_size else "")
         )
     return lines
 

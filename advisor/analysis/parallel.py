@@ -1,0 +1,66 @@
+"""Communication of tensor, pipeline, context and expert parallelism, each for itself, by the names of its groups."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.analysis.model import ParallelEntry
+from paro_advise.advisor.facts.intervals import Intervals
+from paro_advise.core.model_state import State
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from paro_advise.advisor.ranks.clock_alignment import AlignedRun
+    from paro_advise.advisor.ranks.run import Run
+
+# As Megatron-LM (core/parallel_state.py) and device meshes of torchtitan name their groups, in the order asked.
+_DIMENSIONS = (
+    ("expert", re.compile(r"EXPERT|^mesh_ep")),
+    ("context", re.compile(r"CONTEXT|^mesh_cp")),
+    ("pipeline", re.compile(r"PIPELINE|EMBEDDING|^mesh_pp")),
+    ("tensor", re.compile(r"TENSOR|^MODEL_PARALLEL|^mesh_(?:tp|sp)")),
+)
+
+
+def dimension_of(group_description: str) -> str | None:
+    """Return the parallelism that a process group serves, None where its name does not tell."""
+    return next((name for name, pattern in _DIMENSIONS if pattern.search(group_description)), None)
+
+
+def parallel_entries(aligned: AlignedRun | None, run: Run) -> dict[str, ParallelEntry]:
+    """Sum up the communication of each kind of model parallelism, per rank and step; {} where no group names one."""
+    if aligned is None or not len(aligned.table):
+        return {}
+    import polars as pl
+
+    rows = aligned.table.filter(pl.col("state") == State.OTHER.value)
+    names = rows["group_desc"].fill_null("").unique().to_list()
+    dimensions = {name: dimension for name in names if (dimension := dimension_of(name)) is not None}
+    if not dimensions:
+        return {}
+    of = pl.col("group_desc").replace_strict(dimensions, default=None, return_dtype=pl.String)
+    named = rows.with_columns(of.alias("dimension")).filter(pl.col("dimension").is_not_null())
+    rank_steps = max(1, len(run.steps))
+    return {
+        str(key[0]): _entry(part, rank_steps)
+        for key, part in sorted(named.group_by("dimension", maintain_order=True), key=lambda item: str(item[0][0]))
+    }
+
+
+def _entry(rows: pl.DataFrame, rank_steps: int) -> ParallelEntry:
+    """Return means per rank and step; collectives that run at the same time count once in the total."""
+    total = sum(
+        Intervals.union_of(part["start_us"].to_numpy(), part["end_us"].to_numpy()).length_us
+        for _, part in rows.group_by("rank", "step", maintain_order=True)
+    )
+    has_sizes = rows["bytes"].null_count() < len(rows)
+    sizes = rows["group_size"].drop_nulls()
+    return ParallelEntry(
+        count=len(rows) / rank_steps,
+        bytes=float(rows["bytes"].sum()) / rank_steps if has_sizes else None,
+        total_us=total / rank_steps,
+        exposed_us=float(rows["exposed_us"].sum()) / rank_steps,
+        group_size=int(str(sizes.max())) if len(sizes) else None,
+    )

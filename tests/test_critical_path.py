@@ -1,0 +1,75 @@
+"""The critical path of a step across ranks: hand-written runs, and sums that must hold for all."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import recorded
+from helpers import analyze, write_run
+from trace_builder import TraceBuilder
+
+GATHER = ("FSDP::pre_forward", "FSDP::all_gather")
+
+
+def two_ranks(folder, *, compute_us, transfer_us=100.0, gathers=3, steps=2):
+    """Write runs in which each rank computes, then gathers; the gather ends `transfer_us` after the last arrival."""
+    builders = [TraceBuilder(rank, 2) for rank in range(2)]
+    for number in range(steps):
+        base = now = number * 10_000.0
+        for seq in range(gathers):
+            arrivals = [now + compute_us[rank] for rank in range(2)]
+            end = max(arrivals) + transfer_us
+            for rank, builder in enumerate(builders):
+                builder.compute(now, compute_us[rank])
+                builder.collective(
+                    "AllGather", arrivals[rank], end - arrivals[rank], nelems=1 << 22, issue=now + 1,
+                    seq=number * 10 + seq, owners=GATHER,
+                )  # fmt: skip
+            now = end
+        for builder in builders:
+            builder.step(number, base, now - base)
+    return write_run(folder, builders)
+
+
+def test_the_path_runs_along_the_rank_that_arrives_last(tmp_path):
+    """Rank 1 computes 400 us before each of 3 gathers of 100 us, rank 0 only 150: 1,200 us of its work, 300 of transfers."""
+    path = analyze(two_ranks(tmp_path / "run", compute_us=(150.0, 400.0))).critical_path
+    assert path.num_steps == 2
+    assert path.transfer_us == pytest.approx({"parameter": 3 * 100.0}, abs=0.1)
+    assert path.work_us["1"] == pytest.approx(3 * 400.0, abs=0.1)
+    assert sum(path.work_us.values()) == pytest.approx(3 * 400.0, abs=0.1)
+
+
+def test_what_is_overlapped_is_not_on_the_path(tmp_path):
+    """A gather under compute on both ranks costs the step nothing."""
+    builders = [TraceBuilder(rank, 2) for rank in range(2)]
+    for builder in builders:
+        for number in range(2):
+            base = number * 1000.0
+            builder.step(number, base, 1000.0)
+            builder.collective(
+                "AllGather", base + 100, 300, nelems=1 << 22, issue=base + 50, seq=2 * number, owners=GATHER
+            )
+            builder.compute(base, 800.0)
+            builder.collective(
+                "AllGather", base + 800, 200, nelems=1 << 22, issue=base + 60, seq=2 * number + 1, owners=GATHER
+            )
+    path = analyze(write_run(tmp_path / "run", builders)).critical_path
+    assert path.transfer_us == pytest.approx({"parameter": 200.0}, abs=0.1)
+    assert sum(path.work_us.values()) == pytest.approx(800.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "folder", recorded("nccl_like", ["fsdp2-straggler"]) + recorded("zero_runs", ["straggler_fsdp2_ggg"])
+)
+def test_the_parts_sum_up_to_the_step_and_the_straggler_does_most_of_the_work(folder):
+    analysis = analyze(folder)
+    path = analysis.critical_path
+    whole = sum(path.work_us.values()) + sum(path.transfer_us.values())
+    # Ranks begin and end a step at slightly different times; the path spans from one's begin to another's end.
+    assert whole == pytest.approx(analysis.breakdown_us.step_us, rel=0.05)
+    (late,) = analysis.stragglers
+    assert max(path.work_us, key=path.work_us.get) == str(late.rank)
+
+
+def test_one_rank_alone_has_no_path_across_ranks(tmp_path):
+    assert analyze(two_ranks(tmp_path / "run", compute_us=(150.0, 400.0)) / "rank0.json").critical_path is None
