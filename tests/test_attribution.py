@@ -207,6 +207,20 @@ def test_strategy_micro_batches_and_parameters(folder):
     assert got.framework == expected[name]
 
 
+@pytest.mark.parametrize("folder", recorded("zero_runs", RUNS))
+def test_regimes_and_stragglers_are_those_of_the_lab(folder):
+    """Ports of 200 to 800 Mbit/s beside loopback: what crosses nodes is limited by them, what stays inside is not."""
+    truth = json.loads((folder / "truth.json").read_text())
+    analysis = analyze(folder, gpus_per_node=truth["ranks_per_node"])
+    assert analysis.verdict.regime == "bandwidth_inter"
+    gathers_inside = truth["group_size_I"] == truth["ranks_per_node"] > 1
+    seen = {name: entry.regime for name, entry in analysis.states.items() if entry.count}
+    assert seen["gradient"] == "bandwidth_inter"
+    assert seen.get("parameter", "bandwidth_inter") == ("bandwidth_intra" if gathers_inside else "bandwidth_inter")
+    assert [item.rank for item in analysis.stragglers] == ([] if truth["straggler"] is None else [truth["straggler"]])
+    assert analysis.slow_groups == ()
+
+
 def test_gloo_reduce_scatter_is_shown_as_what_it_is():
     folder = DATA / "zero_runs/fsdp2_ggg_acc1"
     table = collectives_of(folder / "rank0.json.gz")

@@ -230,6 +230,50 @@ def test_public_traces_say_what_an_expert_reads_in_them(name):
     assert expected.get("says", "") in analysis.verdict.text
 
 
+# What an engineer who opens the trace would say first.
+FIRST = {
+    "facebookresearch+param/et_replay/tests/inputs/dlrm_kineto.tar.gz": "Host bound: the devices wait for work that the "
+    "host has not launched yet",
+    f"{HTA}/nccl_parser_config/nccl_data.json.gz": "Host bound: the devices wait for work",
+    f"{HTA}/trace_diff/control/control.json.gz": "Mostly compute (60% of the step); beside it intra-node bandwidth bound",
+    f"{HTA}/negative_queue_length_values_check/rank0.json.gz": "Cannot tell: for 138 ms of the 216 ms step no recorded "
+    "kernel runs although the next one was launched already",
+    "AMD-AGI+TraceLens/tests/traces/mi300/resnet_act_checkpoint.json.gz": "Communication bound, cause unknown (or a rank "
+    "without a trace is slow): 2 all-reduces of 5.48 MiB to 16.8 MiB a step for gradients take 15.7 ms of the 18.8 ms step",
+    f"{HTA}/amd_trace/mi250_minitoy_train_ROCm6_2_kineto.json.gz": "Host bound: the devices wait for work",
+    "pytorch+kineto/plugin/samples/resnet50_num_workers_0/worker0.pt.trace.json.gz": "Host bound: the DataLoader holds the "
+    "training thread for 52.2 ms of the 214 ms step",
+    "AMD-AGI+TraceLens/tests/traces/h100/gaunernst_bert-small-uncased__1016001.json.gz": "No training was recorded",
+    "AMD-AGI+TraceLens/tests/traces/inference/vllm_prefilldecode_piecewise/graph_execution.json.gz": "No training was",
+    "hpcgroup+pipit/pipit/tests/data/saxpy-mpi-cuda_nsys_perlmutter0.sqlite": "Nothing here tells whether a model is "
+    "trained",
+    "Timez-zx+nccl-tests/nccl.log": "No training: this is a benchmark's output",
+    "sugarlxn+nccl_test/baseline/nccl_default/all_gather_perf_1node_4dev_4090/stone-pid3326096.log": "Nothing here tells",
+    "bigscience-workshop+bigscience/experiments/gpt2-hf-ds/hf_ds_gpt2_base_n4-1832555.out": "Iterations take 57.4 s (mean",
+    "bigscience-workshop+bigscience/experiments/gpt2-meg-ds-zero/meg_ds_zero_gpt2_perf_n16-1999616.out": "Iterations take "
+    "128 s (median",
+}
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="other people's traces are not in this repository")
+@pytest.mark.parametrize("name", FIRST)
+def test_the_first_sentence_is_what_an_engineer_would_say(name):
+    assert analyze(CORPUS / name).verdict.text.startswith(FIRST[name])
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="other people's traces are not in this repository")
+@pytest.mark.parametrize(
+    ("name", "framework", "triple", "world"),
+    [
+        ("gpt2-hf-ds/hf_ds_gpt2_base_n4-1832555.out", "DeepSpeed", "GGG", 16),
+        ("gpt2-meg-ds-zero/meg_ds_zero_gpt2_perf_n16-1999616.out", "DeepSpeed", "GGG", 64),
+    ],
+)
+def test_logs_say_framework_stage_and_world(name, framework, triple, world):
+    run = analyze(CORPUS / "bigscience-workshop+bigscience" / "experiments" / name).run
+    assert (run.framework, run.strategy.triple, run.world_size) == (framework, triple, world)
+
+
 def test_recorded_runs_keep_their_order_of_truth():
     # The launches of these are read only where ids do not link kernels: nothing above may change what they say.
     for name in ("fsdp2-inter-bw", "ds-zero3"):
