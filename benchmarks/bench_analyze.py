@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent
 INPUTS = ROOT.parent / ".bench"
 SIZES_MB = (60, 600)
-SCALE_RANKS = (8, 16, 32, 64)
+SCALE_RANKS = (8, 16, 32, 64, 256)
 GENERATOR = ("recording.py", "gpu_layout.py", "gpu_rendering.py", "make_traces.py")
 _BOUNDARY = b"\n  },\n  {"
 _CHUNK_BYTES = 512 * 1024
@@ -46,13 +46,14 @@ _OUTPUT_BYTES = 1 << 20  # unbounded buffers cost isal twice the time
 _SAMPLE_S = 0.05
 _WIDTHS = ("<16", ">9", ">9", ">9", ">9", ">9", ">9", ">12")
 TARGETS: dict[str, tuple[str, float]] = {
-    "hta_cpu_ratio_60": (">=", 10.0),
-    "hta_cpu_ratio_600": (">=", 10.0),
+    "hta_cpu_ratio_60": (">=", 40.0),
+    "hta_cpu_ratio_600": (">=", 40.0),
     "simdjson_ratio_60": ("<=", 2.0),
-    "simdjson_ratio_600": ("<=", 2.0),
+    "simdjson_ratio_600": ("<=", 1.5),
     "rss_ratio_600": (">=", 8.0),
     "cache_speedup_600": (">=", 10.0),
     "scale_64_time_per_mb_ratio": ("<=", 1.3),
+    "scale_256_peak_rss_mb": ("<=", 300.0),
 }
 
 
@@ -91,7 +92,7 @@ def _measure(work: Callable[[], int]) -> dict[str, Any]:
 
 def _import_ours() -> None:
     """Import what the analysis imports when it first needs it."""
-    modules = ("advisor.build", "advisor.gather", "advisor.rank_facts", "trace_parsers.read")
+    modules = ("advisor.analysis.build", "advisor.facts.reading", "advisor.facts.rank_facts", "trace_parsers.read")
     for name in ("isal.isal_zlib", "numpy.ma", "polars", *(f"paro_advise.{module}" for module in modules)):
         importlib.import_module(name)
 
@@ -317,6 +318,14 @@ def many_ranks(counts: tuple[int, ...]) -> dict[int, Series]:
     """Measure the analysis of many files with two processes."""
     paths = inputs(60, 64)
     megabytes = json_megabytes(paths[0])
+    # Beyond 64 files the same ones stand again under other names: each is read, then left out as a rank's second trace.
+    again = INPUTS / "again"
+    again.mkdir(exist_ok=True)
+    for number in range(len(paths), max(counts, default=0)):
+        link = again / f"again{number}_{paths[number % len(paths)].name}"
+        link.unlink(missing_ok=True)
+        os.link(paths[number % len(paths)], link)
+        paths.append(link)
     out = {}
     for count in counts:
         out[count] = Series("scale", megabytes * count)
