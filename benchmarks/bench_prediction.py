@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paro_advise.advisor.analysis.load import load_analysis
 from paro_advise.advisor.analysis.model import Options
-from paro_advise.advisor.commands.inputs import load_analysis
 from paro_advise.advisor.commands.progress import Progress
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.recommend import recommend

@@ -10,6 +10,7 @@ import pytest
 from conftest import ROOT
 
 MEMBERS = {
+    "paro_advise": ["AnalysisResult", "ComparisonResult", "PlanResult", "analyze", "compare", "recommend"],
     "paro_advise.errors": [
         "BrokenInputError", "CommunicationError", "DivergedError", "ForeignDataError", "HostileInputError",
         "InputError", "NoGainError", "NoInputError", "OutputError", "ParoAdviseError", "StalePlanError", "SwitchError",
@@ -27,6 +28,12 @@ MEMBERS = {
 }  # fmt: skip
 
 SIGNATURES = {
+    "paro_advise.analyze": ["paths", "gpus_per_node", "skip_steps", "tokens_per_step", "peak_tflops"],
+    "paro_advise.recommend": [
+        "run", "device_memory", "redundancy_budget", "measured_peak", "nodes_per_pod", "strategy", "what_if",
+        "allow_untested",
+    ],
+    "paro_advise.compare": ["before", "after", "plan", "min_gain_pct", "allow_unlike"],
     "paro_advise.runtime.shard": [
         "model", "optimizer", "strategy", "group_size", "device_mesh", "units", "param_dtype", "reduce_dtype", "init",
         "reshard_root", "overlap_updates", "offload_optimizer", "ranks_per_node",

@@ -13,8 +13,8 @@ from trace_builder import fsdp_rank
 
 from paro_advise.advisor.analysis.build import build_analysis
 from paro_advise.advisor.analysis.model import Options
-from paro_advise.advisor.commands.provenance import report_bytes
 from paro_advise.advisor.rendering.charts import nice_ticks
+from paro_advise.advisor.rendering.provenance import report_page
 from paro_advise.core.documents import to_json
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "rect", "line", "path"}
@@ -53,7 +53,7 @@ class Page(HTMLParser):
 def page_of(folder, **options):
     found = gathered(folder)
     analysis = build_analysis(found.facts, found.notices, Options(**options))
-    data = report_bytes(analysis, found.facts, None)
+    data = report_page(analysis, found.facts, None).encode()
     return analysis, data, Page(data.decode())
 
 

@@ -128,9 +128,9 @@ def _write(
         beside = {"hta": hta.rows} if hta else {}
         write_output(json_target, to_json(analysis, **beside), force=force)
     if output:
-        from paro_advise.advisor.commands.provenance import report_bytes
+        from paro_advise.advisor.rendering.provenance import report_page
 
-        write_output(output, report_bytes(analysis, read.facts, hta), force=force)
+        write_output(output, report_page(analysis, read.facts, hta).encode(), force=force)
     if json_target != "-":
         from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
 

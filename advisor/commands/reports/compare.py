@@ -66,8 +66,8 @@ def command(
       paro-advise compare before/ after/ --plan plan.json -o report.html
       paro-advise compare before/ after/ --min-gain 5 --json -
     """
+    from paro_advise.advisor.analysis.load import load_analysis
     from paro_advise.advisor.analysis.model import Options
-    from paro_advise.advisor.commands.inputs import load_analysis
     from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same
     from paro_advise.advisor.commands.progress import Progress
     from paro_advise.advisor.comparison.compare import Terms, compare
@@ -135,7 +135,7 @@ def _write(
     force: bool,
 ) -> None:
     from paro_advise.advisor.commands.output import write_output
-    from paro_advise.advisor.commands.provenance import provenance
+    from paro_advise.advisor.rendering.provenance import provenance
     from paro_advise.advisor.rendering.texts.comparison_text import comparison_markdown, comparison_text
     from paro_advise.core.documents import to_json
 

@@ -58,8 +58,8 @@ def command(*, paths: tuple[str, ...], output: str | None, data: str | None, for
     if data:
         write_output(data, to_json(hang), force=force)
     if output:
-        from paro_advise.advisor.commands.provenance import provenance
         from paro_advise.advisor.rendering.hang_page import render_hang
+        from paro_advise.advisor.rendering.provenance import provenance
 
         write_output(output, render_hang(hang, provenance()).encode(), force=force)
     for file in (output, data):

@@ -30,8 +30,8 @@ def command(*, folder: str, output: str | None, force: bool) -> None:
       paro-advise index runs/ --force
     """
     from paro_advise.advisor.commands.output import refuse_overwrite, write_output
-    from paro_advise.advisor.commands.provenance import provenance
     from paro_advise.advisor.rendering.index_page import render_index
+    from paro_advise.advisor.rendering.provenance import provenance
     from paro_advise.advisor.wording.escaping import plain
 
     root = Path(folder)

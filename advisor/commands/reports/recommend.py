@@ -15,7 +15,7 @@ from paro_advise.errors import InputError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paro_advise.advisor.analysis.model import Analysis, Options
+    from paro_advise.advisor.analysis.model import Options
     from paro_advise.advisor.commands.progress import Progress
     from paro_advise.advisor.prediction.calibration import Calibration
     from paro_advise.advisor.prediction.prediction_bias import PredictionBias
@@ -151,9 +151,10 @@ def _load(
     paths: Sequence[str], options: Options, nodes_per_pod: int | None, measured_peak: float | None, progress: Progress
 ) -> _Run:
     """Return the run of traces, of an analysis or of a description."""
-    from paro_advise.advisor.commands.inputs import load_analysis
+    from paro_advise.advisor.analysis.load import load_analysis
     from paro_advise.advisor.description.read import SUFFIX
     from paro_advise.advisor.prediction.fitting.calibrate import calibrate
+    from paro_advise.advisor.prediction.fitting.run_memory import device_memory_of, inputs_of, other_bytes
     from paro_advise.advisor.prediction.scoring import least_bytes
 
     described = [path for path in paths if path.endswith(SUFFIX)]
@@ -170,20 +171,21 @@ def _load(
     calibration = calibrate(analysis, nodes_per_pod)
     return _Run(
         calibration=calibration,
-        device_memory_bytes=_known_device_memory(analysis),
-        other_bytes=_other_bytes(analysis, least_bytes(calibration), measured_peak),
-        inputs=_inputs(analysis),
+        device_memory_bytes=device_memory_of(analysis),
+        other_bytes=other_bytes(analysis, least_bytes(calibration), measured_peak),
+        inputs=inputs_of(analysis),
     )
 
 
 def _load_described(
     described: Sequence[str], benchmarks: Sequence[str], measured_peak: float | None, progress: Progress
 ) -> _Run:
+    from paro_advise.advisor.analysis.load import load_analysis
     from paro_advise.advisor.analysis.model import Options
-    from paro_advise.advisor.commands.inputs import load_analysis
     from paro_advise.advisor.description.benchmarks import with_benchmarks
     from paro_advise.advisor.description.calibrate import calibrate_described
     from paro_advise.advisor.description.read import read_description, stated_bytes
+    from paro_advise.advisor.prediction.fitting.run_memory import beyond_states, inputs_of
     from paro_advise.advisor.prediction.scoring import least_bytes
     from paro_advise.policies.plan import PlanInput
 
@@ -197,7 +199,7 @@ def _load_described(
         description, unused = with_benchmarks(description, analysis.links)
         if unused:
             click.echo(f"not used, since not of whole nodes or not of bandwidth: {', '.join(unused)}", err=True)
-        inputs += _inputs(analysis)
+        inputs += inputs_of(analysis)
     try:
         calibration = calibrate_described(description)
         peak = measured_peak or stated_bytes("run.measured_peak", description.run.measured_peak)
@@ -212,15 +214,9 @@ def _load_described(
     return _Run(
         calibration=calibration,
         device_memory_bytes=memory,
-        other_bytes=_beyond_states(peak, least_bytes(calibration), str(calibration.baseline)) if peak else 0.0,
+        other_bytes=beyond_states(peak, least_bytes(calibration), str(calibration.baseline)) if peak else 0.0,
         inputs=inputs,
     )
-
-
-def _inputs(analysis: Analysis) -> tuple[PlanInput, ...]:
-    from paro_advise.policies.plan import PlanInput
-
-    return tuple(PlanInput(name=Path(item.path).name, sha256=item.sha256) for item in analysis.run.inputs)
 
 
 def _next(plan: Plan, limits: Limits, output: str | None) -> None:
@@ -252,15 +248,10 @@ def _write(plan: Plan, output: str | None, page: str | None, *, force: bool) -> 
     if output:
         write_output(output, to_json(plan), force=force)
     if page:
-        from paro_advise.advisor.commands.provenance import provenance
         from paro_advise.advisor.rendering.plan_page import render_plan
+        from paro_advise.advisor.rendering.provenance import provenance
 
         write_output(page, render_plan(plan, provenance()).encode(), force=force)
-
-
-def _known_device_memory(analysis: Analysis) -> float | None:
-    captured = analysis.captured
-    return analysis.run.device_memory_bytes or (captured.device_memory_bytes if captured else None)
 
 
 def _unknown_memory(limits: Limits) -> list[str]:
@@ -271,29 +262,6 @@ def _unknown_memory(limits: Limits) -> list[str]:
     if not limits.other_bytes:
         lines.append("activations are not counted: give --measured-peak for a full account")
     return lines
-
-
-def _other_bytes(analysis: Analysis, states: float, measured_peak: float | None) -> float:
-    """Return the memory beside model states and transients, from a peak that was given or captured.
-
-    Raises:
-        UsageError: the peak that was given cannot be.
-    """
-    captured = analysis.captured
-    if measured_peak is None:
-        # On a CPU the captured peak would hold Python and its libraries.
-        known = captured.peak_memory_bytes if captured and captured.device_memory_bytes else None
-        return max(0.0, known - states) if known else 0.0
-    return _beyond_states(measured_peak, states, analysis.run.strategy.triple or "the run")
-
-
-def _beyond_states(measured_peak: float, states: float, name: str) -> float:
-    if measured_peak < states:
-        raise UsageError(
-            f"the measured peak must hold the states of {name}, got less",
-            hint="give the largest allocated memory of one rank, or leave it out",
-        )
-    return measured_peak - states
 
 
 def _bias(paths: Sequence[str]) -> PredictionBias:

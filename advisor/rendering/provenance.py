@@ -1,4 +1,4 @@
-"""What several verbs share."""
+"""What a page says of how it was made."""
 
 from __future__ import annotations
 
@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     from paro_advise.advisor.rendering.page import Provenance
 
 
-def report_bytes(analysis: Analysis, facts: Sequence[RankFacts], hta: HtaFigures | None) -> bytes:
-    """Return the HTML report."""
+def report_page(analysis: Analysis, facts: Sequence[RankFacts], hta: HtaFigures | None = None) -> str:
+    """Return the HTML report of an analysis.
+
+    Args:
+        analysis: the run.
+        facts: of its files, for the timeline of one step; () draws none.
+        hta: HolisticTraceAnalysis' figures, None without.
+    """
     from paro_advise.advisor.rendering.analysis_page import render_report
 
     used = {item.path for item in analysis.run.inputs}
@@ -30,8 +36,7 @@ def report_bytes(analysis: Analysis, facts: Sequence[RankFacts], hta: HtaFigures
         from paro_advise.advisor.rendering.hta_figures import hta_table
 
         table = hta_table(hta)
-    page = render_report(analysis, shown.timeline if shown else (), rank, provenance(), table)
-    return page.encode()
+    return render_report(analysis, shown.timeline if shown else (), rank, provenance(), table)
 
 
 def provenance() -> Provenance:
