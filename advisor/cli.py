@@ -25,6 +25,7 @@ VERBS = {
     "demo": "jobs",
     "index": "reports",
     "hang": "reports",
+    "export": "reports",
     "doctor": "help",
     "explain": "help",
     "schema": "help",

@@ -10,9 +10,13 @@ from paro_advise.errors import InputError, NoInputError
 from paro_advise.trace_parsers.bytes.archive import archive_members
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
 from paro_advise.trace_parsers.constants import MAX_FILES
+from paro_advise.trace_parsers.remote.objects import is_remote, shown_address
+from paro_advise.trace_parsers.remote.store import list_objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from paro_advise.trace_parsers.remote.objects import RemoteObject
 
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 # Never traces: what we write ourselves, code, pictures, papers.
@@ -20,7 +24,7 @@ _SKIPPED_SUFFIXES = {".html", ".htm", ".py", ".png", ".jpg", ".jpeg", ".svg", ".
 
 
 def find_inputs(paths: Iterable[str]) -> tuple[list[SourceRef], bool]:
-    """Expand files, folders, globs and archives into single inputs, sorted and without repeats.
+    """Expand files, folders, globs, archives and addresses of stores into single inputs, sorted, without repeats.
 
     Args:
         paths: as typed by the user; globs may be quoted.
@@ -36,6 +40,11 @@ def find_inputs(paths: Iterable[str]) -> tuple[list[SourceRef], bool]:
     refs: dict[str, SourceRef] = {}
     is_collection = False
     for text in paths:
+        if is_remote(text):
+            objects = [item for item in list_objects(text) if not item.url.lower().endswith(tuple(_SKIPPED_SUFFIXES))]
+            refs.update({item.url: _ref_of_object(item) for item in objects})
+            is_collection |= len(objects) > 1
+            continue
         files, expanded = _expand(text)
         is_collection |= expanded
         if not files:
@@ -50,6 +59,18 @@ def find_inputs(paths: Iterable[str]) -> tuple[list[SourceRef], bool]:
             if len(refs) > MAX_FILES:
                 raise InputError(f"one analysis takes at most {MAX_FILES} files", where=text)
     return [refs[key] for key in sorted(refs)], is_collection
+
+
+def _ref_of_object(item: RemoteObject) -> SourceRef:
+    """Return an object as an input.
+
+    Raises:
+        InputError: it is an archive, which must lie on this machine to be looked into.
+    """
+    name = shown_address(item.url)
+    if name.lower().endswith(_ARCHIVES):
+        raise InputError("an archive must lie on this machine", where=name, hint="copy it here, or unpack it there")
+    return SourceRef(path=Path(name.rpartition("/")[2]), remote=item)
 
 
 def _hint_of_nothing(path: Path) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import OutputError, UsageError, WouldOverwriteError
+from paro_advise.trace_parsers.remote.objects import is_remote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,9 @@ def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] =
     """
     if not target or target == "-":
         return
+    if is_remote(target):
+        _refuse_remote(target, force=force, inputs=inputs)
+        return
     path = Path(target)
     if any(Path(text).exists() and path.exists() and path.samefile(text) for text in inputs):
         raise WouldOverwriteError("an output must not be one of the inputs", where=target, hint="name another file")
@@ -35,13 +39,26 @@ def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] =
         )
 
 
+def _refuse_remote(target: str, *, force: bool, inputs: Sequence[str]) -> None:
+    from paro_advise.trace_parsers.remote.store import exists
+
+    if target in inputs:
+        raise WouldOverwriteError("an output must not be one of the inputs", where=target, hint="name another object")
+    if not force and exists(target):
+        raise WouldOverwriteError(
+            "the output object exists already", where=target, hint="pass --force to replace it, or name another one"
+        )
+
+
 def refuse_same(targets: Sequence[str | None]) -> None:
     """Raise if two outputs are one file.
 
     Raises:
         UsageError: they are.
     """
-    paths = [Path(target).resolve() for target in targets if target and target != "-"]
+    paths = [
+        target if is_remote(target) else str(Path(target).resolve()) for target in targets if target and target != "-"
+    ]
     if len(set(paths)) < len(paths):
         raise UsageError("every output needs a file of its own, two are the same")
 
@@ -64,6 +81,11 @@ def write_output(target: str, data: bytes, *, force: bool, mode: int | None = No
         sys.stdout.buffer.flush()
         return
     refuse_overwrite(target, force=force)
+    if is_remote(target):
+        from paro_advise.trace_parsers.remote.store import upload
+
+        upload(target, data)
+        return
     path = Path(target)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,6 +101,11 @@ def write_output(target: str, data: bytes, *, force: bool, mode: int | None = No
             raise
     except OSError as error:
         raise OutputError(f"an output must be writable: {error.strerror or error}", where=target) from error
+
+
+def wrote_text(target: str) -> str:
+    """Return that an output was written, and how large a file is."""
+    return f"wrote {target}" + ("" if is_remote(target) else f" ({Path(target).stat().st_size / 1024:.0f} KiB)")
 
 
 def _umask() -> int:

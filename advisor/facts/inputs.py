@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -49,7 +50,7 @@ def read_inputs(
     """Read the inputs of one run.
 
     Args:
-        paths: files, folders, archives, globs.
+        paths: files, folders, archives, globs, addresses of stores.
         progress: told what goes on.
         jobs: processes; None for all cores.
         use_cache: keep and take facts of files read before.
@@ -59,6 +60,7 @@ def read_inputs(
     """
     from paro_advise.advisor.facts.capture_log import captured_of
     from paro_advise.advisor.facts.reading import default_cache, read_all
+    from paro_advise.trace_parsers.bytes.local_copy import local_copy
     from paro_advise.trace_parsers.discover import find_inputs
     from paro_advise.trace_parsers.logs.step_log import is_capture_file, read_step_logs
     from paro_advise.trace_parsers.notice import Notice, Severity
@@ -67,7 +69,8 @@ def read_inputs(
     found, is_collection = find_inputs(paths)
     capture_files = [ref for ref in found if is_capture_file(ref)]
     refs = [ref for ref in found if ref not in capture_files]
-    logs, problems = read_step_logs(capture_files)
+    with ExitStack() as copies:
+        logs, problems = read_step_logs([copies.enter_context(local_copy(ref)) for ref in capture_files])
     progress.say(f"found {len(refs)} file{'s' if len(refs) != 1 else ''}")
     if not refs:
         raise NoInputError(
@@ -75,8 +78,9 @@ def read_inputs(
             where=", ".join(paths),
             hint="the job may have ended before the steps to record; capture again with earlier --steps",
         )
-    if len(refs) > 1:
-        progress.say(_ranks_text(peek(refs)))
+    here = [ref for ref in refs if ref.remote is None]
+    if len(here) > 1:
+        progress.say(_ranks_text(peek(here)))
     read = read_all(
         refs,
         is_collection=is_collection or len(refs) > 1,

@@ -54,7 +54,7 @@ def read_all(
     Raises:
         InputError: no input could be used; the first reason.
     """
-    size = sum(ref.path.stat().st_size for ref in refs if ref.path.exists())
+    size = sum(ref.size_bytes for ref in refs)
     results: dict[int, RankFacts | InputError] = {}
     if jobs > 1 and len(refs) > 1 and size > POOL_BYTES:
         with ProcessPoolExecutor(min(jobs, len(refs)), mp_context=get_context("spawn")) as pool:
@@ -138,14 +138,17 @@ def _named(said: Sequence[tuple[str, Notice]]) -> list[Notice]:
 def _read_one(ref: SourceRef, cache: Path | None) -> RankFacts | InputError:
     """Read one input, or its cached facts. Errors are values so that one file never ends the rest."""
     from paro_advise.advisor.facts.rank_facts import rank_facts
+    from paro_advise.trace_parsers.bytes.local_copy import local_copy
     from paro_advise.trace_parsers.read import read_source
 
     try:
-        entry = cache / _cache_key(ref) if cache else None
+        key = _cache_key(ref) if cache else ""
+        entry = cache / key if cache and key else None
         if entry and (known := _load(entry)):
             return known
-        facts = rank_facts(read_source(ref))
-        if entry:
+        with local_copy(ref) as copy:
+            facts = _with_missing(rank_facts(read_source(copy)), copy)
+        if entry and not copy.missing_bytes:
             _store(entry, facts)
     except InputError as error:
         return error
@@ -162,6 +165,19 @@ def _read_one(ref: SourceRef, cache: Path | None) -> RankFacts | InputError:
     return facts
 
 
+def _with_missing(facts: RankFacts, copy: SourceRef) -> RankFacts:
+    """Add what a store did not give."""
+    if not copy.missing_bytes:
+        return facts
+    notice = Notice(
+        code="Q109",
+        severity=Severity.WARNING,
+        message=f"the store broke off: {copy.missing_bytes:,} bytes of it were not read",
+        help="read it again when the store answers; what came is not cached",
+    )
+    return replace(facts, notices=(*facts.notices, notice))
+
+
 def default_cache() -> Path:
     """Return the folder for cached facts: PARO_ADVISE_CACHE, or the user's cache folder."""
     chosen = os.environ.get("PARO_ADVISE_CACHE")
@@ -173,9 +189,16 @@ def default_cache() -> Path:
 
 
 def _cache_key(ref: SourceRef) -> str:
+    """Return the name of an input's entry, "" where nothing tells its content from another one's."""
+    if ref.remote is not None:
+        return _hashed(f"{READER_VERSION}|{ref.remote.identity}") if ref.remote.identity else ""
     stat = ref.path.stat()
     member = ref.member.name if ref.member else ""
     identity = f"{READER_VERSION}|{ref.path.resolve()}|{member}|{stat.st_size}|{stat.st_mtime_ns}|{ref.label}"
+    return _hashed(identity)
+
+
+def _hashed(identity: str) -> str:
     return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest() + ".facts"
 
 

@@ -19,23 +19,45 @@ from paro_advise.trace_parsers.bytes.constants import (
     READ_BYTES,
 )
 from paro_advise.trace_parsers.bytes.inflate import INFLATE_ERRORS, inflate
+from paro_advise.trace_parsers.remote.objects import shown_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from paro_advise.trace_parsers.bytes.archive import ArchiveMember
+    from paro_advise.trace_parsers.remote.objects import RemoteObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRef:
-    """Where an input lies: a file, or a member of a tar archive."""
+    """Where an input lies: a file, a member of a tar archive, or an object of a store.
+
+    Attributes:
+        path: the file; of an object its key, which is no file.
+        member: of the archive at ``path``.
+        remote: the object, None for what lies on this machine.
+        shown: the name shown to people in place of the path, as that of a copy; "" for none.
+        missing_bytes: that a store did not give of what this is a copy of.
+    """
 
     path: Path
     member: ArchiveMember | None = None
+    remote: RemoteObject | None = None
+    shown: str = ""
+    missing_bytes: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Return its size as stored, 0 where nothing tells."""
+        if self.remote is not None:
+            return self.remote.size_bytes or 0
+        return self.path.stat().st_size if self.path.exists() else 0
 
     @property
     def label(self) -> str:
-        """Return the name shown to people: ``path`` or ``path!member``."""
+        """Return the name shown to people: ``path``, ``path!member``, or an address."""
+        if self.shown or self.remote is not None:
+            return _shown(self.shown or shown_address(self.remote.url))  # type: ignore[union-attr]  # it is one
         name = str(self.path) if self.member is None else f"{self.path}!{self.member.name}"
         return _shown(name)
 

@@ -30,6 +30,8 @@ _OPTIONAL = (
     ("libcst", "apply to Python scripts", "apply"),
     ("ruamel.yaml", "apply to YAML files", "apply"),
     ("tomlkit", "apply to TOML files", "apply"),
+    ("obstore", "traces in object stores and on web servers", "cloud"),
+    ("prometheus-client", "export --prometheus", "metrics"),
 )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from paro_advise.advisor.commands.spool import is_stream, spooled
 from paro_advise.errors import UsageError
+from paro_advise.trace_parsers.remote.objects import refuse_remote
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
@@ -65,13 +65,15 @@ def command(
     """
     from paro_advise.advisor.analysis.build import build_analysis
     from paro_advise.advisor.analysis.model import Options
-    from paro_advise.advisor.commands.output import refuse_overwrite
+    from paro_advise.advisor.commands.output import refuse_overwrite, wrote_text
     from paro_advise.advisor.commands.progress import Progress
 
     for target in (output, json_target):
         refuse_overwrite(target, force=force, inputs=paths)
     if output and output == json_target:
         raise UsageError(f"the report and the JSON need different files, both are {output}")
+    if with_hta:
+        refuse_remote(paths, "--with-hta")
     progress = Progress(quiet=quiet)
     inputs, hta = _read(paths, progress, with_hta=with_hta, jobs=jobs, use_cache=use_cache)
     read = inputs.read
@@ -87,7 +89,7 @@ def command(
     progress.notices(analysis.data_quality)
     for target in (output, json_target):
         if target and target != "-":
-            progress.say(f"wrote {target} ({Path(target).stat().st_size / 1024:.0f} KiB)")
+            progress.say(wrote_text(target))
     known = {"--gpus-per-node": gpus_per_node, "--skip-steps": skip_steps or None}
     words = shlex.join([*paths, *(word for option, value in known.items() if value for word in (option, str(value)))])
     if not output:

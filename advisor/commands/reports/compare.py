@@ -68,7 +68,7 @@ def command(
     """
     from paro_advise.advisor.analysis.load import load_analysis
     from paro_advise.advisor.analysis.model import Options
-    from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same
+    from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same, wrote_text
     from paro_advise.advisor.commands.progress import Progress
     from paro_advise.advisor.comparison.compare import Terms, compare
     from paro_advise.advisor.comparison.model import ChangeVerdict
@@ -94,7 +94,7 @@ def command(
     for (analysis, _), name in zip(sides, ("before", "after"), strict=True):
         progress.say(f"{name}: {plural(len(analysis.data_quality), 'note')} on the data; see `analyze`")
     for target in targets:
-        progress.say(f"wrote {target} ({Path(target).stat().st_size / 1024:.0f} KiB)")
+        progress.say(wrote_text(target))
     kept = next((target for target in (output, json_target) if target and target != "-"), None)
     if plan_file and kept:
         progress.say(f"next: paro-advise recommend {shlex.quote(after)} --learn-from {shlex.quote(kept)} -o plan.json")

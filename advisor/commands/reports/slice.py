@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypedDict
 import click
 
 from paro_advise.errors import InputError, UsageError
+from paro_advise.trace_parsers.remote.objects import refuse_remote
 
 if TYPE_CHECKING:
     from paro_advise.advisor.slices.trace_events import Slice
@@ -48,6 +49,7 @@ def command(*, path: str, output: str, rank: int | None, step: int | None, max_m
     """
     from paro_advise.advisor.commands.output import refuse_overwrite, write_output
 
+    refuse_remote([path], "slice")
     refuse_overwrite(output, force=force, inputs=(path,))
     bounds = _Bounds(step=step, max_bytes=int(max_mb * (1 << 20)), compress=output.endswith(".gz"))
     if Path(path).is_dir():

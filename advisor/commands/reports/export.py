@@ -1,0 +1,104 @@
+"""``paro-advise export``: the figures of a run for monitoring."""
+
+from __future__ import annotations
+
+import re
+import time
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import click
+
+from paro_advise.errors import UsageError
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.commands.progress import Progress
+    from paro_advise.advisor.metrics.measures import Measure
+
+_LABEL = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
+
+
+@click.command("export", short_help="Write a run's figures for Prometheus, OpenTelemetry and Grafana.")
+@click.argument("paths", nargs=-1, metavar="PATH...|ANALYSIS")
+@click.option("--prometheus", metavar="FILE", help="Write Prometheus' text format; - for stdout.")
+@click.option("--otel", metavar="FILE", help="Write OTLP/JSON; - for stdout.")
+@click.option("--grafana", metavar="FILE", help="Write a Grafana dashboard of these metrics; needs no PATH.")
+@click.option("--plan", "plan_file", metavar="FILE", help="Add what this plan predicts.")
+@click.option(
+    "--label", "labels", multiple=True, metavar="NAME=VALUE", help="Add a label to every sample, such as job=llama."
+)
+@click.option("--force", is_flag=True, help="Replace output files that exist.")
+@click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
+@click.option("-q", "--quiet", is_flag=True, help="Suppress progress messages.")
+def command(
+    *,
+    paths: tuple[str, ...],
+    prometheus: str | None,
+    otel: str | None,
+    grafana: str | None,
+    plan_file: str | None,
+    labels: tuple[str, ...],
+    force: bool,
+    gpus_per_node: int | None,
+    quiet: bool,
+) -> None:
+    """Write step time, exposed communication, link speeds, stragglers and a plan's prediction as metrics.
+
+    PATH is what `analyze` reads, or the JSON or report that it wrote. A file for Prometheus is replaced as a whole, as
+    the textfile collector of the node exporter needs it.
+
+    \b
+    Examples:
+      paro-advise export traces/ --prometheus paro.prom --label job=llama
+      paro-advise export run.json --plan plan.json --otel -
+      paro-advise export --grafana dashboard.json
+    """
+    from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same, write_output
+    from paro_advise.advisor.commands.progress import Progress
+    from paro_advise.core.documents import to_json
+
+    targets = [target for target in (prometheus, otel, grafana) if target]
+    if not targets:
+        raise UsageError("export must get an output", hint="--prometheus FILE, --otel FILE or --grafana FILE")
+    refuse_same(targets)
+    for target in targets:
+        refuse_overwrite(target, force=force, inputs=paths)
+    named = dict(_label(text) for text in labels)
+    progress = Progress(quiet=quiet or "-" in targets)
+    if prometheus or otel:
+        measures = _measures(paths, plan_file, gpus_per_node, progress)
+        if prometheus:
+            from paro_advise.advisor.metrics.prometheus import prometheus_text
+
+            write_output(prometheus, prometheus_text(measures, named), force=force)
+        if otel:
+            from paro_advise.advisor.metrics.opentelemetry import otlp_document
+
+            document = otlp_document(measures, named, version("paro-advise"), time.time_ns())
+            write_output(otel, to_json(document), force=force)
+    if grafana:
+        from paro_advise.advisor.metrics.dashboard import grafana_dashboard
+
+        write_output(grafana, to_json(grafana_dashboard()), force=force)
+
+
+def _measures(
+    paths: tuple[str, ...], plan_file: str | None, gpus_per_node: int | None, progress: Progress
+) -> tuple[Measure, ...]:
+    from paro_advise.advisor.analysis.load import load_analysis
+    from paro_advise.advisor.analysis.model import Options
+    from paro_advise.advisor.metrics.measures import measures_of
+    from paro_advise.policies.plan import read_plan
+
+    if not paths:
+        raise UsageError("export must get a PATH", hint="what `analyze` reads, or the JSON that it wrote")
+    analysis, _ = load_analysis(paths, Options(gpus_per_node=gpus_per_node), progress)
+    progress.notices(analysis.data_quality)
+    return measures_of(analysis, read_plan(plan_file) if plan_file else None)
+
+
+def _label(text: str) -> tuple[str, str]:
+    found = _LABEL.match(text)
+    if found is None:
+        raise UsageError(f"a label must be NAME=VALUE, got {text!r}", hint="such as job=llama")
+    return found[1], found[2]
