@@ -51,6 +51,9 @@ structure: .venv/test.stamp ## Sizes of files and functions, rooms, floors, uses
 constants: .venv/test.stamp ## Write docs/constants.md from the code
 	$(BIN)/python benchmarks/list_constants.py > docs/constants.md
 
+reference: .venv/test.stamp ## Write docs/commands.md and docs/codes.md from the code
+	$(BIN)/python benchmarks/reference.py
+
 docs: .venv/docs.stamp ## The documentation as a site in .site, without a request to anywhere
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 

@@ -66,3 +66,21 @@ def test_the_site_holds_every_page():
     site = (ROOT / "mkdocs.yml").read_text()
     for page in (ROOT / "docs").rglob("*.md"):
         assert f" {page.relative_to(ROOT / 'docs')}\n" in site, page
+
+
+def test_the_reference_pages_are_what_the_code_says():
+    import runpy
+
+    pages = runpy.run_path(str(ROOT / "benchmarks" / "reference.py"))["PAGES"]
+    for name, page in pages.items():
+        assert (ROOT / "docs" / name).read_text() == page(), "run `make reference`"
+
+
+def test_the_python_page_runs(tmp_path, monkeypatch):
+    """The code of docs/python.md, with recorded runs in the places of its folders."""
+    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "python.md").read_text(), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    for name in ("traces", "after"):
+        (tmp_path / name).symlink_to(ROOT / "tests" / "data" / "zero_runs" / "fsdp2_ggg_acc1")
+    exec(compile(block, "python.md", "exec"), {})
+    assert (tmp_path / "plan.json").stat().st_size > 1000

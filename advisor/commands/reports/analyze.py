@@ -54,8 +54,8 @@ def command(
 ) -> None:
     """Read torch profiler traces, NCCL logs and dumps, and say what limits the run.
 
-    PATH is a file, a folder, an archive, a quoted glob, or - for a trace on standard input; of
-    one or many ranks, of any supported kind, mixed.
+    PATH is a file, a folder, an archive, a quoted glob, an address such as s3://bucket/run/, or -
+    for a trace on standard input; of one or many ranks, of any supported kind, mixed.
 
     \b
     Examples:
