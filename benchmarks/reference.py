@@ -46,7 +46,11 @@ def _options(command: click.Command) -> list[str]:
     rows = []
     with click.Context(command) as context:
         for parameter in command.get_params(context):
-            record = parameter.get_help_record(context) if isinstance(parameter, click.Option) else None
+            record = (
+                parameter.get_help_record(context)
+                if isinstance(parameter, click.Option) and parameter.name != "help"
+                else None
+            )
             if record is not None:
                 names, about = (" ".join(text.split()).replace("|", "\\|") for text in record)
                 rows.append(f"| `{names}` | {about} |")

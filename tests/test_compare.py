@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -344,3 +345,62 @@ def test_an_index_lists_all_comparisons(analysis, tmp_path, capsys):
     assert "one.html" in text
     assert "two.json" in text
     assert run(["index", str(tmp_path)]) == 1  # never over a file of the user's
+
+
+@pytest.mark.parametrize(("stretch", "failures"), [(1.0, 0), (1.3, 1)], ids=["alike", "slower"])
+def test_ci_systems_read_the_judgement(tmp_path, stretch, failures):
+    """The second run takes 1.3 times as long: the step time fails, and the exit code says so."""
+    import xml.etree.ElementTree as ET
+
+    from trace_builder import fsdp_rank
+
+    for name, factor in (("before", 1.0), ("after", stretch)):
+        builders = [fsdp_rank(rank, steps=12) for rank in range(2)]
+        for builder in builders:
+            for event in builder.events:
+                event["ts"] = builder.offset + (event["ts"] - builder.offset) * factor
+                event["dur"] *= factor
+        write_run(tmp_path / name, builders)
+    target = tmp_path / "result.xml"
+    code = run(["compare", str(tmp_path / "before"), str(tmp_path / "after"), "--junit", str(target), "-q"])
+    assert code == (5 if failures else 0)
+    suite = ET.parse(target).getroot()
+    cases = suite.findall("testcase")
+    assert (suite.tag, int(suite.get("tests"))) == ("testsuite", len(cases))
+    failed = [case.get("name") for case in cases if case.find("failure") is not None]
+    assert int(suite.get("failures")) == len(failed)
+    assert ("step time" in failed) == bool(failures)
+
+
+def test_the_action_runs_its_script(tmp_path):
+    """The script of the GitHub action, with a stand-in for what the runner gives it."""
+    import os
+    import subprocess
+    import sys
+
+    from conftest import ROOT
+    from trace_builder import fsdp_rank
+
+    text = (ROOT / ".github" / "actions" / "compare" / "action.yml").read_text()
+    script = text.rpartition("run: |\n")[2].replace("\n        ", "\n").lstrip()
+    for name in ("before", "after"):
+        write_run(tmp_path / name, [fsdp_rank(rank, steps=12) for rank in range(2)])
+    summary = tmp_path / "summary.md"
+    given = {
+        "BEFORE": "before",
+        "AFTER": "after",
+        "MIN_GAIN": "0",
+        "ACCEPTANCE": "",
+        "GITHUB_STEP_SUMMARY": str(summary),
+    }
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-e", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, **given, "PATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "step" in summary.read_text()
+    assert (tmp_path / "comparison.xml").exists()

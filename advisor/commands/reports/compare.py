@@ -28,6 +28,7 @@ _REGRESSION = 5
 @click.option("-o", "--output", metavar="FILE", help="Write the before/after report as one HTML file.")
 @click.option("--json", "json_target", metavar="FILE", help="Write the comparison as JSON; - for stdout.")
 @click.option("--markdown", metavar="FILE", help="Write it as Markdown for a ticket; - for stdout.")
+@click.option("--junit", metavar="FILE", help="Write the judgement as JUnit XML for CI; - for stdout.")
 @click.option("--notebook", metavar="FILE", help="Write a notebook that holds and recomputes the evidence.")
 @click.option("--force", is_flag=True, help="Replace output files that exist.")
 @click.option("--acceptance", "acceptance_file", metavar="FILE", help="Thresholds as TOML or JSON.")
@@ -46,6 +47,7 @@ def command(
     output: str | None,
     json_target: str | None,
     markdown: str | None,
+    junit: str | None,
     notebook: str | None,
     force: bool,
     acceptance_file: str | None,
@@ -65,6 +67,7 @@ def command(
     Examples:
       paro-advise compare before/ after/ --plan plan.json -o report.html
       paro-advise compare before/ after/ --min-gain 5 --json -
+      paro-advise compare main/ branch/ --junit result.xml
     """
     from paro_advise.advisor.analysis.load import load_analysis
     from paro_advise.advisor.analysis.model import Options
@@ -74,7 +77,7 @@ def command(
     from paro_advise.advisor.comparison.model import ChangeVerdict
     from paro_advise.policies.plan import read_plan
 
-    targets = [target for target in (output, json_target, markdown, notebook) if target and target != "-"]
+    targets = [target for target in (output, json_target, markdown, junit, notebook) if target and target != "-"]
     for target in targets:
         refuse_overwrite(target, force=force, inputs=(before, after))
     refuse_same(targets)
@@ -90,7 +93,7 @@ def command(
     options = Options(gpus_per_node=gpus_per_node or (plan.preconditions.gpus_per_node if plan else None))
     sides = [load_analysis([path], options, progress) for path in (before, after)]
     comparison = compare(sides[0][0], sides[1][0], plan, terms)
-    _write(comparison, [side[1] for side in sides], output, json_target, markdown, notebook, force=force)
+    _write(comparison, [side[1] for side in sides], output, json_target, markdown, notebook, junit, force=force)
     for (analysis, _), name in zip(sides, ("before", "after"), strict=True):
         progress.say(f"{name}: {plural(len(analysis.data_quality), 'note')} on the data; see `analyze`")
     for target in targets:
@@ -131,6 +134,7 @@ def _write(
     json_target: str | None,
     markdown: str | None,
     notebook: str | None,
+    junit: str | None,
     *,
     force: bool,
 ) -> None:
@@ -143,6 +147,10 @@ def _write(
         write_output(json_target, to_json(comparison), force=force)
     if markdown:
         write_output(markdown, comparison_markdown(comparison).encode(), force=force)
+    if junit:
+        from paro_advise.advisor.rendering.texts.comparison_junit import comparison_junit
+
+        write_output(junit, comparison_junit(comparison), force=force)
     if notebook:
         from paro_advise.advisor.rendering.notebook import notebook_bytes
 
@@ -153,5 +161,5 @@ def _write(
         boxes = [next((item.timeline for item in found.facts if item.timeline), ()) if found else () for found in read]
         page = render_comparison(comparison, Timelines(before=boxes[0], after=boxes[1]), provenance())
         write_output(output, page.encode(), force=force)
-    if "-" not in (json_target, markdown):
+    if "-" not in (json_target, markdown, junit):
         click.echo(comparison_text(comparison))
