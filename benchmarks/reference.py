@@ -51,7 +51,7 @@ def _options(command: click.Command) -> list[str]:
                 if isinstance(parameter, click.Option) and parameter.name != "help"
                 else None
             )
-            if record is not None:
+            if record is not None and "--help" not in parameter.opts:
                 names, about = (" ".join(text.split()).replace("|", "\\|") for text in record)
                 rows.append(f"| `{names}` | {about} |")
     return ["", "| option | meaning |", "|---|---|", *rows] if rows else []
