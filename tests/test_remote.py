@@ -85,9 +85,12 @@ def test_one_object_and_a_mix_with_local_files(bucket, capsys):
 def test_facts_of_an_object_are_kept_until_it_changes(bucket, capsys, monkeypatch):
     downloads = []
     original = local_copies.download
-    monkeypatch.setattr(
-        local_copies, "download", lambda item, path: (downloads.append(item.url), original(item, path))[1]
-    )
+
+    def counted(item, path):
+        downloads.append(item.url)
+        return original(item, path)
+
+    monkeypatch.setattr(local_copies, "download", counted)
     for _ in range(2):
         said(capsys, "analyze", "s3://traces/runs/a/rank0.json.gz", "-q")
     assert len(downloads) == 1
