@@ -130,6 +130,18 @@ def test_a_duration_beyond_any_run_is_said_and_left_out(tmp_path, capsys):
     assert "longer than a year" in outputs[1]
 
 
+@pytest.mark.parametrize("scale", [1e-315, 1e-9])
+def test_times_too_short_to_be_any_are_no_defect(tmp_path, capsys, scale):
+    """A damaged exponent can make a step shorter than numbers divide."""
+    trace = fsdp_rank(0)
+    for event in trace.events:
+        event["ts"], event["dur"] = (event["ts"] - trace.offset) * scale, event["dur"] * scale
+    document = {**trace.head(), "traceEvents": trace.events}
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(document))
+    assert "inf" not in outputs_of(tmp_path, capsys, path)[0].partition("<svg")[2][:5000]
+
+
 def test_a_pipe_that_nobody_writes_to_is_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("paro_advise.advisor.commands.spool._PIPE_WAIT_S", 0.1)
     path = tmp_path / "rank0.json"

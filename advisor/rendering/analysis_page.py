@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.regimes import regime_text
+from paro_advise.advisor.rendering.analysis_tables import (
+    collective_table,
+    findings_table,
+    input_table,
+    link_table,
+    module_table,
+    parallel_table,
+    path_table,
+    provenance_table,
+    quality_table,
+    work_table,
+)
 from paro_advise.advisor.rendering.charts import Bar, Segment, stacked_bars, timeline
 from paro_advise.advisor.rendering.constants import (
     BEST_RANKS,
-    MAX_COLLECTIVES,
     MAX_DRAWN_RANKS,
-    SHOWN_KERNELS,
-    SHOWN_MODULES,
     WORST_RANKS,
 )
 from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, make_table, number, render_page
 from paro_advise.advisor.rendering.texts.analysis_text import (
     confidence,
     framework_text,
-    latency_text,
-    parameters_text,
     profiled,
     work_text,
 )
-from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, share_text, time_text
+from paro_advise.advisor.wording.quantities import bytes_text, count_text, share_text, time_text
 from paro_advise.core.model_state import STATES
 
 if TYPE_CHECKING:
@@ -82,20 +89,22 @@ def render_report(
         timeline_rank=timeline_rank,
         timeline_legend=[(f"s-{lane}", text) for lane, text in _LANES if any(box.lane == lane for box in boxes)],
         work_text=work_text(analysis.work) if analysis.work else "",
-        work_table=_work_table(analysis),
-        module_table=_module_table(analysis),
+        work_table=work_table(analysis),
+        module_table=module_table(analysis),
+        parallel_table=parallel_table(analysis),
+        path_table=path_table(analysis),
         rank_chart=_rank_chart(analysis),
         rank_legend=_PARTS,
         rank_note=_rank_note(analysis),
         rank_table=_rank_table(analysis),
-        findings_table=_findings_table(analysis),
-        collective_table=_collective_table(analysis),
-        link_table=_link_table(analysis),
+        findings_table=findings_table(analysis),
+        collective_table=collective_table(analysis),
+        link_table=link_table(analysis),
         hta_table=hta,
-        quality_table=_quality_table(analysis),
+        quality_table=quality_table(analysis),
         method=_METHOD,
-        provenance_table=_provenance_table(analysis, provenance),
-        input_table=_input_table(analysis),
+        provenance_table=provenance_table(analysis, provenance),
+        input_table=input_table(analysis),
     )
 
 
@@ -197,48 +206,6 @@ def _timeline_chart(boxes: Sequence[TimelineBox], analysis: Analysis) -> Markup:
     )
 
 
-def _work_table(analysis: Analysis) -> Table:
-    work = analysis.work
-    whole = sum(work.kind_us.values()) if work else 0.0
-    kernels = work.kernels if work else ()
-    rows = [
-        Row(
-            cells=(
-                Cell(text=item.name, css="path"),
-                Cell(text=item.kind),
-                number(item.count, count_text(item.count)),
-                number(item.us, time_text(item.us)),
-                number(item.us, share_text(item.us / whole if whole else None)),
-            )
-        )
-        for item in kernels[:SHOWN_KERNELS]
-    ]
-    caption = f"The {len(rows)} that compute longest, per rank and step; kernels that run at the same time both count"
-    return make_table("table-work", caption, ("kernel or operator", "kind", "calls #", "time #", "share #"), rows)
-
-
-def _module_table(analysis: Analysis) -> Table:
-    states = [name for name in STATES if any(item.state_exposed_us.get(name) for item in analysis.modules)]
-    rows = [
-        Row(
-            cells=(
-                Cell(text=item.module, css="path"),
-                number(item.count, count_text(item.count)),
-                number(item.bytes, bytes_text(item.bytes)),
-                number(item.exposed_us, time_text(item.exposed_us)),
-                *(
-                    number(item.state_exposed_us.get(name), time_text(item.state_exposed_us.get(name, 0.0)))
-                    for name in states
-                ),
-            )
-        )
-        for item in analysis.modules[:SHOWN_MODULES]
-    ]
-    caption = f"{len(rows)} of {len(analysis.modules)} modules, those exposed longest; per rank and step"
-    heads = ("module", "calls #", "bytes #", "exposed #", *(f"of {name}s #" for name in states))
-    return make_table("table-modules", caption, heads, rows)
-
-
 def _timeline_table(boxes: Sequence[TimelineBox]) -> Table:
     shown = [box for box in boxes if box.lane != "compute"][:60]
     rows = [
@@ -329,149 +296,6 @@ def _rank_table(analysis: Analysis) -> Table:
         "waiting #",
     )
     return make_table("table-ranks", "Means over steps; waiting counts overlapped and exposed", names, rows)
-
-
-def _findings_table(analysis: Analysis) -> Table:
-    rows = [
-        Row(
-            id=f"finding-{item.code}",
-            cells=(
-                Cell(text=item.code),
-                Cell(text=item.status),
-                Cell(text=item.text),
-                number(item.saving_us, "" if item.saving_us is None else f"up to {time_text(item.saving_us)}"),
-            ),
-        )
-        for item in analysis.findings
-    ]
-    return make_table(
-        "table-findings",
-        "Savings overlap and do not add up. `paro-advise explain CODE` tells more",
-        ("code", "status", "finding", "can save #"),
-        rows,
-    )
-
-
-def _collective_table(analysis: Analysis) -> Table:
-    rows = [
-        Row(
-            cells=(
-                Cell(text=entry.state),
-                Cell(text=entry.detail),
-                Cell(text=entry.op),
-                number(entry.bytes, bytes_text(entry.bytes)),
-                number(entry.group_size, "unknown" if entry.group_size is None else str(entry.group_size)),
-                Cell(text=entry.span),
-                number(entry.count, count_text(entry.count)),
-                number(entry.p50_us, time_text(entry.p50_us)),
-                number(entry.p95_us, time_text(entry.p95_us)),
-                number(entry.p99_us, time_text(entry.p99_us)),
-                number(entry.exposed_us, time_text(entry.exposed_us)),
-            )
-        )
-        for entry in analysis.collectives[:MAX_COLLECTIVES]
-    ]
-    names = (
-        "state",
-        "detail",
-        "op",
-        "bytes #",
-        "ranks #",
-        "span",
-        "calls #",
-        "p50 #",
-        "p95 #",
-        "p99 #",
-        "exposed #",
-    )
-    caption = f"The {len(rows)} kinds that are exposed longest; calls and exposure per rank and step"
-    return make_table("table-collectives", caption, names, rows)
-
-
-def _link_table(analysis: Analysis) -> Table:
-    rows = []
-    for link in analysis.links:
-        span = (
-            f"{link.busbw_low_gbps:.3g} to {link.busbw_high_gbps:.3g}"
-            if link.busbw_low_gbps is not None and link.busbw_high_gbps is not None
-            else ""
-        )
-        rows.append(
-            Row(
-                cells=(
-                    Cell(text=link.op),
-                    Cell(text=link.span),
-                    number(link.group_size, str(link.group_size)),
-                    number(link.num_samples, str(link.num_samples)),
-                    number(link.alpha_us, latency_text(link)),
-                    number(link.busbw_gbps, gbps_text(link.busbw_gbps)),
-                    Cell(text=span, css="n"),
-                    Cell(text=link.source),
-                )
-            )
-        )
-    names = ("op", "span", "ranks #", "samples #", "latency #", "bus bandwidth #", "10-90 % #", "source")
-    return make_table("table-links", "Robust fit over all transfers", names, rows)
-
-
-def _quality_table(analysis: Analysis) -> Table:
-    rows = [
-        Row(
-            cells=(
-                Cell(text=item.code),
-                Cell(text=item.severity, css=f"sev-{item.severity}"),
-                Cell(text=item.message),
-                Cell(text=item.help),
-            )
-        )
-        for item in analysis.data_quality[:200]
-    ]
-    return make_table(
-        "table-quality", f"{len(analysis.data_quality)} notes", ("code", "weight", "what", "what to do"), rows
-    )
-
-
-def _provenance_table(analysis: Analysis, provenance: Provenance) -> Table:
-    run = analysis.run
-    strategy = run.strategy
-    pairs: list[tuple[str, Any]] = [
-        ("tool", f"paro-advise {provenance.version}, format {analysis.format_version}"),
-        ("made", provenance.created_utc),
-        ("command", provenance.command),
-        ("framework", framework_text(analysis)),
-        ("strategy", f"{strategy.triple or 'unknown'} while computing, {strategy.triple_at_rest or 'unknown'} at rest: "
-         + ("; ".join(strategy.reasons) or "no model-state communication seen")),
-        ("micro-batches per step", run.micro_batches),
-        ("parameters", parameters_text(run)),
-        ("ranks per node", f"{run.gpus_per_node} ({run.gpus_per_node_source})" if run.gpus_per_node else None),
-        ("device", run.device_name),
-        ("device memory", bytes_text(run.device_memory_bytes) if run.device_memory_bytes else None),
-        ("backend", run.backend),
-        ("NCCL", run.nccl_version),
-        ("clock error", time_text(analysis.clock_error_us) if analysis.clock_error_us is not None else None),
-        ("steps (us)", ", ".join(f"{value:.0f}" for value in analysis.step_time_us.values[:20])),
-    ]  # fmt: skip
-    pairs += [(key, value) for key, value in list(run.metadata.items())[:40]]
-    rows = [
-        Row(cells=(Cell(text=name), Cell(text="unknown" if value in (None, "") else str(value))))
-        for name, value in pairs
-    ]
-    return make_table("table-provenance", "Where the numbers come from", ("what", "value"), rows)
-
-
-def _input_table(analysis: Analysis) -> Table:
-    rows = [
-        Row(
-            cells=(
-                Cell(text=item.path, css="path"),
-                Cell(text=item.kind),
-                number(item.bytes, bytes_text(item.bytes)),
-                Cell(text=item.sha256, css="path"),
-            )
-        )
-        for item in analysis.run.inputs[:256]
-    ]
-    return make_table("table-inputs", "Inputs", ("path", "kind", "size #", "SHA-256"), rows)
 
 
 _METHOD = (

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from paro_advise.advisor.rendering.constants import CHART_WIDTH, LABEL_HEIGHT, LABEL_WIDTH, MAX_MARKS, SHOWN_LIMIT
+from paro_advise.advisor.rendering.constants import (
+    CHART_WIDTH,
+    LABEL_HEIGHT,
+    LABEL_WIDTH,
+    LEAST_DRAWN,
+    MAX_MARKS,
+    SHOWN_LIMIT,
+)
 from paro_advise.advisor.wording.quantities import bytes_text, time_text
 
 if TYPE_CHECKING:
@@ -61,7 +68,7 @@ class Point:
 
 def nice_ticks(high: float, count: int = 6) -> list[float]:
     """Return round tick values from 0 to at most ``high``."""
-    if high <= 0:
+    if high < LEAST_DRAWN:
         return [0.0]
     raw = high / count
     scale = 10.0 ** len(str(int(raw))) / 10 if raw >= 1 else 10.0 ** -len(str(int(1 / raw)))
@@ -96,7 +103,7 @@ def stacked_bars(chart_id: str, title: str, description: str, bars: Sequence[Bar
         bars: top to bottom; up to 24 carry tooltips, more are drawn as one path per kind.
     """
     high = max((sum(segment.value_us for segment in bar.segments) for bar in bars), default=0.0)
-    if high <= 0:
+    if high < LEAST_DRAWN:
         return Markup("")
     row = 26.0 if len(bars) <= 16 else (12.0 if len(bars) <= 64 else 5.0)
     height = 12 + row * len(bars) + 24
@@ -157,7 +164,7 @@ def timeline(
         high_us: length of the step.
         lanes: (lane, text) top to bottom.
     """
-    if high_us <= 0 or not boxes:
+    if high_us < LEAST_DRAWN or not boxes:
         return Markup("")
     row = 30.0
     height = 12 + row * len(lanes) + 24
@@ -253,7 +260,7 @@ def scatter(
     """
     wide = max((point.num_bytes for point in points), default=0.0)
     high = max((point.high_us if point.label else point.time_us for point in points), default=0.0)
-    if wide <= 0 or high <= 0:
+    if min(wide, high) < LEAST_DRAWN:
         return Markup("")
     if limit_bytes is not None and limit_bytes < SHOWN_LIMIT * wide:
         wide = max(wide, limit_bytes)

@@ -19,3 +19,4 @@ PAGE_CANDIDATES = 14  # candidates listed on a page; the JSON holds all
 WORST_RANKS = 16  # slowest ranks drawn then
 BEST_RANKS = 4  # fastest ranks drawn then
 WIDE_RANGE = 1.5  # high over low from which a number is shown with its range; a reader's choice
+LEAST_DRAWN = 1e-6  # us or bytes of a whole axis; below a picosecond only damage is left, and scales overflow

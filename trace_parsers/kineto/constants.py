@@ -44,3 +44,4 @@ MAX_OPEN_OWNERS = 64  # spans; most that enclose a call and name its owner; assu
 EARLY_US = 500.0  # us; a gloo span may begin this long before its operator's row; assumed
 TOUCH_US = 0.01  # us; rows that overlap by less only touch; assumed: float64 holds absolute times to 1e-3 us
 TAIL_SHARE = 0.05  # none; part of the gap after a backward pass that counts as its tail; assumed
+MIN_DURATION_US = 1e-6  # us; a picosecond, which no clock of a profiler tells from nothing

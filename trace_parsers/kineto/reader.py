@@ -24,6 +24,7 @@ from paro_advise.trace_parsers.kineto.constants import (
     MAX_DURATION_US,
     MAX_LOST_SHARE,
     MAX_SHIFTED_US,
+    MIN_DURATION_US,
     SHIFT_DIGITS_US,
 )
 from paro_advise.trace_parsers.kineto.device.device_steps import device_steps, without_stub
@@ -265,7 +266,7 @@ class _TableBuilder:
         if negative:
             self._notices.warn("Q107", f"{negative} events have a negative duration; it was taken as 0")
             durations = np.maximum(durations, 0.0)
-        return starts, durations
+        return starts, np.where(durations < MIN_DURATION_US, 0.0, durations)
 
     def _gpu_tables(
         self, host: HostRows, clock: PhaseClock, header: SourceHeader, steps: Sequence[HostSpan]
