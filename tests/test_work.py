@@ -12,6 +12,8 @@ from trace_builder import TraceBuilder, fsdp_rank
 
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.facts.work import own_times, short_name, work_kind
+from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
+from paro_advise.trace_parsers.kineto.products import product_flops
 
 
 @pytest.mark.parametrize(
@@ -110,3 +112,63 @@ def test_public_traces(trace, first):
     kinds = analysis.work.kind_us
     assert max(kinds, key=kinds.get) == first
     assert sum(kinds.values()) == pytest.approx(analysis.breakdown_us.compute, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "flops"),
+    [
+        ("aten::mm", [[98304, 50], [50, 15]], 2 * 98304 * 50 * 15),
+        ("aten::addmm", [[64], [128, 32], [32, 64], [], []], 2 * 128 * 32 * 64),
+        ("aten::bmm", [[8, 16, 4], [8, 4, 32]], 2 * 8 * 16 * 4 * 32),
+        ("aten::baddbmm", [[8, 16, 32], [8, 16, 4], [8, 4, 32]], 2 * 8 * 16 * 4 * 32),
+        ("aten::mm", [[4, 5], [6, 7]], None), ("aten::mm", [], None), ("aten::mm", "damaged", None),
+        ("aten::mm", [[10**12, 10**12], [10**12, 10**12]], None), ("aten::add", [[4, 4], [4, 4]], None),
+    ],
+)  # fmt: skip
+def test_operations_of_a_product_follow_from_its_shapes(name, dims, flops):
+    assert product_flops(name, dims) == flops
+
+
+def test_products_are_held_against_the_peak_of_the_device(tmp_path):
+    """Two products of 4096^3 in 16 bits, one kernel of 250 us and two of 100: by hand 2 * 2 * 4096^3 / 450 us."""
+    trace = TraceBuilder(0, 1)
+    trace.step(1, 0.0, 1000.0)
+    for operator, starts, duration in (("aten::addmm", (100.0,), 250.0), ("aten::mm", (400.0, 520.0), 100.0)):
+        external = trace.next_id()
+        dims = [[4096, 4096], [4096, 4096]]
+        shapes = [[4096], *dims] if operator == "aten::addmm" else dims
+        trace.row("cpu_op", operator, 10.0, 5.0, **{"External id": external, "Input Dims": shapes})
+        trace.row("cpu_op", "aten::add", 16.0, 1.0, **{"External id": trace.next_id(), "Input Dims": dims})
+        for start in starts:
+            trace.compute(start, duration, name="sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn")
+            trace.events[-1]["args"]["External id"] = external
+    trace.compute(700.0, 200.0, name="vectorized_elementwise_kernel")
+    for layout in ("torch213", "torch2020", "compact", "indented"):
+        analysis = analyze(trace.write(tmp_path / f"{layout}.json", layout))
+        assert analysis.work.product_us == pytest.approx(450.0)
+        assert analysis.efficiency.product_tflops == pytest.approx(2 * 2 * 4096**3 / 450e-6 / 1e12)
+    assert "of 989" in analysis_text(analysis)
+
+
+@pytest.mark.skipif(not (SHARED / "corpus").is_dir(), reason="other people's traces stay outside of the repository")
+def test_products_of_a_public_trace_are_those_of_its_operators():
+    """Counted here by the plain JSON: every product whose operator launched a kernel in the trace's steps."""
+    import gzip
+
+    path = SHARED / "corpus/facebookresearch+HolisticTraceAnalysis/tests/data/trace_diff/control/control.json.gz"
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    launched = {}
+    for event in events:
+        if event.get("cat") == "Kernel" or event.get("cat") == "kernel":
+            launched.setdefault(event["args"].get("External id", event["args"].get("external id")), []).append(event)
+    steps = [(e["ts"], e["ts"] + e["dur"]) for e in events if str(e.get("name", "")).startswith("ProfilerStep#")]
+    total = 0.0
+    for event in events:
+        flops = product_flops(event.get("name", ""), (event.get("args") or {}).get("Input Dims"))
+        kernels = launched.get((event.get("args") or {}).get("External id")) if flops else None
+        if kernels and event.get("cat") == "cpu_op":
+            total += flops
+    analysis = analyze(path)
+    counted = analysis.work.product_flops * analysis.run.num_steps
+    assert len(steps) == analysis.run.num_steps
+    assert counted == pytest.approx(total, rel=0.05)

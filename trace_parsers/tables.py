@@ -188,8 +188,8 @@ class EventTables:
     Attributes:
         device: DataFrame start_us, end_us, stream (i64), kind (u8, see kernel_kinds), name (u32
             code into ``names``), launch_us (f64, NaN when unknown), and where the
-            host's runtime calls were read launch_end_us. On CPU runs: the host
-            operators that compute, with kind COMPUTE.
+            host's runtime calls were read launch_end_us; on device runs flops (f64, of matrix
+            products, 0 for others). On CPU runs: the host operators that compute, with kind COMPUTE.
         names: the names behind the codes.
         steps: (label, start_us, end_us) of each profiler step on the host, in order.
         spans: annotations from which phases and owners follow, by start.

@@ -65,7 +65,7 @@ def build_analysis(
     training = observe_training(run)
     states = state_summaries(aligned, run, links, fabric)
     notes = (*notices, *stack_notices, *run.notices, *training.notices)
-    parts, idle = breakdown(run), idle_parts(run)
+    parts, idle, work = breakdown(run), idle_parts(run), computing(run)
     collectives = collective_entries(aligned, run)
     analysis = Analysis(
         format=FORMAT.name,
@@ -81,14 +81,14 @@ def build_analysis(
         clock_offsets_us={str(rank): value for rank, value in aligned.offset_us.items()} if aligned else {},
         clock_error_us=aligned.clock_error_us if aligned else None,
         verdict=verdict_entry(run, parts, idle, states, links, topology, training.strategy, stragglers, collectives),
-        efficiency=efficiency(aligned, run, training.parameter_count, options),
+        efficiency=efficiency(aligned, run, training.parameter_count, work, options),
         findings=(),
         data_quality=data_quality(notes, aligned, run, topology, num_impossible),
         idle_us=idle,
         lag_us=device_lag(run),
         update=device_update(run),
         modules=module_entries(aligned, run),
-        work=computing(run),
+        work=work,
         captured=captured,
         model_parallel=parallel_entries(aligned, run),
         critical_path=critical_path(aligned, run),

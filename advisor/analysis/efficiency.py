@@ -13,11 +13,14 @@ from paro_advise.advisor.ranks.devices import device_named
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Options
+    from paro_advise.advisor.facts.model import Work
     from paro_advise.advisor.ranks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
 
 
-def efficiency(aligned: AlignedRun | None, run: Run, parameters: int | None, options: Options) -> Efficiency:
+def efficiency(
+    aligned: AlignedRun | None, run: Run, parameters: int | None, work: Work | None, options: Options
+) -> Efficiency:
     """Compute the figures of merit; None where an ingredient is missing."""
     steps = run.steps
     total = sum(step.communication_us for step in steps)
@@ -37,6 +40,7 @@ def efficiency(aligned: AlignedRun | None, run: Run, parameters: int | None, opt
         tokens_per_step=options.tokens_per_step,
         peak_tflops=peak,
         peak_source=source,
+        product_tflops=work.achieved_tflops if work else None,
     )
 
 

@@ -269,6 +269,7 @@ class Efficiency:
     tokens_per_step: int | None
     peak_tflops: float | None
     peak_source: str
+    product_tflops: float | None = None  # since 1.1; what matrix products reach while they run, None without shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,6 +102,8 @@ def computing(run: Run) -> Work | None:
         kernels=tuple(
             KernelTime(name=name, kind=kind, us=time_us, count=count) for (name, kind), (time_us, count) in longest
         ),
+        product_flops=float(np.mean([work.product_flops for work in found])),
+        product_us=float(np.mean([work.product_us for work in found])),
     )
 
 

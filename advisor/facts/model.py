@@ -52,10 +52,19 @@ class Work:
     Attributes:
         kind_us: time by kind; kernels that run at the same time both count.
         kernels: the longest ones.
+        product_flops: floating-point operations of matrix products whose shapes were recorded.
+        product_us: time of the kernels that run these.
     """
 
     kind_us: dict[str, float]
     kernels: tuple[KernelTime, ...]
+    product_flops: float = 0.0
+    product_us: float = 0.0
+
+    @property
+    def achieved_tflops(self) -> float | None:
+        """Return what matrix products reach while they run (1e12 operations/s), None without shapes."""
+        return self.product_flops / self.product_us / 1e6 if self.product_us > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

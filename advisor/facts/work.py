@@ -105,6 +105,8 @@ def work_of(
     by_kind: dict[str, float] = {}
     for (_, kind), (time_us, _) in shares.items():
         by_kind[kind.value] = by_kind.get(kind.value, 0.0) + time_us / num_steps
+    flops = device["flops"].to_numpy() if "flops" in device.columns else np.zeros(len(start))
+    products = mine & (flops > 0)
     longest = sorted(shares.items(), key=lambda item: (-item[1][0], item[0]))[:MAX_KERNELS]
     return Work(
         kind_us=by_kind,
@@ -112,6 +114,8 @@ def work_of(
             KernelTime(name=name, kind=kind.value, us=time_us / num_steps, count=count / num_steps)
             for (name, kind), (time_us, count) in longest
         ),
+        product_flops=float(flops[products].sum()) / num_steps,
+        product_us=float(spent[products].sum()) / num_steps,
     )
 
 

@@ -27,6 +27,7 @@ from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, mak
 from paro_advise.advisor.rendering.texts.analysis_text import (
     confidence,
     framework_text,
+    products_text,
     profiled,
     work_text,
 )
@@ -88,7 +89,7 @@ def render_report(
         timeline_table=_timeline_table(boxes),
         timeline_rank=timeline_rank,
         timeline_legend=[(f"s-{lane}", text) for lane, text in _LANES if any(box.lane == lane for box in boxes)],
-        work_text=work_text(analysis.work) if analysis.work else "",
+        work_text=work_text(analysis.work) + products_text(analysis) if analysis.work else "",
         work_table=work_table(analysis),
         module_table=module_table(analysis),
         parallel_table=parallel_table(analysis),

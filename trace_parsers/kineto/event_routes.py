@@ -34,6 +34,7 @@ class RoutedTexts:
     host: list[tuple[HostKind, list[bytes]]]
     described: list[bytes]  # operators whose arguments are needed
     other: list[bytes]
+    products: list[bytes]  # operators that multiply matrices, of device runs
     skipped: NDArray[np.intp]  # the places of events that nothing decodes
 
 
@@ -72,6 +73,10 @@ _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "mtia_ccp_e
 # The first four letters of operators that a lean reading keeps, and of those whose arguments are needed.
 _KEEP_NAME = ("Prof", "Opti", "c10d", "_c10", "reco", "paro", "auto", "fsdp", "torc", "Dist", "deep", "nccl")
 _WIDE_NAME = ("c10d", "reco", "paro", "_c10")
+# Matrix products by what follows "aten::" in an operator's name: in three letters, of "add" in five.
+_OPERATOR_SPACE = len("aten::")
+_PRODUCTS = {b'mm"': 1, b"bmm": 1, b"bad": 1, b"add": 2}
+_PRODUCTS_OF_ADD = {b"addmm": 1}
 _STACK_OF_INTEREST = re.compile(rb"deepspeed|megatron", re.IGNORECASE)
 _LAYOUT = re.compile(rb'^(\s*"ph":\s*")X(",\s*"cat":\s*")(\w[\w ]*)(",\s*"name":\s*")')
 # Of the spans of annotations on the device, only the optimizer's are of interest.
@@ -122,6 +127,8 @@ class EventLayout:
         names = dict.fromkeys(_KEEP_NAME, _KEEP) | dict.fromkeys(_WIDE_NAME, _WIDE)
         self._device_name_at = self._name_at + len(_DEVICE_SPAN_CATEGORY) - len("cpu_op")
         self._device_names = WordTable({_DEVICE_SPAN_NAME[:4].encode(): _KEEP})
+        self._products = WordTable(_PRODUCTS)
+        self._products_of_add = WordTable(_PRODUCTS_OF_ADD)
         self._names = WordTable({name.encode(): value for name, value in names.items()})
 
     @classmethod
@@ -135,7 +142,8 @@ class EventLayout:
     def route(self, scan: EventScan) -> RoutedTexts:
         """Sort events by destination. What does not fit the layout is decoded in full."""
         route = self._routes(scan)
-        kept, wide = self._operators(scan, np.flatnonzero(route == _Route.OPERATOR))
+        operators = np.flatnonzero(route == _Route.OPERATOR)
+        kept, wide = self._operators(scan, operators)
         plain, shaped = self._annotations(scan, np.flatnonzero(route == _Route.ANNOTATION))
         other = scan.texts(np.flatnonzero(route == _Route.UNKNOWN)) + shaped
         host = [(HostKind.OPERATOR, kept), (HostKind.ANNOTATION, plain)]
@@ -146,7 +154,8 @@ class EventLayout:
         host.append((HostKind.PYTHON, [row for row in stacks if _STACK_OF_INTEREST.search(row)]))
         device = scan.texts(np.flatnonzero(route == _Route.DEVICE))
         skipped = np.flatnonzero(self._is_skipped(route))
-        return RoutedTexts(device=device, host=host, described=wide, other=other, skipped=skipped)
+        products = scan.texts(self._multiply(scan, operators)) if self._detail != Detail.FULL else []
+        return RoutedTexts(device=device, host=host, described=wide, other=other, products=products, skipped=skipped)
 
     def _is_skipped(self, route: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Mark the events that nothing decodes; operators and stacks of which some are kept count all."""
@@ -170,6 +179,14 @@ class EventLayout:
         value = self._names.values(scan.words(self._name_at, rows))
         kept = value == _KEEP if self._detail == Detail.LEAN else value != _WIDE
         return scan.texts(rows[kept]), scan.texts(rows[value == _WIDE])
+
+    def _multiply(self, scan: EventScan, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return the operators that multiply matrices."""
+        named = scan.words(self._name_at + _OPERATOR_SPACE, rows)
+        value = self._products.values(named)
+        value[value == 2] *= self._products_of_add.values(named)[value == 2] > 0
+        found: NDArray[np.intp] = rows[value > 0]
+        return found
 
     def _device_spans(self, scan: EventScan, rows: NDArray[np.intp]) -> list[bytes]:
         named = self._device_names.values(scan.words(self._device_name_at, rows)) == _KEEP

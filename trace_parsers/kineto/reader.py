@@ -274,7 +274,8 @@ class _TableBuilder:
         """Return device table, its names and collectives of a run with an accelerator."""
         raw = self._rows.device
         calls = host_calls(self._rows.host, self._origin_us)
-        rows = device_rows(raw, *self._times(raw.start, raw.duration), host, [call.external for call in calls])
+        ids = [call.external for call in calls]
+        rows = device_rows(raw, *self._times(raw.start, raw.duration), host, ids, self._rows.products.flops)
         groups = {group.name: group for group in header.groups}
         collectives = kernel_collectives(rows.comm_kernels(raw), calls, host, clock, groups)
         self._device_steps = device_steps(steps, rows)

@@ -18,6 +18,7 @@ from paro_advise.trace_parsers.kineto.events import (
     holds_whole_events,
     salvage_one,
 )
+from paro_advise.trace_parsers.kineto.products import ProductColumns
 
 if TYPE_CHECKING:
     from paro_advise.trace_parsers.kineto.event_routes import Detail
@@ -37,6 +38,7 @@ class KinetoRows:
         self.detail = detail
         self.device = DeviceColumns()
         self.host = HostColumns()
+        self.products = ProductColumns()
         self.num_events = 0
         self.num_repaired = 0
         self.num_dropped = 0
@@ -68,6 +70,8 @@ class KinetoRows:
             self._add_host(rows, kind)
         self._add_described(texts.described, HostKind.OPERATOR)
         self._add_any(texts.other)
+        if texts.products:
+            self.products.extend(_join(texts.products))
         # A cut that joined two events may look like one that is skipped: nothing else would decode it.
         if not holds_whole_events(chunk):
             self._check_skipped(scan.texts(texts.skipped))

@@ -84,6 +84,16 @@ def work_text(work: Work) -> str:
     return text + (f", rest {share_text(rest / whole)}" if rest > 0 else "")
 
 
+def products_text(analysis: Analysis) -> str:
+    """Say what matrix products reach, and of 16-bit ones the share of the device's peak; "" without shapes."""
+    figures = analysis.efficiency
+    reached, peak = figures.product_tflops, figures.peak_tflops
+    if reached is None:
+        return ""
+    share = f", {share_text(reached / peak)} of {peak:.3g}" if peak and analysis.run.computes_16_bit else ""
+    return f"; matrix products reach {reached:.3g} TFLOPS{share}"
+
+
 def _run_lines(analysis: Analysis) -> list[str]:
     run, parts = analysis.run, analysis.breakdown_us
     strategy = run.strategy
@@ -117,7 +127,7 @@ def _run_lines(analysis: Analysis) -> list[str]:
     if chosen := tuning_text(run.metadata):
         lines.append("NCCL       " + chosen)
     if analysis.work:
-        lines.append("computing  " + work_text(analysis.work))
+        lines.append("computing  " + work_text(analysis.work) + products_text(analysis))
     return lines
 
 

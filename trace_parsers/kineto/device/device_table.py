@@ -10,7 +10,7 @@ from paro_advise.trace_parsers.kineto.collectives.kernels import CommKernel
 from paro_advise.trace_parsers.kineto.columns import HostKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     import numpy as np
     import polars as pl
@@ -35,6 +35,7 @@ class DeviceRows:
         name: codes into ``names``.
         launch_us, launch_tid: launch on the host, NaN and -1 when unknown.
         launch_end_us: when the host was done with it.
+        flops: of the matrix product that a row is part of, shared by its rows; 0 for others.
     """
 
     start_us: NDArray[np.float64]
@@ -46,6 +47,7 @@ class DeviceRows:
     launch_us: NDArray[np.float64]
     launch_tid: NDArray[np.int32]
     launch_end_us: NDArray[np.float64]
+    flops: NDArray[np.float64]
     names: tuple[str, ...]
 
     def table(self) -> pl.DataFrame:
@@ -61,6 +63,7 @@ class DeviceRows:
                 "name": self.name,
                 "launch_us": self.launch_us,
                 "launch_end_us": self.launch_end_us,
+                "flops": self.flops,
             }
         ).sort("start_us", maintain_order=True)
 
@@ -90,6 +93,7 @@ def device_rows(
     duration_us: NDArray[np.float64],
     host: HostRows,
     comm_ids: Iterable[int],
+    flops: Mapping[int, float],
 ) -> DeviceRows:
     """Return the device rows of a GPU run.
 
@@ -99,22 +103,43 @@ def device_rows(
         duration_us: not negative.
         host: host rows, for launches.
         comm_ids: external ids of the host's collectives.
+        flops: of matrix products, by the external id of their operator.
     """
     import numpy as np
 
+    kind = _device_kinds(raw, comm_ids)
     launch_us, launch_end_us, launch_tid = _launches(np.frombuffer(raw.correlation, dtype=np.int64), host)
     return DeviceRows(
         start_us=start_us,
         end_us=start_us + duration_us,
         stream=np.frombuffer(raw.stream, dtype=np.int64),
-        kind=_device_kinds(raw, comm_ids),
+        kind=kind,
         name=np.frombuffer(raw.name, dtype=np.uint32),
         external=np.frombuffer(raw.external, dtype=np.int64),
         launch_us=launch_us,
         launch_tid=launch_tid,
         launch_end_us=launch_end_us,
+        flops=_shared_flops(np.frombuffer(raw.external, dtype=np.int64), kind == KernelKind.COMPUTE, flops),
         names=tuple(raw.names),
     )
+
+
+def _shared_flops(
+    external: NDArray[np.int64], computes: NDArray[np.bool_], flops: Mapping[int, float]
+) -> NDArray[np.float64]:
+    """Return each row's share of the operations of the product that launched it."""
+    import numpy as np
+
+    out = np.zeros(len(external))
+    if not flops:
+        return out
+    ids = np.array(sorted(flops), dtype=np.int64)
+    whole = np.array([flops[number] for number in ids.tolist()])
+    place = np.minimum(np.searchsorted(ids, external), len(ids) - 1)
+    mine = (ids[place] == external) & computes
+    rows_of = np.bincount(place[mine], minlength=len(ids))
+    out[mine] = whole[place[mine]] / rows_of[place[mine]]
+    return out
 
 
 def _device_kinds(raw: DeviceColumns, comm_ids: Iterable[int]) -> NDArray[np.uint8]:
