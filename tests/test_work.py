@@ -155,20 +155,15 @@ def test_products_of_a_public_trace_are_those_of_its_operators():
     """Counted here by the plain JSON: every product whose operator launched a kernel in the trace's steps."""
     import gzip
 
-    path = SHARED / "corpus/facebookresearch+HolisticTraceAnalysis/tests/data/trace_diff/control/control.json.gz"
+    path = SHARED / "corpus/AMD-AGI+TraceLens/tests/traces/h100/gaunernst_bert-small-uncased__1016001.json.gz"
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    launched = {}
-    for event in events:
-        if event.get("cat") == "Kernel" or event.get("cat") == "kernel":
-            launched.setdefault(event["args"].get("External id", event["args"].get("external id")), []).append(event)
-    steps = [(e["ts"], e["ts"] + e["dur"]) for e in events if str(e.get("name", "")).startswith("ProfilerStep#")]
-    total = 0.0
-    for event in events:
-        flops = product_flops(event.get("name", ""), (event.get("args") or {}).get("Input Dims"))
-        kernels = launched.get((event.get("args") or {}).get("External id")) if flops else None
-        if kernels and event.get("cat") == "cpu_op":
-            total += flops
+    launched = {event["args"]["External id"] for event in events if event.get("cat") == "kernel"}
+    total = sum(
+        product_flops(event["name"], event["args"].get("Input Dims")) or 0.0
+        for event in events
+        if event.get("cat") == "cpu_op" and event["args"].get("External id") in launched
+    )
     analysis = analyze(path)
-    counted = analysis.work.product_flops * analysis.run.num_steps
-    assert len(steps) == analysis.run.num_steps
-    assert counted == pytest.approx(total, rel=0.05)
+    assert analysis.run.num_steps == 1
+    assert total > 1e9
+    assert analysis.work.product_flops == pytest.approx(total)

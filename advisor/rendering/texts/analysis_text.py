@@ -8,7 +8,7 @@ import click
 
 from paro_advise.advisor.analysis.judgement.findings import APPLIES, NOT_JUDGED
 from paro_advise.advisor.analysis.regimes import regime_text
-from paro_advise.advisor.rendering.constants import NAMED_KINDS, WIDE_RANGE
+from paro_advise.advisor.rendering.constants import NAMED_KINDS, PRODUCTS_SHARE, WIDE_RANGE
 from paro_advise.advisor.wording.escaping import plain
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, plural, share_text, time_text
 from paro_advise.core.model_state import STATES
@@ -88,9 +88,10 @@ def products_text(analysis: Analysis) -> str:
     """Say what matrix products reach, and of 16-bit ones the share of the device's peak; "" without shapes."""
     figures = analysis.efficiency
     reached, peak = figures.product_tflops, figures.peak_tflops
-    if reached is None:
+    work = analysis.work
+    if reached is None or work is None or work.product_us < PRODUCTS_SHARE * sum(work.kind_us.values()):
         return ""
-    share = f", {share_text(reached / peak)} of {peak:.3g}" if peak and analysis.run.computes_16_bit else ""
+    share = f", {share_text(reached / peak)} of {peak:.0f}" if peak and analysis.run.computes_16_bit else ""
     return f"; matrix products reach {reached:.3g} TFLOPS{share}"
 
 

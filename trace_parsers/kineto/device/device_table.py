@@ -119,19 +119,19 @@ def device_rows(
         launch_us=launch_us,
         launch_tid=launch_tid,
         launch_end_us=launch_end_us,
-        flops=_shared_flops(np.frombuffer(raw.external, dtype=np.int64), kind == KernelKind.COMPUTE, flops),
+        flops=_shared_flops(raw, kind == KernelKind.COMPUTE, flops),
         names=tuple(raw.names),
     )
 
 
-def _shared_flops(
-    external: NDArray[np.int64], computes: NDArray[np.bool_], flops: Mapping[int, float]
-) -> NDArray[np.float64]:
+def _shared_flops(raw: DeviceColumns, computes: NDArray[np.bool_], flops: Mapping[int, float]) -> NDArray[np.float64]:
     """Return each row's share of the operations of the product that launched it."""
     import numpy as np
 
+    external = np.frombuffer(raw.external, dtype=np.int64)
     out = np.zeros(len(external))
-    if not flops:
+    # Traces of before 2022 write the launch in place of the operator, whose number would be another one's.
+    if not flops or np.array_equal(external, np.frombuffer(raw.correlation, dtype=np.int64)):
         return out
     ids = np.array(sorted(flops), dtype=np.int64)
     whole = np.array([flops[number] for number in ids.tolist()])
