@@ -167,3 +167,41 @@ def test_products_of_a_public_trace_are_those_of_its_operators():
     assert analysis.run.num_steps == 1
     assert total > 1e9
     assert analysis.work.product_flops == pytest.approx(total)
+
+
+@pytest.mark.parametrize("layout", ["torch213", "torch2020", "compact", "one_line"])
+def test_memory_is_told_by_phase(tmp_path, layout):
+    """Allocations by hand: 10 GiB in forward, 24 in backward, 16 in the update; the host's own do not count."""
+    trace = TraceBuilder(0, 1)
+    trace.step(1, 0.0, 1000.0)
+    trace.compute(10.0, 900.0)
+    trace.backward(400.0, 300.0, sequence=5)
+    trace.annotation("Optimizer.step#AdamW.step", 800.0, 100.0)
+    for time, gib, device_type in (
+        (100, 8, 1),
+        (300, 10, 1),
+        (350, 900, 0),
+        (500, 24, 1),
+        (600, 20, 1),
+        (850, 16, 1),
+        (5000, 70, 1),
+    ):
+        trace.events.append(
+            {
+                "ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 1, "tid": 1,
+                "ts": time + trace.offset, "dur": 0,
+                "args": {"Total Reserved": gib << 30, "Total Allocated": gib << 30, "Bytes": 1, "Device Type": device_type},
+            }
+        )  # fmt: skip
+    if layout in ("torch213", "torch2020"):
+        text = trace.text(layout).replace(
+            '"ph": "X",\n    "cat": "cpu_instant_event"', '"ph": "i",\n    "cat": "cpu_instant_event"'
+        )
+        text = text.replace('"ph": "X", "cat": "cpu_instant_event"', '"ph": "i", "cat": "cpu_instant_event"')
+        (tmp_path / "rank0.json").write_text(text)
+        path = tmp_path / "rank0.json"
+    else:
+        path = trace.write(tmp_path / "rank0.json", layout)
+    analysis = analyze(path)
+    assert analysis.memory.phase_bytes == {"forward": 10 << 30, "backward": 24 << 30, "update": 16 << 30}
+    assert "backward 24 GiB" in analysis_text(analysis)

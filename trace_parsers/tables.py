@@ -199,6 +199,7 @@ class EventTables:
         trains: whether a backward pass or an optimizer's step was seen; None where the host was not recorded.
         updates: when a device ran what the optimizer's steps had launched, by start.
         is_gpu: whether device rows come from an accelerator.
+        memory_peaks: the most that was allocated (bytes), by step and phase; {} where it was not recorded.
     """
 
     device: pl.DataFrame
@@ -211,6 +212,7 @@ class EventTables:
     trains: bool | None = None
     updates: tuple[HostSpan, ...] = ()
     is_gpu: bool
+    memory_peaks: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

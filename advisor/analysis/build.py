@@ -21,6 +21,7 @@ from paro_advise.advisor.analysis.summary import (
     device_lag,
     device_update,
     idle_parts,
+    memory_peaks,
     module_entries,
     rank_entries,
     run_entry,
@@ -92,6 +93,7 @@ def build_analysis(
         captured=captured,
         model_parallel=parallel_entries(aligned, run),
         critical_path=critical_path(aligned, run),
+        memory=memory_peaks(run),
         slow_groups=tuple(find_slow_groups(aligned, run)),
     )
     return replace(analysis, findings=tuple(findings(analysis)))

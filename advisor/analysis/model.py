@@ -177,6 +177,19 @@ class ParallelEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPeaks:
+    """The most memory that was allocated in a phase of a step, where traces record it.
+
+    Attributes:
+        phase_bytes: by phase, the largest of all ranks and steps.
+        rank: whose peak is the largest.
+    """
+
+    phase_bytes: dict[str, int]
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CriticalPath:
     """What the length of a step consists of, across ranks; means over steps (us).
 
@@ -327,6 +340,7 @@ class Analysis:
     captured: Captured | None = None  # steps without the profiler, where a capture logged them
     model_parallel: dict[str, ParallelEntry] = field(default_factory=dict)  # since 1.1; "tensor", "pipeline", ...
     critical_path: CriticalPath | None = None  # since 1.1; None without two ranks on one clock
+    memory: MemoryPeaks | None = None  # since 1.1; None where traces do not record memory
     slow_groups: tuple[SlowGroup, ...] = ()  # since 1.1; process groups whose links are slower than their peers'
 
 

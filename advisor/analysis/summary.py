@@ -13,6 +13,7 @@ from paro_advise.advisor.analysis.model import (
     DeviceUpdate,
     IdleParts,
     InputEntry,
+    MemoryPeaks,
     ModuleEntry,
     RankEntry,
     RunEntry,
@@ -104,6 +105,18 @@ def computing(run: Run) -> Work | None:
         ),
         product_flops=float(np.mean([work.product_flops for work in found])),
         product_us=float(np.mean([work.product_us for work in found])),
+    )
+
+
+def memory_peaks(run: Run) -> MemoryPeaks | None:
+    """Return the most that was allocated in each phase, None where no trace records it."""
+    found = [(rank, step.memory_peaks) for rank, item in run.timed for step in item.steps if step.memory_peaks]
+    if not found:
+        return None
+    phases = sorted({phase for _, peaks in found for phase in peaks})
+    return MemoryPeaks(
+        phase_bytes={phase: max(peaks.get(phase, 0) for _, peaks in found) for phase in phases},
+        rank=max(found, key=lambda item: (max(item[1].values()), -item[0]))[0],
     )
 
 

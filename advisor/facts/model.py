@@ -5,7 +5,7 @@ This is all that leaves the process which read the trace, and all that the cache
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # The cache decodes by these types, so they are needed at run time.
 from paro_advise.core.framework import Framework  # noqa: TC001
@@ -32,6 +32,7 @@ class StepFacts:
     blocked_us: float = 0.0  # the host waited for the device
     update_us: float = 0.0  # the part of compute in which a device ran the optimizer's kernels
     num_update_kernels: int = 0
+    memory_peaks: dict[str, int] = field(default_factory=dict)  # most allocated (bytes) by phase; {}: not recorded
     queue_length: float | None = None  # mean number of launched rows that had not begun; None: launches not known
 
 

@@ -284,6 +284,7 @@ def _step_facts(
                 update_us=Intervals.union_of(update_start[updating], update_end[updating]).clip(low, high).length_us,
                 num_update_kernels=int(updating.sum()),
                 queue_length=_queue_length(events, low, high),
+                memory_peaks=dict(events.memory_peaks.get(index, {})) if len(host) == len(windows) else {},
             )
         )
     return out

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
 
 # Change it whenever facts made from the same file would differ.
-READER_VERSION = 16
+READER_VERSION = 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,5 +21,3 @@ BEST_RANKS = 4  # fastest ranks drawn then
 WIDE_RANGE = 1.5  # high over low from which a number is shown with its range; a reader's choice
 LEAST_DRAWN = 1e-6  # us or bytes of a whole axis; below a picosecond only damage is left, and scales overflow
 PRODUCTS_SHARE = 0.2  # of computing that products of known shape must take for their speed to be told; assumed
-    0.2  # of computing that products of known shape must take for their speed to be said; less tells little
-)

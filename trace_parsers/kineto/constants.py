@@ -45,3 +45,6 @@ EARLY_US = 500.0  # us; a gloo span may begin this long before its operator's ro
 TOUCH_US = 0.01  # us; rows that overlap by less only touch; assumed: float64 holds absolute times to 1e-3 us
 TAIL_SHARE = 0.05  # none; part of the gap after a backward pass that counts as its tail; assumed
 MIN_DURATION_US = 1e-6  # us; a picosecond, which no clock of a profiler tells from nothing
+CPU_DEVICE_TYPE = 0  # of c10::DeviceType in `[memory]` events (c10/core/DeviceType.h)
+MAX_ALLOCATED_BYTES = 1 << 44  # bytes; 16 TiB, more than any device or host holds; assumed
+MEMORY_EVENT = b'"[memory]"'  # the name of such an event, as text

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paro_advise.trace_parsers.kineto.columns import HostKind
+from paro_advise.trace_parsers.kineto.constants import MEMORY_EVENT
 from paro_advise.trace_parsers.kineto.event_scan import WORD_BYTES, WordTable
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class RoutedTexts:
     described: list[bytes]  # operators whose arguments are needed
     other: list[bytes]
     products: list[bytes]  # operators that multiply matrices, of device runs
+    memory: list[bytes]  # instants at which memory was allocated or freed
     skipped: NDArray[np.intp]  # the places of events that nothing decodes
 
 
@@ -49,6 +51,7 @@ class _Route(IntEnum):
     RUNTIME = 5
     PYTHON = 6
     DEVICE_SPAN = 7
+    INSTANT = 8
 
 
 # By the first six letters of the category.
@@ -65,7 +68,7 @@ _ROUTES = {
     b"cuda_p": _Route.SKIP,
     b"overhe": _Route.SKIP,
     b'Trace"': _Route.SKIP,
-    b"cpu_in": _Route.SKIP,
+    b"cpu_in": _Route.INSTANT,
     b'ac2g",': _Route.SKIP,
     b"fwdbwd": _Route.SKIP,
 }
@@ -73,9 +76,10 @@ _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "mtia_ccp_e
 # The first four letters of operators that a lean reading keeps, and of those whose arguments are needed.
 _KEEP_NAME = ("Prof", "Opti", "c10d", "_c10", "reco", "paro", "auto", "fsdp", "torc", "Dist", "deep", "nccl")
 _WIDE_NAME = ("c10d", "reco", "paro", "_c10")
-# Matrix products by what follows "aten::" in an operator's name: in three letters, of "add" in five.
+# Matrix products by the first eight letters of an operator's name, and those of "add..." by five after "aten::".
 _OPERATOR_SPACE = len("aten::")
-_PRODUCTS = {b'mm"': 1, b"bmm": 1, b"bad": 1, b"add": 2}
+_MAYBE = 2
+_PRODUCTS = {b"aten::mm": 1, b"aten::bm": 1, b"aten::ba": 1, b"aten::ad": _MAYBE}
 _PRODUCTS_OF_ADD = {b"addmm": 1}
 _STACK_OF_INTEREST = re.compile(rb"deepspeed|megatron", re.IGNORECASE)
 _LAYOUT = re.compile(rb'^(\s*"ph":\s*")X(",\s*"cat":\s*")(\w[\w ]*)(",\s*"name":\s*")')
@@ -142,8 +146,7 @@ class EventLayout:
     def route(self, scan: EventScan) -> RoutedTexts:
         """Sort events by destination. What does not fit the layout is decoded in full."""
         route = self._routes(scan)
-        operators = np.flatnonzero(route == _Route.OPERATOR)
-        kept, wide = self._operators(scan, operators)
+        kept, wide, products = self._operators(scan, np.flatnonzero(route == _Route.OPERATOR))
         plain, shaped = self._annotations(scan, np.flatnonzero(route == _Route.ANNOTATION))
         other = scan.texts(np.flatnonzero(route == _Route.UNKNOWN)) + shaped
         host = [(HostKind.OPERATOR, kept), (HostKind.ANNOTATION, plain)]
@@ -154,12 +157,20 @@ class EventLayout:
         host.append((HostKind.PYTHON, [row for row in stacks if _STACK_OF_INTEREST.search(row)]))
         device = scan.texts(np.flatnonzero(route == _Route.DEVICE))
         skipped = np.flatnonzero(self._is_skipped(route))
-        products = scan.texts(self._multiply(scan, operators)) if self._detail != Detail.FULL else []
-        return RoutedTexts(device=device, host=host, described=wide, other=other, products=products, skipped=skipped)
+        instants = scan.texts(np.flatnonzero(route == _Route.INSTANT))
+        return RoutedTexts(
+            device=device,
+            host=host,
+            described=wide,
+            other=other,
+            products=products,
+            memory=[row for row in instants if MEMORY_EVENT in row],
+            skipped=skipped,
+        )
 
     def _is_skipped(self, route: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Mark the events that nothing decodes; operators and stacks of which some are kept count all."""
-        routes = [_Route.SKIP, _Route.OPERATOR, _Route.PYTHON, _Route.DEVICE_SPAN]
+        routes = [_Route.SKIP, _Route.INSTANT, _Route.OPERATOR, _Route.PYTHON, _Route.DEVICE_SPAN]
         return np.isin(route, routes if self._detail == Detail.LAUNCHES else [*routes, _Route.RUNTIME])
 
     def _routes(self, scan: EventScan) -> NDArray[np.uint8]:
@@ -168,25 +179,23 @@ class EventLayout:
         if scan.num_bytes < category_at + WORD_BYTES:
             return np.zeros(len(scan), dtype=np.uint8)
         phase = self._phases.values(scan.words(phase_at + 1 - self._phases.size))
-        route = self._categories.values(scan.words(category_at))
-        route *= (phase == _SPAN) & scan.have(category_at, self._prefix)
+        category = self._categories.values(scan.words(category_at))
+        route: NDArray[np.uint8] = category * ((phase == _SPAN) & scan.have(category_at, self._prefix))
         route[phase == _SPANLESS] = _Route.SKIP
+        route[(phase == _SPANLESS) & (category == _Route.INSTANT)] = _Route.INSTANT
         route[scan.shorter_than(category_at + WORD_BYTES)] = _Route.UNKNOWN
         return route
 
-    def _operators(self, scan: EventScan, rows: NDArray[np.intp]) -> tuple[list[bytes], list[bytes]]:
-        """Return the operators to keep, and those whose arguments are needed."""
-        value = self._names.values(scan.words(self._name_at, rows))
-        kept = value == _KEEP if self._detail == Detail.LEAN else value != _WIDE
-        return scan.texts(rows[kept]), scan.texts(rows[value == _WIDE])
-
-    def _multiply(self, scan: EventScan, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the operators that multiply matrices."""
-        named = scan.words(self._name_at + _OPERATOR_SPACE, rows)
-        value = self._products.values(named)
-        value[value == 2] *= self._products_of_add.values(named)[value == 2] > 0
-        found: NDArray[np.intp] = rows[value > 0]
-        return found
+    def _operators(self, scan: EventScan, rows: NDArray[np.intp]) -> tuple[list[bytes], list[bytes], list[bytes]]:
+        """Return the operators to keep, those whose arguments are needed, and those that multiply matrices."""
+        begin = scan.words(self._name_at, rows)
+        value = self._names.values(begin)
+        if self._detail == Detail.FULL:
+            return scan.texts(rows[value != _WIDE]), scan.texts(rows[value == _WIDE]), []
+        product = self._products.values(begin)
+        unsure = np.flatnonzero(product == _MAYBE)
+        product[unsure] = self._products_of_add.values(scan.words(self._name_at + _OPERATOR_SPACE, rows[unsure]))
+        return scan.texts(rows[value == _KEEP]), scan.texts(rows[value == _WIDE]), scan.texts(rows[product > 0])
 
     def _device_spans(self, scan: EventScan, rows: NDArray[np.intp]) -> list[bytes]:
         named = self._device_names.values(scan.words(self._device_name_at, rows)) == _KEEP

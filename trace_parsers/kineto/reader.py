@@ -33,6 +33,7 @@ from paro_advise.trace_parsers.kineto.event_routes import Detail
 from paro_advise.trace_parsers.kineto.header import rank_in_name, trace_header, trace_metadata
 from paro_advise.trace_parsers.kineto.host_rows import sort_host_rows
 from paro_advise.trace_parsers.kineto.launches import blocking_calls, needs_launches
+from paro_advise.trace_parsers.kineto.memory import phase_peaks
 from paro_advise.trace_parsers.kineto.phases import (
     PhaseClock,
     backward_passes,
@@ -218,6 +219,7 @@ class _TableBuilder:
             blocking_calls=blocking_calls(host),
             trains=shows_training(host) if len(host.start_us) else None,
             updates=tuple(device_updates(host)),
+            memory_peaks=phase_peaks(self._rows.memory, clock, self._origin_us, is_gpu=is_gpu),
         )
         return self._source(header, collectives, events)
 

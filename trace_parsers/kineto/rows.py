@@ -18,6 +18,7 @@ from paro_advise.trace_parsers.kineto.events import (
     holds_whole_events,
     salvage_one,
 )
+from paro_advise.trace_parsers.kineto.memory import MemoryColumns
 from paro_advise.trace_parsers.kineto.products import ProductColumns
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class KinetoRows:
         self.device = DeviceColumns()
         self.host = HostColumns()
         self.products = ProductColumns()
+        self.memory = MemoryColumns()
         self.num_events = 0
         self.num_repaired = 0
         self.num_dropped = 0
@@ -72,6 +74,8 @@ class KinetoRows:
         self._add_any(texts.other)
         if texts.products:
             self.products.extend(_join(texts.products))
+        if texts.memory:
+            self.memory.extend(_join(texts.memory))
         # A cut that joined two events may look like one that is skipped: nothing else would decode it.
         if not holds_whole_events(chunk):
             self._check_skipped(scan.texts(texts.skipped))

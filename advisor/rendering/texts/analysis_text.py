@@ -15,7 +15,7 @@ from paro_advise.core.model_state import STATES
 from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:
-    from paro_advise.advisor.analysis.model import Analysis, CriticalPath, RunEntry
+    from paro_advise.advisor.analysis.model import Analysis, CriticalPath, MemoryPeaks, RunEntry
     from paro_advise.advisor.facts.model import Work
     from paro_advise.advisor.ranks.links.link import Link
 
@@ -125,6 +125,8 @@ def _run_lines(analysis: Analysis) -> list[str]:
         lines.append("use        " + ", ".join(known))
     if path := analysis.critical_path:
         lines.append("critical   " + path_text(path))
+    if analysis.memory:
+        lines.append("memory     " + memory_text(analysis.memory))
     if chosen := tuning_text(run.metadata):
         lines.append("NCCL       " + chosen)
     if analysis.work:
@@ -141,6 +143,20 @@ def path_text(path: CriticalPath) -> str:
     moved = sorted(path.transfer_us.items(), key=lambda item: -item[1])
     parts += [f"{state} transfers {share_text(time_us / whole)}" for state, time_us in moved if time_us > 0]
     return "path of a step: " + ", ".join(parts)
+
+
+def memory_text(memory: MemoryPeaks) -> str:
+    """Name what is allocated at most in each phase, in the order of a step."""
+    order = {
+        "forward": "forward",
+        "backward": "backward",
+        "boundary": "boundary",
+        "update": "update",
+        "unknown": "step",
+    }
+    named = [(name, memory.phase_bytes[phase]) for phase, name in order.items() if phase in memory.phase_bytes]
+    peaks = ", ".join(f"{name} {bytes_text(peak)}" for name, peak in named)
+    return f"most allocated: {peaks} (rank {memory.rank})"
 
 
 def tuning_text(metadata: dict[str, str]) -> str:
