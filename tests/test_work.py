@@ -13,7 +13,7 @@ from trace_builder import TraceBuilder, fsdp_rank
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.facts.work import own_times, short_name, work_kind
 from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
-from paro_advise.trace_parsers.kineto.products import product_flops
+from paro_advise.trace_parsers.kineto.device.products import product_flops
 
 
 @pytest.mark.parametrize(

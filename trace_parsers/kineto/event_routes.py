@@ -190,12 +190,17 @@ class EventLayout:
         """Return the operators to keep, those whose arguments are needed, and those that multiply matrices."""
         begin = scan.words(self._name_at, rows)
         value = self._names.values(begin)
-        if self._detail == Detail.FULL:
-            return scan.texts(rows[value != _WIDE]), scan.texts(rows[value == _WIDE]), []
+        kept = value == _KEEP if self._detail == Detail.LEAN else value != _WIDE
+        products = rows[self._multiply(scan, rows, begin)] if self._detail != Detail.FULL else rows[:0]
+        return scan.texts(rows[kept]), scan.texts(rows[value == _WIDE]), scan.texts(products)
+
+    def _multiply(self, scan: EventScan, rows: NDArray[np.intp], begin: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Mark the operators that multiply matrices, by the first letters of their names."""
         product = self._products.values(begin)
         unsure = np.flatnonzero(product == _MAYBE)
         product[unsure] = self._products_of_add.values(scan.words(self._name_at + _OPERATOR_SPACE, rows[unsure]))
-        return scan.texts(rows[value == _KEEP]), scan.texts(rows[value == _WIDE]), scan.texts(rows[product > 0])
+        mask: NDArray[np.bool_] = product > 0
+        return mask
 
     def _device_spans(self, scan: EventScan, rows: NDArray[np.intp]) -> list[bytes]:
         named = self._device_names.values(scan.words(self._device_name_at, rows)) == _KEEP

@@ -29,11 +29,11 @@ from paro_advise.trace_parsers.kineto.constants import (
 )
 from paro_advise.trace_parsers.kineto.device.device_steps import device_steps, without_stub
 from paro_advise.trace_parsers.kineto.device.device_table import device_rows, operator_table
+from paro_advise.trace_parsers.kineto.device.memory import phase_peaks
 from paro_advise.trace_parsers.kineto.event_routes import Detail
 from paro_advise.trace_parsers.kineto.header import rank_in_name, trace_header, trace_metadata
 from paro_advise.trace_parsers.kineto.host_rows import sort_host_rows
 from paro_advise.trace_parsers.kineto.launches import blocking_calls, needs_launches
-from paro_advise.trace_parsers.kineto.memory import phase_peaks
 from paro_advise.trace_parsers.kineto.phases import (
     PhaseClock,
     backward_passes,

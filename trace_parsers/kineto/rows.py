@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from paro_advise.trace_parsers.kineto.columns import DeviceColumns, HostColumns, HostKind, TimedColumns
 from paro_advise.trace_parsers.kineto.constants import LEARN_CHUNKS, LEARN_EVENTS, MAX_WHOLE_BYTES, MIN_HOLE_BYTES
+from paro_advise.trace_parsers.kineto.device.memory import MemoryColumns
+from paro_advise.trace_parsers.kineto.device.products import ProductColumns
 from paro_advise.trace_parsers.kineto.event_routes import EventLayout, host_kind, is_device_category
 from paro_advise.trace_parsers.kineto.event_scan import BoundaryFinder, EventScan
 from paro_advise.trace_parsers.kineto.events import (
@@ -18,8 +20,6 @@ from paro_advise.trace_parsers.kineto.events import (
     holds_whole_events,
     salvage_one,
 )
-from paro_advise.trace_parsers.kineto.memory import MemoryColumns
-from paro_advise.trace_parsers.kineto.products import ProductColumns
 
 if TYPE_CHECKING:
     from paro_advise.trace_parsers.kineto.event_routes import Detail
