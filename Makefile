@@ -112,6 +112,9 @@ bench-public: .venv/test.stamp ## Predictions from descriptions beside public ru
 bench-invariants: .venv/test.stamp ## What every prediction must keep, on 10,000 random runs (10 minutes)
 	$(BIN)/python benchmarks/bench_invariants.py
 
+bench-sampling: .venv/test.stamp ## How often the range of a sample of ranks holds the mean of all (20 seconds)
+	$(BIN)/python benchmarks/bench_sampling.py
+
 bench-hang: .venv/test.stamp ## 100 jobs that are made to hang, and who is blamed (5 minutes)
 	$(BIN)/python benchmarks/bench_hang.py --hangs 100 --seed 5000
 

@@ -16,7 +16,7 @@ from paro_advise.advisor.commands.options import ByteSize
 
 OPTIONS = {
     "analyze": {"-o", "--output", "--json", "--force", "--gpus-per-node", "--skip-steps", "--tokens-per-step", "--peak-tflops",
-                "--with-hta", "--jobs", "--cache", "-q", "--quiet"},
+                "--with-hta", "--sample", "--jobs", "--cache", "-q", "--quiet"},
     "apply": {"--diff", "--write", "--undo", "--force", "-q", "--quiet"},
     "capture": {"-o", "--output", "--steps", "--max-trace-mb", "--force", "-q", "--quiet"},
     "compare": {"--plan", "-o", "--output", "--json", "--markdown", "--junit", "--notebook", "--force", "--acceptance", "--min-gain", "--device-memory",

@@ -67,3 +67,23 @@ def peek(refs: Sequence[SourceRef]) -> Peek:
         else:
             ranks[rank] = ranks.get(rank, 0) + 1
     return Peek(ranks=ranks, world_size=max(worlds, default=None), num_unnamed=unnamed)
+
+
+def in_order_of_ranks(refs: Sequence[SourceRef]) -> list[SourceRef]:
+    """Return the traces by rank as their names tell it, those that do not last; what is no trace is left out.
+
+    Of inputs in stores only the name is looked at.
+    """
+    found: list[tuple[int, str, SourceRef]] = []
+    for ref in refs:
+        rank = rank_in_name(ref.label)
+        if ref.remote is None:
+            try:
+                if not looks_like_kineto(read_head(ref)):
+                    continue
+            except InputError:
+                continue
+        elif rank is None:
+            continue
+        found.append((MAX_WORLD_SIZE if rank is None else rank, ref.label, ref))
+    return [ref for _, _, ref in sorted(found, key=lambda item: item[:2])]

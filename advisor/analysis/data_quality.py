@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 # They decide which inputs the figures are of, so they come before all others.
-_DECISIVE = ("Q304", "Q307")
+_DECISIVE = ("Q304", "Q307", "Q323")
 
 
 def data_quality(

@@ -10,3 +10,12 @@ MAX_CAPTURED_STEPS = 5_000  # steps of a capture that are kept, the last ones; b
 SCALAR_ELEMENTS = 64  # elements of a norm, a loss or an overflow flag at most; docs/traces.md, attribution
 POOL_BYTES = 4 << 20  # bytes of inputs from which processes pay for their start; assumed
 CACHE_BYTES = 512 << 20  # bytes that cached facts may take; the oldest go first; assumed
+SAMPLE_FIRST = 6  # traces of the first round; with 4 ranges hold less often (make bench-sampling)
+SAMPLE_BLOCKS = 32  # blocks of neighbours over which a sample spreads first; assumed
+SAMPLE_GROWTH = 1.5  # times as many traces after each round; assumed
+SAMPLE_HALF_RANGE = 0.02  # of a step; half of the range of exposed communication that ends a sample; what is asked
+# 97.5 % quantiles of Student's t from these degrees of freedom on (tables; the last is the normal one's from 120 on)
+STUDENT_T = (
+    (1, 12.71), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (6, 2.447), (7, 2.365), (8, 2.306), (10, 2.228),
+    (15, 2.131), (20, 2.086), (30, 2.042), (60, 2.0), (120, 1.98),
+)  # fmt: skip

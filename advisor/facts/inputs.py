@@ -11,7 +11,7 @@ from paro_advise.advisor.wording.quantities import number_ranges, plural
 from paro_advise.errors import NoInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paro_advise.advisor.facts.capture_log import Captured
     from paro_advise.advisor.facts.reading import ReadInputs
@@ -45,7 +45,12 @@ class RunInputs:
 
 
 def read_inputs(
-    paths: Sequence[str], progress: Commentary, *, jobs: int | None = None, use_cache: bool = True
+    paths: Sequence[str],
+    progress: Commentary,
+    *,
+    jobs: int | None = None,
+    use_cache: bool = True,
+    is_sample: bool = False,
 ) -> RunInputs:
     """Read the inputs of one run.
 
@@ -54,6 +59,7 @@ def read_inputs(
         progress: told what goes on.
         jobs: processes; None for all cores.
         use_cache: keep and take facts of files read before.
+        is_sample: read only as many traces as it takes to state the exposed communication of all.
 
     Raises:
         InputError: nothing can be used.
@@ -81,17 +87,37 @@ def read_inputs(
     here = [ref for ref in refs if ref.remote is None]
     if len(here) > 1:
         progress.say(_ranks_text(peek(here)))
-    read = read_all(
-        refs,
-        is_collection=is_collection or len(refs) > 1,
-        cache=default_cache() if use_cache else None,
-        jobs=jobs or os.cpu_count() or 1,
-        progress=progress.step,
-    )
+
+    def read_some(some: Sequence[SourceRef]) -> ReadInputs:
+        return read_all(
+            some,
+            is_collection=is_collection or len(refs) > 1,
+            cache=default_cache() if use_cache else None,
+            jobs=jobs or os.cpu_count() or 1,
+            progress=progress.step,
+        )
+
+    read = _sampled(refs, read_some) if is_sample else read_some(refs)
     progress.say(f"read {sum(item.num_events for item in read.facts):,} events")
     notices = [Notice(code="Q301", severity=Severity.WARNING, message=problem) for problem in problems]
     read = replace(read, notices=(*read.notices, *notices))
     return RunInputs(refs=tuple(refs), read=read, captured=captured_of(logs))
+
+
+def _sampled(refs: Sequence[SourceRef], read_some: Callable[[Sequence[SourceRef]], ReadInputs]) -> ReadInputs:
+    """Read as many traces as it takes, and all that is no trace."""
+    from paro_advise.advisor.facts.reading import ReadInputs
+    from paro_advise.advisor.facts.sampling import read_sample, sample_notice
+    from paro_advise.trace_parsers.peek import in_order_of_ranks
+
+    traces = in_order_of_ranks(refs)
+    rest = [ref for ref in refs if ref not in traces]
+    parts, sample = read_sample(traces, read_some) if len(traces) > 1 else ([read_some(traces)] if traces else [], None)
+    if rest:
+        parts.append(read_some(rest))
+    said = (sample_notice(sample),) if sample and sample.num_read < sample.num_all else ()
+    facts = sorted((item for part in parts for item in part.facts), key=lambda item: item.source.path)
+    return ReadInputs(facts=tuple(facts), notices=(*said, *(note for part in parts for note in part.notices)))
 
 
 def _ranks_text(peeked: Peek) -> str:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 @click.option(
     "--with-hta", is_flag=True, help="Add HolisticTraceAnalysis' figures, and the same computed here by its rules."
 )
+@click.option("--sample", is_flag=True, help="Read only as many ranks as tell the exposed communication of all to 2 %.")
 @click.option("--jobs", type=click.IntRange(1), help="Processes that read files.  [default: all cores]")
 @click.option("--cache/--no-cache", "use_cache", default=True, show_default=True, help="Keep facts of files read.")
 @click.option("-q", "--quiet", is_flag=True, help="Suppress progress messages.")
@@ -48,6 +49,7 @@ def command(
     tokens_per_step: int | None,
     peak_tflops: float | None,
     with_hta: bool,
+    sample: bool,
     jobs: int | None,
     use_cache: bool,
     quiet: bool,
@@ -62,6 +64,7 @@ def command(
       paro-advise analyze trace.json
       paro-advise analyze 'traces/rank*.json.gz' -o run.html --json run.json
       paro-advise analyze traces/ nccl.log --gpus-per-node 8
+      paro-advise analyze s3://bucket/run-of-4096-ranks/ --sample
     """
     from paro_advise.advisor.analysis.build import build_analysis
     from paro_advise.advisor.analysis.model import Options
@@ -75,7 +78,7 @@ def command(
     if with_hta:
         refuse_remote(paths, "--with-hta")
     progress = Progress(quiet=quiet)
-    inputs, hta = _read(paths, progress, with_hta=with_hta, jobs=jobs, use_cache=use_cache)
+    inputs, hta = _read(paths, progress, with_hta=with_hta, jobs=jobs, use_cache=use_cache, is_sample=sample)
     read = inputs.read
     options = Options(
         gpus_per_node=gpus_per_node,
@@ -99,13 +102,13 @@ def command(
 
 
 def _read(
-    paths: tuple[str, ...], progress: Progress, *, with_hta: bool, jobs: int | None, use_cache: bool
+    paths: tuple[str, ...], progress: Progress, *, with_hta: bool, jobs: int | None, use_cache: bool, is_sample: bool
 ) -> tuple[RunInputs, HtaFigures | None]:
     from paro_advise.advisor.facts.inputs import read_inputs
 
     with spooled(paths) as expanded:
         may_keep = use_cache and not any(map(is_stream, paths))
-        inputs = read_inputs(expanded, progress, jobs=jobs, use_cache=may_keep)
+        inputs = read_inputs(expanded, progress, jobs=jobs, use_cache=may_keep, is_sample=is_sample)
         if not with_hta:
             return inputs, None
         from paro_advise.advisor.hta.library import hta_figures
