@@ -21,6 +21,7 @@ VERBS = {
     "apply": "jobs",
     "run": "jobs",
     "switch": "jobs",
+    "watch": "jobs",
     "compare": "reports",
     "demo": "jobs",
     "index": "reports",

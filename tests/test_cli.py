@@ -33,6 +33,7 @@ OPTIONS = {
     "schema": set(),
     "show": {"--json", "--force"},
     "switch": {"--timeout"},
+    "watch": {"--once", "--json", "--interval"},
     "slice": {"-o", "--output", "--rank", "--step", "--max-mb", "--force"},
 }  # fmt: skip
 

@@ -1,0 +1,12 @@
+"""How changes of a running job are told from chance, with unit and reason."""
+
+from __future__ import annotations
+
+WARM_UP_STEPS = 10  # steps at the start that count for nothing; assumed: compilation, caches, allocators
+BASELINE_STEPS = 60  # steps before the newest ones that these are held against; assumed
+LEAST_BASELINE = 30  # steps without which nothing is judged; assumed
+ORDER = 3  # how many of the baseline's steps may be as slow as the newest; assumed: a pause now and then
+RUN_STEPS = 7  # newest steps that must all be slower than that; an alarm follows a change by as many
+LEAST_SLOWDOWN = 1.05  # of the baseline's median that the newest steps' median must exceed; assumed
+HOST_EXCESS = 1.2  # times as long as before, and as other ranks, that a rank's host must work to be named; assumed
+POLL_S = 5.0  # s between two looks at the logs; assumed

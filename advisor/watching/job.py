@@ -1,0 +1,98 @@
+"""A job as its step logs show it: the time of each step over all ranks, and which rank's host works longer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.watching.change import find_changes
+from paro_advise.advisor.watching.constants import BASELINE_STEPS, HOST_EXCESS, WARM_UP_STEPS
+from paro_advise.advisor.wording.quantities import time_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.advisor.watching.change import Change
+    from paro_advise.trace_parsers.logs.step_log import StepLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """A change, and what may be behind it.
+
+    Attributes:
+        rank: whose host works longer since, None where none stands out.
+        host: of that rank, "" when unknown.
+        text: the alarm in a sentence.
+    """
+
+    step: int
+    since_step: int
+    before_us: float
+    after_us: float
+    rank: int | None
+    host: str
+    text: str
+
+
+def job_steps(logs: Sequence[StepLog]) -> list[tuple[int, float]]:
+    """Return number and mean time over ranks (us) of the steps that all ranks have logged.
+
+    The warm-up and profiled steps are left out.
+    """
+    by_step: dict[int, list[float]] = {}
+    spoiled: set[int] = set()
+    for log in logs:
+        for row in log.rows:
+            if row.profiled or row.step_us is None:
+                spoiled.add(row.step)
+            else:
+                by_step.setdefault(row.step, []).append(row.step_us - row.overhead_us)
+    return [
+        (step, fmean(times))
+        for step, times in sorted(by_step.items())
+        if len(times) == len(logs) and step not in spoiled and step >= WARM_UP_STEPS
+    ]
+
+
+def find_alarms(logs: Sequence[StepLog]) -> list[Alarm]:
+    """Return the changes of a job, in order."""
+    return [_alarm(change, logs) for change in find_changes(job_steps(logs))]
+
+
+def _alarm(change: Change, logs: Sequence[StepLog]) -> Alarm:
+    log = _longer_host(change, logs)
+    text = (
+        f"step {change.step}: steps take {change.factor:.2f}x as long since step {change.since_step} "
+        f"({time_text(change.before_us)} -> {time_text(change.after_us)})"
+    )
+    if log is not None:
+        text += f"; the host of rank {log.rank} works longer" + (f" ({log.host})" if log.host else "")
+    elif any(row.cpu_us is not None for item in logs for row in item.rows):
+        text += "; no rank's host works longer: look at the network and the devices"
+    return Alarm(
+        step=change.step,
+        since_step=change.since_step,
+        before_us=change.before_us,
+        after_us=change.after_us,
+        rank=log.rank if log else None,
+        host=(log.host or "") if log else "",
+        text=text,
+    )
+
+
+def _longer_host(change: Change, logs: Sequence[StepLog]) -> StepLog | None:
+    """Return the rank whose training thread is on a core for longer since the change, alone among the ranks."""
+    growth: list[tuple[float, StepLog]] = []
+    for log in logs:
+        work = [(row.step, row.cpu_us) for row in log.rows if row.cpu_us is not None and not row.profiled]
+        old = [us for step, us in work if change.since_step - BASELINE_STEPS <= step < change.since_step]
+        new = [us for step, us in work if change.since_step <= step <= change.step]
+        if old and new:
+            growth.append((median(new) / median(old), log))
+    if len(growth) < 2:
+        return None
+    most, log = max(growth, key=lambda item: item[0])
+    others = median(factor for factor, item in growth if item is not log)
+    return log if most > HOST_EXCESS * max(1.0, others) else None

@@ -1,0 +1,151 @@
+"""A job that becomes slower is noticed within ten steps, and one that does not is left alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from paro_advise.advisor.cli import run
+from paro_advise.advisor.watching.change import false_alarm_chance, find_changes
+from paro_advise.advisor.watching.constants import RUN_STEPS, WARM_UP_STEPS
+
+
+def noise(rng, count, *, spread, memory):
+    """Step times around 1 s: log-normal, each like the one before to a degree, and one pause in a hundred."""
+    value, out = 0.0, []
+    for _ in range(count):
+        value = memory * value + math.sqrt(1 - memory**2) * rng.gauss(0.0, spread)
+        out.append(1e6 * math.exp(value) * (rng.uniform(1.5, 4.0) if rng.random() < 0.01 else 1.0))
+    return out
+
+
+def numbered(times):
+    return list(enumerate(times, start=WARM_UP_STEPS))
+
+
+@pytest.mark.parametrize(("spread", "memory"), [(0.02, 0.0), (0.05, 0.3), (0.1, 0.3)])
+def test_quiet_jobs_raise_no_alarm(spread, memory):
+    """1,000 windows of 100 steps, whose steps vary, follow each other and pause: at most one false alarm."""
+    alarms = 0
+    for seed in range(1000):
+        alarms += bool(find_changes(numbered(noise(random.Random(seed), 100, spread=spread, memory=memory))))
+    assert alarms <= 1
+
+
+@pytest.mark.parametrize(("spread", "factor"), [(0.02, 1.2), (0.05, 1.4), (0.1, 2.0)])
+def test_slower_steps_are_noticed_within_ten(spread, factor):
+    """100 jobs that a throttled port slows from step 80 of 120 on: 95 alarms or more, at most ten steps later."""
+    noticed = 0
+    for seed in range(100):
+        times = noise(random.Random(seed), 120, spread=spread, memory=0.2)
+        times = [time * (factor if index >= 80 else 1.0) for index, time in enumerate(times)]
+        found = find_changes(numbered(times))
+        noticed += bool(found) and 80 <= found[0].step - WARM_UP_STEPS <= 90
+    assert noticed >= 95
+
+
+def test_the_stated_chance_is_that_of_steps_in_any_order():
+    """By drawing: m of n + m values in any order all exceed the k-th largest of the n others; here with smaller numbers."""
+    rng = random.Random(3)
+    drawn, n, m, k = 200_000, 8, 2, 3
+    hits = 0
+    for _ in range(drawn):
+        values = rng.sample(range(1000), n + m)
+        hits += min(values[n:]) > sorted(values[:n])[-k]
+    assert hits / drawn == pytest.approx(math.comb(k + m - 1, m) / math.comb(n + m, m), rel=0.02)
+    assert false_alarm_chance() == math.comb(2 + RUN_STEPS, RUN_STEPS) / math.comb(60 + RUN_STEPS, RUN_STEPS)
+    assert 1 / false_alarm_chance() == pytest.approx(24e6, rel=0.02)
+
+
+def test_a_change_is_told_once_and_the_next_one_again():
+    times = [1e6] * 60 + [1.5e6] * 60 + [3e6] * 20
+    times = [time * (1 + 0.01 * math.sin(17 * index)) for index, time in enumerate(times)]
+    found = find_changes(numbered(times))
+    assert [round(change.factor, 1) for change in found] == [1.5, 2.0]
+    assert [change.since_step - WARM_UP_STEPS for change in found] == [60, 120]
+
+
+def log_lines(rank, times, cpu=None):
+    """A step log as `capture` writes it."""
+    header = {
+        "format": "paro-advise/steps",
+        "format_version": "1.2",
+        "rank": rank,
+        "world_size": 2,
+        "host": f"node{rank}",
+    }
+    lines = [json.dumps(header)]
+    for step, time_us in enumerate(times):
+        row = {
+            "step": step, "step_us": time_us, "overhead_us": 0.0, "profiled": False, "micro_batches": 1, "loss": 1.0,
+            "gradient_norm_squared": None, "peak_memory_bytes": 1, "cpu_us": (cpu or [4e5] * len(times))[step],
+        }  # fmt: skip
+        lines.append(json.dumps(row))
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("slow_host", "says"), [(True, "host of rank 1 works longer (node1)"), (False, "look at the network")]
+)
+def test_an_alarm_says_whose_host_works_longer(tmp_path, slow_host, says, capsys):
+    times = [1e6 + 1e3 * (index % 7) for index in range(60)] + [1.6e6] * 20
+    cpu = [4e5] * 60 + [(9e5 if slow_host else 4e5)] * 20
+    (tmp_path / "steps.rank0.jsonl").write_text("\n".join(log_lines(0, times)) + "\n")
+    (tmp_path / "steps.rank1.jsonl").write_text("\n".join(log_lines(1, times, cpu)) + "\n")
+    assert run(["watch", str(tmp_path), "--once"]) == 0
+    out = capsys.readouterr().out
+    assert "1.60x as long since step 60" in out
+    assert says in out
+    assert run(["watch", str(tmp_path), "--once", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["since_step"], told["rank"]) == (60, 1 if slow_host else None)
+
+
+def test_profiled_steps_and_the_start_do_not_count(tmp_path, capsys):
+    lines = log_lines(0, [9e6] * 9 + [1e6 + 1e3 * (index % 5) for index in range(80)])
+    for number in range(60, 70):
+        lines[number] = (
+            lines[number].replace('"profiled": false', '"profiled": true').replace('"step_us": 100', '"step_us": 900')
+        )
+    (tmp_path / "steps.rank0.jsonl").write_text("\n".join(lines) + "\n")
+    assert run(["watch", str(tmp_path), "--once"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_a_job_that_runs_is_followed(tmp_path):
+    """Its log grows, also by half a line; the alarm comes while it runs, and Ctrl-C ends the watch without a trace."""
+    log = tmp_path / "steps.rank0.jsonl"
+    lines = log_lines(0, [1e6 + 1e3 * (index % 7) for index in range(60)] + [2e6] * 12)
+    command = [sys.executable, "-m", "paro_advise.advisor", "watch", str(tmp_path), "--interval", "0.05", "--json"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as watch:
+        with log.open("w") as file:
+            for number, line in enumerate(lines):
+                file.write(line[:20])
+                file.flush()
+                file.write(line[20:] + "\n")
+                file.flush()
+                if number % 10 == 0:
+                    time.sleep(0.06)  # lets the watch see the log half grown; nothing depends on how often
+        alarm = json.loads(watch.stdout.readline())
+        watch.send_signal(2)
+        _, err = watch.communicate(timeout=60)
+    assert alarm["since_step"] == 60
+    assert watch.returncode == 130
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("place", ["missing", "empty"])
+def test_a_folder_without_logs_is_said(tmp_path, place, capsys):
+    folder = tmp_path / place
+    if place == "empty":
+        folder.mkdir()
+    assert run(["watch", str(folder), "--once"]) == 3
+    assert "capture" in capsys.readouterr().err
