@@ -74,11 +74,11 @@ class PlannedModule:
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """Set whether the next backward pass is the last of its step."""
         assert isinstance(self, nn.Module)
-        self.paro_calls.session.gate(self, synchronizes=requires_gradient_sync)
+        self.paro_calls.session.gate(self, synchronizes=requires_gradient_sync, recurse=recurse)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """Set whether the next backward pass is the last of its step."""
-        self.set_requires_gradient_sync(requires_all_reduce)
+        self.set_requires_gradient_sync(requires_all_reduce, recurse=recurse)
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Set whether the next backward pass is the last of its step."""

@@ -101,19 +101,33 @@ class Session:
 
     # ---- accumulation -------------------------------------------------------------------------
 
-    def gate(self, module: nn.Module, *, synchronizes: bool) -> None:
-        """Note whether a model's next backward pass is the last of its step, as the script says."""
-        self._gates.pop(module, None)  # the last one said counts
+    def gate(self, module: nn.Module, *, synchronizes: bool, recurse: bool = True) -> None:
+        """Note whether a model's next backward pass is the last of its step, as the script says.
+
+        A pass is the last of a step only if the script says so of all parts: gradients of a part that is told to wait
+        add up, and a reduction of the others at the last pass gives what theirs at each pass give.
+
+        Args:
+            module: the model, or a part of it.
+            synchronizes: what the script says.
+            recurse: it says so of all inside it.
+        """
+        for part in module.modules() if recurse else (module,):
+            self._gates.pop(part, None)
         self._gates[module] = synchronizes
+        engine = self.engine(module)
+        if engine is not None:
+            root = next(model.root for model in self.models if model.engine is engine)
+            engine.gradients.set_synchronizes(enabled=self._gate_of(root) is not False)
 
     def next_pass_is_last(self, module: nn.Module) -> bool:
         """Tell what the script set last for a model; without that every pass is the last of its step."""
         return self._gates.get(module) is not False
 
     def _gate_of(self, root: nn.Module) -> bool | None:
-        """Return what the script set last for a model that is not sharded yet; None for nothing."""
-        set_for = [module for module in self._gates if are_related(module, root)]
-        return self._gates[set_for[-1]] if set_for else None
+        """Return whether the script lets all parts of a model synchronize; None if it said nothing."""
+        set_for = [gate for module, gate in self._gates.items() if are_related(module, root)]
+        return all(set_for) if set_for else None
 
     def attend(self) -> None:
         """Pass a point that all ranks pass together."""

@@ -79,6 +79,15 @@ class Script:
         second.backward()
         self.finish()
 
+    def only_the_blocks_are_told(self):
+        """Inner passes are told to the blocks alone, since the root holds little."""
+        self.optimizer.zero_grad()
+        for micro in range(2):
+            for block in self.model.blocks:
+                block.set_requires_gradient_sync(micro == 1)
+            self.loss(micro).backward()
+        self.finish()
+
     def closure(self):
         def closure():
             self.optimizer.zero_grad()
@@ -123,6 +132,7 @@ def main():
         script.skipped,
         script.usual,
         script.closure,
+        script.only_the_blocks_are_told,
         script.usual,
     ):
         do()
