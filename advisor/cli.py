@@ -179,11 +179,13 @@ def _usage(error: click.ClickException) -> None:
 
 def _report(error: ParoAdviseError, *, as_json: bool) -> None:
     from paro_advise.advisor.wording.escaping import plain
+    from paro_advise.core.secrets import masked_text
 
     if as_json:
         from paro_advise.core.documents import to_json
 
-        body = {"code": error.code, "message": error.what, "where": error.where, "hint": error.hint}
+        told = {"message": error.what, "where": error.where, "hint": error.hint}
+        body = {"code": error.code} | {key: masked_text(text) if text else text for key, text in told.items()}
         sys.stdout.write(to_json({"error": body}).decode())
     for line in error.lines():
-        click.echo(plain(line), err=True)
+        click.echo(plain(masked_text(line)), err=True)

@@ -23,6 +23,8 @@ _VALUE = re.compile(
 _USER_IN_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/@\s]+@")
 _SECRET_IN_QUERY = re.compile(r"(?P<name>[?&;](?P<key>[^=&;\s]+)=)[^&;\s]+")
 
+_QUERY_ON_WEB = re.compile(r"(?P<page>\bhttps?://[^\s?#'\"]*\?)[^\s#'\"]+", re.IGNORECASE)  # signatures, as a rule
+
 
 def masked_command(argv: Sequence[str]) -> str:
     """Return a command line as one would type it, with ``***`` for every value that looks secret.
@@ -49,7 +51,8 @@ def masked_command(argv: Sequence[str]) -> str:
 
 
 def masked_text(text: str) -> str:
-    """Return a text without user names, passwords and tokens in URLs, and without tokens of known makers."""
+    """Return a text without user names, passwords, tokens and queries in URLs, and without tokens of known makers."""
+    text = _QUERY_ON_WEB.sub(rf"\g<page>{MASK}", text)
     text = _USER_IN_URL.sub(rf"\g<scheme>{MASK}@", text)
     text = _SECRET_IN_QUERY.sub(lambda found: found["name"] + MASK if _NAME.search(found["key"]) else found[0], text)
     return _VALUE.sub(MASK, text)

@@ -77,7 +77,7 @@ def test_the_reference_pages_are_what_the_code_says():
 
 
 def test_the_python_page_runs(tmp_path, monkeypatch):
-    """The code of docs/python.md, with recorded runs in the places of its folders."""
+    """The code of the page on Python, with recorded runs in the places of its folders."""
     (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "python.md").read_text(), re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
     for name in ("traces", "after"):

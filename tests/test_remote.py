@@ -146,6 +146,8 @@ class _Web(BaseHTTPRequestHandler):
     cut_at: int | None = None  # bytes after which the first good answer breaks off
     ends_at: int | None = None  # bytes beyond which it never gives any
     status = 200
+    query = ""  # that an address must have
+    refused_methods = ()
 
     def do_HEAD(self):
         self._answer(with_body=False)
@@ -160,7 +162,11 @@ class _Web(BaseHTTPRequestHandler):
             self.send_response(503)
             self.end_headers()
             return
-        if kind.status != 200 or not self.path.startswith("/rank0.json.gz"):
+        if self.command in kind.refused_methods:
+            self.send_response(403)
+            self.end_headers()
+            return
+        if kind.status != 200 or self.path != f"/rank0.json.gz{kind.query}":
             self.send_response(kind.status if kind.status != 200 else 404)
             self.end_headers()
             return
@@ -216,12 +222,68 @@ def impatient(monkeypatch):
 )
 def test_a_file_of_a_web_server_is_read_whole(behaviour, capsys, impatient):
     with web(**behaviour) as address:
-        told = json.loads(said(capsys, "analyze", f"{address}?signature={SECRET}", "--json", "-", "-q").out)
+        told = json.loads(said(capsys, "analyze", address, "--json", "-", "-q").out)
     assert (
         told["step_time_us"]
         == json.loads(said(capsys, "analyze", str(RUN / "rank0.json.gz"), "--json", "-", "-q").out)["step_time_us"]
     )
     assert told["run"]["inputs"][0]["path"] == address
+
+
+@pytest.mark.parametrize("refused", [(), ("HEAD",)], ids=["tells its size", "is signed for reading alone"])
+def test_a_signed_address_is_asked_for_as_it_was_given_and_never_shown(refused, capsys, impatient, tmp_path):
+    query = f"?X-Signature={SECRET}%2F1&part=a%20b"
+    page, document = tmp_path / "run.html", tmp_path / "run.json"
+    with web(query=query, refused_methods=refused, cut_at=20_000) as address:
+        given = address + query
+        told = said(capsys, "analyze", given, str(RUN / "rank1.json.gz"), "-o", str(page), "--json", str(document))
+    assert json.loads(document.read_text())["run"]["ranks"] == [0, 1]
+    assert SECRET not in page.read_text() + document.read_text()
+    assert "next: paro-advise recommend" in told.err
+
+
+def test_what_cannot_be_reached_is_said_without_its_signature(capsys, impatient, monkeypatch, tmp_path):
+    monkeypatch.setattr(remote_store, "MAX_RETRIES", 0)
+    monkeypatch.setattr(remote_store, "READ_TRIES", 1)
+    given = f"http://127.0.0.1:9/rank0.json.gz?X-Signature={SECRET}"
+    page = tmp_path / "run.html"
+    said(capsys, "analyze", given, str(RUN / "rank1.json.gz"), "-o", str(page))
+    assert SECRET not in page.read_text()
+    said(capsys, "analyze", given, code=3)
+    said(capsys, "analyze", str(RUN), "-o", given, code=1)
+
+
+@pytest.mark.parametrize(
+    ("address", "variables"),
+    [
+        ("http://[::1/x.json", {}), ("https://host:abc/x.json", {}), (f"https:///x.json?sig={SECRET}", {}),
+        ("az://container/run", {}), ("az://container/run", {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_ACCOUNT_KEY": "?"}),
+        ("gs://bucket/run", {"GOOGLE_APPLICATION_CREDENTIALS": "/no/such/file"}),
+        ("s3://bucket/run", {"AWS_ENDPOINT_URL": f"http://user:{SECRET}@127.0.0.1:9"}),
+    ],
+)  # fmt: skip
+def test_a_store_that_is_not_set_up_is_no_defect_of_ours(address, variables, capsys, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert "error[E2" in said(capsys, "analyze", address, code=2).err
+
+
+def test_keys_are_taken_as_they_stand(bucket, capsys):
+    for rank in range(2):
+        bucket.upload_file(str(RUN / f"rank{rank}.json.gz"), "traces", f"runs/b#1[x]/rank{rank}.json.gz")
+    told = json.loads(said(capsys, "analyze", "s3://traces/runs/b#1[x]/rank1.json.gz", "--json", "-", "-q").out)
+    assert [item["path"] for item in told["run"]["inputs"]] == ["s3://traces/runs/b#1[x]/rank1.json.gz"]
+    told = json.loads(said(capsys, "analyze", "s3://traces/runs/b#1*", "--json", "-", "-q").out)
+    assert told["run"]["ranks"] == [0, 1]
+
+
+def test_an_analysis_in_a_bucket_is_what_the_other_commands_take(bucket, capsys):
+    target, page = "s3://traces/kept/run.json", "s3://traces/kept/run.html"
+    said(capsys, "analyze", str(RUN), "--json", target, "-o", page)
+    said(capsys, "recommend", target, "--device-memory", "80GiB")
+    said(capsys, "compare", target, page)
+    assert "step_time_us" in said(capsys, "show", page, "--json", "-").out
+    assert "paro_advise_" in said(capsys, "export", target, "--prometheus", "-").out
 
 
 def test_an_object_that_ends_early_is_said_and_salvaged(capsys, impatient, monkeypatch):
@@ -261,8 +323,9 @@ def test_one_object_that_cannot_be_read_never_ends_the_rest(bucket, capsys, monk
     ("text", "root", "key"),
     [
         ("s3://bucket/a/b.json", "s3://bucket", "a/b.json"), ("gs://bucket", "gs://bucket", ""),
-        ("az://account/container/a/b", "az://account/container", "a/b"),
-        ("https://host:8443/a/b.json?sig=1", "https://host:8443", "a/b.json?sig=1"),
+        ("az://container/a/b", "az://container", "a/b"), ("s3://bucket/a#1?.json", "s3://bucket", "a#1?.json"),
+        ("abfss://box@acct.dfs.core.windows.net/a", "abfss://box@acct.dfs.core.windows.net", "a"),
+        ("https://host:8443/a/b%20c.json?sig=1#x", "https://host:8443/a/b%20c.json?sig=1", ""),
     ],
 )  # fmt: skip
 def test_addresses(text, root, key):

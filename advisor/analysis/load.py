@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 
 from paro_advise.core.documents import document_bytes
 from paro_advise.errors import InputError, UsageError
+from paro_advise.trace_parsers.bytes.blocks import SourceRef
+from paro_advise.trace_parsers.bytes.local_copy import local_copy
+from paro_advise.trace_parsers.remote.objects import RemoteObject, is_remote, shown_address
+from paro_advise.trace_parsers.remote.store import read_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +42,7 @@ def load_analysis(paths: Sequence[str], options: Options, progress: Commentary) 
                 where=paths[0],
                 hint="pass the traces, or give both to `analyze` and take its JSON",
             )
-        return analysis_from_json(document_bytes(paths[0]), paths[0]), None
+        return analysis_from_json(document_of(paths[0]), paths[0]), None
     inputs = read_inputs(paths, progress)
     read = inputs.read
     return build_analysis(read.facts, read.notices, options, inputs.captured), read
@@ -47,11 +51,34 @@ def load_analysis(paths: Sequence[str], options: Options, progress: Commentary) 
 def _is_analysis(path: str) -> bool:
     from paro_advise.advisor.analysis.model import FORMAT
 
-    try:
-        if not Path(path).is_file():
-            return False
-        with Path(path).open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except OSError as error:
-        raise InputError(f"an input must be a readable file: {error.strerror or error}", where=path) from error
+    if is_remote(path):
+        head = read_head(path, _HEAD_BYTES) if _is_document_name(path) else b""
+    else:
+        try:
+            if not Path(path).is_file():
+                return False
+            with Path(path).open("rb") as file:
+                head = file.read(_HEAD_BYTES)
+        except OSError as error:
+            raise InputError(f"an input must be a readable file: {error.strerror or error}", where=path) from error
     return FORMAT.name.encode() in head or b'"breakdown_us"' in head
+
+
+def _is_document_name(address: str) -> bool:
+    return shown_address(address).lower().endswith((".json", ".html"))
+
+
+def document_of(path: str) -> bytes:
+    """Return the JSON that a file or an object holds, or that a report page there embeds.
+
+    Raises:
+        InputError: it cannot be read.
+        ForeignDataError: it is a page that embeds none.
+    """
+    if not is_remote(path):
+        return document_bytes(path)
+    item = SourceRef(
+        path=Path(shown_address(path).rpartition("/")[2]), remote=RemoteObject(url=path, size_bytes=None, etag="")
+    )
+    with local_copy(item) as copy:
+        return document_bytes(str(copy.path))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import OutputError, UsageError, WouldOverwriteError
-from paro_advise.trace_parsers.remote.objects import is_remote
+from paro_advise.trace_parsers.remote.objects import is_remote, shown_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,10 +43,14 @@ def _refuse_remote(target: str, *, force: bool, inputs: Sequence[str]) -> None:
     from paro_advise.trace_parsers.remote.store import exists
 
     if target in inputs:
-        raise WouldOverwriteError("an output must not be one of the inputs", where=target, hint="name another object")
+        raise WouldOverwriteError(
+            "an output must not be one of the inputs", where=shown_address(target), hint="name another object"
+        )
     if not force and exists(target):
         raise WouldOverwriteError(
-            "the output object exists already", where=target, hint="pass --force to replace it, or name another one"
+            "the output object exists already",
+            where=shown_address(target),
+            hint="pass --force to replace it, or name another one",
         )
 
 
@@ -105,7 +109,9 @@ def write_output(target: str, data: bytes, *, force: bool, mode: int | None = No
 
 def wrote_text(target: str) -> str:
     """Return that an output was written, and how large a file is."""
-    return f"wrote {target}" + ("" if is_remote(target) else f" ({Path(target).stat().st_size / 1024:.0f} KiB)")
+    if is_remote(target):
+        return f"wrote {shown_address(target)}"
+    return f"wrote {target} ({Path(target).stat().st_size / 1024:.0f} KiB)"
 
 
 def _umask() -> int:

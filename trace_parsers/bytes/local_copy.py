@@ -28,6 +28,5 @@ def local_copy(ref: SourceRef) -> Iterator[SourceRef]:
         return
     with tempfile.TemporaryDirectory(prefix="paro-advise-") as folder:
         path = Path(folder) / (ref.path.name or "object")
-        num_bytes = download(ref.remote, path)
-        missing = max(0, (ref.remote.size_bytes or 0) - num_bytes)
+        _, missing = download(ref.remote, path)
         yield replace(ref, path=path, remote=None, shown=ref.label, missing_bytes=missing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from paro_advise.errors import UsageError
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 _SCHEMES = re.compile(r"^(?:s3|s3a|gs|az|azure|abfss?|https?)://", re.IGNORECASE)
 _WEB = ("http", "https")
-_CONTAINERS = ("az", "azure")  # az://account/container/key
+_FILE_SYSTEMS = ("abfs", "abfss")  # abfss://container@account.dfs.core.windows.net/key
 _WILD = re.compile(r"[*?\[]")
+_URL = re.compile(r"\S+://\S+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,7 @@ class RemoteObject:
     """An object of a store.
 
     Attributes:
-        url: its address, without credentials.
+        url: its address; of a web server with what follows "?", which nobody is shown.
         size_bytes: as the store says, None where it does not (some web servers).
         etag: what changes with its content, "" where the store gives none.
     """
@@ -43,8 +44,8 @@ class Address:
     """An address as a store takes it.
 
     Attributes:
-        root: scheme and bucket, or a web server.
-        key: the object, folder or pattern in it.
+        root: scheme and bucket, or the whole address of a file of a web server.
+        key: the object, folder or pattern in it; "" of a web server's file.
     """
 
     root: str
@@ -57,8 +58,8 @@ class Address:
 
     @property
     def is_pattern(self) -> bool:
-        """Tell whether the key is a pattern; web addresses hold "?" for other reasons."""
-        return not self.is_web and _WILD.search(self.key) is not None
+        """Tell whether the key may be a pattern; a key that is there as it stands is none."""
+        return _WILD.search(self.key) is not None
 
     @property
     def prefix(self) -> str:
@@ -69,7 +70,7 @@ class Address:
 
     def url_of(self, key: str) -> str:
         """Return the address of another key of the same store."""
-        return f"{self.root}/{key}"
+        return f"{self.root}/{key}" if key else self.root
 
 
 def is_remote(text: str) -> bool:
@@ -95,27 +96,45 @@ def parse_address(text: str) -> Address:
     Raises:
         UsageError: it names no bucket or server, or holds a password, which would end up in reports.
     """
-    parts = urlsplit(text)
-    if parts.username or parts.password:
+    scheme, _, rest = text.partition("://")
+    scheme = scheme.lower()
+    place, _, key = rest.partition("/")
+    user, sign, host = place.rpartition("@")
+    if sign and (scheme not in _FILE_SYSTEMS or ":" in user):
         raise UsageError(
             "an address must hold no user or password",
             where=shown_address(text),
-            hint="give credentials by the store's environment variables, a profile or a role",
+            hint="give credentials by the store's environment variables or a role",
         )
-    if not parts.netloc:
-        raise UsageError(f"an address must name a bucket or server, got {text!r}", hint="such as s3://bucket/run/")
-    scheme = parts.scheme.lower()
-    if scheme in _WEB:
-        query = f"?{parts.query}" if parts.query else ""
-        return Address(root=f"{scheme}://{parts.netloc}", key=parts.path.lstrip("/") + query)
-    bucket, _, key = text.split("://", 1)[1].partition("/")
-    if scheme in _CONTAINERS and "@" not in bucket:
-        container, _, key = key.partition("/")
-        bucket = f"{bucket}/{container}"
-    return Address(root=f"{scheme}://{bucket}", key=key)
+    if not host or host.startswith(("?", "#")):
+        raise UsageError(
+            "an address must name a bucket or server, got none",
+            where=shown_address(text),
+            hint="such as s3://bucket/run/",
+        )
+    if scheme not in _WEB:
+        return Address(root=f"{scheme}://{place}", key=key)
+    try:
+        is_valid = urlsplit(text).port != 0  # parsing it is what refuses
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise UsageError("an address must have a valid host and port", where=shown_address(text))
+    return Address(root=f"{scheme}://{rest.partition('#')[0]}", key="")
 
 
 def shown_address(text: str) -> str:
-    """Return an address without user, password and query, which may hold signatures."""
-    parts = urlsplit(text)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    """Return an address without user and password, and of a web server without what follows "?" (signatures)."""
+    scheme, _, rest = text.partition("://")
+    place, slash, key = rest.partition("/")
+    if scheme.lower() in _WEB:
+        place, key = re.split(r"[?#]", place)[0], re.split(r"[?#]", key)[0]
+    if scheme.lower() not in _FILE_SYSTEMS or ":" in place:
+        place = place.rpartition("@")[2]
+    return f"{scheme}://{place}{slash}{key}"
+
+
+def without_addresses(text: str) -> str:
+    """Return what a store said without the addresses in it, which may hold signatures and passwords."""
+    kept = _URL.sub("(address)", text)
+    return re.split(r"\?|%3F", kept, maxsplit=1, flags=re.IGNORECASE)[0]

@@ -1,6 +1,6 @@
 """Lists, reads and writes objects of S3, Google Cloud Storage, Azure, and files of web servers, by obstore.
 
-Credentials and endpoints come from each store's usual environment variables, profiles and roles; none is printed.
+Credentials and endpoints come from each store's usual environment variables and roles; none is printed.
 Reading streams in blocks to a file, goes on where it broke off, and keeps what it got of an object that ends early.
 """
 
@@ -21,7 +21,7 @@ from paro_advise.trace_parsers.remote.constants import (
     RETRY_S,
     TIMEOUT_S,
 )
-from paro_advise.trace_parsers.remote.objects import Address, RemoteObject, parse_address, shown_address
+from paro_advise.trace_parsers.remote.objects import Address, RemoteObject, parse_address, shown_address, without_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from obstore.store import ObjectStore
 
+_CREDENTIALS = "give credentials by the store's environment variables or a role"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
@@ -36,39 +37,58 @@ def _open(address: Address) -> ObjectStore:
     """Return the store of an address.
 
     Raises:
-        UsageError: obstore is not installed.
+        UsageError: obstore is not installed, or the store's variables are not what it takes.
     """
     try:
-        from obstore.store import from_url
+        from obstore.store import HTTPStore, from_url
     except ImportError as error:
         raise UsageError(
             "reading from object stores and web servers needs obstore",
-            where=address.root,
+            where=shown_address(address.root),
             hint="pip install 'paro-advise[cloud]'",
         ) from error
-    endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "")
-    is_plain = address.root.startswith("http://") or (address.root.startswith("s3") and endpoint.startswith("http://"))
-    config = {"endpoint": endpoint} if address.root.startswith("s3") and endpoint else None
-    make: Callable[..., Any] = from_url  # its types part stores by overloads, which an address does not tell
-    store: ObjectStore = make(
-        address.root,
-        config=config,
-        client_options={
-            "allow_http": is_plain,
-            "timeout": timedelta(seconds=TIMEOUT_S),
-            "connect_timeout": timedelta(seconds=CONNECT_S),
-        },
-        retry_config={
-            "max_retries": MAX_RETRIES,
-            "retry_timeout": timedelta(seconds=RETRY_S),
-            "backoff": {
-                "init_backoff": timedelta(seconds=BACKOFF_S),
-                "max_backoff": timedelta(seconds=16 * BACKOFF_S),
-                "base": 2,
+    endpoint = _endpoint() if address.root.startswith("s3") else ""
+    # Its types part stores by overloads, which an address does not tell.
+    make: Callable[..., Any] = HTTPStore.from_url if address.is_web else from_url
+    known = {} if address.is_web else {"config": {"endpoint": endpoint} if endpoint else None}
+    try:
+        store: ObjectStore = make(
+            address.root,
+            **known,
+            client_options={
+                "allow_http": address.root.startswith("http://") or endpoint.startswith("http://"),
+                "timeout": timedelta(seconds=TIMEOUT_S),
+                "connect_timeout": timedelta(seconds=CONNECT_S),
             },
-        },
-    )
+            retry_config={
+                "max_retries": MAX_RETRIES,
+                "retry_timeout": timedelta(seconds=RETRY_S),
+                "backoff": {
+                    "init_backoff": timedelta(seconds=BACKOFF_S),
+                    "max_backoff": timedelta(seconds=16 * BACKOFF_S),
+                    "base": 2,
+                },
+            },
+        )
+    except Exception as error:  # obstore raises errors of Rust's own types too
+        raise UsageError(
+            f"a store must be named and set up so that it can be asked: {_reason(error)}",
+            where=shown_address(address.root),
+            hint="check the address and the store's environment variables (account, key, file of credentials)",
+        ) from error
     return store
+
+
+def _endpoint() -> str:
+    """Return the S3 endpoint that the environment names, "" for Amazon's own.
+
+    Raises:
+        UsageError: it holds a user or password.
+    """
+    name, endpoint = next(((name, os.environ[name]) for name in _ENDPOINTS if os.environ.get(name)), ("", ""))
+    if "@" in endpoint:
+        raise UsageError(f"an endpoint must hold no user or password, {name} does", hint=_CREDENTIALS)
+    return endpoint
 
 
 def list_objects(text: str) -> list[RemoteObject]:
@@ -100,12 +120,17 @@ def _named(store: ObjectStore, address: Address) -> list[RemoteObject]:
     """Return the object of exactly this key, [] where there is none."""
     import obstore
 
-    if address.is_pattern or not address.key or address.key.endswith("/"):
+    if not address.is_web and (not address.key or address.key.endswith("/")):
         return []
     try:
         meta = obstore.head(store, address.key)
     except FileNotFoundError:
         return []
+    except Exception:
+        if not address.is_web:
+            raise
+        # A signature is for one method: what may be read need not tell its size first.
+        return [RemoteObject(url=address.root, size_bytes=None, etag="")]
     return [RemoteObject(url=address.url_of(address.key), size_bytes=meta["size"], etag=meta["e_tag"] or "")]
 
 
@@ -134,22 +159,24 @@ def _listed(store: ObjectStore, address: Address) -> list[RemoteObject]:
     return found
 
 
-def download(source: RemoteObject, target: Path) -> int:
+def download(source: RemoteObject, target: Path) -> tuple[int, int]:
     """Write an object to a file; where the store breaks off for good, what came of it.
 
     Returns:
-        The bytes written.
+        The bytes written, and those that the store did not give.
 
     Raises:
         InputError: nothing of it could be read.
     """
     address = parse_address(source.url)
     store = _open(address)
-    done = 0
+    done, size = 0, source.size_bytes
     with target.open("wb") as file:
         for tries_left in reversed(range(READ_TRIES)):
             try:
-                for block in _blocks(store, address.key, done, source.size_bytes):
+                told, blocks = _blocks(store, address.key, done)
+                size = told if size is None else size
+                for block in blocks:
                     file.write(block)
                     done += len(block)
             except Exception as error:  # noqa: BLE001 - obstore raises errors of Rust's own types too
@@ -158,22 +185,37 @@ def download(source: RemoteObject, target: Path) -> int:
                 if not done:
                     _fail(error, source.url)
             # A stream that ended early is asked for the rest; one that is all there is done.
-            if source.size_bytes is None or done >= source.size_bytes:
+            if size is None or done >= size:
                 break
-    return done
+    return done, max(0, (size or 0) - done)
 
 
-def _blocks(store: ObjectStore, key: str, begin: int, size: int | None) -> Iterator[bytes]:
-    """Yield an object from an offset on, in the network's blocks."""
+def _blocks(store: ObjectStore, key: str, begin: int) -> tuple[int, Iterator[bytes]]:
+    """Return an object's whole size, and its content from an offset on in the network's blocks."""
     import obstore
 
-    if begin and (size is None or begin >= size):
-        return
     options = {"range": {"offset": begin}} if begin else None
     result = obstore.get(store, key, options=options)  # type: ignore[arg-type]  # a typed dictionary of obstore's
     # What obstore still gathers is lost when a connection breaks, so blocks are taken as they come.
-    for block in result.stream(min_chunk_size=1):
-        yield bytes(block)
+    return result.meta["size"], (bytes(block) for block in result.stream(min_chunk_size=1))
+
+
+def read_head(text: str, num_bytes: int) -> bytes:
+    """Return the first bytes of the object of exactly this address, b"" where there is none or nothing tells.
+
+    Raises:
+        UsageError: the address cannot be, or obstore is not installed.
+    """
+    import obstore
+
+    address = parse_address(text)
+    store = _open(address)
+    if not address.is_web and (not address.key or address.key.endswith("/")):
+        return b""
+    try:
+        return bytes(obstore.get_range(store, address.key, start=0, length=num_bytes))
+    except Exception:  # noqa: BLE001 - whoever reads the address next says what is wrong with it
+        return b""
 
 
 def upload(text: str, data: bytes) -> None:
@@ -222,10 +264,10 @@ def _reason(error: Exception) -> str:
         known = "access denied"
     if known is None and any(code in text for code in ("503", "SlowDown", "429")):
         known = "the store refuses for being asked too often"
-    return known or f"{type(error).__name__}: {text.splitlines()[0].split('?')[0][:160] if text else ''}"
+    return known or f"{type(error).__name__}: {without_addresses(text.splitlines()[0])[:160] if text else ''}"
 
 
 def _fail(error: Exception, url: str) -> NoReturn:
     reason = _reason(error)
-    hint = "give credentials by the store's environment variables, a profile or a role" if "denied" in reason else None
+    hint = _CREDENTIALS if "denied" in reason else None
     raise InputError(f"an object must be readable: {reason}", where=shown_address(url), hint=hint) from error

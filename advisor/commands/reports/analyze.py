@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 import click
 
 from paro_advise.advisor.commands.spool import is_stream, spooled
+from paro_advise.core.secrets import masked_command
 from paro_advise.errors import UsageError
 from paro_advise.trace_parsers.remote.objects import refuse_remote
 
@@ -94,7 +94,7 @@ def command(
         if target and target != "-":
             progress.say(wrote_text(target))
     known = {"--gpus-per-node": gpus_per_node, "--skip-steps": skip_steps or None}
-    words = shlex.join([*paths, *(word for option, value in known.items() if value for word in (option, str(value)))])
+    words = masked_command([*paths, *(word for option, value in known.items() if value for word in (option, str(value)))])
     if not output:
         progress.say(f"next: paro-advise analyze {words} -o report.html")
     if analysis.run.strategy.triple and (analysis.run.world_size or 1) > 1 and analysis.step_time_us.values:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import click
 from paro_advise.advisor.commands.options import ByteSize
 from paro_advise.advisor.comparison.comparability import FACTS
 from paro_advise.advisor.wording.quantities import plural
+from paro_advise.core.secrets import masked_command
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
@@ -100,9 +100,10 @@ def command(
         progress.say(wrote_text(target))
     kept = next((target for target in (output, json_target) if target and target != "-"), None)
     if plan_file and kept:
-        progress.say(f"next: paro-advise recommend {shlex.quote(after)} --learn-from {shlex.quote(kept)} -o plan.json")
+        words = masked_command([after, "--learn-from", kept])
+        progress.say(f"next: paro-advise recommend {words} -o plan.json")
     elif not targets:
-        progress.say(f"next: paro-advise compare {shlex.join([before, after])} -o comparison.html")
+        progress.say(f"next: paro-advise compare {masked_command([before, after])} -o comparison.html")
     failed = comparison.verdict == ChangeVerdict.WORSE or any(item.passed is False for item in comparison.acceptance)
     return _REGRESSION if failed else 0
 
