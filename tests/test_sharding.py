@@ -161,6 +161,11 @@ def test_what_scripts_do_by_hand(cases):
     assert done.count("held") == len(cases.split(","))
 
 
+def test_gradients_on_other_ways_are_used_or_refused():
+    """Penalties on weights, and gradients set by hand; before, both were dropped in silence where weights are sharded."""
+    assert run("stray_gradients", "", ranks=2, warnings="ignore").count("held") == 2
+
+
 def test_what_several_groups_shard_comes_whole_from_torchs_own_means():
     assert run("sharding_by_hand", "made_whole,reads_on_two_meshes").count("held") == 2
 

@@ -40,6 +40,10 @@ class Exposure:
             set_gradient(shard, gradient)
         self._shown.append((parameter, shard, gradient))
 
+    def shows(self, parameter: torch.Tensor) -> bool:
+        """Tell whether the gradient of a model's parameter, or of the optimizer's, is on show."""
+        return any(parameter is shown or parameter is shard for shown, shard, _ in self._shown)
+
     def collect(self) -> None:
         """Take over what the user did on the model's side, before the optimizer steps.
 

@@ -33,6 +33,9 @@ class Keeper(Protocol):
     def drop(self, parameter: torch.Tensor) -> None:
         """Forget what was added up for a parameter."""
 
+    def keeps(self, parameter: torch.Tensor) -> bool:
+        """Tell whether a gradient that a script sets now is what the next step uses."""
+
 
 class _Owned(torch.Tensor):
     """What owned parameters share."""
@@ -70,10 +73,20 @@ class _Owned(torch.Tensor):
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        """Replace the gradient; None also drops what micro-batches have added up elsewhere."""
+        """Replace the gradient; None also drops what micro-batches have added up elsewhere.
+
+        Raises:
+            UsageError: no backward pass has made one, so that what is set would go nowhere.
+        """
         keeper = _keeper_of(self)
         if value is None and keeper is not None:
             keeper.drop(self)
+        if value is not None and keeper is not None and not keeper.keeps(self):
+            raise UsageError(
+                "a gradient under a strategy must be made by a backward pass before it is set by hand, got one for a "
+                "parameter that has none",
+                hint="make it by a backward pass of a loss, or train without a plan",
+            )
         set_gradient(self, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
+from paro_advise.errors import UsageError
 from paro_advise.runtime.sharding.parameters.reading import WholeReads
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _of_one_kind(args: Arguments, *, changes_first: bool) -> Arguments:
     """Return arguments without DTensors, or with DTensors only where the first one is changed in place."""
     targets = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
     if not (changes_first and isinstance(targets[0], DTensor)):
-        return tuple(tree_map(lambda item: WholeReads.whole(item) if isinstance(item, DTensor) else item, args))
+        return tuple(tree_map(lambda item: _gathered(item) if isinstance(item, DTensor) else item, args))
 
     def cut(value: Any, target: DTensor) -> Any:
         if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == target.shape:
@@ -106,6 +107,35 @@ def _of_one_kind(args: Arguments, *, changes_first: bool) -> Arguments:
         return cut(value, targets[0])
 
     return (args[0], *(cut_all(value) for value in args[1:]))
+
+
+class _OneWay(torch.autograd.Function):
+    """The whole value of a DTensor, to compute with but not to train by: its gradient would reach no reduction."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: DTensor) -> torch.Tensor:  # noqa: ARG004 - autograd passes it
+        """Gather it."""
+        return WholeReads.whole(tensor).view(tensor.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG004 - autograd passes them
+        """Refuse.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "a sharded parameter must be used inside the forward pass of its module, one was used outside of it with "
+            "a plain tensor (a penalty on the distance to other weights), whose gradient would be lost",
+            hint="compute it inside forward, or choose a strategy that replicates parameters (N..)",
+        )
+
+
+def _gathered(tensor: DTensor) -> torch.Tensor:
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        found: torch.Tensor = _OneWay.apply(tensor)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return found
+    return WholeReads.whole(tensor)
 
 
 def _as_whole(found: Any) -> Any:

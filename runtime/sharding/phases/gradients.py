@@ -158,6 +158,7 @@ class GradientReducer:
         if self.replicated:
             self.replicated.finish()
         self._callback_queued = False
+        self._refuse_stray()
         told = self._tell_usage() if self.synchronizes else None
         self.executor.drain()
         if told is not None:
@@ -266,6 +267,32 @@ class GradientReducer:
             or any(gradient_of(slot.parameter) is not None for unit in units for slot in unit.spec.training)
             or (self._fsdp2_holds_them and fsdp2.accumulated_bytes(self._model) > 0)
         )
+
+    def keeps(self, parameter: torch.Tensor) -> bool:
+        """Tell whether a gradient that a script sets on a parameter now is what the next step uses.
+
+        It is while the gradient is on show, and where whole gradients add up on the parameters themselves.
+        """
+        levels = self._arrangement.levels
+        adds_up_there = levels.gradient == Level.N and levels.parameter == Level.N and not self.synchronizes
+        return adds_up_there or self._exposure.shows(parameter)
+
+    def _refuse_stray(self) -> None:
+        """Refuse gradients of sharded parameters that did not come through the forward pass of their module.
+
+        Raises:
+            UsageError: there is one; it would be lost.
+        """
+        if self._arrangement.levels.parameter == Level.N:
+            return
+        for unit in self._arrangement.units:
+            for slot in unit.spec.training:
+                if gradient_of(slot.parameter) is not None:
+                    raise UsageError(
+                        f"a sharded parameter must be used inside the forward pass of its module, {slot.name} was also "
+                        "used outside of it (a penalty on weights, another method), whose gradient would be lost",
+                        hint="compute it inside forward, or choose a strategy that replicates parameters (N..)",
+                    )
 
     def drop(self, parameter: torch.Tensor) -> None:
         """Forget what was added up for one parameter, as ``parameter.grad = None`` does."""

@@ -1,0 +1,71 @@
+"""Gradients that come to parameters on other ways than through the forward pass of their module."""
+
+from __future__ import annotations
+
+import gc
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from sharding_by_hand import both, fresh, one_pass, refused, sgd
+from sharding_worker import Model, data, loss_of
+
+from paro_advise.runtime import shard
+
+
+def penalties():
+    """A penalty on the distance to remembered weights: equal where parameters are whole, refused where they are not."""
+
+    def penalised(model, step):
+        old = {name: value.detach() for name, value in fresh().named_parameters()}
+        ranks = range(dist.get_world_size()) if type(model) is Model else [dist.get_rank()]
+        for rank in ranks:
+            penalty = sum(((value - old[name]) ** 2).sum() for name, value in model.named_parameters())
+            ((loss_of(model, data(step, 0, rank)) + 0.5 * penalty) / len(ranks)).backward()
+
+    def weight_penalty(model, optimizer, remembered):
+        for step in range(3):
+            optimizer.zero_grad()
+            penalised(model, step)
+            optimizer.step()
+
+    both(weight_penalty, strategies=("NNN", "NNG", "NIG"))
+    for strategy in ("III", "IIG", "GGG"):
+        model = fresh()
+        model, _ = shard(model, sgd(model), strategy, group_size=2)
+        refused("whose gradient would be lost", lambda model=model: penalised(model, 0))
+
+
+def gradients_out_of_nothing():
+    """A gradient that no backward pass made would go nowhere: it is refused at its line, and the model trains on."""
+
+    def set_by_hand(model):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones(parameter.shape)
+
+    def trains_after_a_refusal(model, optimizer, remembered):
+        if type(model) is not Model:
+            refused("made by a backward pass", lambda: set_by_hand(model))
+        for step in range(2):
+            optimizer.zero_grad()
+            one_pass(model, step)
+            for parameter in model.parameters():
+                parameter.grad = parameter.grad * 0.5
+            optimizer.step()
+
+    both(trains_after_a_refusal)
+
+
+def main():
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
+    torch.set_num_threads(1)
+    for case in (penalties, gradients_out_of_nothing):
+        case()
+        if dist.get_rank() == 0:
+            print("held", case.__name__, flush=True)
+    gc.collect()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
