@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tarfile
 
+import pytest
 from helpers import analyze, write_run
 from trace_builder import fsdp_rank
 
@@ -40,6 +42,49 @@ def test_jobs_in_one_folder_are_told_apart_by_the_names_of_their_files(tmp_path)
     analysis = analyze(tmp_path)
     assert "of 2 different jobs" in job_note(analysis)
     assert len({item.num_steps for item in analysis.ranks}) == 1
+
+
+def test_a_stray_trace_or_a_wrong_clock_makes_no_two_jobs_of_one(tmp_path):
+    """Folders of nodes hold different ranks of one job, whatever else lies there or when their clocks say it was."""
+    for rank in range(4):
+        folder = tmp_path / "nodes" / f"node{rank // 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        fsdp_rank(rank, 4).write(folder / f"rank{rank}.json")
+        (tmp_path / "clocks").mkdir(exist_ok=True)
+        fsdp_rank(rank, 4, clock_offset_us=700e6 * (rank > 1)).write(tmp_path / "clocks" / f"rank{rank}.json")
+    fsdp_rank(0, 4, late_us=3).write(tmp_path / "nodes" / "node1" / "rank0.json")
+    for folder in ("nodes", "clocks"):
+        analysis = analyze(tmp_path / folder)
+        assert [item.rank for item in analysis.ranks] == [0, 1, 2, 3]
+        assert "Q304" not in {item.code for item in analysis.data_quality}
+
+
+def test_a_trace_that_tells_nothing_joins_the_job_beside_it(tmp_path):
+    fsdp_rank(0, 4).write(tmp_path / "a.json")
+    (tmp_path / "b.json").write_text(fsdp_rank(1, 4).text("bare_list"))
+    assert [item.rank for item in analyze(tmp_path).ranks] == [0, 1]
+
+
+@pytest.mark.parametrize("place", ["node{node}/iteration_{number}", "run!{number}/node{node}"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_recordings_of_several_nodes_are_whole(tmp_path, place, packed):
+    """A recording is what lies in the folders of one iteration on all nodes, in an archive too."""
+    for number in (5, 10):
+        for rank in range(4):
+            folder = tmp_path / "job" / place.format(node=rank // 2, number=number)
+            folder.mkdir(parents=True, exist_ok=True)
+            # The larger file of a rank is of another recording from rank to rank.
+            steps = 2 if (rank + number) % 2 else 3
+            fsdp_rank(rank, 4, steps=steps, late_us=number).write(folder / f"rank{rank}.json")
+    path = tmp_path / "job"
+    if packed:
+        path = tmp_path / "job.tar"
+        with tarfile.open(path, "w") as archive:
+            archive.add(tmp_path / "job", "job")
+    analysis = analyze(path)
+    assert "of 2 different jobs" in job_note(analysis)
+    assert [item.rank for item in analysis.ranks] == [0, 1, 2, 3]
+    assert "Q305" not in {item.code for item in analysis.data_quality}
 
 
 def test_a_log_goes_with_the_traces_beside_it(tmp_path):

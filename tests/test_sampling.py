@@ -79,6 +79,42 @@ def test_a_sample_that_ends_with_all_ranks_is_none(tmp_path):
     assert not [item for item in analyze(tmp_path / "run").data_quality if item.code == "Q323"]
 
 
+def test_what_is_no_trace_never_ends_a_sample(tmp_path, capsys):
+    """A README beside the traces, and a first round of which no trace can be read."""
+    write_ranks(tmp_path / "run", 3, spread=0.008)
+    (tmp_path / "run" / "README.md").write_text("about this run")
+    num_read, *_ = sampled(tmp_path / "run", capsys)
+    assert num_read < NUM_RANKS
+    paths = sorted((tmp_path / "run").glob("*.json"), key=lambda path: int(path.stem[4:]))
+    for path in sampling_order([str(path) for path in paths], str)[:6]:
+        (tmp_path / "run" / path.rpartition("/")[2]).write_text('{"traceEvents": [')
+    num_read, *_ = sampled(tmp_path / "run", capsys)
+    assert 0 < num_read < NUM_RANKS
+
+
+def test_a_sample_states_what_the_analysis_counts(tmp_path, capsys):
+    """Half of the traces are cut, and each first step is left out: neither is in the figures."""
+    write_ranks(tmp_path / "run", 4, spread=0.008)
+    for path in list((tmp_path / "run").glob("*[02468].json")):
+        text = path.read_bytes()
+        path.write_bytes(text[: int(0.6 * len(text))])
+    assert run(["analyze", str(tmp_path / "run"), "--sample", "--json", "-", "--no-cache", "--skip-steps", "1"]) == 0
+    analysis = json.loads(capsys.readouterr().out)
+    note = next(item["message"] for item in analysis["data_quality"] if item["code"] == "Q323")
+    stated = float(note.split("communication is ")[1].split(" %")[0]) / 100
+    parts = analysis["breakdown_us"]
+    assert stated == pytest.approx(parts["exposed_communication"] / sum(parts.values()), abs=0.001)
+
+
+def test_a_sample_of_several_jobs_is_refused(tmp_path, capsys):
+    for number in range(2):
+        write_ranks(tmp_path / f"run{number}", number, spread=0.008)
+        for path in (tmp_path / f"run{number}").glob("*.json"):
+            path.rename(path.with_name(f"job{number}_{path.name}"))
+    assert run(["analyze", str(tmp_path), "--sample", "--no-cache"]) == 2
+    assert "one job" in capsys.readouterr().err
+
+
 def test_the_order_spreads_over_the_job_and_is_the_same_every_time():
     ranks = list(range(256))
     order = sampling_order(ranks, str)

@@ -56,6 +56,62 @@ def test_a_rank_that_computes_longer_is_blamed_beside_late_ends(tmp_path):
     assert late.lateness_us == pytest.approx(12 * 150.0, rel=0.05)
 
 
+def test_a_late_rank_is_found_while_another_group_communicates(tmp_path):
+    """A gather ends, on all at once, after the others have arrived at the next one and before the late rank does."""
+    builders = [TraceBuilder(rank, 4, groups=[("0", "default_pg", list(range(4)))]) for rank in range(4)]
+    for builder in builders:
+        late = 200.0 if builder.rank == 3 else 0.0
+        for number in range(4):
+            base = number * 1000.0
+            builder.step(number, base, 1000.0)
+            builder.compute(base + 10.0, 90.0)
+            builder.collective(
+                "AllGather", base + 100.0, 150.0, nelems=640_000, issue=base + 20.0, seq=2 * number, stream=21
+            )
+            builder.compute(base + 110.0, 90.0 + late)
+            builder.collective(
+                "AllReduce", base + 200.0 + late, 400.0 - late, nelems=64_000, issue=base + 30.0, seq=2 * number + 1
+            )
+            builder.compute(base + 600.0, 300.0)
+    (found,) = analyze(write_run(tmp_path / "run", builders)).stragglers
+    assert (found.rank, found.cause) == (3, "late compute")
+    assert found.lateness_us == pytest.approx(200.0)
+
+
+def test_a_late_rank_is_found_whose_partners_are_late_at_other_groups(tmp_path):
+    """Tensor and data parallel: what one rank does late makes its whole pair late; the pair is not blamed."""
+    world = 8
+    builders = []
+    for rank in range(world):
+        pair, peers = [rank // 2 * 2, rank // 2 * 2 + 1], [item for item in range(world) if item % 2 == rank % 2]
+        builder = TraceBuilder(rank, world, groups=[("1", "mesh_tp", pair), ("2", "mesh_dp", peers)])
+        for number in range(4):
+            base = number * 2000.0
+            builder.step(number, base, 2000.0)
+            start = base + (500.0 if rank == 5 else 200.0)
+            builder.compute(base + 10.0, start - base - 10.0)
+            end = base + (550.0 if 5 in pair else 250.0)
+            builder.collective(
+                "AllReduce", start, end - start, nelems=64_000, issue=base + 5.0, seq=number, group="1", stream=21
+            )
+            builder.compute(end, 100.0)
+            builder.collective(
+                "AllReduce",
+                end + 100.0,
+                base + 650.0 - end,
+                nelems=640_000,
+                issue=base + 6.0,
+                seq=number,
+                group="2",
+                stream=22,
+            )
+            builder.compute(base + 750.0, 1240.0)
+        builders.append(builder)
+    found = analyze(write_run(tmp_path / "run", builders)).stragglers
+    assert [(item.rank, item.cause) for item in found] == [(5, "late compute")]
+    assert found[0].lateness_us == pytest.approx(300.0)
+
+
 def grouped_run(folder, *, slow_group=None, factor=2.0, num_groups=4, steps=3):
     """Write gathers in groups of two ranks, of which one group takes longer for the same."""
     world = 2 * num_groups

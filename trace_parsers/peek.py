@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
 
 _RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*(\d{1,9})\b')
+_TRACE_NAME = re.compile(r"(?i)\.json(?:\.(?:gz|zst|bz2|xz))?$")
 _WORLD = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"world_size"\s*:\s*(\d{1,9})\b')
 
 
@@ -47,11 +48,15 @@ class Peek:
 
 
 def peek(refs: Sequence[SourceRef]) -> Peek:
-    """Look at the first 64 KiB of every trace; what cannot be read is left to the reading proper."""
+    """Look at the first 64 KiB of every trace, of those in stores at the name; what is unreadable is left for later."""
     ranks: dict[int, int] = {}
     worlds: list[int] = []
     unnamed = 0
     for ref in refs:
+        if ref.remote is not None:
+            rank = rank_in_name(ref.label)
+            ranks |= {} if rank is None else {rank: ranks.get(rank, 0) + 1}
+            continue
         try:
             head = read_head(ref)
         except InputError:
@@ -72,7 +77,7 @@ def peek(refs: Sequence[SourceRef]) -> Peek:
 def in_order_of_ranks(refs: Sequence[SourceRef]) -> list[SourceRef]:
     """Return the traces by rank as their names tell it, those that do not last; what is no trace is left out.
 
-    Of inputs in stores only the name is looked at.
+    Of inputs in stores only the name is looked at: one that tells a rank, or ends as a trace's does.
     """
     found: list[tuple[int, str, SourceRef]] = []
     for ref in refs:
@@ -83,7 +88,7 @@ def in_order_of_ranks(refs: Sequence[SourceRef]) -> list[SourceRef]:
                     continue
             except InputError:
                 continue
-        elif rank is None:
+        elif rank is None and _TRACE_NAME.search(ref.label) is None:
             continue
         found.append((MAX_WORLD_SIZE if rank is None else rank, ref.label, ref))
     return [ref for _, _, ref in sorted(found, key=lambda item: item[:2])]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from paro_advise.advisor.wording.quantities import number_ranges, plural
-from paro_advise.errors import NoInputError
+from paro_advise.errors import NoInputError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,6 +51,7 @@ def read_inputs(
     jobs: int | None = None,
     use_cache: bool = True,
     is_sample: bool = False,
+    skip_steps: int = 0,
 ) -> RunInputs:
     """Read the inputs of one run.
 
@@ -60,6 +61,7 @@ def read_inputs(
         jobs: processes; None for all cores.
         use_cache: keep and take facts of files read before.
         is_sample: read only as many traces as it takes to state the exposed communication of all.
+        skip_steps: warm-up steps that a sample is judged without.
 
     Raises:
         InputError: nothing can be used.
@@ -97,27 +99,45 @@ def read_inputs(
             progress=progress.step,
         )
 
-    read = _sampled(refs, read_some) if is_sample else read_some(refs)
+    read = _sampled(refs, read_some, skip_steps) if is_sample else read_some(refs)
+    read.require_facts()
     progress.say(f"read {sum(item.num_events for item in read.facts):,} events")
     notices = [Notice(code="Q301", severity=Severity.WARNING, message=problem) for problem in problems]
     read = replace(read, notices=(*read.notices, *notices))
     return RunInputs(refs=tuple(refs), read=read, captured=captured_of(logs))
 
 
-def _sampled(refs: Sequence[SourceRef], read_some: Callable[[Sequence[SourceRef]], ReadInputs]) -> ReadInputs:
-    """Read as many traces as it takes, and all that is no trace."""
+def _sampled(
+    refs: Sequence[SourceRef], read_some: Callable[[Sequence[SourceRef]], ReadInputs], skip_steps: int
+) -> ReadInputs:
+    """Read as many traces as it takes, and all that is no trace.
+
+    Raises:
+        UsageError: most ranks have several traces, which are of several recordings: a sample would mix them.
+    """
     from paro_advise.advisor.facts.reading import ReadInputs
     from paro_advise.advisor.facts.sampling import read_sample, sample_notice
-    from paro_advise.trace_parsers.peek import in_order_of_ranks
+    from paro_advise.trace_parsers.peek import in_order_of_ranks, peek
 
+    peeked = peek(refs)
+    if 2 * len(peeked.doubles) > len(peeked.ranks):
+        raise UsageError(
+            "--sample must get the traces of one job, most ranks have several here",
+            hint="pass the folder or files of one; `analyze` without --sample lists them",
+        )
     traces = in_order_of_ranks(refs)
-    rest = [ref for ref in refs if ref not in traces]
-    parts, sample = read_sample(traces, read_some) if len(traces) > 1 else ([read_some(traces)] if traces else [], None)
+    sampled = {id(ref) for ref in traces}
+    rest = [ref for ref in refs if id(ref) not in sampled]
+    parts, sample = read_sample(traces, read_some, skip_steps) if traces else ([], None)
     if rest:
         parts.append(read_some(rest))
     said = (sample_notice(sample),) if sample and sample.num_read < sample.num_all else ()
     facts = sorted((item for part in parts for item in part.facts), key=lambda item: item.source.path)
-    return ReadInputs(facts=tuple(facts), notices=(*said, *(note for part in parts for note in part.notices)))
+    return ReadInputs(
+        facts=tuple(facts),
+        notices=(*said, *(note for part in parts for note in part.notices)),
+        failure=next((part.failure for part in parts if part.failure), None),
+    )
 
 
 def _ranks_text(peeked: Peek) -> str:

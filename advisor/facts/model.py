@@ -78,6 +78,9 @@ class TimelineBox:
     label: str
 
 
+_CUT_CODES = ("Q101", "Q102", "Q105", "Q108")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
     """Everything the analysis keeps of one source.
@@ -107,3 +110,8 @@ class RankFacts:
     trains: bool | None = None
     lag_us: float = 0.0
     work: Work | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Tell whether the input ends early or lost events, so that what is missing would look like idle time."""
+        return any(notice.code in _CUT_CODES for notice in self.notices)

@@ -28,10 +28,24 @@ READER_VERSION = 17
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadInputs:
-    """The facts of all inputs that could be used, in order of path, and what happened to the rest."""
+    """The facts of all inputs that could be used, in order of path, and what happened to the rest.
+
+    Attributes:
+        failure: why the first of those that could not be used could not, None where all could.
+    """
 
     facts: tuple[RankFacts, ...]
     notices: tuple[Notice, ...]
+    failure: InputError | None = None
+
+    def require_facts(self) -> None:
+        """Raise where nothing could be used.
+
+        Raises:
+            InputError: the first reason.
+        """
+        if not self.facts and self.failure is not None:
+            raise self.failure
 
 
 def read_all(
@@ -50,9 +64,6 @@ def read_all(
         cache: folder of cached facts, None to read every file anew.
         jobs: processes to use at most.
         progress: called with (done, total, label) after each input.
-
-    Raises:
-        InputError: no input could be used; the first reason.
     """
     size = sum(ref.size_bytes for ref in refs)
     results: dict[int, RankFacts | InputError] = {}
@@ -103,8 +114,6 @@ def _usable(results: Sequence[RankFacts | InputError], refs: Sequence[SourceRef]
             failures.append(result)
             message = f"{ref.file_name} could not be used: {result.what}"
             notices.append(Notice(code="Q301", severity=Severity.ERROR, message=message, help=result.hint or ""))
-    if not facts:
-        raise failures[0]
     if unknown:
         shown = ", ".join(sorted(unknown)[:5]) + (", ..." if len(unknown) > 5 else "")
         notices.append(
@@ -114,7 +123,7 @@ def _usable(results: Sequence[RankFacts | InputError], refs: Sequence[SourceRef]
                 message=f"left out {plural(len(unknown), 'file')} of no known kind: {shown}",
             )
         )
-    return ReadInputs(facts=tuple(facts), notices=(*_named(said), *notices))
+    return ReadInputs(facts=tuple(facts), notices=(*_named(said), *notices), failure=failures[0] if failures else None)
 
 
 def _named(said: Sequence[tuple[str, Notice]]) -> list[Notice]:

@@ -69,13 +69,14 @@ def sampling_order(items: Sequence[_Item], key: Callable[[_Item], str]) -> list[
 
 
 def read_sample(
-    refs: Sequence[SourceRef], read: Callable[[Sequence[SourceRef]], ReadInputs]
+    refs: Sequence[SourceRef], read: Callable[[Sequence[SourceRef]], ReadInputs], skip_steps: int = 0
 ) -> tuple[list[ReadInputs], Sample]:
     """Read traces until the sample tells enough.
 
     Args:
         refs: of one run, in the order of its ranks.
         read: reads some of them.
+        skip_steps: warm-up steps to leave out.
 
     Returns:
         What was read, round by round, and what it says of all.
@@ -87,19 +88,24 @@ def read_sample(
     while True:
         done.append(read(order[taken:wanted]))
         taken = wanted
-        sample = judge_sample([facts for part in done for facts in part.facts], len(order), taken)
+        sample = judge_sample([facts for part in done for facts in part.facts], len(order), taken, skip_steps)
         if taken == len(order) or sample.half_range <= SAMPLE_HALF_RANGE:
             return done, sample
         wanted = min(len(order), max(taken + 1, math.ceil(SAMPLE_GROWTH * taken)))
 
 
-def judge_sample(facts: Sequence[RankFacts], num_all: int, num_read: int) -> Sample:
-    """Return the exposed communication of all ranks with its range."""
+def judge_sample(facts: Sequence[RankFacts], num_all: int, num_read: int, skip_steps: int = 0) -> Sample:
+    """Return the exposed communication of all ranks with its range, from those that the analysis counts.
+
+    Traces that end early count only where there are no others, as in the analysis.
+    """
+    whole = [item for item in facts if not item.is_cut]
     shares = []
-    for item in facts:
-        wall = sum(step.wall_us for step in item.steps)
+    for item in whole or facts:
+        steps = item.steps[min(skip_steps, max(0, len(item.steps) - 1)) :]
+        wall = sum(step.wall_us for step in steps)
         if wall > 0:
-            shares.append(sum(step.exposed_communication_us for step in item.steps) / wall)
+            shares.append(sum(step.exposed_communication_us for step in steps) / wall)
     if not shares:
         return Sample(num_read=num_read, num_all=num_all, exposed_share=0.0, half_range=math.inf)
     half = 0.0 if num_read >= num_all else half_range(shares, num_all)

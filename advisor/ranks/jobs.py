@@ -1,8 +1,9 @@
 """Parts inputs into the jobs that they were recorded in, and picks the one to analyse.
 
 A user may name a folder of everything. Ranks of one job agree on the world size, record at the same
-time, and are each there once; logs that lie elsewhere than the traces belong to them only if there is
-one job alone.
+time, and are each there once. Neither a clock that is off nor a stray trace makes two jobs of one: parts
+are jobs of their own only where they hold the same ranks. Logs that lie elsewhere than the traces belong
+to them only if there is one job alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.ranks.constants import APART_S, LISTED_JOBS
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _EPOCH_NS = 10**18  # ns; 2001 as Unix time; clocks that count from a start of their own stay below
 _NUMBERS = re.compile(r"\d+")
+_ARCHIVE = re.compile(r"(\.(?:zip|tgz|tar(?:\.\w+)?))!", re.IGNORECASE)  # runs.tar.gz!member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,15 +104,18 @@ def _grouped(inputs: Sequence[Source], key: Callable[[Source], Hashable]) -> lis
 
 
 def _by_world(inputs: list[Source]) -> list[list[Source]]:
-    """Part traces by world size; those that state none join the largest world that has their rank."""
+    """Part traces by world size; those that state none join the largest world that has their rank or lies beside."""
     said = Counter(item.header.world_size for item in inputs if item.header.world_size)
     sizes = sorted((size for size in said if size), key=lambda size: (said[size], size), reverse=True)
+    places = {(item.header.world_size, _folder(item)) for item in inputs}
 
     def world(item: Source) -> int | None:
         if item.header.world_size:
             return item.header.world_size
         rank = item.header.rank
-        return next((size for size in sizes if rank is not None and rank < size), None)
+        if rank is None:
+            return next((size for size in sizes if (size, _folder(item)) in places), None)
+        return next((size for size in sizes if rank < size), None)
 
     return _grouped(inputs, world)
 
@@ -125,18 +131,29 @@ def _by_time(inputs: list[Source]) -> list[list[Source]]:
         if index and item.header.origin_ns - dated[index - 1].header.origin_ns > APART_S * 1e9:
             number += 1
         numbers[id(item)] = number
-    return _grouped(inputs, lambda item: numbers.get(id(item), 0))
+    parts = _grouped(inputs, lambda item: numbers.get(id(item), 0))
+    return parts if _hold_the_same_ranks(parts) else [inputs]
 
 
 def _by_place(inputs: list[Source]) -> list[list[Source]]:
     """Part traces among which ranks stand twice, if their folders or names part them into whole sets of ranks."""
     if not _has_doubles(inputs):
         return [inputs]
-    for place in (_folder, _stem):
+    depth = max(_folder(item).count("/") + 1 for item in inputs)
+    levels = [partial(_folder_at, level) for level in range(depth)]
+    for place in (*levels, _folder, _stem):
         parts = _grouped(inputs, place)
-        if len(parts) > 1 and not any(map(_has_doubles, parts)) and min(map(len, parts)) > 1:
+        is_whole = len(parts) > 1 and min(map(len, parts)) > 1 and not any(map(_has_doubles, parts))
+        if is_whole and _hold_the_same_ranks(parts):
             return parts
     return [inputs]
+
+
+def _hold_the_same_ranks(parts: Sequence[Sequence[Source]]) -> bool:
+    """Tell whether most ranks of each part are also in the largest one; parts that tell no ranks may be anything."""
+    ranks = [{item.header.rank for item in part if item.header.rank is not None} for part in parts]
+    largest = max(ranks, key=len, default=set())
+    return all(not part or 2 * len(part & largest) > len(part) for part in ranks)
 
 
 def _has_doubles(inputs: list[Source]) -> bool:
@@ -150,10 +167,15 @@ def _has_doubles(inputs: list[Source]) -> bool:
 
 
 def _folder(item: Source) -> str:
-    """Return where an input lies: its folder, or the archive that it is in."""
-    path = item.facts.source.path.replace("\\", "/")
-    archive, sign, member = path.partition("!")
-    return archive if sign else path.rpartition("/")[0] + member
+    """Return the folder that an input lies in; an archive is one too."""
+    path = _ARCHIVE.sub(r"\1/", item.facts.source.path.replace("\\", "/"))
+    return path.rpartition("/")[0]
+
+
+def _folder_at(level: int, item: Source) -> str:
+    """Return the name of the folder at a level of an input's path, "" where it has none there."""
+    names = _folder(item).split("/")
+    return names[level] if level < len(names) else ""
 
 
 def _stem(item: Source) -> str:

@@ -45,10 +45,7 @@ class Source:
     @property
     def is_cut(self) -> bool:
         """Tell whether the input ends early or lost events, so that what is missing would look like idle time."""
-        return any(notice.code in _CUT_CODES for notice in self.facts.notices)
-
-
-_CUT_CODES = ("Q101", "Q102", "Q105", "Q108")
+        return self.facts.is_cut
 
 
 def decode(facts: RankFacts) -> Source:

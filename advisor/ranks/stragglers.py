@@ -73,13 +73,18 @@ def find_stragglers(aligned: AlignedRun | None, run: Run) -> list[Straggler]:
 def _delays(joined: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     """Return each collective's last rank, what it costs the others, and how much of that is its own doing.
 
-    Both against a typical one of the other ranks, which is what the last rank alone costs.
+    Both against a typical one of the other ranks, which is what the last rank alone costs. How late the collective
+    before it ended is told from the same collective of the others' program: the one of the same kind and size with the
+    same number in the step, so that what overlaps is compared with itself. Where they have none, from whichever ended
+    last on them before they arrived.
     """
     import polars as pl
 
-    ends = table.select("rank", pl.col("finish_us").alias("free_us")).sort("free_us")
+    kind = ["step_label", "op", "bytes", "group_size"]
+    numbered = table.sort("arrival_us").with_columns(pl.int_range(pl.len()).over("rank", *kind).alias("number"))
+    ends = numbered.select("rank", pl.col("finish_us").alias("free_us"), pl.struct(*kind, "number").alias("before"))
     rows = joined.sort("arrival_us").join_asof(
-        ends,
+        ends.sort("free_us"),
         left_on="arrival_us",
         right_on="free_us",
         by="rank",
@@ -87,11 +92,13 @@ def _delays(joined: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
         coalesce=False,
         check_sortedness=False,  # both are sorted; polars cannot check that within ranks
     )
+    rows = rows.sort("match", "arrival_us", "rank").with_columns(pl.col("before").last().over("match").alias("before"))
+    same = ends.select("rank", "before", pl.col("free_us").alias("same_us"))
+    rows = rows.join(same, on=["rank", "before"], how="left", maintain_order="left")
     others = pl.len() - 1
-    late_end = pl.col("free_us").last() - pl.col("free_us").head(others).median()
+    late_end = pl.col("free_us").last() - pl.col("same_us").fill_null(pl.col("free_us")).head(others).median()
     return (
-        rows.sort("match", "arrival_us", "rank")
-        .group_by("match", maintain_order=True)
+        rows.group_by("match", maintain_order=True)
         .agg(
             pl.col("step_label").first(),
             pl.col("rank").last(),
@@ -104,7 +111,10 @@ def _delays(joined: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Costs:
-    """What late ranks cost: of each rank by step, by its own doing; and of all by step, whyever."""
+    """What late ranks cost by their own doing: each rank by step, and all of them by step.
+
+    What a late end carried on is left out of both: it is the cost of a rank that was late before, or of a link.
+    """
 
     own_us: dict[int, dict[str, float]]
     all_us: dict[str, float]
@@ -114,7 +124,7 @@ class _Costs:
         return len(self.all_us)
 
     def leaders(self, least_us: float) -> list[tuple[int, float, float]]:
-        """Return (rank, mean cost of a step, share of steps) of those that cause most of the waiting in most steps."""
+        """Return (rank, mean cost of a step, share of steps) of those that cause most of it in most steps."""
         out = []
         for rank, costs in sorted(self.own_us.items()):
             mean = sum(costs.values()) / self.num_steps
@@ -137,7 +147,7 @@ def _costs(delays: pl.DataFrame) -> _Costs:
     by_rank = delays.group_by("rank", "step_label").agg(pl.col("own_us").sum()).sort("rank", "step_label")
     for rank, label, cost in by_rank.iter_rows():
         own.setdefault(rank, {})[label] = cost
-    by_step = delays.group_by("step_label").agg(pl.col("cost_us").sum()).sort("step_label")
+    by_step = delays.group_by("step_label").agg(pl.col("own_us").sum()).sort("step_label")
     return _Costs(own_us=own, all_us=dict(by_step.iter_rows()))
 
 

@@ -21,7 +21,13 @@ from paro_advise.trace_parsers.remote.constants import (
     RETRY_S,
     TIMEOUT_S,
 )
-from paro_advise.trace_parsers.remote.objects import Address, RemoteObject, parse_address, shown_address, without_addresses
+from paro_advise.trace_parsers.remote.objects import (
+    Address,
+    RemoteObject,
+    parse_address,
+    shown_address,
+    without_addresses,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -12,8 +13,9 @@ from paro_advise.errors import UsageError
 from paro_advise.trace_parsers.remote.objects import refuse_remote
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paro_advise.advisor.analysis.model import Analysis
-    from paro_advise.advisor.commands.progress import Progress
     from paro_advise.advisor.facts.inputs import RunInputs
     from paro_advise.advisor.facts.reading import ReadInputs
     from paro_advise.advisor.hta.library import HtaFigures
@@ -70,6 +72,7 @@ def command(
     from paro_advise.advisor.analysis.model import Options
     from paro_advise.advisor.commands.output import refuse_overwrite, wrote_text
     from paro_advise.advisor.commands.progress import Progress
+    from paro_advise.advisor.facts.inputs import read_inputs
 
     for target in (output, json_target):
         refuse_overwrite(target, force=force, inputs=paths)
@@ -78,7 +81,8 @@ def command(
     if with_hta:
         refuse_remote(paths, "--with-hta")
     progress = Progress(quiet=quiet)
-    inputs, hta = _read(paths, progress, with_hta=with_hta, jobs=jobs, use_cache=use_cache, is_sample=sample)
+    reading = partial(read_inputs, progress=progress, jobs=jobs, is_sample=sample, skip_steps=skip_steps)
+    inputs, hta = _read(paths, reading, with_hta=with_hta, use_cache=use_cache)
     read = inputs.read
     options = Options(
         gpus_per_node=gpus_per_node,
@@ -88,27 +92,40 @@ def command(
     )
     notices = [*read.notices, *(hta.notices if hta else ())]
     analysis = build_analysis(read.facts, notices, options, inputs.captured)
+    _refuse_mixed_sample(analysis)
     _write(analysis, read, hta, output=output, json_target=json_target, force=force)
     progress.notices(analysis.data_quality)
     for target in (output, json_target):
         if target and target != "-":
             progress.say(wrote_text(target))
     known = {"--gpus-per-node": gpus_per_node, "--skip-steps": skip_steps or None}
-    words = masked_command([*paths, *(word for option, value in known.items() if value for word in (option, str(value)))])
+    given = [word for option, value in known.items() if value for word in (option, str(value))]
+    words = masked_command([*paths, *given])
     if not output:
         progress.say(f"next: paro-advise analyze {words} -o report.html")
     if analysis.run.strategy.triple and (analysis.run.world_size or 1) > 1 and analysis.step_time_us.values:
         progress.say(f"next: paro-advise recommend {words} -o plan.json")
 
 
-def _read(
-    paths: tuple[str, ...], progress: Progress, *, with_hta: bool, jobs: int | None, use_cache: bool, is_sample: bool
-) -> tuple[RunInputs, HtaFigures | None]:
-    from paro_advise.advisor.facts.inputs import read_inputs
+def _refuse_mixed_sample(analysis: Analysis) -> None:
+    """Raise where some traces were read that are of several jobs: what they say holds of none of them.
 
+    Raises:
+        UsageError: they are.
+    """
+    if {"Q304", "Q323"} <= {item.code for item in analysis.data_quality}:
+        raise UsageError(
+            "--sample must get the traces of one job, these are of several",
+            hint="pass the folder or files of one; `analyze` without --sample lists them",
+        )
+
+
+def _read(
+    paths: tuple[str, ...], reading: Callable[..., RunInputs], *, with_hta: bool, use_cache: bool
+) -> tuple[RunInputs, HtaFigures | None]:
     with spooled(paths) as expanded:
         may_keep = use_cache and not any(map(is_stream, paths))
-        inputs = read_inputs(expanded, progress, jobs=jobs, use_cache=may_keep, is_sample=is_sample)
+        inputs = reading(expanded, use_cache=may_keep)
         if not with_hta:
             return inputs, None
         from paro_advise.advisor.hta.library import hta_figures
