@@ -6,6 +6,7 @@ as Polars frames. Nothing is printed; what was skipped or guessed stands in ``da
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,6 +197,7 @@ def analyze(
     skip_steps: int = 0,
     tokens_per_step: int | None = None,
     peak_tflops: float | None = None,
+    jobs: int = 1,
 ) -> AnalysisResult:
     """Read traces and logs, and say what limits the run.
 
@@ -205,6 +207,8 @@ def analyze(
         skip_steps: warm-up steps to leave out.
         tokens_per_step: of all ranks, for MFU.
         peak_tflops: dense peak of one device, for MFU.
+        jobs: processes to read with. More than one needs what all of Python's processes do: a script that
+            does its work under ``if __name__ == "__main__":``, since each process runs its top level again.
 
     Raises:
         InputError: nothing can be used.
@@ -215,10 +219,16 @@ def analyze(
 
     if not paths:
         raise UsageError("analyze must get a path")
+    if not all(isinstance(path, str | os.PathLike) for path in paths):
+        raise UsageError("paths must be arguments of their own", hint="analyze(*paths) where they are a list")
+    _require(1, gpus_per_node=gpus_per_node, tokens_per_step=tokens_per_step, jobs=jobs)
+    _require(0, skip_steps=skip_steps)
+    if peak_tflops is not None and not (0 < peak_tflops < math.inf):
+        raise UsageError(f"peak_tflops must be positive, got {peak_tflops}")
     options = Options(
         gpus_per_node=gpus_per_node, skip_steps=skip_steps, tokens_per_step=tokens_per_step, peak_tflops=peak_tflops
     )
-    analysis, read = load_analysis([os.fspath(path) for path in paths], options, _Quiet())
+    analysis, read = load_analysis([os.fspath(path) for path in paths], options, _Quiet(), jobs=jobs)
     return AnalysisResult(analysis=analysis, facts=read.facts if read else ())
 
 
@@ -296,10 +306,15 @@ def compare(
         StalePlanError: the plan was made for another run.
     """
     from paro_advise.advisor.comparison.acceptance import Thresholds
+    from paro_advise.advisor.comparison.comparability import FACTS
     from paro_advise.advisor.comparison.compare import Terms
     from paro_advise.advisor.comparison.compare import compare as judge
     from paro_advise.policies.plan import read_plan
 
+    if unknown := sorted(set(allow_unlike) - set(FACTS)):
+        raise UsageError(f"allow_unlike must be of {', '.join(FACTS)}, got {', '.join(unknown)}")
+    if not math.isfinite(min_gain_pct):
+        raise UsageError(f"min_gain_pct must be a number of percent, got {min_gain_pct}")
     terms = Terms(
         thresholds=Thresholds.of({"min_throughput_gain_pct": min_gain_pct}, "min_gain_pct"),
         allow_unlike=tuple(allow_unlike),
@@ -315,6 +330,17 @@ def _analysis_of(run: AnalysisResult | PathLike | Sequence[PathLike]) -> Analysi
     return analyze(*paths).analysis
 
 
+def _require(least: int, **values: int | None) -> None:
+    """Raise unless all values that are given are integers of at least so much.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for name, value in values.items():
+        if value is not None and (not isinstance(value, int) or value < least):
+            raise UsageError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
 def _bytes(name: str, text: str | None) -> float | None:
     """Return a size in bytes, None for none.
 
@@ -325,7 +351,7 @@ def _bytes(name: str, text: str | None) -> float | None:
 
     if text is None:
         return None
-    size = bytes_of(text)
+    size = bytes_of(text) if isinstance(text, str) else None
     if size is None:
         raise UsageError(f"{name} must be a size with its unit, got {text!r}", hint="such as 80GiB or 512MiB")
     return size

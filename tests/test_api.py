@@ -91,6 +91,14 @@ def test_results_show_themselves_in_a_notebook(analyzed):
     [
         (lambda: paro_advise.analyze("no/such/file"), NoInputError),
         (lambda: paro_advise.analyze(), UsageError),
+        (lambda: paro_advise.analyze([str(RUN)]), UsageError),
+        (lambda: paro_advise.analyze(RUN, skip_steps=-1), UsageError),
+        (lambda: paro_advise.analyze(RUN, gpus_per_node=0), UsageError),
+        (lambda: paro_advise.analyze(RUN, tokens_per_step=-5), UsageError),
+        (lambda: paro_advise.analyze(RUN, peak_tflops=float("nan")), UsageError),
+        (lambda: paro_advise.recommend(RUN, device_memory=80), UsageError),
+        (lambda: paro_advise.compare(RUN, RUN, allow_unlike=["zzz"]), UsageError),
+        (lambda: paro_advise.compare(RUN, RUN, min_gain_pct=float("nan")), UsageError),
         (lambda: paro_advise.recommend(RUN, device_memory="lots"), UsageError),
     ],
 )
@@ -103,3 +111,18 @@ def test_importing_the_package_imports_nothing_heavy():
     code = "import sys, paro_advise; paro_advise.analyze; print([m for m in ('torch', 'polars', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_script_without_a_guard_reads_large_runs(tmp_path, monkeypatch):
+    """Code at the top level of a script, as on the page on Python; other processes would run it again."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import paro_advise\n"
+        "from paro_advise.advisor.facts import reading\n"
+        "reading.POOL_BYTES = 0\n"
+        f"print(paro_advise.analyze({str(RUN)!r}).analysis.run.ranks)\n"
+    )
+    monkeypatch.setenv("PARO_ADVISE_CACHE", str(tmp_path / "cache"))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == "(0, 1, 2, 3)"

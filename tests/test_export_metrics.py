@@ -34,12 +34,12 @@ def families(text):
 
 def test_prometheus_reads_what_the_analysis_says(made, capsys):
     folder, analysis, plan = made
-    arguments = ["--prometheus", "-", "--plan", str(folder / "plan.json"), "--label", "job=llama"]
+    arguments = ["--prometheus", "-", "--plan", str(folder / "plan.json"), "--label", "run=llama"]
     assert run(["export", str(folder / "run.json"), *arguments]) == 0
     found = families(capsys.readouterr().out)
     (step,) = found["paro_advise_step_seconds"].samples
     assert step.value == pytest.approx(analysis.breakdown_us.step_us / 1e6)
-    assert step.labels == {"job": "llama"}
+    assert step.labels == {"run": "llama"}
     parts = {item.labels["part"]: item.value for item in found["paro_advise_step_part_seconds"].samples}
     assert sum(parts.values()) == pytest.approx(step.value)
     exposed = {item.labels["state"]: item.value for item in found["paro_advise_state_exposed_seconds"].samples}
@@ -60,17 +60,17 @@ def test_names_end_in_base_units(made, capsys):
 
 
 def test_hostile_labels_are_escaped(made, capsys):
-    label = 'job=a"b\\c\nd'
+    label = 'run=a"b\\c\nd'
     assert run(["export", str(made[0] / "run.json"), "--prometheus", "-", "--label", label]) == 0
     (step,) = families(capsys.readouterr().out)["paro_advise_step_seconds"].samples
-    assert step.labels["job"] == label.partition("=")[2]
+    assert step.labels["run"] == label.partition("=")[2]
 
 
 def test_opentelemetry_has_the_same_values(made, capsys):
-    assert run(["export", str(made[0] / "run.json"), "--otel", "-", "--label", "job=llama"]) == 0
+    assert run(["export", str(made[0] / "run.json"), "--otel", "-", "--label", "run=llama"]) == 0
     (resource,) = json.loads(capsys.readouterr().out)["resourceMetrics"]
     attributes = {item["key"]: item["value"]["stringValue"] for item in resource["resource"]["attributes"]}
-    assert attributes == {"service.name": "paro-advise", "job": "llama"}
+    assert attributes == {"service.name": "paro-advise", "run": "llama"}
     (scope,) = resource["scopeMetrics"]
     metrics = {item["name"]: item for item in scope["metrics"]}
     (point,) = metrics["paro_advise_step_seconds"]["gauge"]["dataPoints"]
@@ -115,3 +115,10 @@ def test_the_dashboard_asks_for_metrics_that_are_exported(made, tmp_path, capsys
 def test_wrong_uses_say_what_is_right(arguments, text, capsys):
     assert run(arguments) == 2
     assert text in capsys.readouterr().err
+
+
+def test_a_label_that_a_metric_has_itself_is_refused(made, capsys):
+    for target in ("--prometheus", "--otel"):
+        assert run(["export", str(made[0] / "run.json"), target, "-", "--label", "part=x"]) == 2
+        assert "part" in capsys.readouterr().err
+    assert run(["export", str(made[0] / "run.json"), "--prometheus", "-", "--otel", "-"]) == 2

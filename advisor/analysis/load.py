@@ -22,8 +22,16 @@ if TYPE_CHECKING:
 _HEAD_BYTES = 1 << 16  # the format's name or a key of its own stands in the first 64 KiB
 
 
-def load_analysis(paths: Sequence[str], options: Options, progress: Commentary) -> tuple[Analysis, ReadInputs | None]:
+def load_analysis(
+    paths: Sequence[str], options: Options, progress: Commentary, *, jobs: int | None = None
+) -> tuple[Analysis, ReadInputs | None]:
     """Return the analysis that a JSON file or a report holds, or that of a run's inputs.
+
+    Args:
+        paths: one document, or inputs.
+        options: of the analysis.
+        progress: told what goes on.
+        jobs: processes that read inputs; None for all cores.
 
     Returns:
         The analysis, and the facts behind it where inputs were read.
@@ -43,7 +51,7 @@ def load_analysis(paths: Sequence[str], options: Options, progress: Commentary) 
                 hint="pass the traces, or give both to `analyze` and take its JSON",
             )
         return analysis_from_json(document_of(paths[0]), paths[0]), None
-    inputs = read_inputs(paths, progress)
+    inputs = read_inputs(paths, progress, jobs=jobs)
     read = inputs.read
     return build_analysis(read.facts, read.notices, options, inputs.captured), read
 

@@ -61,7 +61,7 @@ def refuse_same(targets: Sequence[str | None]) -> None:
         UsageError: they are.
     """
     paths = [
-        target if is_remote(target) else str(Path(target).resolve()) for target in targets if target and target != "-"
+        target if target == "-" or is_remote(target) else str(Path(target).resolve()) for target in targets if target
     ]
     if len(set(paths)) < len(paths):
         raise UsageError("every output needs a file of its own, two are the same")

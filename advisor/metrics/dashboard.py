@@ -7,7 +7,7 @@ from paro_advise.advisor.metrics.measures import PREFIX
 _WIDTH, _HEIGHT, _COLUMNS = 12, 8, 2  # of a panel, and panels a row, in units of Grafana's grid of 24 columns
 # title, query, legend, Grafana's unit, whether parts are stacked
 _PANELS = (
-    ("Step time", "step_seconds", "{{job}}", "s", False),
+    ("Step time", "step_seconds", "{{run}}", "s", False),
     ("Where a step goes", "step_part_seconds", "{{part}}", "s", True),
     ("Exposed communication by model state", "state_exposed_seconds", "{{state}}", "s", True),
     ("Waiting for other ranks by model state", "state_wait_seconds", "{{state}}", "s", True),
@@ -19,7 +19,7 @@ _PANELS = (
 
 
 def grafana_dashboard() -> dict[str, object]:
-    """Return the dashboard; its data source and job are chosen in Grafana."""
+    """Return the dashboard; its data source and run are chosen in Grafana."""
     return {
         "title": "paro-advise",
         "uid": "paro-advise",
@@ -32,8 +32,8 @@ def grafana_dashboard() -> dict[str, object]:
             "list": [
                 {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"},
                 {
-                    "name": "job", "label": "Job", "type": "query", "refresh": 2, "includeAll": True, "multi": True,
-                    "datasource": _SOURCE, "query": f"label_values({PREFIX}_step_seconds, job)",
+                    "name": "run", "label": "Run", "type": "query", "refresh": 2, "includeAll": True, "multi": True,
+                    "datasource": _SOURCE, "query": f"label_values({PREFIX}_step_seconds, run)",
                 },
             ]
         },
@@ -64,6 +64,6 @@ def _panel(number: int, title: str, metric: str, legend: str, unit: str, is_stac
             "overrides": [],
         },
         "targets": [
-            {"refId": "A", "datasource": _SOURCE, "expr": f'{PREFIX}_{metric}{{job=~"$job"}}', "legendFormat": legend}
+            {"refId": "A", "datasource": _SOURCE, "expr": f'{PREFIX}_{metric}{{run=~"$run"}}', "legendFormat": legend}
         ],
     }  # fmt: skip

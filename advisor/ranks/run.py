@@ -79,8 +79,9 @@ def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
     job, job_notices = choose_job(sources)
     notices, untimed = [*job_notices], job.untimed
     timed = _one_per_rank(_uncut(list(job.timed), notices), notices)
-    if skip_steps and skip_steps >= max((len(item.steps) for _, item in timed), default=skip_steps + 1):
-        raise UsageError(f"--skip-steps must leave a step, the traces hold at most {skip_steps}")
+    most_steps = max((len(item.steps) for _, item in timed), default=skip_steps + 1)
+    if skip_steps and skip_steps >= most_steps:
+        raise UsageError(f"--skip-steps must leave a step, the traces hold {most_steps} at most, got {skip_steps}")
     if skip_steps:
         timed = [(rank, _without_warmup(item, skip_steps)) for rank, item in timed]
     world = _world_size([item for _, item in timed] or list(untimed), timed)

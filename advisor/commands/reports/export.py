@@ -12,9 +12,12 @@ import click
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from paro_advise.advisor.commands.progress import Progress
     from paro_advise.advisor.metrics.measures import Measure
 
+_EXAMPLE = "such as run=llama"
 _LABEL = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
 
 
@@ -25,7 +28,7 @@ _LABEL = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
 @click.option("--grafana", metavar="FILE", help="Write a Grafana dashboard of these metrics; needs no PATH.")
 @click.option("--plan", "plan_file", metavar="FILE", help="Add what this plan predicts.")
 @click.option(
-    "--label", "labels", multiple=True, metavar="NAME=VALUE", help="Add a label to every sample, such as job=llama."
+    "--label", "labels", multiple=True, metavar="NAME=VALUE", help="Add a label to every sample, such as run=llama."
 )
 @click.option("--force", is_flag=True, help="Replace output files that exist.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
@@ -49,7 +52,7 @@ def command(
 
     \b
     Examples:
-      paro-advise export traces/ --prometheus paro.prom --label job=llama
+      paro-advise export traces/ --prometheus paro.prom --label run=llama
       paro-advise export run.json --plan plan.json --otel -
       paro-advise export --grafana dashboard.json
     """
@@ -67,6 +70,7 @@ def command(
     progress = Progress(quiet=quiet or "-" in targets)
     if prometheus or otel:
         measures = _measures(paths, plan_file, gpus_per_node, progress)
+        _refuse_own_labels(measures, named)
         if prometheus:
             from paro_advise.advisor.metrics.prometheus import prometheus_text
 
@@ -97,8 +101,19 @@ def _measures(
     return measures_of(analysis, read_plan(plan_file) if plan_file else None)
 
 
+def _refuse_own_labels(measures: Sequence[Measure], labels: Mapping[str, str]) -> None:
+    """Raise where a label of the user's is one that a metric has itself.
+
+    Raises:
+        UsageError: one is.
+    """
+    own = {name for measure in measures for sample in measure.samples for name in sample.labels}
+    if taken := sorted(own & set(labels)):
+        raise UsageError(f"a label must not be one that a metric has itself, got {', '.join(taken)}", hint=_EXAMPLE)
+
+
 def _label(text: str) -> tuple[str, str]:
     found = _LABEL.match(text)
     if found is None:
-        raise UsageError(f"a label must be NAME=VALUE, got {text!r}", hint="such as job=llama")
+        raise UsageError(f"a label must be NAME=VALUE, got {text!r}", hint=_EXAMPLE)
     return found[1], found[2]
