@@ -140,8 +140,8 @@ def _by_place(inputs: list[Source]) -> list[list[Source]]:
     if not _has_doubles(inputs):
         return [inputs]
     depth = max(_folder(item).count("/") + 1 for item in inputs)
-    levels = [partial(_folder_at, level) for level in range(depth)]
-    for place in (*levels, _folder, _stem):
+    places: list[Callable[[Source], str]] = [partial(_folder_at, level) for level in range(depth)]
+    for place in [*places, _folder, _stem]:
         parts = _grouped(inputs, place)
         is_whole = len(parts) > 1 and min(map(len, parts)) > 1 and not any(map(_has_doubles, parts))
         if is_whole and _hold_the_same_ranks(parts):
