@@ -91,12 +91,12 @@ def test_results_show_themselves_in_a_notebook(analyzed):
     [
         (lambda: paro_advise.analyze("no/such/file"), NoInputError),
         (lambda: paro_advise.analyze(), UsageError),
-        (lambda: paro_advise.analyze([str(RUN)]), UsageError),
+        (lambda: paro_advise.analyze([str(RUN)]), UsageError),  # type: ignore[arg-type]  # what is refused
         (lambda: paro_advise.analyze(RUN, skip_steps=-1), UsageError),
         (lambda: paro_advise.analyze(RUN, gpus_per_node=0), UsageError),
         (lambda: paro_advise.analyze(RUN, tokens_per_step=-5), UsageError),
         (lambda: paro_advise.analyze(RUN, peak_tflops=float("nan")), UsageError),
-        (lambda: paro_advise.recommend(RUN, device_memory=80), UsageError),
+        (lambda: paro_advise.recommend(RUN, device_memory=80), UsageError),  # type: ignore[arg-type]  # what is refused
         (lambda: paro_advise.compare(RUN, RUN, allow_unlike=["zzz"]), UsageError),
         (lambda: paro_advise.compare(RUN, RUN, min_gain_pct=float("nan")), UsageError),
         (lambda: paro_advise.recommend(RUN, device_memory="lots"), UsageError),
