@@ -170,6 +170,20 @@ def test_interval_arithmetic_against_a_bit_map(seed):
     assert exposed_lengths(a, b, right) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("group", "dimension"),
+    [
+        ("TENSOR_MODEL_PARALLEL_GROUP", "tensor"), ("PIPELINE_MODEL_PARALLEL_GROUP", "pipeline"),
+        ("TENSOR_AND_CONTEXT_PARALLEL_GROUP", "context"), ("EXPERT_MODEL_PARALLEL_GROUP", "expert"),
+        ("EXPERT_DATA_PARALLEL_GROUP", None), ("TENSOR_AND_DATA_PARALLEL_GROUP", None), ("DATA_PARALLEL_GROUP", None),
+        ("mesh_tp", "tensor"), ("mesh_etp", "expert"), ("mesh_ep", "expert"), ("mesh_spare", None), ("default_pg", None),
+    ],
+)  # fmt: skip
+def test_groups_are_of_the_parallelism_that_their_name_tells(group, dimension):
+    """Names of Megatron-LM's parallel_state.py and of torchtitan's meshes."""
+    assert dimension_of(group) == dimension
+
+
 def test_model_parallel_communication_stands_for_itself(tmp_path):
     """Tensor-parallel all-reduces in pairs of ranks, beside data-parallel ones: 4 a step of 60 us, two of them exposed."""
     groups = [("0", "default_pg", [0, 1, 2, 3]), ("1", "TENSOR_MODEL_PARALLEL_GROUP", [0, 1])]

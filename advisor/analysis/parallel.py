@@ -15,17 +15,21 @@ if TYPE_CHECKING:
     from paro_advise.advisor.ranks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
 
-# As Megatron-LM (core/parallel_state.py) and device meshes of torchtitan name their groups, in the order asked.
+# As Megatron-LM (core/parallel_state.py) and device meshes of torchtitan name their groups, in the order asked. A group
+# over data parallel ranks, which may span others too, is none of model parallelism.
+_DATA = re.compile(r"DATA")
 _DIMENSIONS = (
-    ("expert", re.compile(r"EXPERT|^mesh_ep")),
-    ("context", re.compile(r"CONTEXT|^mesh_cp")),
-    ("pipeline", re.compile(r"PIPELINE|EMBEDDING|^mesh_pp")),
-    ("tensor", re.compile(r"TENSOR|^MODEL_PARALLEL|^mesh_(?:tp|sp)")),
+    ("expert", re.compile(r"EXPERT|^mesh_e(?:p|tp)(?:_|$)")),
+    ("context", re.compile(r"CONTEXT|^mesh_cp(?:_|$)")),
+    ("pipeline", re.compile(r"PIPELINE|EMBEDDING|^mesh_pp(?:_|$)")),
+    ("tensor", re.compile(r"TENSOR|^MODEL_PARALLEL|^mesh_(?:tp|sp)(?:_|$)")),
 )
 
 
 def dimension_of(group_description: str) -> str | None:
     """Return the parallelism that a process group serves, None where its name does not tell."""
+    if _DATA.search(group_description):
+        return None
     return next((name for name, pattern in _DIMENSIONS if pattern.search(group_description)), None)
 
 
