@@ -162,8 +162,8 @@ def test_what_scripts_do_by_hand(cases):
 
 
 def test_gradients_on_other_ways_are_used_or_refused():
-    """Penalties on weights, and gradients set by hand; before, both were dropped in silence where weights are sharded."""
-    assert run("stray_gradients", "", ranks=2, warnings="ignore").count("held") == 2
+    """Penalties on weights, gradients set by hand, hooks: each was dropped in silence where weights are sharded."""
+    assert run("stray_gradients", "", ranks=2, warnings="ignore").count("held") == 4
 
 
 def test_what_several_groups_shard_comes_whole_from_torchs_own_means():

@@ -81,7 +81,7 @@ def _check_hooks(slot: Slot, settings: Settings, levels: Strategy) -> None:
     hooks = [*(parameter._backward_hooks or ()), *(parameter._post_accumulate_grad_hooks or ())]  # noqa: SLF001
     if hooks and not stays:
         raise UsageError(
-            f"a parameter that is sharded must have no hooks yet, got some on {slot.name}",
+            f"a parameter that is sharded must have no hooks on its gradient, got some on {slot.name}",
             where=slot.name,
-            hint="register them after the model is sharded, or choose a strategy that replicates parameters",
+            hint="remove them, or choose a strategy that replicates parameters (N..)",
         )

@@ -408,7 +408,7 @@ def refusals():
     refused("must have one type", try_it(model, sgd(model)))
     model = fresh()
     handle = model.head.weight.register_hook(lambda gradient: gradient)
-    refused("must have no hooks", try_it(model, sgd(model), "GGG"))
+    refused("no hooks on its gradient", try_it(model, sgd(model), "GGG"))
     handle.remove()
     refused("each element by itself", try_it(model, torch.optim.Adafactor(model.parameters())))
     refused("LBFGS", try_it(model, torch.optim.LBFGS(model.parameters())))

@@ -56,10 +56,50 @@ def gradients_out_of_nothing():
     both(trains_after_a_refusal)
 
 
+def replaced_at_the_optimizer():
+    """A gradient that is replaced through the optimizer's groups is what later backward passes add to."""
+
+    def halved(model, optimizer, remembered):
+        for step in range(2):
+            one_pass(model, step)
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = parameter.grad * 0.5
+            one_pass(model, step + 5)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    both(halved)
+
+
+def hooks_on_gradients():
+    """Hooks are called as on one process, or refused at their line where they would never be."""
+
+    def hooked(model, optimizer, remembered):
+        for step in range(3):
+            if step == 1:
+                for parameter in model.parameters():
+                    parameter.register_hook(lambda gradient: gradient * 0.5)
+            one_pass(model, step)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    both(hooked, strategies=("NNN", "NNG", "NIG"), group_size=2)
+    for strategy in ("NNG", "III", "IIG", "GGG"):
+        model = fresh()
+        model, optimizer = shard(model, sgd(model), strategy, group_size=2)
+        one_pass(model, 0)
+        optimizer.step()
+        for parameter in model.parameters():
+            refused("finished gradient", lambda p=parameter: p.register_post_accumulate_grad_hook(print))
+            if strategy != "NNG":
+                refused("no hook on its gradient", lambda p=parameter: p.register_hook(print))
+
+
 def main():
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     torch.set_num_threads(1)
-    for case in (penalties, gradients_out_of_nothing):
+    for case in (penalties, gradients_out_of_nothing, replaced_at_the_optimizer, hooks_on_gradients):
         case()
         if dist.get_rank() == 0:
             print("held", case.__name__, flush=True)

@@ -45,17 +45,20 @@ class Exposure:
         return any(parameter is shown or parameter is shard for shown, shard, _ in self._shown)
 
     def collect(self) -> None:
-        """Take over what the user did on the model's side, before the optimizer steps.
+        """Take over what the user did on either side, before the optimizer steps or more is added.
 
         Raises:
             UsageError: a gradient was replaced by a tensor of another kind.
         """
         for parameter, shard, gradient in self._shown:
-            theirs = gradient_of(parameter)
+            theirs, of_optimizer = gradient_of(parameter), gradient_of(shard)
             if theirs is None:
                 set_gradient(shard, None)
             elif theirs is not gradient:
                 _copy(gradient, theirs)
+            elif of_optimizer is not None and of_optimizer is not gradient:
+                _copy(gradient, of_optimizer)
+                set_gradient(shard, gradient)
 
     def set_mixing(self, *, enabled: bool) -> None:
         """Let gradients mix with plain tensors, or not: an optimizer's step meets none, and calls are dearer then."""

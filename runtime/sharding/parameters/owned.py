@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -17,11 +17,19 @@ from torch.distributed.tensor import DTensor
 from paro_advise.errors import UsageError
 from paro_advise.runtime.sharding.parameters.whole import WholeTensor, mixing
 
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+    from paro_advise.runtime.torch_types import AnyFunction
+
 # Torch's own, below what is put in their place here.
 _DATA: Any = torch._C.TensorBase.__dict__["data"]  # noqa: SLF001
 _GRAD: Any = torch._C.TensorBase.__dict__["grad"]  # noqa: SLF001
 _ALIAS = "_paro_data"
 _KEEPER = "_paro_keeper"
+
+_HOOKS = ", which would not be called where it is complete"
+_INSTEAD = "change parameter.grad between backward and step, or train without a plan"
 
 
 class Keeper(Protocol):
@@ -89,6 +97,16 @@ class _Owned(torch.Tensor):
             )
         set_gradient(self, value)
 
+    def register_post_accumulate_grad_hook(self, hook: AnyFunction) -> RemovableHandle:  # noqa: ARG002 - as torch's own
+        """Refuse a hook that would find no gradient: the strategy has taken it by then.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            f"a parameter under a strategy must have no hook on its finished gradient{_HOOKS}", hint=_INSTEAD
+        )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         """Return a plain parameter: a copy belongs to no strategy.
 
@@ -115,6 +133,14 @@ class OwnedShard(_Owned, DTensor):
 
 class OwnedWhole(_Owned, WholeTensor):
     """This rank's rows of a parameter of the model."""
+
+    def register_hook(self, hook: AnyFunction) -> RemovableHandle:  # noqa: ARG002 - as torch's own
+        """Refuse a hook that would never be called: the gradient is put together from those of all ranks.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"a sharded parameter must have no hook on its gradient{_HOOKS}", hint=_INSTEAD)
 
 
 class OwnedTensor(_Owned, nn.Parameter):

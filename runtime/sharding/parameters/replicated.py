@@ -53,7 +53,7 @@ class ReplicatedUnits:
                 # What is on show must be off a parameter before autograd adds to it.
                 self._handles.append(slot.parameter.register_hook(self._first_hook()))  # type: ignore[no-untyped-call]  # as torch declares it
                 hook = self._hook(place, slot.name)
-                handle = slot.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # as torch declares it
+                handle = torch.Tensor.register_post_accumulate_grad_hook(slot.parameter, hook)  # type: ignore[no-untyped-call]  # as torch declares it
                 self._handles.append(handle)
 
     def detach(self) -> None:
