@@ -26,7 +26,9 @@ def collectives_of(path):
 
 def gathered(*paths, cache=None, jobs=1):
     refs, is_collection = find_inputs([str(path) for path in paths])
-    return read_all(refs, is_collection=is_collection, cache=cache, jobs=jobs)
+    found = read_all(refs, is_collection=is_collection, cache=cache, jobs=jobs)
+    found.require_facts()
+    return found
 
 
 def analyze(*paths, **options):
