@@ -350,6 +350,8 @@ def test_local_reading_needs_no_store_library(tmp_path):
         "from paro_advise.advisor.cli import run\n"
         f"assert run(['analyze', {str(RUN)!r}, '-q']) == 0\n"
         "assert run(['analyze', 's3://bucket/run', '-q']) == 2\n"
+        "assert run(['recommend', 's3://bucket/run.json', '-q']) == 2\n"
+        f"assert run(['analyze', {str(RUN)!r}, '-q', '--force', '-o', 's3://bucket/run.html']) == 2\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -29,11 +29,13 @@ class Peek:
         ranks: rank to the number of traces that claim it.
         world_size: the largest one claimed, None when none is.
         num_unnamed: traces whose rank neither content nor name gives.
+        traces: by rank as their names tell it, those that do not last; what is no trace is left out.
     """
 
     ranks: dict[int, int]
     world_size: int | None
     num_unnamed: int
+    traces: tuple[SourceRef, ...]
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -48,47 +50,37 @@ class Peek:
 
 
 def peek(refs: Sequence[SourceRef]) -> Peek:
-    """Look at the first 64 KiB of every trace, of those in stores at the name; what is unreadable is left for later."""
+    """Look at the first 64 KiB of every trace; what cannot be read is left to the reading proper.
+
+    Of inputs in stores only the name is looked at: a trace's tells a rank, or ends as a trace's does.
+    """
     ranks: dict[int, int] = {}
     worlds: list[int] = []
     unnamed = 0
+    traces: list[tuple[int, str, SourceRef]] = []
     for ref in refs:
-        if ref.remote is not None:
-            rank = rank_in_name(ref.label)
-            ranks |= {} if rank is None else {rank: ranks.get(rank, 0) + 1}
+        in_name = rank = rank_in_name(ref.label)
+        if ref.remote is None:
+            try:
+                head = read_head(ref)
+            except InputError:
+                continue
+            if not looks_like_kineto(head):
+                continue
+            if found := _RANK.search(head):
+                rank = int(found.group(1))
+            if world := _WORLD.search(head):
+                worlds.append(int(world.group(1)))
+        elif rank is None and _TRACE_NAME.search(ref.label) is None:
             continue
-        try:
-            head = read_head(ref)
-        except InputError:
-            continue
-        if not looks_like_kineto(head):
-            continue
-        found, world = _RANK.search(head), _WORLD.search(head)
-        rank = int(found.group(1)) if found else rank_in_name(ref.label)
-        if world:
-            worlds.append(int(world.group(1)))
+        traces.append((MAX_WORLD_SIZE if in_name is None else in_name, ref.label, ref))
         if rank is None:
             unnamed += 1
         else:
             ranks[rank] = ranks.get(rank, 0) + 1
-    return Peek(ranks=ranks, world_size=max(worlds, default=None), num_unnamed=unnamed)
-
-
-def in_order_of_ranks(refs: Sequence[SourceRef]) -> list[SourceRef]:
-    """Return the traces by rank as their names tell it, those that do not last; what is no trace is left out.
-
-    Of inputs in stores only the name is looked at: one that tells a rank, or ends as a trace's does.
-    """
-    found: list[tuple[int, str, SourceRef]] = []
-    for ref in refs:
-        rank = rank_in_name(ref.label)
-        if ref.remote is None:
-            try:
-                if not looks_like_kineto(read_head(ref)):
-                    continue
-            except InputError:
-                continue
-        elif rank is None and _TRACE_NAME.search(ref.label) is None:
-            continue
-        found.append((MAX_WORLD_SIZE if rank is None else rank, ref.label, ref))
-    return [ref for _, _, ref in sorted(found, key=lambda item: item[:2])]
+    return Peek(
+        ranks=ranks,
+        world_size=max(worlds, default=None),
+        num_unnamed=unnamed,
+        traces=tuple(ref for _, _, ref in sorted(traces, key=lambda item: item[:2])),
+    )

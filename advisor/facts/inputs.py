@@ -86,9 +86,9 @@ def read_inputs(
             where=", ".join(paths),
             hint="the job may have ended before the steps to record; capture again with earlier --steps",
         )
-    here = [ref for ref in refs if ref.remote is None]
-    if len(here) > 1:
-        progress.say(_ranks_text(peek(here)))
+    peeked = peek(refs) if is_sample or len(refs) > 1 else None
+    if peeked and sum(ref.remote is None for ref in refs) > 1:
+        progress.say(_ranks_text(peeked))
 
     def read_some(some: Sequence[SourceRef]) -> ReadInputs:
         return read_all(
@@ -99,7 +99,7 @@ def read_inputs(
             progress=progress.step,
         )
 
-    read = _sampled(refs, read_some, skip_steps) if is_sample else read_some(refs)
+    read = _sampled(refs, peeked, read_some, skip_steps) if is_sample and peeked else read_some(refs)
     read.require_facts()
     progress.say(f"read {sum(item.num_events for item in read.facts):,} events")
     notices = [Notice(code="Q301", severity=Severity.WARNING, message=problem) for problem in problems]
@@ -108,7 +108,7 @@ def read_inputs(
 
 
 def _sampled(
-    refs: Sequence[SourceRef], read_some: Callable[[Sequence[SourceRef]], ReadInputs], skip_steps: int
+    refs: Sequence[SourceRef], peeked: Peek, read_some: Callable[[Sequence[SourceRef]], ReadInputs], skip_steps: int
 ) -> ReadInputs:
     """Read as many traces as it takes, and all that is no trace.
 
@@ -117,18 +117,15 @@ def _sampled(
     """
     from paro_advise.advisor.facts.reading import ReadInputs
     from paro_advise.advisor.facts.sampling import read_sample, sample_notice
-    from paro_advise.trace_parsers.peek import in_order_of_ranks, peek
 
-    peeked = peek(refs)
     if 2 * len(peeked.doubles) > len(peeked.ranks):
         raise UsageError(
             "--sample must get the traces of one job, most ranks have several here",
             hint="pass the folder or files of one; `analyze` without --sample lists them",
         )
-    traces = in_order_of_ranks(refs)
-    sampled = {id(ref) for ref in traces}
+    sampled = {id(ref) for ref in peeked.traces}
     rest = [ref for ref in refs if id(ref) not in sampled]
-    parts, sample = read_sample(traces, read_some, skip_steps) if traces else ([], None)
+    parts, sample = read_sample(peeked.traces, read_some, skip_steps) if peeked.traces else ([], None)
     if rest:
         parts.append(read_some(rest))
     said = (sample_notice(sample),) if sample and sample.num_read < sample.num_all else ()

@@ -28,5 +28,5 @@ def local_copy(ref: SourceRef) -> Iterator[SourceRef]:
         return
     with tempfile.TemporaryDirectory(prefix="paro-advise-") as folder:
         path = Path(folder) / (ref.path.name or "object")
-        _, missing = download(ref.remote, path)
+        missing = download(ref.remote, path)
         yield replace(ref, path=path, remote=None, shown=ref.label, missing_bytes=missing)

@@ -57,6 +57,11 @@ class Address:
         return self.root.split("://")[0] in _WEB
 
     @property
+    def is_object(self) -> bool:
+        """Tell whether it may name one object; a bucket or a key that ends in a slash names none."""
+        return self.is_web or (self.key != "" and not self.key.endswith("/"))
+
+    @property
     def is_pattern(self) -> bool:
         """Tell whether the key may be a pattern; a key that is there as it stands is none."""
         return _WILD.search(self.key) is not None

@@ -109,7 +109,7 @@ def list_objects(text: str) -> list[RemoteObject]:
     store = _open(address)
     try:
         found = _named(store, address) or _listed(store, address)
-    except (InputError, UsageError):
+    except InputError:
         raise
     except Exception as error:  # noqa: BLE001 - obstore raises errors of Rust's own types too
         _fail(error, text)
@@ -126,7 +126,7 @@ def _named(store: ObjectStore, address: Address) -> list[RemoteObject]:
     """Return the object of exactly this key, [] where there is none."""
     import obstore
 
-    if not address.is_web and (not address.key or address.key.endswith("/")):
+    if not address.is_object:
         return []
     try:
         meta = obstore.head(store, address.key)
@@ -165,11 +165,11 @@ def _listed(store: ObjectStore, address: Address) -> list[RemoteObject]:
     return found
 
 
-def download(source: RemoteObject, target: Path) -> tuple[int, int]:
+def download(source: RemoteObject, target: Path) -> int:
     """Write an object to a file; where the store breaks off for good, what came of it.
 
     Returns:
-        The bytes written, and those that the store did not give.
+        The bytes that the store did not give.
 
     Raises:
         InputError: nothing of it could be read.
@@ -193,7 +193,7 @@ def download(source: RemoteObject, target: Path) -> tuple[int, int]:
             # A stream that ended early is asked for the rest; one that is all there is done.
             if size is None or done >= size:
                 break
-    return done, max(0, (size or 0) - done)
+    return max(0, (size or 0) - done)
 
 
 def _blocks(store: ObjectStore, key: str, begin: int) -> tuple[int, Iterator[bytes]]:
@@ -212,11 +212,11 @@ def read_head(text: str, num_bytes: int) -> bytes:
     Raises:
         UsageError: the address cannot be, or obstore is not installed.
     """
-    import obstore
-
     address = parse_address(text)
     store = _open(address)
-    if not address.is_web and (not address.key or address.key.endswith("/")):
+    import obstore  # `_open` says what to do where it is not installed
+
+    if not address.is_object:
         return b""
     try:
         return bytes(obstore.get_range(store, address.key, start=0, length=num_bytes))
@@ -229,12 +229,14 @@ def upload(text: str, data: bytes) -> None:
 
     Raises:
         OutputError: the store does not take it.
+        UsageError: the address cannot be, or obstore is not installed.
     """
-    import obstore
-
     address = parse_address(text)
+    store = _open(address)
+    import obstore  # `_open` says what to do where it is not installed
+
     try:
-        obstore.put(_open(address), address.key, data)
+        obstore.put(store, address.key, data)
     except Exception as error:  # obstore raises errors of Rust's own types too
         raise OutputError(f"an output must be writable: {_reason(error)}", where=shown_address(text)) from error
 
@@ -244,12 +246,12 @@ def exists(text: str) -> bool:
 
     Raises:
         OutputError: the store cannot be asked.
+        UsageError: the address cannot be, or obstore is not installed.
     """
     address = parse_address(text)
+    store = _open(address)
     try:
-        return bool(_named(_open(address), address))
-    except UsageError:
-        raise
+        return bool(_named(store, address))
     except Exception as error:  # obstore raises errors of Rust's own types too
         raise OutputError(f"an output must be writable: {_reason(error)}", where=shown_address(text)) from error
 
