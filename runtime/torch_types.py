@@ -10,3 +10,4 @@ ParamGroup: TypeAlias = dict[str, Any]  # "params", a list of tensors, and the o
 Arguments: TypeAlias = tuple[Any, ...]  # positional arguments of a function that is passed on
 Keywords: TypeAlias = dict[str, Any]  # its keyword arguments
 AnyFunction: TypeAlias = Callable[..., Any]  # an operator or hook of torch
+Result: TypeAlias = Any  # what a function of torch takes or returns: tensors, numbers, arrays, lists of them

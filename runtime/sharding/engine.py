@@ -21,10 +21,11 @@ from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.sharding.arrangement import Arrangement, Communicators
 from paro_advise.runtime.sharding.exchange.executor import executor_for
 from paro_advise.runtime.sharding.exchange.usage import Usage
+from paro_advise.runtime.sharding.param_states import lead_to_shard
 from paro_advise.runtime.sharding.parameters import fsdp2
 from paro_advise.runtime.sharding.parameters.owned import is_in_backward, owned, set_gradient
 from paro_advise.runtime.sharding.parameters.replicated import ReplicatedUnits, cast_inputs
-from paro_advise.runtime.sharding.phases.edits import Edits
+from paro_advise.runtime.sharding.phases.edits import Edits, weights_are_given
 from paro_advise.runtime.sharding.phases.gradients import GradientReducer
 from paro_advise.runtime.sharding.phases.homes import ParameterHomes
 from paro_advise.runtime.sharding.phases.updates import UpdatePublisher
@@ -192,6 +193,9 @@ class Engine:
                 shards[slot.name] = owned(nn.Parameter(self.arrangement.as_sharded(unit, place, master)))
         self.shards.place(shards)
         for unit in self.units:
+            for slot in unit.spec.training:
+                lead_to_shard(slot.parameter, shards[slot.name])
+        for unit in self.units:
             for place, slot in enumerate(unit.spec.training):
                 self.shards.take_given(slot.name, partial(self._own_rows, unit, place))
 
@@ -284,11 +288,28 @@ class Engine:
                 )
             if is_root:
                 self._begin_pass()
+            if self._takes_given_weights():
+                return
             for needed in (unit, *self._gathered_ahead(unit)):
                 self.updates.wait_for(needed)
                 self.edits.before_forward(needed)
 
         return prepare
+
+    def _takes_given_weights(self) -> bool:
+        """Tell whether this pass computes with other weights than the model's, which stay as they are.
+
+        Raises:
+            UsageError: those of the model are sharded, and a gather would put them in place of the others.
+        """
+        if not weights_are_given():
+            return False
+        if self.levels.parameter != Level.N:
+            raise UsageError(
+                "a pass must use the model's own weights where they are sharded, got others (functional_call)",
+                hint="copy them into the model and back, or choose a strategy that replicates parameters (N..)",
+            )
+        return True
 
     def _gathered_ahead(self, unit: UnitState) -> list[UnitState]:
         modules = fsdp2.gathered_ahead(unit.spec.module) if self.levels.parameter != Level.N else []

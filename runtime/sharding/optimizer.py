@@ -7,14 +7,16 @@ and checkpoints.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 
 from paro_advise.errors import UsageError
+from paro_advise.runtime.sharding.param_states import ParamStates
+from paro_advise.runtime.sharding.parameters.owned import set_stepping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,6 +65,18 @@ class ShardedOptimizer:
     @param_groups.setter
     def param_groups(self, groups: list[ParamGroup]) -> None:
         self.__dict__["param_groups"] = groups
+
+    @property
+    def state(self) -> ParamStates:
+        """Return the states, by parameters of the optimizer or of the model."""
+        states = self.__dict__["state"]
+        if not isinstance(states, ParamStates):
+            states = self.__dict__["state"] = ParamStates(states)
+        return states
+
+    @state.setter
+    def state(self, states: Mapping[Any, Any]) -> None:
+        self.__dict__["state"] = states if isinstance(states, ParamStates) else ParamStates(states)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
@@ -125,7 +139,7 @@ class JointOptimizer(torch.optim.Optimizer):
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         # What Optimizer.__init__ does beside this would count as a new optimizer of the script.
         self.optimizers = tuple(optimizers)
-        self.state = defaultdict(dict)
+        self.state = ParamStates()
 
     @property
     def param_groups(self) -> list[ParamGroup]:  # type: ignore[override]  # an attribute of torch's
@@ -259,6 +273,15 @@ class OptimizerShards:
         for key, value in self.optimizer.state.get(shard, {}).items():
             if isinstance(value, torch.Tensor) and value.shape == shard.shape:
                 yield key, value
+
+    def set_stepping(self, *, enabled: bool) -> None:
+        """Let parameters and states mix with plain tensors, or not: a step meets none, and calls are dearer then."""
+        for shard in self.shards.values():
+            set_stepping(shard, enabled=enabled)
+        for optimizer in self.optimizers:
+            states = optimizer.state
+            assert isinstance(states, ParamStates)
+            states.set_stepping(enabled=enabled)
 
     def map_states(self, name: str, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
         """Replace the state tensors of a parameter that are sharded like it."""

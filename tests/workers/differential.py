@@ -20,14 +20,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from differential_jobs import OPTIMIZERS, Job, PlannedJob
-from differential_operations import OPERATIONS, STRATEGIES, decay_by_hand, step
+from differential_operations import STRATEGIES, decay_by_hand, step
+from differential_parts import ALL_OPERATIONS, edit_parts_of_groups
 
 from paro_advise.errors import CommunicationError, ParoAdviseError, SwitchError
 
 TOLERANCE = 2e-5
 HANG_S = 120
 OPTIONS = ("reshard_root", "overlap_updates", "offload_optimizer")
-BY_NAME = {operation.__name__: operation for operation in OPERATIONS}
+TOUCH_GROUPS = (decay_by_hand, edit_parts_of_groups)
+BY_NAME = {operation.__name__: operation for operation in ALL_OPERATIONS}
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Program:
         size = rng.choice([item for item in (1, 2, 4) if dist.get_world_size() % item == 0])
         option = rng.choice(["", "", "", *OPTIONS])
         # With updates under way, parameters of the optimizer must not be touched before the next pass.
-        usable = [item for item in OPERATIONS if item is not decay_by_hand or option != "overlap_updates"]
+        usable = [item for item in ALL_OPERATIONS if item not in TOUCH_GROUPS or option != "overlap_updates"]
         operations = [step, *(rng.choice(usable) for _ in range(length - 2)), step]
         steps = tuple((item.__name__, f"{seed}-{place}") for place, item in enumerate(operations))
         return cls(strategy, size, kind, option, steps)

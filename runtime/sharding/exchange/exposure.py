@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
 from paro_advise.runtime.sharding.parameters.owned import gradient_of, set_gradient
-from paro_advise.runtime.sharding.parameters.whole import like, mixing, unmixed
+from paro_advise.runtime.sharding.parameters.whole import mixing, unmixed
+from paro_advise.runtime.sharding.parameters.windows import like
 
 
 class Exposure:

@@ -107,6 +107,11 @@ class _Owned(torch.Tensor):
             f"a parameter under a strategy must have no hook on its finished gradient{_HOOKS}", hint=_INSTEAD
         )
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return what a plain parameter is saved as, so that it can be read without this package."""
+        plain = nn.Parameter(_unmarked(self), requires_grad=self.requires_grad)
+        return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         """Return a plain parameter: a copy belongs to no strategy.
 
@@ -127,8 +132,12 @@ class _Owned(torch.Tensor):
         return found
 
 
-class OwnedShard(_Owned, DTensor):
+class OwnedShard(_Owned, WholeTensor):
     """This rank's rows of a parameter of the optimizer."""
+
+
+class _SteppingShard(_Owned, DTensor):
+    """The same in a step of the optimizer, which mixes them with no plain tensors."""
 
 
 class OwnedWhole(_Owned, WholeTensor):
@@ -145,6 +154,13 @@ class OwnedWhole(_Owned, WholeTensor):
 
 class OwnedTensor(_Owned, nn.Parameter):
     """A parameter that every rank holds whole."""
+
+
+def _unmarked(parameter: torch.Tensor) -> torch.Tensor:
+    """Return a parameter's values as torch's own kind of tensor."""
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documentation names it so
+        values: torch.Tensor = parameter.detach()
+    return values if isinstance(values, DTensor) else values.as_subclass(torch.Tensor)
 
 
 def owned(parameter: nn.Parameter, keeper: Keeper | None = None) -> nn.Parameter:
@@ -173,6 +189,12 @@ def set_gradient(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None
     """Put a gradient at a parameter, or take it off; nothing that was added up elsewhere is dropped."""
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
         _GRAD.__set__(parameter, gradient)
+
+
+def set_stepping(parameter: torch.Tensor, *, enabled: bool) -> None:
+    """Say that a step of the optimizer begins or has ended, for a parameter of its own."""
+    if isinstance(parameter, (OwnedShard, _SteppingShard)):
+        parameter.__class__ = _SteppingShard if enabled else OwnedShard
 
 
 def is_in_backward() -> bool:

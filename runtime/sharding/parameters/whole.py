@@ -10,24 +10,39 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from paro_advise.errors import UsageError
-from paro_advise.runtime.sharding.parameters.reading import WholeReads
+from paro_advise.runtime.sharding.parameters.windows import (
+    Window,
+    by_whole_values,
+    cuts_through_shards,
+    gathered,
+    like,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from paro_advise.runtime.sharding.parameters.units import Slot
-    from paro_advise.runtime.torch_types import AnyFunction, Arguments
+    from paro_advise.runtime.torch_types import AnyFunction, Arguments, Keywords, Result
 
 # Torch's own, below what is put in its place here.
 _DATA: Any = torch._C.TensorBase.__dict__["data"]  # noqa: SLF001
 _REQUIRES_GRAD: Any = torch._C.TensorBase.__dict__["requires_grad"]  # noqa: SLF001
 _MIXED = "mixed torch.Tensor and DTensor"
+_UNUSED = "appears to not have been used in the graph"
 _SLOT = "_paro_slot"
+# Functions that draw, in place or not.
+_DRAWS = (
+    "alpha_dropout bernoulli bernoulli_ binomial cauchy_ dropout exponential_ feature_alpha_dropout "
+    "feature_dropout geometric_ log_normal_ multinomial normal normal_ poisson rand_like randint_like randn_like "
+    "random_ rrelu rrelu_ uniform_"
+)
+_RANDOM = frozenset(_DRAWS.split())
 
 
 class WholeTensor(DTensor):
@@ -35,20 +50,34 @@ class WholeTensor(DTensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: AnyFunction, types: Iterable[type], args: Arguments = (), kwargs: Any = None
-    ) -> Any:
-        """Call a function of torch's; once more with tensors of one kind where it refuses two."""
+        cls, func: AnyFunction, types: Iterable[type], args: Arguments = (), kwargs: Keywords | None = None
+    ) -> Result:
+        """Call a function of torch's; once more with tensors of one kind, or whole ones, where it refuses."""
         kwargs = kwargs or {}
         if any(issubclass(kind, _StandIn) for kind in types):
             args, kwargs = tree_map(current, args), tree_map(current, kwargs)
+        if any(issubclass(kind, Window) for kind in types):
+            return Window.__torch_function__(func, types, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documentation names it so
             try:
-                return _as_whole(func(*args, **kwargs))
+                return _as_whole(_on_shards(func, args, kwargs))
+            except (torch.OutOfMemoryError, dist.DistError):
+                raise
             except RuntimeError as error:
-                if _MIXED not in str(error):
-                    raise
-            changes_first = getattr(func, "__name__", "").endswith("_")
-            return _as_whole(func(*_of_one_kind(args, changes_first=changes_first), **kwargs))
+                if _UNUSED in str(error):
+                    raise UsageError(
+                        "gradients of sharded parameters must be made by loss.backward(), got torch.autograd.grad",
+                        hint="choose a strategy that replicates parameters (N..)",
+                    ) from None
+                return _as_whole(by_whole_values(func, args, kwargs))
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Return the rows one by one."""
+        return iter(self.unbind(0))
+
+    def __format__(self, spec: str) -> str:
+        """Return a single value in a format, as torch does for plain tensors."""
+        return self.item().__format__(spec) if self.dim() == 0 else object.__format__(self, spec)
 
     @property
     def requires_grad(self) -> bool:
@@ -79,9 +108,23 @@ class WholeTensor(DTensor):
         copied: torch.Tensor = memo.setdefault(id(self), _plain(self).clone())
         return copied
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Result:
         """Return what a plain DTensor is saved as, so that it can be read without this package."""
         return _plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def _on_shards(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Result:
+    if getattr(func, "__name__", "") in _RANDOM or getattr(func, "__module__", None) == nn.init.__name__:
+        # Each rank has a generator of its own: of shards that draw for themselves the whole is another one.
+        return by_whole_values(func, args, kwargs)
+    try:
+        found = func(*args, **kwargs)
+    except RuntimeError as error:
+        if _MIXED not in str(error):
+            raise
+        changes_first = getattr(func, "__name__", "").endswith("_")
+        return func(*_of_one_kind(args, changes_first=changes_first), **kwargs)
+    return by_whole_values(func, args, kwargs) if cuts_through_shards(func, args, found) else found
 
 
 def _plain(tensor: WholeTensor) -> DTensor:
@@ -94,14 +137,14 @@ def _of_one_kind(args: Arguments, *, changes_first: bool) -> Arguments:
     """Return arguments without DTensors, or with DTensors only where the first one is changed in place."""
     targets = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
     if not (changes_first and isinstance(targets[0], DTensor)):
-        return tuple(tree_map(lambda item: _gathered(item) if isinstance(item, DTensor) else item, args))
+        return tuple(tree_map(lambda item: gathered(item) if isinstance(item, DTensor) else item, args))
 
-    def cut(value: Any, target: DTensor) -> Any:
+    def cut(value: Result, target: DTensor) -> Result:
         if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == target.shape:
             return like(value, target)
         return value
 
-    def cut_all(value: Any) -> Any:
+    def cut_all(value: Result) -> Result:
         if isinstance(value, (list, tuple)) and len(value) == len(targets):
             return [cut(item, target) for item, target in zip(value, targets, strict=True)]
         return cut(value, targets[0])
@@ -109,36 +152,7 @@ def _of_one_kind(args: Arguments, *, changes_first: bool) -> Arguments:
     return (args[0], *(cut_all(value) for value in args[1:]))
 
 
-class _OneWay(torch.autograd.Function):
-    """The whole value of a DTensor, to compute with but not to train by: its gradient would reach no reduction."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: DTensor) -> torch.Tensor:  # noqa: ARG004 - autograd passes it
-        """Gather it."""
-        return WholeReads.whole(tensor).view(tensor.shape)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG004 - autograd passes them
-        """Refuse.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError(
-            "a sharded parameter must be used inside the forward pass of its module, one was used outside of it with "
-            "a plain tensor (a penalty on the distance to other weights), whose gradient would be lost",
-            hint="compute it inside forward, or choose a strategy that replicates parameters (N..)",
-        )
-
-
-def _gathered(tensor: DTensor) -> torch.Tensor:
-    if torch.is_grad_enabled() and tensor.requires_grad:
-        found: torch.Tensor = _OneWay.apply(tensor)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return found
-    return WholeReads.whole(tensor)
-
-
-def _as_whole(found: Any) -> Any:
+def _as_whole(found: Result) -> Result:
     if type(found) is DTensor:
         found.__class__ = WholeTensor
     elif isinstance(found, (list, tuple)):
@@ -146,13 +160,6 @@ def _as_whole(found: Any) -> Any:
             if type(item) is DTensor:
                 item.__class__ = WholeTensor
     return found
-
-
-def like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of a target's whole shape as a DTensor of its layout, where the target is one."""
-    if isinstance(target, DTensor) and not isinstance(tensor, DTensor):
-        return distribute_tensor(tensor, target.device_mesh, target.placements, src_data_rank=None)
-    return tensor
 
 
 def mixing(tensor: torch.Tensor) -> torch.Tensor:
@@ -172,8 +179,8 @@ class _StandIn(torch.Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: AnyFunction, types: Iterable[type], args: Arguments = (), kwargs: Any = None
-    ) -> Any:
+        cls, func: AnyFunction, types: Iterable[type], args: Arguments = (), kwargs: Keywords | None = None
+    ) -> Result:
         """Call a function of torch's with the parameters of today."""
         return func(*tree_map(current, args), **tree_map(current, kwargs or {}))
 
@@ -216,7 +223,7 @@ class _StandInShard(_StandIn, DTensor):
     """For one that was sharded, before a switch."""
 
 
-def current(value: Any) -> Any:
+def current(value: Result) -> Result:
     """Return today's parameter for one of before; everything else as it is."""
     while isinstance(value, _StandIn):
         slot: Slot = value.__dict__[_SLOT]

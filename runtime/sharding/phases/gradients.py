@@ -248,10 +248,12 @@ class GradientReducer:
             for (unit, place, slot, _), there in zip(found, copies, strict=True):
                 self._shards.shards[slot.name].grad = self._arrangement.as_sharded(unit, place, there)
         self._exposure.set_mixing(enabled=False)
+        self._shards.set_stepping(enabled=True)
 
     def after_step(self) -> None:
         """Show them to the script again."""
         self._exposure.set_mixing(enabled=True)
+        self._shards.set_stepping(enabled=False)
 
     @property
     def is_broken_off(self) -> bool:

@@ -61,6 +61,8 @@ def load_optimizer_state(
     for group, theirs in zip(shards.optimizer.param_groups[groups], state["param_groups"], strict=True):
         group.update({key: value for key, value in theirs.items() if key != "params"})
     places = {slot.name: (unit, place) for unit in engine.units for place, slot in enumerate(unit.spec.training)}
+    for name in (name for names in shards.group_names[groups] for name in names):
+        shards.optimizer.state.pop(shards.shards[name], None)  # as torch does: what is not given has none
     for name, values in state["state"].items():
         if name not in places:
             continue  # frozen

@@ -1,0 +1,132 @@
+"""The optimizer's states by parameter, as a script looks them up."""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from paro_advise.runtime.sharding.parameters.reading import WholeReads
+from paro_advise.runtime.sharding.parameters.whole import current, mixing, unmixed
+from paro_advise.runtime.sharding.parameters.windows import like
+from paro_advise.runtime.torch_types import StateDict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from paro_advise.runtime.torch_types import Result
+
+_SHARD = "_paro_shard"
+
+
+def lead_to_shard(parameter: nn.Parameter, shard: nn.Parameter) -> None:
+    """Let states of a model's parameter be found by it, although the optimizer holds its own rows of it."""
+    parameter.__dict__[_SHARD] = weakref.ref(shard)
+
+
+class ParamStates(defaultdict[torch.Tensor, StateDict]):
+    """States by the optimizer's parameters; those of the model lead to them, as do those of before.
+
+    The tensors mix with plain ones of their whole shape, but in a step, whose functions are dearer then.
+    """
+
+    def __init__(self, states: Mapping[torch.Tensor, StateDict] | None = None) -> None:
+        super().__init__(dict, states or {})
+        self._is_stepping = False
+        self._shown: dict[torch.Tensor, StateDict] = {}
+
+    def set_stepping(self, *, enabled: bool) -> None:
+        """Say that a step begins or has ended."""
+        self._is_stepping = enabled
+        if enabled:
+            for shard, state in self._shown.items():
+                if super().get(shard) is state:  # else it is that of another parameter by now
+                    _take_back(shard, state)
+            self._shown.clear()
+
+    def _key(self, key: torch.Tensor) -> torch.Tensor:
+        if self._is_stepping or super().__contains__(key):
+            return key
+        key = current(key)
+        reference = getattr(key, _SHARD, None)  # some optimizers keep more under a name
+        shard = reference() if reference is not None else None
+        return key if shard is None else shard
+
+    def _show(self, key: torch.Tensor, state: Result) -> Result:
+        if not self._is_stepping and isinstance(state, dict) and isinstance(key, torch.Tensor):
+            self._shown[key] = state
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    mixing(value)
+        return state
+
+    def __getitem__(self, key: torch.Tensor) -> StateDict:
+        """Return the state of a parameter."""
+        key = self._key(key)
+        state = super().__getitem__(key)
+        self._show(key, state)
+        return state
+
+    def __setitem__(self, key: torch.Tensor, value: StateDict) -> None:
+        """Replace the state of a parameter."""
+        key = self._key(key)
+        super().__setitem__(key, value)
+        self._show(key, value)
+
+    def __delitem__(self, key: torch.Tensor) -> None:
+        """Forget the state of a parameter."""
+        super().__delitem__(self._key(key))
+
+    def __contains__(self, key: object) -> bool:
+        """Tell whether a parameter has a state."""
+        return super().__contains__(self._key(key) if isinstance(key, torch.Tensor) else key)
+
+    def get(self, key: torch.Tensor, default: Result = None) -> Result:
+        """Return the state of a parameter, or something else where it has none."""
+        key = self._key(key)
+        return self._show(key, super().get(key, default))
+
+    def pop(self, key: torch.Tensor, *default: Result) -> Result:
+        """Forget and return the state of a parameter."""
+        return super().pop(self._key(key), *default)
+
+    def setdefault(self, key: torch.Tensor, default: Result = None) -> Result:
+        """Return the state of a parameter, after giving it one where it has none."""
+        key = self._key(key)
+        return self._show(key, super().setdefault(key, default))
+
+    def items(self) -> Result:  # torch's stubs name a class of dict's own
+        """Return the optimizer's parameters and their states."""
+        for key, state in super().items():
+            self._show(key, state)
+        return super().items()
+
+    def values(self) -> Result:
+        """Return the states."""
+        self.items()
+        return super().values()
+
+
+def _take_back(shard: torch.Tensor, state: StateDict) -> None:
+    """Let a state be what a step needs: DTensors of the parameter's layout, which mix with no plain tensors."""
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            unmixed(value)
+            if value.dim() and value.shape == shard.shape:
+                state[name] = _laid_out_as(shard, value)
+
+
+def _laid_out_as(shard: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return a value that a script has put into a state, whole or laid out in another way, as a step needs it."""
+    if isinstance(value, DTensor) and isinstance(shard, DTensor) and not _are_alike(value, shard):
+        value = WholeReads.whole(value)
+    return like(value, shard)
+
+
+def _are_alike(value: DTensor, shard: DTensor) -> bool:
+    return (value.device_mesh, value.placements) == (shard.device_mesh, shard.placements)

@@ -1,0 +1,223 @@
+"""Parts of sharded tensors, functions that torch lacks for shards, draws, states by parameter, and other weights."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from sharding_by_hand import both, fresh, one_pass, refused, sgd
+from sharding_worker import Model, data
+from torch import nn
+
+from paro_advise.runtime import shard
+
+SHARDED = ("III", "IIG", "ING", "GIG", "GGG")
+
+
+def square(model):
+    """37 x 37: no number of ranks divides it, so that it is cut by rows, unevenly."""
+    return model.blocks[0].between.weight
+
+
+def stepped(model, optimizer, step):
+    one_pass(model, step)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def rows_of_weights(model, optimizer, remembered):
+    """Rows that other ranks hold are set to zero, scaled, filled; views are written through."""
+    stepped(model, optimizer, 0)
+    with torch.no_grad():
+        square(model)[3].zero_()
+        square(model)[2:7].mul_(0.5)
+        square(model).data[30] = 0.01
+        square(model).data[:, 3] *= 2
+        square(model).data[5:9, 3:5].copy_(torch.ones(4, 2))
+        query, _, value = square(model).data.split([10, 20, 7])
+        query.mul_(0.5)
+        value.zero_()
+        for row in square(model).data:
+            row.div_(1.0 + row.norm())
+        square(model).data.view(-1)[5] = 1.0
+        square(model).index_copy_(0, torch.tensor([1, 3]), torch.ones(2, 37))
+        square(model).tril_()
+    stepped(model, optimizer, 1)
+
+
+def rows_at_the_optimizer(model, optimizer, remembered):
+    """The same on the optimizer's side, which other shards may be of."""
+    stepped(model, optimizer, 0)
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.dim() > 1:
+                    parameter[3].zero_()
+                    parameter.data[4:6] = 0.1
+                    parameter.mul_(torch.full(parameter.shape, 0.9))
+    stepped(model, optimizer, 1)
+
+
+def rows_of_gradients(model, optimizer, remembered):
+    """Rows of gradients, before another backward pass adds to them and after."""
+    one_pass(model, 0)
+    gradient = square(model).grad
+    gradient[:5] = 0
+    gradient[7].mul_(2)
+    gradient.narrow(0, 10, 3).zero_()
+    gradient.view(-1)[100:200].mul_(3)
+    one_pass(model, 1)
+    square(model).grad.flatten().mul_(0.5)
+    square(model).grad[torch.arange(3)] = 0.1
+    optimizer.step()
+
+
+def functions_of_whole_tensors(model, optimizer, remembered):
+    """Thresholds, sums over flattened gradients, clipping row by row: torch has no rule for shards for some."""
+    one_pass(model, 0)
+    for parameter in model.parameters():
+        size = parameter.grad.abs().flatten()
+        parameter.grad.clamp_(-size.topk(2).values[-1].item(), torch.quantile(size, 0.9).item())
+        parameter.grad[parameter.grad.abs() < size.kthvalue(2).values] = 0
+    flat = torch.cat([parameter.grad.view(-1) for parameter in model.parameters()])
+    scale = 1.0 / (1.0 + flat.norm())
+    for parameter in model.parameters():
+        parameter.grad.mul_(scale)
+        if parameter.dim() > 1:
+            norm = parameter.detach().norm(dim=1, keepdim=True).clamp_(min=1e-3)
+            parameter.grad.copy_(torch.where(parameter.grad > norm, norm, parameter.grad))
+    optimizer.step()
+    optimizer.zero_grad()
+    values = torch.nn.utils.parameters_to_vector(model.parameters())
+    torch.nn.utils.vector_to_parameters(values * 0.9, model.parameters())
+    total = sum(float((parameter.detach().cpu().numpy() ** 2).sum()) for parameter in model.parameters())
+    total += sum(model.norm.weight.tolist()) + float(f"{model.head.weight.mean():.3f}")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.0 / total)
+    stepped(model, optimizer, 1)
+
+
+def draws(model, optimizer, remembered):
+    """Noise and new first values are those of one process whose generator stands where those of all ranks do."""
+    one_pass(model, 0)
+    torch.manual_seed(7)
+    for parameter in model.parameters():
+        parameter.grad.add_(torch.randn_like(parameter.grad), alpha=0.01)
+        parameter.grad += torch.empty_like(parameter.grad).normal_(0, 0.01)
+        parameter.grad.copy_(nn.functional.dropout(parameter.grad, 0.3))
+    optimizer.step()
+    optimizer.zero_grad()
+    for part in (model.head, model.norm, model.embed, model.blocks[0].up):
+        part.reset_parameters()
+    nn.init.normal_(model.blocks[0].down.weight, std=0.1)
+    nn.init.trunc_normal_(model.blocks[1].up.weight, std=0.1)
+    nn.init.orthogonal_(model.blocks[1].up.weight)
+    model.blocks[2].up.weight.data.exponential_(50.0)
+    stepped(model, optimizer, 1)
+
+
+def states_by_parameter(model, optimizer, remembered):
+    """The model's parameters, of today and remembered, find the optimizer's states."""
+    stepped(model, optimizer, 0)
+    for parameter in model.parameters():
+        assert parameter in optimizer.state
+        optimizer.state[parameter]["momentum_buffer"].mul_(torch.full(parameter.shape, 0.5))
+    for parameter in remembered():
+        if parameter.dim() > 1:
+            optimizer.state[parameter]["momentum_buffer"][3:5] = 0
+    del optimizer.state[model.head.weight]
+    stepped(model, optimizer, 1)
+    for parameter in model.parameters():
+        optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, 0.1, requires_grad=False)
+    optimizer.state[model.embed.weight] = {}
+    stepped(model, optimizer, 2)
+
+
+def other_weights():
+    """A pass with other weights uses them and leaves the model's alone, or is refused where a gather would hide them."""
+
+    def averaged(kind):
+        def follow(model, optimizer, remembered):
+            stepped(model, optimizer, 0)
+            given = {name: kind(torch.full(value.shape, 0.03)) for name, value in fresh().named_parameters()}
+
+            def evaluate():
+                with torch.no_grad():
+                    return torch.func.functional_call(model, given, (data(0, 0, 0)[:, :-1],)).double().sum().item()
+
+            if type(model) is Model:
+                expected.append(evaluate())
+            elif isinstance(square(model), torch.distributed.tensor.DTensor):
+                refused("the model's own weights", evaluate)
+            else:
+                assert evaluate() == expected[-1]
+            stepped(model, optimizer, 1)
+
+        return follow
+
+    expected: list[float] = []
+    for kind in (torch.Tensor.clone, nn.Parameter):
+        both(averaged(kind), strategies=("NNN", "NNG", "NIG", "IIG", "GGG"))
+
+
+def gradients_by_autograd():
+    """Gradients that torch.autograd.grad makes reach no sharded parameter: said at that line, nothing has changed."""
+    for strategy in SHARDED:
+        model = fresh()
+        model, optimizer = shard(model, sgd(model), strategy, group_size=2)
+        loss = model(data(0, 0, dist.get_rank())[:, :-1]).square().mean()
+        refused("loss.backward", lambda m=model, value=loss: torch.autograd.grad(value, list(m.parameters())))
+        optimizer.zero_grad()
+        stepped(model, optimizer, 0)
+
+
+def copies_and_pickles():
+    """Parameters, gradients and states are copied and pickled as tensors that need nothing of ours to be read."""
+    for strategy in ("NNN", "NNG", *SHARDED):
+        model = fresh()
+        model, optimizer = shard(model, sgd(model), strategy, group_size=2)
+        stepped(model, optimizer, 0)
+        copied = copy.deepcopy(dict(model.named_parameters()))
+        state = copy.deepcopy(model.state_dict())
+        buffer = io.BytesIO()
+        torch.save(dict(model.named_parameters()), buffer)
+        pickled = pickle.dumps(square(model).data)
+        assert b"paro_advise" not in buffer.getvalue()
+        assert b"paro_advise" not in pickled
+        for name, parameter in model.named_parameters():
+            assert torch.equal(copied[name].detach(), parameter.detach())
+            assert torch.equal(state[name], parameter.detach())
+
+
+CASES = (
+    lambda: both(rows_of_weights),
+    lambda: both(rows_at_the_optimizer),
+    lambda: both(rows_of_gradients),
+    lambda: both(functions_of_whole_tensors, tolerance=5e-6),
+    lambda: both(draws, tolerance=5e-6),
+    lambda: both(states_by_parameter),
+    other_weights,
+    gradients_by_autograd,
+    copies_and_pickles,
+)
+
+
+def main():
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
+    torch.set_num_threads(1)
+    for case in CASES:
+        case()
+        if dist.get_rank() == 0:
+            print("held", flush=True)
+    gc.collect()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
