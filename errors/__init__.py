@@ -61,6 +61,9 @@ class ParoAdviseError(Exception):
         self.what = what
         self.where = where
         self.hint = hint
+        # Raised in a training script or a notebook it is printed as a traceback, which shows notes.
+        for note in self.lines()[1:]:
+            self.add_note(note)
 
     def lines(self) -> list[str]:
         """Return the message as printed on stderr: rule, place, next step."""

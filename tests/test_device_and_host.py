@@ -203,7 +203,7 @@ PUBLIC: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="other people's traces are not in this repository")
+@pytest.mark.corpus
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_traces_say_what_an_expert_reads_in_them(name):
     expected, analysis = PUBLIC[name], analyze(CORPUS / name)
@@ -255,13 +255,13 @@ FIRST = {
 }
 
 
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="other people's traces are not in this repository")
+@pytest.mark.corpus
 @pytest.mark.parametrize("name", FIRST)
 def test_the_first_sentence_is_what_an_engineer_would_say(name):
     assert analyze(CORPUS / name).verdict.text.startswith(FIRST[name])
 
 
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="other people's traces are not in this repository")
+@pytest.mark.corpus
 @pytest.mark.parametrize(
     ("name", "framework", "triple", "world"),
     [

@@ -143,21 +143,6 @@ def test_deepspeed_runs_its_own_strategies_by_its_own_settings(fsdp2, tmp_path):
     assert found[:2] == pytest.approx(printed[:2], abs=3e-6)
 
 
-def test_steps_of_fewer_micro_batches_than_usual_are_not_lost(fsdp2, tmp_path):
-    """Whole gradients and group shards are then brought on without another backward pass."""
-    script = SCRIPTS.parents[1] / "tests/workers/uneven_steps.py"
-    captured(tmp_path / "before", script)
-    for strategy in ("NNG", "IIG"):
-        plan = plan_for(fsdp2 / "plan.json", tmp_path / f"{strategy}.json", strategy)
-        folder = tmp_path / strategy
-        done = paro("run", "--plan", plan, "--capture", folder, "--steps", "4:6", job=torchrun(script))
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert "fewer than the usual 3 backward passes" in done.stderr
-        for (loss, norm), (loss_after, norm_after) in zip(steps_of(tmp_path / "before"), steps_of(folder), strict=True):
-            assert loss_after == pytest.approx(loss, rel=1e-6)
-            assert norm_after == pytest.approx(norm, rel=1e-6)
-
-
 def test_a_plan_for_another_job_stops_every_rank_before_the_first_step(fsdp2):
     done = paro("run", "--plan", fsdp2 / "plan.json", job=torchrun(SCRIPTS / "train_fsdp2.py", "--width", 32))
     assert done.returncode != 0

@@ -69,16 +69,6 @@ print("away by", max((now[name] - value).abs().max().item() for name, value in b
 """
 
 
-@pytest.fixture(scope="module")
-def a_plan(tmp_path_factory):
-    """A plan for four ranks that train the small model of the examples."""
-    folder = tmp_path_factory.mktemp("plan")
-    job = torchrun(SCRIPTS / "train_fsdp2.py")
-    assert paro("capture", "-o", folder / "before", "--steps", "4:6", job=job).returncode == 0
-    assert paro("recommend", folder / "before", "-o", folder / "plan.json", "-q").returncode == 0
-    return folder / "plan.json"
-
-
 @pytest.mark.distributed
 def test_steps_in_unusual_orders_train_alike(a_plan, tmp_path):
     """Gradients dropped, looked at, made by two backward passes or by a closure; inner passes told to some modules."""
@@ -143,6 +133,44 @@ def test_ddp_scripts_save_on_rank_0_and_resume_anywhere(a_plan, tmp_path):
     ):
         assert done.returncode == 0, done.stderr[-3000:]
         assert numbers_in(done.stdout) == pytest.approx(expected[8:15], rel=2e-6), done.args
+
+
+@pytest.mark.distributed
+def test_steps_of_fewer_micro_batches_than_usual_are_not_lost(a_plan, tmp_path):
+    """Whole gradients and group shards are then brought on without another backward pass."""
+    expected = numbers_in(run_ranks(WORKERS / "uneven_steps.py").stdout)
+    assert len(expected) == 2 * 7
+    for strategy in ("NNG", "IIG"):
+        plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
+        done = run_ranks(WORKERS / "uneven_steps.py", plan=plan)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "fewer than the usual 3 backward passes" in done.stderr
+        assert numbers_in(done.stdout) == pytest.approx(expected, rel=2e-6), strategy
+
+
+@pytest.mark.distributed
+def test_ddp_scripts_save_parts_of_what_every_rank_holds(a_plan, tmp_path):
+    """A part's state dict on rank 0 alone held this rank's shards, as did parameters that were saved one by one."""
+    script = WORKERS / "rank_0_alone.py"
+    expected = sorted(run_ranks(script, "save").stdout.splitlines())
+    assert len(expected) == 2 + 2 * 4
+    for strategy in ("NNG", "GGG"):
+        plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
+        done = run_ranks(script, "save", plan=plan)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found = sorted(done.stdout.splitlines())
+        assert [line.split()[0] for line in found] == [line.split()[0] for line in expected]
+        assert numbers_in("\n".join(found)) == pytest.approx(numbers_in("\n".join(expected)), rel=2e-6)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("word", ["read", "read_1"])
+def test_ddp_scripts_that_read_shards_on_one_rank_are_told_and_do_not_hang(a_plan, tmp_path, word):
+    plan = plan_for(a_plan, tmp_path / "GGG.json", "GGG")
+    done = run_ranks(WORKERS / "rank_0_alone.py", word, plan=plan, timeout_s=60)
+    assert done.returncode != 0
+    assert re.search(r"reads? at \S*rank_0_alone.py:\d+", done.stderr)
+    assert "take the read out of" in done.stderr
 
 
 @pytest.mark.distributed

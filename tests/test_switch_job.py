@@ -10,20 +10,17 @@ import time
 
 import pytest
 from loop import SCRIPTS, paro, plan_for, torchrun
+from ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
 
 
-def test_a_running_job_takes_a_new_plan(tmp_path):
+def test_a_running_job_takes_a_new_plan(a_plan, tmp_path):
     pytest.importorskip("torch")
     script = SCRIPTS / "train_fsdp2.py"
     arguments = ("--steps", 60)
-    few = torchrun(script, "--steps", 8)
-    captured = paro("capture", "-o", tmp_path / "b", "--steps", "4:6", job=few)
-    assert captured.returncode == 0, captured.stderr[-3000:]
-    assert paro("recommend", tmp_path / "b", "-o", tmp_path / "p.json", "-q").returncode == 0
-    first = plan_for(tmp_path / "p.json", tmp_path / "first.json", "GGG")
-    second = plan_for(tmp_path / "p.json", tmp_path / "second.json", "NIG")
+    first = plan_for(a_plan, tmp_path / "first.json", "GGG")
+    second = plan_for(a_plan, tmp_path / "second.json", "NIG")
     job = tmp_path / "job"
     command = [sys.executable, "-m", "paro_advise.advisor", "run", "--plan", str(first), "--job", str(job), "--"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -44,9 +41,7 @@ def test_a_running_job_takes_a_new_plan(tmp_path):
     assert "GGG groups of 4 -> NIG groups of 2" in done.stdout
     assert running.returncode == 0
     assert "switched GGG groups of 4 -> NIG groups of 2" in said
-    plain = subprocess.run(
-        torchrun(script, *arguments), env=environment, capture_output=True, text=True, timeout=200, check=True
-    ).stdout
+    plain = run_ranks(script, *arguments).stdout
     pattern = r"norm ([\d.]+)"
     norms, expected = (list(map(float, re.findall(pattern, text))) for text in (printed, plain))
     assert len(norms) == len(expected) == 60

@@ -98,7 +98,7 @@ def test_text_and_page_name_what_computes(tmp_path, capsys):
     assert json.loads(data.read_text())["work"]["kernels"][0]["name"] == "sm90_gemm"
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="other people's traces stay outside of the repository")
+@pytest.mark.corpus
 @pytest.mark.parametrize(
     ("trace", "first"),
     [
@@ -150,7 +150,7 @@ def test_products_are_held_against_the_peak_of_the_device(tmp_path):
     assert "of 989" in analysis_text(analysis)
 
 
-@pytest.mark.skipif(not (SHARED / "corpus").is_dir(), reason="other people's traces stay outside of the repository")
+@pytest.mark.corpus
 def test_products_of_a_public_trace_are_those_of_its_operators():
     """Counted here by the plain JSON: every product whose operator launched a kernel in the trace's steps."""
     import gzip

@@ -72,6 +72,7 @@ class Engine:
 
     # A model's hooks keep its engine; a strong reference from here would keep both for ever.
     _of_model: ClassVar[weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]]] = weakref.WeakKeyDictionary()
+    _of_part: ClassVar[weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]]] = weakref.WeakKeyDictionary()
 
     def __init__(
         self,
@@ -116,9 +117,17 @@ class Engine:
         known = cls._of_model.get(model)
         return known() if known else None
 
+    @classmethod
+    def of_part(cls, part: nn.Module) -> Engine | None:
+        """Return the engine of the sharded model that a module is a part of, None for any other one and for copies."""
+        known = cls._of_part.get(part)
+        return known() if known else None
+
     def register(self) -> None:
-        """Let ``find`` know the engine of this model."""
+        """Let ``find`` and ``of_part`` know the engine of this model."""
         self._of_model[self.model] = weakref.ref(self)
+        for part in self.model.modules():
+            self._of_part[part] = weakref.ref(self)
 
     def set_strategy(self, strategy: Strategy, grid: GroupGrid) -> None:
         """Choose levels and groups; parameters are placed afterwards."""

@@ -179,8 +179,24 @@ def _do_nothing(*_: object, **__: object) -> None:
     """Stand where a hook of ours was, in a copy."""
 
 
+def _save_part(part: nn.Module, found: StateDict, prefix: str, _: object) -> None:
+    """Let the state dict of a part alone hold what that of the model does."""
+    engine = None if prefix else Engine.of_part(part)
+    if engine is None or any(isinstance(value, nn.Parameter) for value in found.values()):
+        return  # a part of a larger state dict, of a copy, or of live parameters
+    start = next(name for name, module in engine.model.named_modules() if module is part) + "."
+    engine.show_parameters()
+    for name, value in _states_to_save(engine):
+        if name.startswith(start) and name.removeprefix(start) in found:
+            found[name.removeprefix(start)] = engine.place_state(value)
+
+
 def mark(model: nn.Module) -> None:
     """Add our methods to a model's class."""
+    for part in model.modules():
+        is_plain = type(part).state_dict is nn.Module.state_dict
+        if part is not model and is_plain and Engine.of_part(part) is None:
+            part.register_state_dict_post_hook(_save_part)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     model.__class__ = type(f"Sharded{type(model).__name__}", (ShardedModule, type(model)), {})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 from pathlib import Path
 
@@ -25,10 +26,15 @@ def main():
     fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for step, count in enumerate(MICRO_BATCHES):
+        total = torch.zeros(())
         for micro in range(count):
-            (loss_of(model, batch(args, step, micro, dist.get_rank())) / count).backward()
-        if step % 2:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            loss = loss_of(model, batch(args, step, micro, dist.get_rank())) / count
+            loss.backward()
+            total += loss.detach()
+        dist.all_reduce(total)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5 if step % 2 else math.inf).full_tensor()
+        if dist.get_rank() == 0:
+            print(f"{total.item():.9e} {norm.item():.9e}", flush=True)
         optimizer.step()
         optimizer.zero_grad()
     gc.collect()

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from paro_advise.errors import CommunicationError, UsageError
 from paro_advise.runtime.adapters.names import replace_name
+from paro_advise.runtime.sharding.parameters.reading import WholeReads
 from paro_advise.runtime.sharding.states.whole_states import plain_optimizer_state, whole_moments, whole_parameters
 
 if TYPE_CHECKING:
@@ -34,7 +35,15 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_GO, _PARAMETERS, _OPTIMIZER, _UNIT, _OF_MODEL = "go", "parameters", "optimizer", "unit ", " of model "
+_GO, _PARAMETERS, _OPTIMIZER, _UNIT, _READ, _OF_MODEL = (
+    "go",
+    "parameters",
+    "optimizer",
+    "unit ",
+    "read at ",
+    " of model ",
+)
+_READ_HINT = "take the read out of `if rank == 0:` and only print or save there, or choose a strategy N.."
 # Rank 0 deletes what it said so many points ago: each step of training brings all ranks together.
 _KEPT_POINTS = 1000
 _COLLECTIVES = (
@@ -71,6 +80,8 @@ class Attendance:
         self._inside = False
         for name in _COLLECTIVES:
             replace_name(name, self._attend_before(getattr(dist, name)), dist)
+        WholeReads.before = self._before_read
+        WholeReads.are_saved_whole = True
         atexit.register(self._leave)
 
     def reader(self, engine: Engine) -> AttendedReader:
@@ -89,7 +100,17 @@ class Attendance:
             self._help(wanted)
 
     def _help(self, wanted: str) -> None:
-        """Take part in what rank 0 gathers."""
+        """Take part in what rank 0 gathers.
+
+        Raises:
+            UsageError: it is a value that only the script's line can make.
+        """
+        if wanted.startswith(_READ):
+            raise UsageError(
+                f"a sharded tensor must be read by all ranks at the same line, rank 0 {wanted.replace('read', 'reads')}"
+                f", rank {self._rank} does not",
+                hint=_READ_HINT,
+            )
         self._inside = True
         what, _, place = wanted.partition(_OF_MODEL)
         engine = self._engines[int(place)]
@@ -102,6 +123,11 @@ class Attendance:
             for _ in whole_moments(engine):
                 pass
         self._inside = False
+
+    def _before_read(self, line: str) -> None:
+        """Make sure that all ranks read a sharded tensor here; else they would wait for each other for ever."""
+        if self.is_needed:
+            self.meet(_READ + line, _READ_HINT)
 
     @property
     def is_needed(self) -> bool:
@@ -130,8 +156,8 @@ class Attendance:
         while (heard := self._hear()) != what:
             if heard == _GO:
                 raise UsageError(
-                    f"whole {what} must be asked for by rank 0 or by all ranks, rank {self._rank} asked and rank 0 "
-                    "went on",
+                    f"what is gathered ({what}) must be asked for by rank 0 or by all ranks, rank {self._rank} asked "
+                    "and rank 0 went on",
                     hint=hint,
                 )
             self._help(heard)

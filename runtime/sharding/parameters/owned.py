@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
+from paro_advise.runtime.sharding.parameters.reading import WholeReads
 from paro_advise.runtime.sharding.parameters.whole import WholeTensor, mixing
 
 if TYPE_CHECKING:
@@ -109,7 +110,10 @@ class _Owned(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return what a plain parameter is saved as, so that it can be read without this package."""
-        plain = nn.Parameter(_unmarked(self), requires_grad=self.requires_grad)
+        values = _unmarked(self)
+        if isinstance(values, DTensor) and WholeReads.are_saved_whole:
+            values = WholeReads.whole(values)
+        plain = nn.Parameter(values, requires_grad=self.requires_grad)
         return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:

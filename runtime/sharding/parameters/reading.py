@@ -19,6 +19,8 @@ from paro_advise.errors import DivergedError
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch._ops import OpOverload
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -30,8 +32,15 @@ _INNER = ("torch", "paro_advise")
 
 
 class WholeReads:
-    """The reads of this process; tensors on other meshes stay as torch has them."""
+    """The reads of this process; tensors on other meshes stay as torch has them.
 
+    Attributes:
+        before: called with the line of the script before a read; None for nothing to call.
+        are_saved_whole: the script's framework lets every rank hold whole parameters, so that it may pickle one.
+    """
+
+    before: ClassVar[Callable[[str], None] | None] = None
+    are_saved_whole: ClassVar[bool] = False
     _meshes: ClassVar[set[tuple[int, ...]]] = set()
     _count: ClassVar[dict[tuple[int, ...], int]] = {}
 
@@ -72,11 +81,14 @@ class WholeReads:
         Raises:
             DivergedError: they do not.
         """
+        here = _line_of_user()
+        if cls.before is not None:
+            cls.before(here)
         ranks = _ranks(mesh)
         count = cls._count[ranks] = cls._count.get(ranks, 0) + 1
         store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - has no public name
         # Meshes may hold the same ranks in other orders.
-        here, prefix = _line_of_user(), f"paro_read_{hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]}"
+        prefix = f"paro_read_{hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]}"
         first = store.compare_set(f"{prefix}_{count}", "", here).decode()
         if first != here:
             raise DivergedError(

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from paro_advise.errors import UsageError
+from paro_advise.runtime.sharding.parameters.reading import WholeReads
 from paro_advise.runtime.sharding.parameters.windows import (
     Window,
     by_whole_values,
@@ -109,7 +110,12 @@ class WholeTensor(DTensor):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Result:
-        """Return what a plain DTensor is saved as, so that it can be read without this package."""
+        """Return what a plain tensor is saved as, so that it can be read without this package.
+
+        A DTensor where the script's framework has them, else the whole one.
+        """
+        if WholeReads.are_saved_whole:
+            return WholeReads.whole(_plain(self)).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
         return _plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 

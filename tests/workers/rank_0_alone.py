@@ -1,0 +1,66 @@
+"""What DDP scripts do on rank 0 alone, since every rank holds everything there.
+
+Argument: "save" saves a part of the model, parameters and gradients, "read" reads a norm on rank 0, "read_1" on rank 1.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples/frameworks"))
+from common import batch, loss_of, make_model, parse_args
+
+
+def total(tensors):
+    return sum(float(tensor.detach().double().sum()) for tensor in tensors)
+
+
+def saved(value):
+    """Save and load as rank 0 does; nothing of ours is needed to read it."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    assert b"paro_advise" not in buffer.getvalue()
+    buffer.seek(0)
+    found = torch.load(buffer, weights_only=True)
+    assert all(type(item) in (torch.Tensor, torch.nn.Parameter) for item in found.values())
+    return found
+
+
+def main():
+    word = sys.argv[1]
+    sys.argv = sys.argv[:1]
+    args = parse_args()
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    rank = dist.get_rank()
+    raw = make_model(args)
+    model = DistributedDataParallel(raw)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
+    for step in range(4):
+        loss_of(model, batch(args, step, 0, rank)).backward()
+        if word == "save" and step == 2:
+            if rank == 0:
+                print(f"part {total(saved(raw.blocks[1].state_dict()).values()):.9e}", flush=True)
+            print(f"all {total(saved(dict(model.named_parameters())).values()):.9e}", flush=True)
+            print(f"gradients {total(saved({n: p.grad for n, p in raw.named_parameters()}).values()):.9e}", flush=True)
+        if word in ("read", "read_1") and step == 2 and rank == len(word) // 6:
+            print(f"norm {float(raw.blocks[0].norm_mlp.weight.norm()):.9e}", flush=True)
+        optimizer.step()
+        optimizer.zero_grad()
+    if rank == 0:
+        print(f"end {total(raw.state_dict().values()):.9e}", flush=True)
+    del model, raw, optimizer
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
