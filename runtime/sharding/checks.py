@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
+from paro_advise.runtime.sharding.parameters.owned import OwnedWhole
+from paro_advise.runtime.sharding.parameters.whole import current
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 
 # FSDP2's interface for what we do with it is complete since then, and this is what is tested.
 _MIN_TORCH = (2, 13)
+_WATCHED = "_paro_watches_inputs"
 # They look at whole rows and columns of a parameter, of which a rank has a part.
 _NEED_WHOLE = ("Adafactor", "Shampoo", "DistributedShampoo", "SOAP")
 
@@ -85,3 +90,27 @@ def _check_hooks(slot: Slot, settings: Settings, levels: Strategy) -> None:
             where=slot.name,
             hint="remove them, or choose a strategy that replicates parameters (N..)",
         )
+
+
+def watch_chosen_inputs() -> None:
+    """Refuse backward passes that are asked for the gradients of some sharded parameters only.
+
+    Autograd knows the gathered parameters, not the sharded ones that a script holds: it would make no gradient at all.
+    """
+    original = torch.autograd.backward
+    if hasattr(original, _WATCHED):
+        return
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> None:
+        chosen = inspect.signature(original).bind(*args, **kwargs).arguments.get("inputs") or ()
+        chosen = [chosen] if isinstance(chosen, torch.Tensor) else chosen
+        if any(isinstance(current(item), OwnedWhole) for item in chosen):
+            raise UsageError(
+                "a backward pass must make the gradients of all sharded parameters, got some as its inputs",
+                hint="leave inputs out and clear the gradients that are not wanted, or choose a strategy N..",
+            )
+        original(*args, **kwargs)
+
+    setattr(backward, _WATCHED, True)
+    torch.autograd.backward = backward

@@ -19,6 +19,7 @@ from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level, Strategy
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.sharding.arrangement import Arrangement, Communicators
+from paro_advise.runtime.sharding.checks import watch_chosen_inputs
 from paro_advise.runtime.sharding.exchange.executor import executor_for
 from paro_advise.runtime.sharding.exchange.usage import Usage
 from paro_advise.runtime.sharding.param_states import lead_to_shard
@@ -218,6 +219,8 @@ class Engine:
         """Begin to take gradients, once all units are at rest."""
         if self.levels.parameter == Level.N:
             self._start_replicated()
+        else:
+            watch_chosen_inputs()
         # Registered last and put first: nothing may read parameters or add gradients before.
         for unit in self.units:
             hook = self._before_forward(unit)

@@ -139,6 +139,62 @@ def states_by_parameter(model, optimizer, remembered):
     stepped(model, optimizer, 2)
 
 
+def collectives_of_the_script(model, optimizer, remembered):
+    """Gradients and parameters in collectives are whole ones, equal on all ranks; old ways to clear gradients work."""
+    one_pass(model, 0)
+    if type(model) is not Model:
+        count = dist.get_world_size()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad.div_(count)
+            dist.all_reduce(parameter.grad, async_op=True).wait()
+            parameter.grad /= count
+        dist.broadcast(model.head.weight.data, 0)
+        gathered = [torch.empty(square(model).shape) for _ in range(count)]
+        dist.all_gather(gathered, square(model).detach())
+        assert torch.equal(gathered[0], gathered[-1])
+    optimizer.step()
+    for parameter in model.parameters():
+        parameter.grad.detach_()
+        torch.mul(parameter.grad, 0.5, out=parameter.grad)
+    optimizer.step()
+
+
+def others_in_their_place():
+    """A parameter that is replaced or tied later would not be trained: said at the next pass."""
+
+    def replace(model):
+        model.head.weight = nn.Parameter(torch.full((29, 16), 0.05))
+
+    def tie(model):
+        model.head.weight = model.embed.weight
+
+    for change in (replace, tie):
+        for strategy in ("NNN", "NNG", *SHARDED):
+            model = fresh()
+            model, optimizer = shard(model, sgd(model), strategy, group_size=2)
+            stepped(model, optimizer, 0)
+            change(model)
+            refused("must stay the parameter", lambda m=model: one_pass(m, 1))
+
+
+def chosen_inputs():
+    """A backward pass for some sharded parameters only would make no gradient at all."""
+
+    def chosen(model, optimizer, remembered):
+        ranks = range(dist.get_world_size()) if type(model) is Model else [dist.get_rank()]
+        for rank in ranks:
+            loss = model(data(0, 0, rank)[:, :-1]).square().mean() / len(ranks)
+            loss.backward(inputs=list(model.parameters()))
+        optimizer.step()
+
+    both(chosen, strategies=("NNN", "NNG", "NIG"))
+    for strategy in SHARDED:
+        model = fresh()
+        model, optimizer = shard(model, sgd(model), strategy, group_size=2)
+        refused("gradients of all sharded parameters", lambda m=model, o=optimizer: chosen(m, o, None))
+
+
 def other_weights():
     """A pass with other weights uses them and leaves the model's alone, or is refused where a gather would hide them."""
 
@@ -202,6 +258,9 @@ CASES = (
     lambda: both(functions_of_whole_tensors, tolerance=5e-6),
     lambda: both(draws, tolerance=5e-6),
     lambda: both(states_by_parameter),
+    lambda: both(collectives_of_the_script),
+    others_in_their_place,
+    chosen_inputs,
     other_weights,
     gradients_by_autograd,
     copies_and_pickles,

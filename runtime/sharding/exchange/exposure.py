@@ -35,7 +35,8 @@ class Exposure:
             shard: of the optimizer.
             gradient: the optimizer's rows of it; its memory is shared with the reduced gradients.
         """
-        gradient = mixing(gradient)
+        # Detached it is no view to torch, which lets nobody detach views in place.
+        gradient = mixing(gradient) if isinstance(gradient, DTensor) else gradient.detach()
         set_gradient(parameter, gradient)
         if shard is not parameter:
             set_gradient(shard, gradient)

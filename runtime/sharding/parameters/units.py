@@ -45,6 +45,12 @@ class Slot:
         assert isinstance(found, nn.Parameter)
         return found
 
+    @property
+    def registered(self) -> list[nn.Parameter]:
+        """Return what is registered now in each of its places."""
+        found = [module._parameters[attribute] for module, attribute in self.places]  # noqa: SLF001
+        return [parameter for parameter in found if parameter is not None]
+
     def parameter_in(self, module: nn.Module) -> nn.Parameter:
         """Return what is registered now in one of the modules that share it."""
         attribute = next(name for place, name in self.places if place is module)

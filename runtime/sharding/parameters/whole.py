@@ -64,7 +64,7 @@ class WholeTensor(DTensor):
                 return _as_whole(_on_shards(func, args, kwargs))
             except (torch.OutOfMemoryError, dist.DistError):
                 raise
-            except RuntimeError as error:
+            except (RuntimeError, ValueError) as error:
                 if _UNUSED in str(error):
                     raise UsageError(
                         "gradients of sharded parameters must be made by loss.backward(), got torch.autograd.grad",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -77,13 +78,16 @@ class _Whole:
         self.value = value if value.requires_grad else value.clone()
         self._version = self.value._version  # noqa: SLF001 - has no public name
 
-    def write_back(self) -> None:
+    def write_back(self, *, always: bool) -> None:
         """Give the shards what has been written into the whole value or a view of it.
+
+        Args:
+            always: whether or not torch has noted a change.
 
         Raises:
             UsageError: it has another shape now.
         """
-        if self.value._version == self._version:  # noqa: SLF001
+        if self.value._version == self._version and not always:  # noqa: SLF001
             return
         if self.value.shape != self.origin.shape:
             raise UsageError(
@@ -120,7 +124,7 @@ class Window(torch.Tensor):
         kwargs = kwargs or {}
         wholes = [item.__dict__[_SEEN_FROM] for item in tree_leaves((args, kwargs)) if isinstance(item, Window)]
         found = func(*tree_map(_plain, args), **tree_map(_plain, kwargs))
-        return _concluded(found, list({id(whole): whole for whole in wholes}.values()))
+        return _concluded(func, found, list({id(whole): whole for whole in wholes}.values()))
 
 
 def _plain(value: Result) -> Result:
@@ -130,10 +134,13 @@ def _plain(value: Result) -> Result:
     return value
 
 
-def _concluded(found: Result, wholes: list[_Whole]) -> Result:
+def _concluded(func: AnyFunction, found: Result, wholes: list[_Whole]) -> Result:
     """Write back what a function has changed; return what it returned, views as windows."""
+    communicates = str(getattr(func, "__module__", "")).startswith(dist.__name__)
+    if communicates and hasattr(found, "wait"):
+        found.wait()
     for whole in wholes:
-        whole.write_back()
+        whole.write_back(always=communicates)  # collectives note no change
 
     def seen(value: Result) -> Result:
         if not isinstance(value, torch.Tensor):
@@ -164,7 +171,7 @@ def by_whole_values(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Res
         return known.value
 
     args, kwargs = tree_map(whole, args), tree_map(whole, kwargs)
-    return _concluded(func(*args, **kwargs), list(wholes.values()))
+    return _concluded(func, func(*args, **kwargs), list(wholes.values()))
 
 
 def cuts_through_shards(func: AnyFunction, args: Arguments, found: Result) -> bool:

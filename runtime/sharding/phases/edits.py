@@ -119,6 +119,7 @@ class Edits:
                     where=slot.name,
                     hint="let it train before the model is sharded; it may be frozen and let loose after that",
                 )
+        self._homes.refuse_others(self._arrangement, unit)
         if self._arrangement.levels.parameter == Level.N:
             self._homes.bring_home(unit)
 

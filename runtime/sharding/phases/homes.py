@@ -13,7 +13,7 @@ from paro_advise.policies.strategy import Level
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 from paro_advise.runtime.sharding.parameters import fsdp2
 from paro_advise.runtime.sharding.parameters.owned import owned, release
-from paro_advise.runtime.sharding.parameters.whole import stand_in
+from paro_advise.runtime.sharding.parameters.whole import current, stand_in
 from paro_advise.runtime.sharding.phases.gradients import refuse_late_gradient
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class ParameterHomes:
         """
         if arrangement.levels.parameter == Level.N:
             unit.homes = [slot.parameter.detach() for slot in unit.spec.slots]
-            unit.parameters = [slot.parameter for slot in unit.spec.slots]
+        unit.parameters = [slot.parameter for slot in unit.spec.slots]
         if separate is not None:
             unit.masters, unit.separate = separate, True
             return
@@ -128,6 +128,24 @@ class ParameterHomes:
         start, stop = arrangement.rows_at(levels.optimizer, unit, place)
         held = slot.parameter.detach() if levels.parameter == Level.N else fsdp2.held(slot)
         return unit.layout.rows[place].cut(held, start - first, stop - first)
+
+    def refuse_others(self, arrangement: Arrangement, unit: UnitState) -> None:
+        """Refuse other objects in the places of parameters, where their values or gradients would be lost.
+
+        Raises:
+            UsageError: one has been replaced; the optimizer would not train what the model computes with.
+        """
+        is_sharded = arrangement.levels.parameter != Level.N
+        for slot, parameter in zip(unit.spec.slots, unit.parameters, strict=True):
+            for now in slot.registered:
+                if now is parameter or (is_sharded and fsdp2.is_gathered(unit.spec.module, now)):
+                    continue
+                if is_sharded or current(now) is not parameter:
+                    raise UsageError(
+                        f"{slot.name} must stay the parameter that it was when the model was sharded, got another one",
+                        where=slot.name,
+                        hint="tie or replace parameters before that; later copy values: parameter.data.copy_(values)",
+                    )
 
     def bring_home(self, unit: UnitState) -> None:
         """Undo that a script has put other memory, or other objects, into the place of whole parameters.
