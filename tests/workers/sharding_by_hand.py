@@ -386,10 +386,10 @@ def copies():
     assert b"paro_advise" not in buffer.getvalue()
 
 
-def refused(reason, do):
+def refused(reason, do, kind=UsageError):
     try:
         do()
-    except UsageError as error:
+    except kind as error:
         assert reason in str(error), error
         return
     raise AssertionError(f"nothing was refused: {reason}")

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from sharding_by_hand import both, fresh, one_pass, refused, sgd
 from sharding_worker import Model, data, loss_of
 
+from paro_advise.errors import DivergedError
 from paro_advise.runtime import shard
 
 
@@ -96,10 +97,51 @@ def hooks_on_gradients():
                 refused("no hook on its gradient", lambda p=parameter: p.register_hook(print))
 
 
+class SomeBlocks(Model):
+    """Leaves out one block of equal size, as experts and layers that are dropped at random are."""
+
+    def forward(self, tokens, left_out=None):
+        hidden = self.embed(tokens)
+        for place, block in enumerate(self.blocks):
+            if place != left_out:
+                hidden = block(hidden)
+        return self.head(self.norm(hidden)) * self.scale
+
+
+def other_units_on_each_rank():
+    """Ranks that leave out the same block train; those that leave out others would use each other's weights."""
+    rank = dist.get_rank()
+    for strategy in ("NNN", "NNG", "III", "GIG", "GGG"):
+        torch.manual_seed(0)
+        model = SomeBlocks()
+        model, optimizer = shard(model, sgd(model), strategy, group_size=2, units=list(model.blocks))
+
+        def one_step(left_out, model=model, optimizer=optimizer):
+            model(data(0, 0, rank)[:, :-1], left_out).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        for left_out in (None, 1, 2):
+            one_step(left_out)
+        if strategy.startswith("N"):
+            one_step(rank)
+        else:
+            before = {name: value.clone() for name, value in model.state_dict().items()}
+            refused("the same units", lambda step=one_step: step(rank), DivergedError)
+            optimizer.zero_grad()
+            assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
 def main():
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     torch.set_num_threads(1)
-    for case in (penalties, gradients_out_of_nothing, replaced_at_the_optimizer, hooks_on_gradients):
+    for case in (
+        penalties,
+        gradients_out_of_nothing,
+        replaced_at_the_optimizer,
+        hooks_on_gradients,
+        other_units_on_each_rank,
+    ):
         case()
         if dist.get_rank() == 0:
             print("held", case.__name__, flush=True)

@@ -1,6 +1,10 @@
 """Which parameters got a gradient on any rank: those that none used have none, and optimizers leave them alone.
 
 A reduction fills the place of a missing gradient with zeros, which weight decay and momentum would act on.
+
+With the notes go digests of what a rank has gathered and reduced. Where parameters are sharded, each unit that runs is
+a collective: ranks that run different units of one size (experts, layers left out at random) would compute with each
+other's weights, and nothing else would notice.
 """
 
 from __future__ import annotations
@@ -9,12 +13,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paro_advise.errors import DivergedError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paro_advise.runtime.sharding.exchange.channels import Channels
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
     from paro_advise.runtime.sharding.parameters.units import UnitSpec
+
+# Five bits a piece: the sum of their squares is exact in float32 up to 16,384 ranks (31 ** 2 * 16,384 < 2 ** 24).
+_PIECE_BITS, _PIECES = 5, 6
+_MODULUS = 2 ** (_PIECE_BITS * _PIECES) - 35  # a prime
+_FACTOR = 1_000_003  # a prime; any that is no divisor of the modulus spreads the numbers
 
 
 class Usage:
@@ -27,6 +38,8 @@ class Usage:
 
     def __init__(self, units: Sequence[UnitSpec], device: torch.device) -> None:
         self._first: dict[str, int] = {}
+        self._numbers = {unit.name: number for number, unit in enumerate(units, 1)}
+        self._gathered = self._delivered = 0
         count = 0
         for unit in units:
             self._first[unit.name] = count
@@ -35,10 +48,20 @@ class Usage:
         self._here = [False] * count
         self._known = [False] * count  # of all ranks together, as far as this one has read
         self._counts: torch.Tensor | None = None
+        self._digests: torch.Tensor | None = None  # of all ranks together
+        self._unchecked: torch.Tensor | None = None
 
     def note(self, unit: UnitState, place: int) -> None:
         """Note that a parameter of a unit got a gradient on this rank."""
         self._here[self._first[unit.spec.name] + place] = True
+
+    def note_gather(self, unit: UnitState) -> None:
+        """Note that this rank takes part in a gather of a unit's sharded parameters."""
+        self._gathered = (self._gathered * _FACTOR + self._numbers[unit.spec.name]) % _MODULUS
+
+    def note_delivery(self, unit: UnitState) -> None:
+        """Note that this rank takes part in a reduction of a unit whose parameters are sharded."""
+        self._delivered = (self._delivered * _FACTOR + self._numbers[unit.spec.name]) % _MODULUS
 
     def is_used(self, unit: UnitState, place: int) -> bool:
         """Tell whether a parameter of a unit got a gradient on any rank, as they have agreed."""
@@ -54,14 +77,54 @@ class Usage:
         self._known, self._counts = list(self._here), None
         if world == 1 or not count:
             return
-        padding = [False] * (-count % world)
+        pieces = [*_pieces(self._gathered), *_pieces(self._delivered)]
+        self._gathered = self._delivered = 0
+        told = [*map(float, self._here), *pieces, *(piece * piece for piece in pieces)]
+        told += [0.0] * (-len(told) % world)
         # Pinned memory is copied beside the host.
-        on_host = torch.tensor(self._here + padding, dtype=torch.float32, pin_memory=self._device.type != "cpu")
+        on_host = torch.tensor(told, dtype=torch.float32, pin_memory=self._device.type != "cpu")
         notes = on_host.to(self._device, non_blocking=True)
         channels.sum_all(notes)
-        self._counts = notes
+        self._counts = notes[:count]
+        digests = notes[count : count + 4 * _PIECES]
+        # The host waits for no device: it looks at what has long been there.
+        self._unchecked, self._digests = (digests if self._device.type == "cpu" else self._digests), digests
+        self._world_size = world
+
+    def check_order(self) -> None:
+        """Check that all ranks ran the same units up to the last exchange of notes, on devices up to the one before.
+
+        Raises:
+            DivergedError: they have not.
+        """
+        digests, self._unchecked = self._unchecked, None
+        if digests is not None:
+            _check_alike(digests.tolist(), self._world_size)
 
     def clear(self) -> None:
         """Forget all notes."""
         self._here = [False] * len(self._here)
         self._known, self._counts = list(self._here), None
+
+
+def _pieces(digest: int) -> list[float]:
+    return [float(digest >> _PIECE_BITS * place & 2**_PIECE_BITS - 1) for place in range(_PIECES)]
+
+
+def _check_alike(sums: list[float], world: int) -> None:
+    """Check that all ranks have the same digests: their squares then have the least sum that their sum allows.
+
+    Args:
+        sums: of the pieces over all ranks, then of their squares.
+        world: number of ranks.
+
+    Raises:
+        DivergedError: some differ.
+    """
+    half = len(sums) // 2
+    if any(int(total) ** 2 != world * int(squares) for total, squares in zip(sums[:half], sums[half:], strict=True)):
+        raise DivergedError(
+            "all ranks must run the same units of a sharded model in the same order, got ranks that ran others",
+            hint="run every expert or layer on all ranks, if need be with a weight of zero, or choose a strategy that "
+            "replicates parameters (N..)",
+        )

@@ -113,7 +113,12 @@ class GradientReducer:
             refuse_late_gradient()
         if any(slot.parameter.requires_grad for slot in unit.spec.training):
             self.queue_callback()
+            self._usage.note_delivery(unit)
             self._take(unit, gradients)
+
+    def note_gather(self, unit: UnitState) -> None:
+        """Note that this rank takes part in a gather of a unit's parameters."""
+        self._usage.note_gather(unit)
 
     def deliver_whole(self, unit: UnitState) -> None:
         """Take the gradients of a unit that is kept whole."""
@@ -164,6 +169,7 @@ class GradientReducer:
         if told is not None:
             self._finish_frozen()
             told.wait()
+            self._usage.check_order()
             self._expose()
         self.after_backward()
 
@@ -205,6 +211,7 @@ class GradientReducer:
         self.executor.drain()
         told.wait()
         self.synchronizes = before
+        self._usage.check_order()
         self._expose()
 
     def _expose(self) -> None:

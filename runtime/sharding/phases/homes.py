@@ -64,6 +64,8 @@ class ParameterHomes:
         def gather(output: torch.Tensor, block: torch.Tensor) -> None:
             if self.before_gather is not None:
                 self.before_gather(unit)
+            if arrangement.levels.parameter == Level.G:  # groups may evaluate unequal numbers of batches
+                self._keeper.note_gather(unit)
             with reaching_all_ranks("a gather of parameters"):
                 if arrangement.levels.parameter == Level.I:
                     arrangement.gathering.gather_inside(output, block)
