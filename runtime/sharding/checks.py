@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
-from paro_advise.runtime.sharding.parameters.owned import OwnedWhole
+from paro_advise.runtime.sharding.parameters.owned import OwnedWhole, is_of_optimizer
 from paro_advise.runtime.sharding.parameters.whole import current
 
 if TYPE_CHECKING:
@@ -105,9 +105,10 @@ def watch_chosen_inputs() -> None:
     def backward(*args: Any, **kwargs: Any) -> None:
         chosen = inspect.signature(original).bind(*args, **kwargs).arguments.get("inputs") or ()
         chosen = [chosen] if isinstance(chosen, torch.Tensor) else chosen
-        if any(isinstance(current(item), OwnedWhole) for item in chosen):
+        if any(isinstance(current(item), OwnedWhole) or is_of_optimizer(item) for item in chosen):
             raise UsageError(
-                "a backward pass must make the gradients of all sharded parameters, got some as its inputs",
+                "a backward pass must make the gradients of all sharded parameters, got inputs: some of them, or the "
+                "optimizer's own",
                 hint="leave inputs out and clear the gradients that are not wanted, or choose a strategy N..",
             )
         original(*args, **kwargs)

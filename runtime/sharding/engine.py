@@ -219,8 +219,7 @@ class Engine:
         """Begin to take gradients, once all units are at rest."""
         if self.levels.parameter == Level.N:
             self._start_replicated()
-        else:
-            watch_chosen_inputs()
+        watch_chosen_inputs()
         # Registered last and put first: nothing may read parameters or add gradients before.
         for unit in self.units:
             hook = self._before_forward(unit)
@@ -300,28 +299,13 @@ class Engine:
                 )
             if is_root:
                 self._begin_pass()
-            if self._takes_given_weights():
-                return
+            given = weights_are_given()
             for needed in (unit, *self._gathered_ahead(unit)):
                 self.updates.wait_for(needed)
-                self.edits.before_forward(needed)
+                if not (given and self.edits.leave_given_weights(needed)):
+                    self.edits.before_forward(needed)
 
         return prepare
-
-    def _takes_given_weights(self) -> bool:
-        """Tell whether this pass computes with other weights than the model's, which stay as they are.
-
-        Raises:
-            UsageError: those of the model are sharded, and a gather would put them in place of the others.
-        """
-        if not weights_are_given():
-            return False
-        if self.levels.parameter != Level.N:
-            raise UsageError(
-                "a pass must use the model's own weights where they are sharded, got others (functional_call)",
-                hint="copy them into the model and back, or choose a strategy that replicates parameters (N..)",
-            )
-        return True
 
     def _gathered_ahead(self, unit: UnitState) -> list[UnitState]:
         modules = fsdp2.gathered_ahead(unit.spec.module) if self.levels.parameter != Level.N else []
@@ -340,6 +324,7 @@ class Engine:
             )
         if self.levels.parameter != Level.N and not is_in_backward() and not fsdp2.is_resting(self.model):
             fsdp2.recover(self.model)
+        self.shards.set_stepping(enabled=False)  # an exception may have left a step
         self._is_forward_of_training = torch.is_grad_enabled()
         self.gradients.set_aside()
 

@@ -144,6 +144,9 @@ class ShardedModule(nn.Module):
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         for part in copied.modules():
             part.__dict__.pop(FACTOR_SETTER, None)
+            hooks = part._state_dict_hooks  # noqa: SLF001 - has no public name
+            for key in [key for key, hook in hooks.items() if hook is _save_part]:
+                del hooks[key]
         return copied
 
     @contextmanager
@@ -184,7 +187,10 @@ def _save_part(part: nn.Module, found: StateDict, prefix: str, _: object) -> Non
     engine = None if prefix else Engine.of_part(part)
     if engine is None or any(isinstance(value, nn.Parameter) for value in found.values()):
         return  # a part of a larger state dict, of a copy, or of live parameters
-    start = next(name for name, module in engine.model.named_modules() if module is part) + "."
+    path = next((name for name, module in engine.model.named_modules() if module is part), None)
+    if path is None:
+        return  # it has been taken out of the model
+    start = path + "."
     engine.show_parameters()
     for name, value in _states_to_save(engine):
         if name.startswith(start) and name.removeprefix(start) in found:

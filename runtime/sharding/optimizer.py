@@ -172,6 +172,7 @@ class OptimizerShards:
         self.optimizers = tuple(optimizers)
         self.optimizer = optimizer = optimizers[0] if len(optimizers) == 1 else JointOptimizer(optimizers)
         self.shards: dict[str, nn.Parameter] = {}
+        self._is_stepping = False
         names = {id(slot.parameter): name for name, slot in slots.items()}
         self.group_names: list[list[str]] = []
         self.all_names: list[list[str]] = []
@@ -276,6 +277,9 @@ class OptimizerShards:
 
     def set_stepping(self, *, enabled: bool) -> None:
         """Let parameters and states mix with plain tensors, or not: a step meets none, and calls are dearer then."""
+        if enabled == self._is_stepping:
+            return
+        self._is_stepping = enabled
         for shard in self.shards.values():
             set_stepping(shard, enabled=enabled)
         for optimizer in self.optimizers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -39,14 +39,20 @@ class ParamStates(defaultdict[torch.Tensor, StateDict]):
         super().__init__(dict, states or {})
         self._is_stepping = False
         self._shown: dict[torch.Tensor, StateDict] = {}
+        self._lent: list[StateDict] = []  # shown before the step that is under way
 
     def set_stepping(self, *, enabled: bool) -> None:
         """Say that a step begins or has ended."""
         self._is_stepping = enabled
+        for state in () if enabled else self._lent:
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    mixing(value)  # the script may have kept it
         if enabled:
             for shard, state in self._shown.items():
                 if super().get(shard) is state:  # else it is that of another parameter by now
                     _take_back(shard, state)
+            self._lent = list(self._shown.values())
             self._shown.clear()
 
     def _key(self, key: torch.Tensor) -> torch.Tensor:
@@ -80,7 +86,9 @@ class ParamStates(defaultdict[torch.Tensor, StateDict]):
 
     def __delitem__(self, key: torch.Tensor) -> None:
         """Forget the state of a parameter."""
-        super().__delitem__(self._key(key))
+        key = self._key(key)
+        self._shown.pop(key, None)
+        super().__delitem__(key)
 
     def __contains__(self, key: object) -> bool:
         """Tell whether a parameter has a state."""
@@ -93,7 +101,35 @@ class ParamStates(defaultdict[torch.Tensor, StateDict]):
 
     def pop(self, key: torch.Tensor, *default: Result) -> Result:
         """Forget and return the state of a parameter."""
-        return super().pop(self._key(key), *default)
+        key = self._key(key)
+        self._shown.pop(key, None)
+        return super().pop(key, *default)
+
+    def clear(self) -> None:
+        """Forget all states."""
+        self._shown.clear()
+        super().clear()
+
+    def update(self, *args: Result) -> None:
+        """Take states of several parameters."""
+        given: dict[torch.Tensor, StateDict] = dict(*args)
+        for key, value in given.items():
+            self[key] = value
+
+    def __ior__(self, other: Result) -> Self:  # type: ignore[override,misc]  # torch's stubs know dicts of one kind
+        """Take states of several parameters."""
+        self.update(other)
+        return self
+
+    def __reduce__(self) -> Result:
+        """Return what a plain dictionary of states is copied and saved as."""
+        return defaultdict, (dict, dict(super().items()))
+
+    def copy(self) -> Result:
+        """Return a plain dictionary of the same states."""
+        return defaultdict(dict, super().items())
+
+    __copy__ = copy
 
     def setdefault(self, key: torch.Tensor, default: Result = None) -> Result:
         """Return the state of a parameter, after giving it one where it has none."""

@@ -50,6 +50,46 @@ def rows_of_weights(model, optimizer, remembered):
     stepped(model, optimizer, 1)
 
 
+def several_views(model, optimizer, remembered):
+    """Views live side by side and over steps; each write touches its own elements only."""
+    stepped(model, optimizer, 0)
+    with torch.no_grad():
+        weight = square(model)
+        first, second = weight[:5], weight[5:10]
+        first.zero_()
+        second.zero_()
+        row = weight.data[20]
+        weight.data.mul_(0.5)
+        row.mul_(2.0)
+        weight.data[12].data.zero_()
+        torch._foreach_mul_([weight.data[13], weight.data[14]], 0.0)
+        weight.data[3, 4] = 9.0
+        weight.data[36, 36] = weight.data[0, 0].item()
+    kept = square(model)[30]
+    row, buffer = square(model).data[31], optimizer.state[square(model)]["momentum_buffer"]
+    stepped(model, optimizer, 1)
+    with torch.no_grad():
+        kept.zero_()
+        row.mul_(0.5)
+    buffer[3].zero_()
+    buffer[4:6].fill_(0.05)
+    optimizer.state.update({model.embed.weight: {"momentum_buffer": torch.full((29, 16), 0.1)}})
+    one_pass(model, 2)
+    square(model).grad.mul_((square(model).grad > 0).any(0).float())
+    square(model).grad[3, 4] = 0.5
+    optimizer.step()
+
+
+def few_elements(model, optimizer, remembered):
+    """Tensors of which some ranks hold nothing: what fails there is decided alike everywhere."""
+    one_pass(model, 0)
+    norm = model.norm.bias.grad[:1]
+    scale = sum(float(item.grad.amax() - item.grad.amin() + item.grad.median()) for item in model.parameters())
+    for item in model.parameters():
+        item.grad.mul_(1.0 + abs(scale) + float(norm))
+    optimizer.step()
+
+
 def rows_at_the_optimizer(model, optimizer, remembered):
     """The same on the optimizer's side, which other shards may be of."""
     stepped(model, optimizer, 0)
@@ -239,6 +279,10 @@ def copies_and_pickles():
         model = fresh()
         model, optimizer = shard(model, sgd(model), strategy, group_size=2)
         stepped(model, optimizer, 0)
+        assert len(copy.deepcopy(optimizer.state)) == len(optimizer.state)
+        assert len(optimizer.state.copy()) == len(optimizer.state)
+        with torch.inference_mode():
+            float(square(model)[3].sum())
         copied = copy.deepcopy(dict(model.named_parameters()))
         state = copy.deepcopy(model.state_dict())
         buffer = io.BytesIO()
@@ -253,6 +297,8 @@ def copies_and_pickles():
 
 CASES = (
     lambda: both(rows_of_weights),
+    lambda: both(several_views),
+    lambda: both(few_elements),
     lambda: both(rows_at_the_optimizer),
     lambda: both(rows_of_gradients),
     lambda: both(functions_of_whole_tensors, tolerance=5e-6),

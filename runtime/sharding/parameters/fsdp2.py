@@ -232,12 +232,12 @@ def reshard(root: nn.Module) -> None:
             module.reshard()
 
 
-def is_gathered(module: nn.Module, parameter: torch.Tensor) -> bool:
+def is_gathered(module: nn.Module, parameter: torch.Tensor | None) -> bool:
     """Tell whether a parameter is a whole one that FSDP2 has put into the place of a unit's sharded one."""
     assert isinstance(module, FSDPModule)
     group = module._get_fsdp_state()._fsdp_param_group  # noqa: SLF001
     known = group.fsdp_params if group else ()
-    return any(getattr(one, "_unsharded_param", None) is parameter for one in known)
+    return parameter is not None and any(getattr(one, "_unsharded_param", None) is parameter for one in known)
 
 
 def gather_once(module: nn.Module) -> None:

@@ -182,6 +182,11 @@ def owned(parameter: nn.Parameter, keeper: Keeper | None = None) -> nn.Parameter
     return parameter
 
 
+def is_of_optimizer(parameter: torch.Tensor) -> bool:
+    """Tell whether a parameter is one that only an optimizer under a strategy holds."""
+    return isinstance(parameter, _Owned) and _KEEPER not in parameter.__dict__
+
+
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
     """Return what lies at a parameter as its gradient now."""
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - asked for each parameter, several times a step

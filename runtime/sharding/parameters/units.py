@@ -46,10 +46,9 @@ class Slot:
         return found
 
     @property
-    def registered(self) -> list[nn.Parameter]:
-        """Return what is registered now in each of its places."""
-        found = [module._parameters[attribute] for module, attribute in self.places]  # noqa: SLF001
-        return [parameter for parameter in found if parameter is not None]
+    def registered(self) -> list[torch.Tensor | None]:
+        """Return what is registered now in each of its places; None where nothing is."""
+        return [module._parameters.get(attribute) for module, attribute in self.places]  # noqa: SLF001
 
     def parameter_in(self, module: nn.Module) -> nn.Parameter:
         """Return what is registered now in one of the modules that share it."""

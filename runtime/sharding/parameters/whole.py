@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from paro_advise.errors import UsageError
 from paro_advise.runtime.sharding.parameters.reading import WholeReads
@@ -23,6 +23,8 @@ from paro_advise.runtime.sharding.parameters.windows import (
     cuts_through_shards,
     gathered,
     like,
+    may_be_empty,
+    sets_elements,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +37,19 @@ if TYPE_CHECKING:
 _DATA: Any = torch._C.TensorBase.__dict__["data"]  # noqa: SLF001
 _REQUIRES_GRAD: Any = torch._C.TensorBase.__dict__["requires_grad"]  # noqa: SLF001
 _MIXED = "mixed torch.Tensor and DTensor"
+# In messages that follow from shapes and layouts, which all ranks have alike.
+_OF_LAYOUTS = (
+    _MIXED,
+    "Sharding propagation failed",
+    "sharding strategy registered",
+    "unevenly sharded",
+    "different meshes",
+    "require placement changes",
+    "is not supported for tensor subclasses",
+    "Cannot find device mesh",
+)
+# They fail on no element at all.
+_EXTREMES = frozenset(("amax", "amin", "aminmax", "argmax", "argmin", "kthvalue", "median", "mode", "quantile", "topk"))
 _UNUSED = "appears to not have been used in the graph"
 _SLOT = "_paro_slot"
 # Functions that draw, in place or not.
@@ -65,6 +80,8 @@ class WholeTensor(DTensor):
             except (torch.OutOfMemoryError, dist.DistError):
                 raise
             except (RuntimeError, ValueError) as error:
+                if not _is_raised_everywhere(error, args, kwargs):
+                    raise
                 if _UNUSED in str(error):
                     raise UsageError(
                         "gradients of sharded parameters must be made by loss.backward(), got torch.autograd.grad",
@@ -123,14 +140,25 @@ def _on_shards(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Result:
     if getattr(func, "__name__", "") in _RANDOM or getattr(func, "__module__", None) == nn.init.__name__:
         # Each rank has a generator of its own: of shards that draw for themselves the whole is another one.
         return by_whole_values(func, args, kwargs)
+    if sets_elements(func, args) or (getattr(func, "__name__", "") in _EXTREMES and _may_be_empty(args)):
+        return by_whole_values(func, args, kwargs)
     try:
         found = func(*args, **kwargs)
     except RuntimeError as error:
-        if _MIXED not in str(error):
+        if _MIXED not in str(error) or not args:
             raise
         changes_first = getattr(func, "__name__", "").endswith("_")
         return func(*_of_one_kind(args, changes_first=changes_first), **kwargs)
     return by_whole_values(func, args, kwargs) if cuts_through_shards(func, args, found) else found
+
+
+def _may_be_empty(values: Result) -> bool:
+    return any(isinstance(item, DTensor) and may_be_empty(item) for item in tree_leaves(values))
+
+
+def _is_raised_everywhere(error: Exception, args: Arguments, kwargs: Keywords) -> bool:
+    """Tell whether all ranks get this error: one that holds no element may get errors of its own."""
+    return any(words in str(error) for words in _OF_LAYOUTS) or not _may_be_empty((args, kwargs))
 
 
 def _plain(tensor: WholeTensor) -> DTensor:

@@ -7,6 +7,7 @@ whole tensor, which all ranks gather at the same line; what they change is writt
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -76,18 +77,30 @@ class _Whole:
         value = gathered(origin)
         # Of replicated tensors the value is their memory itself.
         self.value = value if value.requires_grad else value.clone()
-        self._version = self.value._version  # noqa: SLF001 - has no public name
+        self._seen = _version(origin._local_tensor)  # noqa: SLF001 - to_local() makes a view
+        self._before: torch.Tensor | None = None
 
-    def write_back(self, *, always: bool) -> None:
-        """Give the shards what has been written into the whole value or a view of it.
+    def prepare(self, *, writes: bool) -> None:
+        """Bring the value up to date before it is used again, and remember it where it may be changed."""
+        now = _version(self.origin._local_tensor)  # noqa: SLF001
+        if writes or now != self._seen:
+            with torch.no_grad():
+                self.value.detach().copy_(WholeReads.whole(self.origin))
+            self._seen = now
+        self.remember(writes=writes)
 
-        Args:
-            always: whether or not torch has noted a change.
+    def remember(self, *, writes: bool) -> None:
+        """Remember the value where it may be changed."""
+        self._before = self.value.detach().clone() if writes else None
+
+    def write_back(self) -> None:
+        """Give the shards the elements that have been changed since ``prepare``, and no others.
 
         Raises:
             UsageError: it has another shape now.
         """
-        if self.value._version == self._version and not always:  # noqa: SLF001
+        before, self._before = self._before, None
+        if before is None:
             return
         if self.value.shape != self.origin.shape:
             raise UsageError(
@@ -96,21 +109,39 @@ class _Whole:
                 hint="work on a copy, tensor.full_tensor(), and copy_ the result back",
             )
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documentation names it so
+            value = self.value.detach()
             if any(place.is_partial() for place in self.origin.placements):
-                self.origin._local_tensor, self.origin._spec = _replicated(self.origin, self.value)  # noqa: SLF001
+                self.origin._local_tensor, self.origin._spec = _replicated(self.origin, value)  # noqa: SLF001
             else:
-                self.origin.copy_(like(self.value.detach(), self.origin))
-        self._version = self.value._version  # noqa: SLF001
+                is_same = (value == before) | (value.isnan() & before.isnan())
+                self.origin.copy_(torch.where(like(is_same, self.origin), self.origin, like(value, self.origin)))
+        self._seen = _version(self.origin._local_tensor)  # noqa: SLF001
 
     def shares(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor is a view of the whole value."""
-        return tensor.untyped_storage().data_ptr() == self.value.untyped_storage().data_ptr()
+        is_dense = tensor.layout == torch.strided and self.value.layout == torch.strided
+        return is_dense and tensor.untyped_storage().data_ptr() == self.value.untyped_storage().data_ptr()
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - has no public name
 
 
 def _replicated(origin: DTensor, value: torch.Tensor) -> tuple[torch.Tensor, Result]:
     """Return what a sum that is not yet taken over all ranks becomes once it is."""
-    made = distribute_tensor(value.detach(), origin.device_mesh, src_data_rank=None)
+    made = distribute_tensor(value, origin.device_mesh, src_data_rank=None)
     return made._local_tensor, made._spec  # noqa: SLF001 - has no public name
+
+
+def _writes(func: AnyFunction, kwargs: Keywords) -> bool:
+    """Tell whether a function may change what it is given: in place, into an output, by a collective."""
+    name = getattr(func, "__name__", "")
+    in_place = name.endswith("_") and (not name.endswith("__") or name.startswith(("__set", "__i")))
+    return in_place or kwargs.get("out") is not None or _communicates(func)
+
+
+def _communicates(func: AnyFunction) -> bool:
+    return str(getattr(func, "__module__", "")).startswith(dist.__name__)
 
 
 class Window(torch.Tensor):
@@ -122,9 +153,23 @@ class Window(torch.Tensor):
     ) -> Result:
         """Call a function of torch's on the whole value."""
         kwargs = kwargs or {}
-        wholes = [item.__dict__[_SEEN_FROM] for item in tree_leaves((args, kwargs)) if isinstance(item, Window)]
+        seen_from = [item.__dict__[_SEEN_FROM] for item in tree_leaves((args, kwargs)) if isinstance(item, Window)]
+        wholes = list({id(whole): whole for whole in seen_from}.values())
+        for whole in wholes:
+            whole.prepare(writes=_writes(func, kwargs))
         found = func(*tree_map(_plain, args), **tree_map(_plain, kwargs))
-        return _concluded(func, found, list({id(whole): whole for whole in wholes}.values()))
+        return _concluded(func, found, wholes)
+
+    @property
+    def data(self) -> torch.Tensor:
+        """Return a view without autograd that is one of the same value."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        """Write values of its shape."""
+        with torch.no_grad():
+            self.copy_(value)
 
 
 def _plain(value: Result) -> Result:
@@ -136,11 +181,10 @@ def _plain(value: Result) -> Result:
 
 def _concluded(func: AnyFunction, found: Result, wholes: list[_Whole]) -> Result:
     """Write back what a function has changed; return what it returned, views as windows."""
-    communicates = str(getattr(func, "__module__", "")).startswith(dist.__name__)
-    if communicates and hasattr(found, "wait"):
+    if _communicates(func) and hasattr(found, "wait"):
         found.wait()
     for whole in wholes:
-        whole.write_back(always=communicates)  # collectives note no change
+        whole.write_back()
 
     def seen(value: Result) -> Result:
         if not isinstance(value, torch.Tensor):
@@ -150,7 +194,7 @@ def _concluded(func: AnyFunction, found: Result, wholes: list[_Whole]) -> Result
         for whole in wholes if type(value) is torch.Tensor else ():
             if value is whole.value:
                 return whole.origin
-            if whole.shares(value) and not value.requires_grad:
+            if whole.shares(value):
                 window = value.as_subclass(Window)
                 window.__dict__[_SEEN_FROM] = whole
                 return window
@@ -162,24 +206,51 @@ def _concluded(func: AnyFunction, found: Result, wholes: list[_Whole]) -> Result
 def by_whole_values(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Result:
     """Call a function of torch's on the whole values of DTensors; write what it changes into their shards."""
     wholes: dict[int, _Whole] = {}
+    writes = _writes(func, kwargs)
 
     def whole(value: Result) -> Result:
         if not isinstance(value, DTensor):
             return value
-        known = wholes.setdefault(id(value), None) or _Whole(value)  # type: ignore[arg-type]
-        wholes[id(value)] = known
-        return known.value
+        if id(value) not in wholes:
+            wholes[id(value)] = _Whole(value)
+            wholes[id(value)].remember(writes=writes)
+        return wholes[id(value)].value
 
     args, kwargs = tree_map(whole, args), tree_map(whole, kwargs)
     return _concluded(func, func(*args, **kwargs), list(wholes.values()))
 
 
 def cuts_through_shards(func: AnyFunction, args: Arguments, found: Result) -> bool:
-    """Tell whether torch has returned a copy where a view of a plain tensor was asked for."""
-    if getattr(func, "__name__", "") not in _VIEWS or not isinstance(args[0], DTensor):
-        return False
+    """Tell whether torch has returned a copy where a view of a plain tensor was asked for, or a sum of truth values."""
     first = next((item for item in tree_leaves(found) if isinstance(item, DTensor)), None)
-    return first is not None and _count_of_shards(first) < _count_of_shards(args[0])
+    if first is None:
+        return False
+    if first.dtype == torch.bool and any(place.is_partial() for place in first.placements):
+        return True
+    if getattr(func, "__name__", "") not in _VIEWS or not (args and isinstance(args[0], DTensor)):
+        return False
+    return _count_of_shards(first) < _count_of_shards(args[0])
+
+
+def sets_elements(func: AnyFunction, args: Arguments) -> bool:
+    """Tell whether a function sets elements by places, of which other ranks may hold some; masks are of one layout."""
+    if getattr(func, "__name__", "") != "__setitem__" or not isinstance(args[0], DTensor):
+        return False
+    place = args[1]
+    return not (isinstance(place, DTensor) or place is Ellipsis or place == slice(None))
+
+
+def may_be_empty(tensor: DTensor) -> bool:
+    """Tell whether some rank may hold no element of a tensor; all ranks tell alike."""
+    for dimension, size in enumerate(tensor.shape):
+        ranks = math.prod(
+            tensor.device_mesh.size(place)
+            for place, kind in enumerate(tensor.placements)
+            if kind.is_shard() and getattr(kind, "dim", None) == dimension
+        )
+        if -(-size // ranks) * (ranks - 1) >= size and ranks > 1:
+            return True
+    return False
 
 
 def _count_of_shards(tensor: DTensor) -> int:

@@ -80,6 +80,27 @@ class Edits:
             self._updates.publish_unit(unit)
             self.note(unit)
 
+    def leave_given_weights(self, unit: UnitState) -> bool:
+        """Tell whether a unit holds weights of the script's for a while, which stay as they are.
+
+        Raises:
+            UsageError: those of the model are sharded, and a gather would put them in place of the others; or they wait
+                for what was changed at the optimizer.
+        """
+        if not self._homes.holds_others(self._arrangement, unit):
+            return False
+        if self._arrangement.levels.parameter != Level.N:
+            raise UsageError(
+                "a pass must use the model's own weights where they are sharded, got others (functional_call)",
+                hint="copy them into the model and back, or choose a strategy that replicates parameters (N..)",
+            )
+        if any(self._is_changed(slot.name) for slot in unit.spec.training):
+            raise UsageError(
+                "weights changed at the optimizer must reach the model before it runs with some others, got none yet",
+                hint="call model.state_dict() or list model.named_parameters() between the two",
+            )
+        return True
+
     def publish(self) -> None:
         """Bring what was changed on the optimizer's side to the whole model."""
         for unit in self._arrangement.forward_order:
@@ -111,6 +132,7 @@ class Edits:
 
     def _bring_home(self, unit: UnitState) -> None:
         """Put values of tensors that a script has assigned into the memory that the strategy uses."""
+        self._homes.refuse_others(self._arrangement, unit)
         for slot in unit.spec.slots:
             if not slot.trains and slot.parameter.requires_grad:
                 raise UsageError(
@@ -119,7 +141,6 @@ class Edits:
                     where=slot.name,
                     hint="let it train before the model is sharded; it may be frozen and let loose after that",
                 )
-        self._homes.refuse_others(self._arrangement, unit)
         if self._arrangement.levels.parameter == Level.N:
             self._homes.bring_home(unit)
 

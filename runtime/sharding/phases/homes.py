@@ -17,11 +17,11 @@ from paro_advise.runtime.sharding.parameters.whole import current, stand_in
 from paro_advise.runtime.sharding.phases.gradients import refuse_late_gradient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from paro_advise.runtime.sharding.arrangement import Arrangement
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
-    from paro_advise.runtime.sharding.parameters.units import UnitSpec
+    from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec
     from paro_advise.runtime.sharding.phases.gradients import GradientReducer
     from paro_advise.runtime.sharding.settings import Settings
 
@@ -137,17 +137,26 @@ class ParameterHomes:
         Raises:
             UsageError: one has been replaced; the optimizer would not train what the model computes with.
         """
+        for slot in self._others(arrangement, unit):
+            raise UsageError(
+                f"{slot.name} must stay the parameter that it was when the model was sharded, got another one or none",
+                where=slot.name,
+                hint="tie or replace parameters before that; later copy values: parameter.data.copy_(values)",
+            )
+
+    def holds_others(self, arrangement: Arrangement, unit: UnitState) -> bool:
+        """Tell whether other tensors stand in the places of a unit's parameters."""
+        return any(True for _ in self._others(arrangement, unit))
+
+    def _others(self, arrangement: Arrangement, unit: UnitState) -> Iterator[Slot]:
         is_sharded = arrangement.levels.parameter != Level.N
         for slot, parameter in zip(unit.spec.slots, unit.parameters, strict=True):
             for now in slot.registered:
                 if now is parameter or (is_sharded and fsdp2.is_gathered(unit.spec.module, now)):
                     continue
-                if is_sharded or current(now) is not parameter:
-                    raise UsageError(
-                        f"{slot.name} must stay the parameter that it was when the model was sharded, got another one",
-                        where=slot.name,
-                        hint="tie or replace parameters before that; later copy values: parameter.data.copy_(values)",
-                    )
+                if now is None or is_sharded or current(now) is not parameter:
+                    yield slot
+                    break
 
     def bring_home(self, unit: UnitState) -> None:
         """Undo that a script has put other memory, or other objects, into the place of whole parameters.
