@@ -100,10 +100,11 @@ def watch_chosen_inputs() -> None:
     original = torch.autograd.backward
     if hasattr(original, _WATCHED):
         return
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> None:
-        chosen = inspect.signature(original).bind(*args, **kwargs).arguments.get("inputs") or ()
+        chosen = signature.bind(*args, **kwargs).arguments.get("inputs") or ()
         chosen = [chosen] if isinstance(chosen, torch.Tensor) else chosen
         if any(isinstance(current(item), OwnedWhole) or is_of_optimizer(item) for item in chosen):
             raise UsageError(

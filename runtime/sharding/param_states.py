@@ -45,9 +45,7 @@ class ParamStates(defaultdict[torch.Tensor, StateDict]):
         """Say that a step begins or has ended."""
         self._is_stepping = enabled
         for state in () if enabled else self._lent:
-            for value in state.values():
-                if isinstance(value, torch.Tensor):
-                    mixing(value)  # the script may have kept it
+            _let_mix(state)  # the script may have kept it
         if enabled:
             for shard, state in self._shown.items():
                 if super().get(shard) is state:  # else it is that of another parameter by now
@@ -66,9 +64,7 @@ class ParamStates(defaultdict[torch.Tensor, StateDict]):
     def _show(self, key: torch.Tensor, state: Result) -> Result:
         if not self._is_stepping and isinstance(state, dict) and isinstance(key, torch.Tensor):
             self._shown[key] = state
-            for value in state.values():
-                if isinstance(value, torch.Tensor):
-                    mixing(value)
+            _let_mix(state)
         return state
 
     def __getitem__(self, key: torch.Tensor) -> StateDict:
@@ -146,6 +142,12 @@ class ParamStates(defaultdict[torch.Tensor, StateDict]):
         """Return the states."""
         self.items()
         return super().values()
+
+
+def _let_mix(state: StateDict) -> None:
+    for value in state.values():
+        if isinstance(value, torch.Tensor):
+            mixing(value)
 
 
 def _take_back(shard: torch.Tensor, state: StateDict) -> None:

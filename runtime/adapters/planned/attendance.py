@@ -107,8 +107,8 @@ class Attendance:
         """
         if wanted.startswith(_READ):
             raise UsageError(
-                f"a sharded tensor must be read by all ranks at the same line, rank 0 {wanted.replace('read', 'reads')}"
-                f", rank {self._rank} does not",
+                "a sharded tensor must be read by all ranks at the same line, rank 0 reads at "
+                f"{wanted.removeprefix(_READ)}, rank {self._rank} does not",
                 hint=_READ_HINT,
             )
         self._inside = True

@@ -50,6 +50,7 @@ class Usage:
         self._counts: torch.Tensor | None = None
         self._digests: torch.Tensor | None = None  # of all ranks together
         self._unchecked: torch.Tensor | None = None
+        self._world_size = 1
 
     def note(self, unit: UnitState, place: int) -> None:
         """Note that a parameter of a unit got a gradient on this rank."""

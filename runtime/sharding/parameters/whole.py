@@ -137,18 +137,18 @@ class WholeTensor(DTensor):
 
 
 def _on_shards(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Result:
-    if getattr(func, "__name__", "") in _RANDOM or getattr(func, "__module__", None) == nn.init.__name__:
+    name = getattr(func, "__name__", "")
+    if name in _RANDOM or getattr(func, "__module__", None) == nn.init.__name__:
         # Each rank has a generator of its own: of shards that draw for themselves the whole is another one.
         return by_whole_values(func, args, kwargs)
-    if sets_elements(func, args) or (getattr(func, "__name__", "") in _EXTREMES and _may_be_empty(args)):
+    if sets_elements(func, args) or (name in _EXTREMES and _may_be_empty(args)):
         return by_whole_values(func, args, kwargs)
     try:
         found = func(*args, **kwargs)
     except RuntimeError as error:
         if _MIXED not in str(error) or not args:
             raise
-        changes_first = getattr(func, "__name__", "").endswith("_")
-        return func(*_of_one_kind(args, changes_first=changes_first), **kwargs)
+        return func(*_of_one_kind(args, changes_first=name.endswith("_")), **kwargs)
     return by_whole_values(func, args, kwargs) if cuts_through_shards(func, args, found) else found
 
 

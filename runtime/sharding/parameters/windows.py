@@ -155,8 +155,9 @@ class Window(torch.Tensor):
         kwargs = kwargs or {}
         seen_from = [item.__dict__[_SEEN_FROM] for item in tree_leaves((args, kwargs)) if isinstance(item, Window)]
         wholes = list({id(whole): whole for whole in seen_from}.values())
+        writes = _writes(func, kwargs)
         for whole in wholes:
-            whole.prepare(writes=_writes(func, kwargs))
+            whole.prepare(writes=writes)
         found = func(*tree_map(_plain, args), **tree_map(_plain, kwargs))
         return _concluded(func, found, wholes)
 
@@ -222,14 +223,13 @@ def by_whole_values(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Res
 
 def cuts_through_shards(func: AnyFunction, args: Arguments, found: Result) -> bool:
     """Tell whether torch has returned a copy where a view of a plain tensor was asked for, or a sum of truth values."""
-    first = next((item for item in tree_leaves(found) if isinstance(item, DTensor)), None)
-    if first is None:
-        return False
-    if first.dtype == torch.bool and any(place.is_partial() for place in first.placements):
+    is_truth = isinstance(found, DTensor) and found.dtype == torch.bool
+    if is_truth and any(place.is_partial() for place in found.placements):
         return True
     if getattr(func, "__name__", "") not in _VIEWS or not (args and isinstance(args[0], DTensor)):
         return False
-    return _count_of_shards(first) < _count_of_shards(args[0])
+    first = next((item for item in tree_leaves(found) if isinstance(item, DTensor)), None)
+    return first is not None and _count_of_shards(first) < _count_of_shards(args[0])
 
 
 def sets_elements(func: AnyFunction, args: Arguments) -> bool:
