@@ -74,8 +74,11 @@ def _ours(model: Any, strategy: str) -> Any:
     from paro_advise.runtime import shard
     from paro_advise.runtime.sharding.exchange.channels import Channels
     from paro_advise.runtime.sharding.exchange.native import NativeGroup
+    from paro_advise.runtime.sharding.exchange.usage import Usage
 
-    Channels.self_check = lambda *_: None  # type: ignore[method-assign]  # sums are not there
+    # Sums are not there.
+    Channels.self_check = lambda *_: None  # type: ignore[method-assign]
+    Usage.check_order = lambda *_: None  # type: ignore[method-assign]
     for name in ("all_gather", "reduce_scatter", "all_reduce"):
         setattr(NativeGroup, name, lambda *_: None)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

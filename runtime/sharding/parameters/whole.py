@@ -24,6 +24,7 @@ from paro_advise.runtime.sharding.parameters.windows import (
     gathered,
     like,
     may_be_empty,
+    reshapes_unevenly,
     sets_elements,
 )
 
@@ -141,7 +142,7 @@ def _on_shards(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Result:
     if name in _RANDOM or getattr(func, "__module__", None) == nn.init.__name__:
         # Each rank has a generator of its own: of shards that draw for themselves the whole is another one.
         return by_whole_values(func, args, kwargs)
-    if sets_elements(func, args) or (name in _EXTREMES and _may_be_empty(args)):
+    if sets_elements(func, args) or reshapes_unevenly(func, args) or (name in _EXTREMES and _may_be_empty(args)):
         return by_whole_values(func, args, kwargs)
     try:
         found = func(*args, **kwargs)

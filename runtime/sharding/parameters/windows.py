@@ -7,7 +7,6 @@ whole tensor, which all ranks gather at the same line; what they change is writt
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,6 +29,8 @@ _VIEW_NAMES = (
     "split_with_sizes squeeze tensor_split unbind unflatten unfold unsqueeze view view_as vsplit"
 )
 _VIEWS = frozenset(_VIEW_NAMES.split())
+# Those whose shards, where they are uneven, torch takes for as many elements as an even division would give.
+_RESHAPES = frozenset(("flatten", "ravel", "reshape", "reshape_as", "unflatten", "view", "view_as"))
 
 
 def like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -240,17 +241,32 @@ def sets_elements(func: AnyFunction, args: Arguments) -> bool:
     return not (isinstance(place, DTensor) or place is Ellipsis or place == slice(None))
 
 
+def reshapes_unevenly(func: AnyFunction, args: Arguments) -> bool:
+    """Tell whether a function gives a tensor whose ranks hold numbers of elements that differ another shape."""
+    if getattr(func, "__name__", "") not in _RESHAPES or not (args and isinstance(args[0], DTensor)):
+        return False
+    return any(len(lengths) > 1 for lengths in _lengths_of_shards(args[0]))
+
+
 def may_be_empty(tensor: DTensor) -> bool:
     """Tell whether some rank may hold no element of a tensor; all ranks tell alike."""
-    for dimension, size in enumerate(tensor.shape):
-        ranks = math.prod(
-            tensor.device_mesh.size(place)
-            for place, kind in enumerate(tensor.placements)
-            if kind.is_shard() and getattr(kind, "dim", None) == dimension
-        )
-        if -(-size // ranks) * (ranks - 1) >= size and ranks > 1:
-            return True
-    return False
+    return any(0 in lengths for lengths in _lengths_of_shards(tensor))
+
+
+def _lengths_of_shards(tensor: DTensor) -> list[set[int]]:
+    """Return which lengths the ranks hold of each dimension: each mesh dimension cuts what the last one has left."""
+    found = [{size} for size in tensor.shape]
+    for ranks, kind in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
+        if kind.is_shard() and ranks > 1:
+            dimension = getattr(kind, "dim", 0)
+            found[dimension] = {length for size in found[dimension] for length in _lengths_of_pieces(size, ranks)}
+    return found
+
+
+def _lengths_of_pieces(size: int, ranks: int) -> set[int]:
+    """Return which lengths torch.chunk cuts a size into; ranks that are left without a piece have none."""
+    piece = max(-(-size // ranks), 1)
+    return {max(0, min(piece, size - piece * rank)) for rank in range(ranks)}
 
 
 def _count_of_shards(tensor: DTensor) -> int:
