@@ -198,6 +198,7 @@ def analyze(
     tokens_per_step: int | None = None,
     peak_tflops: float | None = None,
     jobs: int = 1,
+    engine: str = "local",
 ) -> AnalysisResult:
     """Read traces and logs, and say what limits the run.
 
@@ -209,6 +210,7 @@ def analyze(
         peak_tflops: dense peak of one device, for MFU.
         jobs: processes to read with. More than one needs what all of Python's processes do: a script that
             does its work under ``if __name__ == "__main__":``, since each process runs its top level again.
+        engine: where files are read: local, ray, slurm or dask.
 
     Raises:
         InputError: nothing can be used.
@@ -216,6 +218,7 @@ def analyze(
     """
     from paro_advise.advisor.analysis.load import load_analysis
     from paro_advise.advisor.analysis.model import Options
+    from paro_advise.advisor.facts.reading.choice import EngineChoice, EngineName
 
     if not paths:
         raise UsageError("analyze must get a path")
@@ -223,12 +226,16 @@ def analyze(
         raise UsageError("paths must be arguments of their own", hint="analyze(*paths) where they are a list")
     _require(1, gpus_per_node=gpus_per_node, tokens_per_step=tokens_per_step, jobs=jobs)
     _require(0, skip_steps=skip_steps)
+    try:
+        name = EngineName(engine)
+    except ValueError:
+        raise UsageError(f"engine must be one of {', '.join(EngineName)}, got {engine}") from None
     if peak_tflops is not None and not (0 < peak_tflops < math.inf):
         raise UsageError(f"peak_tflops must be positive, got {peak_tflops}")
     options = Options(
         gpus_per_node=gpus_per_node, skip_steps=skip_steps, tokens_per_step=tokens_per_step, peak_tflops=peak_tflops
     )
-    analysis, read = load_analysis([os.fspath(path) for path in paths], options, _Quiet(), jobs=jobs)
+    analysis, read = load_analysis([os.fspath(path) for path in paths], options, _Quiet(), engine=EngineChoice(name=name, jobs=jobs))
     return AnalysisResult(analysis=analysis, facts=read.facts if read else ())
 
 

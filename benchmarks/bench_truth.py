@@ -20,7 +20,8 @@ import numpy as np
 
 from paro_advise.advisor.analysis.build import build_analysis
 from paro_advise.advisor.analysis.model import Options
-from paro_advise.advisor.facts.reading import read_all
+from paro_advise.advisor.facts.reading.all_inputs import read_all
+from paro_advise.advisor.facts.reading.choice import EngineChoice
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
@@ -54,7 +55,7 @@ def rows_of(folder: Path) -> tuple[list[Row], int]:
     truth: dict[str, Any] = json.loads((folder / "truth.json").read_text(encoding="utf-8"))
     traces = sorted((folder / "traces" if (folder / "traces").is_dir() else folder).glob("rank*.json*"))
     refs, is_collection = find_inputs([str(path) for path in traces])
-    read = read_all(refs, is_collection=is_collection, cache=None, jobs=1)
+    read = read_all(refs, is_collection=is_collection, cache=None, choice=EngineChoice(jobs=1))
     analysis = build_analysis(read.facts, read.notices, Options())
     calibration = calibrate(analysis)
     # Without a limit of memory every strategy is compared.

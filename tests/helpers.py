@@ -6,7 +6,8 @@ from paro_advise.advisor.analysis.build import build_analysis
 from paro_advise.advisor.analysis.model import Options
 from paro_advise.advisor.facts.frames import read_table
 from paro_advise.advisor.facts.rank_facts import rank_facts
-from paro_advise.advisor.facts.reading import read_all
+from paro_advise.advisor.facts.reading.all_inputs import read_all
+from paro_advise.advisor.facts.reading.choice import EngineChoice
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
 from paro_advise.trace_parsers.discover import find_inputs
 from paro_advise.trace_parsers.read import read_source
@@ -26,7 +27,7 @@ def collectives_of(path):
 
 def gathered(*paths, cache=None, jobs=1):
     refs, is_collection = find_inputs([str(path) for path in paths])
-    found = read_all(refs, is_collection=is_collection, cache=cache, jobs=jobs)
+    found = read_all(refs, is_collection=is_collection, cache=cache, choice=EngineChoice(jobs=jobs))
     found.require_facts()
     return found
 

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.analysis.model import Analysis, Options
     from paro_advise.advisor.facts.inputs import Commentary
-    from paro_advise.advisor.facts.reading import ReadInputs
+    from paro_advise.advisor.facts.reading.all_inputs import ReadInputs
+    from paro_advise.advisor.facts.reading.choice import EngineChoice
 
 _HEAD_BYTES = 1 << 16  # the format's name or a key of its own stands in the first 64 KiB
 
 
 def load_analysis(
-    paths: Sequence[str], options: Options, progress: Commentary, *, jobs: int | None = None
+    paths: Sequence[str], options: Options, progress: Commentary, *, engine: EngineChoice | None = None
 ) -> tuple[Analysis, ReadInputs | None]:
     """Return the analysis that a JSON file or a report holds, or that of a run's inputs.
 
@@ -31,7 +32,7 @@ def load_analysis(
         paths: one document, or inputs.
         options: of the analysis.
         progress: told what goes on.
-        jobs: processes that read inputs; None for all cores.
+        engine: where inputs are read; None for all cores of this machine.
 
     Returns:
         The analysis, and the facts behind it where inputs were read.
@@ -51,7 +52,7 @@ def load_analysis(
                 hint="pass the traces, or give both to `analyze` and take its JSON",
             )
         return analysis_from_json(document_of(paths[0]), paths[0]), None
-    inputs = read_inputs(paths, progress, jobs=jobs)
+    inputs = read_inputs(paths, progress, engine=engine)
     read = inputs.read
     return build_analysis(read.facts, read.notices, options, inputs.captured), read
 

@@ -2,9 +2,40 @@
 
 from __future__ import annotations
 
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
 import click
 
+from paro_advise.advisor.facts.reading.choice import EngineChoice, EngineName
 from paro_advise.advisor.wording.quantities import bytes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_Result = TypeVar("_Result")
+
+
+def engine_options(function: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Add the options that say where inputs are read; the function takes them as ``engine``."""
+
+    @click.option(
+        "--engine",
+        "engine_name",
+        type=click.Choice([name.value for name in EngineName]),
+        envvar="PARO_ENGINE",
+        default=EngineName.LOCAL.value,
+        show_default=True,
+        help="Where files are read; also by PARO_ENGINE.",
+    )
+    @click.option(
+        "--max-array", type=click.IntRange(1, 1_000_000), help="Tasks of a Slurm array at most.  [default: 1000]"
+    )
+    @wraps(function)
+    def with_engine(*, engine_name: str, max_array: int | None, **given: Any) -> _Result:
+        return function(engine=EngineChoice(name=EngineName(engine_name), max_array=max_array), **given)
+
+    return with_engine
 
 
 class ByteSize(click.ParamType[float]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -14,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paro_advise.advisor.facts.capture_log import Captured
-    from paro_advise.advisor.facts.reading import ReadInputs
+    from paro_advise.advisor.facts.reading.all_inputs import ReadInputs
+    from paro_advise.advisor.facts.reading.choice import EngineChoice
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
     from paro_advise.trace_parsers.peek import Peek
 
@@ -48,7 +48,7 @@ def read_inputs(
     paths: Sequence[str],
     progress: Commentary,
     *,
-    jobs: int | None = None,
+    engine: EngineChoice | None = None,
     use_cache: bool = True,
     is_sample: bool = False,
     skip_steps: int = 0,
@@ -58,7 +58,7 @@ def read_inputs(
     Args:
         paths: files, folders, archives, globs, addresses of stores.
         progress: told what goes on.
-        jobs: processes; None for all cores.
+        engine: where they are read; None for all cores of this machine.
         use_cache: keep and take facts of files read before.
         is_sample: read only as many traces as it takes to state the exposed communication of all.
         skip_steps: warm-up steps that a sample is judged without.
@@ -67,7 +67,9 @@ def read_inputs(
         InputError: nothing can be used.
     """
     from paro_advise.advisor.facts.capture_log import captured_of
-    from paro_advise.advisor.facts.reading import default_cache, read_all
+    from paro_advise.advisor.facts.reading.all_inputs import read_all
+    from paro_advise.advisor.facts.reading.cache import default_cache
+    from paro_advise.advisor.facts.reading.choice import EngineChoice
     from paro_advise.trace_parsers.bytes.local_copy import local_copy
     from paro_advise.trace_parsers.discover import find_inputs
     from paro_advise.trace_parsers.logs.step_log import is_capture_file, read_step_logs
@@ -95,7 +97,7 @@ def read_inputs(
             some,
             is_collection=is_collection or len(refs) > 1,
             cache=default_cache() if use_cache else None,
-            jobs=jobs or os.cpu_count() or 1,
+            choice=engine or EngineChoice(),
             progress=progress.step,
         )
 
@@ -115,7 +117,7 @@ def _sampled(
     Raises:
         UsageError: most ranks have several traces, which are of several recordings: a sample would mix them.
     """
-    from paro_advise.advisor.facts.reading import ReadInputs
+    from paro_advise.advisor.facts.reading.all_inputs import ReadInputs
     from paro_advise.advisor.facts.sampling import read_sample, sample_notice
 
     if 2 * len(peeked.doubles) > len(peeked.ranks):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paro_advise.advisor.facts.model import RankFacts
-    from paro_advise.advisor.facts.reading import ReadInputs
+    from paro_advise.advisor.facts.reading.all_inputs import ReadInputs
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
 
 

@@ -224,6 +224,23 @@ def read_head(text: str, num_bytes: int) -> bytes:
         return b""
 
 
+def read_whole(text: str) -> bytes:
+    """Return the content of an object.
+
+    Raises:
+        InputError: it cannot be read.
+        UsageError: the address cannot be, or obstore is not installed.
+    """
+    address = parse_address(text)
+    store = _open(address)
+    import obstore  # `_open` says what to do where it is not installed
+
+    try:
+        return bytes(obstore.get(store, address.key).bytes())
+    except Exception as error:  # noqa: BLE001 - obstore raises errors of Rust's own types too
+        _fail(error, text)
+
+
 def upload(text: str, data: bytes) -> None:
     """Write an object, whole or not at all.
 

@@ -7,6 +7,7 @@ import platform
 import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,8 @@ _OPTIONAL = (
     ("ruamel.yaml", "apply to YAML files", "apply"),
     ("tomlkit", "apply to TOML files", "apply"),
     ("obstore", "traces in object stores and on web servers", "cloud"),
+    ("ray", "--engine ray", "ray"),
+    ("distributed", "--engine dask", "dask"),
     ("prometheus-client", "export --prometheus", "metrics"),
 )
 
@@ -77,13 +80,15 @@ def _pandas() -> Check:
 
 
 def _cache() -> Check:
-    from paro_advise.advisor.facts.reading import default_cache
+    from paro_advise.advisor.facts.reading.cache import default_cache
+    from paro_advise.trace_parsers.remote.objects import is_remote, shown_address
 
-    folder = default_cache()
+    place = default_cache()
+    folder = Path(place)
     parent = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     return Check(
-        name="cache folder",
-        ok=os.access(parent, os.W_OK),
-        found=str(folder),
+        name="cache of facts",
+        ok=is_remote(place) or os.access(parent, os.W_OK),
+        found=shown_address(place) if is_remote(place) else place,
         help="set PARO_ADVISE_CACHE to a writable folder",
     )

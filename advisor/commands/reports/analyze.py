@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
+from paro_advise.advisor.commands.options import engine_options
 from paro_advise.advisor.commands.spool import is_stream, spooled
 from paro_advise.core.secrets import masked_command
 from paro_advise.errors import UsageError
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.analysis.model import Analysis
     from paro_advise.advisor.facts.inputs import RunInputs
-    from paro_advise.advisor.facts.reading import ReadInputs
+    from paro_advise.advisor.facts.reading.choice import EngineChoice
+    from paro_advise.advisor.facts.reading.all_inputs import ReadInputs
     from paro_advise.advisor.hta.library import HtaFigures
 
 
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     "--with-hta", is_flag=True, help="Add HolisticTraceAnalysis' figures, and the same computed here by its rules."
 )
 @click.option("--sample", is_flag=True, help="Read only as many ranks as tell the exposed communication of all to 2 %.")
+@engine_options
 @click.option("--jobs", type=click.IntRange(1), help="Processes that read files.  [default: all cores]")
 @click.option("--cache/--no-cache", "use_cache", default=True, show_default=True, help="Keep facts of files read.")
 @click.option("-q", "--quiet", is_flag=True, help="Suppress progress messages.")
@@ -55,6 +59,7 @@ def command(
     jobs: int | None,
     use_cache: bool,
     quiet: bool,
+    engine: EngineChoice,
 ) -> None:
     """Read torch profiler traces, NCCL logs and dumps, and say what limits the run.
 
@@ -81,7 +86,7 @@ def command(
     if with_hta:
         refuse_remote(paths, "--with-hta")
     progress = Progress(quiet=quiet)
-    reading = partial(read_inputs, progress=progress, jobs=jobs, is_sample=sample, skip_steps=skip_steps)
+    reading = partial(read_inputs, progress=progress, engine=replace(engine, jobs=jobs), is_sample=sample, skip_steps=skip_steps)
     inputs, hta = _read(paths, reading, with_hta=with_hta, use_cache=use_cache)
     read = inputs.read
     options = Options(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paro_advise.advisor.commands.options import ByteSize
+from paro_advise.advisor.commands.options import ByteSize, engine_options
 from paro_advise.advisor.comparison.comparability import FACTS
 from paro_advise.advisor.wording.quantities import plural
 from paro_advise.core.secrets import masked_command
@@ -16,7 +16,8 @@ from paro_advise.errors import UsageError
 if TYPE_CHECKING:
     from paro_advise.advisor.comparison.acceptance import Thresholds
     from paro_advise.advisor.comparison.model import Comparison
-    from paro_advise.advisor.facts.reading import ReadInputs
+    from paro_advise.advisor.facts.reading.choice import EngineChoice
+    from paro_advise.advisor.facts.reading.all_inputs import ReadInputs
 
 _REGRESSION = 5
 
@@ -38,6 +39,7 @@ _REGRESSION = 5
 @click.option("--watts-per-gpu", type=click.FloatRange(0), help="Mean power, for the energy of the work.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
 @click.option("--allow-unlike", multiple=True, type=click.Choice(FACTS), help="Compare although this fact differs.")
+@engine_options
 @click.option("-q", "--quiet", is_flag=True, help="Suppress progress messages.")
 def command(
     *,
@@ -58,6 +60,7 @@ def command(
     gpus_per_node: int | None,
     allow_unlike: tuple[str, ...],
     quiet: bool,
+    engine: EngineChoice,
 ) -> int:
     """Compare run BEFORE with run AFTER: folders that `capture` wrote, traces, or analysis JSONs.
 
@@ -91,7 +94,7 @@ def command(
     plan = read_plan(plan_file) if plan_file else None
     progress = Progress(quiet=quiet)
     options = Options(gpus_per_node=gpus_per_node or (plan.preconditions.gpus_per_node if plan else None))
-    sides = [load_analysis([path], options, progress) for path in (before, after)]
+    sides = [load_analysis([path], options, progress, engine=engine) for path in (before, after)]
     comparison = compare(sides[0][0], sides[1][0], plan, terms)
     _write(comparison, [side[1] for side in sides], output, json_target, markdown, notebook, junit, force=force)
     for (analysis, _), name in zip(sides, ("before", "after"), strict=True):

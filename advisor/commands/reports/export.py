@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from paro_advise.advisor.commands.options import engine_options
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paro_advise.advisor.commands.progress import Progress
+    from paro_advise.advisor.facts.reading.choice import EngineChoice
     from paro_advise.advisor.metrics.measures import Measure
 
 _EXAMPLE = "such as run=llama"
@@ -32,6 +34,7 @@ _LABEL = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
 )
 @click.option("--force", is_flag=True, help="Replace output files that exist.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
+@engine_options
 @click.option("-q", "--quiet", is_flag=True, help="Suppress progress messages.")
 def command(
     *,
@@ -44,6 +47,7 @@ def command(
     force: bool,
     gpus_per_node: int | None,
     quiet: bool,
+    engine: EngineChoice,
 ) -> None:
     """Write step time, exposed communication, link speeds, stragglers and a plan's prediction as metrics.
 
@@ -69,7 +73,7 @@ def command(
     named = dict(_label(text) for text in labels)
     progress = Progress(quiet=quiet or "-" in targets)
     if prometheus or otel:
-        measures = _measures(paths, plan_file, gpus_per_node, progress)
+        measures = _measures(paths, plan_file, gpus_per_node, progress, engine)
         _refuse_own_labels(measures, named)
         if prometheus:
             from paro_advise.advisor.metrics.prometheus import prometheus_text
@@ -87,7 +91,7 @@ def command(
 
 
 def _measures(
-    paths: tuple[str, ...], plan_file: str | None, gpus_per_node: int | None, progress: Progress
+    paths: tuple[str, ...], plan_file: str | None, gpus_per_node: int | None, progress: Progress, engine: EngineChoice
 ) -> tuple[Measure, ...]:
     from paro_advise.advisor.analysis.load import load_analysis
     from paro_advise.advisor.analysis.model import Options
@@ -96,7 +100,7 @@ def _measures(
 
     if not paths:
         raise UsageError("export must get a PATH", hint="what `analyze` reads, or the JSON that it wrote")
-    analysis, _ = load_analysis(paths, Options(gpus_per_node=gpus_per_node), progress)
+    analysis, _ = load_analysis(paths, Options(gpus_per_node=gpus_per_node), progress, engine=engine)
     progress.notices(analysis.data_quality)
     return measures_of(analysis, read_plan(plan_file) if plan_file else None)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paro_advise.advisor.commands.options import ByteSize
+from paro_advise.advisor.commands.options import ByteSize, engine_options
 from paro_advise.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.analysis.model import Options
     from paro_advise.advisor.commands.progress import Progress
+    from paro_advise.advisor.facts.reading.choice import EngineChoice
     from paro_advise.advisor.prediction.calibration import Calibration
     from paro_advise.advisor.prediction.prediction_bias import PredictionBias
     from paro_advise.advisor.prediction.scoring import Limits
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     "--nodes-per-pod", type=click.IntRange(1, 4096), help="Nodes per pod (faster interconnect domain), if any."
 )
 @click.option("--skip-steps", type=click.IntRange(0), default=0, show_default=True, help="Warm-up steps to leave out.")
+@engine_options
 @click.option("-q", "--quiet", is_flag=True, help="Suppress progress messages.")
 def command(
     *,
@@ -78,6 +80,7 @@ def command(
     nodes_per_pod: int | None,
     skip_steps: int,
     quiet: bool,
+    engine: EngineChoice,
 ) -> None:
     """Predict every strategy, group size and collective algorithm for the run in PATH, and recommend one.
 
@@ -110,7 +113,7 @@ def command(
         raise UsageError("recommend must read files, got - for standard input", hint="use `analyze - --json` first")
     progress = Progress(quiet=quiet)
     options = Options(gpus_per_node=gpus_per_node, skip_steps=skip_steps)
-    run = _load(paths, options, nodes_per_pod, measured_peak, progress)
+    run = _load(paths, options, nodes_per_pod, measured_peak, progress, engine)
     limits = Limits(
         device_memory_bytes=device_memory or run.device_memory_bytes,
         redundancy_budget_bytes=redundancy_budget,
@@ -148,7 +151,12 @@ class _Run:
 
 
 def _load(
-    paths: Sequence[str], options: Options, nodes_per_pod: int | None, measured_peak: float | None, progress: Progress
+    paths: Sequence[str],
+    options: Options,
+    nodes_per_pod: int | None,
+    measured_peak: float | None,
+    progress: Progress,
+    engine: EngineChoice,
 ) -> _Run:
     """Return the run of traces, of an analysis or of a description."""
     from paro_advise.advisor.analysis.load import load_analysis
@@ -166,7 +174,7 @@ def _load(
                 hint="cluster.gpus_per_node, cluster.nodes_per_pod",
             )
         return _load_described(described, [path for path in paths if path not in described], measured_peak, progress)
-    analysis, _ = load_analysis(paths, options, progress)
+    analysis, _ = load_analysis(paths, options, progress, engine=engine)
     progress.notices(analysis.data_quality)
     calibration = calibrate(analysis, nodes_per_pod)
     return _Run(

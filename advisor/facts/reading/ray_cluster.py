@@ -1,0 +1,82 @@
+"""Reads inputs on a Ray cluster: the user's running one, by RAY_ADDRESS, else one on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from paro_advise.advisor.facts.constants import IN_FLIGHT
+from paro_advise.advisor.facts.reading.packing import read_packed, unpacked
+from paro_advise.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from paro_advise.advisor.facts.reading.engine import Result
+    from paro_advise.trace_parsers.bytes.blocks import SourceRef
+
+
+class RayEngine:
+    """A Ray cluster.
+
+    Args:
+        jobs: cores of one on this machine.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+
+    def read(
+        self, refs: Sequence[SourceRef], cache: str | None, done: Callable[[int, Result], None], *, alone: bool
+    ) -> dict[int, str]:
+        """Read inputs, spread over its nodes."""
+        with _cluster(self._jobs) as ray:
+            # Retries are ours, so that they are counted and said.
+            task = ray.remote(num_cpus=1, max_retries=0, max_calls=int(alone), scheduling_strategy="SPREAD")(read_packed)
+            size = max(1, IN_FLIGHT * int(ray.cluster_resources().get("CPU", 1)))
+            rest, flying, lost = list(reversed(range(len(refs)))), {}, {}
+            while rest or flying:
+                while rest and len(flying) < size:
+                    place = rest.pop()
+                    flying[task.remote(refs[place], cache)] = place
+                ready, _ = ray.wait(list(flying), num_returns=1)
+                for item in ready:
+                    place = flying.pop(item)
+                    try:
+                        data = ray.get(item)
+                    except ray.exceptions.RayError as error:
+                        lost[place] = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+                        continue
+                    done(place, unpacked(data))
+        return lost
+
+
+@contextmanager
+def _cluster(jobs: int) -> Iterator[Any]:
+    """Give Ray, joined to a cluster for as long as the block runs."""
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError(
+            "--engine ray needs Ray", hint="pip install 'paro-advise[ray]', here and on its nodes"
+        ) from error
+    if ray.is_initialized():
+        yield ray
+        return
+    address = os.environ.get("RAY_ADDRESS")
+    own: dict[str, Any] = {"address": "local", "num_cpus": jobs, "include_dashboard": False}
+    # One that is made here tells nobody that it is.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray.init(**({"address": address} if address else own), log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"--engine ray must reach a cluster: {str(error).splitlines()[0][:200]}",
+            hint="set RAY_ADDRESS to a running one, or unset it to start one on this machine",
+        ) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
