@@ -235,7 +235,9 @@ def analyze(
     options = Options(
         gpus_per_node=gpus_per_node, skip_steps=skip_steps, tokens_per_step=tokens_per_step, peak_tflops=peak_tflops
     )
-    analysis, read = load_analysis([os.fspath(path) for path in paths], options, _Quiet(), engine=EngineChoice(name=name, jobs=jobs))
+    analysis, read = load_analysis(
+        [os.fspath(path) for path in paths], options, _Quiet(), engine=EngineChoice(name=name, jobs=jobs)
+    )
     return AnalysisResult(analysis=analysis, facts=read.facts if read else ())
 
 

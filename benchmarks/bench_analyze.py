@@ -92,7 +92,12 @@ def _measure(work: Callable[[], int]) -> dict[str, Any]:
 
 def _import_ours() -> None:
     """Import what the analysis imports when it first needs it."""
-    modules = ("advisor.analysis.build", "advisor.facts.reading.all_inputs", "advisor.facts.rank_facts", "trace_parsers.read")
+    modules = (
+        "advisor.analysis.build",
+        "advisor.facts.reading.all_inputs",
+        "advisor.facts.rank_facts",
+        "trace_parsers.read",
+    )
     for name in ("isal.isal_zlib", "numpy.ma", "polars", *(f"paro_advise.{module}" for module in modules)):
         importlib.import_module(name)
 
@@ -124,7 +129,9 @@ def _child_gather(paths: list[Path], cache: Path, jobs: int = 1) -> dict[str, An
     refs = [SourceRef(path=path) for path in paths]
 
     def work() -> int:
-        found = read_all(refs, is_collection=True, cache=None if jobs > 1 else cache, choice=EngineChoice(jobs=jobs))
+        found = read_all(
+            refs, is_collection=True, cache=None if jobs > 1 else str(cache), choice=EngineChoice(jobs=jobs)
+        )
         build_analysis(found.facts, found.notices, Options())
         return sum(facts.num_events for facts in found.facts)
 

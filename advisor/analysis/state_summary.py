@@ -11,7 +11,7 @@ from paro_advise.advisor.analysis.constants import EVIDENCE_SHARE
 from paro_advise.advisor.analysis.model import StateEntry
 from paro_advise.advisor.analysis.regimes import Regime, ShareRange, StateEvidence, judge_state
 from paro_advise.advisor.facts.evidence import EVIDENCE_ORDER, Evidence
-from paro_advise.advisor.facts.intervals import Intervals
+from paro_advise.advisor.facts.intervals import union_length
 from paro_advise.advisor.ranks.devices import device_links_gbps
 from paro_advise.advisor.ranks.links.latency import backend_latency
 from paro_advise.core.collective import bus_factor
@@ -105,11 +105,10 @@ def _wait(rows: pl.DataFrame, total_us: float) -> float | None:
     covered = float((known["end_us"] - known["start_us"]).sum())
     if covered < 0.5 * duration or not len(known):
         return None
-    whole = transfers = 0.0
-    for _, part in known.group_by("rank", "step", maintain_order=True):
-        start, end = part["start_us"].to_numpy(), part["end_us"].to_numpy()
-        whole += Intervals.union_of(start, end).length_us
-        transfers += Intervals.union_of(end - part["transfer_us"].to_numpy(), end).length_us
+    of_a_step = known.select(pl.struct("rank", "step").rank("dense")).to_series().to_numpy()
+    end = known["end_us"].to_numpy()
+    whole = union_length(of_a_step, known["start_us"].to_numpy(), end)
+    transfers = union_length(of_a_step, end - known["transfer_us"].to_numpy(), end)
     share = (whole - transfers) / whole if whole > 0 else 0.0
     return share * total_us
 

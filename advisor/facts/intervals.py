@@ -103,3 +103,13 @@ def exposed_lengths(
     length = np.maximum(end_us - start_us, 0.0)
     out: NDArray[np.float64] = np.maximum(length - (covered_before(end_us) - covered_before(start_us)), 0.0)
     return out
+
+
+def union_length(group: NDArray[np.integer], start_us: NDArray[np.float64], end_us: NDArray[np.float64]) -> float:
+    """Return the total length (us) of the unions of intervals, a union for each group."""
+    import polars as pl
+
+    table = pl.DataFrame({"group": group, "start": start_us, "end": end_us}).filter(pl.col("end") > pl.col("start"))
+    covered = pl.col("end").cum_max().shift(1).over("group")
+    beyond = pl.col("end") - pl.max_horizontal("start", covered)
+    return float(table.sort("group", "start").select(beyond.clip(lower_bound=0.0).sum()).item())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,7 +61,7 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
         framework = parsed.header.framework
     return RankFacts(
         source=parsed.source,
-        header=parsed.header,
+        header=_without_members(parsed.header),
         is_gpu=parsed.events.is_gpu if parsed.events else False,
         has_events=parsed.events is not None,
         framework=framework,
@@ -76,6 +77,11 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
         lag_us=_lag_us(parsed.events) if parsed.events else 0.0,
         work=work,
     )
+
+
+def _without_members(header: SourceHeader) -> SourceHeader:
+    """Leave out which ranks a group holds: each collective names them, and of 10,000 ranks each would list all."""
+    return replace(header, groups=tuple(replace(group, ranks=()) for group in header.groups))
 
 
 def _trains(parsed: ParsedSource, table: pl.DataFrame) -> bool | None:

@@ -143,7 +143,7 @@ def _aligned(table: pl.DataFrame, ranks: Sequence[int], clock_of: Mapping[int, s
     import polars as pl
 
     joined = table.filter(pl.col("match").is_not_null())
-    clocks = sorted({clock_of[rank] for rank in ranks}, key=lambda clock: _first_rank(clock, clock_of))
+    clocks = list(dict.fromkeys(clock_of[rank] for rank in ranks))  # by the lowest rank
     index_of = {clock: index for index, clock in enumerate(clocks)}
     offsets = np.zeros(len(clocks))
     error: float | None = 0.0 if len(clocks) == 1 else None
@@ -173,65 +173,113 @@ def _aligned(table: pl.DataFrame, ranks: Sequence[int], clock_of: Mapping[int, s
     )
 
 
-def _first_rank(clock: str, clock_of: Mapping[int, str]) -> int:
-    return min(rank for rank, name in clock_of.items() if name == clock)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ends:
+    """When collectives ended, by the clocks that saw them; one entry a collective and clock, by collective.
 
-
-def _chained_offsets(ends: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return first offsets: from clock to clock along the pairs that share most collectives.
-
-    Most collectives may run between few clocks; medians over all of them alone would never move
-    the others.
+    Attributes:
+        match: number of the collective, from 0 on.
+        clock: number of the clock.
+        end_us: the median over the clock's ranks, on that clock.
+        group: number of the process group.
     """
-    num_clocks = ends.shape[1]
-    offsets = np.zeros(num_clocks)
-    has = ~np.isnan(ends)
-    shared = has.T.astype(np.int64) @ has.astype(np.int64)
-    np.fill_diagonal(shared, 0)
-    links = np.zeros(num_clocks, dtype=np.int64)  # most collectives shared with a clock reached
-    source = np.zeros(num_clocks, dtype=np.int64)
-    waiting = np.ones(num_clocks, dtype=bool)
-    for _ in range(num_clocks):
-        target = int(np.argmax(np.where(waiting, links, -1)))
-        if links[target] > 0:
-            gap = ends[:, target] - ends[:, source[target]]
-            offsets[target] = offsets[source[target]] + np.nanmedian(gap)
-        # Without a link it opens a part that nothing joins to the others; its offset stays 0.
-        waiting[target] = False
-        closer = shared[target] > links
-        links = np.where(closer, shared[target], links)
-        source = np.where(closer, target, source)
-    return offsets
+
+    match: NDArray[np.int64]
+    clock: NDArray[np.int64]
+    end_us: NDArray[np.float64]
+    group: NDArray[np.int64]
 
 
 def _clock_offsets(
     joined: pl.DataFrame, clock_of: Mapping[int, str], index_of: Mapping[str, int]
 ) -> tuple[NDArray[np.float64], float | None]:
     """Estimate clock offsets by alternating medians of collective ends."""
+    ends, num_clocks = _ends_of(joined, clock_of, index_of), len(index_of)
+    if not len(ends.end_us):
+        return np.zeros(num_clocks), None
+    num_matches = int(ends.match[-1]) + 1
+    offsets = _chained_offsets(ends, num_clocks)
+    seen = np.zeros(num_clocks, dtype=bool)
+    seen[ends.clock] = True
+    for _ in range(ALIGNMENT_ROUNDS):
+        centre = _medians(ends.end_us - offsets[ends.clock], ends.match, num_matches)
+        offsets[seen] = _medians(ends.end_us - centre[ends.match], ends.clock, num_clocks)[seen]
+    offsets -= offsets[0] if seen[0] else 0.0
+    on_one_clock = ends.end_us - offsets[ends.clock]
+    residual = on_one_clock - _medians(on_one_clock, ends.match, num_matches)[ends.match]
+    return offsets, float(1.4826 * np.median(np.abs(residual)))
+
+
+def _ends_of(joined: pl.DataFrame, clock_of: Mapping[int, str], index_of: Mapping[str, int]) -> _Ends:
+    """Return the ends of collectives that several clocks saw."""
     import polars as pl
 
     usable = joined.filter(~pl.col("op").is_in([op.value for op in _ROOTED]))
     usable = usable if len(usable) else joined
-    clock = np.array([index_of[clock_of[rank]] for rank in usable["rank"].to_list()])
-    _, match = np.unique(usable["match"].to_numpy(), return_inverse=True)
-    finish = usable["finish_us"].to_numpy()
-    num_matches, num_clocks = int(match.max()) + 1, len(index_of)
-    ends = np.full((num_matches, num_clocks), np.nan)
-    order = np.lexsort((finish, clock, match))
-    cell = match[order] * num_clocks + clock[order]
-    cells, first, count = np.unique(cell, return_index=True, return_counts=True)
-    ends.flat[cells] = finish[order][first + (count - 1) // 2]
-    ends = ends[(~np.isnan(ends)).sum(axis=1) > 1]
-    if not len(ends):
-        return np.zeros(num_clocks), None
-    offsets = _chained_offsets(ends)
-    seen = ~np.isnan(ends).all(axis=0)
-    for _ in range(ALIGNMENT_ROUNDS):
-        centre = np.nanmedian(ends - offsets, axis=1, keepdims=True)
-        offsets[seen] = np.nanmedian((ends - centre)[:, seen], axis=0)
-    offsets -= offsets[0] if seen[0] else 0.0
-    residual = ends - offsets - np.nanmedian(ends - offsets, axis=1, keepdims=True)
-    return offsets, float(1.4826 * np.nanmedian(np.abs(residual)))
+    number_of = {rank: index_of[clock] for rank, clock in clock_of.items() if clock in index_of}
+    by_clock = (
+        usable.with_columns(pl.col("rank").replace_strict(number_of, return_dtype=pl.Int64).alias("clock"))
+        .group_by("match", "clock")
+        # Of an even number of ranks the earlier one of the two in the middle.
+        .agg(pl.col("finish_us").quantile(0.5, "lower"), pl.col("group_key").first())
+        .filter(pl.len().over("match") > 1)
+        .sort("match", "clock")
+    )
+    return _Ends(
+        match=by_clock["match"].rle_id().cast(pl.Int64).to_numpy(),
+        clock=by_clock["clock"].to_numpy(),
+        end_us=by_clock["finish_us"].to_numpy(),
+        group=(by_clock["group_key"].rank("dense").cast(pl.Int64) - 1).to_numpy(),
+    )
+
+
+def _medians(values: NDArray[np.float64], place: NDArray[np.int64], count: int) -> NDArray[np.float64]:
+    """Return the median of the values at each place, NaN where there is none."""
+    order = np.lexsort((values, place))
+    ordered, size = values[order], np.bincount(place, minlength=count)
+    first = np.cumsum(size) - size
+    found = np.full(count, np.nan)
+    some = size > 0
+    low, high = (first + (size - 1) // 2)[some], (first + size // 2)[some]
+    found[some] = (ordered[low] + ordered[high]) / 2
+    return found
+
+
+def _chained_offsets(ends: _Ends, num_clocks: int) -> NDArray[np.float64]:
+    """Return first offsets: from clock to clock through the groups that show most collectives.
+
+    Most collectives may run between few clocks; medians over all of them alone would never move
+    the others. Clocks that no group joins to the first one's keep offsets of their own, from 0 on.
+    """
+    parent = np.arange(num_clocks)
+    to_parent = np.zeros(num_clocks)  # its offset minus its parent's
+
+    def root(clock: int) -> tuple[int, float]:
+        way, above = 0.0, clock
+        while parent[above] != above:
+            way, above = way + to_parent[above], parent[above]
+        if above != clock:
+            parent[clock], to_parent[clock] = above, way  # shorter the next time
+        return int(above), float(way)
+
+    order = np.lexsort((ends.match, ends.group))
+    groups = np.split(order, np.flatnonzero(np.diff(ends.group[order])) + 1)
+    for entries in sorted(groups, key=lambda entries: -len(np.unique(ends.match[entries]))):
+        clock, match = ends.clock[entries], ends.match[entries]
+        hub = int(np.bincount(clock).argmax())
+        of_hub = clock == hub
+        hub_ends = dict(zip(match[of_hub].tolist(), ends.end_us[entries][of_hub].tolist(), strict=True))
+        beside = np.array([hub_ends.get(number, np.nan) for number in match.tolist()])
+        gaps = ends.end_us[entries] - beside
+        known = ~np.isnan(gaps)
+        others, place = np.unique(clock[known], return_inverse=True)
+        for other, gap in zip(others.tolist(), _medians(gaps[known], place, len(others)).tolist(), strict=True):
+            (top, way), (hub_top, hub_way) = root(other), root(hub)
+            if top != hub_top:
+                low, high = sorted((top, hub_top))
+                between = gap + hub_way - way  # offset of the top minus that of the hub's
+                parent[high], to_parent[high] = low, between if high == top else -between
+    return np.array([root(clock)[1] for clock in range(num_clocks)])
 
 
 def span_column(table: pl.DataFrame, topology: Topology, world_size: int | None) -> pl.Series:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,10 +54,11 @@ def find_topology(run: Run, gpus_per_node: int | None = None, launched_per_node:
 def _of_traces(run: Run, world: range) -> Topology:
     headers = [(rank, item.header) for rank, item in run.timed]
     hosts = {rank: header.host for rank, header in headers if header.host}
-    names = sorted(set(hosts.values()), key=lambda name: min(r for r, n in hosts.items() if n == name))
+    names = list(dict.fromkeys(hosts.values()))  # by the lowest rank, as headers are
     if hosts and len(hosts) == len(headers) and (len(names) > 1 or len(headers) == len(world)):
-        node_of = {rank: names.index(name) for rank, name in hosts.items()}
-        sizes = {list(node_of.values()).count(node) for node in set(node_of.values())}
+        numbers = {name: number for number, name in enumerate(names)}
+        node_of = {rank: numbers[name] for rank, name in hosts.items()}
+        sizes = set(Counter(node_of.values()).values())
         full = len(headers) == len(world)
         return Topology(gpus_per_node=max(sizes) if full else None, source="hosts", node_of=node_of)
     counts = {header.gpus_per_node for _, header in headers if header.gpus_per_node}

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.analysis.model import Analysis
     from paro_advise.advisor.facts.inputs import RunInputs
-    from paro_advise.advisor.facts.reading.choice import EngineChoice
     from paro_advise.advisor.facts.reading.all_inputs import ReadInputs
+    from paro_advise.advisor.facts.reading.choice import EngineChoice
     from paro_advise.advisor.hta.library import HtaFigures
 
 
@@ -86,7 +86,9 @@ def command(
     if with_hta:
         refuse_remote(paths, "--with-hta")
     progress = Progress(quiet=quiet)
-    reading = partial(read_inputs, progress=progress, engine=replace(engine, jobs=jobs), is_sample=sample, skip_steps=skip_steps)
+    reading = partial(
+        read_inputs, progress=progress, engine=replace(engine, jobs=jobs), is_sample=sample, skip_steps=skip_steps
+    )
     inputs, hta = _read(paths, reading, with_hta=with_hta, use_cache=use_cache)
     read = inputs.read
     options = Options(

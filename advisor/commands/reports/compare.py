@@ -16,8 +16,8 @@ from paro_advise.errors import UsageError
 if TYPE_CHECKING:
     from paro_advise.advisor.comparison.acceptance import Thresholds
     from paro_advise.advisor.comparison.model import Comparison
-    from paro_advise.advisor.facts.reading.choice import EngineChoice
     from paro_advise.advisor.facts.reading.all_inputs import ReadInputs
+    from paro_advise.advisor.facts.reading.choice import EngineChoice
 
 _REGRESSION = 5
 

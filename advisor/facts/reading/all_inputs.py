@@ -89,7 +89,9 @@ def read_all(
     return _usable([results[index] for index in range(len(refs))], refs, is_collection=is_collection)
 
 
-def _parted(places: Sequence[int], refs: Sequence[SourceRef], choice: EngineChoice) -> Iterator[tuple[Engine, list[int]]]:
+def _parted(
+    places: Sequence[int], refs: Sequence[SourceRef], choice: EngineChoice
+) -> Iterator[tuple[Engine, list[int]]]:
     """Give each engine and what it reads: members of compressed archives lie unpacked on this machine only."""
     if choice.name == EngineName.LOCAL:
         here, there = list(places), []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 # The bytes are decoded by these types.
 from paro_advise.advisor.facts.model import RankFacts
@@ -19,7 +19,9 @@ from paro_advise.errors import (
     UnknownFormatError,
     UsageError,
 )
+from paro_advise.trace_parsers.bytes.archive import ArchiveMember
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
+from paro_advise.trace_parsers.remote.objects import RemoteObject
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,11 +81,20 @@ def packed_refs(refs: Sequence[SourceRef]) -> bytes:
     """Return inputs as bytes."""
     import msgspec
 
-    return msgspec.msgpack.encode(list(refs), enc_hook=str)
+    return msgspec.msgpack.encode(list(refs), enc_hook=str)  # paths
 
 
 def unpacked_refs(data: bytes) -> list[SourceRef]:
     """Return the inputs that bytes of ``packed_refs`` hold."""
     import msgspec
 
-    return msgspec.msgpack.decode(data, type=list[SourceRef], dec_hook=lambda _, text: Path(text))
+    return [_ref(**fields) for fields in msgspec.msgpack.decode(data)]
+
+
+def _ref(*, path: str, member: dict[str, Any] | None, remote: dict[str, Any] | None, **rest: Any) -> SourceRef:
+    return SourceRef(
+        path=Path(path),
+        member=ArchiveMember(**{**member, "data": Path(member["data"])}) if member else None,
+        remote=RemoteObject(**remote) if remote else None,
+        **rest,
+    )

@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paro_advise.advisor.facts.constants import IN_FLIGHT, POOL_BYTES
 from paro_advise.advisor.facts.reading.one_input import read_one
@@ -41,7 +41,8 @@ class LocalEngine:
                 done(place, read_one(ref, cache))
             return {}
         jobs = 1 if alone else min(self._jobs, len(refs))
-        waiting, lost = list(range(len(refs))), {}
+        waiting = list(range(len(refs)))
+        lost: dict[int, str] = {}
         while waiting:
             with _processes(jobs) as pool:
                 # No more than it has processes: those that it has when it breaks are what may have broken it.
@@ -72,12 +73,14 @@ class DaskEngine:
                 "--engine dask needs Dask", hint="pip install 'paro-advise[dask]', here and on its workers"
             ) from error
         address = os.environ.get("DASK_SCHEDULER_ADDRESS")
-        how = {"address": address} if address else {"n_workers": self._jobs, "threads_per_worker": 1, "dashboard_address": None}
-        with Client(**how) as client:
+        own = {"n_workers": self._jobs, "threads_per_worker": 1, "dashboard_address": None}
+        how: dict[str, Any] = {"address": address} if address else own
+        with Client(**how) as client:  # type: ignore[no-untyped-call]  # Dask leaves it untyped
             cores = sum(client.ncores().values()) or 1
             size = 1 if alone else IN_FLIGHT * cores
             pool = client.get_executor(pure=False, retries=0)
-            waiting, lost = list(range(len(refs))), {}
+            waiting = list(range(len(refs)))
+            lost: dict[int, str] = {}
             while waiting:
                 waiting, gone = _read_by(pool, size, refs, waiting, cache, done)
                 lost |= gone
@@ -118,7 +121,9 @@ def _read_by(
     Returns:
         Places of those that it was not given, and of those that it has lost, with the reason.
     """
-    rest, flying, lost = list(reversed(waiting)), {}, {}
+    rest = list(reversed(waiting))
+    flying: dict[Future[bytes], int] = {}
+    lost: dict[int, str] = {}
     while rest or flying:
         while rest and len(flying) < size and not lost:
             place = rest.pop()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import contextmanager
+import sys
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from paro_advise.advisor.facts.constants import IN_FLIGHT
@@ -32,11 +33,15 @@ class RayEngine:
         self, refs: Sequence[SourceRef], cache: str | None, done: Callable[[int, Result], None], *, alone: bool
     ) -> dict[int, str]:
         """Read inputs, spread over its nodes."""
-        with _cluster(self._jobs) as ray:
+        # Ray says on standard output that a worker has ended, where a report may go.
+        with redirect_stdout(sys.stderr), _cluster(self._jobs) as ray:
             # Retries are ours, so that they are counted and said.
-            task = ray.remote(num_cpus=1, max_retries=0, max_calls=int(alone), scheduling_strategy="SPREAD")(read_packed)
+            how = {"num_cpus": 1, "max_retries": 0, "max_calls": int(alone), "scheduling_strategy": "SPREAD"}
+            task = ray.remote(**how)(read_packed)
             size = max(1, IN_FLIGHT * int(ray.cluster_resources().get("CPU", 1)))
-            rest, flying, lost = list(reversed(range(len(refs)))), {}, {}
+            rest = list(reversed(range(len(refs))))
+            flying: dict[Any, int] = {}
+            lost: dict[int, str] = {}
             while rest or flying:
                 while rest and len(flying) < size:
                     place = rest.pop()

@@ -1,6 +1,6 @@
 """One task of a Slurm job array, and the folder through which it is given work and tells results.
 
-    python -m paro_advise.advisor.facts.reading.slurm_task FOLDER TASK
+python -m paro_advise.advisor.facts.reading.slurm_task FOLDER TASK
 """
 
 from __future__ import annotations
