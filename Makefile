@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DEMO := .demo
 
-.PHONY: help demo test lint types contract unit coverage constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-hang fuzz docs clean
+.PHONY: help demo test lint types contract unit coverage constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-hang bench-fleet fuzz docs clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -114,6 +114,10 @@ bench-invariants: .venv/test.stamp ## What every prediction must keep, on 10,000
 
 bench-sampling: .venv/test.stamp ## How often the range of a sample of ranks holds the mean of all (20 seconds)
 	$(BIN)/python benchmarks/bench_sampling.py
+
+bench-fleet: .venv/test.stamp ## Joining up to 10,000 ranks, and one run by every engine (15 minutes)
+	$(BIN)/python benchmarks/bench_fleet.py scale
+	$(BIN)/python benchmarks/bench_fleet.py engines
 
 bench-hang: .venv/test.stamp ## 100 jobs that are made to hang, and who is blamed (5 minutes)
 	$(BIN)/python benchmarks/bench_hang.py --hangs 100 --seed 5000

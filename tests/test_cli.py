@@ -16,19 +16,19 @@ from paro_advise.advisor.commands.options import ByteSize
 
 OPTIONS = {
     "analyze": {"-o", "--output", "--json", "--force", "--gpus-per-node", "--skip-steps", "--tokens-per-step", "--peak-tflops",
-                "--with-hta", "--sample", "--jobs", "--cache", "-q", "--quiet"},
+                "--with-hta", "--sample", "--engine", "--max-array", "--jobs", "--cache", "-q", "--quiet"},
     "apply": {"--diff", "--write", "--undo", "--force", "-q", "--quiet"},
     "capture": {"-o", "--output", "--steps", "--max-trace-mb", "--force", "-q", "--quiet"},
     "compare": {"--plan", "-o", "--output", "--json", "--markdown", "--junit", "--notebook", "--force", "--acceptance", "--min-gain", "--device-memory",
-                "--price-per-gpu-hour", "--watts-per-gpu", "--gpus-per-node", "--allow-unlike", "-q", "--quiet"},
+                "--price-per-gpu-hour", "--watts-per-gpu", "--gpus-per-node", "--allow-unlike", "--engine", "--max-array", "-q", "--quiet"},
     "demo": {"-o", "--output", "--script", "--force"},
     "doctor": {"--json"},
-    "export": {"--prometheus", "--otel", "--grafana", "--plan", "--label", "--force", "--gpus-per-node", "-q", "--quiet"},
+    "export": {"--prometheus", "--otel", "--grafana", "--plan", "--label", "--force", "--gpus-per-node", "--engine", "--max-array", "-q", "--quiet"},
     "index": {"-o", "--output", "--force"},
     "hang": {"-o", "--output", "--json", "--force", "-q", "--quiet"},
     "explain": set(),
     "recommend": {"-o", "--output", "--html", "--force", "--device-memory", "--measured-peak", "--redundancy-budget", "--host-gbps", "--export", "--learn-from", "--allow-untested", "--strategy", "--what-if", "--gpus-per-node", "--nodes-per-pod",
-                  "--skip-steps", "-q", "--quiet"},
+                  "--skip-steps", "--engine", "--max-array", "-q", "--quiet"},
     "run": {"--plan", "--capture", "--steps", "--job", "--allow-drift", "--force"},
     "schema": set(),
     "show": {"--json", "--force"},
@@ -185,8 +185,8 @@ def test_a_reader_that_has_seen_enough_is_no_failure():
 
 
 def test_ctrl_c_is_exit_130_without_a_traceback(traces):
-    program = "import sys, signal; from paro_advise.advisor import cli; from paro_advise.advisor.facts import reading\n"
-    program += "def stop(*_, **__): signal.raise_signal(signal.SIGINT)\nreading.read_all = stop\n"
+    program = "import sys, signal; from paro_advise.advisor import cli; from paro_advise.advisor.facts.reading import all_inputs\n"
+    program += "def stop(*_, **__): signal.raise_signal(signal.SIGINT)\nall_inputs.read_all = stop\n"
     program += f"cli.main(['analyze', {str(traces)!r}])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, "Traceback" in done.stderr) == (130, False), done.stderr

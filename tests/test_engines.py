@@ -168,8 +168,13 @@ def test_an_interrupted_array_is_cancelled_and_what_it_read_is_not_read_again(sl
         read_all(refs, is_collection=True, cache=cache, choice=choice, progress=interrupted)
     assert (slurm / "1.cancelled").exists()
     until_done(slurm / "1.running")
-    work = []
-    monkeypatch.setattr(slurm_array, "packed_refs", lambda refs: work.extend(refs) or packed_refs(refs))
+    work: list[SourceRef] = []
+
+    def recording(refs):
+        work.extend(refs)
+        return packed_refs(refs)
+
+    monkeypatch.setattr(slurm_array, "packed_refs", recording)
     assert read_all(refs, is_collection=True, cache=cache, choice=choice).facts
     assert not [ref for ref in work if ref.file_name.startswith("rank0")]
 

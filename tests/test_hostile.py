@@ -131,12 +131,12 @@ def test_a_corrupt_cache_entry_is_read_anew(tmp_path):
 
     trace = fsdp_rank(0).write(tmp_path / "rank0.json")
     cache = tmp_path / "cache"
-    first = gathered(trace, cache=cache)
+    first = gathered(trace, cache=str(cache))
     (entry,) = cache.glob("*.facts")
     entry.write_bytes(entry.read_bytes()[:50] + b"garbage")
-    assert gathered(trace, cache=cache).facts[0].steps == first.facts[0].steps
+    assert gathered(trace, cache=str(cache)).facts[0].steps == first.facts[0].steps
     entry.write_bytes(pickle.dumps(Evil(tmp_path / "owned")))
-    assert gathered(trace, cache=cache).facts[0].steps == first.facts[0].steps
+    assert gathered(trace, cache=str(cache)).facts[0].steps == first.facts[0].steps
     assert not (tmp_path / "owned").exists()
 
 

@@ -28,7 +28,7 @@ MEMBERS = {
 }  # fmt: skip
 
 SIGNATURES = {
-    "paro_advise.analyze": ["paths", "gpus_per_node", "skip_steps", "tokens_per_step", "peak_tflops", "jobs"],
+    "paro_advise.analyze": ["paths", "gpus_per_node", "skip_steps", "tokens_per_step", "peak_tflops", "jobs", "engine"],
     "paro_advise.recommend": [
         "run", "device_memory", "redundancy_budget", "measured_peak", "nodes_per_pod", "strategy", "what_if",
         "allow_untested",

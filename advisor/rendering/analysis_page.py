@@ -18,12 +18,10 @@ from paro_advise.advisor.rendering.analysis_tables import (
     work_table,
 )
 from paro_advise.advisor.rendering.charts import Bar, Segment, stacked_bars, timeline
-from paro_advise.advisor.rendering.constants import (
-    BEST_RANKS,
-    MAX_DRAWN_RANKS,
-    WORST_RANKS,
-)
 from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, make_table, number, render_page
+from paro_advise.advisor.rendering.ranks.host_tables import host_ranks, host_table
+from paro_advise.advisor.rendering.ranks.rank_map import MAP_LEGEND, rank_map
+from paro_advise.advisor.rendering.ranks.rank_parts import RANK_PARTS, rank_chart, rank_note, rank_table
 from paro_advise.advisor.rendering.texts.analysis_text import (
     confidence,
     framework_text,
@@ -35,19 +33,12 @@ from paro_advise.advisor.wording.quantities import bytes_text, count_text, share
 from paro_advise.core.model_state import STATES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from markupsafe import Markup
 
-    from paro_advise.advisor.analysis.model import Analysis, RankEntry
-    from paro_advise.advisor.facts.model import TimelineBox
-
-_PARTS = (
-    ("compute", "compute"),
-    ("exposed", "exposed communication"),
-    ("rest", "memory copies and sync"),
-    ("idle", "idle"),
-)
+    from paro_advise.advisor.analysis.model import Analysis
+    from paro_advise.advisor.facts.model import StepFacts, TimelineBox
 
 
 def render_report(
@@ -56,6 +47,7 @@ def render_report(
     timeline_rank: int | None,
     provenance: Provenance,
     hta: Table | None = None,
+    steps_of: Mapping[int, Sequence[StepFacts]] | None = None,
 ) -> str:
     """Return the report as one HTML page.
 
@@ -65,6 +57,7 @@ def render_report(
         timeline_rank: that rank.
         provenance: see Provenance.
         hta: HolisticTraceAnalysis' figures as a table, None when not asked for.
+        steps_of: each rank's steps, for the map of large runs; None draws none.
     """
     run = analysis.run
     return render_page(
@@ -94,10 +87,14 @@ def render_report(
         module_table=module_table(analysis),
         parallel_table=parallel_table(analysis),
         path_table=path_table(analysis),
-        rank_chart=_rank_chart(analysis),
-        rank_legend=_PARTS,
-        rank_note=_rank_note(analysis),
-        rank_table=_rank_table(analysis),
+        rank_chart=rank_chart(analysis),
+        rank_legend=RANK_PARTS,
+        rank_note=rank_note(analysis),
+        rank_table=rank_table(analysis),
+        rank_map=rank_map(steps_of or {}),
+        map_legend=MAP_LEGEND,
+        host_table=host_table(analysis.ranks),
+        host_ranks=host_ranks(analysis.ranks),
         findings_table=findings_table(analysis),
         collective_table=collective_table(analysis),
         link_table=link_table(analysis),
@@ -223,80 +220,6 @@ def _timeline_table(boxes: Sequence[TimelineBox]) -> Table:
     total = sum(box.lane != "compute" for box in boxes)
     caption = f"The first {len(rows)} of {total} collectives" if total > len(rows) else "All collectives of the step"
     return make_table("table-timeline", caption, ("state", "collective", "start #", "duration #"), rows)
-
-
-def shown_ranks(ranks: Sequence[RankEntry]) -> list[RankEntry]:
-    """Return the ranks that are drawn: all, or beyond 128 the slowest 16 and fastest 4."""
-    if len(ranks) <= MAX_DRAWN_RANKS:
-        return list(ranks)
-    order = sorted(ranks, key=lambda entry: (-entry.compute_us, entry.rank))
-    chosen = {entry.rank for entry in (*order[:WORST_RANKS], *order[-BEST_RANKS:])}
-    return [entry for entry in ranks if entry.rank in chosen]
-
-
-def _rank_note(analysis: Analysis) -> str:
-    count = len(analysis.ranks)
-    if count <= MAX_DRAWN_RANKS:
-        return ""
-    return (
-        f"Of {count} ranks the {WORST_RANKS} that compute longest and the {BEST_RANKS} that compute shortest are shown."
-    )
-
-
-def _rank_chart(analysis: Analysis) -> Markup:
-    bars = []
-    for entry in shown_ranks(analysis.ranks):
-        values = (entry.compute_us, entry.exposed_communication_us, entry.other_us, entry.idle_us)
-        bars.append(
-            Bar(
-                label=f"rank {entry.rank}",
-                segments=tuple(
-                    Segment(kind=kind, value_us=value, name=name)
-                    for (kind, name), value in zip(_PARTS, values, strict=True)
-                ),
-            )
-        )
-    late = analysis.stragglers[0].rank if analysis.stragglers else None
-    title = f"Rank {late} makes the others wait" if late is not None else "No rank stands out as late"
-    return stacked_bars("chart-ranks", title, "Parts of the mean step per rank", bars)
-
-
-def _rank_table(analysis: Analysis) -> Table:
-    rows = [
-        Row(
-            id=f"rank-{entry.rank}",
-            cells=(
-                number(float(entry.rank), str(entry.rank)),
-                number(
-                    None if entry.node is None else float(entry.node),
-                    "unknown" if entry.node is None else str(entry.node),
-                ),
-                *(
-                    number(value, time_text(value))
-                    for value in (
-                        entry.step_time_us,
-                        entry.compute_us,
-                        entry.exposed_communication_us,
-                        entry.other_us,
-                        entry.idle_us,
-                        entry.wait_us,
-                    )
-                ),
-            ),
-        )
-        for entry in shown_ranks(analysis.ranks)
-    ]
-    names = (
-        "rank #",
-        "node #",
-        "step #",
-        "compute #",
-        "exposed #",
-        "copies and sync #",
-        "idle #",
-        "waiting #",
-    )
-    return make_table("table-ranks", "Means over steps; waiting counts overlapped and exposed", names, rows)
 
 
 _METHOD = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paro_advise.advisor.rendering.constants import MAX_COLLECTIVES, SHOWN_KERNELS, SHOWN_MODULES
+from paro_advise.advisor.rendering.constants import MAX_COLLECTIVES, SHOWN_INPUTS, SHOWN_KERNELS, SHOWN_MODULES
 from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, make_table, number
 from paro_advise.advisor.rendering.texts.analysis_text import framework_text, latency_text, parameters_text
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, plural, share_text, time_text
@@ -192,7 +192,9 @@ def provenance_table(analysis: Analysis, provenance: Provenance) -> Table:
 
 
 def input_table(analysis: Analysis) -> Table:
-    """Return the inputs."""
+    """Return the inputs, of many the first ones."""
+    count = len(analysis.run.inputs)
+    caption = f"The first {SHOWN_INPUTS} of {count} inputs; the JSON names all" if count > SHOWN_INPUTS else "Inputs"
     rows = [
         Row(
             cells=(
@@ -202,9 +204,9 @@ def input_table(analysis: Analysis) -> Table:
                 Cell(text=item.sha256, css="path"),
             )
         )
-        for item in analysis.run.inputs[:256]
+        for item in analysis.run.inputs[:SHOWN_INPUTS]
     ]
-    return make_table("table-inputs", "Inputs", ("path", "kind", "size #", "SHA-256"), rows)
+    return make_table("table-inputs", caption, ("path", "kind", "size #", "SHA-256"), rows)
 
 
 def parallel_table(analysis: Analysis) -> Table:

@@ -18,6 +18,7 @@ from paro_advise.advisor.rendering.constants import (
     LABEL_WIDTH,
     LEAST_DRAWN,
     MAX_MARKS,
+    NARROW_LABEL,
     SHOWN_LIMIT,
 )
 from paro_advise.advisor.wording.quantities import bytes_text, time_text
@@ -105,13 +106,13 @@ def stacked_bars(chart_id: str, title: str, description: str, bars: Sequence[Bar
     high = max((sum(segment.value_us for segment in bar.segments) for bar in bars), default=0.0)
     if high < LEAST_DRAWN:
         return Markup("")
-    row = 26.0 if len(bars) <= 16 else (12.0 if len(bars) <= 64 else 5.0)
+    row = 26.0 if len(bars) <= 24 else (12.0 if len(bars) <= 64 else 5.0)
     height = 12 + row * len(bars) + 24
     scale = (CHART_WIDTH - LABEL_WIDTH - 10) / high
     parts = _axis(high, 6, 8 + row * len(bars))
     rich = len(bars) <= 24
     paths: dict[str, list[str]] = {}
-    label_every = max(1, round(13 / row))
+    label_every = max(1, round(NARROW_LABEL / row))
     for index, bar in enumerate(bars):
         y = 8 + index * row
         if index % label_every == 0:
@@ -143,7 +144,7 @@ def stacked_bars(chart_id: str, title: str, description: str, bars: Sequence[Bar
                 paths.setdefault(segment.kind, []).append(f"M{x:.1f} {y:.1f}h{width:.1f}v{row - 1:.1f}h-{width:.1f}z")
             x += width
     parts += [Markup('<path class="{}" d="{}"/>').format(kind, "".join(path)) for kind, path in paths.items()]
-    return _svg(chart_id, title, description, height, parts)
+    return chart(chart_id, title, description, height, parts)
 
 
 def timeline(
@@ -189,7 +190,7 @@ def timeline(
                     "<title>{} {}</title></rect>"
                 ).format(lane, x, y + 3, width, row - 6, box.label, time_text(box.end_us - box.start_us))
             )
-    return _svg(chart_id, title, description, height, parts)
+    return chart(chart_id, title, description, height, parts)
 
 
 def lines(
@@ -236,7 +237,7 @@ def lines(
             for step, value in zip(steps, row, strict=True)
         )
         parts.append(Markup('<polyline class="{}" points="{}"/>').format(kind, points))
-    return _svg(chart_id, title, description, bottom + 26, parts)
+    return chart(chart_id, title, description, bottom + 26, parts)
 
 
 def scatter(
@@ -305,7 +306,7 @@ def scatter(
                 point.kind, _shape(point.kind, x, y), point.name
             )
         )
-    return _svg(chart_id, title, description, bottom + 40, parts)
+    return chart(chart_id, title, description, bottom + 40, parts)
 
 
 def _scatter_axes(
@@ -346,7 +347,8 @@ def _shape(kind: str, x: float, y: float) -> str:
             return f"M{x - 4:.1f} {y:.1f}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z"
 
 
-def _svg(chart_id: str, title: str, description: str, height: float, parts: Sequence[Markup]) -> Markup:
+def chart(chart_id: str, title: str, description: str, height: float, parts: Sequence[Markup]) -> Markup:
+    """Return a drawing of this height (px) with its title and description for those who do not see it."""
     body = Markup("").join(parts)
     return Markup(
         '<div class="chart" role="region" tabindex="0" aria-labelledby="{id}-t">'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paro_advise.core.documents import embedded_json
+from paro_advise.core.documents import embedded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,11 +77,13 @@ def render_page(template: str, data: object, provenance: Provenance, **view: Any
     """
     from paro_advise.templates import asset, render, script_hash
 
+    content, media_type = embedded(data)
     script, theme_js = asset("script.js"), asset("theme.js")
     return render(
         template,
         version=provenance.version,
-        data=embedded_json(data),
+        data=content,
+        data_type=media_type,
         css=asset("style.css"),
         script=script,
         theme_js=theme_js,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paro_advise.advisor.analysis.model import Analysis
-    from paro_advise.advisor.facts.model import RankFacts
+    from paro_advise.advisor.facts.model import RankFacts, StepFacts
     from paro_advise.advisor.hta.library import HtaFigures
     from paro_advise.advisor.rendering.page import Provenance
 
@@ -36,7 +36,15 @@ def report_page(analysis: Analysis, facts: Sequence[RankFacts], hta: HtaFigures 
         from paro_advise.advisor.rendering.hta_figures import hta_table
 
         table = hta_table(hta)
-    return render_report(analysis, shown.timeline if shown else (), rank, provenance(), table)
+    return render_report(
+        analysis, shown.timeline if shown else (), rank, provenance(), table, steps_by_rank(analysis, facts)
+    )
+
+
+def steps_by_rank(analysis: Analysis, facts: Sequence[RankFacts]) -> dict[int, tuple[StepFacts, ...]]:
+    """Return the steps of each rank whose file was used."""
+    used = {item.path for item in analysis.run.inputs}
+    return {item.header.rank: item.steps for item in facts if item.header.rank is not None and item.source.path in used}
 
 
 def provenance() -> Provenance:

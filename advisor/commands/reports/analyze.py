@@ -100,11 +100,10 @@ def command(
     notices = [*read.notices, *(hta.notices if hta else ())]
     analysis = build_analysis(read.facts, notices, options, inputs.captured)
     _refuse_mixed_sample(analysis)
-    _write(analysis, read, hta, output=output, json_target=json_target, force=force)
+    written = _write(analysis, read, hta, output=output, json_target=json_target, force=force)
     progress.notices(analysis.data_quality)
-    for target in (output, json_target):
-        if target and target != "-":
-            progress.say(wrote_text(target))
+    for target in written:
+        progress.say(wrote_text(target))
     known = {"--gpus-per-node": gpus_per_node, "--skip-steps": skip_steps or None}
     given = [word for option, value in known.items() if value for word in (option, str(value))]
     words = masked_command([*paths, *given])
@@ -148,17 +147,23 @@ def _write(
     output: str | None,
     json_target: str | None,
     force: bool,
-) -> None:
+) -> list[str]:
+    """Write the outputs; return the files."""
     from paro_advise.advisor.commands.output import write_output
 
+    written = [target for target in (output, json_target) if target and target != "-"]
     if json_target:
         from paro_advise.core.documents import to_json
 
         beside = {"hta": hta.rows} if hta else {}
         write_output(json_target, to_json(analysis, **beside), force=force)
     if output:
-        from paro_advise.advisor.rendering.provenance import report_page
+        from paro_advise.advisor.rendering.provenance import report_page, steps_by_rank
+        from paro_advise.advisor.rendering.ranks.rank_file import rank_file, rank_file_name
 
+        if output != "-" and (rows := rank_file(analysis.ranks, steps_by_rank(analysis, read.facts))):
+            write_output(rank_file_name(output), rows, force=force)
+            written.append(rank_file_name(output))
         write_output(output, report_page(analysis, read.facts, hta).encode(), force=force)
     if json_target != "-":
         from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
@@ -168,3 +173,4 @@ def _write(
             from paro_advise.advisor.rendering.hta_figures import hta_text
 
             click.echo(hta_text(hta))
+    return written
