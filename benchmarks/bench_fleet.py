@@ -167,7 +167,7 @@ def compare_engines(num_ranks: int, megabytes: float, names: Sequence[str] | Non
 
 def serve(folder: Path, num_ranks: int, megabytes: float) -> str:
     """Make traces, put them into an S3 server that lives as long as this process; return the run's address."""
-    import boto3  # type: ignore[import-untyped]
+    import boto3
     from moto.server import ThreadedMotoServer
 
     words = [sys.executable, str(ROOT / "benchmarks/make_traces.py"), str(folder / "run"), "--mb", str(megabytes)]
