@@ -64,6 +64,7 @@ class Recorder:
         self._old_handler: SignalHandler = None
         self._failed = False
         self._rank = 0
+        self._records = True  # known when the first step has ended
 
     def start(self) -> None:
         """Start watching; traces are written when their steps are over, or when the process ends."""
@@ -121,7 +122,9 @@ class Recorder:
         if Recorder.of_process is self:
             # What this process starts from now on, an evaluation say, is another run with the same ranks.
             os.environ.pop(FOLDER_VARIABLE, None)
-        self._rank = facts_of_process()["rank"]
+        facts_here = facts_of_process()
+        self._rank = facts_here["rank"]
+        self._records = request.ranks.records(self._rank, facts_here["local_world_size"], _groups())
         self._write_run()
         return log
 
@@ -136,7 +139,7 @@ class Recorder:
                 step_us=None if self._last_end is None else (now - self._last_end) * 1e6,
                 overhead_us=observer.busy_us,
                 cpu_us=(cpu_now - self._last_cpu) * 1e6 if self._last_thread == threading.get_ident() else None,
-                profiled=self._profiler is not None or number <= self._profiled_until or self._others.are_recording,
+                profiled=self._is_slowed(number),
                 micro_batches=observer.backward_passes,
                 loss=None,
                 gradient_norm_squared=None,
@@ -144,10 +147,18 @@ class Recorder:
             ),
         )
 
+    def _is_slowed(self, number: int) -> bool:
+        """Tell whether a profiler slows a step, on this rank or on those that it waits for."""
+        if self._profiler is not None or number <= self._profiled_until or self._others.are_recording:
+            return True
+        return not self._records and self._first - 1 <= number <= self._last
+
     # ---- the profiler -------------------------------------------------------------------------
 
     def _profile(self, coming: int) -> None:
         if coming == self._first - 1:
+            if not self._records:
+                return
             if self._others.are_busy_for(self._last - coming):
                 self._postpone(is_cause=True)
             else:
@@ -290,7 +301,7 @@ class Recorder:
         self.observer.remove()
         self._others.remove()
         try:
-            if self._has_postponed and self._profiled_until < 0 and self._profiler is None:
+            if self._records and self._has_postponed and self._profiled_until < 0 and self._profiler is None:
                 print(
                     f"paro-advise: rank {self._rank} wrote no trace: this script's own profiler was at work until the "
                     "end; train more steps, or leave its profiler out",
@@ -313,6 +324,13 @@ def _profiler_settings() -> _ExperimentalConfig | None:
 
 def _store() -> dist.distributed_c10d.Store:
     return dist.distributed_c10d._get_default_store()  # noqa: SLF001 - has no public name
+
+
+def _groups() -> list[list[int]]:
+    """Return the global ranks of each process group that this rank is of."""
+    if not dist.is_initialized():
+        return []
+    return [sorted(ranks) for ranks in dist.distributed_c10d._world.pg_group_ranks.values()]  # noqa: SLF001 - no public name
 
 
 def _postponement_of(first: int) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import UsageError
 from paro_advise.runtime.capture.constants import DEFAULT_MAX_MB, DEFAULT_STEPS, EARLIEST_STEP, MAX_RECORDED_STEPS
+from paro_advise.runtime.capture.rank_choice import ALL, RankChoice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 FOLDER_VARIABLE = "PARO_CAPTURE"
 STEPS_VARIABLE = "PARO_CAPTURE_STEPS"
 SIZE_VARIABLE = "PARO_CAPTURE_MAX_MB"
+RANKS_VARIABLE = "PARO_CAPTURE_RANKS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +29,20 @@ class CaptureRequest:
         first: the first step that is recorded; steps count from 0 and end with the optimizer's.
         last: the step after the last recorded one.
         max_trace_mb: of the trace of one rank before compression, 1e6 bytes.
+        ranks: that record; all log their steps.
     """
 
     folder: Path
     first: int
     last: int
     max_trace_mb: int = DEFAULT_MAX_MB
+    ranks: RankChoice = field(default_factory=RankChoice)
 
     @classmethod
-    def of(cls, folder: str | Path, steps: str = DEFAULT_STEPS, max_trace_mb: int = DEFAULT_MAX_MB) -> CaptureRequest:
-        """Read steps such as "10:13".
+    def of(
+        cls, folder: str | Path, steps: str = DEFAULT_STEPS, max_trace_mb: int = DEFAULT_MAX_MB, ranks: str = ALL
+    ) -> CaptureRequest:
+        """Read steps such as "10:13", and ranks such as "auto" or "0-7,64".
 
         Raises:
             UsageError: they are no such range.
@@ -52,7 +58,13 @@ class CaptureRequest:
                 f"got {steps!r}",
                 hint="10:13 records the steps 10, 11 and 12, counted from 0",
             )
-        return cls(folder=Path(folder), first=int(begin), last=int(end), max_trace_mb=max_trace_mb)
+        return cls(
+            folder=Path(folder),
+            first=int(begin),
+            last=int(end),
+            max_trace_mb=max_trace_mb,
+            ranks=RankChoice.of(ranks),
+        )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> CaptureRequest | None:
@@ -67,7 +79,8 @@ class CaptureRequest:
         size = environment.get(SIZE_VARIABLE, str(DEFAULT_MAX_MB))
         if not size.isdecimal() or not int(size):
             raise UsageError(f"{SIZE_VARIABLE} must be a number of megabytes, got {size!r}")
-        return cls.of(folder, environment.get(STEPS_VARIABLE, DEFAULT_STEPS), int(size))
+        ranks = environment.get(RANKS_VARIABLE, ALL)
+        return cls.of(folder, environment.get(STEPS_VARIABLE, DEFAULT_STEPS), int(size), ranks)
 
     def to_environment(self) -> dict[str, str]:
         """Return the variables that carry this request."""
@@ -75,4 +88,5 @@ class CaptureRequest:
             FOLDER_VARIABLE: str(self.folder.absolute()),
             STEPS_VARIABLE: f"{self.first}:{self.last}",
             SIZE_VARIABLE: str(self.max_trace_mb),
+            RANKS_VARIABLE: self.ranks.text,
         }

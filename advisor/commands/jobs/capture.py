@@ -20,12 +20,21 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", "folder", required=True, metavar="DIR", help="Folder for traces and step logs.")
 @click.option("--steps", default="10:13", show_default=True, metavar="FIRST:END", help="Steps to profile, from 0.")
 @click.option(
+    "--ranks",
+    default="all",
+    show_default=True,
+    metavar="all|auto|LIST",
+    help="Ranks that write traces: a list such as 0-7,64, or few that show every node and group.",
+)
+@click.option(
     "--max-trace-mb", type=click.IntRange(1), default=2000, show_default=True, help="Limit of one rank's plain trace."
 )
 @click.option("--force", is_flag=True, help="Replace the traces of an earlier capture.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing beside the job's own output.")
 @click.argument("job", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-def command(*, folder: str, steps: str, max_trace_mb: int, force: bool, quiet: bool, job: tuple[str, ...]) -> int:
+def command(
+    *, folder: str, steps: str, ranks: str, max_trace_mb: int, force: bool, quiet: bool, job: tuple[str, ...]
+) -> int:
     """Run COMMAND and record the chosen steps on every rank; nothing in it needs to change.
 
     A step ends with the script's first optimizer (or DeepSpeed's engine). Whatever goes wrong with
@@ -34,13 +43,14 @@ def command(*, folder: str, steps: str, max_trace_mb: int, force: bool, quiet: b
     \b
     Examples:
       paro-advise capture -o before -- torchrun --nproc-per-node 8 train.py
+      paro-advise capture -o before --ranks auto -- srun python train.py
       paro-advise capture -o before --steps 20:23 -- deepspeed train.py --deepspeed_config ds.json
     """
     from paro_advise.advisor.commands.child_process import run_job
     from paro_advise.runtime.capture.request import CaptureRequest
     from paro_advise.runtime.job import job_environment
 
-    request = CaptureRequest.of(folder, steps, max_trace_mb)
+    request = CaptureRequest.of(folder, steps, max_trace_mb, ranks)
     make_room(request.folder, force=force)
     code = run_job(job, job_environment(os.environ, request.to_environment()))
     if not quiet:
