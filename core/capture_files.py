@@ -11,6 +11,8 @@ RUN = Format(name="paro-advise/run", version="1.2")
 RUN_FILE = "run.json"
 TRACE_PATTERN = "rank*.json.gz"
 STEP_LOG_PATTERN = "steps.rank*.jsonl"
+# In a capture's folder: what is asked of a running job, and which steps its rank 0 has chosen for it.
+WANTED_FILE, DECIDED_FILE = "record.wanted.json", "record.decided.json"
 
 
 def trace_file(rank: int) -> str:
@@ -21,6 +23,36 @@ def trace_file(rank: int) -> str:
 def step_log_file(rank: int) -> str:
     """Return the name of a rank's step log: a header line, then one line a step."""
     return f"steps.rank{rank}.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A recording that a running job is asked for.
+
+    Attributes:
+        name: of the folder for its traces, inside the capture's own.
+        count: steps.
+        ranks: that record, as ``capture --ranks`` takes them.
+    """
+
+    name: str
+    count: int
+    ranks: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """The steps of such a recording.
+
+    Attributes:
+        name, ranks: see Wanted.
+        first, last: the first step that is recorded, and the one after the last.
+    """
+
+    name: str
+    ranks: str
+    first: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

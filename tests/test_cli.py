@@ -33,7 +33,7 @@ OPTIONS = {
     "schema": set(),
     "show": {"--json", "--force"},
     "switch": {"--timeout"},
-    "watch": {"--once", "--json", "--interval"},
+    "watch": {"--once", "--json", "--interval", "--record"},
     "slice": {"-o", "--output", "--rank", "--step", "--max-mb", "--force"},
 }  # fmt: skip
 

@@ -9,8 +9,13 @@ import random
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+from conftest import ROOT
+from helpers import analyze
+from loop import torchrun
 
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.watching.change import false_alarm_chance, find_changes
@@ -149,3 +154,80 @@ def test_a_folder_without_logs_is_said(tmp_path, place, capsys):
         folder.mkdir()
     assert run(["watch", str(folder), "--once"]) == 3
     assert "capture" in capsys.readouterr().err
+
+
+@contextmanager
+def running_job(folder):
+    """A job under ``capture`` that becomes slow when "slow" is in the folder, and ends with the block."""
+    folder.mkdir()
+    job = torchrun(ROOT / "tests/workers/until_told.py", folder, ranks=2)
+    words = ["capture", "-o", str(folder / "run"), "--steps", "3:5", "--", *job]
+    with subprocess.Popen(
+        [sys.executable, "-m", "paro_advise.advisor", *words],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:  # fmt: skip
+        try:
+            wait_for(lambda: num_steps(folder / "run") > 60)
+            yield folder / "run"
+        finally:
+            (folder / "end").touch()
+            _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said[-3000:]
+
+
+def num_steps(run):
+    """The steps that both ranks have logged."""
+    logs = [run / f"steps.rank{rank}.jsonl" for rank in range(2)]
+    return min((len(log.read_text().splitlines()) if log.exists() else 0) for log in logs)
+
+
+def wait_for(happened):
+    until = time.monotonic() + 300
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+@pytest.mark.distributed
+def test_an_alarm_has_the_running_job_record_and_says_what_limits_it(tmp_path):
+    """The whole way: a rank becomes slow, the alarm, three steps of a job that goes on, the verdict."""
+    with running_job(tmp_path / "job") as folder:
+        words = ["watch", str(folder), "--interval", "0.2", "--json", "--record", "alarm"]
+        command = [sys.executable, "-m", "paro_advise.advisor", *words]
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as watch:
+            wait_for(lambda: num_steps(folder) > 80)
+            since = num_steps(folder)
+            (folder.parent / "slow").touch()
+            alarm, told = json.loads(watch.stdout.readline()), json.loads(watch.stdout.readline())
+            watch.send_signal(2)
+            watch.communicate(timeout=60)
+        assert alarm["since_step"] >= since - 10
+        recorded = Path(told["recorded"])
+        assert recorded.parent == folder
+        assert sorted(path.name for path in recorded.glob("*.gz")) == ["rank0.json.gz", "rank1.json.gz"]
+        assert told["verdict"]
+        assert [item.rank for item in analyze(recorded).stragglers] == [1]
+        steps = json.loads((recorded / "run.json").read_text())["steps"]
+        assert steps[1] - steps[0] == 3
+        before = num_steps(folder)
+        wait_for(lambda: num_steps(folder) > before)  # the job trains on
+
+
+@pytest.mark.distributed
+def test_a_recording_can_be_asked_for_at_any_time_and_nonsense_is_ignored(tmp_path, capsys):
+    with running_job(tmp_path / "job") as folder:
+        for text in (
+            "{",
+            '{"name": "../out", "count": 3, "ranks": "all"}',
+            '{"name": "a", "count": 0, "ranks": "all"}',
+        ):
+            (folder / "record.wanted.json").write_text(text)
+            looked_at = num_steps(folder)
+            wait_for(lambda looked_at=looked_at: num_steps(folder) > looked_at + 60)
+        assert not (folder / "record.decided.json").exists()
+        assert run(["watch", str(folder), "--once", "--interval", "0.2", "--record", "now"]) == 0
+        out = capsys.readouterr()
+        assert out.out.strip()
+        assert "next: paro-advise recommend" in out.err
+    assert not (tmp_path / "out").exists()

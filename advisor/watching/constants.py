@@ -9,4 +9,6 @@ ORDER = 3  # how many of the baseline's steps may be as slow as the newest; assu
 RUN_STEPS = 7  # newest steps that must all be slower than that; an alarm follows a change by as many
 LEAST_SLOWDOWN = 1.05  # of the baseline's median that the newest steps' median must exceed; assumed
 HOST_EXCESS = 1.2  # times as long as before, and as other ranks, that a rank's host must work to be named; assumed
+RECORDED_STEPS = 3  # steps of a recording that is asked for; as many as a capture records by itself
+MOST_WAITED_STEPS = 500  # steps after which a job that records nothing is given up; a device logs 50 at once; assumed
 POLL_S = 5.0  # s between two looks at the logs; assumed

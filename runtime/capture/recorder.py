@@ -22,6 +22,8 @@ from paro_advise.core.capture_files import RUN, RUN_FILE, StepRecord, trace_file
 from paro_advise.core.secrets import masked_command
 from paro_advise.runtime.capture.constants import BYTES_PER_EVENT, COMPRESSION_LEVEL, COPY_BYTES
 from paro_advise.runtime.capture.observer import Observer
+from paro_advise.runtime.capture.on_demand import OnDemand
+from paro_advise.runtime.capture.rank_choice import RankChoice
 from paro_advise.runtime.capture.request import FOLDER_VARIABLE, CaptureRequest
 from paro_advise.runtime.capture.script_profilers import ScriptProfilers
 from paro_advise.runtime.capture.step_log import PendingStep, StepLog, facts_of_process, peak_memory_bytes
@@ -65,6 +67,8 @@ class Recorder:
         self._failed = False
         self._rank = 0
         self._records = True  # known when the first step has ended
+        self._target = request.folder
+        self._on_demand: OnDemand | None = None
 
     def start(self) -> None:
         """Start watching; traces are written when their steps are over, or when the process ends."""
@@ -104,6 +108,7 @@ class Recorder:
         self._log.add(self._pending_step(number, now, cpu_now))
         if self._explicit:
             observer.begin()
+        self._look_for_another(self._number, 0.0 if self._last_end is None else now - self._last_end)
         self._profile(self._number)
         # Time spent here counts as overhead of the next step, which waits for it.
         self._last_end, self._last_cpu, self._last_thread = now, cpu_now, threading.get_ident()
@@ -125,6 +130,7 @@ class Recorder:
         facts_here = facts_of_process()
         self._rank = facts_here["rank"]
         self._records = request.ranks.records(self._rank, facts_here["local_world_size"], _groups())
+        self._on_demand = OnDemand(request.folder, self._rank)
         self._write_run()
         return log
 
@@ -154,6 +160,18 @@ class Recorder:
         return not self._records and self._first - 1 <= number <= self._last
 
     # ---- the profiler -------------------------------------------------------------------------
+
+    def _look_for_another(self, coming: int, step_s: float) -> None:
+        """Take up a recording that is asked for while none is due."""
+        if self._on_demand is None or self._profiler is not None or coming <= self._last:
+            return
+        decided = self._on_demand.look(coming, step_s)
+        if decided is not None:
+            facts = facts_of_process()
+            self._first, self._last = decided.first, decided.last
+            self._records = RankChoice.of(decided.ranks).records(self._rank, facts["local_world_size"], _groups())
+            self._target = self._request.folder / decided.name
+            self._write_run()
 
     def _profile(self, coming: int) -> None:
         if coming == self._first - 1:
@@ -266,7 +284,7 @@ class Recorder:
                 flush=True,
             )
             return
-        folder = self._request.folder
+        folder = self._target
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / trace_file(self._rank)
         plain, packed = target.with_suffix(".part"), target.with_suffix(".gz.part")
@@ -283,7 +301,7 @@ class Recorder:
         facts = facts_of_process()
         if facts["rank"] != 0:
             return
-        request = self._request
+        self._target.mkdir(parents=True, exist_ok=True)
         run = {
             "format": RUN.name,
             "format_version": RUN.version,
@@ -291,9 +309,9 @@ class Recorder:
             "command": masked_command(sys.argv),
             **{key: value for key, value in facts.items() if key not in ("rank", "host")},
         }
-        temporary = request.folder / f"{RUN_FILE}.part"
+        temporary = self._target / f"{RUN_FILE}.part"
         temporary.write_text(json.dumps(run, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        temporary.replace(request.folder / RUN_FILE)
+        temporary.replace(self._target / RUN_FILE)
 
     def close(self) -> None:
         """Write what has been recorded."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paro_advise.core.capture_files import RUN_FILE, STEP_LOG_PATTERN, TRACE_PATTERN
+from paro_advise.core.capture_files import DECIDED_FILE, RUN_FILE, STEP_LOG_PATTERN, TRACE_PATTERN, WANTED_FILE
 from paro_advise.errors import ParoAdviseError, WouldOverwriteError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def make_room(folder: Path, *, force: bool) -> None:
     Raises:
         WouldOverwriteError: there is some, and ``force`` is off.
     """
-    names = (TRACE_PATTERN, STEP_LOG_PATTERN, RUN_FILE)
+    names = (TRACE_PATTERN, STEP_LOG_PATTERN, RUN_FILE, WANTED_FILE, DECIDED_FILE)
     old = [path for name in names for path in folder.glob(name)]
     if old and not force:
         raise WouldOverwriteError(
