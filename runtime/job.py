@@ -17,8 +17,8 @@ JOB_VARIABLE = "PARO_JOB"
 DRIFT_VARIABLE = "PARO_ALLOW_DRIFT"
 # A file that every rank touches once its model runs under the plan.
 APPLIED_VARIABLE = "PARO_APPLIED"
-# Files in a job's folder: what runs, the new plan, what became of it.
-STATE, REQUEST, ANSWER = "job.json", "switch.json", "switched.json"
+# Files in a job's folder: what runs, its plan, the new plan, what became of it.
+STATE, CURRENT, REQUEST, ANSWER = "job.json", "plan.json", "switch.json", "switched.json"
 
 
 def mark_applied() -> None:

@@ -32,8 +32,8 @@ OPTIONS = {
     "run": {"--plan", "--capture", "--steps", "--job", "--allow-drift", "--force"},
     "schema": set(),
     "show": {"--json", "--force"},
-    "switch": {"--timeout"},
-    "watch": {"--once", "--json", "--interval", "--record"},
+    "switch": {"--timeout", "--canary", "--canary-steps"},
+    "watch": {"--once", "--json", "--interval", "--record", "--apply"},
     "slice": {"-o", "--output", "--rank", "--step", "--max-mb", "--force"},
 }  # fmt: skip
 

@@ -11,4 +11,6 @@ LEAST_SLOWDOWN = 1.05  # of the baseline's median that the newest steps' median 
 HOST_EXCESS = 1.2  # times as long as before, and as other ranks, that a rank's host must work to be named; assumed
 RECORDED_STEPS = 3  # steps of a recording that is asked for; as many as a capture records by itself
 MOST_WAITED_STEPS = 500  # steps after which a job that records nothing is given up; a device logs 50 at once; assumed
+CANARY_STEPS = 30  # steps before and after a switch that judge it; as LEAST_BASELINE
+CANARY_TIMEOUT_S = 600.0  # s to wait for the answer to a switch, and for each step after it; as of `switch`
 POLL_S = 5.0  # s between two looks at the logs; assumed

@@ -1,4 +1,6 @@
-"""DDP that trains until the file "end" is in its folder; while "slow" is there, rank 1 sleeps in every step."""
+"""DDP that trains until the file "end" is in its folder; while "slow" is there, rank 1 sleeps in every step
+as many seconds as it says.
+"""
 
 import gc
 import sys
@@ -8,6 +10,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+
+def seconds_in(path):
+    try:
+        return float(path.read_text())
+    except (OSError, ValueError):
+        return 0.0
 
 
 def main():
@@ -23,7 +32,7 @@ def main():
         dist.broadcast(is_over, 0)
         if is_over:
             break
-        time.sleep(0.03 + (0.06 if dist.get_rank() == 1 and (folder / "slow").exists() else 0))
+        time.sleep(0.03 + (seconds_in(folder / "slow") if dist.get_rank() == 1 else 0))
         model(torch.randn(16, 64)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

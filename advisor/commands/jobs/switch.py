@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import click
 
+from paro_advise.advisor.comparison.constants import MIN_SAMPLES
 from paro_advise.errors import InputError, SwitchError
+from paro_advise.policies.plan import read_plan
+from paro_advise.runtime.job import ANSWER, CURRENT, REQUEST, STATE
 
-_POLL_S = 0.2
+_POLL_S = 0.2  # seconds between two looks; a request is taken within two steps
+_SETTLING_STEPS = 2  # steps after a switch that count for nothing: buffers are made anew in them
+
+
+_REGRESSION = 5  # exit code, as of `compare`
 
 
 @click.command("switch", short_help="Give a running job a new plan at its next step.")
 @click.argument("job", metavar="JOB")
 @click.argument("plan_file", metavar="PLAN")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0), default=600.0, show_default=True, help="Seconds.")
-def command(*, job: str, plan_file: str, timeout_s: float) -> None:
+@click.option(
+    "--canary", "logs", metavar="DIR", help="Go back unless steps become shorter; the folder of the job's step logs."
+)
+@click.option(
+    "--canary-steps", type=click.IntRange(MIN_SAMPLES, 10_000), default=30, show_default=True, help="Steps to judge by."
+)
+def command(*, job: str, plan_file: str, timeout_s: float, logs: str | None, canary_steps: int) -> int:
     """Let the job in folder JOB, started by `run --job JOB`, go on under PLAN from the next steps on.
 
-    Parameters and optimizer states move exactly; nothing is saved or restarted.
+    Parameters and optimizer states move exactly; nothing is saved or restarted. With --canary the job goes back to the
+    plan that it had unless its steps become shorter for sure; the exit code is 5 then.
 
     \b
-    Example:
+    Examples:
       paro-advise switch job/ plan2.json
+      paro-advise switch job/ plan2.json --canary after/
     """
-    from paro_advise.policies.plan import read_plan
-    from paro_advise.runtime.job import ANSWER, REQUEST, STATE
-
-    plan = read_plan(plan_file)
+    read_plan(plan_file)
     folder = Path(job)
     if not (folder / STATE).is_file():
         raise InputError(
@@ -39,20 +50,84 @@ def command(*, job: str, plan_file: str, timeout_s: float) -> None:
             where=job,
             hint=f"there is no {STATE} in this folder",
         )
-    (folder / ANSWER).unlink(missing_ok=True)
-    temporary = folder / f"{REQUEST}.part"
-    shutil.copyfile(plan_file, temporary)
-    temporary.replace(folder / REQUEST)
-    answer = _answer(folder / ANSWER, timeout_s)
+    if logs is None:
+        _switch(folder, Path(plan_file).read_bytes(), timeout_s)
+        return 0
+    return 0 if try_plan(folder, Path(plan_file).read_bytes(), Path(logs), canary_steps, timeout_s) else _REGRESSION
+
+
+def try_plan(job: Path, plan: bytes, logs: Path, num_steps: int, timeout_s: float, *, is_report: bool = True) -> bool:
+    """Give a job a plan, and the old one again unless steps become shorter; tell whether it keeps the new one.
+
+    Args:
+        job: its folder.
+        plan: the new one.
+        logs: folder of its step logs.
+        num_steps: to judge by, before and after.
+        timeout_s: to wait for an answer, and for each step.
+        is_report: what is said is the report itself, on standard output.
+
+    Raises:
+        InputError: too few steps are logged.
+        SwitchError: the job does not answer, or takes no steps any more.
+    """
+    from paro_advise.advisor.watching.canary import judge
+    from paro_advise.advisor.watching.follow import FollowedJob
+
+    followed = FollowedJob(logs)
+    before = [time_us for _, time_us in followed.steps()][-num_steps:]
+    if len(before) < MIN_SAMPLES or not (job / CURRENT).is_file():
+        raise InputError(
+            f"a canary must be held against at least {MIN_SAMPLES} steps, the logs hold {len(before)}",
+            where=str(logs),
+            hint="start the job with `run --job JOB --capture DIR`, and let it take steps beyond the warm-up",
+        )
+    old = (job / CURRENT).read_bytes()
+    switch_s = _switch(job, plan, timeout_s, is_report=is_report)
+    since = followed.newest() + _SETTLING_STEPS
+    after: list[float] = []
+    seen, seen_s = since, time.monotonic()
+    while len(after) < num_steps:
+        time.sleep(_POLL_S)
+        after = [time_us for step, time_us in followed.steps() if step > since][:num_steps]
+        if followed.newest() > seen:
+            seen, seen_s = followed.newest(), time.monotonic()
+        elif time.monotonic() - seen_s > timeout_s:
+            raise SwitchError(
+                f"the job must take {num_steps} steps to be judged, it took {len(after)} and none in {timeout_s:g} s",
+                where=str(job),
+                hint="it goes on under the new plan; has it ended?",
+            )
+    judgement = judge(before, after, switch_s)
+    click.echo(judgement.text, err=not is_report)
+    if not judgement.is_faster:
+        _switch(job, old, timeout_s, is_report=is_report)
+    return judgement.is_faster
+
+
+def _switch(job: Path, plan: bytes, timeout_s: float, *, is_report: bool = True) -> float:
+    """Give a job a plan; return how long the switch took (s).
+
+    Raises:
+        SwitchError: it does not take it, or does not answer.
+    """
+    (job / ANSWER).unlink(missing_ok=True)
+    temporary = job / f"{REQUEST}.part"
+    temporary.write_bytes(plan)
+    temporary.replace(job / REQUEST)
+    answer = _answer(job / ANSWER, timeout_s)
     if "error" in answer:
         raise SwitchError(
             f"the job must be able to take the plan, it answered: {answer['error']}",
-            where=job,
+            where=str(job),
             hint="it goes on under its old plan",
         )
-    click.echo(f"{answer['before']} -> {answer['after']} in {answer['seconds']:.2f} s (plan {plan.plan_id})")
+    said = f"{answer['before']} -> {answer['after']} in {answer['seconds']:.2f} s (plan {answer['plan_id']})"
+    click.echo(said, err=not is_report)
     if answer["peak_bytes"]:
-        click.echo(f"the most memory in use meanwhile: {answer['peak_bytes'] / (1 << 30):.2f} GiB on rank 0")
+        peak = f"the most memory in use meanwhile: {answer['peak_bytes'] / (1 << 30):.2f} GiB on rank 0"
+        click.echo(peak, err=not is_report)
+    return float(answer["seconds"])
 
 
 def _answer(path: Path, timeout_s: float) -> dict[str, Any]:

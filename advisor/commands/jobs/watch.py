@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paro_advise.advisor.watching.constants import POLL_S
+from paro_advise.advisor.commands.output import write_output
+from paro_advise.advisor.watching.constants import CANARY_STEPS, CANARY_TIMEOUT_S, POLL_S
+from paro_advise.advisor.wording.escaping import plain
 from paro_advise.core.secrets import masked_command
-from paro_advise.errors import InputError, OutputError
+from paro_advise.errors import InputError, OutputError, ParoAdviseError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,29 +34,42 @@ if TYPE_CHECKING:
     type=click.Choice(["alarm", "now"]),
     help="Have the job record three steps of a few ranks, on an alarm or at once, and say what limits them.",
 )
-def command(*, folder: str, once: bool, as_json: bool, interval_s: float, record: str | None) -> None:
+@click.option(
+    "--apply",
+    "apply_to",
+    metavar="JOB",
+    help="Also try the plan recommended for these steps on the job in this folder, and go back unless it is faster.",
+)
+def command(
+    *, folder: str, once: bool, as_json: bool, interval_s: float, record: str | None, apply_to: str | None
+) -> None:
     """Follow the step logs that `capture` writes into DIR, and print a line when steps become slower and stay so.
 
     An alarm follows a change by seven steps. If steps come in any order with equal chance, a false one comes once in 24
-    million steps; steps that are slow in bursts make it likelier. The job itself is left as it is; end the watch with
-    Ctrl-C. With --once and --record it ends when the recording is there.
+    million steps; steps that are slow in bursts make it likelier. The job itself is left as it is, unless
+    --apply names the folder through which `run --job` can be reached. End the watch with Ctrl-C; with --once and
+    --record it ends when the recording is there.
 
     \b
     Examples:
       paro-advise watch before/
       paro-advise watch before/ --once --json
       paro-advise watch before/ --record alarm
+      paro-advise watch after/ --record alarm --apply job/
     """
+    from paro_advise.advisor.watching.follow import FollowedJob
     from paro_advise.advisor.watching.job import find_alarms
 
     if not Path(folder).is_dir():
         raise InputError("watch must follow a folder that `capture` writes into", where=folder)
+    if apply_to is not None and record is None:
+        raise UsageError("--apply must come with --record, from whose steps the plan is made")
     told: set[int] = set()
-    known: dict[Path, tuple[int, StepLog]] = {}
+    followed = FollowedJob(Path(folder))
     recording: Recording | None = None
     is_asked = False
     while True:
-        logs = _logs(Path(folder), known)
+        logs = followed.logs()
         for alarm in find_alarms(logs):
             if alarm.since_step not in told:
                 told.add(alarm.since_step)
@@ -63,7 +78,7 @@ def command(*, folder: str, once: bool, as_json: bool, interval_s: float, record
                     recording = _ask(folder, alarm.text, logs)
         if record == "now" and not is_asked and logs:
             recording, is_asked = _ask(folder, "asked for", logs), True
-        if recording is not None and _is_told(recording, logs, as_json=as_json):
+        if recording is not None and _is_told(recording, logs, as_json=as_json, job=apply_to):
             recording = None
         if once and recording is None:
             if not logs:
@@ -84,7 +99,7 @@ def _ask(folder: str, cause: str, logs: Sequence[StepLog]) -> Recording:
     return recording
 
 
-def _is_told(recording: Recording, logs: Sequence[StepLog], *, as_json: bool) -> bool:
+def _is_told(recording: Recording, logs: Sequence[StepLog], *, as_json: bool, job: str | None) -> bool:
     """Say what a recording shows once it is there; tell whether nothing more is to come of it."""
     from paro_advise.advisor.watching.constants import MOST_WAITED_STEPS
     from paro_advise.advisor.watching.recording import is_over, newest_step
@@ -97,47 +112,54 @@ def _is_told(recording: Recording, logs: Sequence[StepLog], *, as_json: bool) ->
             err=True,
         )
         return True
-    from paro_advise.advisor.analysis.load import load_analysis
-    from paro_advise.advisor.analysis.model import Options
-    from paro_advise.advisor.commands.progress import Progress
-    from paro_advise.advisor.wording.escaping import plain
-
     try:
-        analysis, _ = load_analysis([str(recording.folder)], Options(), Progress(quiet=True))
-    except InputError as error:
+        _conclude(recording, as_json=as_json, job=job)
+    except ParoAdviseError as error:  # what goes wrong with one alarm must not end the watch
         click.echo("\n".join(plain(line) for line in error.lines()), err=True)
-        return True
-    if as_json:
-        import msgspec
-
-        told = {"recorded": str(recording.folder), "regime": analysis.verdict.regime, "verdict": analysis.verdict.text}
-        click.echo(msgspec.json.encode(told, order="sorted"))
-    else:
-        click.echo(plain(analysis.verdict.text))
-        click.echo(f"next: paro-advise recommend {masked_command([str(recording.folder)])} -o plan.json", err=True)
     return True
 
 
-def _logs(folder: Path, known: dict[Path, tuple[int, StepLog]]) -> list[StepLog]:
-    """Return all step logs of a folder, reading those that have grown; a line that is being written is left out."""
-    from paro_advise.core.capture_files import STEP_LOG_PATTERN
-    from paro_advise.trace_parsers.bytes.blocks import SourceRef
-    from paro_advise.trace_parsers.logs.step_log import read_step_log
+def _conclude(recording: Recording, *, as_json: bool, job: str | None) -> None:
+    """Say what limits the recorded steps; where a job is given, try what is recommended for it."""
+    from paro_advise.advisor.analysis.load import load_analysis
+    from paro_advise.advisor.analysis.model import Options
+    from paro_advise.advisor.commands.progress import Progress
 
-    for path in sorted(folder.glob(STEP_LOG_PATTERN)):
-        size = path.stat().st_size
-        if path in known and known[path][0] == size:
-            continue
-        try:
-            known[path] = size, read_step_log(SourceRef(path=path))
-        except InputError:
-            continue  # its first line is being written
-    return [log for _, log in known.values()]
+    analysis, _ = load_analysis([str(recording.folder)], Options(), Progress(quiet=True))
+    verdict = analysis.verdict
+    told: dict[str, object] = {"recorded": str(recording.folder), "regime": verdict.regime, "verdict": verdict.text}
+    _say(verdict.text, told, as_json=as_json)
+    if job is None:
+        click.echo(f"next: paro-advise recommend {masked_command([str(recording.folder)])} -o plan.json", err=True)
+        return
+    from paro_advise.advisor.commands.jobs.switch import try_plan
+    from paro_advise.advisor.prediction.fitting.calibrate import calibrate
+    from paro_advise.advisor.prediction.recommend import recommend
+    from paro_advise.advisor.prediction.scoring import Limits
+    from paro_advise.core.documents import to_json
+    from paro_advise.policies.plan import Verdict
+
+    plan = recommend(calibrate(analysis), Limits(device_memory_bytes=analysis.run.device_memory_bytes))
+    write_output(str(recording.folder / "plan.json"), to_json(plan), force=True)
+    _say(plan.text, {"plan_id": plan.plan_id, "plan": plan.verdict.value, "text": plan.text}, as_json=as_json)
+    if plan.verdict == Verdict.CHANGE:
+        kept = try_plan(
+            Path(job), to_json(plan), recording.folder.parent, CANARY_STEPS, CANARY_TIMEOUT_S, is_report=not as_json
+        )
+        text = "the job keeps the new plan" if kept else "the job is back on its old plan"
+        _say(text, {"plan_id": plan.plan_id, "kept": kept}, as_json=as_json)
+
+
+def _say(text: str, told: dict[str, object], *, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.encode(told, order="sorted"))
+    else:
+        click.echo(plain(text))
 
 
 def _print(alarm: Alarm, *, as_json: bool) -> None:
-    from paro_advise.advisor.wording.escaping import plain
-
     if as_json:
         import msgspec
 

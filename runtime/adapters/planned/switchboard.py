@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from paro_advise.core.documents import to_json
 from paro_advise.errors import ParoAdviseError, SwitchError, TrainingError
 from paro_advise.policies.plan import plan_from_json
 from paro_advise.runtime.adapters.constants import NOTICE_STEPS
-from paro_advise.runtime.job import ANSWER, REQUEST, STATE
+from paro_advise.runtime.job import ANSWER, CURRENT, REQUEST, STATE
 from paro_advise.runtime.sharding.module import engine_of
 from paro_advise.runtime.sharding.switching import switch
 
@@ -50,6 +51,7 @@ class Switchboard:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / REQUEST).unlink(missing_ok=True)
             (self._folder / ANSWER).unlink(missing_ok=True)
+            self._keep(to_json(plan))
             self._write(STATE, {"pid": os.getpid(), "plan_id": plan.plan_id, "world_size": dist.get_world_size()})
 
     def look(self) -> None:
@@ -101,6 +103,8 @@ class Switchboard:
             "seconds": report.seconds,
             "peak_bytes": report.peak_bytes,
         }
+        if dist.get_rank() == 0:
+            self._keep(data)
         self._answer(body, f"switched {report.before} -> {report.after} in {report.seconds:.2f} s")
         return plan
 
@@ -108,6 +112,12 @@ class Switchboard:
         if dist.get_rank() == 0:
             self._write(ANSWER, body)
             print(f"paro-advise: {text}", file=sys.stderr, flush=True)
+
+    def _keep(self, plan: bytes) -> None:
+        """Leave the plan that is in force, so that whoever gives the job another one can go back."""
+        temporary = self._folder / f"{CURRENT}.part"
+        temporary.write_bytes(plan)
+        temporary.replace(self._folder / CURRENT)
 
     def _write(self, name: str, body: Mapping[str, object]) -> None:
         temporary = self._folder / f"{name}.part"
