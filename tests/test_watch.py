@@ -199,7 +199,9 @@ def test_an_alarm_has_the_running_job_record_and_says_what_limits_it(tmp_path, c
             wait_for(lambda: num_steps(folder) > 80)
             since = num_steps(folder)
             (folder.parent / "slow").write_text("0.06")
-            alarm, told = json.loads(watch.stdout.readline()), json.loads(watch.stdout.readline())
+            lines = iter(lambda: json.loads(watch.stdout.readline()), None)
+            alarm = next(lines)
+            told = next(line for line in lines if "recorded" in line)  # a busy machine may bring more alarms
             watch.send_signal(2)
             watch.communicate(timeout=60)
         assert alarm["since_step"] >= since - 10
