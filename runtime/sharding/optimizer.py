@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from paro_advise.errors import UsageError
-from paro_advise.runtime.sharding.param_states import ParamStates
+from paro_advise.runtime.sharding.param_states import ParamStates, lay_out
 from paro_advise.runtime.sharding.parameters.owned import set_stepping
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ class OptimizerShards:
     def tensors(self, name: str) -> Iterator[tuple[str, torch.Tensor]]:
         """Return the state tensors of a parameter that are sharded like it."""
         shard = self.shards[name]
-        for key, value in self.optimizer.state.get(shard, {}).items():
+        for key, value in lay_out(shard, self.optimizer.state.get(shard, {})).items():
             if isinstance(value, torch.Tensor) and value.shape == shard.shape:
                 yield key, value
 

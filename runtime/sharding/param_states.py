@@ -152,11 +152,21 @@ def _let_mix(state: StateDict) -> None:
 
 def _take_back(shard: torch.Tensor, state: StateDict) -> None:
     """Let a state be what a step needs: DTensors of the parameter's layout, which mix with no plain tensors."""
-    for name, value in state.items():
+    lay_out(shard, state)
+    for value in state.values():
         if isinstance(value, torch.Tensor):
             unmixed(value)
-            if value.dim() and value.shape == shard.shape:
-                state[name] = _laid_out_as(shard, value)
+
+
+def lay_out(shard: torch.Tensor, state: StateDict) -> StateDict:
+    """Give tensors that a script has put into a state the layout of their parameter; return the state.
+
+    All ranks call it at once. Whoever reads states between steps must see no whole tensor among rows.
+    """
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor) and value.dim() and value.shape == shard.shape:
+            state[name] = _laid_out_as(shard, value)
+    return state
 
 
 def _laid_out_as(shard: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

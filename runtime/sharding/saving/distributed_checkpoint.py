@@ -17,6 +17,7 @@ from torch import nn
 from paro_advise.runtime.import_hooks import when_imported
 from paro_advise.runtime.sharding.engine import Engine
 from paro_advise.runtime.sharding.module import ShardedModule
+from paro_advise.runtime.sharding.param_states import lay_out
 from paro_advise.runtime.sharding.states.whole_states import fsdp2_optimizer_state, part_of
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class _View(torch.optim.Optimizer):
         self.state = defaultdict(
             dict,
             {
-                slots[name].parameter: held[shard]
+                slots[name].parameter: lay_out(shard, held[shard])
                 for name, shard in shards.shards.items()
                 if name in own and shard in held
             },

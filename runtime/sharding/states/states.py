@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paro_advise.policies.strategy import Level
+from paro_advise.runtime.sharding.param_states import lay_out
 from paro_advise.runtime.sharding.parameters.whole import stand_in
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def optimizer_state(engine: Engine) -> StateDict:
     for group, names in zip(shards.optimizer.param_groups, shards.group_names, strict=True):
         groups.append({**{key: value for key, value in group.items() if key != "params"}, "params": list(names)})
     state = {
-        name: dict(shards.optimizer.state[shard])
+        name: dict(lay_out(shard, shards.optimizer.state[shard]))
         for name, shard in shards.shards.items()
         if shard in shards.optimizer.state
     }
