@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.watching.job import job_steps
+from paro_advise.advisor.watching.recording import newest_step
 from paro_advise.core.capture_files import STEP_LOG_PATTERN
 from paro_advise.errors import InputError
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
@@ -45,4 +46,4 @@ class FollowedJob:
 
     def newest(self) -> int:
         """Return the newest step that every rank has logged, 0 without any."""
-        return min((log.rows[-1].step for log in self.logs() if log.rows), default=0)
+        return newest_step(self.logs())
