@@ -65,10 +65,15 @@ def outcome_of(exit_code: int, capture: Path) -> Outcome:
     for path in sorted(capture.glob("steps.rank*.jsonl")):
         head, *rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         steps = [row for row in rows if "step" in row]
-        losses[head["rank"]] = [row.get("loss") for row in steps]
-        shares.append([row.get("gradient_norm_squared") for row in steps])
+        losses[head["rank"]] = [_value(row.get("loss")) for row in steps]
+        shares.append([_value(row.get("gradient_norm_squared")) for row in steps])
     norms = [None if None in ranks else math.sqrt(sum(ranks)) for ranks in zip(*shares, strict=False)]
     return Outcome(exit_code=exit_code, losses=losses, norms=norms)
+
+
+def _value(told: float | str | None) -> float | None:
+    """Return a number of a step log, which writes NaN and infinities as text."""
+    return None if told is None else float(told)
 
 
 def largest(wanted: Sequence[float | None], got: Sequence[float | None]) -> float | None:
@@ -126,7 +131,9 @@ class Trial:
         command = self._command if before is None else shlex.split(self._resume or "")
         words = [word.format(**names) for word in command]
         if before is not None and self._prepare:
-            subprocess.run([word.format(**names) for word in shlex.split(self._prepare)], check=True)
+            subprocess.run(
+                [word.format(**names) for word in shlex.split(self._prepare)], check=False
+            )  # of a run that failed there is nothing
         capture = out / "capture"
         first = ("run", "--plan", plan, "--capture", capture) if plan else ("capture", "-o", capture)
         code = advise(*first, "--force", "--steps", STEPS, "--", *words, folder=out)

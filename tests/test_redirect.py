@@ -320,3 +320,27 @@ def test_asking_whether_a_module_is_there_does_not_use_up_the_wait_for_it(tmp_pa
     importlib.import_module("waited_for")
     assert seen == [3]
     monkeypatch.delitem(sys.modules, "waited_for")
+
+
+def test_methods_of_fsdp2s_class_are_those_of_its_modules():
+    """Scripts call them by the class too; what they put in their place would reach no module."""
+    pytest.importorskip("torch")
+    from torch import nn
+    from torch.distributed.fsdp import FSDPModule
+
+    from paro_advise.errors import TrainingError
+    from paro_advise.runtime.adapters.fsdp2 import PlannedModule, _standing_for
+
+    kind = _standing_for(FSDPModule)
+    assert {name for name in vars(FSDPModule) if not name.startswith("_")} <= set(vars(kind))
+
+    class Planned(PlannedModule, nn.Linear):
+        def set_gradient_divide_factor(self, factor):
+            self.factor = factor
+
+    module = Planned(2, 2)
+    assert isinstance(module, kind)
+    kind.set_gradient_divide_factor(module, 4.0)
+    assert module.factor == 4.0
+    with pytest.raises(TrainingError, match="set_gradient_divide_factor"):
+        kind.set_gradient_divide_factor = None

@@ -145,7 +145,20 @@ def _standing_for(original: type) -> type:
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, (PlannedModule, original))
 
-    return Kind("FSDPModule", (), {"__doc__": original.__doc__})
+        def __setattr__(cls, name: str, value: object) -> None:
+            raise TrainingError(
+                f"a plan cannot express methods that replace FSDPModule's, got one for {name}", hint=NO_PLAN
+            )
+
+    def of_instance(name: str) -> Callable[..., object]:
+        def call(self: nn.Module, *args: object, **kwargs: object) -> object:
+            return getattr(self, name)(*args, **kwargs)
+
+        call.__name__ = name
+        return call
+
+    methods = {name: of_instance(name) for name in vars(original) if not name.startswith("_")}
+    return Kind("FSDPModule", (), {"__doc__": original.__doc__, **methods})
 
 
 class FullyShardCalls:
