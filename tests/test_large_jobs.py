@@ -136,7 +136,7 @@ def test_the_file_is_written_beside_large_runs_only_and_not_over_another(tmp_pat
     assert not (tmp_path / "many.html").exists()
 
 
-def collectives(offset_of, groups, num_each=6):
+def collectives(offset_of, groups, num_each=6, *, key=None):
     """Collectives of groups of ranks, each on a clock of its own, that end on all their ranks at once."""
     draws = random.Random(1)
     rows = []
@@ -144,18 +144,20 @@ def collectives(offset_of, groups, num_each=6):
         for each in range(num_each):
             end = 1000.0 * each + draws.uniform(0, 500)
             rows += [
-                {"match": number * num_each + each, "rank": rank, "op": "all_reduce", "group_key": str(number),
+                {"match": number * num_each + each, "rank": rank, "op": "all_reduce", "group_key": key or str(number),
                  "finish_us": end + offset_of[rank] + draws.gauss(0, 0.5)}
                 for rank in group
             ]  # fmt: skip
     return pl.DataFrame(rows)
 
 
-def offsets_of(num_ranks, groups):
+def offsets_of(num_ranks, groups, **options):
     draws = random.Random(0)
     true = [0.0] + [draws.uniform(-1e6, 1e6) for _ in range(num_ranks - 1)]
     clock_of = {rank: f"host {rank}" for rank in range(num_ranks)}
-    found, error = _clock_offsets(collectives(true, groups), clock_of, {name: rank for rank, name in clock_of.items()})
+    found, error = _clock_offsets(
+        collectives(true, groups, **options), clock_of, {name: rank for rank, name in clock_of.items()}
+    )
     return true, found, error
 
 
@@ -173,6 +175,13 @@ def test_clocks_of_hundreds_of_hosts_are_found_through_any_groups(groups):
     """Ends differ by 0.5 us at random: 6 collectives a pair, in a chain over 299 of them some 5 us."""
     true, found, error = offsets_of(300, groups)
     assert max(abs(one - other) for one, other in zip(true, found, strict=True)) < 25
+    assert error < 2
+
+
+def test_collectives_of_one_group_may_each_show_only_some_of_its_clocks():
+    """Point-to-point inside one group: neighbours alone share collectives."""
+    true, found, error = offsets_of(64, [(rank, rank + 1) for rank in range(63)], key="pipeline")
+    assert max(abs(one - other) for one, other in zip(true, found, strict=True)) < 10
     assert error < 2
 
 

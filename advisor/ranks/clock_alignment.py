@@ -181,13 +181,11 @@ class _Ends:
         match: number of the collective, from 0 on.
         clock: number of the clock.
         end_us: the median over the clock's ranks, on that clock.
-        group: number of the process group.
     """
 
     match: NDArray[np.int64]
     clock: NDArray[np.int64]
     end_us: NDArray[np.float64]
-    group: NDArray[np.int64]
 
 
 def _clock_offsets(
@@ -221,7 +219,7 @@ def _ends_of(joined: pl.DataFrame, clock_of: Mapping[int, str], index_of: Mappin
         usable.with_columns(pl.col("rank").replace_strict(number_of, return_dtype=pl.Int64).alias("clock"))
         .group_by("match", "clock")
         # Of an even number of ranks the earlier one of the two in the middle.
-        .agg(pl.col("finish_us").quantile(0.5, "lower"), pl.col("group_key").first())
+        .agg(pl.col("finish_us").quantile(0.5, "lower"))
         .filter(pl.len().over("match") > 1)
         .sort("match", "clock")
     )
@@ -229,7 +227,6 @@ def _ends_of(joined: pl.DataFrame, clock_of: Mapping[int, str], index_of: Mappin
         match=by_clock["match"].rle_id().cast(pl.Int64).to_numpy(),
         clock=by_clock["clock"].to_numpy(),
         end_us=by_clock["finish_us"].to_numpy(),
-        group=(by_clock["group_key"].rank("dense").cast(pl.Int64) - 1).to_numpy(),
     )
 
 
@@ -246,10 +243,10 @@ def _medians(values: NDArray[np.float64], place: NDArray[np.int64], count: int) 
 
 
 def _chained_offsets(ends: _Ends, num_clocks: int) -> NDArray[np.float64]:
-    """Return first offsets: from clock to clock through the groups that show most collectives.
+    """Return first offsets: from clock to clock through the pairs that most collectives show.
 
     Most collectives may run between few clocks; medians over all of them alone would never move
-    the others. Clocks that no group joins to the first one's keep offsets of their own, from 0 on.
+    the others. Clocks that no collective joins to the first one's keep offsets of their own, from 0 on.
     """
     parent = np.arange(num_clocks)
     to_parent = np.zeros(num_clocks)  # its offset minus its parent's
@@ -262,24 +259,31 @@ def _chained_offsets(ends: _Ends, num_clocks: int) -> NDArray[np.float64]:
             parent[clock], to_parent[clock] = above, way  # shorter the next time
         return int(above), float(way)
 
-    order = np.lexsort((ends.match, ends.group))
-    groups = np.split(order, np.flatnonzero(np.diff(ends.group[order])) + 1)
-    for entries in sorted(groups, key=lambda entries: -len(np.unique(ends.match[entries]))):
-        clock, match = ends.clock[entries], ends.match[entries]
-        hub = int(np.bincount(clock).argmax())
-        of_hub = clock == hub
-        hub_ends = dict(zip(match[of_hub].tolist(), ends.end_us[entries][of_hub].tolist(), strict=True))
-        beside = np.array([hub_ends.get(number, np.nan) for number in match.tolist()])
-        gaps = ends.end_us[entries] - beside
-        known = ~np.isnan(gaps)
-        others, place = np.unique(clock[known], return_inverse=True)
-        for other, gap in zip(others.tolist(), _medians(gaps[known], place, len(others)).tolist(), strict=True):
-            (top, way), (hub_top, hub_way) = root(other), root(hub)
-            if top != hub_top:
-                low, high = sorted((top, hub_top))
-                between = gap + hub_way - way  # offset of the top minus that of the hub's
-                parent[high], to_parent[high] = low, between if high == top else -between
+    for hub, other, gap in _pairs(ends, num_clocks):
+        (top, way), (hub_top, hub_way) = root(other), root(hub)
+        if top != hub_top:
+            low, high = sorted((top, hub_top))
+            between = gap + hub_way - way  # offset of the top minus that of the hub's
+            parent[high], to_parent[high] = low, between if high == top else -between
     return np.array([root(clock)[1] for clock in range(num_clocks)])
+
+
+def _pairs(ends: _Ends, num_clocks: int) -> list[tuple[int, int, float]]:
+    """Return pairs of clocks with the median gap of their ends (us), those that most collectives show first.
+
+    Each collective pairs its clocks with one of them alone, that which most collectives show: pairs of each with each
+    would grow with the square of the clocks.
+    """
+    seen = np.bincount(ends.clock, minlength=num_clocks)
+    order = np.lexsort((ends.clock, -seen[ends.clock], ends.match))
+    first = np.flatnonzero(np.diff(ends.match[order], prepend=-1))
+    hub, hub_end = ends.clock[order][first], ends.end_us[order][first]  # by match
+    other = ends.clock != hub[ends.match]
+    of_pair = hub[ends.match[other]] * num_clocks + ends.clock[other]
+    pairs, place, count = np.unique(of_pair, return_inverse=True, return_counts=True)
+    gaps = _medians(ends.end_us[other] - hub_end[ends.match[other]], place, len(pairs))
+    by_count = np.argsort(-count, kind="stable")
+    return [(int(pairs[at] // num_clocks), int(pairs[at] % num_clocks), float(gaps[at])) for at in by_count]
 
 
 def span_column(table: pl.DataFrame, topology: Topology, world_size: int | None) -> pl.Series:
