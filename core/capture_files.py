@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paro_advise.core.documents import Format
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 STEPS = Format(name="paro-advise/steps", version="1.2")
 RUN = Format(name="paro-advise/run", version="1.2")
@@ -13,6 +17,12 @@ TRACE_PATTERN = "rank*.json.gz"
 STEP_LOG_PATTERN = "steps.rank*.jsonl"
 # In a capture's folder: what is asked of a running job, and which steps its rank 0 has chosen for it.
 WANTED_FILE, DECIDED_FILE = "record.wanted.json", "record.decided.json"
+
+
+def recordings_folder(capture: Path) -> Path:
+    """Return where recordings that were asked for lie: beside the capture, whose own traces they must not mix with."""
+    whole = capture.absolute()
+    return whole.with_name(f"{whole.name}.recordings")
 
 
 def trace_file(rank: int) -> str:

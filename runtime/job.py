@@ -18,7 +18,7 @@ DRIFT_VARIABLE = "PARO_ALLOW_DRIFT"
 # A file that every rank touches once its model runs under the plan.
 APPLIED_VARIABLE = "PARO_APPLIED"
 # Files in a job's folder: what runs, its plan, the new plan, what became of it.
-STATE, CURRENT, REQUEST, ANSWER = "job.json", "plan.json", "switch.json", "switched.json"
+STATE, CURRENT, REQUEST, ANSWER = "job.json", "in-force.plan.json", "switch.json", "switched.json"
 
 
 def mark_applied() -> None:

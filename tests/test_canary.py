@@ -17,6 +17,7 @@ from loop import plan_for, torchrun
 
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.commands.jobs import watch as watch_command
+from paro_advise.advisor.commands.jobs.switch import try_plan
 from paro_advise.advisor.watching.canary import judge
 from paro_advise.policies.plan import read_plan
 
@@ -87,12 +88,12 @@ def num_steps(logs):
 @contextmanager
 def at_the_switch(folder, sleep_s):
     """Change how long rank 1 sleeps as soon as the job has taken another plan."""
-    known = (folder / "job/plan.json").read_bytes()
+    known = (folder / "job/in-force.plan.json").read_bytes()
     is_over = threading.Event()
 
     def look():
         while not is_over.wait(0.05):
-            if (folder / "job/plan.json").read_bytes() != known:
+            if (folder / "job/in-force.plan.json").read_bytes() != known:
                 (folder / "slow").write_text(str(sleep_s))
                 return
 
@@ -112,7 +113,7 @@ def test_a_job_keeps_what_makes_it_faster_and_goes_back_from_what_does_not(a_pla
     # What is recommended for three steps of a busy test machine is not the same each time.
     monkeypatch.setattr("paro_advise.advisor.prediction.recommend.recommend", lambda *_: read_plan(str(second)))
     monkeypatch.setattr(watch_command, "CANARY_STEPS", 12)
-    before = (job / "job/plan.json").read_bytes()
+    before = (job / "job/in-force.plan.json").read_bytes()
     words = ["watch", str(job / "run"), "--record", "now", "--apply", str(job / "job")]
     with at_the_switch(job, 0.5):
         assert run([*words, "--once", "--json", "--interval", "0.2"]) == 0
@@ -120,23 +121,73 @@ def test_a_job_keeps_what_makes_it_faster_and_goes_back_from_what_does_not(a_pla
     assert recorded["verdict"]
     assert plan["plan"] == "change"
     assert outcome["kept"] is False
-    assert (job / "job/plan.json").read_bytes() == before
+    assert (job / "job/in-force.plan.json").read_bytes() == before
     since = num_steps(job / "run")
     wait_for(lambda: num_steps(job / "run") > since + 12)  # it trains on, slowly
     with at_the_switch(job, 0.0):
         assert run(["switch", str(job / "job"), str(second), "--canary", str(job / "run"), "--canary-steps", "12"]) == 0
     assert "steps are shorter" in capsys.readouterr().out
-    assert (job / "job/plan.json").read_bytes() == second.read_bytes()
+    assert (job / "job/in-force.plan.json").read_bytes() == second.read_bytes()
 
 
-def test_a_job_without_logs_is_not_given_a_plan(a_plan, tmp_path, capsys):
+def test_a_job_without_logs_is_not_given_a_plan(a_plan, tmp_path, monkeypatch, capsys):
     job = tmp_path / "job"
     job.mkdir()
     (job / "job.json").write_text("{}")
     (tmp_path / "logs").mkdir()
     assert run(["switch", str(job), str(a_plan), "--canary", str(tmp_path / "logs")]) == 3
-    assert "at least 4 steps" in capsys.readouterr().err
+    assert "in-force.plan.json" in capsys.readouterr().err
+    (job / "in-force.plan.json").write_bytes(a_plan.read_bytes())
+    monkeypatch.setattr("paro_advise.advisor.watching.follow.LOOK_S", 0.01)
+    assert run(["switch", str(job), str(a_plan), "--canary", str(tmp_path / "logs"), "--timeout", "0.1"]) == 3
+    assert "must take steps" in capsys.readouterr().err
     assert not (job / "switch.json").exists()
+
+
+def test_whatever_ends_the_judging_the_job_is_asked_to_go_back(a_plan, tmp_path, monkeypatch, capsys):
+    """Ctrl-C while the steps after the switch are awaited."""
+    job, logs = tmp_path / "job", tmp_path / "logs"
+    job.mkdir()
+    logs.mkdir()
+    (job / "job.json").write_text("{}")
+    (job / "in-force.plan.json").write_bytes(b"the old plan")
+    waits = []
+
+    def wait_for_growth(self, timeout_s):
+        waits.append(timeout_s)
+        if len(waits) > 1:
+            raise KeyboardInterrupt
+
+    followed = "paro_advise.advisor.watching.follow.FollowedJob"
+    monkeypatch.setattr(f"{followed}.wait_for_growth", wait_for_growth)
+    monkeypatch.setattr(f"{followed}.steps", lambda _: [(step, 1e6) for step in range(40)])
+    answer = {"before": "a", "after": "b", "seconds": 1.0, "plan_id": "x", "peak_bytes": 0, "step": 39}
+    monkeypatch.setattr("paro_advise.advisor.commands.jobs.switch._answer", lambda *_: answer)
+    with pytest.raises(KeyboardInterrupt):
+        try_plan(job, b"the new plan", logs, 30, 1.0)
+    assert (job / "switch.json").read_bytes() == b"the old plan"
+    assert "asked to go back" in capsys.readouterr().err
+
+
+def test_steps_before_the_switch_judge_nothing_however_late_they_are_logged(a_plan, tmp_path, monkeypatch):
+    """A device logs 50 steps at once: of those that come after the answer most ran under the old plan."""
+    job, logs = tmp_path / "job", tmp_path / "logs"
+    job.mkdir()
+    (job / "in-force.plan.json").write_bytes(b"the old plan")
+    times = [1e6] * 140 + [0.5e6] * 110
+    logged = [100]
+
+    def wait_for_growth(self, timeout_s):
+        logged[0] += 50
+
+    followed = "paro_advise.advisor.watching.follow.FollowedJob"
+    monkeypatch.setattr(f"{followed}.wait_for_growth", wait_for_growth)
+    monkeypatch.setattr(f"{followed}.steps", lambda _: list(enumerate(times))[: logged[0]])
+    answer = {"before": "a", "after": "b", "seconds": 1.0, "plan_id": "x", "peak_bytes": 0, "step": 140}
+    monkeypatch.setattr("paro_advise.advisor.commands.jobs.switch._answer", lambda *_: answer)
+    # The growth before the switch brings 50 steps; the switch is taken at step 140.
+    logged[0] = 60
+    assert try_plan(job, b"the new plan", logs, 30, 1.0)
 
 
 def test_a_plan_is_made_from_recorded_steps_only(tmp_path, capsys):

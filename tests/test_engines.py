@@ -217,6 +217,37 @@ def test_results_and_inputs_keep_what_they_are_on_their_way(tmp_path):
     assert isinstance(unpacked(b"\x00"), InputError)
 
 
+def test_paths_of_any_bytes_travel(tmp_path):
+    path = tmp_path / os.fsdecode(b"rank0-\xff.json")
+    assert unpacked_refs(packed_refs([SourceRef(path=path)])) == [SourceRef(path=path)]
+
+
+def test_a_dask_cluster_that_is_not_there_is_told(monkeypatch):
+    pytest.importorskip("distributed")
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "nonsense://x")
+    with pytest.raises(UsageError, match="--engine dask must reach a cluster"):
+        DaskEngine(1).read(refs_of(RUN), None, lambda *_: None, alone=False)
+
+
+def test_a_cache_that_cannot_be_is_told_once(monkeypatch, capsys):
+    pytest.importorskip("obstore")
+    monkeypatch.setenv("PARO_ADVISE_CACHE", "s3://")
+    assert run(["analyze", str(RUN)]) == 2
+    assert "must name a bucket" in capsys.readouterr().err
+
+
+def test_a_cache_that_does_not_answer_is_left_out_and_said(monkeypatch, capsys):
+    pytest.importorskip("obstore")
+    monkeypatch.setattr("paro_advise.trace_parsers.remote.store.MAX_RETRIES", 0)
+    for name, value in (("AWS_ENDPOINT_URL", "http://127.0.0.1:9"), ("AWS_ACCESS_KEY_ID", "a"),
+                        ("AWS_SECRET_ACCESS_KEY", "b"), ("AWS_REGION", "us-east-1"),
+                        ("PARO_ADVISE_CACHE", "s3://bucket/cache")):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    assert run(["analyze", str(RUN)]) == 0
+    assert "Q308" in (said := capsys.readouterr().err)
+    assert said.count("cannot be asked") == 1
+
+
 def test_machines_with_another_reader_are_refused(monkeypatch):
     data = read_packed(refs_of(RUN / "rank0.json.gz")[0], None)
     monkeypatch.setattr("paro_advise.advisor.facts.reading.packing.READER_VERSION", 1)

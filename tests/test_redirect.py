@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import re
 import sys
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -331,7 +332,7 @@ def test_methods_of_fsdp2s_class_are_those_of_its_modules():
     from paro_advise.errors import TrainingError
     from paro_advise.runtime.adapters.fsdp2 import PlannedModule, _standing_for
 
-    kind = _standing_for(FSDPModule)
+    kind: Any = _standing_for(FSDPModule)
     assert {name for name in vars(FSDPModule) if not name.startswith("_")} <= set(vars(kind))
 
     class Planned(PlannedModule, nn.Linear):

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 # Never traces: what we write ourselves, code, pictures, papers.
-_SKIPPED_SUFFIXES = {".html", ".htm", ".py", ".png", ".jpg", ".jpeg", ".svg", ".pdf", ".ipynb", ".pyc", ".sh"}
+_SKIPPED_SUFFIXES = {
+    ".html", ".htm", ".py", ".png", ".jpg", ".jpeg", ".svg", ".pdf", ".ipynb", ".pyc", ".sh", ".parquet",
+}  # fmt: skip
 
 
 def find_inputs(paths: Iterable[str]) -> tuple[list[SourceRef], bool]:

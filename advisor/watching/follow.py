@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.watching.constants import LOGGED_AT_ONCE, LOOK_S
 from paro_advise.advisor.watching.job import job_steps
 from paro_advise.advisor.watching.recording import newest_step
 from paro_advise.core.capture_files import STEP_LOG_PATTERN
@@ -47,3 +49,24 @@ class FollowedJob:
     def newest(self) -> int:
         """Return the newest step that every rank has logged, 0 without any."""
         return newest_step(self.logs())
+
+    def wait_for_growth(self, timeout_s: float) -> None:
+        """Wait until every rank has logged another step.
+
+        Args:
+            timeout_s: to wait at most, or as long as 60 steps take: devices log 50 at once.
+
+        Raises:
+            InputError: none came.
+        """
+        newest, steps = self.newest(), self.steps()
+        most_s = max(timeout_s, LOGGED_AT_ONCE * steps[-1][1] / 1e6 if steps else 0.0)
+        end = time.monotonic() + most_s
+        while self.newest() <= newest:
+            if time.monotonic() > end:
+                raise InputError(
+                    f"a job must take steps, its logs have gained none in {most_s:.0f} s",
+                    where=str(self._folder),
+                    hint="has it ended, or does it log into another folder?",
+                )
+            time.sleep(LOOK_S)

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import tempfile
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.watching.constants import RECORDED_STEPS
-from paro_advise.core.capture_files import DECIDED_FILE, TRACE_PATTERN, WANTED_FILE, Decided, Wanted
+from paro_advise.advisor.watching.constants import MOST_WAITED_STEPS, RECORDED_STEPS
+from paro_advise.core.capture_files import (
+    DECIDED_FILE,
+    TRACE_PATTERN,
+    WANTED_FILE,
+    Decided,
+    Wanted,
+    recordings_folder,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,17 +30,17 @@ class Recording:
     """What was asked for.
 
     Attributes:
+        capture: folder that the job's capture writes into.
         folder: of its traces.
-        cause: why, for people.
         from_step: the newest step in the logs when it was asked for.
     """
 
+    capture: Path
     folder: Path
-    cause: str
     from_step: int
 
 
-def ask(capture: Path, cause: str, logs: Sequence[StepLog]) -> Recording:
+def ask(capture: Path, logs: Sequence[StepLog]) -> Recording:
     """Ask the job for three steps of a few ranks.
 
     Raises:
@@ -40,11 +49,12 @@ def ask(capture: Path, cause: str, logs: Sequence[StepLog]) -> Recording:
     import msgspec
 
     newest = newest_step(logs)
-    name = f"steps-after-{newest}"
-    partial = capture / f"{WANTED_FILE}.part"
-    partial.write_bytes(msgspec.json.encode(Wanted(name=name, count=RECORDED_STEPS, ranks="auto")))
-    os.replace(partial, capture / WANTED_FILE)  # noqa: PTH105 - both names are ours
-    return Recording(folder=capture / name, cause=cause, from_step=newest)
+    name = f"steps-after-{newest}-{time.strftime('%Y%m%d-%H%M%S')}"
+    data = msgspec.json.encode(Wanted(name=name, count=RECORDED_STEPS, ranks="auto"))
+    with tempfile.NamedTemporaryFile(dir=capture, prefix=".", suffix=".part", delete=False) as file:
+        file.write(data)
+    os.replace(file.name, capture / WANTED_FILE)  # noqa: PTH105 - both names are ours
+    return Recording(capture=capture, folder=recordings_folder(capture) / name, from_step=newest)
 
 
 def newest_step(logs: Sequence[StepLog]) -> int:
@@ -52,19 +62,26 @@ def newest_step(logs: Sequence[StepLog]) -> int:
     return min((log.rows[-1].step for log in logs if log.rows), default=0)
 
 
+def last_step(recording: Recording) -> int | None:
+    """Return the step after its last one, None until the job has chosen."""
+    import msgspec
+
+    try:
+        found = msgspec.json.decode((recording.capture / DECIDED_FILE).read_bytes(), type=Decided)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return found.last if found.name == recording.folder.name else None
+
+
 def is_over(recording: Recording, logs: Sequence[StepLog]) -> bool:
     """Tell whether its steps have passed on every rank and no trace is being written."""
-    decided = _decided(recording)
-    if decided is None or newest_step(logs) <= decided.last:
+    last = last_step(recording)
+    if last is None or newest_step(logs) <= last:
         return False
     return any(recording.folder.glob(TRACE_PATTERN)) and not any(recording.folder.glob("*.part"))
 
 
-def _decided(recording: Recording) -> Decided | None:
-    import msgspec
-
-    try:
-        found = msgspec.json.decode((recording.folder.parent / DECIDED_FILE).read_bytes(), type=Decided)
-    except (OSError, msgspec.DecodeError):
-        return None
-    return found if found.name == recording.folder.name else None
+def is_in_vain(recording: Recording, logs: Sequence[StepLog]) -> bool:
+    """Tell whether so many steps have passed that nothing more is to come of it."""
+    last = last_step(recording)
+    return newest_step(logs) > MOST_WAITED_STEPS + (recording.from_step if last is None else last)

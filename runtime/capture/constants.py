@@ -10,10 +10,10 @@ BYTES_PER_EVENT = 400  # bytes; JSON of an event in a trace; assumed: typical on
 COPY_BYTES = 1 << 20  # bytes; pieces in which a trace is compressed; assumed: far above the cost of a call
 COMPRESSION_LEVEL = 5  # of gzip, 1 to 9; assumed: little time for most of the gain
 LOOK_S = 1.0  # s; between two looks for a recording that is asked for; assumed: a file's date costs nothing then
-LEAD_S = (
-    5.0  # s; from the choice of its steps to the first, in which all ranks must see it; NFS keeps dates 3 s and more
-)
+LEAD_S = 5.0  # s; from the choice of its steps to the first, by which all ranks must have looked; five times LOOK_S
 LEAD_STEPS = 10  # steps; likewise at least, of a job whose steps take seconds; assumed
+RECENT_STEPS = 9  # steps whose median tells how many steps LEAD_S takes; assumed
+MAX_REQUEST_BYTES = 4096  # bytes; of a request that are read; one takes some 70
 MAX_NAME = 64  # characters; of its folder's name; assumed
 BATCH_STEPS = 50  # steps; read from a GPU at once, since each reading waits for it; assumed: a small loss at a crash
 MAX_LOGGED_STEPS = 100_000  # steps; then nothing is logged any more; assumed: tens of MB of JSON a rank

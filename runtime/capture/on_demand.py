@@ -1,28 +1,41 @@
 """Recordings of a running job that somebody asks for by a file in the capture's folder.
 
-Rank 0 sees the file and chooses steps that are far enough ahead for every rank to see them in time; a rank that sees
-them too late does not record. Nothing is exchanged between ranks.
+Rank 0 sees the file, chooses steps that are far enough ahead, and tells the others through the job's store; a rank that
+sees them too late does not record.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
+import stat
+import tempfile
 import time
-from dataclasses import asdict
+from collections import deque
+from statistics import median
 from typing import TYPE_CHECKING
+
+import msgspec
+import torch.distributed as dist
 
 from paro_advise.core.capture_files import DECIDED_FILE, WANTED_FILE, Decided, Wanted
 from paro_advise.errors import UsageError
-from paro_advise.runtime.capture.constants import LEAD_S, LEAD_STEPS, LOOK_S, MAX_NAME, MAX_RECORDED_STEPS
+from paro_advise.runtime.capture.constants import (
+    LEAD_S,
+    LEAD_STEPS,
+    LOOK_S,
+    MAX_NAME,
+    MAX_RECORDED_STEPS,
+    MAX_REQUEST_BYTES,
+    RECENT_STEPS,
+)
 from paro_advise.runtime.capture.rank_choice import RankChoice
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_NAME = re.compile(r"steps-[A-Za-z0-9_-]+")
 
 
 class OnDemand:
@@ -36,7 +49,9 @@ class OnDemand:
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._is_first = folder, rank == 0
         self._looked_s = time.monotonic()
-        self._seen_ns = {name: _date_ns(folder / name) for name in (WANTED_FILE, DECIDED_FILE)}
+        self._seen_ns = _date_ns(folder / WANTED_FILE)
+        self._num_told = 0
+        self._recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
 
     def look(self, coming: int, step_s: float) -> Decided | None:
         """Return what is to be recorded from now on, once; what cannot be read asks for nothing.
@@ -45,38 +60,49 @@ class OnDemand:
             coming: number of the step that begins.
             step_s: duration of the last one.
         """
+        self._recent_s.append(step_s)
         now = time.monotonic()
         if now - self._looked_s < LOOK_S:
             return None
         self._looked_s = now
         try:
-            if not self._is_first:
-                return self._decided(coming) if self._is_new(DECIDED_FILE) else None
-            return self._decide(coming, step_s) if self._is_new(WANTED_FILE) else None
-        except (OSError, ValueError, TypeError, KeyError, UsageError):
+            return self._decide(coming) if self._is_first else self._told(coming)
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError, UsageError):
             return None
 
-    def _is_new(self, name: str) -> bool:
-        date_ns = _date_ns(self._folder / name)
-        if date_ns in (0, self._seen_ns[name]):
-            return False
-        self._seen_ns[name] = date_ns
-        return True
-
-    def _decide(self, coming: int, step_s: float) -> Decided:
-        wanted = Wanted(**json.loads((self._folder / WANTED_FILE).read_text()))
-        if not 0 < wanted.count <= MAX_RECORDED_STEPS:
-            raise ValueError(wanted.count)
-        first = coming + max(LEAD_STEPS, math.ceil(LEAD_S / max(step_s, 1e-6)))
-        decided = _checked(Decided(name=wanted.name, ranks=wanted.ranks, first=first, last=first + wanted.count))
-        partial = self._folder / f"{DECIDED_FILE}.part"
-        partial.write_text(json.dumps(asdict(decided)))
-        os.replace(partial, self._folder / DECIDED_FILE)  # noqa: PTH105 - both names are ours
+    def _decide(self, coming: int) -> Decided | None:
+        date_ns = _date_ns(self._folder / WANTED_FILE)
+        if date_ns in (0, self._seen_ns):
+            return None
+        self._seen_ns = date_ns
+        wanted = msgspec.json.decode(_content(self._folder / WANTED_FILE), type=Wanted)
+        ahead = max(LEAD_STEPS, math.ceil(LEAD_S / max(median(self._recent_s), 1e-4)))
+        decided = Decided(
+            name=wanted.name, ranks=wanted.ranks, first=coming + ahead, last=coming + ahead + wanted.count
+        )
+        data = msgspec.json.encode(_checked(decided))
+        if dist.is_initialized():
+            _store().set(self._key(), data.decode())
+            self._num_told += 1
+        with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", suffix=".part", delete=False) as file:
+            file.write(data)
+        os.replace(file.name, self._folder / DECIDED_FILE)  # noqa: PTH105 - both names are ours
         return decided
 
-    def _decided(self, coming: int) -> Decided | None:
-        decided = _checked(Decided(**json.loads((self._folder / DECIDED_FILE).read_text())))
+    def _told(self, coming: int) -> Decided | None:
+        if not dist.is_initialized() or not _store().check([self._key()]):
+            return None
+        data = _store().get(self._key())
+        self._num_told += 1
+        decided = _checked(msgspec.json.decode(data, type=Decided))
         return decided if coming < decided.first else None
+
+    def _key(self) -> str:
+        return f"paro_record_{self._num_told}"
+
+
+def _store() -> dist.distributed_c10d.Store:
+    return dist.distributed_c10d._get_default_store()  # noqa: SLF001 - has no public name
 
 
 def _checked(decided: Decided) -> Decided:
@@ -93,9 +119,22 @@ def _checked(decided: Decided) -> Decided:
     return decided
 
 
+def _content(path: Path) -> bytes:
+    """Return what a small file holds; whoever may write into the folder must not stop the job by what it is.
+
+    Raises:
+        OSError: it is no such file.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    with os.fdopen(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(path)
+        return file.read(MAX_REQUEST_BYTES)
+
+
 def _date_ns(path: Path) -> int:
     """Return when a file was written (ns), 0 where there is none."""
     try:
-        return path.stat().st_mtime_ns
+        return path.lstat().st_mtime_ns
     except OSError:
         return 0

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-from paro_advise.core.capture_files import RUN, RUN_FILE, StepRecord, trace_file
+from paro_advise.core.capture_files import RUN, RUN_FILE, StepRecord, recordings_folder, trace_file
 from paro_advise.core.secrets import masked_command
 from paro_advise.runtime.capture.constants import BYTES_PER_EVENT, COMPRESSION_LEVEL, COPY_BYTES
 from paro_advise.runtime.capture.observer import Observer
@@ -170,7 +170,7 @@ class Recorder:
             facts = facts_of_process()
             self._first, self._last = decided.first, decided.last
             self._records = RankChoice.of(decided.ranks).records(self._rank, facts["local_world_size"], _groups())
-            self._target = self._request.folder / decided.name
+            self._target = recordings_folder(self._request.folder) / decided.name
             self._write_run()
 
     def _profile(self, coming: int) -> None:
@@ -184,7 +184,7 @@ class Recorder:
         elif coming == self._first and self._is_postponed_elsewhere():
             self._drop_profile()
             self._postpone(is_cause=False)
-        elif self._profiler is not None and coming == self._last:
+        elif self._profiler is not None and coming >= self._last:
             self._end_profile()
         elif self._profiler is not None:
             self._profiler.step()

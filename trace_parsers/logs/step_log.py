@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from paro_advise.core.capture_files import RUN, RUN_FILE, STEP_LOG_PATTERN, STEPS, StepLogHeader, StepRecord
+from paro_advise.core.capture_files import (
+    DECIDED_FILE,
+    RUN,
+    RUN_FILE,
+    STEP_LOG_PATTERN,
+    STEPS,
+    WANTED_FILE,
+    StepLogHeader,
+    StepRecord,
+)
 from paro_advise.errors import BrokenInputError, InputError
 from paro_advise.trace_parsers.bytes.blocks import BlockReader
 from paro_advise.trace_parsers.logs.constants import HEAD_BYTES, MAX_COUNT, MAX_STEP_LOG_BYTES, MAX_US, MAX_VALUE
@@ -82,9 +91,13 @@ class StepLog:
 
 
 def is_capture_file(ref: SourceRef) -> bool:
-    """Tell whether a file is one that ``capture`` writes beside traces: a step log or ``run.json``."""
+    """Tell whether a file is one that ``capture`` writes beside traces: a step log or ``run.json``, or about one."""
     name = ref.file_name
-    return is_step_log(ref) or (name == RUN_FILE and f'"{RUN.name}"'.encode() in _head(ref))
+    return (
+        name in (WANTED_FILE, DECIDED_FILE)
+        or is_step_log(ref)
+        or (name == RUN_FILE and f'"{RUN.name}"'.encode() in _head(ref))
+    )
 
 
 def is_step_log(ref: SourceRef) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,48 +75,73 @@ def try_plan(job: Path, plan: bytes, logs: Path, num_steps: int, timeout_s: floa
     from paro_advise.advisor.watching.canary import judge
     from paro_advise.advisor.watching.follow import FollowedJob
 
+    if not (job / CURRENT).is_file():
+        raise InputError(
+            f"a job must leave its plan in its folder to go back to, there is no {CURRENT}",
+            where=str(job),
+            hint="start it with `run --job DIR` of this version",
+        )
+    old = (job / CURRENT).read_bytes()
     followed = FollowedJob(logs)
+    followed.wait_for_growth(timeout_s)
     before = [time_us for _, time_us in followed.steps()][-num_steps:]
-    if len(before) < MIN_SAMPLES or not (job / CURRENT).is_file():
+    if len(before) < MIN_SAMPLES:
         raise InputError(
             f"a canary must be held against at least {MIN_SAMPLES} steps, the logs hold {len(before)}",
             where=str(logs),
             hint="start the job with `run --job JOB --capture DIR`, and let it take steps beyond the warm-up",
         )
-    old = (job / CURRENT).read_bytes()
-    switch_s = _switch(job, plan, timeout_s, is_report=is_report)
-    since = followed.newest() + _SETTLING_STEPS
-    after: list[float] = []
-    seen, seen_s = since, time.monotonic()
-    while len(after) < num_steps:
-        time.sleep(_POLL_S)
-        after = [time_us for step, time_us in followed.steps() if step > since][:num_steps]
-        if followed.newest() > seen:
-            seen, seen_s = followed.newest(), time.monotonic()
-        elif time.monotonic() - seen_s > timeout_s:
-            raise SwitchError(
-                f"the job must take {num_steps} steps to be judged, it took {len(after)} and none in {timeout_s:g} s",
-                where=str(job),
-                hint="it goes on under the new plan; has it ended?",
-            )
-    judgement = judge(before, after, switch_s)
-    click.echo(judgement.text, err=not is_report)
-    if not judgement.is_faster:
-        _switch(job, old, timeout_s, is_report=is_report)
-    return judgement.is_faster
+    report = _switch(job, plan, timeout_s, is_report=is_report)
+    is_kept = False
+    try:
+        after: list[float] = []
+        while len(after) < num_steps:
+            # On devices many steps are logged at once: those before the switch may still be on their way.
+            after = [us for step, us in followed.steps() if step >= report.step + _SETTLING_STEPS][:num_steps]
+            if len(after) < num_steps:
+                followed.wait_for_growth(timeout_s)
+        judgement = judge(before, after, report.seconds)
+        click.echo(judgement.text, err=not is_report)
+        is_kept = judgement.is_faster
+    except BaseException:  # Ctrl-C too: nobody would judge the plan any more
+        _ask(job, old)
+        click.echo("the job was asked to go back to its old plan", err=True)
+        raise
+    if not is_kept:
+        _ask(job, old)
+        _report(_answer(job, timeout_s), job, is_report=is_report)
+    return is_kept
 
 
-def _switch(job: Path, plan: bytes, timeout_s: float, *, is_report: bool = True) -> float:
-    """Give a job a plan; return how long the switch took (s).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Report:
+    seconds: float
+    step: int  # the first under the new plan
+
+
+def _switch(job: Path, plan: bytes, timeout_s: float, *, is_report: bool = True) -> _Report:
+    """Give a job a plan; return how long the switch took, and its first step.
 
     Raises:
         SwitchError: it does not take it, or does not answer.
     """
+    _ask(job, plan)
+    try:
+        answer = _answer(job, timeout_s)
+    except BaseException:
+        (job / REQUEST).unlink(missing_ok=True)  # or the job would take it later, when nobody looks
+        raise
+    return _report(answer, job, is_report=is_report)
+
+
+def _ask(job: Path, plan: bytes) -> None:
     (job / ANSWER).unlink(missing_ok=True)
     temporary = job / f"{REQUEST}.part"
     temporary.write_bytes(plan)
     temporary.replace(job / REQUEST)
-    answer = _answer(job / ANSWER, timeout_s)
+
+
+def _report(answer: dict[str, Any], job: Path, *, is_report: bool) -> _Report:
     if "error" in answer:
         raise SwitchError(
             f"the job must be able to take the plan, it answered: {answer['error']}",
@@ -127,16 +153,16 @@ def _switch(job: Path, plan: bytes, timeout_s: float, *, is_report: bool = True)
     if answer["peak_bytes"]:
         peak = f"the most memory in use meanwhile: {answer['peak_bytes'] / (1 << 30):.2f} GiB on rank 0"
         click.echo(peak, err=not is_report)
-    return float(answer["seconds"])
+    return _Report(seconds=float(answer["seconds"]), step=int(answer["step"]))
 
 
-def _answer(path: Path, timeout_s: float) -> dict[str, Any]:
+def _answer(job: Path, timeout_s: float) -> dict[str, Any]:
     """Wait for the job's answer.
 
     Raises:
         SwitchError: none came.
     """
-    end = time.monotonic() + timeout_s
+    path, end = job / ANSWER, time.monotonic() + timeout_s
     while time.monotonic() < end:
         if path.is_file():
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -144,6 +170,6 @@ def _answer(path: Path, timeout_s: float) -> dict[str, Any]:
         time.sleep(_POLL_S)
     raise SwitchError(
         f"the job must answer within {timeout_s:g} s, it did not",
-        where=str(path.parent),
+        where=str(job),
         hint="a request is taken within two steps; is the job still running?",
     )

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from paro_advise.advisor.commands.output import write_output
-from paro_advise.advisor.watching.constants import CANARY_STEPS, CANARY_TIMEOUT_S, POLL_S
+from paro_advise.advisor.watching.constants import CANARY_STEPS, CANARY_TIMEOUT_S, ENDED_S, POLL_S
 from paro_advise.advisor.wording.escaping import plain
 from paro_advise.core.secrets import masked_command
 from paro_advise.errors import InputError, OutputError, ParoAdviseError, UsageError
+from paro_advise.runtime.job import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,9 +47,9 @@ def command(
     """Follow the step logs that `capture` writes into DIR, and print a line when steps become slower and stay so.
 
     An alarm follows a change by seven steps. If steps come in any order with equal chance, a false one comes once in 24
-    million steps; steps that are slow in bursts make it likelier. The job itself is left as it is, unless
-    --apply names the folder through which `run --job` can be reached. End the watch with Ctrl-C; with --once and
-    --record it ends when the recording is there.
+    million steps; steps that are slow in bursts make it likelier. A watch alone changes nothing; --record has the job
+    profile three steps, and --apply tries another plan on the job that `run --job` has started. End the watch with
+    Ctrl-C; with --once and --record it ends when the recording is there.
 
     \b
     Examples:
@@ -64,6 +65,11 @@ def command(
         raise InputError("watch must follow a folder that `capture` writes into", where=folder)
     if apply_to is not None and record is None:
         raise UsageError("--apply must come with --record, from whose steps the plan is made")
+    if apply_to is not None and not (Path(apply_to) / STATE).is_file():
+        hint = "start it with `run --job DIR --capture DIR`"
+        raise InputError(
+            f"--apply must name the folder of a running job, there is no {STATE}", where=apply_to, hint=hint
+        )
     told: set[int] = set()
     followed = FollowedJob(Path(folder))
     recording: Recording | None = None
@@ -75,9 +81,9 @@ def command(
                 told.add(alarm.since_step)
                 _print(alarm, as_json=as_json)
                 if record == "alarm" and recording is None:
-                    recording = _ask(folder, alarm.text, logs)
+                    recording = _ask(folder, logs)
         if record == "now" and not is_asked and logs:
-            recording, is_asked = _ask(folder, "asked for", logs), True
+            recording, is_asked = _ask(folder, logs), True
         if recording is not None and _is_told(recording, logs, as_json=as_json, job=apply_to):
             recording = None
         if once and recording is None:
@@ -85,14 +91,17 @@ def command(
                 hint = "start the job with `capture -o DIR`"
                 raise InputError("watch must find step logs, there are none", where=folder, hint=hint)
             return
-        time.sleep(interval_s)
+        if once:
+            followed.wait_for_growth(ENDED_S)  # a job that has ended records nothing
+        else:
+            time.sleep(interval_s)
 
 
-def _ask(folder: str, cause: str, logs: Sequence[StepLog]) -> Recording:
+def _ask(folder: str, logs: Sequence[StepLog]) -> Recording:
     from paro_advise.advisor.watching.recording import ask
 
     try:
-        recording = ask(Path(folder), cause, logs)
+        recording = ask(Path(folder), logs)
     except OSError as error:
         raise OutputError(f"--record must write into the folder: {error.strerror or error}", where=folder) from error
     click.echo(f"asked the job to record, after step {recording.from_step}", err=True)
@@ -101,16 +110,12 @@ def _ask(folder: str, cause: str, logs: Sequence[StepLog]) -> Recording:
 
 def _is_told(recording: Recording, logs: Sequence[StepLog], *, as_json: bool, job: str | None) -> bool:
     """Say what a recording shows once it is there; tell whether nothing more is to come of it."""
-    from paro_advise.advisor.watching.constants import MOST_WAITED_STEPS
-    from paro_advise.advisor.watching.recording import is_over, newest_step
+    from paro_advise.advisor.watching.recording import is_in_vain, is_over
 
     if not is_over(recording, logs):
-        if newest_step(logs) <= recording.from_step + MOST_WAITED_STEPS:
+        if not is_in_vain(recording, logs):
             return False
-        click.echo(
-            f"warning: the job recorded nothing in {MOST_WAITED_STEPS} steps; run it under `capture`",
-            err=True,
-        )
+        click.echo("warning: the job recorded nothing; run it under `capture` of this version", err=True)
         return True
     try:
         _conclude(recording, as_json=as_json, job=job)
@@ -144,7 +149,7 @@ def _conclude(recording: Recording, *, as_json: bool, job: str | None) -> None:
     _say(plan.text, {"plan_id": plan.plan_id, "plan": plan.verdict.value, "text": plan.text}, as_json=as_json)
     if plan.verdict == Verdict.CHANGE:
         kept = try_plan(
-            Path(job), to_json(plan), recording.folder.parent, CANARY_STEPS, CANARY_TIMEOUT_S, is_report=not as_json
+            Path(job), to_json(plan), recording.capture, CANARY_STEPS, CANARY_TIMEOUT_S, is_report=not as_json
         )
         text = "the job keeps the new plan" if kept else "the job is back on its old plan"
         _say(text, {"plan_id": plan.plan_id, "kept": kept}, as_json=as_json)

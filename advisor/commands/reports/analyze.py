@@ -10,6 +10,7 @@ import click
 
 from paro_advise.advisor.commands.options import engine_options
 from paro_advise.advisor.commands.spool import is_stream, spooled
+from paro_advise.advisor.facts.reading.choice import EngineChoice
 from paro_advise.core.secrets import masked_command
 from paro_advise.errors import UsageError
 from paro_advise.trace_parsers.remote.objects import refuse_remote
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
     from paro_advise.advisor.facts.inputs import RunInputs
     from paro_advise.advisor.facts.reading.all_inputs import ReadInputs
-    from paro_advise.advisor.facts.reading.choice import EngineChoice
     from paro_advise.advisor.hta.library import HtaFigures
 
 
@@ -131,7 +131,9 @@ def _read(
 ) -> tuple[RunInputs, HtaFigures | None]:
     with spooled(paths) as expanded:
         may_keep = use_cache and not any(map(is_stream, paths))
-        inputs = reading(expanded, use_cache=may_keep)
+        # What came by a pipe lies on this machine only.
+        own = {"engine": EngineChoice()} if any(map(is_stream, paths)) else {}
+        inputs = reading(expanded, use_cache=may_keep, **own)
         if not with_hta:
             return inputs, None
         from paro_advise.advisor.hta.library import hta_figures

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.facts.reading.cache import entry_name, load, prune
+from paro_advise.advisor.facts.reading.cache import entry_name, load, prune, usable_cache
 from paro_advise.advisor.facts.reading.choice import EngineName
 from paro_advise.advisor.facts.reading.packing import anywhere
 from paro_advise.advisor.facts.reading.pooled import DaskEngine, LocalEngine
@@ -15,6 +15,7 @@ from paro_advise.advisor.facts.reading.slurm_array import SlurmEngine
 from paro_advise.advisor.wording.quantities import plural
 from paro_advise.errors import BrokenInputError, InputError, UnknownFormatError
 from paro_advise.trace_parsers.notice import Notice, Severity
+from paro_advise.trace_parsers.remote.objects import is_remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -68,6 +69,7 @@ def read_all(
         UsageError: the engine cannot be used here.
     """
     results: dict[int, Result] = {}
+    cache, said = usable_cache(cache)
     if choice.name != EngineName.LOCAL:
         refs = [anywhere(ref) for ref in refs]
 
@@ -77,7 +79,8 @@ def read_all(
             progress(len(results), len(refs), refs[place].label)
 
     for place, ref in enumerate(refs):
-        if choice.name != EngineName.LOCAL and cache and (known := _known(ref, cache)):
+        # A store is asked by the processes that read, many at once.
+        if choice.name != EngineName.LOCAL and cache and not is_remote(cache) and (known := _known(ref, cache)):
             done(place, known)
     for engine, places in _parted([place for place in range(len(refs)) if place not in results], refs, choice):
         lost = _read_by(engine, places, refs, cache, done, alone=False)
@@ -86,7 +89,8 @@ def read_all(
             done(place, BrokenInputError(what, where=refs[place].label))
     if cache:
         prune(cache)
-    return _usable([results[index] for index in range(len(refs))], refs, is_collection=is_collection)
+    read = _usable([results[index] for index in range(len(refs))], refs, is_collection=is_collection)
+    return replace(read, notices=(said, *read.notices)) if said else read
 
 
 def _parted(

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.facts.constants import CACHE_BYTES
 from paro_advise.errors import InputError, OutputError
-from paro_advise.trace_parsers.remote.objects import is_remote
-from paro_advise.trace_parsers.remote.store import read_whole, upload
+from paro_advise.trace_parsers.notice import Notice, Severity
+from paro_advise.trace_parsers.remote.objects import is_remote, shown_address
+from paro_advise.trace_parsers.remote.store import exists, read_whole, upload
 
 if TYPE_CHECKING:
     from paro_advise.advisor.facts.model import RankFacts
@@ -30,6 +31,22 @@ def default_cache() -> str:
     # The XDG specification: a relative path is invalid and ignored.
     home = base if base.is_absolute() else Path(os.path.expanduser("~")) / ".cache"  # noqa: PTH111
     return str(home / "paro-advise")
+
+
+def usable_cache(cache: str | None) -> tuple[str | None, Notice | None]:
+    """Return the cache, None where its store cannot be asked, which is said: each input would wait for it.
+
+    Raises:
+        UsageError: its address cannot be, or obstore is not installed.
+    """
+    if cache is None or not is_remote(cache):
+        return cache, None
+    try:
+        exists(f"{cache.rstrip('/')}/none.facts")
+    except OutputError as error:
+        message = f"the cache {shown_address(cache)} cannot be asked, nothing is kept: {error.what}"
+        return None, Notice(code="Q308", severity=Severity.WARNING, message=message, help="see PARO_ADVISE_CACHE")
+    return cache, None
 
 
 def entry_name(ref: SourceRef) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.facts.reading.cache import entry_name, load, store
-from paro_advise.errors import BrokenInputError, InputError
+from paro_advise.errors import BrokenInputError, InputError, UsageError
 from paro_advise.trace_parsers.notice import Notice, Severity
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def read_one(ref: SourceRef, cache: str | None) -> RankFacts | InputError:
             store(cache, name, facts)
     except InputError as error:
         return error
+    except UsageError as error:  # of a store that this machine cannot ask
+        return InputError(error.what, where=ref.label, hint=error.hint)
     except OSError as error:
         return InputError(f"an input must be a readable file: {error.strerror or error}", where=ref.label)
     except Exception as error:

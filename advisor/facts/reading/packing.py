@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,7 @@ def packed_refs(refs: Sequence[SourceRef]) -> bytes:
     """Return inputs as bytes."""
     import msgspec
 
-    return msgspec.msgpack.encode(list(refs), enc_hook=str)  # paths
+    return msgspec.msgpack.encode(list(refs), enc_hook=os.fsencode)  # paths, of any bytes
 
 
 def unpacked_refs(data: bytes) -> list[SourceRef]:
@@ -91,10 +92,10 @@ def unpacked_refs(data: bytes) -> list[SourceRef]:
     return [_ref(**fields) for fields in msgspec.msgpack.decode(data)]
 
 
-def _ref(*, path: str, member: dict[str, Any] | None, remote: dict[str, Any] | None, **rest: Any) -> SourceRef:
+def _ref(*, path: bytes, member: dict[str, Any] | None, remote: dict[str, Any] | None, **rest: Any) -> SourceRef:
     return SourceRef(
-        path=Path(path),
-        member=ArchiveMember(**{**member, "data": Path(member["data"])}) if member else None,
+        path=Path(os.fsdecode(path)),
+        member=ArchiveMember(**{**member, "data": Path(os.fsdecode(member["data"]))}) if member else None,
         remote=RemoteObject(**remote) if remote else None,
         **rest,
     )

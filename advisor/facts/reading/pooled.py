@@ -75,7 +75,7 @@ class DaskEngine:
         address = os.environ.get("DASK_SCHEDULER_ADDRESS")
         own = {"n_workers": self._jobs, "threads_per_worker": 1, "dashboard_address": None}
         how: dict[str, Any] = {"address": address} if address else own
-        with Client(**how) as client:  # type: ignore[no-untyped-call]  # Dask leaves it untyped
+        with _joined(Client, how) as client:
             cores = sum(client.ncores().values()) or 1
             size = 1 if alone else IN_FLIGHT * cores
             pool = client.get_executor(pure=False, retries=0)
@@ -85,6 +85,21 @@ class DaskEngine:
                 waiting, gone = _read_by(pool, size, refs, waiting, cache, done)
                 lost |= gone
         return lost
+
+
+def _joined(client: Any, how: dict[str, Any]) -> Any:
+    """Return Dask's client.
+
+    Raises:
+        UsageError: there is no such cluster.
+    """
+    try:
+        return client(**how)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"--engine dask must reach a cluster: {str(error).splitlines()[0][:200] if str(error) else error!r}",
+            hint="set DASK_SCHEDULER_ADDRESS to a running one, or unset it to start one on this machine",
+        ) from error
 
 
 @contextmanager
@@ -150,5 +165,7 @@ def _told(future: Future[bytes]) -> tuple[bytes | None, str]:
         return future.result(), ""
     except UsageError:
         raise
-    except Exception as error:  # noqa: BLE001 - a pool has errors of its own for processes that end
+    except Exception as error:  # a pool has errors of its own for processes that end
+        if os.environ.get("PARO_ADVISE_DEBUG"):
+            raise
         return None, f"{type(error).__name__}: {error}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
@@ -52,10 +53,16 @@ class RayEngine:
                     try:
                         data = ray.get(item)
                     except ray.exceptions.RayError as error:
-                        lost[place] = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+                        lost[place] = _reason(error)
                         continue
                     done(place, unpacked(data))
         return lost
+
+
+def _reason(error: Exception) -> str:
+    """Return the last line of an error, which names its cause, without the colours that Ray gives it."""
+    lines = [line for line in re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines() if line.strip()]
+    return lines[-1].strip()[:200] if lines else type(error).__name__
 
 
 @contextmanager

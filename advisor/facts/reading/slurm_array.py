@@ -39,10 +39,15 @@ class SlurmEngine:
         self._max_array = max_array or MAX_ARRAY
 
     def read(
-        self, refs: Sequence[SourceRef], cache: str | None, done: Callable[[int, Result], None], *, alone: bool
+        self,
+        refs: Sequence[SourceRef],
+        cache: str | None,
+        done: Callable[[int, Result], None],
+        *,
+        alone: bool,  # noqa: ARG002 - each input has a task of its own, as far as the array's size allows
     ) -> dict[int, str]:
         """Read inputs; each task of the array takes every so many-th."""
-        num_tasks = min(len(refs), self._max_array) if not alone else min(len(refs), MAX_ARRAY)
+        num_tasks = min(len(refs), self._max_array)
         with tempfile.TemporaryDirectory(prefix=".paro-advise-", dir=Path.cwd(), ignore_cleanup_errors=True) as name:
             folder = Path(name)
             slurm_task.write_work(folder, packed_refs(refs), cache, num_tasks)

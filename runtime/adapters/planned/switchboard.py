@@ -102,6 +102,7 @@ class Switchboard:
             "after": report.after,
             "seconds": report.seconds,
             "peak_bytes": report.peak_bytes,
+            "step": self._steps,  # the first under it, counted from 0
         }
         if dist.get_rank() == 0:
             self._keep(data)
