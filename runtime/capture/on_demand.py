@@ -67,7 +67,7 @@ class OnDemand:
         self._looked_s = now
         try:
             return self._decide(coming) if self._is_first else self._told(coming)
-        except (OSError, ValueError, RecursionError, msgspec.MsgspecError, UsageError):
+        except (OSError, RuntimeError, ValueError, msgspec.MsgspecError, UsageError):  # RuntimeError: the store is gone
             return None
 
     def _decide(self, coming: int) -> Decided | None:
