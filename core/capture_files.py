@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,17 @@ def recordings_folder(capture: Path) -> Path:
     """Return where recordings that were asked for lie: beside the capture, whose own traces they must not mix with."""
     whole = capture.absolute()
     return whole.with_name(f"{whole.name}.recordings")
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that another process waits for; the name on the way is one that nobody can have put a link under.
+
+    Raises:
+        OSError: its folder cannot be written.
+    """
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".part", delete=False) as file:
+        file.write(data)
+    os.replace(file.name, path)  # noqa: PTH105 - one of the two is a text
 
 
 def trace_file(rank: int) -> str:

@@ -14,6 +14,8 @@ from paro_advise.trace_parsers.remote.objects import is_remote, shown_address
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+REGRESSION = 5  # exit code of a run that became slower; docs/formats.md, exit codes
+
 
 def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] = ()) -> None:
     """Raise before any work is done if a target exists, is an input, or lies in no writable folder.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +14,7 @@ from paro_advise.core.capture_files import (
     Decided,
     Wanted,
     recordings_folder,
+    write_whole,
 )
 
 if TYPE_CHECKING:
@@ -51,9 +50,7 @@ def ask(capture: Path, logs: Sequence[StepLog]) -> Recording:
     newest = newest_step(logs)
     name = f"steps-after-{newest}-{time.strftime('%Y%m%d-%H%M%S')}"
     data = msgspec.json.encode(Wanted(name=name, count=RECORDED_STEPS, ranks="auto"))
-    with tempfile.NamedTemporaryFile(dir=capture, prefix=".", suffix=".part", delete=False) as file:
-        file.write(data)
-    os.replace(file.name, capture / WANTED_FILE)  # noqa: PTH105 - both names are ours
+    write_whole(capture / WANTED_FILE, data)
     return Recording(capture=capture, folder=recordings_folder(capture) / name, from_step=newest)
 
 

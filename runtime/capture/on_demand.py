@@ -10,7 +10,6 @@ import math
 import os
 import re
 import stat
-import tempfile
 import time
 from collections import deque
 from statistics import median
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch.distributed as dist
 
-from paro_advise.core.capture_files import DECIDED_FILE, WANTED_FILE, Decided, Wanted
+from paro_advise.core.capture_files import DECIDED_FILE, WANTED_FILE, Decided, Wanted, write_whole
 from paro_advise.errors import UsageError
 from paro_advise.runtime.capture.constants import (
     LEAD_S,
@@ -82,17 +81,15 @@ class OnDemand:
         )
         data = msgspec.json.encode(_checked(decided))
         if dist.is_initialized():
-            _store().set(self._key(), data.decode())
+            job_store().set(self._key(), data.decode())
             self._num_told += 1
-        with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", suffix=".part", delete=False) as file:
-            file.write(data)
-        os.replace(file.name, self._folder / DECIDED_FILE)  # noqa: PTH105 - both names are ours
+        write_whole(self._folder / DECIDED_FILE, data)
         return decided
 
     def _told(self, coming: int) -> Decided | None:
-        if not dist.is_initialized() or not _store().check([self._key()]):
+        if not dist.is_initialized() or not job_store().check([self._key()]):
             return None
-        data = _store().get(self._key())
+        data = job_store().get(self._key())
         self._num_told += 1
         decided = _checked(msgspec.json.decode(data, type=Decided))
         return decided if coming < decided.first else None
@@ -101,7 +98,8 @@ class OnDemand:
         return f"paro_record_{self._num_told}"
 
 
-def _store() -> dist.distributed_c10d.Store:
+def job_store() -> dist.distributed_c10d.Store:
+    """Return the store through which the ranks of the job met."""
     return dist.distributed_c10d._get_default_store()  # noqa: SLF001 - has no public name
 
 

@@ -22,7 +22,7 @@ from paro_advise.core.capture_files import RUN, RUN_FILE, StepRecord, recordings
 from paro_advise.core.secrets import masked_command
 from paro_advise.runtime.capture.constants import BYTES_PER_EVENT, COMPRESSION_LEVEL, COPY_BYTES
 from paro_advise.runtime.capture.observer import Observer
-from paro_advise.runtime.capture.on_demand import OnDemand
+from paro_advise.runtime.capture.on_demand import OnDemand, job_store
 from paro_advise.runtime.capture.rank_choice import RankChoice
 from paro_advise.runtime.capture.request import FOLDER_VARIABLE, CaptureRequest
 from paro_advise.runtime.capture.script_profilers import ScriptProfilers
@@ -196,7 +196,7 @@ class Recorder:
         """Record later steps, since the script's own profiler is at work on some rank."""
         before, count = self._first, self._last - self._first
         if is_cause and dist.is_initialized():
-            _store().set(_postponement_of(before), str(self._rank))
+            job_store().set(_postponement_of(before), str(self._rank))
         if is_cause and not self._has_postponed:
             print(
                 f"paro-advise: this script's own profiler is at work around step {before}: rank {self._rank} leaves "
@@ -209,7 +209,7 @@ class Recorder:
         self._write_run()
 
     def _is_postponed_elsewhere(self) -> bool:
-        return dist.is_initialized() and bool(_store().check([_postponement_of(self._first)]))
+        return dist.is_initialized() and bool(job_store().check([_postponement_of(self._first)]))
 
     def _give_way(self) -> None:
         """Stop before a profiler of the script's begins that no schedule has announced."""
@@ -338,10 +338,6 @@ def _profiler_settings() -> _ExperimentalConfig | None:
     if "paro_advise.runtime.sharding.engine" not in sys.modules:
         return None
     return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)  # noqa: SLF001 - has no public name
-
-
-def _store() -> dist.distributed_c10d.Store:
-    return dist.distributed_c10d._get_default_store()  # noqa: SLF001 - has no public name
 
 
 def _groups() -> list[list[int]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from paro_advise.advisor.commands.output import REGRESSION
 from paro_advise.advisor.comparison.constants import MIN_SAMPLES
 from paro_advise.errors import InputError, SwitchError
 from paro_advise.policies.plan import read_plan
@@ -17,9 +18,6 @@ from paro_advise.runtime.job import ANSWER, CURRENT, REQUEST, STATE
 
 _POLL_S = 0.2  # seconds between two looks; a request is taken within two steps
 _SETTLING_STEPS = 2  # steps after a switch that count for nothing: buffers are made anew in them
-
-
-_REGRESSION = 5  # exit code, as of `compare`
 
 
 @click.command("switch", short_help="Give a running job a new plan at its next step.")
@@ -54,7 +52,7 @@ def command(*, job: str, plan_file: str, timeout_s: float, logs: str | None, can
     if logs is None:
         _switch(folder, Path(plan_file).read_bytes(), timeout_s)
         return 0
-    return 0 if try_plan(folder, Path(plan_file).read_bytes(), Path(logs), canary_steps, timeout_s) else _REGRESSION
+    return 0 if try_plan(folder, Path(plan_file).read_bytes(), Path(logs), canary_steps, timeout_s) else REGRESSION
 
 
 def try_plan(job: Path, plan: bytes, logs: Path, num_steps: int, timeout_s: float, *, is_report: bool = True) -> bool:

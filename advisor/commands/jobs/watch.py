@@ -18,7 +18,6 @@ from paro_advise.runtime.job import STATE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paro_advise.advisor.watching.job import Alarm
     from paro_advise.advisor.watching.recording import Recording
     from paro_advise.trace_parsers.logs.step_log import StepLog
 
@@ -79,7 +78,7 @@ def command(
         for alarm in find_alarms(logs):
             if alarm.since_step not in told:
                 told.add(alarm.since_step)
-                _print(alarm, as_json=as_json)
+                _say(alarm.text, alarm, as_json=as_json)
                 if record == "alarm" and recording is None:
                     recording = _ask(folder, logs)
         if record == "now" and not is_asked and logs:
@@ -132,7 +131,7 @@ def _conclude(recording: Recording, *, as_json: bool, job: str | None) -> None:
 
     analysis, _ = load_analysis([str(recording.folder)], Options(), Progress(quiet=True))
     verdict = analysis.verdict
-    told: dict[str, object] = {"recorded": str(recording.folder), "regime": verdict.regime, "verdict": verdict.text}
+    told = {"recorded": str(recording.folder), "regime": verdict.regime, "verdict": verdict.text}
     _say(verdict.text, told, as_json=as_json)
     if job is None:
         click.echo(f"next: paro-advise recommend {masked_command([str(recording.folder)])} -o plan.json", err=True)
@@ -155,19 +154,11 @@ def _conclude(recording: Recording, *, as_json: bool, job: str | None) -> None:
         _say(text, {"plan_id": plan.plan_id, "kept": kept}, as_json=as_json)
 
 
-def _say(text: str, told: dict[str, object], *, as_json: bool) -> None:
+def _say(text: str, told: object, *, as_json: bool) -> None:
+    """Print a sentence, or what it is made of as a line of JSON."""
     if as_json:
         import msgspec
 
         click.echo(msgspec.json.encode(told, order="sorted"))
     else:
         click.echo(plain(text))
-
-
-def _print(alarm: Alarm, *, as_json: bool) -> None:
-    if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.encode(alarm, order="sorted"))
-    else:
-        click.echo(plain(alarm.text))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paro_advise.advisor.commands.options import ByteSize, engine_options
+from paro_advise.advisor.commands.output import REGRESSION
 from paro_advise.advisor.comparison.comparability import FACTS
 from paro_advise.advisor.wording.quantities import plural
 from paro_advise.core.secrets import masked_command
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from paro_advise.advisor.comparison.model import Comparison
     from paro_advise.advisor.facts.reading.all_inputs import ReadInputs
     from paro_advise.advisor.facts.reading.choice import EngineChoice
-
-_REGRESSION = 5
 
 
 @click.command("compare", short_help="Compare two runs: before and after, with ranges.")
@@ -108,7 +107,7 @@ def command(
     elif not targets:
         progress.say(f"next: paro-advise compare {masked_command([before, after])} -o comparison.html")
     failed = comparison.verdict == ChangeVerdict.WORSE or any(item.passed is False for item in comparison.acceptance)
-    return _REGRESSION if failed else 0
+    return REGRESSION if failed else 0
 
 
 def _thresholds(path: str | None, min_gain: float | None) -> Thresholds:
