@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
     from paro_advise.advisor.comparison.model import Comparison
     from paro_advise.advisor.facts.model import RankFacts
+    from paro_advise.advisor.prediction.advice.what_if import Basis
     from paro_advise.policies.plan import Plan
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -96,9 +97,11 @@ class PlanResult:
 
     Attributes:
         plan: the value behind ``paro-advise/plan``.
+        basis: what further questions are answered from, for the page; not a part of the interface.
     """
 
     plan: Plan
+    basis: Basis = field(repr=False, compare=False)
 
     def __str__(self) -> str:
         """Return what ``paro-advise recommend`` prints."""
@@ -122,10 +125,11 @@ class PlanResult:
 
     def to_html(self) -> str:
         """Return the plan as one page."""
-        from paro_advise.advisor.rendering.plan_page import render_plan
+        from paro_advise.advisor.prediction.advice.scenarios import scenarios_of
+        from paro_advise.advisor.rendering.plans.plan_page import render_plan
         from paro_advise.advisor.rendering.provenance import provenance
 
-        return render_plan(self.plan, provenance())
+        return render_plan(self.plan, provenance(), scenarios_of(self.plan, self.basis))
 
     def _repr_html_(self) -> str:
         import polars as pl
@@ -272,7 +276,7 @@ def recommend(
     from paro_advise.advisor.prediction.advice.wanted import Wanted
     from paro_advise.advisor.prediction.fitting.calibrate import calibrate
     from paro_advise.advisor.prediction.fitting.run_memory import device_memory_of, inputs_of, other_bytes
-    from paro_advise.advisor.prediction.recommend import recommend as predict
+    from paro_advise.advisor.prediction.recommend import recommendation
     from paro_advise.advisor.prediction.scoring import Limits, least_bytes
 
     analysis = _analysis_of(run)
@@ -284,14 +288,14 @@ def recommend(
         other_bytes=other_bytes(analysis, least_bytes(calibration), peak),
         allow_untested=allow_untested,
     )
-    plan = predict(
+    made = recommendation(
         calibration,
         limits,
         wanted=Wanted.parse(strategy) if strategy is not None else None,
         questions=[Question.parse(text) for text in what_if],
         inputs=inputs_of(analysis),
     )
-    return PlanResult(plan=plan)
+    return PlanResult(plan=made.plan, basis=made.basis)
 
 
 def compare(

@@ -8,6 +8,7 @@
     remember(root.dataset.theme);
   }));
   document.querySelectorAll("table[data-sortable] th").forEach((head) => {
+    if (!head.textContent.trim()) return;
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = head.textContent;
@@ -30,6 +31,11 @@
     const quote = (text) => /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
     const text = [...table.rows].map((row) => [...row.cells].map((cell) => quote(cell.dataset.sort ?? cell.textContent.trim())).join(",")).join("\n");
     navigator.clipboard.writeText(text).then(() => { button.textContent = "copied"; }, () => { button.textContent = "copy failed"; });
+  }));
+  document.querySelectorAll("[data-more]").forEach((button) => button.addEventListener("click", () => {
+    const whole = document.getElementById(button.dataset.more).classList.toggle("whole");
+    button.setAttribute("aria-expanded", String(whole));
+    button.textContent = whole ? "show fewer" : "show all";
   }));
   const open = () => { const target = location.hash && document.getElementById(location.hash.slice(1)); if (target) { const box = target.closest("details"); if (box) box.open = true; target.scrollIntoView(); } };
   addEventListener("hashchange", open);

@@ -24,8 +24,8 @@ from paro_advise.advisor.comparison.model import comparison_from_json
 from paro_advise.advisor.facts.capture_log import Captured, CapturedStep, captured_of
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
-from paro_advise.advisor.rendering.comparison_page import Timelines, render_comparison
-from paro_advise.advisor.rendering.notebook import notebook_bytes
+from paro_advise.advisor.rendering.comparisons.comparison_page import Timelines, render_comparison
+from paro_advise.advisor.rendering.comparisons.notebook import notebook_bytes
 from paro_advise.advisor.rendering.page import Provenance
 from paro_advise.advisor.rendering.texts.comparison_text import comparison_markdown
 from paro_advise.core.documents import to_json

@@ -68,16 +68,6 @@ class Work:
         return self.product_flops / self.product_us / 1e6 if self.product_us > 0 else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimelineBox:
-    """A box of the timeline of one step; times from the start of the step."""
-
-    lane: str  # "compute" or a state
-    start_us: float
-    end_us: float
-    label: str
-
-
 _CUT_CODES = ("Q101", "Q102", "Q105", "Q108")
 
 
@@ -87,6 +77,9 @@ class RankFacts:
 
     Attributes:
         trains: whether a backward pass or an optimizer's step was seen; None where that cannot be told.
+        typical_step: index of the step of median length, -1 without steps.
+        compute_spans: of some steps, by index, when the rank computed: pairs of begin and end (us from the step's
+            start) as little-endian float32, with gaps that no picture shows closed.
         lag_us: how far the device ran behind its host, 0 where it kept up.
         work: what computes in its steps, None without any.
 
@@ -103,8 +96,8 @@ class RankFacts:
     num_micro_batches: int | None
     collectives_ipc: bytes
     link_samples_ipc: bytes
-    timeline: tuple[TimelineBox, ...]
-    timeline_step: int
+    typical_step: int
+    compute_spans: dict[int, bytes]
     notices: tuple[Notice, ...]
     num_events: int
     trains: bool | None = None

@@ -1,4 +1,4 @@
-"""Reduces one rank's trace to facts: time split per step, attributed collectives, one step's timeline."""
+"""Reduces one rank's trace to facts: time split per step, attributed collectives, when it computed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paro_advise.advisor.facts.attribution import Attribution, Call, RunContext, attribute
-from paro_advise.advisor.facts.constants import TIMELINE_BOXES
+from paro_advise.advisor.facts.constants import COMPUTE_GAPS, COMPUTE_SPANS, DRAWN_STEPS
 from paro_advise.advisor.facts.frames import table_bytes
 from paro_advise.advisor.facts.intervals import EMPTY, Intervals, exposed_lengths
-from paro_advise.advisor.facts.model import RankFacts, StepFacts, TimelineBox
+from paro_advise.advisor.facts.model import RankFacts, StepFacts
 from paro_advise.advisor.facts.work import work_of
 from paro_advise.advisor.wording.quantities import plural
 from paro_advise.core.collective import Op
@@ -39,8 +39,7 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
     collectives, notices = with_default_group(parsed.collectives, parsed.header)
     table = _attributed(collectives, context_text)
     steps: tuple[StepFacts, ...] = ()
-    timeline: tuple[TimelineBox, ...] = ()
-    timeline_step = -1
+    compute_spans: dict[int, bytes] = {}
     work = None
     if parsed.events is not None:
         windows = _windows(parsed)
@@ -50,9 +49,7 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
         updates = _update_kernels(parsed.events)
         steps = tuple(_step_facts(parsed.events, table, compute, windows, updates))
         work = work_of(parsed.events, [(low, high) for _, low, high in windows], updates)
-        timeline_step = _typical_step(steps)
-        if timeline_step >= 0:
-            timeline = _timeline(steps[timeline_step], table, compute)
+        compute_spans = {index: _spans(steps[index], compute) for index in _drawn_steps(steps)}
     else:
         table = _with_steps(table, [], ())
         table = _with_exposure(table, EMPTY)
@@ -69,8 +66,8 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
         num_micro_batches=parsed.num_micro_batches,
         collectives_ipc=table_bytes(table),
         link_samples_ipc=table_bytes(parsed.link_samples),
-        timeline=timeline,
-        timeline_step=timeline_step,
+        typical_step=_typical_step(steps),
+        compute_spans=compute_spans,
         notices=(*parsed.notices, *notices, *guesses),
         num_events=parsed.num_events,
         trains=_trains(parsed, table),
@@ -354,30 +351,23 @@ def _typical_step(steps: tuple[StepFacts, ...]) -> int:
     return order[len(order) // 2] if order else -1
 
 
-def _timeline(step: StepFacts, table: pl.DataFrame, compute: Intervals) -> tuple[TimelineBox, ...]:
-    low, high = step.start_us, step.start_us + step.wall_us
-    boxes = []
-    # Boxes closer than a thousandth of the step cannot be told apart in a picture.
-    gap = step.wall_us / 1000
-    busy = compute.clip(low, high)
-    for begin, finish in _coarse(busy, gap):
-        boxes.append(TimelineBox(lane="compute", start_us=begin - low, end_us=finish - low, label="compute"))
-    import polars as pl
+def _drawn_steps(steps: tuple[StepFacts, ...]) -> list[int]:
+    """Return the steps that can be drawn: all, or the typical, longest and shortest one and some between."""
+    if len(steps) <= DRAWN_STEPS:
+        return list(range(len(steps)))
+    order = sorted(range(len(steps)), key=lambda index: (steps[index].wall_us, index))
+    spread = np.linspace(0, len(steps) - 1, DRAWN_STEPS - 3).astype(int).tolist()
+    return sorted({order[0], order[len(order) // 2], order[-1], *spread})
 
-    rows = table.filter((pl.col("end_us") > low) & (pl.col("start_us") < high)).head(TIMELINE_BOXES)
-    boxes += [
-        TimelineBox(
-            lane=row["state"],
-            start_us=max(0.0, row["start_us"] - low),
-            end_us=min(row["end_us"], high) - low,
-            label=f"{row['op']} {row['detail']}".strip(),
-        )
-        for row in rows.iter_rows(named=True)
-    ]
-    return tuple(boxes)
+
+def _spans(step: StepFacts, compute: Intervals) -> bytes:
+    """Return when a step computed, as RankFacts keeps it."""
+    busy = compute.clip(step.start_us, step.start_us + step.wall_us)
+    pairs = np.array(_coarse(busy, step.wall_us / COMPUTE_GAPS)).reshape(-1, 2) - step.start_us
+    return pairs.astype("<f4").tobytes()
 
 
 def _coarse(intervals: Intervals, gap_us: float) -> list[tuple[float, float]]:
     merged = Intervals.union_of(intervals.start_us, intervals.end_us + gap_us)
     pairs = [(a, b - gap_us) for a, b in zip(merged.start_us.tolist(), merged.end_us.tolist(), strict=True)]
-    return sorted(sorted(pairs, key=lambda pair: pair[0] - pair[1])[:TIMELINE_BOXES])
+    return sorted(sorted(pairs, key=lambda pair: pair[0] - pair[1])[:COMPUTE_SPANS])

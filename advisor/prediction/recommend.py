@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -70,6 +70,14 @@ if TYPE_CHECKING:
     from paro_advise.advisor.prediction.network_tiers import Estimate
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """A plan, and what further questions about it are answered from."""
+
+    plan: Plan
+    basis: Basis
+
+
 def recommend(
     calibration: Calibration,
     limits: Limits,
@@ -79,7 +87,20 @@ def recommend(
     questions: Sequence[Question] = (),
     inputs: Sequence[PlanInput] = (),
 ) -> Plan:
-    """Return the plan for a run.
+    """Return the plan for a run; arguments and errors are those of ``recommendation``."""
+    return recommendation(calibration, limits, seed, bias, wanted, questions, inputs).plan
+
+
+def recommendation(
+    calibration: Calibration,
+    limits: Limits,
+    seed: int = 0,
+    bias: PredictionBias = NO_BIAS,
+    wanted: Wanted | None = None,
+    questions: Sequence[Question] = (),
+    inputs: Sequence[PlanInput] = (),
+) -> Recommendation:
+    """Return the plan for a run, and its basis.
 
     Args:
         calibration: the run.
@@ -136,7 +157,7 @@ def recommend(
     choices = Choices(limits=limits, may_choose=chooses)
     answers = tuple(answer(question, basis, choices, seed) for question in questions)
     plan = replace(plan, answers=answers, levers=levers(basis, limits), origin=_origin(calibration, inputs))
-    return with_id(_with_what_ifs(plan, basis, baseline, eligible, seed))
+    return Recommendation(plan=with_id(_with_what_ifs(plan, basis, baseline, eligible, seed)), basis=basis)
 
 
 def _with_what_ifs(plan: Plan, basis: Basis, baseline: Scored, eligible: list[Scored], seed: int) -> Plan:

@@ -21,7 +21,7 @@ class Source:
     Attributes:
         facts: as read; its tables as bytes are not looked at again.
         steps: of the facts, less the warm-up that the user leaves out.
-        typical_step: index into ``steps`` of the one whose timeline was kept, -1 without any.
+        typical_step: index into ``steps`` of the one of median length, -1 without any.
         collectives: the table of RankFacts.
         link_samples: likewise.
     """
@@ -53,7 +53,7 @@ def decode(facts: RankFacts) -> Source:
     return Source(
         facts=facts,
         steps=facts.steps,
-        typical_step=facts.timeline_step,
+        typical_step=facts.typical_step,
         collectives=read_table(facts.collectives_ipc),
         link_samples=read_table(facts.link_samples_ipc),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paro_advise.advisor.analysis.regimes import regime_text
 from paro_advise.advisor.rendering.analysis_tables import (
@@ -17,7 +17,9 @@ from paro_advise.advisor.rendering.analysis_tables import (
     quality_table,
     work_table,
 )
-from paro_advise.advisor.rendering.charts import Bar, Segment, stacked_bars, timeline
+from paro_advise.advisor.rendering.charts import Bar, Segment, stacked_bars
+from paro_advise.advisor.rendering.memory_chart import memory_chart
+from paro_advise.advisor.rendering.network_picture import network_picture
 from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, make_table, number, render_page
 from paro_advise.advisor.rendering.ranks.host_tables import host_ranks, host_table
 from paro_advise.advisor.rendering.ranks.rank_map import MAP_LEGEND, rank_map
@@ -25,10 +27,12 @@ from paro_advise.advisor.rendering.ranks.rank_parts import RANK_PARTS, rank_char
 from paro_advise.advisor.rendering.texts.analysis_text import (
     confidence,
     framework_text,
+    memory_phases,
     products_text,
     profiled,
     work_text,
 )
+from paro_advise.advisor.rendering.timelines.timeline_view import timeline_view
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, share_text, time_text
 from paro_advise.core.model_state import STATES
 
@@ -38,13 +42,13 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from paro_advise.advisor.analysis.model import Analysis
-    from paro_advise.advisor.facts.model import StepFacts, TimelineBox
+    from paro_advise.advisor.facts.model import StepFacts
+    from paro_advise.advisor.timelines.model import Timeline
 
 
 def render_report(
     analysis: Analysis,
-    boxes: Sequence[TimelineBox],
-    timeline_rank: int | None,
+    timeline: Timeline | None,
     provenance: Provenance,
     hta: Table | None = None,
     steps_of: Mapping[int, Sequence[StepFacts]] | None = None,
@@ -53,8 +57,7 @@ def render_report(
 
     Args:
         analysis: the analysis.
-        boxes: timeline of the typical step of one rank, () for none.
-        timeline_rank: that rank.
+        timeline: of its steps, None for no picture.
         provenance: see Provenance.
         hta: HolisticTraceAnalysis' figures as a table, None when not asked for.
         steps_of: each rank's steps, for the map of large runs; None draws none.
@@ -78,10 +81,7 @@ def render_report(
             for name in STATES
             if analysis.states[name].count
         ],
-        timeline_chart=_timeline_chart(boxes, analysis),
-        timeline_table=_timeline_table(boxes),
-        timeline_rank=timeline_rank,
-        timeline_legend=[(f"s-{lane}", text) for lane, text in _LANES if any(box.lane == lane for box in boxes)],
+        **timeline_view(timeline, share_text(analysis.efficiency.overlap_share)),
         work_text=work_text(analysis.work) + products_text(analysis) if analysis.work else "",
         work_table=work_table(analysis),
         module_table=module_table(analysis),
@@ -98,6 +98,8 @@ def render_report(
         findings_table=findings_table(analysis),
         collective_table=collective_table(analysis),
         link_table=link_table(analysis),
+        network_picture=network_picture(analysis),
+        **_memory_view(analysis),
         hta_table=hta,
         quality_table=quality_table(analysis),
         method=_METHOD,
@@ -186,40 +188,20 @@ def _state_table(analysis: Analysis) -> Table:
     return make_table("table-states", "Per rank and step; bytes count the full buffer", names, rows)
 
 
-_LANES = (("compute", "compute"), *((state, state) for state in STATES))
-
-
-def _timeline_chart(boxes: Sequence[TimelineBox], analysis: Analysis) -> Markup:
-    present = {box.lane for box in boxes}
-    high = max((box.end_us for box in boxes), default=0.0)
-    lanes = [lane for lane in _LANES if lane[0] in present]
-    share = share_text(analysis.efficiency.overlap_share)
-    return timeline(
-        "chart-timeline",
-        f"{share} of the communication runs behind compute",
-        "One step by lanes",
-        boxes,
-        high,
-        lanes,
-    )
-
-
-def _timeline_table(boxes: Sequence[TimelineBox]) -> Table:
-    shown = [box for box in boxes if box.lane != "compute"][:60]
-    rows = [
-        Row(
-            cells=(
-                Cell(text=box.lane),
-                Cell(text=box.label),
-                number(box.start_us, time_text(box.start_us)),
-                number(box.end_us - box.start_us, time_text(box.end_us - box.start_us)),
-            )
-        )
-        for box in shown
-    ]
-    total = sum(box.lane != "compute" for box in boxes)
-    caption = f"The first {len(rows)} of {total} collectives" if total > len(rows) else "All collectives of the step"
-    return make_table("table-timeline", caption, ("state", "collective", "start #", "duration #"), rows)
+def _memory_view(analysis: Analysis) -> dict[str, Any]:
+    """Return the memory of each phase as a chart and a table; nothing of it where no trace records memory."""
+    memory = analysis.memory
+    if memory is None:
+        return {"memory_chart": "", "memory_table": None, "memory_rank": None}
+    phases = memory_phases(memory)
+    rows = [Row(cells=(Cell(text=name), number(float(size), bytes_text(size)))) for name, size in phases]
+    return {
+        "memory_chart": memory_chart("chart-memory", phases, analysis.run.device_memory_bytes),
+        "memory_table": make_table(
+            "table-memory", "The largest of all ranks and steps", ("phase", "most allocated #"), rows
+        ),
+        "memory_rank": memory.rank,
+    }
 
 
 _METHOD = (

@@ -17,7 +17,6 @@ from paro_advise.advisor.rendering.constants import (
     LABEL_HEIGHT,
     LABEL_WIDTH,
     LEAST_DRAWN,
-    MAX_MARKS,
     NARROW_LABEL,
     SHOWN_LIMIT,
 )
@@ -25,8 +24,6 @@ from paro_advise.advisor.wording.quantities import bytes_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from paro_advise.advisor.facts.model import TimelineBox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +74,8 @@ def nice_ticks(high: float, count: int = 6) -> list[float]:
     return [step * index for index in range(int(high / step) + 1)]
 
 
-def _axis(high_us: float, top: float, bottom: float) -> list[Markup]:
+def time_axis(high_us: float, top: float, bottom: float) -> list[Markup]:
+    """Return lines and texts of an axis from 0 to ``high_us``, right of the labels (``top`` and ``bottom`` in px)."""
     parts = []
     scale = (CHART_WIDTH - LABEL_WIDTH - 10) / high_us
     for tick in nice_ticks(high_us):
@@ -109,7 +107,7 @@ def stacked_bars(chart_id: str, title: str, description: str, bars: Sequence[Bar
     row = 26.0 if len(bars) <= 24 else (12.0 if len(bars) <= 64 else 5.0)
     height = 12 + row * len(bars) + 24
     scale = (CHART_WIDTH - LABEL_WIDTH - 10) / high
-    parts = _axis(high, 6, 8 + row * len(bars))
+    parts = time_axis(high, 6, 8 + row * len(bars))
     rich = len(bars) <= 24
     paths: dict[str, list[str]] = {}
     label_every = max(1, round(NARROW_LABEL / row))
@@ -147,54 +145,13 @@ def stacked_bars(chart_id: str, title: str, description: str, bars: Sequence[Bar
     return chart(chart_id, title, description, height, parts)
 
 
-def timeline(
+def lines(
     chart_id: str,
     title: str,
     description: str,
-    boxes: Sequence[TimelineBox],
-    high_us: float,
-    lanes: Sequence[tuple[str, str]],
-) -> Markup:
-    """Draw one step as lanes of boxes.
-
-    Args:
-        chart_id: unique id in the page.
-        title: states the finding.
-        description: what is drawn.
-        boxes: at most 5,000 are drawn.
-        high_us: length of the step.
-        lanes: (lane, text) top to bottom.
-    """
-    if high_us < LEAST_DRAWN or not boxes:
-        return Markup("")
-    row = 30.0
-    height = 12 + row * len(lanes) + 24
-    scale = (CHART_WIDTH - LABEL_WIDTH - 10) / high_us
-    parts = _axis(high_us, 6, 8 + row * len(lanes))
-    for index, (lane, text) in enumerate(lanes):
-        y = 8 + index * row
-        parts.append(
-            Markup('<text class="label" x="{:.0f}" y="{:.1f}" text-anchor="end">{}</text>').format(
-                LABEL_WIDTH - 6, y + row / 2 + 4, text
-            )
-        )
-        end_px = -1.0
-        for box in sorted((box for box in boxes if box.lane == lane), key=lambda box: box.start_us)[:MAX_MARKS]:
-            x, width = LABEL_WIDTH + box.start_us * scale, max((box.end_us - box.start_us) * scale, 0.6)
-            if x + width <= end_px + 0.5 and width < 1:
-                continue
-            end_px = max(end_px, x + width)
-            parts.append(
-                Markup(
-                    '<rect class="s-{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">'
-                    "<title>{} {}</title></rect>"
-                ).format(lane, x, y + 3, width, row - 6, box.label, time_text(box.end_us - box.start_us))
-            )
-    return chart(chart_id, title, description, height, parts)
-
-
-def lines(
-    chart_id: str, title: str, description: str, steps: Sequence[int], series: Sequence[tuple[str, Sequence[float]]]
+    steps: Sequence[int],
+    series: Sequence[tuple[str, Sequence[float]]],
+    ends: tuple[str, str] | None = None,
 ) -> Markup:
     """Draw lines over steps.
 
@@ -204,6 +161,7 @@ def lines(
         description: what is drawn.
         steps: rising.
         series: CSS class and one finite value a step, each; the first is drawn widest.
+        ends: what stands below the first and the last step, None for their numbers.
     """
     values = [value for _, row in series for value in row]
     if len(steps) < 2 or not values:
@@ -224,11 +182,11 @@ def lines(
                 left - 6, y + 4, value
             )
         )
-    for step in (steps[0], steps[-1]):
+    for step, text in zip((steps[0], steps[-1]), ends or (f"step {steps[0]}", f"step {steps[-1]}"), strict=True):
         x = left + (step - steps[0]) * across
         parts.append(
-            Markup('<text class="tick" x="{:.1f}" y="{:.0f}" text-anchor="{}">step {}</text>').format(
-                x, bottom + 16, "start" if step == steps[0] else "end", step
+            Markup('<text class="tick" x="{:.1f}" y="{:.0f}" text-anchor="{}">{}</text>').format(
+                x, bottom + 16, "start" if step == steps[0] else "end", text
             )
         )
     for kind, row in series:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from markupsafe import Markup
 
 from paro_advise.advisor.comparison.model import ChangeVerdict
+from paro_advise.advisor.rendering.charts import lines
 from paro_advise.advisor.rendering.page import Cell, Row, make_table, number, render_page
 from paro_advise.advisor.wording.quantities import plural, time_text
 from paro_advise.core.documents import to_json
@@ -44,7 +48,7 @@ def render_index(entries: Sequence[Entry], provenance: Provenance) -> str:
     for entry in entries:
         comparison = entry.comparison
         one, other = comparison.step.before, comparison.step.after
-        written = datetime.fromtimestamp(entry.modified_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        written = _written(entry)
         strategies = (
             f"{side.run.strategy.triple_at_rest or 'unknown'}" for side in (comparison.before, comparison.after)
         )
@@ -53,7 +57,7 @@ def render_index(entries: Sequence[Entry], provenance: Provenance) -> str:
             Row(
                 cells=(
                     Cell(text=written),
-                    Cell(text=entry.path, css="path"),
+                    Cell(text=entry.path, css="path", href=_link(entry.path)),
                     Cell(text=" -> ".join(strategies)),
                     number(one, time_text(one)),
                     number(other, time_text(other)),
@@ -83,6 +87,38 @@ def render_index(entries: Sequence[Entry], provenance: Provenance) -> str:
         provenance,
         title="history",
         subtitle=plural(len(entries), "comparison"),
+        trend=_trend(entries),
         verdict=f"{better} of {plural(len(entries), 'comparison')} became faster.",
         table_view=make_table("table-history", "The newest first", names, rows),
+    )
+
+
+def _written(entry: Entry) -> str:
+    return datetime.fromtimestamp(entry.modified_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _link(path: str) -> str:
+    """Return a path as a link from the index page; a name that looks like an address stays a file's."""
+    return "./" + quote(path)
+
+
+def _trend(entries: Sequence[Entry]) -> Markup:
+    """Draw step times before and after, the oldest comparison first; "" for fewer than two."""
+    timed = sorted(
+        (entry for entry in entries if entry.comparison.step.before and entry.comparison.step.after),
+        key=lambda entry: (entry.modified_s, entry.path),
+    )
+    if len(timed) < 2:
+        return Markup("")
+    steps = [entry.comparison.step for entry in timed]
+    before, after = (
+        [(value or 0.0) / 1e3 for value in side] for side in zip(*((s.before, s.after) for s in steps), strict=True)
+    )
+    return lines(
+        "chart-trend",
+        f"The last comparison went from {time_text(steps[-1].before)} to {time_text(steps[-1].after)} a step",
+        "Step times in milliseconds before (wide) and after (narrow), comparison by comparison",
+        list(range(len(timed))),
+        (("line-before", before), ("line-after", after)),
+        (_written(timed[0]), _written(timed[-1])),
     )

@@ -23,22 +23,18 @@ def report_page(analysis: Analysis, facts: Sequence[RankFacts], hta: HtaFigures 
 
     Args:
         analysis: the run.
-        facts: of its files, for the timeline of one step; () draws none.
+        facts: of its files, for the timeline; () draws none.
         hta: HolisticTraceAnalysis' figures, None without.
     """
     from paro_advise.advisor.rendering.analysis_page import render_report
+    from paro_advise.advisor.timelines.of_run import timeline_of
 
-    used = {item.path for item in analysis.run.inputs}
-    shown = next((item for item in facts if item.timeline and item.source.path in used), None)
-    rank = shown.header.rank if shown and shown.header.rank is not None else (0 if shown else None)
     table = None
     if hta is not None:
         from paro_advise.advisor.rendering.hta_figures import hta_table
 
         table = hta_table(hta)
-    return render_report(
-        analysis, shown.timeline if shown else (), rank, provenance(), table, steps_by_rank(analysis, facts)
-    )
+    return render_report(analysis, timeline_of(analysis, facts), provenance(), table, steps_by_rank(analysis, facts))
 
 
 def steps_by_rank(analysis: Analysis, facts: Sequence[RankFacts]) -> dict[int, tuple[StepFacts, ...]]:

@@ -15,6 +15,7 @@ from paro_advise.core.secrets import masked_command
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
+    from paro_advise.advisor.analysis.model import Analysis
     from paro_advise.advisor.comparison.acceptance import Thresholds
     from paro_advise.advisor.comparison.model import Comparison
     from paro_advise.advisor.facts.reading.all_inputs import ReadInputs
@@ -95,7 +96,7 @@ def command(
     options = Options(gpus_per_node=gpus_per_node or (plan.preconditions.gpus_per_node if plan else None))
     sides = [load_analysis([path], options, progress, engine=engine) for path in (before, after)]
     comparison = compare(sides[0][0], sides[1][0], plan, terms)
-    _write(comparison, [side[1] for side in sides], output, json_target, markdown, notebook, junit, force=force)
+    _write(comparison, sides, output, json_target, markdown, notebook, junit, force=force)
     for (analysis, _), name in zip(sides, ("before", "after"), strict=True):
         progress.say(f"{name}: {plural(len(analysis.data_quality), 'note')} on the data; see `analyze`")
     for target in targets:
@@ -132,7 +133,7 @@ def _thresholds(path: str | None, min_gain: float | None) -> Thresholds:
 
 def _write(
     comparison: Comparison,
-    read: list[ReadInputs | None],
+    sides: list[tuple[Analysis, ReadInputs | None]],
     output: str | None,
     json_target: str | None,
     markdown: str | None,
@@ -155,14 +156,15 @@ def _write(
 
         write_output(junit, comparison_junit(comparison), force=force)
     if notebook:
-        from paro_advise.advisor.rendering.notebook import notebook_bytes
+        from paro_advise.advisor.rendering.comparisons.notebook import notebook_bytes
 
         write_output(notebook, notebook_bytes(comparison), force=force)
     if output:
-        from paro_advise.advisor.rendering.comparison_page import Timelines, render_comparison
+        from paro_advise.advisor.rendering.comparisons.comparison_page import Timelines, render_comparison
+        from paro_advise.advisor.timelines.of_run import timeline_of
 
-        boxes = [next((item.timeline for item in found.facts if item.timeline), ()) if found else () for found in read]
-        page = render_comparison(comparison, Timelines(before=boxes[0], after=boxes[1]), provenance())
+        timelines = [timeline_of(analysis, read.facts) if read else None for analysis, read in sides]
+        page = render_comparison(comparison, Timelines(before=timelines[0], after=timelines[1]), provenance())
         write_output(output, page.encode(), force=force)
     if "-" not in (json_target, markdown, junit):
         click.echo(comparison_text(comparison))

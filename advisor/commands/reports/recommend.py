@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paro_advise.advisor.facts.reading.choice import EngineChoice
     from paro_advise.advisor.prediction.calibration import Calibration
     from paro_advise.advisor.prediction.prediction_bias import PredictionBias
+    from paro_advise.advisor.prediction.recommend import Recommendation
     from paro_advise.advisor.prediction.scoring import Limits
     from paro_advise.policies.plan import Plan, PlanInput
 
@@ -100,7 +101,7 @@ def command(
     from paro_advise.advisor.commands.progress import Progress
     from paro_advise.advisor.prediction.advice.questions import Question
     from paro_advise.advisor.prediction.advice.wanted import Wanted
-    from paro_advise.advisor.prediction.recommend import recommend
+    from paro_advise.advisor.prediction.recommend import recommendation
     from paro_advise.advisor.prediction.scoring import Limits
 
     questions = [Question.parse(text) for text in what_ifs]
@@ -121,16 +122,16 @@ def command(
         host_gbps=host_gbps,
         allow_untested=allow_untested,
     )
-    plan = recommend(
+    made = recommendation(
         run.calibration, limits, bias=_bias(learn_from), wanted=wanted, questions=questions, inputs=run.inputs
     )
-    _write(plan, output, page, force=force)
+    _write(made, output, page, force=force)
     if output and output != "-" and not quiet:
         click.echo(f"wrote {output}", err=True)
     for framework, file in targets.items():
-        _export(plan, framework, file, force=force)
+        _export(made.plan, framework, file, force=force)
     if not quiet:
-        _next(plan, limits, output)
+        _next(made.plan, limits, output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,21 +246,24 @@ def _next(plan: Plan, limits: Limits, output: str | None) -> None:
         click.echo("next: measure what stands under `Measure`, then recommend again", err=True)
 
 
-def _write(plan: Plan, output: str | None, page: str | None, *, force: bool) -> None:
+def _write(made: Recommendation, output: str | None, page: str | None, *, force: bool) -> None:
     from paro_advise.advisor.commands.output import write_output
     from paro_advise.advisor.rendering.texts.plan_text import plan_text
     from paro_advise.advisor.wording.escaping import plain
     from paro_advise.core.documents import to_json
 
+    plan = made.plan
     if output != "-":
         click.echo("\n".join(plain(line) for line in plan_text(plan).splitlines()))
     if output:
         write_output(output, to_json(plan), force=force)
     if page:
-        from paro_advise.advisor.rendering.plan_page import render_plan
+        from paro_advise.advisor.prediction.advice.scenarios import scenarios_of
+        from paro_advise.advisor.rendering.plans.plan_page import render_plan
         from paro_advise.advisor.rendering.provenance import provenance
 
-        write_output(page, render_plan(plan, provenance()).encode(), force=force)
+        scenarios = scenarios_of(plan, made.basis)
+        write_output(page, render_plan(plan, provenance(), scenarios).encode(), force=force)
 
 
 def _unknown_memory(limits: Limits) -> list[str]:

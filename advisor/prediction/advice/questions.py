@@ -134,19 +134,10 @@ def answer(question: Question, basis: Basis, choices: Choices, seed: int = 0) ->
         return Answer(asked=question.text, text=_least_bandwidth(question.share, basis))
     if question.target == "efficiency":
         return Answer(asked=question.text, text=_most_nodes(question.share, basis))
-    changed, links = _changed(question, basis)
-    doublings = abs(math.log2(changed.world_size / basis.calibration.world_size))
-    sigma = math.hypot(OTHER_SIGMA if changed.is_gpu else ON_CPU_SIGMA, SCALING_SIGMA * doublings)
-    noise = np.exp(np.random.default_rng(seed).normal(0.0, sigma, len(basis.anchor)))
-
-    def times(candidate: Candidate) -> NDArray[np.float64]:
-        return anchored_us(basis, changed, candidate, links, noise / np.median(noise))
-
-    def steps(candidate: Candidate) -> Quantiles | None:
-        return quantiles(times(candidate)) if _fits(candidate, changed) else None
-
+    changed, times = changed_run(question, basis, seed)
     base, chosen = (wider(candidate, basis.calibration, changed) for candidate in (basis.base, basis.chosen))
-    said = [f"{changed.world_size} data-parallel ranks on {plural(_job_nodes(changed), 'node')}"] if doublings else []
+    said = [f"{changed.world_size} data-parallel ranks on {plural(nodes_of(changed), 'node')}"]
+    said = said if changed.world_size != basis.calibration.world_size else []
     misfits = dict.fromkeys(item.group_size for item in (base, chosen) if not _fits(item, changed))
     said += [f"groups of {size} do not fit them" for size in misfits]
     scored = [
@@ -158,12 +149,46 @@ def answer(question: Question, basis: Basis, choices: Choices, seed: int = 0) ->
         asked=question.text,
         text="; ".join(said),
         baseline=base.name,
-        baseline_step_us=steps(base),
+        baseline_step_us=step_of(basis.base, basis, changed, times),
         chosen=chosen.name,
-        chosen_step_us=steps(chosen),
+        chosen_step_us=step_of(basis.chosen, basis, changed, times),
         best=best.candidate.name if best else "",
         best_step_us=quantiles(best.times) if best else None,
     )
+
+
+def changed_run(
+    question: Question, basis: Basis, seed: int, inter_factor: float = 1.0
+) -> tuple[Calibration, Callable[[Candidate], NDArray[np.float64]]]:
+    """Return the run as a question changes it, and what tells draws of a candidate's step there (us).
+
+    Args:
+        question: what is changed.
+        basis: the run and the plan.
+        seed: of the uncertainty.
+        inter_factor: times the bandwidth between nodes.
+
+    Raises:
+        UsageError: what is asked cannot be.
+    """
+    changed, links = _changed(question, basis)
+    links = replace(links, inter_gbps=links.inter_gbps * inter_factor, pod_gbps=links.pod_gbps * inter_factor)
+    doublings = abs(math.log2(changed.world_size / basis.calibration.world_size))
+    sigma = math.hypot(OTHER_SIGMA if changed.is_gpu else ON_CPU_SIGMA, SCALING_SIGMA * doublings)
+    noise = np.exp(np.random.default_rng(seed).normal(0.0, sigma, len(basis.anchor)))
+
+    def times(candidate: Candidate) -> NDArray[np.float64]:
+        return anchored_us(basis, changed, candidate, links, noise / np.median(noise))
+
+    return changed, times
+
+
+def step_of(
+    candidate: Candidate, basis: Basis, changed: Calibration, times: Callable[[Candidate], NDArray[np.float64]]
+) -> Quantiles | None:
+    """Return a candidate's step in a changed run (us), None where its groups do not fit the nodes."""
+    there = wider(candidate, basis.calibration, changed)
+    return quantiles(times(there)) if _fits(there, changed) else None
 
 
 def _changed(question: Question, basis: Basis) -> tuple[Calibration, Links]:
@@ -188,7 +213,8 @@ def _today(name: str, calibration: Calibration) -> float:
     return calibration.shaped.rates.busbw_gbps(Op.ALL_GATHER, nodes, calibration.ranks_per_node)
 
 
-def _job_nodes(calibration: Calibration) -> int:
+def nodes_of(calibration: Calibration) -> int:
+    """Return the nodes of a run's whole job."""
     return max(1, calibration.job_world_size // calibration.job_ranks_per_node)
 
 
@@ -198,7 +224,7 @@ def _fits(candidate: Candidate, calibration: Calibration) -> bool:
 
 
 def _on_nodes(calibration: Calibration, nodes: int, text: str) -> Calibration:
-    now = _job_nodes(calibration)
+    now = nodes_of(calibration)
     world, rest = divmod(calibration.world_size * nodes, now)
     if world < 2 or rest or (world > calibration.ranks_per_node and world % calibration.ranks_per_node):
         raise UsageError(
@@ -246,7 +272,7 @@ def _least_bandwidth(share: float, basis: Basis) -> str:
 def _most_nodes(share: float, basis: Basis) -> str:
     """Say up to how many nodes a rank keeps a share of today's speed, with equal work per rank."""
     calibration, links = basis.calibration, measured_links(basis.calibration)
-    job_nodes = _job_nodes(calibration)
+    job_nodes = nodes_of(calibration)
     parts = []
     for candidate in _both(basis):
         now = float(step_us(calibration, candidate, links))

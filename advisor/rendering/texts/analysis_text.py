@@ -145,8 +145,8 @@ def path_text(path: CriticalPath) -> str:
     return "path of a step: " + ", ".join(parts)
 
 
-def memory_text(memory: MemoryPeaks) -> str:
-    """Name what is allocated at most in each phase, in the order of a step."""
+def memory_phases(memory: MemoryPeaks) -> list[tuple[str, int]]:
+    """Return name and peak (bytes) of each phase, in the order of a step."""
     order = {
         "forward": "forward",
         "backward": "backward",
@@ -154,8 +154,12 @@ def memory_text(memory: MemoryPeaks) -> str:
         "update": "update",
         "unknown": "step",
     }
-    named = [(name, memory.phase_bytes[phase]) for phase, name in order.items() if phase in memory.phase_bytes]
-    peaks = ", ".join(f"{name} {bytes_text(peak)}" for name, peak in named)
+    return [(name, memory.phase_bytes[phase]) for phase, name in order.items() if phase in memory.phase_bytes]
+
+
+def memory_text(memory: MemoryPeaks) -> str:
+    """Name what is allocated at most in each phase, in the order of a step."""
+    peaks = ", ".join(f"{name} {bytes_text(peak)}" for name, peak in memory_phases(memory))
     return f"most allocated: {peaks} (rank {memory.rank})"
 
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.regimes import regime_text
-from paro_advise.advisor.rendering.charts import Bar, Segment, lines, stacked_bars, timeline
+from paro_advise.advisor.rendering.charts import Bar, Segment, lines, stacked_bars
+from paro_advise.advisor.rendering.comparisons.waterfall import waterfall
 from paro_advise.advisor.rendering.page import Cell, Row, make_table, number, render_page
-from paro_advise.advisor.rendering.plan_page import ablation_table, alternative_table
+from paro_advise.advisor.rendering.plans.plan_page import ablation_table, alternative_table
 from paro_advise.advisor.rendering.texts.comparison_text import change_text, name_text, value_text
+from paro_advise.advisor.rendering.timelines.lanes_chart import lanes_chart, lanes_legend
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, plural, time_text
-from paro_advise.core.model_state import MODEL_STATES, STATES
+from paro_advise.core.model_state import MODEL_STATES, STATES, State
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
     from paro_advise.advisor.comparison.model import Comparison, Metric, Side
-    from paro_advise.advisor.facts.model import TimelineBox
     from paro_advise.advisor.rendering.page import Provenance, Table
+    from paro_advise.advisor.timelines.model import RankStep, Timeline
 
 _PARTS = (
     ("compute", "compute"),
@@ -27,15 +29,14 @@ _PARTS = (
     ("rest", "memory copies and sync"),
     ("idle", "idle"),
 )
-_LANES = (("compute", "compute"), *((state, state) for state in STATES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timelines:
-    """The typical step of one rank before and after, () where it is not known."""
+    """The steps of both runs, None where they are not known."""
 
-    before: tuple[TimelineBox, ...] = ()
-    after: tuple[TimelineBox, ...] = ()
+    before: Timeline | None = None
+    after: Timeline | None = None
 
 
 def render_comparison(comparison: Comparison, timelines: Timelines, provenance: Provenance) -> str:
@@ -61,6 +62,7 @@ def render_comparison(comparison: Comparison, timelines: Timelines, provenance: 
         ],
         split_chart=_split_chart(before, after),
         split_legend=_PARTS,
+        waterfall_chart=_waterfall(before, after),
         split_note=_split_note(comparison),
         changes=_changes(comparison),
         predicted_table=_predicted_table(comparison),
@@ -68,11 +70,7 @@ def render_comparison(comparison: Comparison, timelines: Timelines, provenance: 
         state_chart=_state_chart(before, after),
         state_legend=[("exposed", "exposed"), ("hidden", "overlapped with compute")],
         timeline_charts=_timelines(timelines),
-        timeline_legend=[
-            (f"s-{lane}", text)
-            for lane, text in _LANES
-            if any(box.lane == lane for box in (*timelines.before, *timelines.after))
-        ],
+        timeline_legend=lanes_legend([item for _, item in _typical_steps(timelines)]),
         parity_chart=_parity_chart(comparison),
         parity_text=_parity_text(comparison),
         collective_table=_collective_table(comparison),
@@ -153,6 +151,29 @@ def _split_chart(before: Side, after: Side) -> Markup:
     return stacked_bars("chart-split", title, "Parts of the mean profiled step", bars)
 
 
+def _waterfall(before: Side, after: Side) -> Markup:
+    return waterfall("chart-waterfall", *(_parts(side) for side in (before, after)))
+
+
+def _parts(side: Side) -> list[tuple[str, float]]:
+    """Return compute, the exposed communication of each state and what else a step consists of (us).
+
+    States that are exposed at the same time both count in their own figures; here they share what the step loses.
+    """
+    parts = side.breakdown_us
+    exposed = parts.exposed_communication or 0.0
+    of_state = {state: (side.states[state].exposed_us or 0.0) if state in side.states else 0.0 for state in STATES}
+    whole = sum(of_state.values())
+    shares = {state: exposed * value / whole if whole else 0.0 for state, value in of_state.items()}
+    shares[State.UNKNOWN] += 0.0 if whole else exposed
+    return [
+        ("compute", parts.compute or 0.0),
+        *((f"exposed, {state}", value) for state, value in shares.items()),
+        ("copies and sync", parts.other or 0.0),
+        ("idle", parts.idle or 0.0),
+    ]
+
+
 def _state_chart(before: Side, after: Side) -> Markup:
     bars = []
     for state in MODEL_STATES:
@@ -170,22 +191,31 @@ def _state_chart(before: Side, after: Side) -> Markup:
     return stacked_bars("chart-states", "Communication of each state, before over after", "Per rank and step", bars)
 
 
+def _typical_steps(timelines: Timelines) -> list[tuple[str, RankStep]]:
+    """Return the typical step of the lowest rank that both runs show, for each run that shows any."""
+    sides = [(name, side) for name, side in (("before", timelines.before), ("after", timelines.after)) if side]
+    common = set.intersection(*(set(side.ranks) for _, side in sides)) if sides else set()
+    found = [(name, side.of(min(common or side.ranks), side.step)) for name, side in sides]
+    return [(name, replace(step, shift_us=0.0)) for name, step in found if step is not None]
+
+
 def _timelines(timelines: Timelines) -> list[tuple[str, Markup]]:
-    high = max((box.end_us for box in (*timelines.before, *timelines.after)), default=0.0)
-    found = []
-    for name, boxes in (("before", timelines.before), ("after", timelines.after)):
-        present = {box.lane for box in boxes}
-        chart = timeline(
-            f"chart-timeline-{name}",
-            f"The step {name} takes {time_text(max((box.end_us for box in boxes), default=0.0))} under the profiler",
-            "One step by lanes, on the scale of the longer one",
-            boxes,
-            high,
-            [lane for lane in _LANES if lane[0] in present],
+    steps = _typical_steps(timelines)
+    high = max((item.wall_us for _, item in steps), default=0.0)
+    charts = [
+        (
+            f"{name}: {item.step} of rank {item.rank}",
+            lanes_chart(
+                f"chart-timeline-{name}",
+                f"The step {name} takes {time_text(item.wall_us)} under the profiler",
+                "One step by lanes, on the scale of the longer one",
+                [item],
+                high,
+            ),
         )
-        if chart:
-            found.append((name, chart))
-    return found
+        for name, item in steps
+    ]
+    return [(name, drawn) for name, drawn in charts if drawn]
 
 
 def _changes(comparison: Comparison) -> list[str]:
@@ -229,7 +259,7 @@ def _predicted_table(comparison: Comparison) -> Table:
                 )
             )
         )
-    names = ("what", "predicted #", "80 % range #", "measured #", "off by #", "")
+    names = ("what", "predicted #", "80 % range #", "measured #", "off by #", "range")
     return make_table("table-predicted", "What the plan predicted, and what was measured", names, rows)
 
 

@@ -8,8 +8,9 @@ from markupsafe import Markup
 
 from paro_advise.advisor.prediction.constants import CAPACITY_SHARE
 from paro_advise.advisor.rendering.charts import Point, scatter
-from paro_advise.advisor.rendering.constants import PAGE_CANDIDATES
+from paro_advise.advisor.rendering.constants import FIRST_CANDIDATES, PAGE_CANDIDATES
 from paro_advise.advisor.rendering.page import Cell, Row, make_table, number, render_page
+from paro_advise.advisor.rendering.plans.scenario_parts import scenario_table, scenario_view
 from paro_advise.advisor.wording.quantities import bytes_text, time_text
 from paro_advise.policies.ablation import ablations
 from paro_advise.policies.frameworks.model import Fidelity
@@ -19,6 +20,7 @@ from paro_advise.policies.strategy import CollectiveBackend, Strategy
 from paro_advise.policies.strategy_name import collectives_name, grouped_triple, short_choice_name
 
 if TYPE_CHECKING:
+    from paro_advise.advisor.prediction.advice.scenarios import Scenarios
     from paro_advise.advisor.rendering.page import Provenance, Table
     from paro_advise.policies.plan import Choice, Plan, Quantiles
 
@@ -33,8 +35,14 @@ _CHOICE_NAMES = (
 )
 
 
-def render_plan(plan: Plan, provenance: Provenance) -> str:
-    """Return a plan as one HTML page."""
+def render_plan(plan: Plan, provenance: Provenance, scenarios: Scenarios | None = None) -> str:
+    """Return a plan as one HTML page.
+
+    Args:
+        plan: the plan.
+        provenance: see Provenance.
+        scenarios: other clusters to look at, None for none.
+    """
     measures_first = plan.verdict == Verdict.MEASURE_FIRST
     step = plan.chosen.predicted.step_time_us
     if plan.chosen.predicted.peak_bytes is not None:
@@ -56,6 +64,9 @@ def render_plan(plan: Plan, provenance: Provenance) -> str:
         subtitle=f"plan {plan.plan_id} for {plan.preconditions.world_size} ranks",
         plan=plan,
         measures_first=measures_first,
+        scenarios=None if measures_first or scenarios is None else scenario_view(scenarios),
+        scenario_table=None if measures_first or scenarios is None else scenario_table(scenarios),
+        scripts=() if measures_first or scenarios is None else ("scenarios.js",),
         figures=[]
         if measures_first
         else [{"label": label, "value": value, "before": before} for label, value, before in figures],
@@ -154,7 +165,8 @@ def alternative_table(plan: Plan) -> Table:
         for c in [*fitting, *rejected[: max(3, PAGE_CANDIDATES - len(fitting))]]
     ]
     caption = f"Top {len(rows)} of {len(plan.candidates)} candidates ({len(rejected)} do not fit)"
-    return make_table("table-alternatives", caption, ("strategy", *_CHOICE_NAMES, "why, or why not"), rows)
+    names = ("strategy", *_CHOICE_NAMES, "why, or why not")
+    return make_table("table-alternatives", caption, names, rows, first_rows=FIRST_CANDIDATES)
 
 
 def ablation_table(plan: Plan) -> Table:
@@ -290,7 +302,7 @@ def _export_table(plan: Plan) -> Table:
     return make_table(
         "table-exports",
         "How well each framework's own settings express the choice, and what they really run",
-        ("framework", "", "runs", *_CHOICE_NAMES),
+        ("framework", "expresses it", "runs", *_CHOICE_NAMES),
         rows,
     )
 
