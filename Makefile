@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DEMO := .demo
 
-.PHONY: help demo test lint types contract unit coverage constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-hang bench-fleet fuzz docs clean
+.PHONY: help demo test lint types contract unit coverage pictures constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-hang bench-fleet fuzz docs clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -47,6 +47,9 @@ coverage: .venv/test.stamp ## Tests with branch coverage of everything that runs
 
 structure: .venv/test.stamp ## Sizes of files and functions, rooms, floors, uses of Any
 	$(BIN)/python benchmarks/structure.py
+
+pictures: .venv/test.stamp ## Draw the pictures anew that pages are compared with (needs Chromium)
+	PARO_ADVISE_NEW_PICTURES=1 $(BIN)/python -m pytest -n 2 tests/test_pages.py -k look
 
 constants: .venv/test.stamp ## Write docs/constants.md from the code
 	$(BIN)/python benchmarks/list_constants.py > docs/constants.md

@@ -145,7 +145,8 @@ def copies(facts: Sequence[RankFacts], num_ranks: int) -> Iterator[RankFacts]:
             source=source,
             header=header,
             steps=item.steps[-1:],
-            timeline_step=0,
+            typical_step=0,
+            compute_spans={0: item.compute_spans[len(item.steps) - 1]},
             collectives_ipc=table_bytes(table),
         )
 
