@@ -80,9 +80,10 @@ def check_traffic(strategy, group_size, ranks_per_node):
     inside = MICRO_BATCHES * (p_in + d_in) + step_in
     across = MICRO_BATCHES * (p_out + d_out) + step_out
     num_bytes = 4 * elements
-    # Once a step an all-reduce tells which parameters have a gradient: 4 bytes each, filled up to blocks of all ranks.
-    parameters = sum(1 for _ in model.parameters())
-    notes = 4 * -(-parameters // world) * world
+    # Once a step an all-reduce tells which parameters have a gradient and what was gathered and reduced: 4 bytes for
+    # each parameter and for each of 24 parts of digests, filled up to blocks of all ranks.
+    numbers = sum(1 for _ in model.parameters()) + 24
+    notes = 4 * -(-numbers // world) * world
     wanted = {
         "inside": (
             (inside * units + 2) * (m - 1),
