@@ -216,6 +216,16 @@ def test_fsdp1_scripts_use_its_own_state_dicts(a_plan, tmp_path):
 
 
 @pytest.mark.distributed
+def test_deepspeed_clips_gradients_by_its_own_default(a_plan, tmp_path):
+    """It is 1.0 in DeepSpeed 0.19.8, and was 0.0, none, before."""
+    script = WORKERS / "deepspeed_resumes.py"
+    expected = numbers_in(run_ranks(script, tmp_path, "plain,default").stdout)
+    assert max(expected[1:-1:3]) > 1.0  # of the gradients' norms: they are clipped
+    found = numbers_in(output_of(script, a_plan, "NNG", tmp_path, "default"))
+    assert found == pytest.approx(expected, rel=2e-6)
+
+
+@pytest.mark.distributed
 def test_deepspeed_scripts_resume_from_the_checkpoints_of_a_planned_engine(a_plan, tmp_path):
     """With schedules, counts and the script's own values, before the first step, under another strategy."""
     script = WORKERS / "deepspeed_resumes.py"

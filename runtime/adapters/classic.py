@@ -15,7 +15,7 @@ from torch import nn
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.fsdp1_states import PART, FullyShardedStates
-from paro_advise.runtime.adapters.names import replace_name
+from paro_advise.runtime.adapters.names import replace_everywhere
 from paro_advise.runtime.adapters.planned.wrapping import Wrapping, copy_from_rank_0
 from paro_advise.runtime.adapters.session import Session
 from paro_advise.runtime.compiler import taken_apart, uncompiled
@@ -39,9 +39,9 @@ def install(session: Session) -> None:
     import torch.nn.parallel.distributed as ddp_module
 
     Session.of_process = session
-    replace_name("DistributedDataParallel", DistributedDataParallel, torch.nn.parallel, ddp_module)
-    replace_name("FullyShardedDataParallel", FullyShardedDataParallel, fsdp, fsdp_module)
-    replace_name("ZeroRedundancyOptimizer", ZeroRedundancyOptimizer, optim)
+    replace_everywhere("DistributedDataParallel", DistributedDataParallel, torch.nn.parallel, ddp_module)
+    replace_everywhere("FullyShardedDataParallel", FullyShardedDataParallel, fsdp, fsdp_module)
+    replace_everywhere("ZeroRedundancyOptimizer", ZeroRedundancyOptimizer, optim)
 
 
 def _session() -> Session:

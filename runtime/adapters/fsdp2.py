@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, UnshardHandle
 
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.adapters.constants import NO_PLAN
-from paro_advise.runtime.adapters.names import replace_name
+from paro_advise.runtime.adapters.names import replace_everywhere
 from paro_advise.runtime.adapters.planned.wrapping import Wrapping
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.sharding.parameters.fsdp2 import unwrap
@@ -134,8 +134,8 @@ def install(session: Session) -> None:
     import torch.distributed._composable.fsdp as old
     import torch.distributed.fsdp as new
 
-    replace_name("fully_shard", FullyShardCalls(session, new.fully_shard).fully_shard, new, old)
-    replace_name("FSDPModule", _standing_for(new.FSDPModule), new, old)
+    replace_everywhere("fully_shard", FullyShardCalls(session, new.fully_shard).fully_shard, new, old)
+    replace_everywhere("FSDPModule", _standing_for(new.FSDPModule), new, old)
 
 
 def _standing_for(original: type) -> type:

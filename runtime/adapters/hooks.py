@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from paro_advise.errors import TrainingError
-from paro_advise.runtime.adapters.names import replace_name
+from paro_advise.runtime.adapters.names import replace_everywhere, replace_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -47,10 +47,10 @@ class Hooks:
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         for home in (torch.nn.utils, torch.nn.utils.clip_grad):
-            replace_name("clip_grad_norm_", self._wrap_clipping(home.clip_grad_norm_), home)
+            replace_everywhere("clip_grad_norm_", self._wrap_clipping(home.clip_grad_norm_), home)
             for name in ("clip_grad_value_", "get_total_norm"):
                 if hasattr(home, name):
-                    replace_name(name, self._wrap_reader(getattr(home, name)), home)
+                    replace_everywhere(name, self._wrap_reader(getattr(home, name)), home)
         unscale = torch.amp.GradScaler.unscale_
         replace_name("unscale_", self._finish_before(unscale), torch.amp.GradScaler)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,3 +19,23 @@ def replace_name(name: str, substitute: object, *homes: ModuleType | type) -> No
     """
     for home in homes:
         setattr(home, name, substitute)
+
+
+def replace_everywhere(name: str, substitute: object, *homes: ModuleType) -> None:
+    """Put something in the place of one of torch's names, also where others have imported it by name already.
+
+    Modules of torch's own keep what they have: they work on the originals.
+
+    Args:
+        name: the same in all homes.
+        substitute: for what stands there.
+        homes: modules that hold it.
+    """
+    originals = [getattr(home, name) for home in homes]
+    replace_name(name, substitute, *homes)
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] in ("torch", "paro_advise"):
+            continue
+        for key, value in list(getattr(module, "__dict__", {}).items()):
+            if any(value is original for original in originals):
+                setattr(module, key, substitute)

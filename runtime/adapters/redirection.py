@@ -47,7 +47,7 @@ def redirect(plan_path: str, job: str | None) -> Session | None:
 
 
 def use_plan(plan: str, beside: str = "") -> None:
-    """Let the rest of this script train under a plan; call it before torch's wrappers are imported.
+    """Let the rest of this script train under a plan; call it before the model is wrapped.
 
     Under ``paro-advise run``, which has redirected the process already, it does nothing. Ends the
     process with the reason if the plan cannot be read.

@@ -1,7 +1,8 @@
 """A DeepSpeed script that saves and resumes with the engine's own checkpoints; with "plain" the same by DDP.
 
 Arguments before those of ``common``: the folder of checkpoints, and words: "resume" loads the latest checkpoint before the
-first step, "weights" only the weights of it; "theirs" finds one of DeepSpeed's own.
+first step, "weights" only the weights of it; "theirs" finds one of DeepSpeed's own. "default" leaves clipping to DeepSpeed's
+default, 1.0.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "stand_ins"))
 from common import batch, loss_of, make_model, parse_args
 
 SAVED_AFTER, STEPS, MICRO_BATCHES = 2, 4, 2
+SCALE = 10.0  # of the loss, so that its gradients are long enough to be clipped
 
 
 def schedule_of(optimizer):
@@ -30,16 +32,16 @@ def made(args):
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
 
 
-def plain(args, rank):
+def plain(args, rank, clipping):
     raw, optimizer = made(args)
     model, schedule = torch.nn.parallel.DistributedDataParallel(raw), schedule_of(optimizer)
     for step in range(STEPS):
         for micro in range(MICRO_BATCHES):
             last = micro == MICRO_BATCHES - 1
             with contextlib.nullcontext() if last else model.no_sync():
-                loss = loss_of(model, batch(args, step, micro, rank))
+                loss = SCALE * loss_of(model, batch(args, step, micro, rank))
                 (loss / MICRO_BATCHES).backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clipping)
         report(step, loss.detach(), norm, optimizer.param_groups[0]["lr"])
         optimizer.step()
         optimizer.zero_grad()
@@ -54,7 +56,7 @@ def planned(args, rank, folder, words):
     config = {
         "train_micro_batch_size_per_gpu": args.batch,
         "gradient_accumulation_steps": MICRO_BATCHES,
-        "gradient_clipping": 0.5,
+        **({} if "default" in words else {"gradient_clipping": 0.5}),
         "zero_optimization": {"stage": 2},
     }
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule_of, config=config)
@@ -75,7 +77,7 @@ def planned(args, rank, folder, words):
         assert engine.micro_steps == first * MICRO_BATCHES
     for step in range(first, STEPS):
         for micro in range(MICRO_BATCHES):
-            loss = loss_of(engine, batch(args, step, micro, rank))
+            loss = SCALE * loss_of(engine, batch(args, step, micro, rank))
             engine.backward(loss)
             rate = engine.get_lr()[0]
             engine.step()
@@ -104,7 +106,7 @@ def main():
     args = parse_args()
     dist.init_process_group("gloo")
     if "plain" in words:
-        plain(args, dist.get_rank())
+        plain(args, dist.get_rank(), 1.0 if "default" in words else 0.5)
     else:
         planned(args, dist.get_rank(), folder, words)
     gc.collect()

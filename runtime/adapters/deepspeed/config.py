@@ -186,6 +186,26 @@ def _is_on(value: object) -> bool:
     return value not in (None, False, 0, 1, 1.0, "", "none") or value is True
 
 
+def gradient_clipping(table: Table) -> float:
+    """Return the norm to which gradients are clipped, 0 for none: what a config says, else DeepSpeed's own default.
+
+    The default differs between versions: 0.0 for long, 1.0 in 0.19.8 (deepspeed/runtime/constants.py).
+
+    Raises:
+        TrainingError: neither says.
+    """
+    if "gradient_clipping" in table:
+        return float(table["gradient_clipping"] or 0.0)
+    try:
+        from deepspeed.runtime.constants import GRADIENT_CLIPPING_DEFAULT
+    except ImportError as error:
+        raise TrainingError(
+            "a plan must know how DeepSpeed clips gradients, this version does not tell its default",
+            hint="set gradient_clipping in DeepSpeed's config",
+        ) from error
+    return float(GRADIENT_CLIPPING_DEFAULT)
+
+
 def make_optimizer(table: Table, parameters: ParamsT) -> torch.optim.Optimizer:
     """Make the optimizer that a config names.
 

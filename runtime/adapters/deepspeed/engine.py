@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.deepspeed import checkpoints
-from paro_advise.runtime.adapters.deepspeed.config import batch_sizes, low_precision
+from paro_advise.runtime.adapters.deepspeed.config import batch_sizes, gradient_clipping, low_precision
 from paro_advise.runtime.adapters.planned.wrapping import Wrapping, copy_from_rank_0
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class PlannedEngine(nn.Module):
         self._norm: float | None = None
         self._in_backward = self._in_no_sync = self._has_stepped = False
         self._boundary: bool | None = None
-        self._clip = float(table.get("gradient_clipping", 0.0))
+        self._clip = gradient_clipping(table)
         self._micro_batch, self._accumulation = batch_sizes(table)
         copy_from_rank_0(model)
         self._wrapping = Wrapping(

@@ -19,7 +19,7 @@ from paro_advise.runtime.adapters.deepspeed.config import (
     set_strategy,
 )
 from paro_advise.runtime.adapters.deepspeed.engine import PlannedEngine
-from paro_advise.runtime.adapters.names import replace_name
+from paro_advise.runtime.adapters.names import replace_everywhere
 from paro_advise.runtime.import_hooks import when_imported
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def install(session: Session) -> None:
 
 def _replace(module: ModuleType, session: Session) -> None:
     run = _Initialization(session, module.initialize).run
-    replace_name("initialize", _end_job_on_error(session, run), module)
+    replace_everywhere("initialize", _end_job_on_error(session, run), module)
 
 
 def _end_job_on_error(session: Session, function: Callable[_P, Made]) -> Callable[_P, Made]:

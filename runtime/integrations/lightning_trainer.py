@@ -1,0 +1,108 @@
+"""Lightning's Trainer: a callback, a factory that Lightning finds by itself, and a strategy.
+
+With PARO_CAPTURE set, every Trainer records: Lightning asks the entry points ``lightning.pytorch.callbacks_factory``
+and ``pytorch_lightning.callbacks_factory``. ``register()`` makes ``Trainer(strategy="paro_advise")`` known.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from paro_advise.runtime.capture.constants import DEFAULT_STEPS
+from paro_advise.runtime.capture.request import FOLDER_VARIABLE
+from paro_advise.runtime.integrations.recording import Recording
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class _Hooks:
+    """Records a Trainer's run, lets it train under a plan, and reports at the end of ``fit``.
+
+        Trainer(..., callbacks=[ParoCallback("after", plan="plan.json", before="before")])
+
+    Args:
+        folder, steps, plan, before: see Recording.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        steps: str = DEFAULT_STEPS,
+        *,
+        plan: str | Path | None = None,
+        before: str | Path | None = None,
+    ) -> None:
+        super().__init__()
+        self._recording = Recording(folder, steps, plan=plan, before=before)
+
+    def on_fit_start(self, *_: Any) -> None:
+        """Begin to count steps."""
+        self._recording.start()
+
+    def on_fit_end(self, trainer: Any, *_: Any) -> None:
+        """Report, also to the Trainer's loggers."""
+        self._recording.stop([_writer_of(logger, trainer.global_step) for logger in trainer.loggers])
+
+
+def _writer_of(logger: Any, step: int) -> Any:
+    def write(figures: Any) -> None:
+        logger.log_metrics(dict(figures), step=step)
+
+    write.__qualname__ = type(logger).__name__
+    return write
+
+
+def _callback_for(package: str) -> type:
+    """Return the callback as a class of one of Lightning's two packages."""
+    base: type = import_module(package).Callback
+    return type("ParoCallback", (_Hooks, base), {"__doc__": _Hooks.__doc__, "__module__": __name__})
+
+
+def callbacks() -> list[Any]:
+    """Return a callback for a Trainer of ``lightning.pytorch`` where the environment asks for a capture."""
+    return [_callback_for("lightning.pytorch")()] if os.environ.get(FOLDER_VARIABLE) else []
+
+
+def callbacks_of_pytorch_lightning() -> list[Any]:
+    """Return a callback for a Trainer of ``pytorch_lightning`` where the environment asks for a capture."""
+    return [_callback_for("pytorch_lightning")()] if os.environ.get(FOLDER_VARIABLE) else []
+
+
+def register() -> None:
+    """Let ``Trainer(strategy="paro_advise")`` mean DDP under the plan that PARO_ADVISE_PLAN names."""
+    registry = import_module("lightning.pytorch.strategies").StrategyRegistry
+    if "paro_advise" not in registry:
+        registry.register("paro_advise", planned_strategy, description="DDP, sharded as a plan of paro-advise says")
+
+
+def planned_strategy(plan: str | Path | None = None, **options: Any) -> Any:
+    """Return Lightning's DDP, which the plan shards as it says.
+
+    Args:
+        plan: the plan's file, None for what PARO_ADVISE_PLAN names.
+        options: of DDPStrategy.
+
+    Raises:
+        UsageError: no plan is named.
+    """
+    from paro_advise.errors import UsageError
+    from paro_advise.runtime.adapters import use_plan
+
+    file = plan if plan is not None else os.environ.get("PARO_ADVISE_PLAN")
+    if not file:
+        raise UsageError(
+            "the strategy paro_advise must get a plan", hint="planned_strategy('plan.json'), or set PARO_ADVISE_PLAN"
+        )
+    use_plan(str(file))
+    strategy: Any = import_module("lightning.pytorch.strategies").DDPStrategy
+    return strategy(**options)
+
+
+def __getattr__(name: str) -> Any:
+    """Make the callback of ``lightning.pytorch`` where it is asked for."""
+    if name == "ParoCallback":
+        return _callback_for("lightning.pytorch")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

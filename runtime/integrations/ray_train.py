@@ -1,0 +1,42 @@
+"""Ray Train: a training function that records itself."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from paro_advise.runtime.capture.constants import DEFAULT_STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def recorded(
+    function: Callable[..., Any],
+    folder: str | Path,
+    steps: str = DEFAULT_STEPS,
+    *,
+    plan: str | Path | None = None,
+    before: str | Path | None = None,
+) -> Callable[..., Any]:
+    """Return a ``train_loop_per_worker`` that records its run, trains under a plan, and reports at its end.
+
+        TorchTrainer(recorded(train, "/shared/after", plan="/shared/plan.json"), ...)
+
+    Args:
+        function: the training function, with or without a configuration as its argument.
+        folder, steps, plan, before: see Recording; paths must mean the same on all workers.
+    """
+
+    def run(*arguments: Any) -> Any:
+        from paro_advise.runtime.integrations.recording import Recording
+
+        with Recording(folder, steps, plan=plan, before=before):
+            return function(*arguments)
+
+    # Ray looks at the signature for whether the function takes a configuration.
+    functools.update_wrapper(run, function)
+    run.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # read by inspect
+    return run

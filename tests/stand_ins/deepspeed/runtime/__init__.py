@@ -1,0 +1,1 @@
+"""What a plan reads of DeepSpeed's runtime."""

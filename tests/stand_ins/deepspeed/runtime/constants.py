@@ -1,0 +1,3 @@
+"""Defaults of DeepSpeed 0.19.8."""
+
+GRADIENT_CLIPPING_DEFAULT = 1.0

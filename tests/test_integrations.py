@@ -1,0 +1,108 @@
+"""Each framework's own training loop goes through capture, plan and comparison, with losses as without us.
+
+The frameworks are installed by ``make integrations``; elsewhere these tests are left out, and say so.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from loop import torchrun
+
+LOOPS = Path(__file__).parent / "workers" / "integrations"
+# Framework, package, its script, a strategy that differs from the script's own.
+FRAMEWORKS = {
+    "huggingface": ("transformers", "GGG"),
+    "accelerate": ("accelerate", "NGG"),
+    "lightning": ("lightning", "NNG"),
+    "deepspeed": ("deepspeed", "GGG"),
+    "ray": ("ray.train", "NGG"),
+}
+# Of a loss: ranks add in another order, in float32.
+ROUNDING = 2e-6
+
+
+def is_installed(package):
+    home, _, member = package.partition(".")
+    return find_spec(home) is not None and (not member or find_spec("pyarrow") is not None)
+
+
+def framework(name):
+    package, strategy = FRAMEWORKS[name]
+    missing = pytest.mark.skipif(not is_installed(package), reason=f"{package} is not installed (make integrations)")
+    return pytest.param(name, strategy, id=name, marks=[missing, pytest.mark.distributed])
+
+
+def trained(name, folder, *words):
+    """Run a framework's loop on two ranks; return its losses and what it said."""
+    script = LOOPS / f"{name}_loop.py"
+    start = [sys.executable, str(script)] if name == "ray" else torchrun(script, ranks=2)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PARO_")}
+    environment |= {
+        "OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": f"file:{folder}/mlruns", "RAY_TRAIN_V2_ENABLED": "1",
+        "MLFLOW_ALLOW_FILE_STORE": "true", "PYTHONPATH": str(LOOPS), "ACCELERATE_USE_CPU": "1",
+    }  # fmt: skip
+    done = subprocess.run(
+        [*start, "--trackers", str(folder / "trackers"), *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
+        cwd=folder,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+    losses = [float(value) for value in re.findall(r"^LOSS \d+ (\S+)$", done.stdout, re.MULTILINE)]
+    assert len(losses) == 10, done.stdout
+    return losses, done.stderr
+
+
+def paro(*words):
+    done = subprocess.run(
+        [sys.executable, "-m", "paro_advise.advisor", *map(str, words)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("name", "strategy"), [framework(name) for name in FRAMEWORKS])
+def test_capture_plan_compare(tmp_path, name, strategy):
+    before, after, plan = tmp_path / "before", tmp_path / "after", tmp_path / "plan.json"
+    plain, _ = trained(name, tmp_path)
+    captured, _ = trained(name, tmp_path, "--folder", str(before))
+    assert captured == plain
+    analysis = json.loads((before / "analyze.json").read_text())
+    assert analysis["run"]["world_size"] == 2
+    assert len(analysis["ranks"]) == 2
+    assert (before / "analyze.html").exists()
+    paro("recommend", before, "--strategy", strategy, "--allow-untested", "-o", plan, "-q")
+    words = ["--folder", str(after), "--plan", str(plan), "--before", str(before)]
+    planned, _ = trained(name, tmp_path, *words)
+    assert planned == pytest.approx(plain, rel=ROUNDING)
+    comparison = json.loads((after / "compare.json").read_text())
+    assert comparison["after"]["run"]["strategy"]["triple_at_rest"] == strategy
+    assert comparison["parity"]["loss_max_pct"] < 100 * ROUNDING
+    assert kept_by(name, tmp_path) >= {"paro/step_time_ms", "paro/speedup"}
+
+
+def kept_by(name, folder):
+    """Return the names of the figures that the framework's tracker has."""
+    if name == "huggingface":
+        assert list((folder / "mlruns").rglob("artifacts/paro-advise/compare.html"))
+        assert list((folder / "mlruns").rglob("artifacts/paro-advise/plan.json"))
+        return {f"paro/{path.name}" for path in (folder / "mlruns").rglob("metrics/paro/*")}
+    if name == "lightning":
+        (file,) = (folder / "trackers").rglob("version_1/metrics.csv")
+        with file.open() as rows:
+            return set(next(csv.reader(rows)))
+    if name == "deepspeed":
+        return {f"paro/{path.stem.removeprefix('paro_')}" for path in (folder / "trackers" / "csv").rglob("paro_*.csv")}
+    return {"paro/step_time_ms", "paro/speedup"}
