@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DEMO := .demo
 
-.PHONY: help demo test lint types contract unit coverage pictures constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-hang bench-fleet fuzz docs clean
+.PHONY: help demo test lint types contract unit integrations coverage pictures constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-hang bench-fleet fuzz docs clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,17 @@ contract: .venv/test.stamp ## Imports between the rooms and inside them
 
 unit: .venv/test.stamp ## Tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# In an environment of their own: frameworks pin each other's versions.
+.venv-integrations/stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-integrations
+	@echo "installing the frameworks (once, some minutes) ..."
+	.venv-integrations/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt --editable '.[runtime,apply,fast,integrations]' setuptools wheel ninja
+	.venv-integrations/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt --no-build-isolation deepspeed
+	@touch $@
+
+integrations: .venv-integrations/stamp ## Each framework's own training loop through capture, plan and comparison (5 minutes)
+	.venv-integrations/bin/python -m pytest tests/test_integrations.py
 
 coverage: .venv/test.stamp ## Tests with branch coverage of everything that runs without a GPU (20 minutes)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered
@@ -129,4 +140,4 @@ fuzz: .venv/test.stamp ## 10,000 damaged inputs of every format through the comm
 	$(BIN)/python benchmarks/fuzz_readers.py
 
 clean: ## Remove everything that make created
-	rm -rf .venv build .site $(DEMO) .bench .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-integrations build .site $(DEMO) .bench .mypy_cache .ruff_cache .pytest_cache

@@ -106,3 +106,24 @@ def kept_by(name, folder):
     if name == "deepspeed":
         return {f"paro/{path.stem.removeprefix('paro_')}" for path in (folder / "trackers" / "csv").rglob("paro_*.csv")}
     return {"paro/step_time_ms", "paro/speedup"}
+
+
+@pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan is not installed (make integrations)")
+@pytest.mark.parametrize("strategy", ["GGG", "III", "NGG"])
+def test_torchtitan_takes_the_exported_configuration(strategy):
+    """As far as a CPU goes: torchtitan 0.3 starts on GPUs only."""
+    from types import SimpleNamespace
+
+    from test_exports import target
+    from torchtitan.config.configs import ParallelismConfig
+
+    from paro_advise.policies.frameworks.registry import export
+
+    made = {}
+    exec(export("torchtitan", target(strategy)).text, made)
+    config = made[strategy.lower()](lambda: SimpleNamespace(parallelism=ParallelismConfig()))
+    degrees = config.parallelism.data_parallel_replicate_degree, config.parallelism.data_parallel_shard_degree
+    ranks, group = target(strategy).world_size, target(strategy).group_size
+    assert degrees == ((ranks // group, group) if strategy == "III" else (1, ranks))
+    fields = set(ParallelismConfig.__dataclass_fields__)
+    assert {name for name in dir(config.parallelism) if not name.startswith("_")} == fields  # nothing that torchtitan does not know

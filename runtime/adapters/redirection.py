@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paro_advise.errors import ParoAdviseError
+from paro_advise.errors import ParoAdviseError, UsageError
 from paro_advise.runtime.job import JOB_VARIABLE, PLAN_VARIABLE
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def use_plan(plan: str, beside: str = "") -> None:
     """Let the rest of this script train under a plan; call it before the model is wrapped.
 
     Under ``paro-advise run``, which has redirected the process already, it does nothing. Ends the
-    process with the reason if the plan cannot be read.
+    process with the reason if the plan cannot be read, or another one is in force.
 
     Args:
         plan: path of the plan's file.
@@ -60,6 +60,28 @@ def use_plan(plan: str, beside: str = "") -> None:
     if PLAN_VARIABLE in os.environ:
         return
     try:
-        redirect(str(path), os.environ.get(JOB_VARIABLE))
+        if not _is_in_force(path):
+            redirect(str(path), os.environ.get(JOB_VARIABLE))
     except ParoAdviseError as error:
         sys.exit("\n".join(error.lines()))
+
+
+def _is_in_force(path: Path) -> bool:
+    """Tell whether this process trains under the plan already.
+
+    Raises:
+        UsageError: it trains under another one.
+    """
+    from paro_advise.policies.plan import read_plan
+    from paro_advise.runtime.adapters.session import Session
+
+    if Session.of_process is None:
+        return False
+    running, asked = Session.of_process.plan.plan_id, read_plan(str(path)).plan_id
+    if running != asked:
+        raise UsageError(
+            f"a process trains under one plan, got {asked} after {running}",
+            where=str(path),
+            hint="name the same file everywhere",
+        )
+    return True

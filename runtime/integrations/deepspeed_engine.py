@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def monitor_writer(engine: Any) -> Writer:
-    """Return what writes figures to an engine's monitors (TensorBoard, W&B, CSV, Comet), as its configuration sets them.
+    """Return what writes figures to the monitors of an engine's configuration (TensorBoard, W&B, CSV, Comet).
 
         recording = Recording("after", before="before")
         recording.start()

@@ -6,14 +6,16 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from paro_advise.core.secrets import masked_command
 from paro_advise.errors import InputError
 from paro_advise.runtime.integrations.constants import REPORT_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _OWN = ("PARO_CAPTURE", "PARO_PLAN", "PARO_JOB", "PARO_APPLIED")
 _REGRESSION = 5  # exit code of a comparison that did not meet its criteria: written all the same

@@ -6,11 +6,12 @@ A tracker is found by its module being imported and a run being open; none is im
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     Writer: TypeAlias = Callable[[Mapping[str, float]], object]  # takes figures by name
 
@@ -25,9 +26,9 @@ def keep(files: Sequence[Path], figures: Mapping[str, float], writers: Sequence[
     """
     kept = []
     ways: list[tuple[str, Callable[[], bool]]] = [
-        ("Weights & Biases", lambda: _to_wandb(files, figures)),
-        ("MLflow", lambda: _to_mlflow(files, figures)),
-        *[(_name_of(writer), lambda writer=writer: _to_writer(writer, figures)) for writer in writers],  # type: ignore[misc]  # mypy infers no type for a lambda's default
+        ("Weights & Biases", partial(_to_wandb, files, figures)),
+        ("MLflow", partial(_to_mlflow, files, figures)),
+        *((_name_of(writer), partial(_to_writer, writer, figures)) for writer in writers),
     ]
     for name, give in ways:
         try:

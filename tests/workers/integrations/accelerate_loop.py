@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
-from common import loader, model, options, recording_of, tell
+from common import leave, loader, model, options, recording_of, tell
 
 
 def main():
@@ -34,11 +31,7 @@ def main():
         accelerator.log({"loss": mean}, step=step)
         tell(accelerator.process_index, step, mean)
     accelerator.end_training()
-    if dist.is_initialized():
-        accelerator.free_memory()
-        del network, optimizer, batches, loss
-        gc.collect()
-        dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-
 import deepspeed
 import deepspeed.comm
 import torch.distributed as dist
-from common import BATCH, STEPS, Data, model, options, recording_of, tell
+from common import BATCH, STEPS, Data, leave, model, options, recording_of, tell
 
 
 def main():
@@ -38,9 +36,7 @@ def main():
         tell(dist.get_rank(), step, mean.item() / dist.get_world_size())
     if recording is not None:
         recording.stop([monitor_writer(engine)])
-    del engine, batches, loss
-    gc.collect()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

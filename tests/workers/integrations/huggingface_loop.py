@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch.distributed as dist
-from common import BATCH, STEPS, Data, model, options, recording_of, tell
+from common import BATCH, STEPS, Data, leave, model, options, recording_of, tell
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 
@@ -28,8 +27,7 @@ def main():
     )  # fmt: skip
     trainer = Trainer(model=model(), args=settings, train_dataset=Data(1_000), callbacks=callbacks)
     trainer.train()
-    del trainer
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 
 import lightning
 import torch
-from common import STEPS, loader, model, options, tell
+from common import STEPS, leave, loader, model, options, tell
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
 
@@ -50,6 +50,7 @@ def main():
         gradient_clip_val=1.0, log_every_n_steps=1,
     )  # fmt: skip
     trainer.fit(Module(), loader(2))
+    leave()
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def main():
         from paro_advise.runtime.integrations.ray_train import recorded
 
         function = recorded(partial(train), **recording_of(args))
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, logging_level="ERROR", log_to_driver=False)
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, logging_level=40, log_to_driver=False)
     result = TorchTrainer(
         function,
         train_loop_config={"rate": 1e-2},
