@@ -126,4 +126,6 @@ def test_torchtitan_takes_the_exported_configuration(strategy):
     ranks, group = target(strategy).world_size, target(strategy).group_size
     assert degrees == ((ranks // group, group) if strategy == "III" else (1, ranks))
     fields = set(ParallelismConfig.__dataclass_fields__)
-    assert {name for name in dir(config.parallelism) if not name.startswith("_")} == fields  # nothing that torchtitan does not know
+    assert {
+        name for name in dir(config.parallelism) if not name.startswith("_")
+    } == fields  # nothing that torchtitan does not know

@@ -42,6 +42,8 @@ class ParoTracker(GeneralTracker):  # type: ignore[misc]  # accelerate is not fo
         before: str | Path | None = None,
     ) -> None:
         self._recording = Recording(folder, steps, plan=plan, before=before)
+        # accelerate starts and finishes trackers on rank 0 alone; the other ranks end theirs when the process ends.
+        self._recording.start()
         super().__init__()
 
     @property
@@ -50,8 +52,7 @@ class ParoTracker(GeneralTracker):  # type: ignore[misc]  # accelerate is not fo
         return self._recording
 
     def start(self) -> None:
-        """Begin to count steps."""
-        self._recording.start()
+        """Do nothing: every rank has started."""
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep nothing: a capture holds what it needs."""

@@ -24,8 +24,20 @@ def monitor_writer(engine: Any) -> Writer:
     """
 
     def write(figures: Mapping[str, float]) -> None:
-        if engine.monitor.enabled:
-            engine.monitor.write_events([(name, value, engine.global_samples) for name, value in figures.items()])
+        monitor = _monitor_of(engine)
+        if monitor.enabled:
+            monitor.write_events([(name, value, engine.global_steps) for name, value in figures.items()])
 
     write.__qualname__ = "DeepSpeed's monitor"
     return write
+
+
+def _monitor_of(engine: Any) -> Any:
+    """Return DeepSpeed's monitor; an engine under a plan has none of its own, but the same configuration."""
+    try:
+        return engine.monitor
+    except AttributeError:
+        from deepspeed.monitor.config import get_monitor_config
+        from deepspeed.monitor.monitor import MonitorMaster
+
+        return MonitorMaster(get_monitor_config(engine.config))

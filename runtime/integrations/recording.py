@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import sys
 import time
@@ -10,11 +12,11 @@ from typing import TYPE_CHECKING, Self
 
 import torch.distributed as dist
 
+from paro_advise.core.capture_files import RUN_FILE, trace_file
 from paro_advise.errors import UsageError
 from paro_advise.runtime.adapters import use_plan
 from paro_advise.runtime.capture.constants import DEFAULT_STEPS
 from paro_advise.runtime.capture.deepspeed import watch
-from paro_advise.runtime.capture.on_demand import job_store
 from paro_advise.runtime.capture.recorder import Recorder
 from paro_advise.runtime.capture.request import CaptureRequest
 from paro_advise.runtime.import_hooks import when_imported
@@ -68,6 +70,7 @@ class Recording:
         recorder.start()
         Recorder.of_process = self._recorder = recorder
         when_imported("deepspeed.runtime.engine", lambda module: watch(module, recorder.observer))
+        atexit.register(self._close)
 
     def stop(self, writers: Sequence[Writer] = ()) -> None:
         """Write what has been recorded; on rank 0 also a report, which goes to the experiment trackers in use.
@@ -75,19 +78,28 @@ class Recording:
         Args:
             writers: called with the figures by name, for trackers that are not found by themselves.
         """
-        recorder, self._recorder = self._recorder, None
-        if recorder is None or self._request is None:
+        if self._recorder is None or self._request is None:
             return
-        recorder.close()
-        Recorder.of_process = None
         try:
-            self._report(self._request.folder, writers)
+            if self._close() == 0:
+                self._report(self._request.folder, writers)
         except Exception as error:  # noqa: BLE001 - a report must never end a training job
             print(f"paro-advise: no report was made: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
+    def _close(self) -> int:
+        """Write what this rank has recorded, and say so in the folder; return the rank."""
+        recorder, self._recorder = self._recorder, None
+        atexit.unregister(self._close)
+        if recorder is None or self._request is None:
+            return -1
+        recorder.close()
+        Recorder.of_process = None
+        with contextlib.suppress(OSError):
+            _marker(self._request.folder, recorder.rank).touch()
+        return recorder.rank
+
     def _report(self, folder: Path, writers: Sequence[Writer]) -> None:
-        if not _is_first_when_all_are_done(folder):
-            return
+        _wait_for_all(folder)
         made = report(folder, self._plan, self._before)
         if made is None:
             return
@@ -105,19 +117,33 @@ class Recording:
         self.stop()
 
 
-def _is_first_when_all_are_done(folder: Path) -> bool:
-    """Tell whether this is rank 0, once all ranks have written what they recorded; the others do not wait."""
-    if not dist.is_initialized():
-        return int(os.environ.get("RANK", "0")) == 0
-    key = f"paro_recorded_{folder.absolute()}"
-    done = job_store().add(key, 1)
-    if dist.get_rank() != 0:
+def _marker(folder: Path, rank: int) -> Path:
+    return folder / f".done.rank{rank}"
+
+
+def _has_written(folder: Path, rank: int) -> bool:
+    """Tell whether a rank has ended its recording, or written its trace: it may wait for this rank before it ends."""
+    if _marker(folder, rank).exists():
+        return True
+    try:
+        # Rank 0 wrote run.json after its first step; an older trace is of an earlier run.
+        return (folder / trace_file(rank)).stat().st_mtime >= (folder / RUN_FILE).stat().st_mtime
+    except OSError:
         return False
+
+
+def _wait_for_all(folder: Path) -> None:
+    """Wait until all ranks have written what they recorded; not for ever, and not through the job's own backend."""
+    world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
     until = time.monotonic() + WAIT_S
-    while done < dist.get_world_size() and time.monotonic() < until:
-        time.sleep(POLL_S)
-        done = job_store().add(key, 0)
-    if done < dist.get_world_size():
-        text = f"{dist.get_world_size() - done} ranks had not written their traces after {WAIT_S:.0f} s"
-        print(f"paro-advise: {text}; the report leaves them out", file=sys.stderr, flush=True)
-    return True
+    missing = list(range(world))
+    while missing and time.monotonic() < until:
+        missing = [rank for rank in missing if not _has_written(folder, rank)]
+        if missing:
+            time.sleep(POLL_S)
+    for rank in range(world):
+        with contextlib.suppress(OSError):
+            _marker(folder, rank).unlink(missing_ok=True)
+    if missing:
+        text = f"of {world} ranks {len(missing)} had not written what they recorded after {WAIT_S:.0f} s"
+        print(f"paro-advise: {text}: the report may lack them", file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import sys
 
@@ -85,6 +86,7 @@ def leave():
     """End the process: a thread of gloo's can abort an interpreter that is shutting down (docs/scripts.md)."""
     if dist.is_initialized():
         dist.destroy_process_group()
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
