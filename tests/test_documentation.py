@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 
@@ -12,6 +13,7 @@ from conftest import ROOT
 from paro_advise.advisor.cli import VERBS, cli
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+DOCS = ROOT / "docs"
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 _FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`((?:paro-advise|make) [^`]*)`")
@@ -84,3 +86,28 @@ def test_the_python_page_runs(tmp_path, monkeypatch):
         (tmp_path / name).symlink_to(ROOT / "tests" / "data" / "zero_runs" / "fsdp2_ggg_acc1")
     exec(compile(block, "python.md", "exec"), {})
     assert (tmp_path / "plan.json").stat().st_size > 1000
+
+
+def test_the_list_for_language_models_names_every_page():
+    listed = re.findall(r"\]\(([^)]+\.md)\)", (DOCS / "llms.txt").read_text())
+    assert sorted(listed) == sorted(set(listed))
+    assert set(listed) == {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} - {"index.md"}
+
+
+def python_blocks():
+    for path in sorted(DOCS.glob("*.md")):
+        for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)):
+            yield pytest.param(code, id=f"{path.stem}-{number}")
+
+
+@pytest.mark.parametrize("code", list(python_blocks()))
+def test_code_on_pages_is_python_and_imports_what_there_is(code):
+    """Without running it, since frameworks may be missing: the names that it imports from us are defined there."""
+    for node in ast.walk(ast.parse(code)):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("paro_advise"):
+            continue
+        home = ROOT.joinpath("src", *node.module.split("."))
+        source = (home / "__init__.py" if home.is_dir() else home.with_suffix(".py")).read_text()
+        for name in node.names:
+            defined = rf"^(class|def) {name.name}\b|^    \"{name.name}\"|== \"{name.name}\""
+            assert re.search(defined, source, re.MULTILINE) or (home / f"{name.name}.py").exists(), name.name

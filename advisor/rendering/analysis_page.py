@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.regimes import regime_text
 from paro_advise.advisor.rendering.analysis_tables import (
@@ -20,7 +20,7 @@ from paro_advise.advisor.rendering.analysis_tables import (
 from paro_advise.advisor.rendering.charts import Bar, Segment, stacked_bars
 from paro_advise.advisor.rendering.memory_chart import memory_chart
 from paro_advise.advisor.rendering.network_picture import network_picture
-from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, make_table, number, render_page
+from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, View, make_table, number, render_page
 from paro_advise.advisor.rendering.ranks.host_tables import host_ranks, host_table
 from paro_advise.advisor.rendering.ranks.rank_map import MAP_LEGEND, rank_map
 from paro_advise.advisor.rendering.ranks.rank_parts import RANK_PARTS, rank_chart, rank_note, rank_table
@@ -188,7 +188,7 @@ def _state_table(analysis: Analysis) -> Table:
     return make_table("table-states", "Per rank and step; bytes count the full buffer", names, rows)
 
 
-def _memory_view(analysis: Analysis) -> dict[str, Any]:
+def _memory_view(analysis: Analysis) -> View:
     """Return the memory of each phase as a chart and a table; nothing of it where no trace records memory."""
     memory = analysis.memory
     if memory is None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paro_advise.core.documents import embedded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+View: TypeAlias = dict[str, Any]  # Any: whatever a template shows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

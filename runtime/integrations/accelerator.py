@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from accelerate.tracking import GeneralTracker
 from accelerate.utils import ProfileKwargs
@@ -54,10 +54,10 @@ class ParoTracker(GeneralTracker):  # type: ignore[misc]  # accelerate is not fo
     def start(self) -> None:
         """Do nothing: every rank has started."""
 
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
+    def store_init_configuration(self, values: dict[str, object]) -> None:
         """Keep nothing: a capture holds what it needs."""
 
-    def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
+    def log(self, values: dict[str, object], step: int | None = None, **_: object) -> None:
         """Keep nothing: steps and losses are recorded as they happen."""
 
     def finish(self) -> None:

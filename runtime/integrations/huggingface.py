@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from transformers import TrainerCallback
 
@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paro_advise.runtime.integrations.trackers import Writer
+
+
+class _Control(Protocol):
+    """What is used here of transformers' TrainerControl."""
+
+    should_training_stop: bool
 
 
 class ParoCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
@@ -38,15 +44,15 @@ class ParoCallback(TrainerCallback):  # type: ignore[misc]  # transformers is no
         self._recording = Recording(folder, steps, plan=plan, before=before)
         self._writers = writers
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
+    def on_train_begin(self, *_: object, **__: object) -> None:
         """Begin to count steps."""
         self._recording.start()
 
-    def on_step_end(self, _args: Any, _state: Any, control: Any, **__: Any) -> None:
+    def on_step_end(self, _args: object, _state: object, control: _Control, **__: object) -> None:
         """Report after the last step: the Trainer's own callbacks close their runs at the end of training."""
         if control.should_training_stop:
             self._recording.stop(self._writers)
 
-    def on_train_end(self, *_: Any, **__: Any) -> None:
+    def on_train_end(self, *_: object, **__: object) -> None:
         """Report if nothing announced the last step."""
         self._recording.stop(self._writers)

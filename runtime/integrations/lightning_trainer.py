@@ -8,14 +8,31 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from paro_advise.runtime.capture.constants import DEFAULT_STEPS
 from paro_advise.runtime.capture.request import FOLDER_VARIABLE
 from paro_advise.runtime.integrations.recording import Recording
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from paro_advise.runtime.integrations.trackers import Writer
+
+
+class _Logger(Protocol):
+    """What is used here of a logger of Lightning's."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log figures by name."""
+
+
+class _Trainer(Protocol):
+    """What is used here of a Trainer."""
+
+    loggers: Sequence[_Logger]
+    global_step: int
 
 
 class _Hooks:
@@ -38,17 +55,17 @@ class _Hooks:
         super().__init__()
         self._recording = Recording(folder, steps, plan=plan, before=before)
 
-    def on_fit_start(self, *_: Any) -> None:
+    def on_fit_start(self, *_: object) -> None:
         """Begin to count steps."""
         self._recording.start()
 
-    def on_fit_end(self, trainer: Any, *_: Any) -> None:
+    def on_fit_end(self, trainer: _Trainer, *_: object) -> None:
         """Report, also to the Trainer's loggers."""
         self._recording.stop([_writer_of(logger, trainer.global_step) for logger in trainer.loggers])
 
 
-def _writer_of(logger: Any, step: int) -> Any:
-    def write(figures: Any) -> None:
+def _writer_of(logger: _Logger, step: int) -> Writer:
+    def write(figures: Mapping[str, float]) -> None:
         logger.log_metrics(dict(figures), step=step)
 
     write.__qualname__ = type(logger).__name__
@@ -61,12 +78,12 @@ def _callback_for(package: str) -> type:
     return type("ParoCallback", (_Hooks, base), {"__doc__": _Hooks.__doc__, "__module__": __name__})
 
 
-def callbacks() -> list[Any]:
+def callbacks() -> list[object]:
     """Return a callback for a Trainer of ``lightning.pytorch`` where the environment asks for a capture."""
     return [_callback_for("lightning.pytorch")()] if os.environ.get(FOLDER_VARIABLE) else []
 
 
-def callbacks_of_pytorch_lightning() -> list[Any]:
+def callbacks_of_pytorch_lightning() -> list[object]:
     """Return a callback for a Trainer of ``pytorch_lightning`` where the environment asks for a capture."""
     return [_callback_for("pytorch_lightning")()] if os.environ.get(FOLDER_VARIABLE) else []
 
@@ -78,7 +95,7 @@ def register() -> None:
         registry.register("paro_advise", planned_strategy, description="DDP, sharded as a plan of paro-advise says")
 
 
-def planned_strategy(plan: str | Path | None = None, **options: Any) -> Any:
+def planned_strategy(plan: str | Path | None = None, **options: object) -> object:
     """Return Lightning's DDP, which the plan shards as it says.
 
     Args:
@@ -97,11 +114,11 @@ def planned_strategy(plan: str | Path | None = None, **options: Any) -> Any:
             "the strategy paro_advise must get a plan", hint="planned_strategy('plan.json'), or set PARO_ADVISE_PLAN"
         )
     use_plan(str(file))
-    strategy: Any = import_module("lightning.pytorch.strategies").DDPStrategy
+    strategy: type = import_module("lightning.pytorch.strategies").DDPStrategy
     return strategy(**options)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> type:
     """Make the callback of ``lightning.pytorch`` where it is asked for."""
     if name == "ParoCallback":
         return _callback_for("lightning.pytorch")

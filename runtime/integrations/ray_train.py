@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from paro_advise.runtime.capture.constants import DEFAULT_STEPS
 
@@ -12,15 +12,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
 
 def recorded(
-    function: Callable[..., Any],
+    function: Callable[_P, _R],
     folder: str | Path,
     steps: str = DEFAULT_STEPS,
     *,
     plan: str | Path | None = None,
     before: str | Path | None = None,
-) -> Callable[..., Any]:
+) -> Callable[_P, _R]:
     """Return a ``train_loop_per_worker`` that records its run, trains under a plan, and reports at its end.
 
         TorchTrainer(recorded(train, "/shared/after", plan="/shared/plan.json"), ...)
@@ -30,11 +33,11 @@ def recorded(
         folder, steps, plan, before: see Recording; paths must mean the same on all workers.
     """
 
-    def run(*arguments: Any) -> Any:
+    def run(*arguments: _P.args, **named: _P.kwargs) -> _R:
         from paro_advise.runtime.integrations.recording import Recording
 
         with Recording(folder, steps, plan=plan, before=before):
-            return function(*arguments)
+            return function(*arguments, **named)
 
     # Ray looks at the signature for whether the function takes a configuration.
     functools.update_wrapper(run, function)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from paro_advise.advisor.rendering.page import Cell, Row, Table, make_table, number
+from paro_advise.advisor.rendering.page import Cell, Row, Table, View, make_table, number
 from paro_advise.advisor.wording.quantities import time_text
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from paro_advise.policies.plan import Quantiles
 
 
-def scenario_view(scenarios: Scenarios) -> dict[str, Any]:
+def scenario_view(scenarios: Scenarios) -> View:
     """Return what the sliders need, as JSON takes it: values, where each begins, and step times (us) with ranges."""
     return {
         "sliders": [

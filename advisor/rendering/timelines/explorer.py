@@ -6,16 +6,17 @@ tells boxes apart.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paro_advise.advisor.rendering.constants import LEAST_DRAWN, TIME_UNITS
 from paro_advise.advisor.rendering.timelines.lanes_chart import lanes_of
 
 if TYPE_CHECKING:
+    from paro_advise.advisor.rendering.page import View
     from paro_advise.advisor.timelines.model import RankStep, Timeline
 
 
-def explorer(timeline: Timeline | None) -> dict[str, Any] | None:
+def explorer(timeline: Timeline | None) -> View | None:
     """Return what the page's script needs, as JSON takes it; None where there is nothing to choose or to zoom into.
 
     Args:
@@ -40,9 +41,7 @@ def explorer(timeline: Timeline | None) -> dict[str, Any] | None:
     }
 
 
-def _packed(
-    item: RankStep, steps: tuple[str, ...], lanes: list[str], labels: dict[str, int], unit_us: float
-) -> dict[str, Any]:
+def _packed(item: RankStep, steps: tuple[str, ...], lanes: list[str], labels: dict[str, int], unit_us: float) -> View:
     """Return a step with its boxes as one flat list: lane, start, length, label of each."""
     flat: list[int] = []
     for box in item.boxes:

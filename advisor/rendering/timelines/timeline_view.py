@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paro_advise.advisor.rendering.constants import SHOWN_BOXES
-from paro_advise.advisor.rendering.page import Cell, Row, Table, make_table, number
+from paro_advise.advisor.rendering.page import Cell, Row, Table, View, make_table, number
 from paro_advise.advisor.rendering.timelines.explorer import explorer
 from paro_advise.advisor.rendering.timelines.lanes_chart import lanes_chart, lanes_legend
 from paro_advise.advisor.wording.quantities import plural, time_text
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from paro_advise.advisor.timelines.model import RankStep, Timeline
 
 
-def timeline_view(timeline: Timeline | None, overlap_share: str) -> dict[str, Any]:
+def timeline_view(timeline: Timeline | None, overlap_share: str) -> View:
     """Return what the page's template needs; a picture that is "" where there is no step to draw.
 
     Args:

@@ -20,14 +20,14 @@ def train(config):
     import torch.distributed as dist
 
     sys.path.insert(0, HERE)
-    from common import loader, model, tell
+    from common import loader, model
 
     network = ray.train.torch.prepare_model(model())
     optimizer = torch.optim.AdamW(network.parameters(), lr=config["rate"])
     sampler = torch.utils.data.DistributedSampler(loader(2).dataset, shuffle=False)
     batches = torch.utils.data.DataLoader(sampler.dataset, batch_size=loader(2).batch_size, sampler=sampler)
     losses = []
-    for step, batch in enumerate(batches):
+    for batch in batches:
         loss = network(**batch)["loss"]
         loss.backward()
         optimizer.step()
@@ -35,8 +35,7 @@ def train(config):
         mean = loss.detach().clone()
         dist.all_reduce(mean)
         losses.append(mean.item() / dist.get_world_size())
-        tell(dist.get_rank(), step, losses[-1])
-    ray.train.report({"losses": losses})
+    return losses
 
 
 def main():
@@ -54,7 +53,7 @@ def main():
         scaling_config=ScalingConfig(num_workers=2, use_gpu=False, resources_per_worker={"CPU": 1}),
         run_config=RunConfig(name="run", storage_path=args.trackers),
     ).fit()
-    for step, loss in enumerate(result.metrics["losses"]):
+    for step, loss in enumerate(result.return_value):
         print(f"LOSS {step} {loss!r}")
     ray.shutdown()
 
