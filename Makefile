@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DEMO := .demo
 
-.PHONY: help demo test lint types contract unit integrations coverage pictures constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-hang bench-fleet fuzz docs clean
+.PHONY: help demo test lint types contract unit integrations coverage pictures constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-hang bench-fleet fuzz docs man clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,6 +70,9 @@ reference: .venv/test.stamp ## Write docs/commands.md and docs/codes.md from the
 
 docs: .venv/docs.stamp ## The documentation as a site in .site, without a request to anywhere
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+man: .venv/docs.stamp ## A man page for each verb in .man
+	$(BIN)/python benchmarks/man_pages.py .man
 
 .venv/docs.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) --editable '.[docs]'
@@ -140,4 +143,4 @@ fuzz: .venv/test.stamp ## 10,000 damaged inputs of every format through the comm
 	$(BIN)/python benchmarks/fuzz_readers.py
 
 clean: ## Remove everything that make created
-	rm -rf .venv .venv-integrations build .site $(DEMO) .bench .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-integrations build .site .man $(DEMO) .bench .mypy_cache .ruff_cache .pytest_cache

@@ -8,6 +8,7 @@ import sys
 
 import click
 import pytest
+from conftest import ROOT
 from helpers import write_run
 from trace_builder import fsdp_rank
 
@@ -285,6 +286,29 @@ def test_slice_is_a_small_trace_with_our_tracks(traces, tmp_path, capsys):
     assert {event["ts"] for event in ours} <= kernels
     (mark,) = [event for event in events if event["name"].startswith("ProfilerStep")]
     assert mark["name"] == "ProfilerStep#6"
+
+
+def test_shells_complete_verbs_and_codes(monkeypatch, capsys):
+    """As click asks: the words so far in the environment, a line of type and value for each proposal."""
+    for words, place, proposed in (
+        ("paro-advise com", 1, ["compare"]),
+        ("paro-advise explain PARO03", 2, ["PARO030", "PARO031", "PARO032"]),
+        ("paro-advise explain q301", 2, ["Q301"]),
+    ):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(place))
+        monkeypatch.setenv("_PARO_ADVISE_COMPLETE", "bash_complete")
+        with pytest.raises(SystemExit):
+            cli.main(prog_name="paro-advise")
+        assert capsys.readouterr().out.split() == [f"plain,{text}" for text in proposed]
+
+
+def test_man_pages_say_what_help_says(tmp_path):
+    script = ROOT / "benchmarks" / "man_pages.py"
+    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, timeout=120)
+    assert {path.stem for path in tmp_path.iterdir()} == {"paro-advise", *(f"paro-advise-{verb}" for verb in VERBS)}
+    text = (tmp_path / "paro-advise-recommend.1").read_text()
+    assert "Predict every strategy, group size and collective algorithm" in text
 
 
 def test_doctor_and_explain(capsys):

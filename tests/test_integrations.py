@@ -119,7 +119,7 @@ def test_torchtitan_takes_the_exported_configuration(strategy):
 
     from paro_advise.policies.frameworks.registry import export
 
-    made = {}
+    made: dict = {}
     exec(export("torchtitan", target(strategy)).text, made)
     config = made[strategy.lower()](lambda: SimpleNamespace(parallelism=ParallelismConfig()))
     degrees = config.parallelism.data_parallel_replicate_degree, config.parallelism.data_parallel_shard_degree

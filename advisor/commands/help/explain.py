@@ -7,8 +7,15 @@ import click
 from paro_advise.errors import UsageError
 
 
+def _codes_from(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Return the codes that begin with what was typed, for a shell to complete."""
+    from paro_advise.advisor.wording.codes import known_codes
+
+    return [code for code in known_codes() if code.startswith(typed.upper())]
+
+
 @click.command("explain", short_help="Say what a finding, note or error code means.")
-@click.argument("code", required=False)
+@click.argument("code", required=False, shell_complete=_codes_from)
 def command(code: str | None) -> None:
     """Say what CODE means, what it is based on and what to do; without CODE, list all.
 
