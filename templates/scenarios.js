@@ -23,7 +23,8 @@
     const say = () => { value.textContent = ` ${slider.values[input.value]}${Number(input.value) === slider.at ? " (now)" : ""}`; input.setAttribute("aria-valuetext", slider.values[input.value]); };
     input.addEventListener("input", () => { say(); show(); });
     say();
-    label.append(input, value); tools.append(label);
+    label.append(input, value);
+    if (slider.values.length > 1) tools.append(label);
     return input;
   });
   told.setAttribute("aria-live", "polite");

@@ -8,11 +8,11 @@
   const [LEFT, WIDTH, ROW] = [118, 832, 30];
   const make = (tag, values, text) => { const made = document.createElement(tag); Object.assign(made, values); if (text !== undefined) made.textContent = text; return made; };
   const draw = (tag, values, text) => { const made = document.createElementNS(svg.namespaceURI, tag); for (const [name, value] of Object.entries(values)) made.setAttribute(name, value); if (text !== undefined) made.textContent = text; return made; };
-  const time = (units) => { const us = units * all.unit_us, sign = us < 0 ? "-" : "", size = Math.abs(us); const [value, unit] = size >= 1e6 ? [size / 1e6, "s"] : size >= 1e3 ? [size / 1e3, "ms"] : [size, "us"]; return `${sign}${Number(value.toPrecision(3))} ${unit}`; };
+  const time = (units) => { const us = units * all.unit_us[step.value], sign = us < 0 ? "-" : "", size = Math.abs(us); const [value, unit] = size >= 1e6 ? [size / 1e6, "s"] : size >= 1e3 ? [size / 1e3, "ms"] : [size, "us"]; return `${sign}${Number(value.toPrecision(3))} ${unit}`; };
   const select = (name, options, chosen) => {
     const label = make("label", {}, `${name} `), box = make("select", {});
     options.forEach(([value, text]) => box.append(make("option", { value, selected: String(value) === String(chosen) }, text)));
-    box.addEventListener("change", () => { chosenBox = null; show(); });
+    box.addEventListener("change", () => { chosenBox = null; if (box === step) move(0, end()); else show(); });
     label.append(box); tools.append(label);
     return box;
   };
@@ -27,7 +27,7 @@
     label.append(box, ` ${lane}`); tools.append(label);
   });
   let low = 0, high = 0, chosenBox = null, rows = [];
-  const end = () => Math.max(...all.shown.map((item) => item.shift + item.wall));
+  const end = () => Math.max(...all.shown.filter((item) => item.step === Number(step.value)).map((item) => item.shift + item.wall));
   const move = (from, to) => { const whole = end(), span = Math.min(whole, Math.max(to - from, whole / 2000)); low = Math.max(0, Math.min(from, whole - span)); high = low + span; show(); };
   const zoom = (factor, at = (low + high) / 2) => move(at - (at - low) * factor, at + (high - at) * factor);
   const button = (text, name, act) => { const made = make("button", { type: "button", className: "tool" }, text); made.setAttribute("aria-label", name); made.addEventListener("click", act); tools.append(made); };
@@ -84,7 +84,7 @@
   let held = null;
   svg.addEventListener("pointerdown", (event) => { held = { x: event.clientX, low, high }; });
   addEventListener("pointermove", (event) => { if (held) { const by = (held.x - event.clientX) / svg.getBoundingClientRect().width * 960 / WIDTH * (held.high - held.low); move(held.low + by, held.high + by); } });
-  addEventListener("pointerup", () => { held = null; });
+  ["pointerup", "pointercancel"].forEach((name) => addEventListener(name, () => { held = null; }));
   high = end();
   show();
 })();

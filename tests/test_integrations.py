@@ -108,6 +108,29 @@ def kept_by(name, folder):
     return {"paro/step_time_ms", "paro/speedup"}
 
 
+@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed (make integrations)")
+@pytest.mark.distributed
+def test_lightning_may_spawn_its_ranks_while_it_is_recorded(tmp_path):
+    environment = {
+        **os.environ,
+        "PARO_CAPTURE": str(tmp_path / "run"),
+        "PARO_CAPTURE_STEPS": "4:6",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, str(LOOPS / "lightning_spawn.py")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert "fitted" in done.stdout, done.stderr[-8000:]
+    assert len(list((tmp_path / "run").glob("rank*.json.gz"))) == 2
+    assert json.loads((tmp_path / "run" / "analyze.json").read_text())["run"]["world_size"] == 2
+
+
 @pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan is not installed (make integrations)")
 @pytest.mark.parametrize("strategy", ["GGG", "III", "NGG"])
 def test_torchtitan_takes_the_exported_configuration(strategy):

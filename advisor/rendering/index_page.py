@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from markupsafe import Markup
 
@@ -27,12 +26,14 @@ class Entry:
     """A comparison in a file.
 
     Attributes:
-        path: from the index page's folder.
+        path: from the folder whose comparisons are listed, as people read it.
+        link: from the index page's folder, quoted.
         modified_s: when the file was written, seconds since the epoch.
         comparison: what it holds.
     """
 
     path: str
+    link: str
     modified_s: float
     comparison: Comparison
 
@@ -57,7 +58,8 @@ def render_index(entries: Sequence[Entry], provenance: Provenance) -> str:
             Row(
                 cells=(
                     Cell(text=written),
-                    Cell(text=entry.path, css="path", href=_link(entry.path)),
+                    # A name that looks like an address stays a file's.
+                    Cell(text=entry.path, css="path", href="./" + entry.link),
                     Cell(text=" -> ".join(strategies)),
                     number(one, time_text(one)),
                     number(other, time_text(other)),
@@ -95,11 +97,6 @@ def render_index(entries: Sequence[Entry], provenance: Provenance) -> str:
 
 def _written(entry: Entry) -> str:
     return datetime.fromtimestamp(entry.modified_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _link(path: str) -> str:
-    """Return a path as a link from the index page; a name that looks like an address stays a file's."""
-    return "./" + quote(path)
 
 
 def _trend(entries: Sequence[Entry]) -> Markup:

@@ -27,14 +27,16 @@ def network_picture(analysis: Analysis) -> Markup:
     per_node, world = run.gpus_per_node, run.world_size
     if not per_node or not world:
         return Markup("")
-    num_nodes = max(1, world // per_node)
+    entries = {entry.rank: entry for entry in analysis.ranks}
+    if not _are_blocks(entries, per_node):
+        return Markup("")
+    num_nodes = max(1, -(-world // per_node))
     shown = min(num_nodes, PICTURE_NODES)
     across = min(shown, 4)
     width = (CHART_WIDTH - 10.0 * (across - 1)) / across
     per_row = max(1, int((width - 20) // _RANK))
     drawn = min(per_node, PICTURE_RANKS)
     height = 58.0 + _RANK * -(-drawn // per_row)
-    entries = {entry.rank: entry for entry in analysis.ranks}
     late = {item.rank for item in analysis.stragglers}
     parts = [
         Markup('<rect class="between" x="0" y="0" width="{:.0f}" height="30" rx="6"/>').format(CHART_WIDTH),
@@ -64,7 +66,7 @@ def network_picture(analysis: Analysis) -> Markup:
             parts.append(
                 _rank(rank, x + 10 + place % per_row * _RANK, y + 30 + place // per_row * _RANK, entries, late)
             )
-        more = len(ranks) - drawn
+        more = len(ranks) - min(len(ranks), PICTURE_RANKS)
         parts.append(
             Markup('<text class="tick" x="{:.1f}" y="{:.1f}">{}</text>').format(
                 x + 10, y + height - 8, f"and {plural(more, 'rank')} more" if more > 0 else ""
@@ -78,12 +80,23 @@ def network_picture(analysis: Analysis) -> Markup:
     )
     beyond = f"; {num_nodes - shown} more nodes are not drawn" if num_nodes > shown else ""
     title = f"{plural(num_nodes, 'node')} of {plural(per_node, 'rank')} each"
+    if world % per_node:
+        title = f"{plural(num_nodes, 'node')} of up to {plural(per_node, 'rank')}"
     return chart("chart-network", title, f"Nodes and the links inside and between them{beyond}", bottom + 14, parts)
+
+
+def _are_blocks(entries: dict[int, RankEntry], per_node: int) -> bool:
+    """Tell whether neighbouring ranks share a node, as far as hosts are known; else no picture would be right."""
+    hosts: dict[int, set[str]] = {}
+    for rank, entry in entries.items():
+        if entry.host:
+            hosts.setdefault(rank // per_node, set()).add(entry.host)
+    return all(len(names) == 1 for names in hosts.values())
 
 
 def _node_name(node: int, ranks: range, entries: dict[int, RankEntry]) -> str:
     host = next((entry.host for rank in ranks if (entry := entries.get(rank)) is not None and entry.host), None)
-    return (host or f"node {node}")[:24]
+    return (f"node {node}: {host}" if host else f"node {node}")[:24]
 
 
 def _rank(rank: int, x: float, y: float, entries: dict[int, RankEntry], late: set[int]) -> Markup:

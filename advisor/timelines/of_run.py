@@ -29,38 +29,39 @@ def timeline_of(analysis: Analysis, facts: Sequence[RankFacts]) -> Timeline | No
     """
     used = {item.path for item in analysis.run.inputs}
     entries = {entry.rank: entry for entry in analysis.ranks}
+    timed = [item for item in facts if item.has_events and item.source.path in used]
+    # Traces that do not say their rank have what is left, in order, as the analysis takes them.
+    named = {item.header.rank for item in timed}
+    free = iter([rank for rank in entries if rank not in named])
     of_rank: dict[int, RankFacts] = {}
-    for item in facts:
-        rank = item.header.rank if item.header.rank is not None else _assumed_rank(item, entries, used)
-        if rank in entries and item.compute_spans and item.source.path in used:
+    for item in timed:
+        rank = item.header.rank if item.header.rank is not None else next(free, None)
+        if rank is not None and rank in entries and item.compute_spans:
             of_rank.setdefault(rank, item)
     if not of_rank:
         return None
     chosen = _chosen(analysis, [entries[rank] for rank in sorted(of_rank)])
     dumps = [item for item in facts if not item.has_events and item.header.rank in chosen]
-    joined, _ = join_stacks([decode(item) for item in [*(of_rank[rank] for rank in chosen), *dumps]])
+    traces = [_without_skipped(decode(of_rank[rank]), entries[rank].num_steps) for rank in chosen]
+    joined, _ = join_stacks([*traces, *(decode(item) for item in dumps)])
     sources = dict(zip(chosen, joined, strict=False))
     labels = _labels(sources)
     if not labels:
         return None
     clocks = {rank: value for rank, value in analysis.clock_offsets_us.items() if int(rank) in sources}
     shown = [step for label in labels for step in _on_one_clock(_rank_steps(sources, label), sources, clocks)]
-    first, beside = _pair(analysis, [entries[rank] for rank in chosen])
+    step = _typical(sources, labels)
+    first, beside = _pair(analysis, [entries[rank] for rank in chosen if step in _drawable(sources[rank])])
     return Timeline(
         steps=tuple(labels),
         ranks=tuple(chosen),
         shown=tuple(shown),
-        step=_typical(sources, labels),
+        step=step,
         first=first,
         beside=beside,
         num_ranks=len(entries),
         is_aligned=len(clocks) == len(sources),
     )
-
-
-def _assumed_rank(item: RankFacts, entries: Mapping[int, RankEntry], used: set[str]) -> int | None:
-    """Return the rank of a trace that does not say its own, where it is the only one."""
-    return next(iter(entries)) if len(entries) == len(used) == 1 and item.source.path in used else None
 
 
 def _chosen(analysis: Analysis, entries: Sequence[RankEntry]) -> list[int]:
@@ -88,6 +89,11 @@ def _pair(analysis: Analysis, entries: Sequence[RankEntry]) -> tuple[int, int | 
     if late is None or late == waiting.rank or not is_told or late not in {entry.rank for entry in entries}:
         return entries[0].rank, None
     return waiting.rank, late
+
+
+def _without_skipped(source: Source, num_steps: int) -> Source:
+    """Leave out the steps at a rank's begin that the analysis left out."""
+    return replace(source, steps=source.steps[max(0, len(source.steps) - num_steps) :])
 
 
 def _drawable(source: Source) -> dict[str, tuple[int, StepFacts]]:

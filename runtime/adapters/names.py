@@ -36,6 +36,10 @@ def replace_everywhere(name: str, substitute: object, *homes: ModuleType) -> Non
     for module_name, module in list(sys.modules.items()):
         if module_name.partition(".")[0] in ("torch", "paro_advise"):
             continue
-        for key, value in list(getattr(module, "__dict__", {}).items()):
+        try:
+            held = object.__getattribute__(module, "__dict__")  # does not import a module that is lazy
+        except AttributeError:
+            continue
+        for key, value in list(held.items()):
             if any(value is original for original in originals):
-                setattr(module, key, substitute)
+                held[key] = substitute

@@ -70,11 +70,6 @@ class Recorder:
         self._target = request.folder
         self._on_demand: OnDemand | None = None
 
-    @property
-    def rank(self) -> int:
-        """Return the rank of this process, 0 until its first step has ended."""
-        return self._rank
-
     def start(self) -> None:
         """Start watching; traces are written when their steps are over, or when the process ends."""
         self.observer.install()

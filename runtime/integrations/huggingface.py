@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from transformers import TrainerCallback
 
@@ -10,16 +10,10 @@ from paro_advise.runtime.capture.constants import DEFAULT_STEPS
 from paro_advise.runtime.integrations.recording import Recording
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from paro_advise.runtime.integrations.trackers import Writer
-
-
-class _Control(Protocol):
-    """What is used here of transformers' TrainerControl."""
-
-    should_training_stop: bool
 
 
 class ParoCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
@@ -48,11 +42,11 @@ class ParoCallback(TrainerCallback):  # type: ignore[misc]  # transformers is no
         """Begin to count steps."""
         self._recording.start()
 
-    def on_step_end(self, _args: object, _state: object, control: _Control, **__: object) -> None:
-        """Report after the last step: the Trainer's own callbacks close their runs at the end of training."""
-        if control.should_training_stop:
+    def on_log(self, *_: object, logs: Mapping[str, object] | None = None, **__: object) -> None:
+        """Report after the last log of a training: the Trainer's own callbacks close their runs right after it."""
+        if "train_loss" in (logs or {}):
             self._recording.stop(self._writers)
 
     def on_train_end(self, *_: object, **__: object) -> None:
-        """Report if nothing announced the last step."""
+        """Report if there was no such log."""
         self._recording.stop(self._writers)

@@ -7,12 +7,12 @@ and ``pytorch_lightning.callbacks_factory``. ``register()`` makes ``Trainer(stra
 from __future__ import annotations
 
 import os
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 from paro_advise.runtime.capture.constants import DEFAULT_STEPS
 from paro_advise.runtime.capture.request import FOLDER_VARIABLE
-from paro_advise.runtime.integrations.recording import Recording
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,6 +52,9 @@ class _Hooks:
         plan: str | Path | None = None,
         before: str | Path | None = None,
     ) -> None:
+        # Lightning imports this module for every Trainer, whether or not anything is recorded.
+        from paro_advise.runtime.integrations.recording import Recording
+
         super().__init__()
         self._recording = Recording(folder, steps, plan=plan, before=before)
 
@@ -72,20 +75,34 @@ def _writer_of(logger: _Logger, step: int) -> Writer:
     return write
 
 
-def _callback_for(package: str) -> type:
+# Classes are found by these names, also by processes that Lightning spawns.
+_PACKAGES = {"ParoCallback": "lightning.pytorch", "PytorchLightningCallback": "pytorch_lightning"}
+
+
+@cache
+def _callback(name: str) -> type:
     """Return the callback as a class of one of Lightning's two packages."""
-    base: type = import_module(package).Callback
-    return type("ParoCallback", (_Hooks, base), {"__doc__": _Hooks.__doc__, "__module__": __name__})
+    base: type = import_module(_PACKAGES[name]).Callback
+    return type(name, (_Hooks, base), {"__doc__": _Hooks.__doc__, "__module__": __name__})
+
+
+def _asked_for(name: str) -> list[object]:
+    """Return a callback where the environment asks for a capture and nothing else makes one of this process."""
+    if not os.environ.get(FOLDER_VARIABLE):
+        return []
+    from paro_advise.runtime.capture.recorder import Recorder
+
+    return [] if Recorder.of_process is not None else [_callback(name)()]
 
 
 def callbacks() -> list[object]:
     """Return a callback for a Trainer of ``lightning.pytorch`` where the environment asks for a capture."""
-    return [_callback_for("lightning.pytorch")()] if os.environ.get(FOLDER_VARIABLE) else []
+    return _asked_for("ParoCallback")
 
 
 def callbacks_of_pytorch_lightning() -> list[object]:
     """Return a callback for a Trainer of ``pytorch_lightning`` where the environment asks for a capture."""
-    return [_callback_for("pytorch_lightning")()] if os.environ.get(FOLDER_VARIABLE) else []
+    return _asked_for("PytorchLightningCallback")
 
 
 def register() -> None:
@@ -119,7 +136,7 @@ def planned_strategy(plan: str | Path | None = None, **options: object) -> objec
 
 
 def __getattr__(name: str) -> type:
-    """Make the callback of ``lightning.pytorch`` where it is asked for."""
-    if name == "ParoCallback":
-        return _callback_for("lightning.pytorch")
+    """Make a callback's class where it is asked for."""
+    if name in _PACKAGES:
+        return _callback(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch.distributed as dist
 
-from paro_advise.core.capture_files import RUN_FILE, trace_file
+from paro_advise.core.capture_files import step_log_file, trace_file
 from paro_advise.errors import UsageError
 from paro_advise.runtime.adapters import use_plan
 from paro_advise.runtime.capture.constants import DEFAULT_STEPS
@@ -23,6 +24,7 @@ from paro_advise.runtime.import_hooks import when_imported
 from paro_advise.runtime.integrations.constants import POLL_S, WAIT_S
 from paro_advise.runtime.integrations.report import report
 from paro_advise.runtime.integrations.trackers import keep
+from paro_advise.runtime.job import PLAN_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +37,8 @@ class Recording:
 
     A plan takes effect when the object is made, which must be before the framework wraps the model. Where a plan cannot
     be kept, the job ends with the reason. Whatever goes wrong with recording and reporting is told on stderr, and
-    training goes on. Inside ``paro-advise capture`` and ``run`` the process is recorded already, and this does nothing.
+    training goes on. Where ``paro-advise capture`` or ``run`` records the process already, nothing is recorded twice;
+    the plan of ``run`` holds, whatever is named here.
 
     Args:
         folder: for traces and step logs, the same for all ranks; None for what PARO_CAPTURE says, or nothing.
@@ -54,7 +57,7 @@ class Recording:
     ) -> None:
         if plan is not None:
             use_plan(str(plan))
-        self._plan, self._before = plan, before
+        self._plan, self._before = os.environ.get(PLAN_VARIABLE) or plan, before
         self._recorder: Recorder | None = None
         self._request: CaptureRequest | None = None
         try:
@@ -62,10 +65,17 @@ class Recording:
         except UsageError as error:
             print("\n".join(error.lines()), file=sys.stderr, flush=True)
 
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Become what another process had made, before its training began; the plan takes effect here too."""
+        self.__dict__.update(state)
+        if self._plan is not None:
+            use_plan(str(self._plan))
+
     def start(self) -> None:
-        """Begin to count steps."""
+        """Begin to count steps; what an earlier run left of this rank is removed, so that no report mixes the two."""
         if self._request is None or Recorder.of_process is not None:
             return
+        _forget(self._request.folder)
         recorder = Recorder(self._request)
         recorder.start()
         Recorder.of_process = self._recorder = recorder
@@ -94,11 +104,14 @@ class Recording:
             return -1
         recorder.close()
         Recorder.of_process = None
+        rank, _ = _rank_and_world()
         with contextlib.suppress(OSError):
-            _marker(self._request.folder, recorder.rank).touch()
-        return recorder.rank
+            _marker(self._request.folder, rank).touch()
+        return rank
 
     def _report(self, folder: Path, writers: Sequence[Writer]) -> None:
+        if not (folder / trace_file(0)).exists():
+            return  # too few steps, or a trace that was too large, which has been told
         _wait_for_all(folder)
         made = report(folder, self._plan, self._before)
         if made is None:
@@ -113,28 +126,45 @@ class Recording:
         self.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.stop()
+        else:  # nothing holds up an exception
+            self._close()
 
 
 def _marker(folder: Path, rank: int) -> Path:
     return folder / f".done.rank{rank}"
 
 
+def _rank_and_world() -> tuple[int, int]:
+    """Return this rank and how many there are, as the process group says, or else the launcher."""
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _forget(folder: Path) -> None:
+    """Remove what an earlier run into the same folder left of this rank, on rank 0 also of ranks that are no more."""
+    mine, world = _rank_and_world()
+    old = [mine]
+    if mine == 0:
+        found = (re.fullmatch(r"steps\.rank(\d+)\.jsonl", path.name) for path in folder.glob("steps.rank*.jsonl"))
+        old += [int(match[1]) for match in found if match and int(match[1]) >= world]
+    for rank in old:
+        for path in (folder / trace_file(rank), folder / step_log_file(rank), _marker(folder, rank)):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
 def _has_written(folder: Path, rank: int) -> bool:
     """Tell whether a rank has ended its recording, or written its trace: it may wait for this rank before it ends."""
-    if _marker(folder, rank).exists():
-        return True
-    try:
-        # Rank 0 wrote run.json after its first step; an older trace is of an earlier run.
-        return (folder / trace_file(rank)).stat().st_mtime >= (folder / RUN_FILE).stat().st_mtime
-    except OSError:
-        return False
+    return _marker(folder, rank).exists() or (folder / trace_file(rank)).exists()
 
 
 def _wait_for_all(folder: Path) -> None:
     """Wait until all ranks have written what they recorded; not for ever, and not through the job's own backend."""
-    world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    _, world = _rank_and_world()
     until = time.monotonic() + WAIT_S
     missing = list(range(world))
     while missing and time.monotonic() < until:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import click
 
@@ -44,7 +45,7 @@ def command(*, folder: str, output: str | None, force: bool) -> None:
         if path.resolve() == Path(target).resolve():
             continue
         try:
-            entry = _entry(path, root)
+            entry = _entry(path, root, page_folder=Path(target).parent)
         except (ForeignDataError, OSError) as error:
             problems.append(f"{_named(path)}: {error}")
             continue
@@ -71,7 +72,7 @@ def _is_small(path: Path) -> bool:
     return path.is_file() and path.stat().st_size <= _MAX_BYTES
 
 
-def _entry(path: Path, root: Path) -> Entry | None:
+def _entry(path: Path, root: Path, *, page_folder: Path) -> Entry | None:
     """Return what a file holds, None if it is not a comparison."""
     from paro_advise.advisor.comparison.model import FORMAT, comparison_from_json
     from paro_advise.advisor.rendering.index_page import Entry
@@ -81,4 +82,9 @@ def _entry(path: Path, root: Path) -> Entry | None:
     if f'"{FORMAT.name}"'.encode() not in data:
         return None
     comparison = comparison_from_json(document_bytes(str(path)), _named(path))
-    return Entry(path=_named(path.relative_to(root)), modified_s=path.stat().st_mtime, comparison=comparison)
+    return Entry(
+        path=_named(path.relative_to(root)),
+        link=quote(os.fsencode(os.path.relpath(path.resolve(), page_folder.resolve()))),
+        modified_s=path.stat().st_mtime,
+        comparison=comparison,
+    )

@@ -53,8 +53,10 @@ def scenarios_of(plan: Plan, basis: Basis, seed: int = 0) -> Scenarios:
     """
     calibration = basis.calibration
     own = nodes_of(calibration)
-    nodes = tuple(own * factor for factor in NODE_FACTORS)
-    rates = tuple(calibration.inter_gbps.value * factor for factor in BANDWIDTH_FACTORS)
+    # On one node nothing was seen of a network: its bandwidth would be a guess.
+    node_factors, rate_factors = (NODE_FACTORS, BANDWIDTH_FACTORS) if own > 1 else ((1,), (1.0,))
+    nodes = tuple(own * factor for factor in node_factors)
+    rates = tuple(calibration.inter_gbps.value * factor for factor in rate_factors)
     batches = tuple(calibration.micro_batches * factor for factor in BATCH_FACTORS)
     today = Scenario(baseline_us=plan.baseline.predicted.step_time_us, chosen_us=plan.chosen.predicted.step_time_us)
     grid = tuple(
@@ -62,14 +64,14 @@ def scenarios_of(plan: Plan, basis: Basis, seed: int = 0) -> Scenarios:
         if (count, factor, batch) == (own, 1.0, calibration.micro_batches)
         else _scenario(basis, seed, {"nodes": count, "micro-batches": batch}, factor)
         for count in nodes
-        for factor in BANDWIDTH_FACTORS
+        for factor in rate_factors
         for batch in batches
     )
     return Scenarios(
         nodes=nodes,
         inter_gbps=rates,
         micro_batches=batches,
-        now=(NODE_FACTORS.index(1), BANDWIDTH_FACTORS.index(1.0), BATCH_FACTORS.index(1)),
+        now=(node_factors.index(1), rate_factors.index(1.0), BATCH_FACTORS.index(1)),
         grid=grid,
         baseline=basis.base.name,
         chosen=basis.chosen.name,

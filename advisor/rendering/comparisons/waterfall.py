@@ -72,9 +72,9 @@ def waterfall(chart_id: str, before: Sequence[tuple[str, float]], after: Sequenc
                 text,
             )
         )
-    largest = min(changes, key=lambda item: item[1]) if end < start else max(changes, key=lambda item: item[1])
-    sign = "-" if largest[1] < 0 else "+"
-    title = f"{largest[0]} changed most: {sign}{time_text(abs(largest[1]))}"
+    name, change = max(changes, key=lambda item: abs(item[1]), default=("", 0.0))
+    sign = "-" if change < 0 else "+"
+    title = f"{name} changed most: {sign}{time_text(abs(change))}" if change else "No part changed"
     return chart(chart_id, title, "From the mean profiled step before to that after, part by part", bottom + 22, parts)
 
 

@@ -1,7 +1,7 @@
 """The values behind a timeline that can be explored: what ``timeline.js`` draws from.
 
-Times are whole numbers of one unit, chosen so that none exceeds 50,000: finer than a screen shows at any zoom that
-tells boxes apart.
+Times are whole numbers of a unit for each step, chosen so that none exceeds 50,000: finer than a screen shows at any
+zoom that tells boxes apart.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ def explorer(timeline: Timeline | None) -> View | None:
     """
     if timeline is None or not any(item.boxes for item in timeline.shown):
         return None
-    end_us = max(item.shift_us + item.wall_us for item in timeline.shown)
-    unit = max(end_us, LEAST_DRAWN) / TIME_UNITS
+    ends = {step: max(i.shift_us + i.wall_us for i in timeline.shown if i.step == step) for step in timeline.steps}
+    units = {step: max(end_us, LEAST_DRAWN) / TIME_UNITS for step, end_us in ends.items()}
     lanes = lanes_of(timeline.shown)
     labels: dict[str, int] = {}
     return {
-        "unit_us": unit,
+        "unit_us": list(units.values()),
         "lanes": lanes,
         "ranks": timeline.ranks,
         "steps": timeline.steps,
         "step": timeline.steps.index(timeline.step),
         "first": timeline.first,
         "beside": timeline.beside,
-        "shown": [_packed(item, timeline.steps, lanes, labels, unit) for item in timeline.shown],
+        "shown": [_packed(item, timeline.steps, lanes, labels, units[item.step]) for item in timeline.shown],
         "labels": list(labels),
     }
 
