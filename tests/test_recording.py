@@ -57,13 +57,13 @@ def test_a_recording_that_has_not_begun_goes_to_other_processes(tmp_path):
 
 def test_names_that_others_have_imported_are_replaced(monkeypatch):
     home, user, lazy = ModuleType("torch_like"), ModuleType("a_script"), importlib.util.find_spec("this")
-    home.wrapper, substitute = object(), object()
-    user.renamed = home.wrapper
+    original, substitute = object(), object()
+    vars(home)["wrapper"] = vars(user)["renamed"] = original
     module = importlib.util.module_from_spec(lazy)
     loader = importlib.util.LazyLoader(lazy.loader)
     loader.exec_module(module)
     for name, value in (("torch_like", home), ("a_script", user), ("a_lazy_one", module)):
         monkeypatch.setitem(sys.modules, name, value)
     replace_everywhere("wrapper", substitute, home)
-    assert home.wrapper is user.renamed is substitute
+    assert vars(home)["wrapper"] is vars(user)["renamed"] is substitute
     assert "s" not in object.__getattribute__(module, "__dict__")  # of `this`: it was not imported
