@@ -74,12 +74,14 @@ def nice_ticks(high: float, count: int = 6) -> list[float]:
     return [step * index for index in range(int(high / step) + 1)]
 
 
-def time_axis(high_us: float, top: float, bottom: float) -> list[Markup]:
-    """Return lines and texts of an axis from 0 to ``high_us``, right of the labels (``top`` and ``bottom`` in px)."""
+def time_axis(
+    high_us: float, top: float, bottom: float, *, left: float = LABEL_WIDTH, right: float = 10.0
+) -> list[Markup]:
+    """Return lines and texts of an axis from 0 to ``high_us``, between margins (px) for labels and for figures."""
     parts = []
-    scale = (CHART_WIDTH - LABEL_WIDTH - 10) / high_us
+    scale = (CHART_WIDTH - left - right) / high_us
     for tick in nice_ticks(high_us):
-        x = LABEL_WIDTH + tick * scale
+        x = left + tick * scale
         parts.append(
             Markup('<line class="grid" x1="{0:.1f}" x2="{0:.1f}" y1="{1:.1f}" y2="{2:.1f}"/>').format(x, top, bottom)
         )

@@ -17,6 +17,8 @@ from paro_advise.advisor.wording.quantities import bytes_text, count_text, plura
 from paro_advise.core.model_state import MODEL_STATES, STATES, State
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from markupsafe import Markup
 
     from paro_advise.advisor.comparison.model import Comparison, Metric, Side
@@ -42,6 +44,7 @@ class Timelines:
 def render_comparison(comparison: Comparison, timelines: Timelines, provenance: Provenance) -> str:
     """Return the before/after report as one HTML page."""
     before, after, plan = comparison.before, comparison.after, comparison.plan
+    typical = _typical_steps(timelines)
     metrics = {metric.name: metric for metric in comparison.metrics}
     return render_page(
         "comparison.html.j2",
@@ -69,8 +72,8 @@ def render_comparison(comparison: Comparison, timelines: Timelines, provenance: 
         metric_table=_metric_table(comparison),
         state_chart=_state_chart(before, after),
         state_legend=[("exposed", "exposed"), ("hidden", "overlapped with compute")],
-        timeline_charts=_timelines(timelines),
-        timeline_legend=lanes_legend([item for _, item in _typical_steps(timelines)]),
+        timeline_charts=_timelines(typical),
+        timeline_legend=lanes_legend([item for _, item in typical]),
         parity_chart=_parity_chart(comparison),
         parity_text=_parity_text(comparison),
         collective_table=_collective_table(comparison),
@@ -199,8 +202,7 @@ def _typical_steps(timelines: Timelines) -> list[tuple[str, RankStep]]:
     return [(name, replace(step, shift_us=0.0)) for name, step in found if step is not None]
 
 
-def _timelines(timelines: Timelines) -> list[tuple[str, Markup]]:
-    steps = _typical_steps(timelines)
+def _timelines(steps: Sequence[tuple[str, RankStep]]) -> list[tuple[str, Markup]]:
     high = max((item.wall_us for _, item in steps), default=0.0)
     charts = [
         (

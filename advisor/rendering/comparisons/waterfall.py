@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from paro_advise.advisor.rendering.charts import chart, nice_ticks
+from paro_advise.advisor.rendering.charts import chart, time_axis
 from paro_advise.advisor.rendering.constants import CHART_WIDTH, LABEL_WIDTH, LEAST_DRAWN
 from paro_advise.advisor.wording.quantities import time_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_ROW, _LABELS = 28.0, LABEL_WIDTH + 60.0  # px
+_ROW, _LABELS, _FIGURES = 28.0, LABEL_WIDTH + 60.0, 90.0  # px
 
 
 def waterfall(chart_id: str, before: Sequence[tuple[str, float]], after: Sequence[tuple[str, float]]) -> Markup:
@@ -29,18 +29,10 @@ def waterfall(chart_id: str, before: Sequence[tuple[str, float]], after: Sequenc
     pairs = zip(before, after, strict=True)
     changes = [(name, other - one) for (name, one), (_, other) in pairs if one or other]
     high = _highest(start, changes)
-    scale = (CHART_WIDTH - _LABELS - 90) / high
+    scale = (CHART_WIDTH - _LABELS - _FIGURES) / high
     rows = len(changes) + 2
     bottom = 8 + _ROW * rows
-    parts = []
-    for tick in nice_ticks(high):
-        x = _LABELS + tick * scale
-        parts.append(
-            Markup(
-                '<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="6" y2="{:.0f}"/>'
-                '<text class="tick" x="{x:.1f}" y="{:.0f}" text-anchor="middle">{}</text>'
-            ).format(bottom, bottom + 14, "0" if not tick else time_text(tick), x=x)
-        )
+    parts = time_axis(high, 6, bottom, left=_LABELS, right=_FIGURES)
     reached = start
     bars = [("before", "compute", 0.0, start, time_text(start))]
     for name, change in changes:
