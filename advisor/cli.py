@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from paro_advise.advisor.commands.standard_streams import outlive_readers
 from paro_advise.errors import ParoAdviseError
 
 # Verbs in order of the workflow, and the folder of commands/ that holds each.
@@ -114,6 +115,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     # Ended from outside (timeout, scancel): leave through the clean-up of every open block.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    outlive_readers()
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 
@@ -137,10 +139,6 @@ def run(argv: list[str]) -> int:
             as_json="--json" in argv and argv[argv.index("--json") + 1 : argv.index("--json") + 2] == ["-"],
         )
         return error.exit_code
-    except BrokenPipeError:
-        # The reader of our output has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
         with suppress(OSError):
             click.echo(f"error[E400]: an output cannot be written: {error.strerror or error}", err=True)

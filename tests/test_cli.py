@@ -180,9 +180,25 @@ def test_doctor_says_what_each_optional_package_is_for(capsys):
             assert len(line.split()) > 3, line
 
 
-def test_a_reader_that_has_seen_enough_is_no_failure():
-    command = f"{sys.executable} -m paro_advise.advisor explain PARO011 | head -c 1; exit ${{PIPESTATUS[0]}}"
-    assert subprocess.run(["bash", "-c", command], capture_output=True, check=False).returncode == 0
+@pytest.mark.parametrize(
+    ("verb", "code"), [("explain", 0), ("explain PARO011", 0), ("schema analysis", 0), ("explain nothing 2>&1", 2)]
+)
+def test_a_reader_that_has_seen_enough_changes_no_exit_code(verb, code):
+    """The reader has gone before the first byte comes."""
+    command = f"{sys.executable} -m paro_advise.advisor {verb} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_an_edit_whose_diff_nobody_reads_to_its_end_is_still_made(traces, tmp_path):
+    """``apply --write | true``"""
+    run(["recommend", str(traces), "--strategy", "NNN", "-o", str(tmp_path / "plan.json")])
+    script = tmp_path / "train.py"
+    script.write_text("from torch.distributed.fsdp import fully_shard\nfully_shard(model)\n")
+    command = f"{sys.executable} -m paro_advise.advisor apply plan.json train.py --write --force | true; "
+    command += "exit ${PIPESTATUS[0]}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, "use_plan" in script.read_text()) == (0, True), done.stderr
 
 
 def test_ctrl_c_is_exit_130_without_a_traceback(traces):

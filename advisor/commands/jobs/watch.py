@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paro_advise.advisor.commands.output import write_output
+from paro_advise.advisor.commands.standard_streams import is_reader_gone
 from paro_advise.advisor.watching.constants import CANARY_STEPS, CANARY_TIMEOUT_S, ENDED_S, POLL_S
 from paro_advise.advisor.wording.escaping import plain
 from paro_advise.core.secrets import masked_command
@@ -73,7 +74,7 @@ def command(
     followed = FollowedJob(Path(folder))
     recording: Recording | None = None
     is_asked = False
-    while True:
+    while not is_reader_gone():
         logs = followed.logs()
         for alarm in find_alarms(logs):
             if alarm.since_step not in told:

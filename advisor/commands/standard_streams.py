@@ -1,0 +1,52 @@
+"""Standard output and error, whose reader may close them before a verb is done."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
+
+
+class LeftStream(io.FileIO):
+    """Writes to a descriptor until its reader has gone, and drops what comes after.
+
+    So ``apply --write | head`` still writes, and a gate of ``compare | head`` keeps its exit code.
+    """
+
+    is_left = False
+
+    def write(self, data: Buffer, /) -> int:
+        """Write bytes; return how many were taken."""
+        try:
+            return super().write(data) or 0
+        except BrokenPipeError:
+            self.is_left = True
+            return memoryview(data).nbytes
+
+
+def outlive_readers() -> None:
+    """Let standard output and error take what nobody reads."""
+    sys.stdout = _outliving(sys.stdout)
+    sys.stderr = _outliving(sys.stderr)
+
+
+def is_reader_gone() -> bool:
+    """Return whether the reader of standard output is known to have gone."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return isinstance(raw, LeftStream) and raw.is_left
+
+
+def _outliving(stream: TextIO) -> TextIO:
+    if stream is None:  # closed by who started us
+        return stream
+    stream.flush()
+    raw = LeftStream(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream is sys.stderr or stream.isatty(),
+    )
