@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DEMO := .demo
 
-.PHONY: help demo test lint types contract unit integrations coverage pictures constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-hang bench-fleet fuzz docs man clean
+.PHONY: help demo test lint types contract unit integrations coverage pictures constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-hang bench-fleet fuzz docs man dist api clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,6 +70,19 @@ reference: .venv/test.stamp ## Write docs/commands.md and docs/codes.md from the
 
 docs: .venv/docs.stamp ## The documentation as a site in .site, without a request to anywhere
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+.venv/release.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) --editable '.[release]'
+	@touch $@
+
+# Archives hold one time, that of the commit, so that the wheel is the same wherever it is built.
+dist: .venv/release.stamp ## Wheel, source distribution, and one file for clusters without a network, in .dist
+	rm -rf .dist build
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --outdir .dist
+	$(BIN)/pex "$$(ls .dist/*.whl)[fast,apply,cloud,metrics]" --constraints constraints.txt --console-script paro-advise --output-file .dist/paro-advise.pex
+
+api: .venv/release.stamp ## What changed in the public Python interface since the newest tag, or SINCE=REVISION
+	$(BIN)/python benchmarks/api_changes.py $(SINCE)
 
 man: .venv/docs.stamp ## A man page for each verb in .man
 	$(BIN)/python benchmarks/man_pages.py .man
@@ -143,4 +156,4 @@ fuzz: .venv/test.stamp ## 10,000 damaged inputs of every format through the comm
 	$(BIN)/python benchmarks/fuzz_readers.py
 
 clean: ## Remove everything that make created
-	rm -rf .venv .venv-integrations build .site .man $(DEMO) .bench .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-integrations build .site .man .dist $(DEMO) .bench .mypy_cache .ruff_cache .pytest_cache

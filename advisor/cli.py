@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from paro_advise.advisor.commands.standard_streams import outlive_readers
+from paro_advise.advisor.wording.standard_streams import outlive_readers
 from paro_advise.errors import ParoAdviseError
 
 # Verbs in order of the workflow, and the folder of commands/ that holds each.

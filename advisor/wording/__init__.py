@@ -1,1 +1,1 @@
-"""Numbers and codes as people read them."""
+"""Numbers, codes and lines as people read them, and the streams that carry them."""

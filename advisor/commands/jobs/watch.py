@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from paro_advise.advisor.commands.output import write_output
-from paro_advise.advisor.commands.standard_streams import is_reader_gone
 from paro_advise.advisor.watching.constants import CANARY_STEPS, CANARY_TIMEOUT_S, ENDED_S, POLL_S
 from paro_advise.advisor.wording.escaping import plain
+from paro_advise.advisor.wording.standard_streams import is_reader_gone
 from paro_advise.core.secrets import masked_command
 from paro_advise.errors import InputError, OutputError, ParoAdviseError, UsageError
 from paro_advise.runtime.job import STATE

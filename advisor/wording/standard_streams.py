@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer
+    from _typeshed import ReadableBuffer
 
 
 class LeftStream(io.FileIO):
@@ -18,7 +18,7 @@ class LeftStream(io.FileIO):
 
     is_left = False
 
-    def write(self, data: Buffer, /) -> int:
+    def write(self, data: ReadableBuffer, /) -> int:
         """Write bytes; return how many were taken."""
         try:
             return super().write(data) or 0
