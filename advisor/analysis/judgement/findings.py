@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.analysis.constants import FINDING_SHARE, MANY_CALLS
+from paro_advise.advisor.analysis.constants import FINDING_SHARE, HOST_CAUSE_SHARE, MANY_CALLS
 from paro_advise.advisor.analysis.judgement.operations import operations_text
 from paro_advise.advisor.analysis.model import FindingEntry
 from paro_advise.advisor.ranks.constants import STRAGGLER_MIN_STEPS
@@ -193,7 +193,7 @@ def _host(analysis: Analysis) -> FindingEntry:
     if not step:
         return _no_times(code)
     idle = analysis.breakdown_us.idle or 0.0
-    if idle >= 0.1 * step:
+    if idle >= HOST_CAUSE_SHARE * step:
         text = f"devices are idle for {time_text(idle)} a step ({idle / step:.0%}): {_idle_cause(analysis)}"
         return _finding(code, APPLIES, text, idle)
     return _finding(code, DOES_NOT_APPLY, f"devices are idle for {idle / step:.1%} of the step")
