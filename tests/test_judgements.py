@@ -472,3 +472,26 @@ def test_files_that_say_no_rank_are_not_all_ranks_of_a_world(tmp_path):
         del document["distributedInfo"]
         (tmp_path / f"trace_{number}.json").write_text(json.dumps(document))
     assert analyze(tmp_path).run.world_size is None
+
+
+def with_reductions_of(group, folder):
+    """Two ranks that compute for 100 us and then reduce for 300 us among a group of this description."""
+    builders = [TraceBuilder(rank, 2, groups=[("0", group, [0, 1])]) for rank in range(2)]
+    for trace in builders:
+        for step in range(3):
+            trace.step(step, 1000 * step, 500)
+            trace.compute(1000 * step + 50, 100)
+            trace.collective("AllReduce", 1000 * step + 150, 300, nelems=4 << 20, issue=1000 * step + 60, seq=step)
+    return {found.code: found for found in analyze(write_run(folder, builders)).findings}
+
+
+def test_tensor_parallel_reductions_are_a_finding_that_no_sharding_mends(tmp_path):
+    found = with_reductions_of("mesh_tp", tmp_path / "run")["PARO013"]
+    assert (found.status, round(found.saving_us)) == ("applies", 300)
+    assert "1 all-reduce of 8 MiB a step" in found.text
+
+
+def test_reductions_that_nothing_explains_are_said_to_have_no_known_purpose(tmp_path):
+    found = with_reductions_of("undefined", tmp_path / "run")["PARO040"]
+    assert found.status == "applies"
+    assert "100% of the communication time has no known purpose" in found.text

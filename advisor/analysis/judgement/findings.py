@@ -71,7 +71,7 @@ def _exposed_other(analysis: Analysis) -> FindingEntry:
     if exposed >= FINDING_SHARE * step:
         what = operations_text(analysis.collectives, State.OTHER)
         return _finding(
-            code, APPLIES, f"{what} are exposed, which no sharding of states changes: {entry.text}", exposed
+            code, APPLIES, f"communication that no sharding changes is exposed: {what}; {entry.text}", exposed
         )
     return _finding(code, DOES_NOT_APPLY, f"communication that moves no model state: {entry.text}")
 
