@@ -34,17 +34,17 @@ def find_topology(run: Run, gpus_per_node: int | None = None, launched_per_node:
 
     Args:
         run: all ranks.
-        gpus_per_node: ranks per node as the user says, None to infer.
+        gpus_per_node: ranks per node as the user says, None to infer. Fewer ranks than that lie on one node.
         launched_per_node: ranks per node as the launcher said to a capture, None when it did not.
 
     Raises:
-        UsageError: the user's number does not divide the world.
+        UsageError: the world is larger than the user's number and no multiple of it.
     """
     world = range(run.world_size or (max((rank for rank, _ in run.timed), default=-1) + 1))
     if gpus_per_node:
-        if len(world) and len(world) % gpus_per_node:
+        if len(world) > gpus_per_node and len(world) % gpus_per_node:
             raise UsageError(f"--gpus-per-node must divide the {len(world)} ranks of the run, got {gpus_per_node}")
-        return _regular(gpus_per_node, "flag", world)
+        return _regular(min(gpus_per_node, len(world) or gpus_per_node), "flag", world)
     if launched_per_node and (run.world_size or launched_per_node) % launched_per_node == 0:
         return _regular(launched_per_node, "metadata", world)
     found = _of_traces(run, world)

@@ -1,0 +1,102 @@
+"""The commands that pages show run as they stand there, in a folder that holds the files they name."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from itertools import pairwise
+
+import pytest
+from conftest import ROOT
+from input_samples import samples
+from test_documentation import PAGES, commands
+from test_hang import dump, entry, written
+from test_side_formats import RANKS
+
+from paro_advise.advisor.cli import run
+
+DATA = ROOT / "tests" / "data"
+# What starts or steers a job has tests of its own: test_loop, test_redirect, test_jobs, test_switch_job, test_watch.
+OF_JOBS = {"capture", "run", "switch", "watch", "demo"}
+OUTPUTS = {"-o", "--json", "--markdown", "--junit", "--html", "--prometheus", "--otel", "--grafana"}
+_USAGE = re.compile(r"\[|\.\.\.| [A-Z]{3,}\b(?!\d)|\{")
+_ELSEWHERE = re.compile(r"://|/var/lib|/tmp/|/shared|s3:")
+
+
+def shown(page):
+    """The commands of a page that a folder is enough for, as words."""
+    for line in commands(page.read_text()):
+        words = shlex.split(line.split(" > ")[0], comments=True)
+        if words[0] != "paro-advise" or len(words) < 3 or words[1] in OF_JOBS:
+            continue
+        if not _USAGE.search(line) and not _ELSEWHERE.search(line):
+            yield words[1:]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Files of the names that pages use."""
+    home = tmp_path_factory.mktemp("job")
+    (home / "traces").mkdir()
+    for path in (DATA / "nccl_like" / "fsdp2-inter-bw" / "traces").iterdir():
+        shutil.copy(path, home / "traces" / path.name.replace("_trace", ""))
+    shutil.copy(home / "traces" / "rank0.json.gz", home / "trace.json")
+    for name in ("before", "after", "main", "branch"):
+        shutil.copytree(DATA / "zero_runs" / "fsdp2_ggg_acc1", home / name)
+    (home / "train.py").write_text((ROOT / "examples" / "train.py").read_text())
+    for name in ("ds.json", "ds_config.json"):
+        (home / name).write_text(json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": 3}}))
+    described = (ROOT / "docs" / "descriptions.md").read_text()
+    (home / "run.toml").write_text(re.search(r"```toml\n(# run.toml.*?)```", described, re.DOTALL).group(1))
+    texts = {sample.name: sample.data for sample in samples() if sample.container == ""}
+    node = "".join(
+        f"#  Rank {r} Group  0 Pid  {40 + r} on  host0 device  {r} [0000:1{r}:00] NVIDIA H100\n" for r in range(8)
+    )
+    (home / "nccl-tests.txt").write_text(texts["all_gather.txt"].decode().replace(RANKS, node))
+    (home / "nccl.log").write_bytes(texts["nccl.log"])
+    written(home / "dumps", {rank: dump(entry(1, done=True), *([entry(2)] if rank else [])) for rank in range(4)})
+    (home / "runs").mkdir()
+    for words in (
+        ("analyze", "before", "-o", "run.html", "--json", "run.json"),
+        ("compare", "before", "after", "-o", "runs/first.html"),
+        ("recommend", "before", "-o", "plan.json"),
+    ):
+        home_words = [str(home / word) if word in ("before", "after") or "." in word else word for word in words]
+        assert run(home_words) in (0, 5)
+    shutil.copy(home / "plan.json", home / "plan.before.json")
+    return home
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_commands_of_a_page_run(page, folder, monkeypatch, capsys):
+    """With exit code 0; a gate may say that a run compared with itself gained too little."""
+    monkeypatch.chdir(folder)
+    is_reference = page.name == "commands.md"  # its examples do not follow from each other
+    for number, words in enumerate(shown(page)):
+        if is_reference or number == 0:
+            shutil.copy("plan.before.json", "plan.json")
+            shutil.copy(ROOT / "examples" / "train.py", "train.py")
+        for option, value in pairwise(words):
+            if option in OUTPUTS and value != "-":
+                (folder / value).unlink(missing_ok=True)
+        expected = (0, 5) if words[0] == "compare" else (0,)
+        assert run(words) in expected, (words, capsys.readouterr().err)
+
+
+def test_most_commands_of_the_pages_are_run():
+    """So that a change of how pages are read does not leave all of them out."""
+    found = [tuple(words) for page in PAGES for words in shown(page)]
+    assert len(set(found)) > 30
+    assert {words[0] for words in found} >= {
+        "analyze",
+        "recommend",
+        "apply",
+        "compare",
+        "export",
+        "hang",
+        "index",
+        "show",
+        "slice",
+    }
