@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,9 @@ from paro_advise.advisor.analysis.judgement.findings import APPLIES
 from paro_advise.advisor.cli import VERBS, cli
 from paro_advise.advisor.wording.codes import known_codes
 from paro_advise.advisor.wording.quantities import time_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[1]
 _KINDS = (("Q", "Notes on the data"), ("E", "Errors"))
@@ -114,7 +118,7 @@ def _example(code: str) -> list[str]:
     return [f"{about}:", "", "```", command, "...", f"{code}  {finding.text}{saving}", "```"]
 
 
-PAGES = {
+PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands_page,
     "codes.md": codes_page,
     **{f"findings/{code}.md": partial(finding_page, code) for code in _findings()},

@@ -78,6 +78,8 @@ def test_commands_of_a_page_run(page, folder, monkeypatch, capsys):
         if is_reference or number == 0:
             shutil.copy("plan.before.json", "plan.json")
             shutil.copy(ROOT / "examples" / "train.py", "train.py")
+            for copy in folder.glob("*.before-paro"):
+                copy.unlink()
         for option, value in pairwise(words):
             if option in OUTPUTS and value != "-":
                 (folder / value).unlink(missing_ok=True)

@@ -45,7 +45,7 @@ def command(*, path: str, output: str, rank: int | None, step: int | None, max_m
     Example:
       paro-advise slice traces/ -o step.json.gz
       paro-advise slice traces/ --rank 16 -o rank16.json.gz
-      paro-advise slice traces/rank16.json.gz --step 3 -o rank16.json.gz
+      paro-advise slice traces/rank16.json.gz --step 1 -o rank16.json.gz
     """
     from paro_advise.advisor.commands.output import refuse_overwrite, write_output
 
