@@ -152,3 +152,43 @@ def test_torchtitan_takes_the_exported_configuration(strategy):
     assert {
         name for name in dir(config.parallelism) if not name.startswith("_")
     } == fields  # nothing that torchtitan does not know
+
+
+FIGURES = {"paro/step_time_ms": 12.5, "paro/speedup": 1.75}
+
+
+@pytest.mark.skipif(find_spec("wandb") is None, reason="Weights & Biases is not installed (make integrations)")
+def test_a_run_of_weights_and_biases_holds_report_and_figures(tmp_path):
+    """Offline: its log holds what it would send."""
+    (tmp_path / "compare.html").write_text("<p>a report of this test</p>")
+    code = f"""
+from pathlib import Path
+import wandb
+from paro_advise.runtime.integrations.trackers import keep
+run = wandb.init(mode="offline", dir=".", project="p")
+print("KEPT", keep([Path("compare.html")], {FIGURES}))
+run.finish()
+"""
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    environment |= {f"WANDB_{name}_DIR": str(tmp_path / name.lower()) for name in ("CACHE", "DATA", "CONFIG")}
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert "KEPT ['Weights & Biases']" in done.stdout, done.stderr[-4000:]
+    (log,) = (tmp_path / "wandb").rglob("*.wandb")
+    assert all(name.encode() in log.read_bytes() for name in (*FIGURES, "compare.html"))
+    (staged,) = (tmp_path / "data" / "artifacts" / "staging").iterdir()
+    assert staged.read_text() == "<p>a report of this test</p>"
+
+
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="TensorBoard is not installed (make integrations)")
+def test_tensorboard_shows_the_figures(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    from paro_advise.runtime.integrations.trackers import keep, to_tensorboard
+
+    with SummaryWriter(str(tmp_path)) as writer:
+        assert "TensorBoard" in keep([], FIGURES, [to_tensorboard(writer, step=40)])
+    events = EventAccumulator(str(tmp_path)).Reload()
+    shown = {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    assert shown == {name: [(40, value)] for name, value in FIGURES.items()}
