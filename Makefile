@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DEMO := .demo
 
-.PHONY: help demo test lint types contract unit integrations coverage pictures constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-hang bench-fleet fuzz docs zensical man dist api clean
+.PHONY: help demo test lint types contract unit integrations coverage pictures constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-hang bench-fleet fuzz docs gallery zensical man dist api clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -83,6 +83,9 @@ dist: .venv/release.stamp ## Wheel, source distribution, and one file for cluste
 
 api: .venv/release.stamp ## What changed in the public Python interface since the newest tag, or SINCE=REVISION
 	$(BIN)/python benchmarks/api_changes.py $(SINCE)
+
+gallery: .venv/test.stamp demo ## Make the reports and pictures of docs/gallery.md anew (needs Chromium; 5 minutes)
+	$(BIN)/python benchmarks/gallery.py
 
 zensical: .venv/docs.stamp ## The same site by Zensical
 	$(BIN)/zensical build --strict

@@ -57,6 +57,7 @@ def folder(tmp_path_factory):
     (home / "nccl-tests.txt").write_text(texts["all_gather.txt"].decode().replace(RANKS, node))
     (home / "nccl.log").write_bytes(texts["nccl.log"])
     written(home / "dumps", {rank: dump(entry(1, done=True), *([entry(2)] if rank else [])) for rank in range(4)})
+    (home / "tests").symlink_to(ROOT / "tests")
     (home / "runs").mkdir()
     for words in (
         ("analyze", "before", "-o", "run.html", "--json", "run.json"),
