@@ -19,7 +19,7 @@ from trace_builder import LAYOUTS, TraceBuilder
 from paro_advise.advisor.hta import library as hta_mode
 from paro_advise.advisor.hta.library import hta_figures
 from paro_advise.advisor.hta.rules import hta_rules
-from paro_advise.advisor.rendering.hta_figures import hta_table, hta_text
+from paro_advise.advisor.rendering.analyses.hta_figures import hta_table, hta_text
 from paro_advise.trace_parsers.bytes.blocks import BlockReader, SourceRef
 from paro_advise.trace_parsers.discover import find_inputs
 from paro_advise.trace_parsers.nccl import profiler_plugin

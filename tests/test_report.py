@@ -9,10 +9,12 @@ from html.parser import HTMLParser
 import pytest
 from conftest import recorded
 from helpers import analyze, gathered, write_run
+from test_side_formats import nccl_sample
 from trace_builder import fsdp_rank
 
 from paro_advise.advisor.analysis.build import build_analysis
 from paro_advise.advisor.analysis.model import Options
+from paro_advise.advisor.cli import run
 from paro_advise.advisor.rendering.charts import nice_ticks
 from paro_advise.advisor.rendering.provenance import report_page
 from paro_advise.core.documents import to_json
@@ -229,3 +231,17 @@ def test_reports_of_recorded_runs_are_small(folder):
 @pytest.mark.parametrize("folder", recorded("zero_runs", ["ddp_acc4"]))
 def test_recorded_runs_have_a_verdict(folder):
     assert analyze(folder).verdict.text
+
+
+def test_inputs_that_time_no_step_have_a_page_of_their_own(tmp_path):
+    """It says what the log says, what to record, and not once that something is unknown."""
+    log = tmp_path / "nccl.log"
+    log.write_text(nccl_sample())
+    page = tmp_path / "log.html"
+    assert run(["analyze", str(log), "-o", str(page), "-q"]) == 0
+    text = page.read_text().split('<section>\n<h2 id="quality"')[0].split("<main")[1]
+    assert "paro-advise capture -o before" in text
+    assert "collectives counted" in text
+    assert "could not be judged" not in text
+    for name in ("exposed", "overlapped", "transfer", "regime"):
+        assert f">{name}<" not in text

@@ -12,8 +12,8 @@ from trace_builder import fsdp_rank
 from paro_advise.advisor.analysis.build import build_analysis
 from paro_advise.advisor.analysis.model import Options
 from paro_advise.advisor.cli import run
+from paro_advise.advisor.rendering.analyses.network_picture import network_picture
 from paro_advise.advisor.rendering.comparisons.waterfall import waterfall
-from paro_advise.advisor.rendering.network_picture import network_picture
 from paro_advise.advisor.rendering.timelines.explorer import explorer
 from paro_advise.advisor.timelines.of_run import timeline_of
 

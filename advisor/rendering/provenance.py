@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from paro_advise.core.secrets import masked_command
+from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,12 +27,15 @@ def report_page(analysis: Analysis, facts: Sequence[RankFacts], hta: HtaFigures 
         facts: of its files, for the timeline; () draws none.
         hta: HolisticTraceAnalysis' figures, None without.
     """
-    from paro_advise.advisor.rendering.analysis_page import render_report
+    from paro_advise.advisor.rendering.analyses.analysis_page import render_report
+    from paro_advise.advisor.rendering.analyses.log_page import render_log_page
     from paro_advise.advisor.timelines.of_run import timeline_of
 
+    if not analysis.ranks and all(item.kind != SourceKind.KINETO for item in analysis.run.inputs):
+        return render_log_page(analysis, provenance())
     table = None
     if hta is not None:
-        from paro_advise.advisor.rendering.hta_figures import hta_table
+        from paro_advise.advisor.rendering.analyses.hta_figures import hta_table
 
         table = hta_table(hta)
     return render_report(analysis, timeline_of(analysis, facts), provenance(), table, steps_by_rank(analysis, facts))

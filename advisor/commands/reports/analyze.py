@@ -172,7 +172,7 @@ def _write(
 
         click.echo(analysis_text(analysis))
         if hta:
-            from paro_advise.advisor.rendering.hta_figures import hta_text
+            from paro_advise.advisor.rendering.analyses.hta_figures import hta_text
 
             click.echo(hta_text(hta))
     return written

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.regimes import regime_text
-from paro_advise.advisor.rendering.analysis_tables import (
+from paro_advise.advisor.rendering.analyses.analysis_tables import (
     collective_table,
     findings_table,
     input_table,
@@ -17,9 +17,9 @@ from paro_advise.advisor.rendering.analysis_tables import (
     quality_table,
     work_table,
 )
+from paro_advise.advisor.rendering.analyses.memory_chart import memory_chart
+from paro_advise.advisor.rendering.analyses.network_picture import network_picture
 from paro_advise.advisor.rendering.charts import Bar, Segment, stacked_bars
-from paro_advise.advisor.rendering.memory_chart import memory_chart
-from paro_advise.advisor.rendering.network_picture import network_picture
 from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, View, make_table, number, render_page
 from paro_advise.advisor.rendering.ranks.host_tables import host_ranks, host_table
 from paro_advise.advisor.rendering.ranks.rank_map import MAP_LEGEND, rank_map
