@@ -19,7 +19,8 @@ class Thresholds:
     """What a change must reach; None is not evaluated.
 
     Attributes:
-        min_throughput_gain_pct: the lower end of the range of the gain.
+        min_throughput_gain_pct: above 0 a gain to be proved, which the lower end of its range must reach; else a loss
+            to be tolerated, which the whole range must exceed to fail.
         max_loss_difference_pct: of any step that both runs logged.
         min_memory_headroom_pct: of the device, at the peak after the change.
         max_recovery_s: measured by the operator, given as recovery_s.
@@ -76,7 +77,8 @@ def judge(
         )
     )
     headroom = 100 * (1 - peak_bytes / device_bytes) if peak_bytes and device_bytes else None
-    found.append(_at_least("memory headroom, %", thresholds.min_memory_headroom_pct, headroom))
+    missing = "the device's memory (--device-memory)" if peak_bytes else "a captured peak"
+    found.append(_at_least("memory headroom, %", thresholds.min_memory_headroom_pct, headroom, missing))
     for name, limit, measured in (
         ("recovery, s", thresholds.max_recovery_s, thresholds.recovery_s),
         ("checkpoint interval, s", thresholds.max_checkpoint_interval_s, thresholds.checkpoint_interval_s),
@@ -99,10 +101,13 @@ def _diverged(limit: float | None, parity: Parity | None) -> Criterion | None:
 
 
 def _throughput(limit: float | None, metric: Metric | None) -> Criterion:
-    low = metric.low_pct if metric else None
+    low, high = (metric.low_pct, metric.high_pct) if metric else (None, None)
     name = "throughput gain, %"
-    if limit is None or low is None:
+    if limit is None or low is None or high is None:
         return _open(name, limit, low, "enough steps of both runs")
+    if limit <= 0 and low < limit <= high:
+        text = f"its 98 % range, {low:+.1f} to {high:+.1f}, holds the limit"
+        return Criterion(criterion=name, threshold=limit, measured=low, passed=None, text=text)
     return Criterion(
         criterion=name,
         threshold=limit,
@@ -118,13 +123,13 @@ def _at_most(name: str, limit: float | None, measured: float | None, needs: str)
     return Criterion(criterion=name, threshold=limit, measured=measured, passed=measured <= limit, text="at most")
 
 
-def _at_least(name: str, limit: float | None, measured: float | None) -> Criterion:
+def _at_least(name: str, limit: float | None, measured: float | None, needs: str) -> Criterion:
     if limit is None or measured is None:
-        return _open(name, limit, measured, "the device's memory and a captured peak")
+        return _open(name, limit, measured, needs)
     return Criterion(criterion=name, threshold=limit, measured=measured, passed=measured >= limit, text="at least")
 
 
 def _open(name: str, limit: float | None, measured: float | None, needs: str) -> Criterion:
     return Criterion(
-        criterion=name, threshold=limit, measured=measured, passed=None, text=f"not evaluated: needs {needs}"
+        criterion=name, threshold=limit, measured=measured, passed=None, text=f"needs {needs}"
     )

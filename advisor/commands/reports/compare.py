@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 @click.option("--notebook", metavar="FILE", help="Write a notebook that holds and recomputes the evidence.")
 @click.option("--force", is_flag=True, help="Replace output files that exist.")
 @click.option("--acceptance", "acceptance_file", metavar="FILE", help="Thresholds as TOML or JSON.")
-@click.option("--min-gain", type=float, help="Throughput must rise by so many percent.  [default: 0]")
+@click.option(
+    "--min-gain",
+    type=float,
+    help="Throughput must surely rise by so many percent; 0 or less: must not surely fall below.  [default: 0]",
+)
 @click.option("--device-memory", type=ByteSize(), help="Memory of one device, such as 80GiB.")
 @click.option("--price-per-gpu-hour", type=click.FloatRange(0), help="For the cost of the work.")
 @click.option("--watts-per-gpu", type=click.FloatRange(0), help="Mean power, for the energy of the work.")

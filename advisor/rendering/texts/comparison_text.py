@@ -10,7 +10,7 @@ from paro_advise.advisor.wording.quantities import bytes_text, share_text, time_
 if TYPE_CHECKING:
     from paro_advise.advisor.comparison.model import Comparison, Criterion, Metric
 
-_PASSED = {True: "pass", False: "FAIL", None: "not evaluated"}
+_PASSED = {True: "pass", False: "FAIL", None: "not judged"}
 
 
 def value_text(value: float | None, unit: str) -> str:
