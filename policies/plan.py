@@ -17,7 +17,7 @@ from paro_advise.policies.frameworks.registry import approximation_of, exports_o
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
 from paro_advise.policies.traffic import Traffic  # noqa: TC001 - the format is decoded by this type
 
-FORMAT = Format(name="paro-advise/plan", version="1.6")
+FORMAT = Format(name="paro-advise/plan", version="1.7")
 
 
 class Verdict(StrEnum):
@@ -75,6 +75,7 @@ class Choice:
         variant: what a framework's own setting makes of the triple.
         traffic: what one rank sends in a step by the strategy's procedure; None for a variant, which departs from it.
         eligible: the plan may choose it, if it fits: what runs it can be had, and was run on such a backend.
+        reduces_each_micro_batch: gradients are added up across all ranks in every micro-batch, not once a step.
     """
 
     triple: str
@@ -90,6 +91,7 @@ class Choice:
     variant: Variant = Variant.PLAIN
     traffic: Traffic | None = None
     eligible: bool = True  # since 1.4
+    reduces_each_micro_batch: bool = False  # since 1.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,7 +357,7 @@ def as_framework_runs(plan: Plan, framework: str) -> Choice | None:
 
 def same_way(first: Choice, second: Choice) -> bool:
     """Tell whether two choices run alike, whatever is predicted of them."""
-    names = ("triple", "group_size", "collectives", "variant", "offload")
+    names = ("triple", "group_size", "collectives", "variant", "offload", "reduces_each_micro_batch")
     return all(getattr(first, name) == getattr(second, name) for name in names)
 
 

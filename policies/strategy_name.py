@@ -52,7 +52,8 @@ def choice_name(choice: Choice) -> str:
 def short_choice_name(choice: Choice) -> str:
     """Return a choice for a column: "IIG/8 HO-Ring"."""
     groups = f"/{choice.group_size}" if choice.group_size else ""
-    return f"{choice.triple}{groups} {collectives_name(choice)}" + (" host" if choice.offload else "")
+    each = " each micro-batch" if choice.reduces_each_micro_batch else ""
+    return f"{choice.triple}{groups} {collectives_name(choice)}{' host' if choice.offload else ''}{each}"
 
 
 def collectives_name(choice: Choice | BudgetStep) -> str:

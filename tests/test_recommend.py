@@ -27,7 +27,7 @@ from paro_advise.advisor.rendering.texts.plan_text import plan_text
 from paro_advise.core.documents import to_json
 from paro_advise.core.framework import Framework
 from paro_advise.errors import ForeignDataError, InputError, UsageError
-from paro_advise.policies.plan import plan_from_json
+from paro_advise.policies.plan import plan_from_json, same_way
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
 from paro_advise.policies.strategy_name import short_choice_name
 
@@ -162,6 +162,11 @@ def test_a_plan_for_a_strategy_of_the_users_own_says_what_it_would_choose_itself
     assert plan_from_json(to_json(plan), "plan.json") == plan
     assert "asked for: IIG/2" in render_plan(plan, PROVENANCE)
 
+    assert plan.chosen.reason == "asked for"
+    assert not any(
+        "chosen one" in choice.reason for choice in (*plan.candidates, plan.chosen) if same_way(choice, plan.chosen)
+    )
+
     slower = recommend(calibration(), Limits(), wanted=Wanted.parse("GGG"))
     assert slower.chosen.predicted.step_time_us.p50 > best.chosen.predicted.step_time_us.p50
     assert slower.confidence.expected_regret_pct > 0
@@ -255,7 +260,7 @@ def test_the_page_of_a_plan_shows_speed_against_memory():
     page = render_plan(plan, PROVENANCE)
     assert plan.verdict == "change"
     assert [page.count(f'class="mark {kind}"') for kind in ("now", "chosen")] == [1, 1]
-    fitting = sum(choice.feasible for choice in plan.candidates)
+    fitting = sum(choice.feasible and not same_way(choice, plan.baseline) for choice in plan.candidates)
     assert page.count('class="mark may"') + page.count('class="mark not"') == fitting
     assert page.count('class="limit"') == 1
     assert f"recommended: {short_choice_name(plan.chosen)}</text>" in page

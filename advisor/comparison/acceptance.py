@@ -130,6 +130,4 @@ def _at_least(name: str, limit: float | None, measured: float | None, needs: str
 
 
 def _open(name: str, limit: float | None, measured: float | None, needs: str) -> Criterion:
-    return Criterion(
-        criterion=name, threshold=limit, measured=measured, passed=None, text=f"needs {needs}"
-    )
+    return Criterion(criterion=name, threshold=limit, measured=measured, passed=None, text=f"needs {needs}")

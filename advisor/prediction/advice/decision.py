@@ -97,6 +97,7 @@ def _recommended(calibration: Calibration, limits: Limits, field: Field) -> tupl
     wins, regrets = _wins(field.eligible)
     base_choice = _choice(baseline, baseline, baseline.reason or "the run as it is", 0.0)
     is_untested = calibration.is_gpu and not limits.allow_untested
+    measured_by = field.wanted or chosen
     choices = {
         id(item): _choice(
             item,
@@ -104,9 +105,10 @@ def _recommended(calibration: Calibration, limits: Limits, field: Field) -> tupl
             item.reason
             or _why(
                 item,
-                chosen,
+                measured_by,
                 is_eligible=item in field.eligible,
                 is_untested=is_untested,
+                is_asked_for=field.wanted is not None,
             ),
             wins.get(id(item), 0.0),
             is_eligible=item in field.eligible,
@@ -115,7 +117,7 @@ def _recommended(calibration: Calibration, limits: Limits, field: Field) -> tupl
     }
     best = choices[id(chosen)] if chosen else None
     text = (
-        _text(verdict, base_choice, best, gain, field.replay_error_pct)
+        _text(verdict, base_choice, best, gain, field.replay_error_pct, keeps=keeps)
         if best
         else _nothing_fits(choices[id(field.scored[0])])
     )
@@ -226,19 +228,25 @@ def _choice(item: Scored, baseline: Scored, reason: str, probability: float, *, 
         variant=candidate.variant,
         traffic=item.traffic,
         eligible=is_eligible,
+        reduces_each_micro_batch=candidate.replicates_each_pass,
     )
 
 
-def _why(item: Scored, chosen: Scored | None, *, is_eligible: bool, is_untested: bool) -> str:
+def _why(item: Scored, chosen: Scored | None, *, is_eligible: bool, is_untested: bool, is_asked_for: bool) -> str:
+    """Say why a candidate was chosen, or how it compares with the one that was."""
     if not is_eligible and is_untested:
         if item.candidate.collectives == CollectiveBackend.HO_RING:
             return "experimental: HO-Ring was never run on GPUs; --allow-untested lets a plan choose it"
         return "no setting of the framework that ran expresses it"
     if not is_eligible:
         return "by a framework's own settings only; `paro-advise run` does not use them"
+    if is_asked_for and item is chosen:
+        return "asked for"
     if chosen is None or item is chosen:
         return "the fastest that fits, or equal to it within noise with less memory"
     slower = median_us(item) / median_us(chosen) - 1
+    if slower < 0 and is_asked_for:
+        return f"{-slower:.1%} faster than the one asked for"
     if slower < 0:
         return f"{-slower:.1%} faster, which is within noise, for more memory"
     return f"{slower:.1%} slower than the chosen one"
@@ -252,10 +260,15 @@ def _nothing_fits(first: Choice) -> str:
     return f"Nothing fits that `paro-advise run` trains with; {name} does, by the settings of {names}."
 
 
-def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, error_pct: float) -> str:
+def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, error_pct: float, *, keeps: bool) -> str:
     name, now = choice_name(chosen), choice_name(baseline)
     ahead = _ahead(chosen)
     match verdict:
+        case Verdict.KEEP if keeps:
+            return (
+                f"Keep {now}: replayed alike, no other way that fits is faster; a speed-up in the table below is within "
+                "the replay's error."
+            )
         case Verdict.KEEP:
             return f"Keep {now}: no alternative that fits is likely to be more than 2 % faster."
         case Verdict.CHANGE:
@@ -288,8 +301,17 @@ def _change(baseline: Choice, chosen: Choice) -> str:
         chosen.variant,
         chosen.offload,
     )
-    if same and chosen.collectives == CollectiveBackend.HO_RING:
-        return f"Keep {choice_name(baseline)}; replace its collectives by HO-Ring"
+    changes = []
+    if baseline.reduces_each_micro_batch:
+        changes.append(
+            "reduce gradients once a step in place of every micro-batch (`run` does; DDP and FSDP1 by no_sync, FSDP2 by "
+            "set_requires_all_reduce)"
+        )
+    if chosen.collectives != baseline.collectives:
+        is_ho_ring = chosen.collectives == CollectiveBackend.HO_RING
+        changes.append(f"replace its collectives by {'HO-Ring' if is_ho_ring else 'those of the backend'}")
+    if same and changes:
+        return f"Keep {choice_name(baseline)}; {' and '.join(changes)}"
     return f"Change {choice_name(baseline)} to {choice_name(chosen)}"
 
 

@@ -86,13 +86,13 @@ def render_plan(plan: Plan, provenance: Provenance, scenarios: Scenarios | None 
 def trade_chart(plan: Plan) -> Markup:
     """Draw the step time of all candidates that fit against the memory of a rank."""
     peaks = plan.chosen.predicted.peak_bytes is not None
-    named = [("now", plan.baseline, "now"), ("today", plan.switch_on_today, "fastest with a framework's own settings")]
     title = "asked for" if plan.asked_for else "recommended"
-    named += [("chosen", plan.chosen, title)] if plan.verdict == Verdict.CHANGE else []
-    fitting = [choice for choice in plan.candidates if choice.feasible]
+    named = [("chosen", plan.chosen, title)] if plan.verdict == Verdict.CHANGE else []
+    named += [("now", plan.baseline, "now"), ("today", plan.switch_on_today, "fastest with a framework's own settings")]
+    fitting = [item for item in plan.candidates if item.feasible and not same_way(item, plan.baseline)]
     points = [_point("may" if choice.eligible else "not", choice, peaks=peaks) for choice in fitting]
     labelled: list[Choice] = []
-    for kind, choice, text in reversed(named):
+    for kind, choice, text in named:
         if choice is not None and not any(same_way(choice, other) for other in labelled):
             labelled.append(choice)
             label = f"{text}: {short_choice_name(choice)}"
@@ -156,10 +156,11 @@ def _peak_text(choice: Choice) -> str:
 
 def alternative_table(plan: Plan) -> Table:
     """Return the best candidates and the first that do not fit, each with its reason."""
-    fits = [choice for choice in plan.candidates if choice.feasible]
+    others = [choice for choice in plan.candidates if not same_way(choice, plan.baseline)]
+    fits = [choice for choice in others if choice.feasible]
     # What the plan may not choose stands behind what it may.
     fitting = sorted(fits, key=lambda choice: not choice.eligible)[:PAGE_CANDIDATES]
-    rejected = [choice for choice in plan.candidates if not choice.feasible]
+    rejected = [choice for choice in others if not choice.feasible]
     rows = [
         Row(cells=(Cell(text=grouped_triple(c.triple, c.group_size)), *_choice_cells(c), Cell(text=c.reason)))
         for c in [*fitting, *rejected[: max(3, PAGE_CANDIDATES - len(fitting))]]

@@ -38,11 +38,12 @@ def plan_text(plan: Plan) -> str:
 
 def _fitting(plan: Plan) -> list[str]:
     """Return the rows of what fits: first what the plan may choose, its choice among them, then what it may not."""
-    fitting = [choice for choice in plan.candidates if choice.feasible]
+    # What runs as the run does stands there already, as measured.
+    fitting = [item for item in plan.candidates if item.feasible and not same_way(item, plan.baseline)]
     eligible = [choice for choice in fitting if choice.eligible]
     others = [choice for choice in fitting if not choice.eligible]
     shown = eligible[:SHOWN_CANDIDATES]
-    chosen = [choice for choice in eligible if same_way(choice, plan.chosen)]
+    chosen = [choice for choice in eligible if plan.verdict != Verdict.KEEP and same_way(choice, plan.chosen)]
     if chosen and chosen[0] not in shown:
         shown = [*shown[:-1], chosen[0]]
     lines = [_row("*" if choice in chosen else "", choice) for choice in shown]
@@ -165,7 +166,8 @@ def _row(mark: str, choice: Choice) -> str:
     span = f"{_ms(step.p10)}..{_ms(step.p90)}"
     states = sum(value for name, value in choice.predicted.terms.items() if name != "transient")
     peak = "" if choice.predicted.peak_bytes is None else f"{bytes_text(choice.predicted.peak_bytes):>12}"
+    name = f"{short_choice_name(choice):<26}"
     return (
-        f"{mark:<4}{short_choice_name(choice):<26}{_ms(step.p50):>9}{span:>18}{choice.predicted.speedup.p50:>9.2f}x"
+        f"{mark:<4}{name}{_ms(step.p50):>{35 - len(name)}}{span:>18}{choice.predicted.speedup.p50:>9.2f}x"
         f"{choice.probability_best:>9.0%}{bytes_text(states):>12}{peak}"
     )

@@ -1,0 +1,46 @@
+"""Runs that reduce in every micro-batch, and runs that already do what looks best."""
+
+from __future__ import annotations
+
+from test_recommend import PROVENANCE, calibration, estimate
+
+from paro_advise.advisor.prediction.advice.wanted import Wanted
+from paro_advise.advisor.prediction.recommend import recommend
+from paro_advise.advisor.prediction.scoring import Limits
+from paro_advise.advisor.rendering.plans.plan_page import render_plan
+from paro_advise.advisor.rendering.texts.plan_text import plan_text
+from paro_advise.core.documents import to_json
+from paro_advise.core.framework import Framework
+from paro_advise.policies.plan import plan_from_json
+from paro_advise.policies.strategy import Strategy
+
+REDUCED_EACH_TIME = {
+    "framework": Framework.DDP,
+    "baseline": Strategy.parse("NNN"),
+    "micro_batches": 4,
+    "replicates_each_pass": True,
+    "native_reduce_scatter_is_all_reduce": False,
+}
+
+
+def test_reducing_once_a_step_is_a_change_though_the_strategy_stays():
+    """DDP without no_sync sends everything in each of four micro-batches; a quarter of it is enough."""
+    plan = recommend(calibration(**REDUCED_EACH_TIME), Limits(), wanted=Wanted.parse("NNN"))
+    assert (plan.verdict, plan.chosen.triple) == ("change", "NNN")
+    assert plan.chosen.predicted.speedup.p50 > 1.5
+    assert plan.baseline.reduces_each_micro_batch
+    assert not plan.chosen.reduces_each_micro_batch
+    assert "reduce gradients once a step in place of every micro-batch" in plan.text
+    assert "no_sync" in plan.text
+    assert "NNN native each micro-batch" in plan_text(plan)
+    assert plan_from_json(to_json(plan), "plan.json") == plan
+
+
+def test_a_run_that_is_kept_stands_once_among_its_alternatives():
+    """Whatever the replay makes of the run's own way, it is no row beside the run as measured."""
+    quick = {"inter_gbps": estimate(50.0), "pod_gbps": estimate(50.0), "intra_gbps": estimate(50.0)}
+    plan = recommend(calibration(framework=Framework.DDP, baseline=Strategy.parse("NNN"), **quick), Limits())
+    assert plan.verdict == "keep"
+    assert plan_text(plan).count("NNN native ") == 1
+    page = render_plan(plan, PROVENANCE)
+    assert [page.count(f'class="mark {kind}"') for kind in ("now", "chosen")] == [1, 0]
