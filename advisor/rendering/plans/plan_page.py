@@ -87,7 +87,8 @@ def trade_chart(plan: Plan) -> Markup:
     """Draw the step time of all candidates that fit against the memory of a rank."""
     peaks = plan.chosen.predicted.peak_bytes is not None
     title = "asked for" if plan.asked_for else "recommended"
-    named = [("chosen", plan.chosen, title)] if plan.verdict == Verdict.CHANGE else []
+    named: list[tuple[str, Choice | None, str]] = []
+    named += [("chosen", plan.chosen, title)] if plan.verdict == Verdict.CHANGE else []
     named += [("now", plan.baseline, "now"), ("today", plan.switch_on_today, "fastest with a framework's own settings")]
     fitting = [item for item in plan.candidates if item.feasible and not same_way(item, plan.baseline)]
     points = [_point("may" if choice.eligible else "not", choice, peaks=peaks) for choice in fitting]
