@@ -62,8 +62,9 @@ def refuse_no_gain(plan: Plan, framework: str) -> None:
     real = plan.chosen if framework == "python" else as_framework_runs(plan, framework) or plan.chosen
     speedup = real.predicted.speedup
     if speedup.p50 <= 1.0:
+        what = "a plan" if framework == "python" else f"what {framework} makes of a plan"
         raise NoGainError(
-            f"what {framework} makes of a plan must be predicted faster than the run as it is, "
+            f"{what} must be predicted faster than the run as it is, "
             f"got {speedup.p50:.2f}x ({speedup.p10:.2f} to {speedup.p90:.2f}) for {short_choice_name(real)}",
             where=where,
             hint="`paro-advise run --plan` runs the plan itself; pass --force to write it all the same",

@@ -87,7 +87,8 @@ class Candidate:
         """Return it for a column: "III/8 native"."""
         groups = f"/{self.group_size}" if self.uses_groups else ""
         moved_by = "HO-Ring" if self.collectives == CollectiveBackend.HO_RING else self.variant.label
-        return f"{self.strategy}{groups} {moved_by}{' host' if self.offload else ''}"
+        each = " each micro-batch" if self.replicates_each_pass else ""
+        return f"{self.strategy}{groups} {moved_by}{' host' if self.offload else ''}{each}"
 
 
 def baseline_candidate(calibration: Calibration) -> Candidate:

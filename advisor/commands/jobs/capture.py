@@ -76,15 +76,15 @@ def make_room(folder: Path, *, force: bool) -> None:
         path.unlink(missing_ok=True)  # another node may share the folder
 
 
-def summary(folder: Path, steps: str) -> None:
-    """Say on stderr what a capture brought; a job's exit code must not depend on it."""
+def summary(folder: Path, steps: str, plan_file: str = "") -> None:
+    """Say on stderr what a capture brought, under a plan or not; a job's exit code must not depend on it."""
     try:
-        _say(folder, steps)
+        _say(folder, steps, plan_file)
     except (ParoAdviseError, OSError) as error:
         click.echo(f"paro-advise: the capture cannot be read: {error}", err=True)
 
 
-def _say(folder: Path, steps: str) -> None:
+def _say(folder: Path, steps: str, plan_file: str) -> None:
     from paro_advise.advisor.facts.capture_log import captured_of
     from paro_advise.trace_parsers.discover import find_inputs
     from paro_advise.trace_parsers.logs.step_log import read_step_logs
@@ -94,6 +94,13 @@ def _say(folder: Path, steps: str) -> None:
     captured = captured_of(read_step_logs(find_inputs([str(path) for path in logs])[0])[0]) if logs else None
     for line in _lines(folder, steps, len(traces), captured):
         click.echo(line, err=True)
+    if traces and captured is not None:
+        from paro_advise.core.secrets import masked_command
+
+        words = f"recommend {masked_command([str(folder)])} -o plan.json"
+        if plan_file:
+            words = f"compare BEFORE {masked_command([str(folder), '--plan', plan_file])} -o report.html"
+        click.echo(f"next: paro-advise {words}", err=True)
 
 
 def _lines(folder: Path, steps: str, num_traces: int, captured: Captured | None) -> list[str]:
@@ -111,6 +118,4 @@ def _lines(folder: Path, steps: str, num_traces: int, captured: Captured | None)
         lines[0] += f"; the capture took {captured.overhead_share:.1%} of a step"
     if captured.profiler_slowdown is not None:
         lines[0] += f", profiled steps {captured.profiler_slowdown:.2f}x the time of others"
-    if num_traces:
-        lines.append(f"next: paro-advise recommend {folder} -o plan.json")
     return lines

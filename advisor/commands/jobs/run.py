@@ -74,7 +74,7 @@ def command(
         code = run_job(job_command, job_environment(os.environ, {**changes, APPLIED_VARIABLE: str(marker)}))
         is_applied = marker.exists() or plan.verdict == Verdict.KEEP
     if request:
-        summary(request.folder, steps)
+        summary(request.folder, steps, plan_file)
     if code == 0 and not is_applied:
         raise StalePlanError(
             "a job must train under the plan that it was started with, no process of this one applied it",

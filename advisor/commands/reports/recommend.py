@@ -126,8 +126,7 @@ def command(
         run.calibration, limits, bias=_bias(learn_from), wanted=wanted, questions=questions, inputs=run.inputs
     )
     _write(made, output, page, force=force)
-    if output and output != "-" and not quiet:
-        click.echo(f"wrote {output}", err=True)
+    _say_written((output, page), quiet=quiet)
     for framework, file in targets.items():
         _export(made.plan, framework, file, force=force)
     if not quiet:
@@ -226,6 +225,12 @@ def _load_described(
         other_bytes=beyond_states(peak, least_bytes(calibration), str(calibration.baseline)) if peak else 0.0,
         inputs=inputs,
     )
+
+
+def _say_written(targets: Sequence[str | None], *, quiet: bool) -> None:
+    for target in targets:
+        if target and target != "-" and not quiet:
+            click.echo(f"wrote {target}", err=True)
 
 
 def _next(plan: Plan, limits: Limits, output: str | None) -> None:

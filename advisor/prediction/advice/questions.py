@@ -284,13 +284,13 @@ def _most_nodes(share: float, basis: Basis) -> str:
         # Groups fill multiples of the nodes that the run has.
         low, high = 1, BEYOND_NODES
         if holds(BEYOND_NODES):
-            parts.append(f"{candidate.name}: beyond {job_nodes * BEYOND_NODES} nodes")
+            parts.append(f"{candidate.name} beyond {job_nodes * BEYOND_NODES} nodes")
             continue
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if holds(middle) else (low, middle)
-        parts.append(f"{candidate.name}: up to {low * job_nodes} nodes")
-    return "; ".join(parts) + "; of today's speed per rank, with equal work per rank"
+        parts.append(f"{candidate.name} up to {plural(low * job_nodes, 'node')}")
+    return f"with equal work per rank a rank keeps {share:.0%} of today's speed: " + "; ".join(parts)
 
 
 def _both(basis: Basis) -> tuple[Candidate, ...]:

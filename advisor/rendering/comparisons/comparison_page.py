@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paro_advise.advisor.comparison.model import Comparison, Metric, Side
     from paro_advise.advisor.rendering.page import Provenance, Table
     from paro_advise.advisor.timelines.model import RankStep, Timeline
+    from paro_advise.policies.plan import Choice
 
 _PARTS = (
     ("compute", "compute"),
@@ -220,22 +221,35 @@ def _timelines(steps: Sequence[tuple[str, RankStep]]) -> list[tuple[str, Markup]
     return [(name, drawn) for name, drawn in charts if drawn]
 
 
+def _group(triple: str | None, size: int | None) -> str:
+    """Return the size of a strategy's groups, of one without groups a word."""
+    return str(size) if size and "I" in (triple or "") else "no groups"
+
+
+def _how_often(choice: Choice) -> str:
+    return "each micro-batch" if choice.reduces_each_micro_batch else "once a step"
+
+
 def _changes(comparison: Comparison) -> list[str]:
     """Return what changed as lines with a sign and a word, never colour alone."""
     plan, run = comparison.plan, comparison.after.run
-    before = comparison.before.run.strategy
+    before, after = comparison.before.run.strategy, run.strategy
     if plan is None or not comparison.predicted_vs_measured:
+        one, other = before.triple_at_rest, after.triple_at_rest
         pairs = [
-            ("strategy", before.triple_at_rest, run.strategy.triple_at_rest),
-            ("group size", before.group_size, run.strategy.group_size),
+            ("strategy", one, other),
+            ("group size", _group(one, before.group_size), _group(other, after.group_size)),
             ("framework", comparison.before.run.framework, run.framework),
         ]
     else:
+        now, planned = plan.baseline, plan.chosen
         pairs = [
-            ("strategy", plan.baseline.triple, plan.chosen.triple),
-            ("group size", plan.baseline.group_size, plan.chosen.group_size),
-            ("collectives", plan.baseline.collectives, plan.chosen.collectives),
+            ("strategy", now.triple, planned.triple),
+            ("group size", _group(now.triple, now.group_size), _group(planned.triple, planned.group_size)),
+            ("collectives", now.collectives, planned.collectives),
         ]
+        if now.triple == planned.triple:
+            pairs.append(("gradients reduced", _how_often(now), _how_often(planned)))
     lines_ = [f"~ {name}: {one} -> {other}" for name, one, other in pairs if one != other]
     return lines_ or ["nothing that the traces show"]
 
