@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from test_recommend import PROVENANCE, calibration, estimate
 
+from paro_advise.advisor.prediction.advice.questions import Question
 from paro_advise.advisor.prediction.advice.wanted import Wanted
+from paro_advise.advisor.prediction.network_tiers import Estimate
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.rendering.plans.plan_page import render_plan
 from paro_advise.advisor.rendering.texts.plan_text import plan_text
 from paro_advise.core.documents import to_json
 from paro_advise.core.framework import Framework
+from paro_advise.errors import UsageError
 from paro_advise.policies.plan import plan_from_json
 from paro_advise.policies.strategy import Strategy
 
@@ -44,3 +48,23 @@ def test_a_run_that_is_kept_stands_once_among_its_alternatives():
     assert plan_text(plan).count("NNN native ") == 1
     page = render_plan(plan, PROVENANCE)
     assert [page.count(f'class="mark {kind}"') for kind in ("now", "chosen")] == [1, 0]
+
+
+def test_what_a_strategy_without_groups_sends_is_counted_between_nodes():
+    """Two nodes of one rank: DDP's all-reduce of 16 MB sends 2 * (2 - 1) / 2 of them through each port."""
+    made = calibration(world_size=2, ranks_per_node=1, job_world_size=2, job_ranks_per_node=1, wait_group_size=2)
+    plan = recommend(made, Limits(), wanted=Wanted.parse("NNN"))
+    assert plan.chosen.traffic.inter_bytes == 16e6
+    assert plan.chosen.traffic.intra_bytes == 0
+
+
+def test_one_node_tells_nothing_of_several():
+    """An assumed network is no answer: more nodes would be predicted to be quicker than one."""
+    prior = {"inter_gbps": Estimate(value=1.0, sigma=1.0, source="prior")}
+    made = calibration(world_size=4, ranks_per_node=4, job_world_size=4, job_ranks_per_node=4, **prior)
+    for text in ("nodes=4", "efficiency=80%"):
+        with pytest.raises(UsageError, match="tells nothing of the network between nodes"):
+            recommend(made, Limits(), questions=[Question.parse(text)])
+    plan = recommend(made, Limits(), wanted=Wanted.parse("NNN"), questions=[Question.parse("nodes=4,inter-gbps=0.05")])
+    assert plan.answers[0].baseline_step_us.p50 > plan.baseline.predicted.step_time_us.p50
+    assert plan.outlooks == ()

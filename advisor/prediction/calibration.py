@@ -151,6 +151,11 @@ class Calibration:
     is_described: bool = False
 
     @property
+    def knows_no_network(self) -> bool:
+        """Tell whether the run has one node and nobody said what lies between nodes."""
+        return self.num_nodes == 1 and self.inter_gbps.source == "prior"
+
+    @property
     def parameters(self) -> float:
         """Return the number of parameters."""
         return sum(self.unit_bytes) / self.element_bytes

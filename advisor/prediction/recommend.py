@@ -166,7 +166,7 @@ def _with_what_ifs(plan: Plan, basis: Basis, baseline: Scored, eligible: list[Sc
     return replace(
         plan,
         budget=budget_steps([choice_of(item, baseline) for item in eligible]),
-        outlooks=on_more_nodes(basis, seed) if ahead else (),
+        outlooks=on_more_nodes(basis, seed) if ahead and not basis.calibration.knows_no_network else (),
         sensitivities=sensitivities(basis, fitting) if ahead else (),
         ho_ring=ho_ring_gain(basis.calibration, basis.chosen) if ahead else None,
     )

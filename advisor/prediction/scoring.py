@@ -145,13 +145,17 @@ def over_capacity(num_bytes: float, limits: Limits) -> bool:
 
 
 def traffic(calibration: Calibration, candidate: Candidate) -> Traffic | None:
-    """Return what one rank sends in a step under a candidate; None for a variant, which departs from its triple."""
-    if candidate.variant:
+    """Return what one rank sends in a step under a candidate, across nodes where it has no groups.
+
+    None for what departs from its triple: a variant, and gradients added up in every micro-batch.
+    """
+    if candidate.variant or candidate.replicates_each_pass:
         return None
+    size = candidate.group_size if candidate.uses_groups else calibration.ranks_per_node
     widths = _widths(calibration)
     return step_traffic(
         candidate.strategy,
-        _shape(calibration, candidate.group_size),
+        _shape(calibration, size),
         calibration.parameters * widths.parameter_bytes,
         calibration.parameters * widths.gradient_bytes * calibration.trained_share,
     )

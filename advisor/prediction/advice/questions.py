@@ -130,6 +130,7 @@ def answer(question: Question, basis: Basis, choices: Choices, seed: int = 0) ->
     Raises:
         UsageError: what is asked cannot be.
     """
+    _need_a_network(question, basis.calibration)
     if question.target == "communication":
         return Answer(asked=question.text, text=_least_bandwidth(question.share, basis))
     if question.target == "efficiency":
@@ -155,6 +156,21 @@ def answer(question: Question, basis: Basis, choices: Choices, seed: int = 0) ->
         best=best.candidate.name if best else "",
         best_step_us=quantiles(best.times) if best else None,
     )
+
+
+def _need_a_network(question: Question, calibration: Calibration) -> None:
+    """Make sure that what lies between nodes is known where an answer depends on it.
+
+    Raises:
+        UsageError: the run has one node, and nothing states or measured what lies between several.
+    """
+    changes = dict(question.changes)
+    is_wider = changes.get("nodes", 1) > 1 and "inter-gbps" not in changes
+    if calibration.knows_no_network and (is_wider or question.target == "efficiency"):
+        raise UsageError(
+            f"a run on one node tells nothing of the network between nodes, which {question.text!r} asks about",
+            hint="state it (nodes=4,inter-gbps=25), or give nccl-tests output of several nodes beside the traces",
+        )
 
 
 def changed_run(

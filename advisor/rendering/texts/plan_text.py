@@ -147,7 +147,8 @@ def _sensitive(plan: Plan) -> list[str]:
             ("double", item.best_if_double, item.speedup_if_double),
         ):
             if best != plan.chosen.triple and plan.verdict != Verdict.KEEP:
-                lines.append(f"  {item.what} {end} of {item.value:.3g}: {best} would be best, this plan {speedup:.2f}x")
+                value = f"{item.value:,.0f}" if item.value >= 1000 else f"{item.value:.3g}"
+                lines.append(f"  {end} the {item.what}, now {value}: {best} would be best, this plan {speedup:.2f}x")
     return ["", "What would change the choice:", *lines] if lines else []
 
 
