@@ -192,3 +192,26 @@ def test_tensorboard_shows_the_figures(tmp_path):
     events = EventAccumulator(str(tmp_path)).Reload()
     shown = {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
     assert shown == {name: [(40, value)] for name, value in FIGURES.items()}
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed (make integrations)")
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "mesh"),
+    [("GGG", 2, "((2,), '(Shard(dim=0),)')"), ("III", 4, "((2, 2), '(Replicate(), Shard(dim=0))')")],
+)
+def test_transformers_shards_by_the_exported_configuration(tmp_path, strategy, ranks, mesh):
+    """By its own from_pretrained, on gloo: every weight lies on the mesh that the strategy asks for."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from paro_advise.policies.frameworks.model import Target
+    from paro_advise.policies.frameworks.registry import export
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, vocab_size=64, **sizes)).save_pretrained(tmp_path / "model")
+    target = Target(triple=strategy, group_size=2, world_size=ranks, micro_batches=1)
+    (tmp_path / "planned.py").write_text(export("transformers", target).text)
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    worker = [LOOPS / "transformers_shards.py", tmp_path / "model", tmp_path / "planned.py"]
+    done = subprocess.run([sys.executable, *words, *map(str, worker)], capture_output=True, text=True, check=False)
+    assert f"SHARDED True 6 [{mesh}]" in done.stdout, done.stderr[-4000:]

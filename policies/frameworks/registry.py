@@ -19,14 +19,17 @@ from paro_advise.policies.frameworks.lightning import LIGHTNING
 from paro_advise.policies.frameworks.megatron import MEGATRON
 from paro_advise.policies.frameworks.model import Fidelity, Offload, Target, TrainingFramework, Variant
 from paro_advise.policies.frameworks.torchtitan import TORCHTITAN
+from paro_advise.policies.frameworks.transformers import TRANSFORMERS
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
 
-EXPORTED = {made.name: made for made in (DEEPSPEED, FSDP1, FSDP2, TORCHTITAN, ACCELERATE, MEGATRON, LIGHTNING)}
+EXPORTED = {
+    made.name: made for made in (DEEPSPEED, FSDP1, FSDP2, TORCHTITAN, ACCELERATE, MEGATRON, LIGHTNING, TRANSFORMERS)
+}
 # In this order: a run of our runtime holds FSDP2's marks as well, ZeroRedundancyOptimizer's holds DDP's.
 OBSERVED = (RUNTIME_TRACES, FSDP2, FSDP1, ZERO_REDUNDANCY, DDP, DEEPSPEED, MEGATRON)
 RUNTIME = "paro_advise"  # our own runtime among the names of frameworks
 
-_TORCH = frozenset({"fsdp1", "fsdp2", "torchtitan", "accelerate", "lightning"})
+_TORCH = frozenset({"fsdp1", "fsdp2", "torchtitan", "accelerate", "lightning", "transformers"})
 # Whose settings a run can take; one that was not recognised may be any.
 _FAMILIES = {
     Framework.DEEPSPEED: frozenset({"deepspeed"}),

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     "exports",
     multiple=True,
     metavar="FRAMEWORK=FILE",
-    help="Write the plan for deepspeed, fsdp1, fsdp2, torchtitan, accelerate, megatron or lightning; -.",
+    help="Write the plan for deepspeed, fsdp1, fsdp2, torchtitan, accelerate, megatron, lightning or transformers; -.",
 )
 @click.option(
     "--allow-untested", is_flag=True, help="Let the plan choose what was never run on GPUs: HO-Ring, our runtime."
