@@ -166,10 +166,7 @@ class ComparisonResult:
     @property
     def passed(self) -> bool:
         """Tell whether the run became no slower and met all criteria, as the command's exit code does."""
-        from paro_advise.advisor.comparison.model import ChangeVerdict
-
-        failed = any(item.passed is False for item in self.comparison.acceptance)
-        return self.comparison.verdict != ChangeVerdict.WORSE and not failed
+        return self.comparison.passed
 
     def frame(self, table: str = "metrics") -> pl.DataFrame:
         """Return a table: "metrics", "acceptance", "predicted_vs_measured" or "collectives".

@@ -361,6 +361,13 @@ def same_way(first: Choice, second: Choice) -> bool:
     return all(getattr(first, name) == getattr(second, name) for name in names)
 
 
+def beside_the_run(plan: Plan) -> tuple[Choice, ...]:
+    """Return the candidates to show beside the run as it is: not that way once more, unless it looks best."""
+    if plan.verdict == Verdict.MEASURE_FIRST:
+        return plan.candidates
+    return tuple(choice for choice in plan.candidates if not same_way(choice, plan.baseline))
+
+
 def with_id(plan: Plan) -> Plan:
     """Return the plan with the hash of its body as its id."""
     return replace(plan, plan_id=body_hash(plan))

@@ -190,6 +190,20 @@ def test_a_reader_that_has_seen_enough_changes_no_exit_code(verb, code):
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
+def test_a_full_disk_is_one_line_and_exit_1():
+    command = f"{sys.executable} -m paro_advise.advisor explain PARO011 > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert done.stderr.startswith("error[E400]")
+
+
+def test_output_that_is_no_file_is_written_to(traces):
+    program = "import io, sys\nfrom paro_advise.advisor.cli import main\nsys.stdout = io.StringIO()\n"
+    program += "try:\n    main(['explain', 'PARO011'])\nfinally:\n    sys.__stdout__.write(sys.stdout.getvalue()[:7])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "PARO011"), done.stderr
+
+
 def test_an_edit_whose_diff_nobody_reads_to_its_end_is_still_made(traces, tmp_path):
     """``apply --write | true``"""
     run(["recommend", str(traces), "--strategy", "NNN", "-o", str(tmp_path / "plan.json")])

@@ -22,7 +22,7 @@ A_DAY = "1700000000"  # seconds since 1970, the time of every file in an archive
 
 
 def do(*command, cwd):
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": A_DAY, "PYTHONPATH": "", "GIT_CONFIG_GLOBAL": os.devnull}
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": A_DAY, "PYTHONPATH": ""}
     words = [str(word) for word in command]
     done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from paro_advise.advisor.comparison.constants import REAL_CHANGE_PCT, THROUGHPUT
 from paro_advise.advisor.comparison.model import Criterion
 from paro_advise.errors import UsageError
 
@@ -101,20 +102,16 @@ def _diverged(limit: float | None, parity: Parity | None) -> Criterion | None:
 
 
 def _throughput(limit: float | None, metric: Metric | None) -> Criterion:
-    low, high = (metric.low_pct, metric.high_pct) if metric else (None, None)
-    name = "throughput gain, %"
-    if limit is None or low is None or high is None:
-        return _open(name, limit, low, "enough steps of both runs")
-    if limit <= 0 and low < limit <= high:
-        text = f"its 98 % range, {low:+.1f} to {high:+.1f}, holds the limit"
-        return Criterion(criterion=name, threshold=limit, measured=low, passed=None, text=text)
-    return Criterion(
-        criterion=name,
-        threshold=limit,
-        measured=low,
-        passed=low >= limit,
-        text="the lower end of its 98 % range counts",
-    )
+    """Judge the throughput: above 0 a gain must be proved; else a loss fails only where it is sure and real."""
+    change, low, high = (metric.change_pct, metric.low_pct, metric.high_pct) if metric else (None, None, None)
+    if limit is None or change is None or low is None or high is None:
+        return _open(THROUGHPUT, limit, low, "enough steps of both runs")
+    span = f"its 98 % range is {low:+.1f} to {high:+.1f}"
+    passed: bool | None = low >= limit
+    if limit <= 0 and low < limit:
+        passed = False if high < limit and change <= -REAL_CHANGE_PCT else None
+        span += "" if passed is False else ", which is no sure loss beyond the limit"
+    return Criterion(criterion=THROUGHPUT, threshold=limit, measured=change, passed=passed, text=span)
 
 
 def _at_most(name: str, limit: float | None, measured: float | None, needs: str) -> Criterion:

@@ -13,3 +13,4 @@ SIGNIFICANT_SIGMAS = 2.0  # standard errors from which steps count as correlated
 TAIL_SHARE = 0.01  # on each side of a 98 % range
 EXTREME_SIGMAS = 30.0  # logarithm of a time beyond which it only would overflow
 SAME_COUNT_SHARE = 0.02  # by which parameter counts may differ: traces hold the padding of uneven shards
+THROUGHPUT = "throughput gain, %"  # name of the criterion in every output; docs/formats.md, comparison

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-# The format is decoded by these types, so they are needed at run time.
 from paro_advise.advisor.analysis.model import Breakdown, RunEntry, StateEntry, StepTime  # noqa: TC001
+
+# The format is decoded by these types, so they are needed at run time.
+from paro_advise.advisor.comparison.constants import THROUGHPUT
 from paro_advise.core.documents import Format, document_bytes, from_json
 from paro_advise.policies.plan import Plan  # noqa: TC001
 
@@ -154,6 +156,17 @@ class Comparison:
     def step(self) -> Metric:
         """Return the step time."""
         return next(metric for metric in self.metrics if metric.name == "step_time")
+
+    @property
+    def is_too_slow(self) -> bool:
+        """Tell whether the step became longer than is tolerated: at all, or by more than a limit below 0 allows."""
+        limits = [item for item in self.acceptance if item.criterion == THROUGHPUT and (item.threshold or 0.0) < 0]
+        return self.verdict == ChangeVerdict.WORSE and not any(item.passed is not False for item in limits)
+
+    @property
+    def passed(self) -> bool:
+        """Tell whether the run became no slower than is tolerated and failed no criterion."""
+        return not self.is_too_slow and all(item.passed is not False for item in self.acceptance)
 
 
 def read_comparison(path: str) -> Comparison:

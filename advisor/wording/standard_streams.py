@@ -13,18 +13,25 @@ if TYPE_CHECKING:
 class LeftStream(io.FileIO):
     """Writes to a descriptor until its reader has gone, and drops what comes after.
 
-    So ``apply --write | head`` still writes, and a gate of ``compare | head`` keeps its exit code.
+    So ``apply --write | head`` still writes, and a gate of ``compare | head`` keeps its exit code. Any other failure is
+    raised once; what is left in buffers then is dropped, so that Python's own flush at the end does not fail again.
     """
 
     is_left = False
+    has_failed = False
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write bytes; return how many were taken."""
+        """Write bytes; return how many were taken, None where a non-blocking descriptor takes none now."""
+        if self.has_failed:
+            return memoryview(data).nbytes
         try:
-            return super().write(data) or 0
+            return super().write(data)
         except BrokenPipeError:
             self.is_left = True
             return memoryview(data).nbytes
+        except OSError:
+            self.has_failed = True
+            raise
 
 
 def outlive_readers() -> None:
@@ -40,10 +47,12 @@ def is_reader_gone() -> bool:
 
 
 def _outliving(stream: TextIO) -> TextIO:
-    if stream is None:  # closed by who started us
+    try:
+        descriptor = stream.fileno()
+    except (AttributeError, OSError, ValueError):  # closed by who started us, or no file
         return stream
     stream.flush()
-    raw = LeftStream(stream.fileno(), "w", closefd=False)
+    raw = LeftStream(descriptor, "w", closefd=False)
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding=stream.encoding,

@@ -18,7 +18,12 @@ def render(target: Target) -> Rendered:
         "# AutoModelForCausalLM.from_pretrained(..., distributed_config=planned)",
         f"planned = DistributedConfig(fsdp_size={shards}, dp_replicate_size={replicas})",
     ]
-    return Rendered(text="\n".join(lines) + "\n", suffix=".py", min_version="5.24")
+    caveats: tuple[str, ...] = ()
+    if target.micro_batches > 1 and target.is_hybrid:
+        caveats = ("a loop of your own must call set_requires_all_reduce(False) in all micro-batches but the last",)
+    elif target.micro_batches > 1:
+        caveats = ("Trainer keeps whole gradients while it accumulates, which takes their memory",)
+    return Rendered(text="\n".join(lines) + "\n", suffix=".py", min_version="5.24", caveats=caveats)
 
 
 TRANSFORMERS = TrainingFramework(name="transformers", fidelity=fidelities(exact="GGG III"), render=render)

@@ -81,7 +81,6 @@ def command(
     from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same, wrote_text
     from paro_advise.advisor.commands.progress import Progress
     from paro_advise.advisor.comparison.compare import Terms, compare
-    from paro_advise.advisor.comparison.model import ChangeVerdict
     from paro_advise.policies.plan import read_plan
 
     targets = [target for target in (output, json_target, markdown, junit, notebook) if target and target != "-"]
@@ -111,8 +110,7 @@ def command(
         progress.say(f"next: paro-advise recommend {words} -o plan.json")
     elif not targets:
         progress.say(f"next: paro-advise compare {masked_command([before, after])} -o comparison.html")
-    failed = comparison.verdict == ChangeVerdict.WORSE or any(item.passed is False for item in comparison.acceptance)
-    return REGRESSION if failed else 0
+    return 0 if comparison.passed else REGRESSION
 
 
 def _thresholds(path: str | None, min_gain: float | None) -> Thresholds:

@@ -266,8 +266,8 @@ def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, error
     match verdict:
         case Verdict.KEEP if keeps:
             return (
-                f"Keep {now}: replayed alike, no other way that fits is faster; a speed-up in the table below is "
-                "within the replay's error."
+                f"Keep {now}: replayed alike, no other way that fits is faster beyond noise. Speed-ups compare with "
+                "the step as measured."
             )
         case Verdict.KEEP:
             return f"Keep {now}: no alternative that fits is likely to be more than 2 % faster."

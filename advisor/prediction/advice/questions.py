@@ -167,9 +167,10 @@ def _need_a_network(question: Question, calibration: Calibration) -> None:
     changes = dict(question.changes)
     is_wider = changes.get("nodes", 1) > 1 and "inter-gbps" not in changes
     if calibration.knows_no_network and (is_wider or question.target == "efficiency"):
+        stated = "state it (nodes=4,inter-gbps=25), or " if is_wider else ""
         raise UsageError(
             f"a run on one node tells nothing of the network between nodes, which {question.text!r} asks about",
-            hint="state it (nodes=4,inter-gbps=25), or give nccl-tests output of several nodes beside the traces",
+            hint=f"{stated}give nccl-tests output of several nodes beside the traces",
         )
 
 

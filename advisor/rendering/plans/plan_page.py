@@ -15,7 +15,7 @@ from paro_advise.advisor.wording.quantities import bytes_text, time_text
 from paro_advise.policies.ablation import ablations
 from paro_advise.policies.frameworks.model import Fidelity
 from paro_advise.policies.frameworks.registry import RUNTIME, exports_of
-from paro_advise.policies.plan import Verdict, as_framework_runs, same_way
+from paro_advise.policies.plan import Verdict, as_framework_runs, beside_the_run, same_way
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
 from paro_advise.policies.strategy_name import collectives_name, grouped_triple, short_choice_name
 
@@ -90,7 +90,7 @@ def trade_chart(plan: Plan) -> Markup:
     named: list[tuple[str, Choice | None, str]] = []
     named += [("chosen", plan.chosen, title)] if plan.verdict == Verdict.CHANGE else []
     named += [("now", plan.baseline, "now"), ("today", plan.switch_on_today, "fastest with a framework's own settings")]
-    fitting = [item for item in plan.candidates if item.feasible and not same_way(item, plan.baseline)]
+    fitting = [item for item in beside_the_run(plan) if item.feasible]
     points = [_point("may" if choice.eligible else "not", choice, peaks=peaks) for choice in fitting]
     labelled: list[Choice] = []
     for kind, choice, text in named:
@@ -157,7 +157,7 @@ def _peak_text(choice: Choice) -> str:
 
 def alternative_table(plan: Plan) -> Table:
     """Return the best candidates and the first that do not fit, each with its reason."""
-    others = [choice for choice in plan.candidates if not same_way(choice, plan.baseline)]
+    others = beside_the_run(plan)
     fits = [choice for choice in others if choice.feasible]
     # What the plan may not choose stands behind what it may.
     fitting = sorted(fits, key=lambda choice: not choice.eligible)[:PAGE_CANDIDATES]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.rendering.constants import SHOWN_CANDIDATES, SHOWN_OTHERS
 from paro_advise.advisor.wording.quantities import bytes_text, time_text
 from paro_advise.policies.frameworks.model import Fidelity
-from paro_advise.policies.plan import Verdict, same_way
+from paro_advise.policies.plan import Verdict, beside_the_run, same_way
 from paro_advise.policies.strategy_name import collectives_name, short_choice_name
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def plan_text(plan: Plan) -> str:
 def _fitting(plan: Plan) -> list[str]:
     """Return the rows of what fits: first what the plan may choose, its choice among them, then what it may not."""
     # What runs as the run does stands there already, as measured.
-    fitting = [item for item in plan.candidates if item.feasible and not same_way(item, plan.baseline)]
+    fitting = [item for item in beside_the_run(plan) if item.feasible]
     eligible = [choice for choice in fitting if choice.eligible]
     others = [choice for choice in fitting if not choice.eligible]
     shown = eligible[:SHOWN_CANDIDATES]
@@ -148,7 +148,8 @@ def _sensitive(plan: Plan) -> list[str]:
         ):
             if best != plan.chosen.triple and plan.verdict != Verdict.KEEP:
                 value = f"{item.value:,.0f}" if item.value >= 1000 else f"{item.value:.3g}"
-                lines.append(f"  {end} the {item.what}, now {value}: {best} would be best, this plan {speedup:.2f}x")
+                what = item.what.removeprefix("the ")
+                lines.append(f"  {end} the {what}, now {value}: {best} would be best, this plan {speedup:.2f}x")
     return ["", "What would change the choice:", *lines] if lines else []
 
 
