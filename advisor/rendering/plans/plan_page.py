@@ -31,7 +31,7 @@ _CHOICE_NAMES = (
     "speed-up #",
     "states and transients, at most #",
     "expected peak #",
-    "sent across groups, else nodes, a step #",
+    "sent across groups or nodes #",
 )
 
 
