@@ -109,7 +109,8 @@ def finding_page(code: str) -> str:
 
 def _example(code: str) -> list[str]:
     if code not in EXAMPLES:
-        return ["No run in the repository shows it; its tests build traces that do (`tests/test_judgements.py`)."]
+        tests = "`tests/test_judgements.py`, `tests/test_stragglers.py`"
+        return [f"No run in the repository shows it; tests build traces that do ({tests})."]
     name, about = EXAMPLES[code]
     analysis = analyze(ROOT / "tests" / "data" / name).analysis
     finding = next(found for found in analysis.findings if found.code == code and found.status == APPLIES)

@@ -97,7 +97,7 @@ def _recommended(calibration: Calibration, limits: Limits, field: Field) -> tupl
     wins, regrets = _wins(field.eligible)
     base_choice = _choice(baseline, baseline, baseline.reason or "the run as it is", 0.0)
     is_untested = calibration.is_gpu and not limits.allow_untested
-    measured_by = field.wanted or chosen
+    compared_with = field.wanted or chosen
     choices = {
         id(item): _choice(
             item,
@@ -105,7 +105,7 @@ def _recommended(calibration: Calibration, limits: Limits, field: Field) -> tupl
             item.reason
             or _why(
                 item,
-                measured_by,
+                compared_with,
                 is_eligible=item in field.eligible,
                 is_untested=is_untested,
                 is_asked_for=field.wanted is not None,
