@@ -24,7 +24,7 @@ OPTIONS = {
                 "--price-per-gpu-hour", "--watts-per-gpu", "--gpus-per-node", "--allow-unlike", "--engine", "--max-array", "-q", "--quiet"},
     "demo": {"-o", "--output", "--script", "--force"},
     "doctor": {"--json"},
-    "export": {"--prometheus", "--otel", "--grafana", "--plan", "--label", "--force", "--gpus-per-node", "--engine", "--max-array", "-q", "--quiet"},
+    "export": {"--prometheus", "--otel", "--grafana", "--inductor", "--plan", "--label", "--force", "--gpus-per-node", "--engine", "--max-array", "-q", "--quiet"},
     "index": {"-o", "--output", "--force"},
     "hang": {"-o", "--output", "--json", "--force", "-q", "--quiet"},
     "explain": set(),

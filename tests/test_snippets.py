@@ -20,7 +20,7 @@ from paro_advise.advisor.cli import run
 DATA = ROOT / "tests" / "data"
 # What starts or steers a job has tests of its own: test_loop, test_redirect, test_jobs, test_switch_job, test_watch.
 OF_JOBS = {"capture", "run", "switch", "watch", "demo"}
-OUTPUTS = {"-o", "--json", "--markdown", "--junit", "--html", "--prometheus", "--otel", "--grafana"}
+OUTPUTS = {"-o", "--json", "--markdown", "--junit", "--html", "--prometheus", "--otel", "--grafana", "--inductor"}
 _USAGE = re.compile(r"\[|\.\.\.| [A-Z]{3,}\b(?!\d)|\{")
 _ELSEWHERE = re.compile(r"://|/var/lib|/tmp/|/shared|s3:")
 

@@ -29,6 +29,20 @@ def hold_gradients(model, is_last_micro_batch):
     model.set_requires_gradient_sync(is_last_micro_batch)
 '''
 
+# Source: torch 2.13, FSDPModule.set_symm_mem_for_comm; NCCL's documentation, NCCL_CTA_POLICY.
+_COPY_ENGINES = '''
+
+def gather_by_copy_engines(model):
+    """Leave the GPU's cores to computing while parameters are gathered inside a node; call it after apply.
+
+    An option that the prediction leaves out, never run on GPUs by us. It asks for torch 2.13 and NCCL 2.28, for groups
+    that lie inside one node, and for a job started with NCCL_CTA_POLICY=2.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_symm_mem_for_comm()
+'''
+
 
 def reshard_after_forward(target: Target) -> bool | int:
     """Return FSDP2's setting: free parameters, keep them for backward, or keep a copy in groups of a size."""
@@ -53,9 +67,10 @@ def render(target: Target) -> Rendered:
         shape, names = (target.num_groups, target.group_size), '("replicate", "shard")'
     mesh = f"init_device_mesh(device, {shape}, mesh_dim_names={names})"
     reshard = reshard_after_forward(target)
+    imported = "FSDPModule, fully_shard" if target.is_hybrid else "fully_shard"
     code = f'''import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import {imported}
 
 
 def apply(model, blocks, device="cuda"):
@@ -67,7 +82,7 @@ def apply(model, blocks, device="cuda"):
 '''
     caveats: tuple[str, ...] = ()
     if target.is_hybrid:
-        code += _BEFORE_BACKWARD
+        code += _BEFORE_BACKWARD + _COPY_ENGINES
         caveats = ("call before_backward in every micro-batch, or gradients cross groups each time",)
     if target.triple in ("NGG", "NII", "NNG", "NNI"):
         caveats += (_KEPT_WHOLE,)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import gc
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from paro_advise.policies.frameworks.model import Fidelity, Target
@@ -49,6 +51,11 @@ def check(triple, first):
     exec(compile(made.text, "exported", "exec"), module)
     model = copy.deepcopy(first)
     model = module["apply"](model) if triple == "NNN" else module["apply"](model, model.blocks, device="cpu")
+    if "gather_by_copy_engines" in module:
+        # NCCL's; here only that every sharded module is asked, in words that this torch knows.
+        with mock.patch.object(FSDPModule, "set_symm_mem_for_comm", autospec=True) as asked:
+            module["gather_by_copy_engines"](model)
+        assert asked.call_count == len(model.blocks) + 1
     for micro in range(MICRO_BATCHES):
         is_last = micro == MICRO_BATCHES - 1
         for name in ("before_backward", "hold_gradients"):

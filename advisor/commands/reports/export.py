@@ -1,4 +1,4 @@
-"""``paro-advise export``: the figures of a run for monitoring."""
+"""``paro-advise export``: the figures of a run for monitoring and for the compiler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from paro_advise.advisor.commands.options import engine_options
+from paro_advise.advisor.wording.quantities import plural
 from paro_advise.errors import UsageError
+from paro_advise.trace_parsers.remote.objects import refuse_remote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,11 +25,14 @@ _EXAMPLE = "such as run=llama"
 _LABEL = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
 
 
-@click.command("export", short_help="Write a run's figures for Prometheus, OpenTelemetry and Grafana.")
+@click.command("export", short_help="Write a run's figures for Prometheus, OpenTelemetry, Grafana and Inductor.")
 @click.argument("paths", nargs=-1, metavar="PATH...|ANALYSIS")
 @click.option("--prometheus", metavar="FILE", help="Write Prometheus' text format; - for stdout.")
 @click.option("--otel", metavar="FILE", help="Write OTLP/JSON; - for stdout.")
 @click.option("--grafana", metavar="FILE", help="Write a Grafana dashboard of these metrics; needs no PATH.")
+@click.option(
+    "--inductor", metavar="FILE", help="Write durations for torch.compile's overlap scheduling; PATH must be traces."
+)
 @click.option("--plan", "plan_file", metavar="FILE", help="Add what this plan predicts.")
 @click.option(
     "--label", "labels", multiple=True, metavar="NAME=VALUE", help="Add a label to every sample, such as run=llama."
@@ -42,6 +47,7 @@ def command(
     prometheus: str | None,
     otel: str | None,
     grafana: str | None,
+    inductor: str | None,
     plan_file: str | None,
     labels: tuple[str, ...],
     force: bool,
@@ -54,22 +60,30 @@ def command(
     PATH is what `analyze` reads, or the JSON or report that it wrote. A file for Prometheus is replaced as a whole, as
     the textfile collector of the node exporter needs it.
 
+    Inductor's file holds how long collectives moved data and operators computed. All ranks must be given the same one,
+    as profile_guided_estimations_profile_path. We never ran it on GPUs.
+
     \b
     Examples:
       paro-advise export traces/ --prometheus paro.prom --label run=llama
       paro-advise export run.json --plan plan.json --otel -
       paro-advise export --grafana dashboard.json
+      paro-advise export traces/ --inductor profile.json
     """
     from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same, write_output
     from paro_advise.advisor.commands.progress import Progress
     from paro_advise.core.documents import to_json
 
-    targets = [target for target in (prometheus, otel, grafana) if target]
+    targets = [target for target in (prometheus, otel, grafana, inductor) if target]
     if not targets:
-        raise UsageError("export must get an output", hint="--prometheus FILE, --otel FILE or --grafana FILE")
+        raise UsageError("export must get an output", hint="--prometheus FILE, --otel FILE, --grafana FILE or --inductor FILE")
     refuse_same(targets)
     for target in targets:
         refuse_overwrite(target, force=force, inputs=paths)
+    if inductor and inductor.endswith(".gz"):
+        raise UsageError("a compiler's profile must not be compressed, got .gz", where=inductor)
+    if inductor:
+        refuse_remote(paths, "a compiler's profile")
     named = dict(_label(text) for text in labels)
     progress = Progress(quiet=quiet or "-" in targets)
     if prometheus or otel:
@@ -88,6 +102,26 @@ def command(
         from paro_advise.advisor.metrics.dashboard import grafana_dashboard
 
         write_output(grafana, to_json(grafana_dashboard()), force=force)
+    if inductor:
+        _write_profile(paths, inductor, progress, engine, force=force)
+
+
+def _write_profile(
+    paths: tuple[str, ...], target: str, progress: Progress, engine: EngineChoice, *, force: bool
+) -> None:
+    from paro_advise.advisor.commands.output import write_output
+    from paro_advise.advisor.facts.inputs import read_inputs
+    from paro_advise.advisor.slices.compiler_profile import profile_for_compiler
+
+    inputs = read_inputs(list(paths), progress, engine=engine)
+    profile = profile_for_compiler(inputs.read.facts, {ref.label: ref for ref in inputs.refs})
+    write_output(target, profile.data, force=force)
+    for note in profile.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(
+        f"{plural(profile.num_collectives, 'kind')} of collective, {plural(profile.num_operators, 'kind')} of operator",
+        err=True,
+    )
 
 
 def _measures(
