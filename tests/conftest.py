@@ -42,10 +42,11 @@ def clean_environment(monkeypatch, tmp_path):
 @pytest.fixture(scope="session")
 def a_plan(tmp_path_factory):
     """A plan for four ranks that train the small model of the examples."""
-    from loop import SCRIPTS, paro, torchrun
+    from loop import SCRIPTS, paro
+    from ranks import forked
 
     folder = tmp_path_factory.mktemp("plan")
-    job = torchrun(SCRIPTS / "train_fsdp2.py")
+    job = forked(SCRIPTS / "train_fsdp2.py")
     assert paro("capture", "-o", folder / "before", "--steps", "4:6", job=job).returncode == 0
     assert paro("recommend", folder / "before", "-o", folder / "plan.json", "-q").returncode == 0
     return folder / "plan.json"

@@ -1,15 +1,18 @@
 """Forks the ranks of jobs from a process that has imported torch already: a job of four starts in a tenth of a second.
 
-Started by ``ranks.py``. Each line of the input asks for a job in JSON; each line of the output answers with the exit
-codes of its ranks.
+Started by ``ranks.py`` with the path of a socket. Whoever connects asks for a job in a line of JSON, and is answered
+with the exit codes of its ranks; who leaves before ends it. The process ends when its input does.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import random
 import runpy
+import select
 import signal
 import socket
 import sys
@@ -23,6 +26,8 @@ import torch.distributed.fsdp
 import torch.distributed.optim
 import torch.distributed.tensor  # noqa: F401 - what workers import
 
+import paro_advise.runtime.adapters.session
+import paro_advise.runtime.capture.recorder  # noqa: F401 - what plans need
 from paro_advise.runtime.launch.activation import activate
 
 POLL_S = 0.01
@@ -54,8 +59,8 @@ def rank_of(job, rank, port):
     sys.exit()
 
 
-def finished(children, deadline):
-    """Wait for all ranks; end the others when one fails or time is up. Return the exit codes."""
+def finished(children, deadline, asker):
+    """Wait for all ranks; end the others when one fails, time is up or nobody waits. Return the exit codes."""
     codes: dict[int, int] = {}
     while len(codes) < len(children):
         ended, status = os.waitpid(-1, os.WNOHANG)
@@ -64,27 +69,48 @@ def finished(children, deadline):
         else:
             time.sleep(POLL_S)
         is_over = time.monotonic() > deadline
-        if is_over or any(codes.values()):
+        if is_over or any(codes.values()) or select.select([asker], [], [], 0)[0]:
             for child in children:
                 if child not in codes:
                     os.kill(child, signal.SIGKILL if is_over else signal.SIGTERM)
     return [codes[child] for child in children]
 
 
+def serve(asker):
+    """Run one job, in a process between the server and its ranks."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    job = json.loads(asker.makefile().readline())
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    children = []
+    for rank in range(job["ranks"]):
+        child = os.fork()
+        if not child:
+            asker.close()
+            rank_of(job, rank, port)
+        children.append(child)
+    codes = finished(children, time.monotonic() + job["timeout_s"], asker)
+    with contextlib.suppress(OSError):
+        asker.sendall(json.dumps(codes).encode() + b"\n")
+    os._exit(0)
+
+
 def main():
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(sys.argv[1])
+    listener.listen()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what serves a job ends by itself
+    gc.collect()
+    gc.freeze()  # or each rank's collector walks through all that torch has loaded, and copies its pages
     print("ready", flush=True)
-    for line in sys.stdin:
-        job = json.loads(line)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        children = []
-        for rank in range(job["ranks"]):
-            child = os.fork()
-            if not child:
-                rank_of(job, rank, port)
-            children.append(child)
-        print(json.dumps(finished(children, time.monotonic() + job["timeout_s"])), flush=True)
+    while sys.stdin not in (ready := select.select([sys.stdin, listener], [], [])[0]):
+        assert ready == [listener]
+        asker, _ = listener.accept()
+        if not os.fork():
+            listener.close()
+            serve(asker)
+        asker.close()
 
 
 if __name__ == "__main__":

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from forked import ask, code_of
 
 from paro_advise.runtime.job import DRIFT_VARIABLE, PLAN_VARIABLE
 
 SERVER = Path(__file__).parent / "rank_server.py"
+FORKED = Path(__file__).parent / "forked.py"
 
 
 @functools.cache
 def _server():
-    """Return the process that forks ranks; it ends when its input does, with this one."""
+    """Start the process that forks ranks; it ends when its input does, with this one. Return it and its socket's path."""
+    path = Path(tempfile.mkdtemp(prefix="ranks")) / "socket"
+    atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
     server = subprocess.Popen(
-        [sys.executable, str(SERVER)],
+        [sys.executable, str(SERVER), str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert server.stdout.readline() == "ready\n"
-    return server
+    return server, path
 
 
 def run_ranks(script, *arguments, ranks=4, warnings="ignore", timeout_s=540, plan=None, drift=""):
@@ -38,7 +44,6 @@ def run_ranks(script, *arguments, ranks=4, warnings="ignore", timeout_s=540, pla
         What ``subprocess.run`` would: the code of the first rank that failed, and what all have written.
     """
     pytest.importorskip("torch")
-    server = _server()
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / name for name in ("stdout", "stderr")]
         for path in outputs:
@@ -52,10 +57,12 @@ def run_ranks(script, *arguments, ranks=4, warnings="ignore", timeout_s=540, pla
             "environment": {PLAN_VARIABLE: str(plan), DRIFT_VARIABLE: drift} if plan else {},
             **{path.name: str(path) for path in outputs},
         }
-        server.stdin.write(json.dumps(job) + "\n")
-        server.stdin.flush()
-        codes = json.loads(server.stdout.readline())
+        code = code_of(ask(_server()[1], job))
         stdout, stderr = (path.read_text(errors="replace") for path in outputs)
-    # One that was ended because another had failed is not the cause.
-    code = next((code for code in codes if code > 0), next((code for code in codes if code), 0))
     return subprocess.CompletedProcess([str(script), *map(str, arguments)], code, stdout, stderr)
+
+
+def forked(script, *arguments, ranks=4):
+    """Return a command that stands for torchrun where it does not matter how a job starts."""
+    pytest.importorskip("torch")
+    return [sys.executable, str(FORKED), str(_server()[1]), str(ranks), str(script), *map(str, arguments)]

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 
 import pytest
 from conftest import ROOT
-from loop import plan_for, torchrun
+from loop import plan_for
+from ranks import forked
 
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.commands.jobs import watch as watch_command
@@ -66,7 +67,7 @@ def job(a_plan, tmp_path):
     first = plan_for(a_plan, folder / "first.json", "NNN", collectives="native")
     words = ["run", "--plan", str(first), "--job", str(folder / "job"), "--capture", str(folder / "run")]
     words += ["--steps", "3:5", "--allow-drift", "parameter_count", "--"]
-    training = torchrun(ROOT / "tests/workers/until_told.py", folder, ranks=RANKS)
+    training = forked(ROOT / "tests/workers/until_told.py", folder, ranks=RANKS)
     with subprocess.Popen(
         [sys.executable, "-m", "paro_advise.advisor", *words, *training],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from loop import SCRIPTS, paro, torchrun
+from loop import SCRIPTS, paro
+from ranks import forked
 
 from paro_advise.errors import UsageError
 from paro_advise.runtime.capture.rank_choice import RankChoice
@@ -67,7 +68,7 @@ def test_the_environment_carries_the_choice():
 @pytest.mark.distributed
 def test_only_the_chosen_ranks_write_traces_and_all_log_their_steps(tmp_path):
     folder = tmp_path / "run"
-    job = torchrun(SCRIPTS / "train_fsdp2.py")
+    job = forked(SCRIPTS / "train_fsdp2.py")
     done = paro("capture", "-o", folder, "--steps", "4:6", "--ranks", "0,3", job=job)
     assert done.returncode == 0, done.stderr[-3000:]
     assert sorted(path.name for path in folder.glob("*.json.gz")) == ["rank0.json.gz", "rank3.json.gz"]

@@ -91,7 +91,13 @@ def test_every_rank_finds_the_same_estimate(tmp_path):
             trace.step(index, index * 1000.0, 1000.0)
             trace.compute(index * 1000.0 + 10, 50)
             trace.collective(
-                "AllReduce", index * 1000.0 + 100, duration, nelems=1000, issue=index * 1000.0 + 50, seq=index, group="1"
+                "AllReduce",
+                index * 1000.0 + 100,
+                duration,
+                nelems=1000,
+                issue=index * 1000.0 + 50,
+                seq=index,
+                group="1",
             )
         return trace
 

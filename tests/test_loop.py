@@ -14,14 +14,15 @@ import sys
 import pytest
 from helpers import analyze
 from loop import SCRIPTS, paro, plan_for, steps_of, torchrun
+from ranks import forked
 
 pytestmark = pytest.mark.distributed
 
 RANKS, STEPS = 4, 8
 
 
-def captured(folder, script, *arguments):
-    done = paro("capture", "-o", folder, "--steps", "4:6", job=torchrun(script, *arguments))
+def captured(folder, job):
+    done = paro("capture", "-o", folder, "--steps", "4:6", job=job)
     assert done.returncode == 0, done.stderr[-3000:]
     return done
 
@@ -30,7 +31,7 @@ def captured(folder, script, *arguments):
 def fsdp2(tmp_path_factory):
     """A captured FSDP2 job and a plan for it."""
     folder = tmp_path_factory.mktemp("fsdp2")
-    done = captured(folder / "before", SCRIPTS / "train_fsdp2.py")
+    done = captured(folder / "before", torchrun(SCRIPTS / "train_fsdp2.py"))
     (folder / "printed").write_text(done.stdout)
     (folder / "said").write_text(done.stderr)
     made = paro("recommend", folder / "before", "-o", folder / "plan.json", "-q")
@@ -112,16 +113,17 @@ def test_a_killed_job_leaves_readable_traces(tmp_path):
     ],
 )
 def test_an_unchanged_script_trains_alike_under_a_plan(framework, strategy, fsdp2, tmp_path):
+    """FSDP2's as users start it; of the others only what the script does is of interest."""
     if framework == "deepspeed":
         pytest.importorskip("deepspeed")
     script = SCRIPTS / f"train_{framework}.py"
     if framework == "fsdp2":
-        before = fsdp2 / "before"
+        before, job = fsdp2 / "before", torchrun(script)
     else:
-        before = tmp_path / "before"
-        captured(before, script)
+        before, job = tmp_path / "before", forked(script)
+        captured(before, job)
     plan = plan_for(fsdp2 / "plan.json", tmp_path / "plan.json", strategy)
-    done = paro("run", "--plan", plan, "--capture", tmp_path / "after", "--steps", "4:6", job=torchrun(script))
+    done = paro("run", "--plan", plan, "--capture", tmp_path / "after", "--steps", "4:6", job=job)
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"runs as {strategy} in groups of 2 with HO-Ring, 4 units, AdamW" in done.stderr
     one, other = steps_of(before), steps_of(tmp_path / "after")
@@ -159,7 +161,7 @@ def test_what_a_plan_cannot_express_stops_the_job(fsdp2, tmp_path):
     script.write_text(
         f"import sys\nsys.path.insert(0, {str(SCRIPTS)!r})\n" + text.replace("from __future__ import annotations\n", "")
     )
-    done = paro("run", "--plan", fsdp2 / "plan.json", job=torchrun(script, ranks=4))
+    done = paro("run", "--plan", fsdp2 / "plan.json", job=forked(script))
     assert done.returncode != 0
     assert "a plan cannot be combined with DDP's communication hooks" in done.stderr
     assert "step 0" not in done.stdout
@@ -176,7 +178,7 @@ def test_a_changed_plan_is_refused(fsdp2, tmp_path):
 def test_before_and_after_are_compared(fsdp2, tmp_path):
     plan = plan_for(fsdp2 / "plan.json", tmp_path / "plan.json", "NIG")
     after = tmp_path / "after"
-    job = torchrun(SCRIPTS / "train_fsdp2.py")
+    job = forked(SCRIPTS / "train_fsdp2.py")
     assert paro("run", "--plan", plan, "--capture", after, "--steps", "4:6", job=job).returncode == 0
     target = tmp_path / "comparison.json"
     done = paro("compare", fsdp2 / "before", after, "--plan", plan, "--json", target, "-o", tmp_path / "r.html")

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from loop import SCRIPTS, paro, plan_for, torchrun
-from ranks import run_ranks
+from loop import SCRIPTS, paro, plan_for
+from ranks import forked, run_ranks
 
 from paro_advise.runtime.import_hooks import when_imported
 
@@ -283,7 +283,7 @@ def test_two_models_train_each_other(words, a_plan, tmp_path):
 
 @pytest.mark.distributed
 def test_models_that_share_a_layer_stop_the_job(a_plan, tmp_path):
-    job = torchrun(WORKERS / "two_models.py", tmp_path, "ddp,shared")
+    job = forked(WORKERS / "two_models.py", tmp_path, "ddp,shared")
     done = paro("run", "--plan", a_plan, "--allow-drift", "parameter_count", job=job)
     assert done.returncode != 0
     assert not numbers_in(done.stdout)
@@ -301,7 +301,7 @@ def test_a_job_that_trains_nothing_is_told_that_its_plan_did_nothing(a_plan):
 def test_a_plan_that_nothing_takes_up_ends_the_job_at_its_first_step(a_plan, tmp_path):
     script = tmp_path / "plain.py"
     script.write_text(UNWRAPPED.format(scripts=str(SCRIPTS)))
-    done = paro("run", "--plan", a_plan, job=torchrun(script))
+    done = paro("run", "--plan", a_plan, job=forked(script))
     assert done.returncode != 0
     assert "made" in done.stdout
     assert "stepped" not in done.stdout
@@ -315,7 +315,7 @@ def test_a_ddp_model_may_be_moved_where_it_is_and_its_states_from_before_follow_
     script.write_text(REMEMBERS.format(scripts=str(SCRIPTS)))
     for strategy, refused in (("NNG", False), ("GGG", True)):
         plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
-        done = paro("run", "--plan", plan, job=torchrun(script))
+        done = paro("run", "--plan", plan, job=forked(script))
         assert done.stdout.count("parameters under a strategy must keep their type, torch.float32") == 4, done.stderr
         assert ("away by 0.0" in done.stdout) is not refused, done.stderr[-3000:]
         assert ("a state dict from before the first training pass does not follow" in done.stderr) is refused

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -86,6 +90,53 @@ def test_commands_of_a_page_run(page, folder, monkeypatch, capsys):
                 (folder / value).unlink(missing_ok=True)
         expected = (0, 5) if words[0] == "compare" else (0,)
         assert run(words) in expected, (words, capsys.readouterr().err)
+
+
+def jobs_and_what_follows(page):
+    """The commands of a page from its first job of torchrun on, in order, as words; other launchers are left out."""
+    has_begun = False
+    for line in commands(page.read_text()):
+        words = shlex.split(line, comments=True)
+        is_job = "torchrun" in words
+        has_begun |= is_job
+        is_plain = words[:1] == ["paro-advise"] and len(words) > 2 and words[1] not in OF_JOBS
+        if has_begun and (is_job or is_plain) and not _USAGE.search(line) and not _ELSEWHERE.search(line):
+            yield words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/getting-started.md", "docs/training.md", "docs/ci-gate.md", "docs/guides.md"]
+)
+def test_jobs_of_a_page_run(page, folder, tmp_path):
+    """Eight ranks of an unchanged script, as the page starts them; what a page records, it then reads."""
+    home = tmp_path / "job"
+    shutil.copytree(folder, home, symlinks=True)
+    for name in ("train_fsdp2.py", "common.py"):
+        shutil.copy(ROOT / "examples/frameworks" / name, home)
+    shutil.move(home / "train_fsdp2.py", home / "train.py")
+    told = list(jobs_and_what_follows(ROOT / page))
+    for words in told:
+        if "torchrun" in words:
+            recorded = home / words[words.index("--capture" if "--capture" in words else "-o") + 1]
+            shutil.rmtree(recorded, ignore_errors=True)
+        for option, value in pairwise(words):
+            if option in OUTPUTS and value != "-" and (home / value).is_file():
+                (home / value).unlink()
+        done = subprocess.run(
+            [sys.executable, "-m", "paro_advise.advisor", *words[1:]],
+            cwd=home,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=540,
+            check=False,
+        )
+        # A gate may speak, and a plan that gains nothing on this machine is refused.
+        expected = {"compare": (0, 5), "apply": (0, 4)}.get(words[1], (0,))
+        assert done.returncode in expected, (words, done.stderr)
+        assert "torchrun" not in words or len(list(recorded.glob("*trace*.json*"))) == 8
+    assert any("torchrun" in words for words in told)
 
 
 def test_most_commands_of_the_pages_are_run():

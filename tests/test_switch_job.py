@@ -9,8 +9,8 @@ import sys
 import time
 
 import pytest
-from loop import SCRIPTS, paro, plan_for, torchrun
-from ranks import run_ranks
+from loop import SCRIPTS, paro, plan_for
+from ranks import forked, run_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.distributed
 def test_a_running_job_takes_a_new_plan(a_plan, tmp_path):
     pytest.importorskip("torch")
     script = SCRIPTS / "train_fsdp2.py"
-    arguments = ("--steps", 60)
+    arguments = ("--steps", 40)
     first = plan_for(a_plan, tmp_path / "first.json", "GGG")
     second = plan_for(a_plan, tmp_path / "second.json", "NIG")
     job = tmp_path / "job"
     command = [sys.executable, "-m", "paro_advise.advisor", "run", "--plan", str(first), "--job", str(job), "--"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        [*command, *torchrun(script, *arguments)],
+        [*command, *forked(script, *arguments)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -44,7 +44,7 @@ def test_a_running_job_takes_a_new_plan(a_plan, tmp_path):
     plain = run_ranks(script, *arguments).stdout
     pattern = r"norm ([\d.]+)"
     norms, expected = (list(map(float, re.findall(pattern, text))) for text in (printed, plain))
-    assert len(norms) == len(expected) == 60
+    assert len(norms) == len(expected) == 40
     assert norms == pytest.approx(expected, abs=3e-6)
 
 

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import ModuleType
 
+# Torch works on the originals, and so do we.
+_KEEP_ORIGINALS = ("torch", "paro_advise")
+
 
 def replace_name(name: str, substitute: object, *homes: ModuleType | type) -> None:
     """Put something in the place of one of torch's names.
@@ -31,15 +34,15 @@ def replace_everywhere(name: str, substitute: object, *homes: ModuleType) -> Non
         substitute: for what stands there.
         homes: modules that hold it.
     """
-    originals = [getattr(home, name) for home in homes]
+    originals = {id(original): original for original in (getattr(home, name) for home in homes)}
     replace_name(name, substitute, *homes)
     for module_name, module in list(sys.modules.items()):
-        if module_name.partition(".")[0] in ("torch", "paro_advise"):
+        if module_name.partition(".")[0] in _KEEP_ORIGINALS:
             continue
         try:
             held = object.__getattribute__(module, "__dict__")  # does not import a module that is lazy
         except AttributeError:
             continue
-        for key, value in list(held.items()):
-            if any(value is original for original in originals):
-                held[key] = substitute
+        found = [key for key, value in list(held.items()) if id(value) in originals]
+        for key in found:
+            held[key] = substitute
