@@ -24,6 +24,8 @@ def make_pages(folder: Path) -> dict[str, Path]:
     large.mkdir(parents=True)
     for rank in range(64):
         builder = fsdp_rank(rank, 64, late_us=40 if rank == 43 else rank % 7, steps=3)
+        for time_us, gib in ((20, 31), (180, 52), (350, 61), (520, 64 + rank % 3), (720, 40), (820, 35)):
+            builder.memory(time_us, gib << 30)
         builder.write(large / f"rank{rank}.json")
     (folder / "nccl.txt").write_text(LOG)
     dumps = folder / "dumps"

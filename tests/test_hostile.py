@@ -159,3 +159,14 @@ def test_errors_cross_process_borders():
     error = InputError("what", where="here", hint="do")
     copy = pickle.loads(pickle.dumps(error))
     assert (copy.what, copy.where, copy.hint, type(copy)) == ("what", "here", "do", InputError)
+
+
+def test_a_folder_without_any_trace_names_what_is_there(tmp_path, capsys):
+    """Not the first file alone: whoever mistook the folder sees it by the others."""
+    (tmp_path / "notes.txt").write_text("hello\n")
+    (tmp_path / "train.py").write_text("print(1)\n")
+    (tmp_path / "config.json").write_text('{"a": 1}')
+    assert run(["analyze", str(tmp_path)]) == 3
+    said = capsys.readouterr().err
+    assert "none of 2 files is one: config.json, notes.txt" in said
+    assert "-->" not in said

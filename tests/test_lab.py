@@ -71,6 +71,25 @@ def test_one_node_may_have_a_slower_port(tmp_path):
 
 
 @needs_namespaces
+def test_a_port_may_become_slower_and_fast_again(tmp_path):
+    size = 500_000
+    command = ["python", "-c", TRANSFER, str(size)]
+    with Lab(LabSpec(nodes=2, port_mbit=400)) as lab:
+        lab.set_port(1, 8)
+        assert lab.run(command, tmp_path / "slow", timeout_s=60).ok
+        lab.set_port(1, 400)
+        assert lab.run(command, tmp_path / "fast", timeout_s=60).ok
+    slowest_s = (size - 64_000) * 8 / 8e6
+    assert seconds_of(tmp_path / "slow") >= 0.9 * slowest_s
+    assert seconds_of(tmp_path / "fast") < slowest_s
+
+
+def test_without_a_network_no_port_can_become_slower():
+    with Lab(LabSpec(nodes=2), Isolation.LOOPBACK) as lab, pytest.raises(ParoAdviseError, match="over loopback"):
+        lab.set_port(1, 8)
+
+
+@needs_namespaces
 def test_nothing_stays_in_the_host(tmp_path):
     before = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
     with Lab(LabSpec(nodes=2)) as lab:

@@ -20,7 +20,8 @@ from loop import torchrun
 
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.watching.change import false_alarm_chance, find_changes
-from paro_advise.advisor.watching.constants import RUN_STEPS, WARM_UP_STEPS
+from paro_advise.advisor.watching.constants import WARM_UP_STEPS
+from paro_advise.advisor.watching.follow import FollowedJob
 
 
 def noise(rng, count, *, spread, memory):
@@ -66,8 +67,17 @@ def test_the_stated_chance_is_that_of_steps_in_any_order():
         values = rng.sample(range(1000), n + m)
         hits += min(values[n:]) > sorted(values[:n])[-k]
     assert hits / drawn == pytest.approx(math.comb(k + m - 1, m) / math.comb(n + m, m), rel=0.02)
-    assert false_alarm_chance() == math.comb(2 + RUN_STEPS, RUN_STEPS) / math.comb(60 + RUN_STEPS, RUN_STEPS)
-    assert 1 / false_alarm_chance() == pytest.approx(24e6, rel=0.02)
+    pairs = ((7, 3), (10, 5), (20, 15))
+    assert false_alarm_chance() == pytest.approx(sum(math.comb(k + m - 1, m) / math.comb(60 + m, m) for m, k in pairs))
+    assert 1 / false_alarm_chance() == pytest.approx(22.7e6, rel=0.02)
+
+
+@pytest.mark.parametrize(("every", "told_after"), [(40, 7), (15, 10), (5, 20)])
+def test_a_job_that_pauses_is_still_told_that_it_became_slower(every, told_after):
+    """Every few steps a checkpoint of 5 s beside steps of 1 s; from step 80 on the others take 1.5 s."""
+    times = [5e6 if index % every == 3 else 1.5e6 if index >= 80 else 1e6 for index in range(160)]
+    found = find_changes(numbered(times))
+    assert [change.step - WARM_UP_STEPS - 79 for change in found] == [told_after]
 
 
 def test_a_change_is_told_once_and_the_next_one_again():
@@ -95,6 +105,27 @@ def log_lines(rank, times, cpu=None):
         }  # fmt: skip
         lines.append(json.dumps(row))
     return lines
+
+
+def test_a_followed_job_is_read_on_from_where_it_was_read_to(tmp_path, monkeypatch):
+    """Whatever is added, in parts of lines or from the start again: the steps are those of a whole reading, the newest."""
+    lines = log_lines(0, [1e6 + index for index in range(60)])
+    text = "\n".join(lines) + "\n"
+    path = tmp_path / "steps.rank0.jsonl"
+    followed = FollowedJob(tmp_path, keep_steps=20)
+    path.write_text(text[: len(text) // 3])
+    begun = [row.step for row in followed.logs()[0].rows]
+    assert begun == list(range(len(begun)))  # all of what was there
+    for part in (1 / 2, 2 / 3, 1.0):
+        path.write_text(text[: int(part * len(text))])
+        monkeypatch.setattr("paro_advise.advisor.watching.follow.read_step_log", None)  # not read whole again
+        found = followed.logs()[0]
+        whole = text[: int(part * len(text))].count("\n") - 1
+        assert [row.step for row in found.rows] == list(range(whole - 20, whole))
+    assert found.rows[-1].step_us == 1e6 + 59
+    monkeypatch.undo()
+    path.write_text("\n".join(lines[:3]) + "\n")  # another job
+    assert [row.step for row in followed.logs()[0].rows] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +229,7 @@ def test_an_alarm_has_the_running_job_record_and_says_what_limits_it(tmp_path, c
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as watch:
             wait_for(lambda: num_steps(folder) > 80)
-            (folder.parent / "slow").write_text("0.06")
+            (folder.parent / "slow").write_text("0.2")
             lines = read_lines(watch, lambda line: "recorded" in line)
             watch.send_signal(2)
             watch.communicate(timeout=60)

@@ -186,22 +186,8 @@ def test_memory_is_told_by_phase(tmp_path, layout):
         (850, 16, 1),
         (5000, 70, 1),
     ):
-        trace.events.append(
-            {
-                "ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 1, "tid": 1,
-                "ts": time + trace.offset, "dur": 0,
-                "args": {"Total Reserved": gib << 30, "Total Allocated": gib << 30, "Bytes": 1, "Device Type": device_type},
-            }
-        )  # fmt: skip
-    if layout in ("torch213", "torch2020"):
-        text = trace.text(layout).replace(
-            '"ph": "X",\n    "cat": "cpu_instant_event"', '"ph": "i",\n    "cat": "cpu_instant_event"'
-        )
-        text = text.replace('"ph": "X", "cat": "cpu_instant_event"', '"ph": "i", "cat": "cpu_instant_event"')
-        (tmp_path / "rank0.json").write_text(text)
-        path = tmp_path / "rank0.json"
-    else:
-        path = trace.write(tmp_path / "rank0.json", layout)
+        trace.memory(time, gib << 30, device_type)
+    path = trace.write(tmp_path / "rank0.json", layout)
     analysis = analyze(path)
     assert analysis.memory.phase_bytes == {"forward": 10 << 30, "backward": 24 << 30, "update": 16 << 30}
     assert "backward 24 GiB" in analysis_text(analysis)

@@ -61,6 +61,12 @@ class TraceBuilder:
             **{"External id": self.next_id()},
         )
 
+    def memory(self, ts, allocated_bytes, device_type=1):
+        """What is allocated from now on; of device type 1, CUDA, or 0, the host."""
+        totals = {"Total Reserved": allocated_bytes, "Total Allocated": allocated_bytes}
+        self.row("cpu_instant_event", "[memory]", ts, 0, **totals, Bytes=1, **{"Device Type": device_type})
+        self.events[-1] |= {"ph": "i", "s": "t"}
+
     def copy(self, ts, dur):
         self.row("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", ts, dur, 7, stream=7, correlation=self.next_id())
 
@@ -144,7 +150,7 @@ def _torch213(head, events):
     for event in events:
         args = ", ".join(f'"{key}": {json.dumps(value)}' for key, value in event["args"].items())
         rendered.append(
-            f'\n  {{\n    "ph": "X",\n    "cat": {json.dumps(event["cat"])},\n    "name": {json.dumps(event["name"])},\n'
+            f'\n  {{\n    "ph": "{event["ph"]}",\n    "cat": {json.dumps(event["cat"])},\n    "name": {json.dumps(event["name"])},\n'
             f'    "pid": {event["pid"]},\n    "tid": {event["tid"]},\n    "ts": {event["ts"]:.3f},\n    "dur": {event["dur"]:.3f}\n'
             f'    ,\n    "args": {{\n      {args}\n    }}\n  }}'
         )
@@ -154,7 +160,7 @@ def _torch213(head, events):
 def _torch2020(head, events):
     """Several fields a line, as torch wrote it from 2020 to 2025."""
     rendered = [
-        f'  {{\n    "ph": "X", "cat": {json.dumps(event["cat"])}, "name": {json.dumps(event["name"])}, "pid": {event["pid"]}, '
+        f'  {{\n    "ph": "{event["ph"]}", "cat": {json.dumps(event["cat"])}, "name": {json.dumps(event["name"])}, "pid": {event["pid"]}, '
         f'"tid": {event["tid"]},\n    "ts": {event["ts"]:.3f}, "dur": {event["dur"]:.3f},\n    "args": {{\n      '
         + ", ".join(f'"{key}": {json.dumps(value)}' for key, value in event["args"].items())
         + "\n    }\n  }"

@@ -142,7 +142,7 @@ def _sampled(
 def _ranks_text(peeked: Peek) -> str:
     """Say which ranks are there, missing and double, from a first look at the inputs."""
     if not peeked.ranks:
-        return "no trace says its rank" if peeked.num_unnamed else "no traces, only logs and dumps"
+        return "no trace says its rank" if peeked.num_unnamed else "no traces among them"
     world = peeked.world_size
     text = f"ranks {number_ranges(sorted(peeked.ranks))}" + (f" of {world}" if world else "")
     if world and world <= 1 << 20 and peeked.missing:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -99,9 +100,7 @@ def profile_for_compiler(facts: Sequence[RankFacts], refs: Mapping[str, SourceRe
     for number, (key, durations) in enumerate(sorted(operators.items()), start=1):
         events += _operator(number, key, sum(durations) / len(durations))
     if not operators:
-        notes.append(
-            "no operator has shapes and strides, so the compiler estimates these itself (record_shapes=True)"
-        )
+        notes.append("no operator has shapes and strides, so the compiler estimates these itself (record_shapes=True)")
     else:
         notes.append(f"operators are those of rank {rank}")
     notes.extend(notice.message for notice in run.notices)
@@ -144,7 +143,7 @@ def _usable(table: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
 def _stride(text: str) -> int | None:
     """Return the distance of a group's ranks, None where they lie at several."""
     ranks = sorted(ranks_in(text))
-    strides = {after - before for before, after in zip(ranks, ranks[1:], strict=False)}
+    strides = {after - before for before, after in pairwise(ranks)}
     return strides.pop() if len(strides) == 1 else None
 
 
@@ -226,5 +225,14 @@ def _operator(number: int, kind: str, duration_us: float) -> list[TraceEvent]:
     return [_event("cpu_op", name, duration_us, arguments | own), _event("kernel", name, duration_us, own)]
 
 
-def _event(category: str, name: str, duration_us: float, arguments: dict[str, object]) -> TraceEvent:
-    return {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": 0, "ts": 0, "dur": duration_us, "args": arguments}
+def _event(category: str, name: str, duration_us: float, arguments: Mapping[str, object]) -> TraceEvent:
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": 0,
+        "tid": 0,
+        "ts": 0,
+        "dur": duration_us,
+        "args": arguments,
+    }

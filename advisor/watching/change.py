@@ -1,10 +1,11 @@
 """Tells from step times whether a job has become slower (pure).
 
-The newest ``RUN_STEPS`` steps are held against ``BASELINE_STEPS`` before them. An alarm asks that each of them takes
-longer than all but ``ORDER - 1`` of the baseline's, and that their median is 5 % above the baseline's. This needs no
-distribution: if steps come in any order with equal chance, m of them all exceed the k-th largest of n others with
-probability C(k + m - 1, m) / C(n + m, m) (exceedances: Gumbel and von Schelling, 1950), which is the chance of a false
-alarm at a step. Steps that are slow in bursts make it larger, by as much as bursts last longer than ``RUN_STEPS``.
+The newest m steps are held against ``BASELINE_STEPS`` before them. An alarm asks that each of them takes longer than
+all but k - 1 of the baseline's, and that their median is 5 % above the baseline's, for one of the pairs of m and k in
+``EXCEEDANCES``. This needs no distribution: if steps come in any order with equal chance, m of them all exceed the k-th
+largest of n others with probability C(k + m - 1, m) / C(n + m, m) (exceedances: Gumbel and von Schelling, 1950). The
+sum over the pairs bounds the chance of a false alarm at a step. Steps that are slow in bursts make it larger, by as
+much as bursts last longer than m.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.watching.constants import (
     BASELINE_STEPS,
+    EXCEEDANCES,
     LEAST_BASELINE,
     LEAST_SLOWDOWN,
-    ORDER,
     RUN_STEPS,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_MOST_STEPS = BASELINE_STEPS + max(run for run, _ in EXCEEDANCES)  # that a judgement looks at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +51,8 @@ class Change:
 
 
 def false_alarm_chance(num_baseline: int = BASELINE_STEPS) -> float:
-    """Return the chance of a false alarm at one step, if steps come in any order with equal chance."""
-    return math.comb(ORDER + RUN_STEPS - 1, RUN_STEPS) / math.comb(num_baseline + RUN_STEPS, RUN_STEPS)
+    """Return the most that a false alarm at one step is likely, if steps come in any order with equal chance."""
+    return sum(math.comb(order + run - 1, run) / math.comb(num_baseline + run, run) for run, order in EXCEEDANCES)
 
 
 def find_changes(steps: Sequence[tuple[int, float]]) -> list[Change]:
@@ -58,16 +61,24 @@ def find_changes(steps: Sequence[tuple[int, float]]) -> list[Change]:
     Args:
         steps: number and time (us) of each, in order, without warm-up and profiled ones.
     """
-    found = []
+    found: list[Change] = []
     begin = 0  # of the baseline: nothing before a change counts after it
     for end in range(RUN_STEPS, len(steps) + 1):
-        newest = steps[end - RUN_STEPS : end]
-        baseline = [time for _, time in steps[max(begin, end - RUN_STEPS - BASELINE_STEPS) : end - RUN_STEPS]]
-        if len(baseline) < LEAST_BASELINE:
-            continue
-        before, after = median(baseline), median(time for _, time in newest)
-        threshold = sorted(baseline)[-ORDER]
-        if min(time for _, time in newest) > threshold and after > LEAST_SLOWDOWN * before:
-            found.append(Change(step=newest[-1][0], since_step=newest[0][0], before_us=before, after_us=after))
-            begin = end - RUN_STEPS
+        latest = steps[max(begin, end - _MOST_STEPS) : end]
+        known = (_change(latest, run, order) for run, order in EXCEEDANCES)
+        change = next((item for item in known if item is not None), None)
+        if change is not None:
+            found.append(change)
+            begin = next(place for place in range(end - 1, -1, -1) if steps[place][0] == change.since_step)
     return found
+
+
+def _change(steps: Sequence[tuple[int, float]], run: int, order: int) -> Change | None:
+    """Hold the newest steps against those before, by one pair; None where they are no slower, or too few are known."""
+    newest, baseline = steps[-run:], [time for _, time in steps[-run - BASELINE_STEPS : -run]]
+    if len(baseline) < (LEAST_BASELINE if run == RUN_STEPS else BASELINE_STEPS):
+        return None
+    before, after = median(baseline), median(time for _, time in newest)
+    if min(time for _, time in newest) <= sorted(baseline)[-order] or after <= LEAST_SLOWDOWN * before:
+        return None
+    return Change(step=newest[-1][0], since_step=newest[0][0], before_us=before, after_us=after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.watching.constants import LOGGED_AT_ONCE, LOOK_S
@@ -11,7 +12,8 @@ from paro_advise.advisor.watching.recording import newest_step
 from paro_advise.core.capture_files import STEP_LOG_PATTERN
 from paro_advise.errors import InputError
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
-from paro_advise.trace_parsers.logs.step_log import read_step_log
+from paro_advise.trace_parsers.logs.constants import MAX_STEP_LOG_BYTES
+from paro_advise.trace_parsers.logs.step_log import read_step_log, step_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,28 +21,47 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.logs.step_log import StepLog
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What was read of a log: all of it at first, then what has been added.
+
+    Attributes:
+        read_bytes: up to the end of a line.
+    """
+
+    log: StepLog
+    read_bytes: int
+
+
 class FollowedJob:
     """The logs in a folder.
 
     Args:
         folder: that `capture` writes into.
+        keep_steps: newest steps of a log that are kept once it grows, None for all.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, keep_steps: int | None = None) -> None:
         self._folder = folder
-        self._known: dict[Path, tuple[int, StepLog]] = {}
+        self._keep_steps = keep_steps
+        self._known: dict[Path, _Known] = {}
 
     def logs(self) -> list[StepLog]:
-        """Return all step logs, reading those that have grown; a line that is being written is left out."""
+        """Return all step logs: of those known before, what was added and the newest steps before that.
+
+        A line that is being written is left out.
+        """
         for path in sorted(self._folder.glob(STEP_LOG_PATTERN)):
-            size = path.stat().st_size
-            if path in self._known and self._known[path][0] == size:
-                continue
+            known = self._known.get(path)
             try:
-                self._known[path] = size, read_step_log(SourceRef(path=path))
-            except InputError:
-                continue  # its first line is being written
-        return [log for _, log in self._known.values()]
+                size = path.stat().st_size
+                if known is None or size < known.read_bytes:
+                    self._known[path] = _whole(path)
+                elif size > known.read_bytes:
+                    self._known[path] = _longer(path, known, self._keep_steps)
+            except (InputError, OSError):
+                continue  # its first line is being written, or it is being replaced
+        return [known.log for known in self._known.values()]
 
     def steps(self) -> list[tuple[int, float]]:
         """Return number and mean time over ranks (us) of the steps that count."""
@@ -70,3 +91,28 @@ class FollowedJob:
                     hint="has it ended, or does it log into another folder?",
                 )
             time.sleep(LOOK_S)
+
+
+def _whole(path: Path) -> _Known:
+    # Before the log itself: what is written in between is read again, and known by its steps.
+    read_bytes = _whole_lines(path, 0)[1]
+    return _Known(log=read_step_log(SourceRef(path=path)), read_bytes=read_bytes)
+
+
+def _longer(path: Path, known: _Known, keep_steps: int | None) -> _Known:
+    lines, read_bytes = _whole_lines(path, known.read_bytes)
+    rows, _ = step_rows(lines)
+    before = known.log.rows
+    last = before[-1].step if before else -1
+    together = (*before, *(row for row in rows if row.step > last))
+    kept = together[-keep_steps:] if keep_steps else together
+    return _Known(log=replace(known.log, rows=kept), read_bytes=read_bytes)
+
+
+def _whole_lines(path: Path, begin: int) -> tuple[list[bytes], int]:
+    """Return the lines of a file from a byte on that are written to their end, and the byte behind them."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        data = file.read(MAX_STEP_LOG_BYTES)
+    end = data.rfind(b"\n") + 1
+    return data[:end].splitlines(), begin + end

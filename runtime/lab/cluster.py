@@ -139,6 +139,20 @@ class Lab:
             isolation=self.isolation,
         )
 
+    def set_port(self, node: int, port_mbit: float) -> None:
+        """Give a node's port another rate, also while a job runs.
+
+        Args:
+            node: whose port, in both directions.
+            port_mbit: Mbit/s.
+
+        Raises:
+            LabError: this lab has no network of its own.
+        """
+        if self._network is None:
+            raise LabError("a port's rate must be one of a network, this lab runs over loopback")
+        self._network.set_port(node, port_mbit)
+
     def _start_slowing(self) -> Slowing | None:
         rank = self.spec.slow_rank
         return Slowing(self._token, rank, self.spec.slow_factor) if rank is not None else None

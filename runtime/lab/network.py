@@ -105,6 +105,12 @@ class Network:
         """Return a node's address on the switch."""
         return f"10.77.{node // 250}.{node % 250 + 1}"
 
+    def set_port(self, node: int, port_mbit: float) -> None:
+        """Change the rate of a node's port in both directions (Mbit/s)."""
+        if self._switch is not None:
+            self.nodes[node].run(*_limit_rate(PORT_DEVICE, port_mbit, change=True))
+            self._switch.run(*_limit_rate(f"port{node}", port_mbit, change=True))
+
     def _connect(self, spec: LabSpec) -> None:
         switch = self._switch = hold(self.isolation)
         switch.run("ip", "link", "add", "bridge0", "type", "bridge")
@@ -112,7 +118,7 @@ class Network:
         for node in range(spec.nodes):
             holder = hold(self.isolation, inside=switch)
             self.nodes.append(holder)
-            port, rate = f"port{node}", f"{spec.port_mbit_of(node):g}mbit"
+            port, rate = f"port{node}", spec.port_mbit_of(node)
             mtu = ("mtu", str(MTU_BYTES))
             switch.run("ip", "link", "add", port, *mtu, "type", "veth", "peer", "name", PORT_DEVICE, *mtu)
             self._move(switch, holder)
@@ -211,12 +217,12 @@ def _check(isolation: Isolation) -> None:
     holder = hold(isolation)
     try:
         holder.run("ip", "link", "add", "probe0", "type", "veth", "peer", "name", "probe1")
-        holder.run(*_limit_rate("probe0", "1mbit"))
+        holder.run(*_limit_rate("probe0", 1.0))
     finally:
         holder.stop()
 
 
-def _limit_rate(device: str, rate: str) -> list[str]:
-    """Return the command that puts a token bucket on a device."""
-    bucket = ["tbf", "rate", rate, "burst", BURST, "latency", QUEUE_LATENCY]
-    return ["tc", "qdisc", "add", "dev", device, "root", *bucket]
+def _limit_rate(device: str, port_mbit: float, *, change: bool = False) -> list[str]:
+    """Return the command that puts a token bucket on a device, or changes the one that is there."""
+    bucket = ["tbf", "rate", f"{port_mbit:g}mbit", "burst", BURST, "latency", QUEUE_LATENCY]
+    return ["tc", "qdisc", "change" if change else "add", "dev", device, "root", *bucket]

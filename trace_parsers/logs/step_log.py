@@ -123,8 +123,7 @@ def read_step_log(ref: SourceRef) -> StepLog:
     """
     lines = _lines(ref)
     header = _decode_header(lines[0] if lines else b"", ref)
-    records = [_decode_record(line) for line in lines[1:]]
-    rows = {record.step: _step_row(record) for record in records if record is not None}
+    rows, num_broken = step_rows(lines[1:])
     return StepLog(
         rank=header.rank,
         world_size=header.world_size,
@@ -139,9 +138,16 @@ def read_step_log(ref: SourceRef) -> StepLog:
         traced=header.steps,
         inputs=tuple(f"{_shape(shape)} {dtype}" for shape, dtype in header.inputs),
         autocast=header.autocast,
-        rows=tuple(rows[number] for number in sorted(rows)),
-        num_broken=records.count(None),
+        rows=rows,
+        num_broken=num_broken,
     )
+
+
+def step_rows(lines: Sequence[bytes]) -> tuple[tuple[StepRow, ...], int]:
+    """Return the steps in lines of a step log behind its first one, in order, and how many lines could not be read."""
+    records = [_decode_record(line) for line in lines]
+    rows = {record.step: _step_row(record) for record in records if record is not None}
+    return tuple(rows[number] for number in sorted(rows)), records.count(None)
 
 
 def _lines(ref: SourceRef) -> list[bytes]:

@@ -58,8 +58,10 @@ def command(
       paro-advise watch before/ --record alarm
       paro-advise watch after/ --record alarm --apply job/
     """
+    from paro_advise.advisor.watching.constants import KEPT_STEPS
     from paro_advise.advisor.watching.follow import FollowedJob
     from paro_advise.advisor.watching.job import find_alarms
+    from paro_advise.advisor.watching.recording import newest_step
 
     if not Path(folder).is_dir():
         raise InputError("watch must follow a folder that `capture` writes into", where=folder)
@@ -70,18 +72,18 @@ def command(
         raise InputError(
             f"--apply must name the folder of a running job, there is no {STATE}", where=apply_to, hint=hint
         )
-    told: set[int] = set()
-    followed = FollowedJob(Path(folder))
+    judged = -1
+    followed = FollowedJob(Path(folder), KEPT_STEPS)
     recording: Recording | None = None
     is_asked = False
     while not is_reader_gone():
         logs = followed.logs()
         for alarm in find_alarms(logs):
-            if alarm.since_step not in told:
-                told.add(alarm.since_step)
+            if alarm.step > judged:
                 _say(alarm.text, alarm, as_json=as_json)
                 if record == "alarm" and recording is None:
                     recording = _ask(folder, logs)
+        judged = newest_step(logs)
         if record == "now" and not is_asked and logs:
             recording, is_asked = _ask(folder, logs), True
         if recording is not None and _is_told(recording, logs, as_json=as_json, job=apply_to):

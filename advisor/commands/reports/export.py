@@ -76,7 +76,9 @@ def command(
 
     targets = [target for target in (prometheus, otel, grafana, inductor) if target]
     if not targets:
-        raise UsageError("export must get an output", hint="--prometheus FILE, --otel FILE, --grafana FILE or --inductor FILE")
+        raise UsageError(
+            "export must get an output", hint="--prometheus FILE, --otel FILE, --grafana FILE or --inductor FILE"
+        )
     refuse_same(targets)
     for target in targets:
         refuse_overwrite(target, force=force, inputs=paths)

@@ -30,7 +30,7 @@ def command(*, paths: tuple[str, ...], output: str | None, data: str | None, for
       paro-advise hang /tmp/nccl_trace_rank_*
       paro-advise hang dumps/ -o hang.html
     """
-    from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same, write_output
+    from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same, write_output, wrote_text
     from paro_advise.advisor.hangs.diagnosis import diagnose
     from paro_advise.advisor.rendering.texts.hang_text import hang_text
     from paro_advise.advisor.wording.escaping import plain
@@ -64,7 +64,7 @@ def command(*, paths: tuple[str, ...], output: str | None, data: str | None, for
         write_output(output, render_hang(hang, provenance()).encode(), force=force)
     for file in (output, data):
         if file and file != "-" and not quiet:
-            click.echo(f"wrote {file}", err=True)
+            click.echo(wrote_text(file), err=True)
 
 
 def _add(dumps: dict[int, RankDump], ref: SourceRef, *, is_alone: bool) -> str:

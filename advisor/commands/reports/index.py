@@ -30,7 +30,7 @@ def command(*, folder: str, output: str | None, force: bool) -> None:
     Example:
       paro-advise index runs/ --force
     """
-    from paro_advise.advisor.commands.output import refuse_overwrite, write_output
+    from paro_advise.advisor.commands.output import refuse_overwrite, write_output, wrote_text
     from paro_advise.advisor.rendering.index_page import render_index
     from paro_advise.advisor.rendering.provenance import provenance
     from paro_advise.advisor.wording.escaping import plain
@@ -59,7 +59,7 @@ def command(*, folder: str, output: str | None, force: bool) -> None:
     write_output(target, render_index(entries, provenance()).encode(), force=force)
     for problem in problems:
         click.echo(plain(f"left out {problem}"), err=True)
-    click.echo(f"{plural(len(entries), 'comparison')}, wrote {target}", err=True)
+    click.echo(f"{plural(len(entries), 'comparison')}, {wrote_text(target)}", err=True)
 
 
 def _named(path: Path) -> str:

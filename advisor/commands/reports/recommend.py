@@ -228,9 +228,11 @@ def _load_described(
 
 
 def _say_written(targets: Sequence[str | None], *, quiet: bool) -> None:
+    from paro_advise.advisor.commands.output import wrote_text
+
     for target in targets:
         if target and target != "-" and not quiet:
-            click.echo(f"wrote {target}", err=True)
+            click.echo(wrote_text(target), err=True)
 
 
 def _next(plan: Plan, limits: Limits, output: str | None) -> None:

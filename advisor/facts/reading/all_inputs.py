@@ -31,7 +31,7 @@ class ReadInputs:
     """The facts of all inputs that could be used, in order of path, and what happened to the rest.
 
     Attributes:
-        failure: why the first of those that could not be used could not, None where all could.
+        failure: why those that could not be used could not, None where all could.
     """
 
     facts: tuple[RankFacts, ...]
@@ -42,7 +42,7 @@ class ReadInputs:
         """Raise where nothing could be used.
 
         Raises:
-            InputError: the first reason.
+            InputError: the reason.
         """
         if not self.facts and self.failure is not None:
             raise self.failure
@@ -173,7 +173,23 @@ def _usable(results: Sequence[RankFacts | InputError], refs: Sequence[SourceRef]
                 message=f"left out {plural(len(unknown), 'file')} of no known kind: {shown}",
             )
         )
-    return ReadInputs(facts=tuple(facts), notices=(*_named(said), *notices), failure=failures[0] if failures else None)
+    return ReadInputs(facts=tuple(facts), notices=(*_named(said), *notices), failure=_reason(failures, refs))
+
+
+def _reason(failures: Sequence[InputError], refs: Sequence[SourceRef]) -> InputError | None:
+    """Return the reason that tells most: of a broken trace before that of a file that is none; of none that none is."""
+    broken = next((failure for failure in failures if not isinstance(failure, UnknownFormatError)), None)
+    if broken is not None or len(failures) < max(2, len(refs)):
+        return broken or next(iter(failures), None)
+    return UnknownFormatError(
+        f"a run must have traces, logs or dumps, none of {plural(len(refs), 'file')} is one: {_some(refs)}",
+        hint="record a few steps with the PyTorch profiler on every rank, or name the folder that holds them",
+    )
+
+
+def _some(refs: Sequence[SourceRef]) -> str:
+    names = sorted(ref.file_name for ref in refs)
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def _named(said: Sequence[tuple[str, Notice]]) -> list[Notice]:

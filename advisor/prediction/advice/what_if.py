@@ -178,7 +178,7 @@ def sensitivities(basis: Basis, fitting: Sequence[tuple[Candidate, float]]) -> t
     for what, field in (
         ("arithmetic of a step (us)", "compute_us"),
         ("waiting in each collective (us)", "wait_us"),
-        ("the cores' part of a byte sent (us)", "host_us_per_byte"),
+        ("CPU time per byte sent (us)", "host_us_per_byte"),
     ):
         value = getattr(calibration, field)
         if value:

@@ -148,8 +148,7 @@ def _sensitive(plan: Plan) -> list[str]:
         ):
             if best != plan.chosen.triple and plan.verdict != Verdict.KEEP:
                 value = f"{item.value:,.0f}" if item.value >= 1000 else f"{item.value:.3g}"
-                what = item.what.removeprefix("the ")
-                lines.append(f"  {end} the {what}, now {value}: {best} would be best, this plan {speedup:.2f}x")
+                lines.append(f"  {end} the {item.what}, now {value}: {best} would be best, this plan {speedup:.2f}x")
     return ["", "What would change the choice:", *lines] if lines else []
 
 
