@@ -128,3 +128,13 @@ def test_beside_a_gpu_the_gaps_shrink_first(tmp_path):
     assert (found.step_us, found.fixed_us, found.compute_us) == pytest.approx((3_000_000.0, 500_000.0, 1_000_000.0))
     found = unprofiled(traced, captured(tmp_path, 2_000_000.0, 2e5, 4e5))
     assert (found.step_us, found.fixed_us, found.compute_us) == pytest.approx((2_000_000.0, 0.0, 800_000.0))
+
+
+def test_profiled_steps_are_those_in_the_trace(tmp_path):
+    """Not the one before, in which the profiler starts, nor the one behind, in which it writes."""
+    times = {5: 9_000.0, 6: 1_300.0, 7: 1_100.0, 8: 7_000.0}
+    rows = [
+        {"step": number, "step_us": times.get(number, 1_000.0), "cpu_us": 1, "profiled": number in times}
+        for number in range(20)
+    ]
+    assert captured_of([log(tmp_path, rows)]).profiler_slowdown == pytest.approx(1.2)

@@ -45,7 +45,7 @@ class Captured:
     Attributes:
         steps: in order; of more than 5,000 the last ones.
         median_step_us: of the timed steps; None without any.
-        profiler_slowdown: median of the profiled steps over that of the timed ones.
+        profiler_slowdown: mean of the steps in the trace over the median of the timed ones.
         overhead_share: of the timed steps, spent by the capture itself.
         peak_memory_bytes: the largest of all ranks: allocated on GPUs, resident on CPUs.
         inputs: shapes and types of a rank's first micro-batch.
@@ -90,10 +90,11 @@ def captured_of(logs: Sequence[StepLog]) -> Captured | None:
     whole = [rows for _, rows in sorted(by_step.items()) if len(rows) == len(logs)]
     steps = [_step(rows, complete=len(logs) == first.world_size) for rows in whole]
     timed = [step.step_us for step in steps if step.timed and step.step_us]
+    traced = first.traced
     profiled = [
         step.step_us
         for step, rows in zip(steps, whole, strict=True)
-        if step.step_us and step.step >= WARM_UP_STEPS and any(row.profiled for row in rows)
+        if step.step_us and (any(row.profiled for row in rows) if traced is None else step.step in range(*traced))
     ]
     overhead = [
         fmean(row.overhead_us for row in rows) / step.step_us
@@ -104,7 +105,7 @@ def captured_of(logs: Sequence[StepLog]) -> Captured | None:
     return Captured(
         steps=tuple(steps[-MAX_CAPTURED_STEPS:]),
         median_step_us=median(timed) if timed else None,
-        profiler_slowdown=median(profiled) / median(timed) if profiled and timed else None,
+        profiler_slowdown=fmean(profiled) / median(timed) if profiled and timed else None,
         overhead_share=median(overhead) if overhead else None,
         peak_memory_bytes=max((row.peak_memory_bytes for rows in whole for row in rows), default=None),
         inputs=first.inputs,
