@@ -193,3 +193,12 @@ def test_what_deepspeed_does_on_the_host_goes_with_it():
     assert (ours.host_share, theirs.host_share) == (0.35, 1.0)
     assert us(made, replace(ours, host_share=1.0)) - us(made, ours) == pytest.approx(0.65 * 200_000.0)
     assert found(replace(made, is_gpu=True), "GGG", collectives="ho_ring").host_share == 1.0
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_groups_of_all_ranks_are_not_offered_beside_sharding_globally(world):
+    """Two ranks: NNI in groups of two would be NNG under another name."""
+    made = calibration(world_size=world, ranks_per_node=1, baseline_group_size=world)
+    levels = {str(item.strategy) for item in candidates(made)}
+    assert levels == {"NNN", "NNG", "NGG", "GNG", "GGG"}
+    assert not any(item.variant.keeps_copy for item in candidates(made))

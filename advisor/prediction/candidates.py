@@ -119,11 +119,12 @@ def candidates(calibration: Calibration) -> list[Candidate]:
     """Return all kept strategies with all aligned group sizes, as HO-Ring and as frameworks run them."""
     per_node, sizes = calibration.ranks_per_node, aligned_sizes(calibration)
     usual = [per_node if per_node in sizes else sizes[0]]
+    proper = [size for size in sizes if size < calibration.world_size]  # one group of all ranks is sharding globally
     found = []
     for strategy in KEPT:
         if strategy in PARTIAL_ONLY and calibration.trained_share == 1.0:  # they pay only with frozen parameters
             continue
-        for size in sizes if Level.I in _levels(strategy) else usual:
+        for size in proper if Level.I in _levels(strategy) else usual:
             ours = Candidate(strategy=strategy, group_size=size, collectives=CollectiveBackend.HO_RING)
             found.append(replace(ours, host_share=_host_share(calibration)))
             if Fidelity.EXACT in exports_of(strategy, CollectiveBackend.NATIVE).values():
@@ -132,10 +133,7 @@ def candidates(calibration: Calibration) -> list[Candidate]:
         if variant.changes_numbers and not calibration.is_gpu:
             continue
         has_groups = Level.I in _levels(strategy) or variant.keeps_copy
-        fitting = [
-            size for size in (sizes if has_groups else usual) if size < calibration.world_size or not variant.keeps_copy
-        ]
-        found += [_varied(calibration, strategy, variant, size) for size in fitting]
+        found += [_varied(calibration, strategy, variant, size) for size in (proper if has_groups else usual)]
     return found
 
 
