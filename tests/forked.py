@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import signal
 import socket
 import sys
-
-OF_A_JOB = re.compile("PARO_(?!ADVISE_)")
 
 
 def ask(path, job):
@@ -19,12 +17,16 @@ def ask(path, job):
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(str(path))
         server.sendall(json.dumps(job).encode() + b"\n")
-        return json.loads(server.makefile().readline())
+        answer = server.makefile().readline()
+    if not answer:
+        raise RuntimeError("the process that forks ranks has ended")
+    return json.loads(answer)
 
 
 def code_of(codes):
     """Return the code of the first rank that failed; one that was ended because another had failed is not the cause."""
-    return next((code for code in codes if code > 0), next((code for code in codes if code), 0))
+    own = [code for code in codes if code not in (0, -signal.SIGTERM)]
+    return next((code for code in own if code > 0), next(iter(own), min(codes, default=0)))
 
 
 def main():
@@ -36,7 +38,8 @@ def main():
         "ranks": int(ranks),
         "warnings": "",
         "timeout_s": 540,
-        "environment": {name: value for name, value in os.environ.items() if OF_A_JOB.match(name)},
+        "environment": dict(os.environ),
+        "cwd": os.getcwd(),  # noqa: PTH109 - without pathlib this starts at once
         "stdout": f"{here}/1",
         "stderr": f"{here}/2",
     }

@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import random
+import re
 import runpy
 import select
 import signal
@@ -30,7 +31,9 @@ import paro_advise.runtime.adapters.session
 import paro_advise.runtime.capture.recorder  # noqa: F401 - what plans need
 from paro_advise.runtime.launch.activation import activate
 
+OF_A_JOB = re.compile("PARO_(?!ADVISE_)")  # variables by which `paro-advise` has a rank captured or planned
 POLL_S = 0.01
+GRACE_S = 30.0  # for ranks to end by themselves after one has failed
 
 
 def rank_of(job, rank, port):
@@ -43,9 +46,13 @@ def rank_of(job, rank, port):
         )
     ):
         os.dup2(os.open(path, flags), number)
+    os.setsid()  # so that what it starts ends with it
+    os.chdir(job["cwd"])
+    os.environ.clear()
+    os.environ.update(job["environment"], OMP_NUM_THREADS="1")
     count = str(job["ranks"])
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=count, LOCAL_WORLD_SIZE=count)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **job["environment"])
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     random.seed()
     np.random.seed()
     for setting in filter(None, job["warnings"].split(",")):
@@ -53,7 +60,7 @@ def rank_of(job, rank, port):
         warnings.simplefilter(action, getattr(__builtins__, category) if category else Warning)
     sys.argv = [job["script"], *job["arguments"]]
     sys.path[0] = os.path.dirname(job["script"])  # noqa: PTH120 - as Python sets it
-    if job["environment"]:
+    if any(OF_A_JOB.match(name) for name in os.environ):
         activate()  # what Python does at its start in a job of `paro-advise run`, when torch has been imported
     runpy.run_path(job["script"], run_name="__main__")
     sys.exit()
@@ -68,12 +75,22 @@ def finished(children, deadline, asker):
             codes[ended] = os.waitstatus_to_exitcode(status)
         else:
             time.sleep(POLL_S)
-        is_over = time.monotonic() > deadline
-        if is_over or any(codes.values()) or select.select([asker], [], [], 0)[0]:
-            for child in children:
-                if child not in codes:
-                    os.kill(child, signal.SIGKILL if is_over else signal.SIGTERM)
+        if any(codes.values()) or select.select([asker], [], [], 0)[0]:
+            deadline = min(deadline, time.monotonic() + GRACE_S)
+            end(children, codes, signal.SIGTERM)
+        if time.monotonic() > deadline:
+            end(children, codes, signal.SIGKILL)
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
     return [codes[child] for child in children]
+
+
+def end(children, codes, how):
+    """Send the ranks that are left a signal."""
+    for child in children:
+        if child not in codes:
+            os.kill(child, how)
 
 
 def serve(asker):

@@ -23,7 +23,7 @@ FORKED = Path(__file__).parent / "forked.py"
 @functools.cache
 def _server():
     """Start the process that forks ranks; it ends when its input does, with this one. Return it and its socket's path."""
-    path = Path(tempfile.mkdtemp(prefix="ranks")) / "socket"
+    path = Path(tempfile.mkdtemp(prefix="ranks", dir="/tmp")) / "socket"  # a socket's path is short
     atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
     server = subprocess.Popen(
         [sys.executable, str(SERVER), str(path)],
@@ -53,7 +53,8 @@ def run_ranks(script, *arguments, ranks=4, warnings="ignore", timeout_s=540, pla
             "ranks": ranks,
             "warnings": warnings,
             "timeout_s": timeout_s,
-            "environment": {PLAN_VARIABLE: str(plan), DRIFT_VARIABLE: drift} if plan else {},
+            "environment": {**os.environ, **({PLAN_VARIABLE: str(plan), DRIFT_VARIABLE: drift} if plan else {})},
+            "cwd": str(Path.cwd()),
             **{path.name: str(path) for path in outputs},
         }
         code = code_of(ask(_server()[1], job))

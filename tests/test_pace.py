@@ -138,3 +138,5 @@ def test_profiled_steps_are_those_in_the_trace(tmp_path):
         for number in range(20)
     ]
     assert captured_of([log(tmp_path, rows)]).profiler_slowdown == pytest.approx(1.2)
+    postponed = captured_of([log(tmp_path, rows, steps=[1, 3])])  # asked for, and recorded from step 6 on
+    assert postponed.profiler_slowdown == pytest.approx((9.0 + 1.3 + 1.1 + 7.0) / 4)

@@ -124,8 +124,60 @@ def test_a_followed_job_is_read_on_from_where_it_was_read_to(tmp_path, monkeypat
         assert [row.step for row in found.rows] == list(range(whole - 20, whole))
     assert found.rows[-1].step_us == 1e6 + 59
     monkeypatch.undo()
+    assert followed.num_replaced == 0
     path.write_text("\n".join(lines[:3]) + "\n")  # another job
     assert [row.step for row in followed.logs()[0].rows] == [0, 1]
+    other = log_lines(0, [2e6] * 80)
+    path.write_text("\n".join([other[0].replace("node0", "node7"), *other[1:]]) + "\n")  # and one that is longer
+    found = followed.logs()[0]
+    assert (found.host, len(found.rows), followed.num_replaced) == ("node7", 80, 2)
+    path.unlink()
+    assert followed.logs() == []
+
+
+def test_a_row_of_nonsense_does_not_end_the_reading(tmp_path):
+    lines = log_lines(0, [1e6] * 30)
+    path = tmp_path / "steps.rank0.jsonl"
+    followed = FollowedJob(tmp_path, keep_steps=20)
+    path.write_text("\n".join(lines[:11]) + "\n")
+    followed.logs()
+    odd = json.dumps(json.loads(lines[1]) | {"step": 10**9})
+    path.write_text("\n".join([*lines[:11], odd]) + "\n")
+    followed.logs()
+    path.write_text("\n".join([*lines[:11], odd, *lines[11:]]) + "\n")
+    assert [row.step for row in followed.logs()[0].rows] == [*range(11, 30), 10**9]
+
+
+def watched(monkeypatch, folder, states):
+    """Run `watch` over states of a folder, one a look; return what it says."""
+    looks = iter(states)
+
+    def look(_):
+        try:
+            next(looks)()
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr("paro_advise.advisor.commands.jobs.watch.time.sleep", look)
+    look(0)
+    assert run(["watch", str(folder), "--interval", "0.1"]) == 130
+
+
+def test_ranks_that_lag_neither_double_an_alarm_nor_hide_it(tmp_path, monkeypatch, capsys):
+    """The log of rank 1 comes late: with its header only, then in parts."""
+    times = [1e6] * 80 + [2e6] * 40
+    one, other = log_lines(0, times), log_lines(1, times)
+
+    def write(rank, lines):
+        return lambda: (tmp_path / f"steps.rank{rank}.jsonl").write_text("\n".join(lines) + "\n")
+
+    watched(
+        monkeypatch, tmp_path, [write(0, one), write(1, other[:1]), write(1, other[:30]), write(1, other), lambda: None]
+    )
+    assert capsys.readouterr().out.count("2.00x as long since step 80") == 1
+    (tmp_path / "steps.rank0.jsonl").unlink()
+    watched(monkeypatch, tmp_path, [write(1, other[:1]), write(0, one), write(1, other), lambda: None])
+    assert capsys.readouterr().out.count("2.00x as long since step 80") == 1
 
 
 @pytest.mark.parametrize(

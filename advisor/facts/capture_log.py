@@ -90,12 +90,14 @@ def captured_of(logs: Sequence[StepLog]) -> Captured | None:
     whole = [rows for _, rows in sorted(by_step.items()) if len(rows) == len(logs)]
     steps = [_step(rows, complete=len(logs) == first.world_size) for rows in whole]
     timed = [step.step_us for step in steps if step.timed and step.step_us]
-    traced = first.traced
-    profiled = [
-        step.step_us
+    slowed = [
+        step
         for step, rows in zip(steps, whole, strict=True)
-        if step.step_us and (any(row.profiled for row in rows) if traced is None else step.step in range(*traced))
+        if step.step_us and step.step >= WARM_UP_STEPS and any(row.profiled for row in rows)
     ]
+    # The trace may hold other steps than asked for, where the script's own profiler was at work.
+    inside = [step for step in slowed if first.traced is not None and step.step in range(*first.traced)]
+    profiled = [step.step_us for step in inside or slowed if step.step_us]
     overhead = [
         fmean(row.overhead_us for row in rows) / step.step_us
         for step, rows in zip(steps, whole, strict=True)

@@ -4,8 +4,8 @@ The newest m steps are held against ``BASELINE_STEPS`` before them. An alarm ask
 all but k - 1 of the baseline's, and that their median is 5 % above the baseline's, for one of the pairs of m and k in
 ``EXCEEDANCES``. This needs no distribution: if steps come in any order with equal chance, m of them all exceed the k-th
 largest of n others with probability C(k + m - 1, m) / C(n + m, m) (exceedances: Gumbel and von Schelling, 1950). The
-sum over the pairs bounds the chance of a false alarm at a step. Steps that are slow in bursts make it larger, by as
-much as bursts last longer than m.
+sum over the pairs bounds the chance of a false alarm at a step with a whole baseline. Steps that are slow in bursts
+make it larger, by as much as bursts last longer than m.
 """
 
 from __future__ import annotations

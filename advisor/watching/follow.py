@@ -12,7 +12,7 @@ from paro_advise.advisor.watching.recording import newest_step
 from paro_advise.core.capture_files import STEP_LOG_PATTERN
 from paro_advise.errors import InputError
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
-from paro_advise.trace_parsers.logs.constants import MAX_STEP_LOG_BYTES
+from paro_advise.trace_parsers.logs.constants import HEAD_BYTES, MAX_STEP_LOG_BYTES
 from paro_advise.trace_parsers.logs.step_log import read_step_log, step_rows
 
 if TYPE_CHECKING:
@@ -27,10 +27,12 @@ class _Known:
 
     Attributes:
         read_bytes: up to the end of a line.
+        identity: of the file, other in one that has taken its place.
     """
 
     log: StepLog
     read_bytes: int
+    identity: tuple[int, bytes]
 
 
 class FollowedJob:
@@ -39,24 +41,33 @@ class FollowedJob:
     Args:
         folder: that `capture` writes into.
         keep_steps: newest steps of a log that are kept once it grows, None for all.
+
+    Attributes:
+        num_replaced: logs whose place another one has taken, so that steps count from the start again.
     """
 
     def __init__(self, folder: Path, keep_steps: int | None = None) -> None:
         self._folder = folder
         self._keep_steps = keep_steps
         self._known: dict[Path, _Known] = {}
+        self.num_replaced = 0
 
     def logs(self) -> list[StepLog]:
         """Return all step logs: of those known before, what was added and the newest steps before that.
 
         A line that is being written is left out.
         """
-        for path in sorted(self._folder.glob(STEP_LOG_PATTERN)):
+        paths = sorted(self._folder.glob(STEP_LOG_PATTERN))
+        self._known = {path: known for path, known in self._known.items() if path in paths}
+        for path in paths:
             known = self._known.get(path)
             try:
-                size = path.stat().st_size
-                if known is None or size < known.read_bytes:
-                    self._known[path] = _whole(path)
+                identity, size = _identity(path), path.stat().st_size
+                if known is not None and (known.identity != identity or size < known.read_bytes):
+                    self.num_replaced += 1
+                    known = None
+                if known is None:
+                    self._known[path] = _whole(path, identity)
                 elif size > known.read_bytes:
                     self._known[path] = _longer(path, known, self._keep_steps)
             except (InputError, OSError):
@@ -93,20 +104,22 @@ class FollowedJob:
             time.sleep(LOOK_S)
 
 
-def _whole(path: Path) -> _Known:
+def _identity(path: Path) -> tuple[int, bytes]:
+    with path.open("rb") as file:
+        return path.stat().st_ino, file.readline(HEAD_BYTES)
+
+
+def _whole(path: Path, identity: tuple[int, bytes]) -> _Known:
     # Before the log itself: what is written in between is read again, and known by its steps.
     read_bytes = _whole_lines(path, 0)[1]
-    return _Known(log=read_step_log(SourceRef(path=path)), read_bytes=read_bytes)
+    return _Known(log=read_step_log(SourceRef(path=path)), read_bytes=read_bytes, identity=identity)
 
 
 def _longer(path: Path, known: _Known, keep_steps: int | None) -> _Known:
     lines, read_bytes = _whole_lines(path, known.read_bytes)
-    rows, _ = step_rows(lines)
-    before = known.log.rows
-    last = before[-1].step if before else -1
-    together = (*before, *(row for row in rows if row.step > last))
-    kept = together[-keep_steps:] if keep_steps else together
-    return _Known(log=replace(known.log, rows=kept), read_bytes=read_bytes)
+    rows = {row.step: row for row in (*known.log.rows, *step_rows(lines)[0])}
+    kept = [rows[number] for number in sorted(rows)][-keep_steps if keep_steps else 0 :]
+    return replace(known, log=replace(known.log, rows=tuple(kept)), read_bytes=read_bytes)
 
 
 def _whole_lines(path: Path, begin: int) -> tuple[list[bytes], int]:

@@ -147,10 +147,12 @@ class Lab:
             port_mbit: Mbit/s.
 
         Raises:
-            LabError: this lab has no network of its own.
+            LabError: this lab has no network of its own, or no such node.
         """
         if self._network is None:
             raise LabError("a port's rate must be one of a network, this lab runs over loopback")
+        if not 0 <= node < self.spec.nodes:
+            raise LabError(f"a node must be one of 0 to {self.spec.nodes - 1}, got {node}")
         self._network.set_port(node, port_mbit)
 
     def _start_slowing(self) -> Slowing | None:

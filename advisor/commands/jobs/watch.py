@@ -46,10 +46,10 @@ def command(
 ) -> None:
     """Follow the step logs that `capture` writes into DIR, and print a line when steps become slower and stay so.
 
-    An alarm follows a change by seven steps. If steps come in any order with equal chance, a false one comes once in 24
-    million steps; steps that are slow in bursts make it likelier. A watch alone changes nothing; --record has the job
-    profile three steps, and --apply tries another plan on the job that `run --job` has started. End the watch with
-    Ctrl-C; with --once and --record it ends when the recording is there.
+    An alarm follows a change by seven steps, by ten or twenty where many steps pause. If steps come in any order with
+    equal chance, a false one comes once in 22 million steps; steps that are slow in bursts make it likelier. A watch
+    alone changes nothing; --record has the job profile three steps, and --apply tries another plan on the job that
+    `run --job` has started. End the watch with Ctrl-C; with --once and --record it ends when the recording is there.
 
     \b
     Examples:
@@ -60,8 +60,7 @@ def command(
     """
     from paro_advise.advisor.watching.constants import KEPT_STEPS
     from paro_advise.advisor.watching.follow import FollowedJob
-    from paro_advise.advisor.watching.job import find_alarms
-    from paro_advise.advisor.watching.recording import newest_step
+    from paro_advise.advisor.watching.job import find_alarms, job_steps
 
     if not Path(folder).is_dir():
         raise InputError("watch must follow a folder that `capture` writes into", where=folder)
@@ -72,18 +71,20 @@ def command(
         raise InputError(
             f"--apply must name the folder of a running job, there is no {STATE}", where=apply_to, hint=hint
         )
-    judged = -1
+    judged, num_replaced = -1, 0
     followed = FollowedJob(Path(folder), KEPT_STEPS)
     recording: Recording | None = None
     is_asked = False
     while not is_reader_gone():
         logs = followed.logs()
+        if followed.num_replaced > num_replaced:  # another job, whose steps begin anew
+            judged, num_replaced = -1, followed.num_replaced
         for alarm in find_alarms(logs):
             if alarm.step > judged:
                 _say(alarm.text, alarm, as_json=as_json)
                 if record == "alarm" and recording is None:
                     recording = _ask(folder, logs)
-        judged = newest_step(logs)
+        judged = max(judged, *(step for step, _ in job_steps(logs)[-1:]), -1)
         if record == "now" and not is_asked and logs:
             recording, is_asked = _ask(folder, logs), True
         if recording is not None and _is_told(recording, logs, as_json=as_json, job=apply_to):

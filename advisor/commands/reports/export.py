@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -82,10 +83,8 @@ def command(
     refuse_same(targets)
     for target in targets:
         refuse_overwrite(target, force=force, inputs=paths)
-    if inductor and inductor.endswith(".gz"):
-        raise UsageError("a compiler's profile must not be compressed, got .gz", where=inductor)
     if inductor:
-        refuse_remote(paths, "a compiler's profile")
+        _check_profile(inductor, paths)
     named = dict(_label(text) for text in labels)
     progress = Progress(quiet=quiet or "-" in targets)
     if prometheus or otel:
@@ -108,18 +107,35 @@ def command(
         _write_profile(paths, inductor, progress, engine, force=force)
 
 
+def _check_profile(target: str, paths: tuple[str, ...]) -> None:
+    """Refuse a profile that the compiler could not read, or that would be read as a trace the next time.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if not paths:
+        raise UsageError("export must get a PATH", hint="the traces of all ranks")
+    refuse_remote(paths, "a compiler's profile")
+    if target.endswith(".gz"):
+        raise UsageError("a compiler's profile must not be compressed, got .gz", where=target)
+    folder = Path(target).resolve().parent
+    if any(Path(path).is_dir() and folder.is_relative_to(Path(path).resolve()) for path in paths):
+        raise UsageError("a compiler's profile must not lie among the traces, of which it would be one", where=target)
+
+
 def _write_profile(
     paths: tuple[str, ...], target: str, progress: Progress, engine: EngineChoice, *, force: bool
 ) -> None:
     from paro_advise.advisor.commands.output import write_output
     from paro_advise.advisor.facts.inputs import read_inputs
     from paro_advise.advisor.slices.compiler_profile import profile_for_compiler
+    from paro_advise.advisor.wording.escaping import plain
 
     inputs = read_inputs(list(paths), progress, engine=engine)
     profile = profile_for_compiler(inputs.read.facts, {ref.label: ref for ref in inputs.refs})
     write_output(target, profile.data, force=force)
-    for note in profile.notes:
-        click.echo(f"note: {note}", err=True)
+    for note in dict.fromkeys((*(notice.message for notice in inputs.read.notices), *profile.notes)):
+        click.echo(f"note: {plain(note)}", err=True)
     click.echo(
         f"{plural(profile.num_collectives, 'kind')} of collective, {plural(profile.num_operators, 'kind')} of operator",
         err=True,
