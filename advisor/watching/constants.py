@@ -4,10 +4,9 @@ from __future__ import annotations
 
 WARM_UP_STEPS = 10  # steps at the start that count for nothing; assumed: compilation, caches, allocators
 BASELINE_STEPS = 60  # steps before the newest ones that these are held against; assumed
-LEAST_BASELINE = 30  # steps without which nothing is judged, by the first of these only; assumed
-# Newest steps that must all be slower than the k-th slowest of the baseline, and k; one of the pairs is enough. The
-# first is soon, the others allow for more pauses in the baseline (checkpoints, evaluation); assumed.
-EXCEEDANCES = ((7, 3), (10, 5), (20, 15))  # steps
+LEAST_BASELINE = 30  # steps without which nothing is judged, by the first pair of EXCEEDANCES only; assumed
+# The first pair is soon, the others allow for more pauses in the baseline (checkpoints, evaluation).
+EXCEEDANCES = ((7, 3), (10, 5), (20, 15))  # m newest steps slower than the k-th slowest of the baseline; assumed
 RUN_STEPS = EXCEEDANCES[0][0]  # steps by which an alarm follows a change at the least
 LEAST_SLOWDOWN = 1.05  # of the baseline's median that the newest steps' median must exceed; assumed
 HOST_EXCESS = 1.2  # times as long as before, and as other ranks, that a rank's host must work to be named; assumed
