@@ -133,9 +133,9 @@ def _usable(table: pl.DataFrame, seen: set[int]) -> tuple[pl.DataFrame, list[str
     """
     import polars as pl
 
-    shapes = {text: _shape(text) for text in table["group_ranks"].unique().to_list()}
-    types = {name: _type_name(name) for name in table["dtype"].unique().to_list()}
-    asked = table.filter(pl.col("op").is_in([op.value for op in _RECORDED_NAMES]) & (pl.col("group_size") != 1))
+    shapes = {text: _shape(text) for text in table["group_ranks"].drop_nulls().unique().to_list()}
+    types = {name: _type_name(name) for name in table["dtype"].drop_nulls().unique().to_list()}
+    asked = table.filter(pl.col("op").is_in([op.value for op in _RECORDED_NAMES]) & pl.col("group_size").ne_missing(1))
     known = asked.filter(
         pl.col("group_ranks").is_in([text for text in shapes if text])
         & pl.col("bytes").is_not_null()
@@ -155,7 +155,10 @@ def _usable(table: pl.DataFrame, seen: set[int]) -> tuple[pl.DataFrame, list[str
             len(known) - len(everywhere),
             "of groups of a kind that not every rank has, or with ranks in unequal strides",
         ),
-        (len(everywhere) - len(joined), "that one rank's trace shows alone, or whose ranks disagree"),
+        (
+            len(everywhere) - len(joined),
+            "that one rank's trace shows alone, or of which ranks tell different sizes or no time",
+        ),
     ):
         if count:
             notes.append(f"{plural(count, 'collective')} left out {why}")
