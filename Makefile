@@ -97,7 +97,7 @@ man: .venv/docs.stamp ## A man page for each verb in .man
 	$(PIP) --editable '.[docs]'
 	@touch $@
 
-test-slow: .venv/test.stamp ## The long runs of sharding: all optimizers, groups, checkpoints (15 minutes)
+test-slow: .venv/test.stamp ## The long runs of sharding, and the jobs that pages start (an hour)
 	$(BIN)/python -m pytest -m slow
 
 bench-analyze: .venv/test.stamp ## Speed, memory, scale and cache beside HTA and simdjson (half an hour)
