@@ -11,13 +11,18 @@ _SIZES = {
 }  # fmt: skip
 
 
+def plain_dtype(name: str) -> str:
+    """Return a type's name in lower case and without its home: "bfloat16" for "c10::BFloat16"."""
+    return name.strip().lower().removeprefix("c10::").removeprefix("torch.")
+
+
 def dtype_bytes(name: str) -> int | None:
     """Return the bytes of one element, None for an unknown type.
 
     Args:
         name: "Float", "c10::BFloat16", "long int", "Float8_e4m3fn", "fp16", ...
     """
-    plain = name.strip().lower().removeprefix("c10::").removeprefix("torch.")
+    plain = plain_dtype(name)
     if plain.startswith(("float8", "fp8", "e4m3", "e5m2")):
         return 1
     return _SIZES.get(plain)

@@ -23,7 +23,7 @@ from paro_advise.advisor.ranks.topology import find_topology
 from paro_advise.advisor.slices.trace_events import as_file, events_within
 from paro_advise.advisor.wording.quantities import plural
 from paro_advise.core.collective import Op
-from paro_advise.core.dtypes import dtype_bytes
+from paro_advise.core.dtypes import dtype_bytes, plain_dtype
 from paro_advise.errors import InputError
 from paro_advise.trace_parsers.kineto.events import as_float
 from paro_advise.trace_parsers.logs.constants import MAX_US
@@ -134,12 +134,12 @@ def _usable(table: pl.DataFrame, seen: set[int]) -> tuple[pl.DataFrame, list[str
     import polars as pl
 
     shapes = {text: _shape(text) for text in table["group_ranks"].drop_nulls().unique().to_list()}
-    types = {name: _type_name(name) for name in table["dtype"].drop_nulls().unique().to_list()}
+    types = [name for name in table["dtype"].drop_nulls().unique().to_list() if plain_dtype(name) in _TYPE_NAMES]
     asked = table.filter(pl.col("op").is_in([op.value for op in _RECORDED_NAMES]) & pl.col("group_size").ne_missing(1))
     known = asked.filter(
         pl.col("group_ranks").is_in([text for text in shapes if text])
         & pl.col("bytes").is_not_null()
-        & pl.col("dtype").is_in([name for name, found in types.items() if found])
+        & pl.col("dtype").is_in(types)
     )
     everywhere = known.filter(pl.col("group_ranks").is_in(_of_every_rank(known, shapes, seen)))
     joined = everywhere.filter(pl.col("match").is_not_null() & (pl.col("transfer_us") > 0))
@@ -189,10 +189,6 @@ def _shape(text: str) -> tuple[int, int] | None:
     return (strides.pop(), len(ranks)) if len(strides) == 1 else None
 
 
-def _type_name(name: str) -> str | None:
-    return _TYPE_NAMES.get(name.strip().lower().removeprefix("c10::").removeprefix("torch."))
-
-
 def _times(table: pl.DataFrame) -> tuple[dict[_Kind, list[float]], dict[_Kind, list[int]]]:
     """Return how long each kind of collective moved data (us), and the lowest group of that kind."""
     times: dict[_Kind, list[float]] = {}
@@ -201,7 +197,7 @@ def _times(table: pl.DataFrame) -> tuple[dict[_Kind, list[float]], dict[_Kind, l
     for (op, text, dtype, size), part in rows.group_by("op", "group_ranks", "dtype", "bytes"):
         ranks = sorted(ranks_in(str(text)))
         shape = (ranks[1] - ranks[0], len(ranks))
-        kind = _Kind(str(op), *shape, _type_name(str(dtype)) or "", int(str(size)))
+        kind = _Kind(str(op), *shape, _TYPE_NAMES[plain_dtype(str(dtype))], int(str(size)))
         times.setdefault(kind, []).extend(part["transfer_us"].to_list())
         lowest[shape] = min(lowest.get(shape, ranks), ranks)
     return times, {kind: lowest[kind.stride, kind.group_size] for kind in times}

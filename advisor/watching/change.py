@@ -65,11 +65,12 @@ def find_changes(steps: Sequence[tuple[int, float]]) -> list[Change]:
     begin = 0  # of the baseline: nothing before a change counts after it
     for end in range(RUN_STEPS, len(steps) + 1):
         latest = steps[max(begin, end - _MOST_STEPS) : end]
-        known = (_change(latest, run, order) for run, order in EXCEEDANCES)
-        change = next((item for item in known if item is not None), None)
-        if change is not None:
-            found.append(change)
-            begin = next(place for place in range(end - 1, -1, -1) if steps[place][0] == change.since_step)
+        for run, order in EXCEEDANCES:
+            change = _change(latest, run, order)
+            if change is not None:
+                found.append(change)
+                begin = end - run
+                break
     return found
 
 

@@ -56,7 +56,7 @@ def ask(capture: Path, logs: Sequence[StepLog]) -> Recording:
 
 def newest_step(logs: Sequence[StepLog]) -> int:
     """Return the newest step that every rank has logged, 0 without any."""
-    return min((log.rows[-1].step for log in logs if log.rows), default=0)
+    return min((log.rows[-1].step if log.rows else 0 for log in logs), default=0)
 
 
 def last_step(recording: Recording) -> int | None:

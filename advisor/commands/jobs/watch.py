@@ -60,7 +60,8 @@ def command(
     """
     from paro_advise.advisor.watching.constants import KEPT_STEPS
     from paro_advise.advisor.watching.follow import FollowedJob
-    from paro_advise.advisor.watching.job import find_alarms, job_steps
+    from paro_advise.advisor.watching.job import find_alarms
+    from paro_advise.advisor.watching.recording import newest_step
 
     if not Path(folder).is_dir():
         raise InputError("watch must follow a folder that `capture` writes into", where=folder)
@@ -84,7 +85,7 @@ def command(
                 _say(alarm.text, alarm, as_json=as_json)
                 if record == "alarm" and recording is None:
                     recording = _ask(folder, logs)
-        judged = max(judged, *(step for step, _ in job_steps(logs)[-1:]), -1)
+        judged = max(judged, newest_step(logs))
         if record == "now" and not is_asked and logs:
             recording, is_asked = _ask(folder, logs), True
         if recording is not None and _is_told(recording, logs, as_json=as_json, job=apply_to):
