@@ -125,6 +125,9 @@ def main():
             torch.save([item.state_dict() for item in [*models, *optimizers]], folder / "both.pt")
             with torch.no_grad():
                 print(f"{models[1](models[0](draw(7, NOISE))).mean().item():.9e}", flush=True)
+    # DDP's reducer, were it the last to hold the group, would wait for gloo's thread without letting go of the
+    # interpreter's lock, for which that thread waits if it is still to free the tensor of the last all-reduce.
+    del models
     gc.collect()
     dist.destroy_process_group()
 
