@@ -132,6 +132,33 @@ def test_outputs_are_not_overwritten_without_force(traces, tmp_path, capsys):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".report")]
 
 
+def test_a_trace_among_the_inputs_is_not_overwritten_even_with_force(traces, capsys):
+    target = next(iter(sorted(traces.iterdir())))
+    before = target.read_bytes()
+    for command in (
+        ["analyze", str(traces), "--json", str(target)],
+        ["analyze", str(traces / "*.json"), "--json", str(target)],
+        ["recommend", str(traces), "-o", str(target)],
+        ["slice", str(traces), "-o", str(target)],
+        ["export", str(traces), "--prometheus", str(target)],
+        ["compare", str(traces), str(traces), "-o", str(target)],
+    ):
+        assert run([*command, "--force"]) == 1
+        assert "E401" in capsys.readouterr().err
+    assert target.read_bytes() == before
+
+
+def test_what_lies_among_the_inputs_and_is_none_is_replaced(traces):
+    commands = (
+        ["analyze", str(traces), "-o", str(traces / "report.html")],
+        ["analyze", str(traces), "--json", str(traces / "run.json")],
+        ["recommend", str(traces), "-o", str(traces / "plan.json")],
+        ["export", str(traces), "--prometheus", str(traces / "paro.prom")],
+    )
+    for command in (*commands, *commands):
+        assert run([*command, "--force", "-q"]) in (0, 4), command
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [

@@ -47,7 +47,7 @@ def find_inputs(paths: Iterable[str]) -> tuple[list[SourceRef], bool]:
             refs.update({item.url: _ref_of_object(item) for item in objects})
             is_collection |= len(objects) > 1
             continue
-        files, expanded = _expand(text)
+        files, expanded = files_of(text)
         is_collection |= expanded
         if not files:
             raise NoInputError(
@@ -61,6 +61,21 @@ def find_inputs(paths: Iterable[str]) -> tuple[list[SourceRef], bool]:
             if len(refs) > MAX_FILES:
                 raise InputError(f"one analysis takes at most {MAX_FILES} files", where=text)
     return [refs[key] for key in sorted(refs)], is_collection
+
+
+def files_of(text: str) -> tuple[list[Path], bool]:
+    """Return the files that a local path or glob leads to, and whether it is a folder or glob."""
+    path = Path(text)
+    if path.is_dir():
+        files = [item for item in sorted(path.rglob("*")) if item.is_file() and not _is_hidden(item, path)]
+        return [item for item in files if item.suffix.lower() not in _SKIPPED_SUFFIXES], True
+    if path.exists():
+        return ([path] if path.is_file() else []), False
+    matches = [Path(item) for item in sorted(glob.glob(text, recursive=True))]  # noqa: PTH207 - absolute patterns
+    files = []
+    for match in matches:
+        files += files_of(str(match))[0]
+    return files, True
 
 
 def _ref_of_object(item: RemoteObject) -> SourceRef:
@@ -93,20 +108,6 @@ def _refs_of_file(path: Path) -> dict[str, SourceRef]:
     if not _is_archive(path):
         return {identity: SourceRef(path=path)}
     return {f"{identity}!{member.name}": SourceRef(path=path, member=member) for member in archive_members(path)}
-
-
-def _expand(text: str) -> tuple[list[Path], bool]:
-    path = Path(text)
-    if path.is_dir():
-        files = [item for item in sorted(path.rglob("*")) if item.is_file() and not _is_hidden(item, path)]
-        return [item for item in files if item.suffix.lower() not in _SKIPPED_SUFFIXES], True
-    if path.exists():
-        return ([path] if path.is_file() else []), False
-    matches = [Path(item) for item in sorted(glob.glob(text, recursive=True))]  # noqa: PTH207 - absolute patterns
-    files = []
-    for match in matches:
-        files += _expand(str(match))[0]
-    return files, True
 
 
 def _is_hidden(item: Path, root: Path) -> bool:

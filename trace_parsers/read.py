@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import BrokenInputError, InputError, UnknownFormatError
@@ -18,6 +19,7 @@ from paro_advise.trace_parsers.tables import ParsedSource, SourceFile, SourceKin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from paro_advise.trace_parsers.kineto.event_routes import Detail
 
@@ -48,17 +50,9 @@ def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
         UnknownFormatError: no parser recognises it.
         InputError: it cannot be used (broken, hostile, unreadable).
     """
-    head = read_head(ref)
-    if nsys.looks_like(head):
-        return _read_database(ref)
-    for kind, looks_like, parse in _STREAMED:
-        if looks_like(head):
-            return _read_stream(ref, kind, parse)
-    if looks_like_kineto(head):
-        return read_kineto(ref, detail)
-    for kind, looks_like, parse in _TEXT:
-        if looks_like(head):
-            return _read_stream(ref, kind, parse)
+    found = _recognised(read_head(ref))
+    if found is not None:
+        return found[1](ref, detail)
     raise UnknownFormatError(
         "an input must be a torch profiler trace, an NCCL log or dump, a flight-recorder dump, an "
         "Nsight Systems export or a training log; this file is none of them",
@@ -67,7 +61,34 @@ def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
     )
 
 
-def _read_database(ref: SourceRef) -> ParsedSource:
+def is_an_input(path: Path) -> bool:
+    """Tell whether a file is one that an analysis would take in; one that cannot be read is not."""
+    ref = SourceRef(path=path)
+    try:
+        found = _recognised(read_head(ref))
+        if found is not None and found[0] is SourceKind.TRAIN_LOG:  # any text looks like one at first
+            found[1](ref, None)
+    except InputError:
+        return False
+    return found is not None
+
+
+def _recognised(head: bytes) -> tuple[SourceKind, Callable[[SourceRef, Detail | None], ParsedSource]] | None:
+    """Return which kind of input begins so, and what reads it; None where nothing does."""
+    if nsys.looks_like(head):
+        return SourceKind.NSYS, _read_database
+    for kind, looks_like, parse in _STREAMED:
+        if looks_like(head):
+            return kind, partial(_read_stream, kind, parse)
+    if looks_like_kineto(head):
+        return SourceKind.KINETO, read_kineto
+    for kind, looks_like, parse in _TEXT:
+        if looks_like(head):
+            return kind, partial(_read_stream, kind, parse)
+    return None
+
+
+def _read_database(ref: SourceRef, _: Detail | None) -> ParsedSource:
     with ref.path.open("rb") as file:
         is_plain = ref.member is None and nsys.looks_like(file.read(64))
     if not is_plain:
@@ -109,7 +130,7 @@ def looks_like_kineto(head: bytes) -> bool:
 
 
 def _read_stream(
-    ref: SourceRef, kind: SourceKind, parse: Callable[[Readable, SourceFile], ParsedSource]
+    kind: SourceKind, parse: Callable[[Readable, SourceFile], ParsedSource], ref: SourceRef, _: Detail | None
 ) -> ParsedSource:
     from dataclasses import replace
 

@@ -21,7 +21,7 @@ def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] =
     """Raise before any work is done if a target exists, is an input, or lies in no writable folder.
 
     Raises:
-        WouldOverwriteError: the file exists and ``force`` is off, or it is one of the inputs.
+        WouldOverwriteError: the file exists and ``force`` is off, or it is one of the inputs or lies among them as one.
         OutputError: its folder cannot be written.
     """
     if not target or target == "-":
@@ -32,6 +32,12 @@ def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] =
     path = Path(target)
     if any(Path(text).exists() and path.exists() and path.samefile(text) for text in inputs):
         raise WouldOverwriteError("an output must not be one of the inputs", where=target, hint="name another file")
+    if _is_read_with(path, inputs):
+        raise WouldOverwriteError(
+            "an output must not replace a file that is read as an input",
+            where=target,
+            hint="name another file, or move this one out of the folder",
+        )
     parent = next((folder for folder in path.absolute().parents if folder.exists()), None)
     if path.is_dir() or parent is None or not parent.is_dir() or not os.access(parent, os.W_OK):
         raise OutputError("an output must be a file in a folder that can be written", where=target)
@@ -39,6 +45,16 @@ def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] =
         raise WouldOverwriteError(
             "the output file exists already", where=target, hint="pass --force to replace it, or name another file"
         )
+
+
+def _is_read_with(path: Path, inputs: Sequence[str]) -> bool:
+    """Tell whether a file that exists is one of those that the folders and globs among the inputs lead to."""
+    from paro_advise.trace_parsers.discover import files_of
+    from paro_advise.trace_parsers.read import is_an_input
+
+    if not path.is_file() or not is_an_input(path):
+        return False
+    return any(file.samefile(path) for text in inputs if not is_remote(text) for file in files_of(text)[0])
 
 
 def _refuse_remote(target: str, *, force: bool, inputs: Sequence[str]) -> None:

@@ -87,24 +87,27 @@ def command(
         _check_profile(inductor, paths)
     named = dict(_label(text) for text in labels)
     progress = Progress(quiet=quiet or "-" in targets)
+    contents: list[tuple[str, bytes]] = []  # written when all are known, so that a refusal leaves none
     if prometheus or otel:
         measures = _measures(paths, plan_file, gpus_per_node, progress, engine)
         _refuse_own_labels(measures, named)
         if prometheus:
             from paro_advise.advisor.metrics.prometheus import prometheus_text
 
-            write_output(prometheus, prometheus_text(measures, named), force=force)
+            contents.append((prometheus, prometheus_text(measures, named)))
         if otel:
             from paro_advise.advisor.metrics.opentelemetry import otlp_document
 
             document = otlp_document(measures, named, version("paro-advise"), time.time_ns())
-            write_output(otel, to_json(document), force=force)
+            contents.append((otel, to_json(document)))
     if grafana:
         from paro_advise.advisor.metrics.dashboard import grafana_dashboard
 
-        write_output(grafana, to_json(grafana_dashboard()), force=force)
+        contents.append((grafana, to_json(grafana_dashboard())))
     if inductor:
-        _write_profile(paths, inductor, progress, engine, force=force)
+        contents.append((inductor, _profile(paths, progress, engine)))
+    for target, content in contents:
+        write_output(target, content, force=force)
 
 
 def _check_profile(target: str, paths: tuple[str, ...]) -> None:
@@ -123,23 +126,20 @@ def _check_profile(target: str, paths: tuple[str, ...]) -> None:
         raise UsageError("a compiler's profile must not lie among the traces, of which it would be one", where=target)
 
 
-def _write_profile(
-    paths: tuple[str, ...], target: str, progress: Progress, engine: EngineChoice, *, force: bool
-) -> None:
-    from paro_advise.advisor.commands.output import write_output
+def _profile(paths: tuple[str, ...], progress: Progress, engine: EngineChoice) -> bytes:
     from paro_advise.advisor.facts.inputs import read_inputs
     from paro_advise.advisor.slices.compiler_profile import profile_for_compiler
     from paro_advise.advisor.wording.escaping import plain
 
     inputs = read_inputs(list(paths), progress, engine=engine)
     profile = profile_for_compiler(inputs.read.facts, {ref.label: ref for ref in inputs.refs})
-    write_output(target, profile.data, force=force)
     for note in dict.fromkeys((*(notice.message for notice in inputs.read.notices), *profile.notes)):
         click.echo(f"note: {plain(note)}", err=True)
     click.echo(
         f"{plural(profile.num_collectives, 'kind')} of collective, {plural(profile.num_operators, 'kind')} of operator",
         err=True,
     )
+    return profile.data
 
 
 def _measures(
