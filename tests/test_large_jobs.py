@@ -98,6 +98,7 @@ def packed_page(data):
 @pytest.mark.parametrize(
     "data",
     ["not base64!", base64.b64encode(b"no gzip").decode(), base64.b64encode(gzip.compress(b"{}" * 999)[:-9]).decode()],
+    ids=["no base64", "no gzip", "cut"],
 )
 def test_a_damaged_page_is_refused(data, tmp_path):
     (tmp_path / "run.html").write_text(packed_page(data))
