@@ -150,7 +150,8 @@ def test_a_job_of_one_process_is_not_asked_for_more_ranks(tmp_path):
 
 @pytest.mark.parametrize("late_us", [0.0, 40.0])
 def test_with_two_ranks_the_whole_wait_is_the_late_ones(tmp_path, late_us):
-    analysis = analyze(write_run(tmp_path / "run", [fsdp_rank(0), fsdp_rank(1, late_us=late_us)]))
+    ranks = [fsdp_rank(0, steps=3), fsdp_rank(1, late_us=late_us, steps=3)]
+    analysis = analyze(write_run(tmp_path / "run", ranks))
     if late_us:
         (found,) = analysis.stragglers
         assert (found.rank, found.lateness_us) == (1, pytest.approx(late_us, rel=0.05))

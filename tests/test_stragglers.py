@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import pytest
 from helpers import analyze, write_run
 from trace_builder import TraceBuilder
 
+from paro_advise.advisor.ranks.stragglers import chance_of_leading
+
 STEP_US = 20_000.0
 GATHER_US = 800.0  # from the last arrival on
 COMPUTE_US = 200.0
+NUM_RUNS = 24
 
 
-def ring_run(folder, *, late_end_us=None, slow_compute_us=None, world=4, steps=3):
+def ring_run(folder, *, late_end_us=None, slow_compute_us=None, slow_steps=None, world=4, steps=3):
     """Write a run of gathers over all ranks, each issued when the last one has ended on that rank.
 
     Args:
         late_end_us: by rank, how much later than on the first rank every gather ends.
         slow_compute_us: by rank, how much longer it computes between two gathers.
+        slow_steps: by step and rank, how many times as long it computes.
     """
     builders = [TraceBuilder(rank, world) for rank in range(world)]
     free = [0.0] * world
@@ -29,6 +36,7 @@ def ring_run(folder, *, late_end_us=None, slow_compute_us=None, world=4, steps=3
             arrivals = []
             for rank, builder in enumerate(builders):
                 compute = COMPUTE_US + (slow_compute_us or {}).get(rank, 0.0)
+                compute *= slow_steps[number][rank] if slow_steps else 1.0
                 builder.compute(free[rank], compute)
                 arrivals.append(free[rank] + compute)
             end = max(arrivals) + GATHER_US
@@ -54,6 +62,44 @@ def test_a_rank_that_computes_longer_is_blamed_beside_late_ends(tmp_path):
     # 12 gathers a step. At 11 of them its last gather has ended on it when on the typical others, so it is 150 us
     # behind a typical one; the first of a step meets ranks that waited for the step.
     assert late.lateness_us == pytest.approx(12 * 150.0, rel=0.05)
+
+
+@pytest.mark.parametrize(("world", "steps"), [(2, 2), (2, 5), (4, 3)])
+def test_equal_ranks_on_a_busy_machine_are_rarely_named(tmp_path, world, steps):
+    """What else the machine does slows each rank for a step at a time, all alike."""
+    chance = random.Random(7)
+    named = 0
+    for number in range(NUM_RUNS):
+        slow = [[chance.lognormvariate(0.0, 0.4) for _ in range(world)] for _ in range(steps)]
+        named += bool(analyze(ring_run(tmp_path / str(number), slow_steps=slow, world=world, steps=steps)).stragglers)
+    assert named <= 0.25 * NUM_RUNS
+
+
+def test_two_ranks_that_cost_each_other_the_same_are_not_named(tmp_path):
+    slow = [[1.5, 1.0], [1.0, 1.5]] * 3
+    assert analyze(ring_run(tmp_path / "run", slow_steps=slow, world=2, steps=6)).stragglers == ()
+
+
+@pytest.mark.parametrize(("world", "steps", "said"), [(2, 3, "25%"), (4, 3, "6%"), (4, 5, None)])
+def test_a_finding_says_how_often_one_of_equal_ranks_is_named(tmp_path, world, steps, said):
+    run = analyze(ring_run(tmp_path / "run", slow_compute_us={1: 150.0}, world=world, steps=steps))
+    (finding,) = [item for item in run.findings if item.code == "PARO030"]
+    assert finding.status == "applies"
+    assert ("of equal ranks one would" in finding.text) is (said is not None)
+    assert said is None or f"up to {said} of such recordings" in finding.text
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
+def test_the_chance_of_leading_is_a_bound_and_exact_for_more_than_half(num_ranks, num_steps):
+    """Against all ways in which equal ranks can lead the steps."""
+    ways = [max(map(way.count, way)) for way in itertools.product(range(num_ranks), repeat=num_steps)]
+    for led in range(1, num_steps + 1):
+        counted = sum(most >= led for most in ways) / len(ways)
+        told = chance_of_leading(led, num_steps, num_ranks)
+        assert told >= counted - 1e-12
+        if 2 * led > num_steps:
+            assert told == pytest.approx(counted)
 
 
 def test_a_late_rank_is_found_while_another_group_communicates(tmp_path):

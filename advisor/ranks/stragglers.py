@@ -9,13 +9,15 @@ stragglers).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
+from math import comb
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paro_advise.advisor.ranks.constants import (
     CAUSE_EXCESS_SHARE,
-    STRAGGLER_MIN_STEPS,
+    STRAGGLER_MAX_CHANCE,
     STRAGGLER_STEP_SHARE,
     STRAGGLER_STEPS_SHARE,
     STRAGGLER_WAIT_SHARE,
@@ -42,12 +44,31 @@ class Straggler:
         lateness_us: mean time per step that a typical other rank waits for it, for its own doing.
         share_of_steps: steps in which it causes most of the waiting.
         cause: "late compute", "host" (idle before it arrives) or "unknown".
+        chance: that one of equal ranks causes most of it in as many steps; None in documents of older versions.
     """
 
     rank: int
     lateness_us: float
     share_of_steps: float
     cause: str
+    chance: float | None = None
+
+
+def chance_of_leading(num_led: int, num_steps: int, num_ranks: int) -> float:
+    """Return the chance that any of equal ranks leads in so many steps or more.
+
+    At most one rank leads in a step. Were all equal, each would with the same chance, whatever makes a rank late in a
+    step: at most the binomial tail times the ranks (Boole's inequality).
+    """
+    share = 1 / num_ranks
+    steps = range(num_led, num_steps + 1)
+    tail = sum(comb(num_steps, led) * share**led * (1 - share) ** (num_steps - led) for led in steps)
+    return min(1.0, num_ranks * tail)
+
+
+def least_steps(num_ranks: int) -> int:
+    """Return how many steps it takes to tell a straggler from two or more equal ranks, if it leads in all of them."""
+    return next(number for number in count(2) if chance_of_leading(number, number, num_ranks) <= STRAGGLER_MAX_CHANCE)
 
 
 def find_stragglers(aligned: AlignedRun | None, run: Run) -> list[Straggler]:
@@ -60,12 +81,10 @@ def find_stragglers(aligned: AlignedRun | None, run: Run) -> list[Straggler]:
     if not len(joined):
         return []
     costs = _costs(_delays(joined, aligned.table))
-    if costs.num_steps < STRAGGLER_MIN_STEPS:
-        return []
     facts = dict(run.timed)
     found = [
-        Straggler(rank=rank, lateness_us=mean, share_of_steps=share, cause=_cause(rank, facts))
-        for rank, mean, share in costs.leaders(STRAGGLER_STEP_SHARE * run.mean_step_us)
+        Straggler(rank=rank, lateness_us=mean, share_of_steps=share, cause=_cause(rank, facts), chance=chance)
+        for rank, mean, share, chance in costs.leaders(STRAGGLER_STEP_SHARE * run.mean_step_us, len(facts))
     ]
     return sorted(found, key=lambda item: (-item.lateness_us, item.rank))
 
@@ -123,20 +142,27 @@ class _Costs:
     def num_steps(self) -> int:
         return len(self.all_us)
 
-    def leaders(self, least_us: float) -> list[tuple[int, float, float]]:
-        """Return (rank, mean cost of a step, share of steps) of those that cause most of it in most steps."""
+    def leaders(self, least_us: float, num_ranks: int) -> list[tuple[int, float, float, float]]:
+        """Return (rank, mean cost of a step, share of steps, chance) of those that cause most of it in most steps.
+
+        Args:
+            least_us: that a rank must cost in a step beyond what others do on average.
+            num_ranks: that could have been late.
+        """
         out = []
+        total = sum(self.all_us.values())
+        leaders = [max(self.own_us, key=lambda rank: self.own_us[rank].get(step, 0.0)) for step in self.all_us]
         for rank, costs in sorted(self.own_us.items()):
-            mean = sum(costs.values()) / self.num_steps
-            leading = [
-                step
-                for step, whole in self.all_us.items()
-                if costs.get(step, 0.0) >= STRAGGLER_WAIT_SHARE * max(whole, 1e-9)
-            ]
-            share = len(leading) / self.num_steps
-            is_most = mean * self.num_steps >= STRAGGLER_WAIT_SHARE * sum(self.all_us.values())
-            if mean >= least_us and share >= STRAGGLER_STEPS_SHARE and is_most:
-                out.append((rank, mean, share))
+            own = sum(costs.values())
+            led = sum(
+                leader == rank and costs.get(step, 0.0) >= STRAGGLER_WAIT_SHARE * max(whole, 1e-9)
+                for leader, (step, whole) in zip(leaders, self.all_us.items(), strict=True)
+            )
+            share, chance = led / self.num_steps, chance_of_leading(led, self.num_steps, num_ranks)
+            excess_us = (own - (total - own) / max(num_ranks - 1, 1)) / self.num_steps
+            is_most = own >= STRAGGLER_WAIT_SHARE * total and share >= STRAGGLER_STEPS_SHARE
+            if is_most and excess_us >= least_us and chance <= STRAGGLER_MAX_CHANCE:
+                out.append((rank, own / self.num_steps, share, chance))
         return out
 
 

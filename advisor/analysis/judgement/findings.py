@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.analysis.constants import FINDING_SHARE, HOST_CAUSE_SHARE, MANY_CALLS
+from paro_advise.advisor.analysis.constants import FINDING_SHARE, HOST_CAUSE_SHARE, MANY_CALLS, RARE_CHANCE
 from paro_advise.advisor.analysis.judgement.operations import operations_text
 from paro_advise.advisor.analysis.model import FindingEntry
-from paro_advise.advisor.ranks.constants import STRAGGLER_MIN_STEPS
+from paro_advise.advisor.ranks.stragglers import least_steps
 from paro_advise.advisor.wording.quantities import number_ranges, plural, time_text
 from paro_advise.core.model_state import State
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
+    from paro_advise.advisor.ranks.stragglers import Straggler
 
 APPLIES = "applies"
 DOES_NOT_APPLY = "does not apply"
@@ -154,18 +155,27 @@ def _straggler(analysis: Analysis) -> FindingEntry:
             code,
             APPLIES,
             f"rank {worst.rank} is late in {worst.share_of_steps:.0%} of the steps (cause: {worst.cause}); the "
-            f"others wait {time_text(worst.lateness_us)} a step for it, overlapped or exposed",
+            f"others wait {time_text(worst.lateness_us)} a step for it, overlapped or exposed{_by_chance(worst)}",
         )
     if analysis.run.ranks_missing:
         return _finding(code, NOT_JUDGED, "no rank with a trace is a straggler, but one without may be")
-    if analysis.run.num_steps < STRAGGLER_MIN_STEPS:
+    least = least_steps(len(analysis.ranks))
+    if analysis.run.num_steps < least:
         waits = max(analysis.ranks, key=lambda item: -(item.wait_us or 0.0))
+        steps = plural(analysis.run.num_steps, "step")
         return _finding(
             code,
             NOT_JUDGED,
-            f"one step may be an accident: record {STRAGGLER_MIN_STEPS} or more (rank {waits.rank} waits least in it)",
+            f"a late rank in {steps} may be an accident: record {least} or more (rank {waits.rank} waits least here)",
         )
-    return _finding(code, DOES_NOT_APPLY, "no rank is a straggler in most steps")
+    return _finding(code, DOES_NOT_APPLY, "no rank leads the waiting in more steps than one of equal ranks may")
+
+
+def _by_chance(straggler: Straggler) -> str:
+    """Return in words how often one of equal ranks would be named, nothing where that is rare."""
+    if straggler.chance is None or straggler.chance <= RARE_CHANCE:
+        return ""
+    return f"; of equal ranks one would seem so in up to {straggler.chance:.0%} of such recordings: record more steps"
 
 
 def _slow_link(analysis: Analysis) -> FindingEntry:
