@@ -32,7 +32,7 @@ def test_logs_beside_traces_are_no_errors(tmp_path, capsys):
     assert run(["analyze", str(folder)]) == 0
     said = capsys.readouterr().err
     assert "error[" not in said
-    assert "left out 2 files of no known kind: node0.log, node1.log" in said
+    assert "left out 2 files without a recording: node0.log, node1.log" in said
 
 
 def test_profiled_times_are_marked_where_others_are_known(tmp_path, capsys):

@@ -110,6 +110,17 @@ def test_reports_go_to_a_bucket_and_are_not_overwritten(bucket, capsys):
     said(capsys, "analyze", "s3://traces/runs/a", "-o", target, "--force", "-q")
 
 
+def test_traces_of_a_folder_in_a_bucket_are_not_replaced_and_other_objects_are(bucket, capsys):
+    for name, code in (("rank1.json.gz", 1), ("run.json", 0), ("run.json", 0), ("report.html", 0), ("report.html", 0)):
+        option = "-o" if name.endswith("html") else "--json"
+        printed = said(
+            capsys, "analyze", "s3://traces/runs/a", option, f"s3://traces/runs/a/{name}", "--force", code=code
+        )
+        assert ("error[E401]" in printed.err) is (code == 1)
+    kept = bucket.get_object(Bucket="traces", Key="runs/a/rank1.json.gz")["Body"].read()
+    assert kept == (RUN / "rank1.json.gz").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("address", "code", "text"),
     [

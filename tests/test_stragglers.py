@@ -9,7 +9,7 @@ import pytest
 from helpers import analyze, write_run
 from trace_builder import TraceBuilder
 
-from paro_advise.advisor.ranks.stragglers import chance_of_leading
+from paro_advise.advisor.ranks.stragglers import chance_of_leading, least_steps
 
 STEP_US = 20_000.0
 GATHER_US = 800.0  # from the last arrival on
@@ -75,9 +75,61 @@ def test_equal_ranks_on_a_busy_machine_are_rarely_named(tmp_path, world, steps):
     assert named <= 0.25 * NUM_RUNS
 
 
-def test_two_ranks_that_cost_each_other_the_same_are_not_named(tmp_path):
-    slow = [[1.5, 1.0], [1.0, 1.5]] * 3
+def test_a_rank_that_leads_most_steps_and_costs_no_more_is_not_named(tmp_path):
+    """Rank 1 is late by half in five steps; rank 0 is late once, by as much as all of that."""
+    slow = [[1.0, 1.5]] * 5 + [[3.5, 1.0]]
     assert analyze(ring_run(tmp_path / "run", slow_steps=slow, world=2, steps=6)).stragglers == ()
+
+
+def in_turn(num_steps, late, world=8):
+    """Return how many times as long ranks compute in each step, two of them in turn."""
+    return [[1.6 if rank == late[step % 2] else 1.0 for rank in range(world)] for step in range(num_steps)]
+
+
+def test_two_ranks_that_are_late_in_turn_are_both_named(tmp_path):
+    run = analyze(ring_run(tmp_path / "run", slow_steps=in_turn(6, (1, 5)), world=8, steps=6))
+    assert [(item.rank, item.share_of_steps, item.cause) for item in run.stragglers] == [
+        (1, 0.5, "late compute"), (5, 0.5, "late compute"),
+    ]  # fmt: skip
+    # 28 pairs of 8 ranks, each with a chance of a quarter to lead a step.
+    assert [item.chance for item in run.stragglers] == pytest.approx([28 / 4**6] * 2)
+    (finding,) = [item for item in run.findings if item.code == "PARO030"]
+    assert "rank 5 in 50%" in finding.text
+
+
+def test_two_ranks_that_are_late_in_turn_in_few_steps_are_not_called_harmless(tmp_path):
+    """Of the 6 pairs of four ranks one leads four steps with a chance of 6 / 2^4 = 0.38."""
+    run = analyze(ring_run(tmp_path / "run", slow_steps=in_turn(4, (1, 3), 4), steps=4))
+    assert run.stragglers == ()
+    (finding,) = [item for item in run.findings if item.code == "PARO030"]
+    assert (finding.status, finding.text[:14]) == ("could not be judged", "ranks 1, 3 cau")
+
+
+def test_a_rank_is_compared_with_those_that_it_meets(tmp_path):
+    """Of eight ranks two communicate often: one of them leads every step, either with a chance of a half."""
+    builders = [
+        TraceBuilder(rank, 8, groups=[("0", "default_pg", list(range(8))), ("1", "pair", [0, 1])]) for rank in range(8)
+    ]
+    for builder in builders:
+        for number in range(2):
+            base = number * STEP_US
+            builder.step(number, base, STEP_US)
+            for seq in range(4):
+                start = base + 100.0 + seq * 4_000.0
+                late = 900.0 if builder.rank == 1 else 0.0
+                if builder.rank < 2:
+                    builder.compute(start, 100.0 + late)
+                    builder.collective(
+                        "AllReduce", start + 110.0 + late, 1_900.0 - late, nelems=64_000, issue=start,
+                        seq=number * 100 + seq, group="1", stream=21,
+                    )  # fmt: skip
+                builder.collective(
+                    "AllReduce", start + 3_000.0, 500.0, nelems=640_000, issue=start + 5.0, seq=number * 100 + seq,
+                )  # fmt: skip
+    run = analyze(write_run(tmp_path / "run", builders))
+    assert run.stragglers == ()
+    (finding,) = [item for item in run.findings if item.code == "PARO030"]
+    assert (finding.status, finding.text[:13]) == ("could not be judged", "rank 1 causes")
 
 
 @pytest.mark.parametrize(("world", "steps", "said"), [(2, 3, "25%"), (4, 3, "6%"), (4, 5, None)])
@@ -85,7 +137,7 @@ def test_a_finding_says_how_often_one_of_equal_ranks_is_named(tmp_path, world, s
     run = analyze(ring_run(tmp_path / "run", slow_compute_us={1: 150.0}, world=world, steps=steps))
     (finding,) = [item for item in run.findings if item.code == "PARO030"]
     assert finding.status == "applies"
-    assert ("of equal ranks one would" in finding.text) is (said is not None)
+    assert ("Chance names one of equal ranks" in finding.text) is (said is not None)
     assert said is None or f"up to {said} of such recordings" in finding.text
 
 
@@ -100,6 +152,19 @@ def test_the_chance_of_leading_is_a_bound_and_exact_for_more_than_half(num_ranks
         assert told >= counted - 1e-12
         if 2 * led > num_steps:
             assert told == pytest.approx(counted)
+
+
+def test_the_chance_of_leading_many_steps_can_be_told():
+    """Against the normal distribution: half a million of a million steps, and 3 standard deviations (500) more."""
+    assert chance_of_leading(500_000, 1_000_000, 2) == 1.0
+    assert chance_of_leading(501_500, 1_000_000, 2) == pytest.approx(2 * 0.00135, rel=0.01)
+    assert chance_of_leading(6_000, 10_000, 10_000) == 0.0
+
+
+@pytest.mark.parametrize(("num_ranks", "steps"), [(1, 3), (2, 3), (3, 3), (4, 2), (10_000, 2)])
+def test_how_many_steps_it_takes(num_ranks, steps):
+    """All of s steps: of n ranks one leads them with a chance of n^(1 - s); asked is a quarter."""
+    assert least_steps(num_ranks) == steps
 
 
 def test_a_late_rank_is_found_while_another_group_communicates(tmp_path):

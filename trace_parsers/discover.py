@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import glob
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import InputError, NoInputError
-from paro_advise.trace_parsers.bytes.archive import archive_members
+from paro_advise.trace_parsers.bytes.archive import archive_members, is_archive
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
 from paro_advise.trace_parsers.constants import MAX_FILES
 from paro_advise.trace_parsers.remote.objects import is_remote, shown_address
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from paro_advise.trace_parsers.remote.objects import RemoteObject
 
-_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 # Never traces: what we write ourselves, code, pictures, papers.
 _SKIPPED_SUFFIXES = {
     ".html", ".htm", ".py", ".png", ".jpg", ".jpeg", ".svg", ".pdf", ".ipynb", ".pyc", ".sh", ".parquet",
@@ -56,7 +55,7 @@ def find_inputs(paths: Iterable[str]) -> tuple[list[SourceRef], bool]:
                 hint=_hint_of_nothing(Path(text)),
             )
         for path in files:
-            is_collection |= _is_archive(path)
+            is_collection |= is_archive(path)
             refs.update(_refs_of_file(path))
             if len(refs) > MAX_FILES:
                 raise InputError(f"one analysis takes at most {MAX_FILES} files", where=text)
@@ -85,7 +84,7 @@ def _ref_of_object(item: RemoteObject) -> SourceRef:
         InputError: it is an archive, which must lie on this machine to be looked into.
     """
     name = shown_address(item.url)
-    if name.lower().endswith(_ARCHIVES):
+    if is_archive(PurePath(name)):
         raise InputError("an archive must lie on this machine", where=name, hint="copy it here, or unpack it there")
     return SourceRef(path=Path(name.rpartition("/")[2]), remote=item)
 
@@ -98,14 +97,10 @@ def _hint_of_nothing(path: Path) -> str:
     return "pass trace files, folders that hold them, or quoted globs"
 
 
-def _is_archive(path: Path) -> bool:
-    return path.name.lower().endswith(_ARCHIVES)
-
-
 def _refs_of_file(path: Path) -> dict[str, SourceRef]:
     """Return a file, or the members of an archive, by a name that is the same for all ways to it."""
     identity = str(path.resolve())
-    if not _is_archive(path):
+    if not is_archive(path):
         return {identity: SourceRef(path=path)}
     return {f"{identity}!{member.name}": SourceRef(path=path, member=member) for member in archive_members(path)}
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import BrokenInputError, InputError, UnknownFormatError
 from paro_advise.trace_parsers import nsys
+from paro_advise.trace_parsers.bytes.archive import is_archive
 from paro_advise.trace_parsers.bytes.blocks import BlockReader, SourceRef
 from paro_advise.trace_parsers.bytes.readable import Readable
-from paro_advise.trace_parsers.constants import HEAD_BYTES, MAX_TEXT_BYTES
+from paro_advise.trace_parsers.constants import HEAD_BYTES, MAX_TEXT_BYTES, OWN_TRACE
 from paro_advise.trace_parsers.dumps import flight_recorder
 from paro_advise.trace_parsers.kineto.reader import read_kineto
 from paro_advise.trace_parsers.logs import comms_logger, nccl_log, nccl_tests, train_log
@@ -19,7 +21,6 @@ from paro_advise.trace_parsers.tables import ParsedSource, SourceFile, SourceKin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from paro_advise.trace_parsers.kineto.event_routes import Detail
 
@@ -38,6 +39,8 @@ _TEXT: tuple[tuple[SourceKind, Callable[[bytes], bool], Callable[[Readable, Sour
     (SourceKind.TRAIN_LOG, train_log.looks_like, train_log.parse),
 )
 
+_FIRST_KEY = re.compile(rb'\{\s*"schemaVersion"')  # as Kineto writes it; elsewhere dashboards have one too
+
 
 def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
     """Read one input of any kind.
@@ -50,9 +53,16 @@ def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
         UnknownFormatError: no parser recognises it.
         InputError: it cannot be used (broken, hostile, unreadable).
     """
-    found = _recognised(read_head(ref))
+    head = read_head(ref)
+    found = _recognised(head)
     if found is not None:
         return found[1](ref, detail)
+    if head.startswith(OWN_TRACE):
+        raise UnknownFormatError(
+            "an input must be a recorded trace, this one is a part that paro-advise has cut",
+            where=ref.label,
+            hint="analyze the traces that it was cut from; ui.perfetto.dev shows it",
+        )
     raise UnknownFormatError(
         "an input must be a torch profiler trace, an NCCL log or dump, a flight-recorder dump, an "
         "Nsight Systems export or a training log; this file is none of them",
@@ -61,20 +71,27 @@ def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
     )
 
 
-def is_an_input(path: Path) -> bool:
-    """Tell whether a file is one that an analysis would take in; one that cannot be read is not."""
-    ref = SourceRef(path=path)
+def is_an_input(ref: SourceRef) -> bool:
+    """Tell whether a file is one that an analysis takes in; one that cannot be opened may be."""
+    if is_archive(ref.path):
+        return True
     try:
         found = _recognised(read_head(ref))
-        if found is not None and found[0] is SourceKind.TRAIN_LOG:  # any text looks like one at first
-            found[1](ref, None)
+    except InputError:
+        return True
+    if found is None or found[0] is not SourceKind.TRAIN_LOG:
+        return found is not None
+    try:
+        found[1](ref, None)  # any text looks like a log at first
     except InputError:
         return False
-    return found is not None
+    return True
 
 
 def _recognised(head: bytes) -> tuple[SourceKind, Callable[[SourceRef, Detail | None], ParsedSource]] | None:
     """Return which kind of input begins so, and what reads it; None where nothing does."""
+    if head.startswith(OWN_TRACE):
+        return None
     if nsys.looks_like(head):
         return SourceKind.NSYS, _read_database
     for kind, looks_like, parse in _STREAMED:
@@ -124,8 +141,8 @@ def looks_like_kineto(head: bytes) -> bool:
     """Tell whether the content is a chrome trace as torch's profiler writes it."""
     text = head.lstrip(b"\xef\xbb\xbf \r\n\t")
     if text.startswith(b"{"):
-        marks = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
-        return any(mark in head for mark in marks)
+        marks = (b'"traceEvents"', b'"deviceProperties"', b'"distributedInfo"')
+        return any(mark in head for mark in marks) or _FIRST_KEY.match(text) is not None
     return text.startswith(b"[") and b'"ph"' in head and b'"ts"' in head
 
 

@@ -62,7 +62,8 @@ def build_analysis(
     aligned = align_clocks(run, topology)
     fabric = fabric_of(run, topology)
     links, num_impossible = find_links(aligned, run, fabric)
-    stragglers = find_stragglers(aligned, run)
+    lateness = find_stragglers(aligned, run)
+    stragglers = lateness.stragglers
     training = observe_training(run)
     states = state_summaries(aligned, run, links, fabric)
     notes = (*notices, *stack_notices, *run.notices, *training.notices)
@@ -78,7 +79,7 @@ def build_analysis(
         breakdown_us=parts,
         states={state.value: summary.entry for state, summary in states.items()},
         links=tuple(links),
-        stragglers=tuple(stragglers),
+        stragglers=stragglers,
         clock_offsets_us={str(rank): value for rank, value in aligned.offset_us.items()} if aligned else {},
         clock_error_us=aligned.clock_error_us if aligned else None,
         verdict=verdict_entry(run, parts, idle, states, links, topology, training.strategy, stragglers, collectives),
@@ -96,4 +97,4 @@ def build_analysis(
         memory=memory_peaks(run),
         slow_groups=tuple(find_slow_groups(aligned, run)),
     )
-    return replace(analysis, findings=tuple(findings(analysis)))
+    return replace(analysis, findings=tuple(findings(analysis, lateness)))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 FORMAT = Format(
-    name="paro-advise/analysis", version="1.1", hint="write it again with `paro-advise analyze PATH --json FILE`"
+    name="paro-advise/analysis", version="1.2", hint="write it again with `paro-advise analyze PATH --json FILE`"
 )
 
 

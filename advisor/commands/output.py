@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paro_advise.errors import OutputError, UsageError, WouldOverwriteError
+from paro_advise.errors import InputError, OutputError, UsageError, WouldOverwriteError
 from paro_advise.trace_parsers.remote.objects import is_remote, shown_address
 
 if TYPE_CHECKING:
@@ -49,10 +49,11 @@ def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] =
 
 def _is_read_with(path: Path, inputs: Sequence[str]) -> bool:
     """Tell whether a file that exists is one of those that the folders and globs among the inputs lead to."""
+    from paro_advise.trace_parsers.bytes.blocks import SourceRef
     from paro_advise.trace_parsers.discover import files_of
     from paro_advise.trace_parsers.read import is_an_input
 
-    if not path.is_file() or not is_an_input(path):
+    if not path.is_file() or not is_an_input(SourceRef(path=path)):
         return False
     return any(file.samefile(path) for text in inputs if not is_remote(text) for file in files_of(text)[0])
 
@@ -64,12 +65,40 @@ def _refuse_remote(target: str, *, force: bool, inputs: Sequence[str]) -> None:
         raise WouldOverwriteError(
             "an output must not be one of the inputs", where=shown_address(target), hint="name another object"
         )
-    if not force and exists(target):
+    if not exists(target):
+        return
+    if not force:
         raise WouldOverwriteError(
             "the output object exists already",
             where=shown_address(target),
             hint="pass --force to replace it, or name another one",
         )
+    if _is_object_read_with(target, [text for text in inputs if is_remote(text)]):
+        raise WouldOverwriteError(
+            "an output must not replace an object that is read as an input",
+            where=shown_address(target),
+            hint="name another object, or read fewer",
+        )
+
+
+def _is_object_read_with(target: str, inputs: Sequence[str]) -> bool:
+    from paro_advise.trace_parsers.bytes.local_copy import local_copy
+    from paro_advise.trace_parsers.discover import find_inputs
+    from paro_advise.trace_parsers.read import is_an_input
+    from paro_advise.trace_parsers.remote.store import list_objects
+
+    written = {item.url for item in list_objects(target)}
+    if not any(item.url in written for text in inputs for item in list_objects(text)):
+        return False
+    try:
+        refs, _ = find_inputs([target])
+    except InputError:  # of no kind that is read from stores
+        return False
+    for ref in refs:
+        with local_copy(ref) as copied:
+            if is_an_input(copied):
+                return True
+    return False
 
 
 def refuse_same(targets: Sequence[str | None]) -> None:

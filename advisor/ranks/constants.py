@@ -4,9 +4,9 @@ from __future__ import annotations
 
 ALIGNMENT_ROUNDS = 8  # alternating medians of clock offsets; assumed: enough to settle
 STRAGGLER_STEP_SHARE = 0.02  # of a step that a straggler must cost beyond what others do; assumed: less is noise
-STRAGGLER_STEPS_SHARE = 0.6  # of the steps in which it must lead the waiting; assumed
-STRAGGLER_WAIT_SHARE = 0.4  # of all waiting that it must cause; assumed
-STRAGGLER_MAX_CHANCE = 0.25  # of naming one of equal ranks, at most; what two steps of four ranks can show at best
+STRAGGLER_STEPS_SHARE = 0.6  # of the steps in which one rank, or two together, must lead the waiting; assumed
+STRAGGLER_WAIT_SHARE = 0.4  # of all waiting that these must cause; assumed
+STRAGGLER_MAX_CHANCE = 0.25  # of naming equal ranks, at most; what two steps of four ranks can show at best
 CAUSE_EXCESS_SHARE = 0.02  # of a step that it must spend more than the others for a cause to be named; assumed
 SLOW_GROUP_FACTOR = 1.5  # times as long as its peers that a group takes for the same collectives; assumed
 SLOW_GROUP_STEP_SHARE = 0.02  # of a step that this must cost; assumed: less is noise

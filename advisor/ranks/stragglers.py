@@ -8,9 +8,10 @@ stragglers).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import count
-from math import comb
+from math import comb, exp, lgamma, log, log1p
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +25,7 @@ from paro_advise.advisor.ranks.constants import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import polars as pl
 
@@ -44,7 +45,8 @@ class Straggler:
         lateness_us: mean time per step that a typical other rank waits for it, for its own doing.
         share_of_steps: steps in which it causes most of the waiting.
         cause: "late compute", "host" (idle before it arrives) or "unknown".
-        chance: that one of equal ranks causes most of it in as many steps; None in documents of older versions.
+        chance: at most, that one of equal ranks (or two, where two are named) causes most of it in as many steps; None
+            in documents of older versions.
     """
 
     rank: int
@@ -54,39 +56,76 @@ class Straggler:
     chance: float | None = None
 
 
-def chance_of_leading(num_led: int, num_steps: int, num_ranks: int) -> float:
-    """Return the chance that any of equal ranks leads in so many steps or more.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lateness:
+    """Which ranks are late, and what that was told from.
+
+    Attributes:
+        stragglers: one rank, two that are late in turn, or none; the worst first.
+        undecided: ranks that are late in so many steps as equal ranks may be by chance.
+        num_steps: with collectives that could be joined across ranks.
+        num_ranks: with timed steps.
+    """
+
+    stragglers: tuple[Straggler, ...] = ()
+    undecided: tuple[int, ...] = ()
+    num_steps: int = 0
+    num_ranks: int = 0
+
+
+def chance_of_leading(num_led: int, num_steps: int, num_ranks: int, num_leaders: int = 1) -> float:
+    """Return at most what the chance is that any so many of equal ranks lead in so many steps or more.
 
     At most one rank leads in a step. Were all equal, each would with the same chance, whatever makes a rank late in a
-    step: at most the binomial tail times the ranks (Boole's inequality).
+    step: at most the binomial tail times the number of sets of so many ranks (Boole's inequality).
     """
-    share = 1 / num_ranks
-    steps = range(num_led, num_steps + 1)
-    tail = sum(comb(num_steps, led) * share**led * (1 - share) ** (num_steps - led) for led in steps)
-    return min(1.0, num_ranks * tail)
+    share = num_leaders / num_ranks
+    if share >= 1:
+        return 1.0
+
+    def chance(led: int) -> float:
+        ways = lgamma(num_steps + 1) - lgamma(led + 1) - lgamma(num_steps - led + 1)  # as logarithms: too large else
+        return exp(ways + led * log(share) + (num_steps - led) * log1p(-share))
+
+    total = comb(num_ranks, num_leaders) * sum(map(chance, range(num_led, num_steps + 1)))
+    return min(1.0, round(total, 12))  # what logarithms lose is less
 
 
 def least_steps(num_ranks: int) -> int:
     """Return how many steps it takes to tell a straggler from two or more equal ranks, if it leads in all of them."""
-    return next(number for number in count(2) if chance_of_leading(number, number, num_ranks) <= STRAGGLER_MAX_CHANCE)
+    ranks = max(num_ranks, 2)
+    return next(number for number in count(2) if chance_of_leading(number, number, ranks) <= STRAGGLER_MAX_CHANCE)
 
 
-def find_stragglers(aligned: AlignedRun | None, run: Run) -> list[Straggler]:
-    """Find the ranks that the others wait for in most steps, the worst first."""
+def find_stragglers(aligned: AlignedRun | None, run: Run) -> Lateness:
+    """Find the rank that the others wait for in most steps, or the two that are late in turn."""
+    facts = dict(run.timed)
     if aligned is None or run.mean_step_us <= 0:
-        return []
+        return Lateness(num_ranks=len(facts))
     import polars as pl
 
     joined = aligned.table.filter(pl.col("match").is_not_null() & ~pl.col("op").is_in(_ONE_SIDED))
     if not len(joined):
-        return []
+        return Lateness(num_ranks=len(facts))
     costs = _costs(_delays(joined, aligned.table))
-    facts = dict(run.timed)
+    leaders, chance = costs.leaders(STRAGGLER_STEP_SHARE * run.mean_step_us, len(facts))
+    is_decided = chance <= STRAGGLER_MAX_CHANCE
     found = [
-        Straggler(rank=rank, lateness_us=mean, share_of_steps=share, cause=_cause(rank, facts), chance=chance)
-        for rank, mean, share, chance in costs.leaders(STRAGGLER_STEP_SHARE * run.mean_step_us, len(facts))
+        Straggler(
+            rank=rank,
+            lateness_us=costs.own(rank) / costs.num_steps,
+            share_of_steps=costs.led[rank] / costs.num_steps,
+            cause=_cause(rank, facts),
+            chance=chance,
+        )
+        for rank in leaders
     ]
-    return sorted(found, key=lambda item: (-item.lateness_us, item.rank))
+    return Lateness(
+        stragglers=tuple(sorted(found, key=lambda item: (-item.lateness_us, item.rank))) if is_decided else (),
+        undecided=() if is_decided else tuple(sorted(leaders)),
+        num_steps=costs.num_steps,
+        num_ranks=len(facts),
+    )
 
 
 def _delays(joined: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
@@ -121,6 +160,7 @@ def _delays(joined: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
         .agg(
             pl.col("step_label").first(),
             pl.col("rank").last(),
+            pl.len().alias("num_ranks"),
             (pl.col("arrival_us").last() - pl.col("arrival_us").head(others).median()).alias("cost_us"),
             late_end.fill_null(0.0).alias("late_end_us"),
         )
@@ -133,37 +173,56 @@ class _Costs:
     """What late ranks cost by their own doing: each rank by step, and all of them by step.
 
     What a late end carried on is left out of both: it is the cost of a rank that was late before, or of a link.
+
+    Attributes:
+        led: in how many steps a rank causes most of it, and so much of it that it counts.
+        num_equals: how many ranks, itself included, were at the collectives at which a rank costs most.
     """
 
     own_us: dict[int, dict[str, float]]
     all_us: dict[str, float]
+    led: Counter[int]
+    num_equals: dict[int, int]
 
     @property
     def num_steps(self) -> int:
         return len(self.all_us)
 
-    def leaders(self, least_us: float, num_ranks: int) -> list[tuple[int, float, float, float]]:
-        """Return (rank, mean cost of a step, share of steps, chance) of those that cause most of it in most steps.
+    def own(self, rank: int) -> float:
+        return sum(self.own_us[rank].values())
+
+    def leaders(self, least_us: float, num_ranks: int) -> tuple[tuple[int, ...], float]:
+        """Return the rank, or the two, that cause most in most steps, and the chance of that among equal ranks.
+
+        Ranks are compared with those that they meet where they are late: a pair that alone communicates leads in
+        every step, one of the two in every second.
 
         Args:
             least_us: that a rank must cost in a step beyond what others do on average.
             num_ranks: that could have been late.
         """
-        out = []
+        found: tuple[tuple[int, ...], float] = (), 1.0
+        most = [rank for rank, _ in self.led.most_common(2)]
+        for leaders in (most[:1], most):
+            if leaders and len(leaders) < num_ranks and self._lead(leaders, least_us, num_ranks):
+                equals = min(num_ranks, *(self.num_equals[rank] for rank in leaders))
+                led = sum(self.led[rank] for rank in leaders)
+                chance = chance_of_leading(led, self.num_steps, equals, len(leaders))
+                if not found[0] or chance <= STRAGGLER_MAX_CHANCE < found[1]:
+                    found = tuple(leaders), chance
+        return found
+
+    def _lead(self, leaders: Sequence[int], least_us: float, num_ranks: int) -> bool:
+        """Tell whether each of these ranks has its part of most steps, and costs more than what is usual."""
         total = sum(self.all_us.values())
-        leaders = [max(self.own_us, key=lambda rank: self.own_us[rank].get(step, 0.0)) for step in self.all_us]
-        for rank, costs in sorted(self.own_us.items()):
-            own = sum(costs.values())
-            led = sum(
-                leader == rank and costs.get(step, 0.0) >= STRAGGLER_WAIT_SHARE * max(whole, 1e-9)
-                for leader, (step, whole) in zip(leaders, self.all_us.items(), strict=True)
-            )
-            share, chance = led / self.num_steps, chance_of_leading(led, self.num_steps, num_ranks)
-            excess_us = (own - (total - own) / max(num_ranks - 1, 1)) / self.num_steps
-            is_most = own >= STRAGGLER_WAIT_SHARE * total and share >= STRAGGLER_STEPS_SHARE
-            if is_most and excess_us >= least_us and chance <= STRAGGLER_MAX_CHANCE:
-                out.append((rank, own / self.num_steps, share, chance))
-        return out
+        costs, led = [self.own(rank) for rank in leaders], [self.led[rank] for rank in leaders]
+        usual_us = (total - sum(costs)) / (num_ranks - len(leaders))
+        return (
+            sum(costs) >= STRAGGLER_WAIT_SHARE * total
+            and sum(led) >= STRAGGLER_STEPS_SHARE * self.num_steps
+            and min(led) >= STRAGGLER_STEPS_SHARE * self.num_steps / len(leaders)
+            and min(costs) - usual_us >= least_us * self.num_steps
+        )
 
 
 def _costs(delays: pl.DataFrame) -> _Costs:
@@ -174,7 +233,19 @@ def _costs(delays: pl.DataFrame) -> _Costs:
     for rank, label, cost in by_rank.iter_rows():
         own.setdefault(rank, {})[label] = cost
     by_step = delays.group_by("step_label").agg(pl.col("own_us").sum()).sort("step_label")
-    return _Costs(own_us=own, all_us=dict(by_step.iter_rows()))
+    whole: dict[str, float] = dict(by_step.iter_rows())
+    worst = by_rank.sort("own_us", "rank", descending=[True, False]).group_by("step_label", maintain_order=True).first()
+    by_size = delays.group_by("rank", "num_ranks").agg(pl.col("own_us").sum()).sort("own_us", "num_ranks")
+    return _Costs(
+        own_us=own,
+        all_us=whole,
+        led=Counter(
+            rank
+            for label, rank, cost in worst.select("step_label", "rank", "own_us").iter_rows()
+            if cost >= STRAGGLER_WAIT_SHARE * max(whole[label], 1e-9)
+        ),
+        num_equals={rank: size for rank, size, _ in by_size.select("rank", "num_ranks", "own_us").iter_rows()},
+    )
 
 
 def _cause(rank: int, facts: Mapping[int, Source]) -> str:

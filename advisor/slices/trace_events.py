@@ -9,6 +9,7 @@ import msgspec
 
 from paro_advise.trace_parsers.bytes.blocks import BlockReader
 from paro_advise.trace_parsers.bytes.chunks import EventChunks
+from paro_advise.trace_parsers.constants import OWN_TRACE
 from paro_advise.trace_parsers.kineto.events import as_float, salvage_one
 from paro_advise.trace_parsers.kineto.rows import split_events
 
@@ -121,5 +122,5 @@ def as_file(texts: list[bytes], *, compress: bool) -> bytes:
     """Return events as the content of a trace file."""
     import gzip
 
-    data = b'{"displayTimeUnit":"ms","traceEvents":[\n' + b",\n".join(texts) + b"\n]}\n"
+    data = OWN_TRACE + b'"displayTimeUnit":"ms","traceEvents":[\n' + b",\n".join(texts) + b"\n]}\n"
     return gzip.compress(data, 6, mtime=0) if compress else data

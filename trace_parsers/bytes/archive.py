@@ -13,7 +13,7 @@ import os
 import tarfile
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, cast
 
 from paro_advise.errors import HostileInputError, InputError
@@ -30,12 +30,18 @@ from paro_advise.trace_parsers.bytes.inflate import INFLATE_ERRORS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _RECORD = 512  # bytes; of a header, and what contents are filled up to; POSIX.1-1988, ustar
 _LONG_HEADERS = b"LKxgX"  # type flags: GNU long name and link, pax headers
 # A size beyond 2^63 is a ValueError or OverflowError where a file is told to go there.
 _BROKEN: tuple[type[Exception], ...] = (
     tarfile.TarError, EOFError, OSError, lzma.LZMAError, ValueError, OverflowError, *INFLATE_ERRORS,
 )  # fmt: skip
+
+
+def is_archive(path: PurePath) -> bool:
+    """Tell by its name whether a file is an archive."""
+    return path.name.lower().endswith(_SUFFIXES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,15 +12,17 @@ from paro_advise.advisor.wording.quantities import number_ranges, plural, time_t
 from paro_advise.core.model_state import State
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paro_advise.advisor.analysis.model import Analysis
-    from paro_advise.advisor.ranks.stragglers import Straggler
+    from paro_advise.advisor.ranks.stragglers import Lateness, Straggler
 
 APPLIES = "applies"
 DOES_NOT_APPLY = "does not apply"
 NOT_JUDGED = "could not be judged"
 
 
-def findings(analysis: Analysis) -> list[FindingEntry]:
+def findings(analysis: Analysis, lateness: Lateness) -> list[FindingEntry]:
     """Return all findings: those that apply by saving, then the others."""
     found = [
         _exposed_state(analysis, "parameter", "PARO010"),
@@ -30,7 +32,7 @@ def findings(analysis: Analysis) -> list[FindingEntry]:
         _ungated_replicas(analysis),
         _late_gathers(analysis),
         _small_messages(analysis),
-        _straggler(analysis),
+        _straggler(analysis, lateness),
         _slow_link(analysis),
         _host(analysis),
         _unattributed(analysis),
@@ -141,7 +143,7 @@ def _small_messages(analysis: Analysis) -> FindingEntry:
     return _finding(code, DOES_NOT_APPLY, "no state is bound by latency")
 
 
-def _straggler(analysis: Analysis) -> FindingEntry:
+def _straggler(analysis: Analysis, lateness: Lateness) -> FindingEntry:
     code = "PARO030"
     if not _step(analysis):
         return _no_times(code)
@@ -149,33 +151,42 @@ def _straggler(analysis: Analysis) -> FindingEntry:
         return _finding(code, DOES_NOT_APPLY, "there is one rank only")
     if len(analysis.ranks) < 2:
         return _finding(code, NOT_JUDGED, "one rank only: add traces of more ranks, best one per node")
-    if analysis.stragglers:
-        worst = analysis.stragglers[0]
-        return _finding(
-            code,
-            APPLIES,
-            f"rank {worst.rank} is late in {worst.share_of_steps:.0%} of the steps (cause: {worst.cause}); the "
-            f"others wait {time_text(worst.lateness_us)} a step for it, overlapped or exposed{_by_chance(worst)}",
-        )
+    if lateness.stragglers:
+        return _finding(code, APPLIES, _late_ranks(lateness.stragglers))
     if analysis.run.ranks_missing:
         return _finding(code, NOT_JUDGED, "no rank with a trace is a straggler, but one without may be")
-    least = least_steps(len(analysis.ranks))
-    if analysis.run.num_steps < least:
-        waits = max(analysis.ranks, key=lambda item: -(item.wait_us or 0.0))
-        steps = plural(analysis.run.num_steps, "step")
-        return _finding(
-            code,
-            NOT_JUDGED,
-            f"a late rank in {steps} may be an accident: record {least} or more (rank {waits.rank} waits least here)",
-        )
-    return _finding(code, DOES_NOT_APPLY, "no rank leads the waiting in more steps than one of equal ranks may")
+    return _not_late(lateness)
 
 
-def _by_chance(straggler: Straggler) -> str:
-    """Return in words how often one of equal ranks would be named, nothing where that is rare."""
-    if straggler.chance is None or straggler.chance <= RARE_CHANCE:
-        return ""
-    return f"; of equal ranks one would seem so in up to {straggler.chance:.0%} of such recordings: record more steps"
+def _late_ranks(stragglers: Sequence[Straggler]) -> str:
+    worst, *others = stragglers
+    text = (
+        f"rank {worst.rank} is late in {worst.share_of_steps:.0%} of the steps (cause: {worst.cause}); the "
+        f"others wait {time_text(worst.lateness_us)} a step for it, overlapped or exposed"
+    )
+    for other in others:
+        text += f"; rank {other.rank} in {other.share_of_steps:.0%} ({other.cause}), {time_text(other.lateness_us)}"
+    if worst.chance is None or worst.chance <= RARE_CHANCE:
+        return text
+    named = "two" if others else "one"
+    return (
+        f"{text}. Chance names {named} of equal ranks in up to {worst.chance:.0%} of such recordings: record more steps"
+    )
+
+
+def _not_late(lateness: Lateness) -> FindingEntry:
+    code, num_steps = "PARO030", lateness.num_steps
+    steps = plural(num_steps, "step")
+    if not num_steps:
+        return _finding(code, NOT_JUDGED, "no collective could be joined across ranks")
+    if num_steps < (least := least_steps(lateness.num_ranks)):
+        return _finding(code, NOT_JUDGED, f"a rank that is late in {steps} may be so by chance: record {least} or more")
+    if lateness.undecided:
+        ranks = number_ranges(lateness.undecided)
+        who = f"rank {ranks} causes" if len(lateness.undecided) == 1 else f"ranks {ranks} cause"
+        text = f"{who} most of the waiting, as equal ranks may by chance in {steps}: record more"
+        return _finding(code, NOT_JUDGED, text)
+    return _finding(code, DOES_NOT_APPLY, "no rank causes most of the waiting in more steps than chance explains")
 
 
 def _slow_link(analysis: Analysis) -> FindingEntry:

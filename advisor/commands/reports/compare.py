@@ -84,8 +84,9 @@ def command(
     from paro_advise.policies.plan import read_plan
 
     targets = [target for target in (output, json_target, markdown, junit, notebook) if target and target != "-"]
+    inputs = [text for text in (before, after, plan_file, acceptance_file) if text]
     for target in targets:
-        refuse_overwrite(target, force=force, inputs=(before, after))
+        refuse_overwrite(target, force=force, inputs=inputs)
     refuse_same(targets)
     terms = Terms(
         thresholds=_thresholds(acceptance_file, min_gain),

@@ -82,7 +82,7 @@ def command(
         )
     refuse_same(targets)
     for target in targets:
-        refuse_overwrite(target, force=force, inputs=paths)
+        refuse_overwrite(target, force=force, inputs=[*paths, *([plan_file] if plan_file else [])])
     if inductor:
         _check_profile(inductor, paths)
     named = dict(_label(text) for text in labels)

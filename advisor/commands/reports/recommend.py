@@ -108,7 +108,7 @@ def command(
     wanted = Wanted.parse(strategy) if strategy is not None else None
     targets = dict(_framework_and_file(text) for text in exports)
     for file in (output, page, *targets.values()):
-        refuse_overwrite(file, force=force, inputs=paths)
+        refuse_overwrite(file, force=force, inputs=[*paths, *learn_from])
     refuse_same([output, page, *targets.values()])
     if "-" in paths:
         raise UsageError("recommend must read files, got - for standard input", hint="use `analyze - --json` first")

@@ -170,7 +170,7 @@ def _usable(results: Sequence[RankFacts | InputError], refs: Sequence[SourceRef]
             Notice(
                 code="Q302",
                 severity=Severity.INFO,
-                message=f"left out {plural(len(unknown), 'file')} of no known kind: {shown}",
+                message=f"left out {plural(len(unknown), 'file')} without a recording: {shown}",
             )
         )
     return ReadInputs(facts=tuple(facts), notices=(*_named(said), *notices), failure=_reason(failures, refs))

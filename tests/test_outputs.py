@@ -1,0 +1,97 @@
+"""What commands write, and what they never replace."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+
+import pytest
+from helpers import write_run
+from trace_builder import fsdp_rank
+
+from paro_advise.advisor.cli import run
+
+
+@pytest.fixture
+def traces(tmp_path):
+    return write_run(tmp_path / "traces", [fsdp_rank(0), fsdp_rank(1, late_us=30)])
+
+
+def test_outputs_are_not_overwritten_without_force(traces, tmp_path, capsys):
+    target = tmp_path / "report.html"
+    target.write_text("mine")
+    assert run(["analyze", str(traces), "-o", str(target)]) == 1
+    assert "E401" in capsys.readouterr().err
+    assert target.read_text() == "mine"
+    assert run(["analyze", str(traces), "-o", str(target), "--force"]) == 0
+    assert target.read_text().startswith("\n<!doctype html>") or target.read_text().lstrip().startswith(
+        "<!doctype html>"
+    )
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".report")]
+
+
+def test_a_trace_among_the_inputs_is_not_overwritten_even_with_force(traces, capsys):
+    target = next(iter(sorted(traces.iterdir())))
+    before = target.read_bytes()
+    for command in (
+        ["analyze", str(traces), "--json", str(target)],
+        ["analyze", str(traces / "*.json"), "--json", str(target)],
+        ["recommend", str(traces), "-o", str(target)],
+        ["slice", str(traces), "-o", str(target)],
+        ["export", str(traces), "--prometheus", str(target)],
+        ["compare", str(traces), str(traces), "-o", str(target)],
+    ):
+        assert run([*command, "--force"]) == 1
+        assert "E401" in capsys.readouterr().err
+    assert target.read_bytes() == before
+
+
+def test_what_lies_among_the_inputs_and_is_none_is_replaced(traces):
+    commands = (
+        ["analyze", str(traces), "-o", str(traces / "report.html")],
+        ["analyze", str(traces), "--json", str(traces / "run.json")],
+        ["recommend", str(traces), "-o", str(traces / "plan.json")],
+        ["export", str(traces), "--prometheus", str(traces / "paro.prom"), "--grafana", str(traces / "board.json")],
+        ["slice", str(traces), "-o", str(traces / "step.json.gz")],
+    )
+    for command in (*commands, *commands):
+        quiet = [] if command[0] == "slice" else ["-q"]
+        assert run([*command, "--force", *quiet]) in (0, 4), command
+
+
+def test_an_archive_in_a_folder_that_is_read_is_not_replaced(traces, capsys):
+    target = traces / "more.tar.gz"
+    with tarfile.open(target, "w:gz") as archive:
+        archive.add(traces / "rank0.json", "rank0.json")
+    before = target.read_bytes()
+    assert run(["analyze", str(traces), "--json", str(target), "--force"]) == 1
+    assert "E401" in capsys.readouterr().err
+    assert target.read_bytes() == before
+
+
+def test_what_else_a_command_reads_is_not_replaced(traces, tmp_path, capsys):
+    plan = tmp_path / "plan.json"
+    assert run(["recommend", str(traces), "-o", str(plan), "-q"]) in (0, 4)
+    before = plan.read_bytes()
+    for command in (
+        ["compare", str(traces), str(traces), "--plan", str(plan), "--json", str(plan)],
+        ["export", str(traces), "--plan", str(plan), "--prometheus", str(plan)],
+        ["recommend", str(traces), "--learn-from", str(plan), "-o", str(plan)],
+    ):
+        assert run([*command, "--force"]) == 1
+        assert "E401" in capsys.readouterr().err
+    assert plan.read_bytes() == before
+
+
+def test_a_slice_beside_the_traces_is_not_read_as_one_of_them(traces, capsys):
+    assert run(["analyze", str(traces), "--json", "-", "-q"]) == 0
+    before = json.loads(capsys.readouterr().out)
+    for name in ("step.json", "step.json.gz"):
+        assert run(["slice", str(traces), "-o", str(traces / name)]) == 0
+    assert run(["analyze", str(traces), "--json", "-", "-q"]) == 0
+    after = json.loads(capsys.readouterr().out)
+    left_out = [item for item in after["data_quality"] if item["code"] == "Q302"]
+    assert [item["message"] for item in left_out] == ["left out 2 files without a recording: step.json, step.json.gz"]
+    assert {**after, "data_quality": []} == {**before, "data_quality": []}
+    assert run(["analyze", str(traces / "step.json")]) == 3
+    assert "a part that paro-advise has cut" in capsys.readouterr().err
