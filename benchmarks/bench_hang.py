@@ -1,9 +1,10 @@
 """Makes jobs hang on gloo, and counts how often `paro-advise hang` names the rank that was made to.
 
-    python benchmarks/bench_hang.py [--hangs N] [--seed N] [--wait-s S] [--keep FOLDER]
+    python benchmarks/bench_hang.py [--hangs N] [--seed N] [--steps N] [--wait-s S] [--keep FOLDER]
 
 Each job has 4 to 6 ranks, up to three groups beside that of all ranks, and a random program of collectives that all
-ranks run; torch's own flight recorder is dumped from a thread of each rank. What is done to a job:
+ranks run, for some steps as a training loop does or once; torch's own flight recorder is dumped from a thread of each
+rank. What is done to a job, in its last step:
 
 * sleep: one rank sleeps before one of its collectives;
 * gone: it does so and leaves no dump;
@@ -65,7 +66,7 @@ class Job:
     place: int
 
 
-def draw(seed: int) -> Job:
+def draw(seed: int, num_steps: int) -> Job:
     """Return a job."""
     source = random.Random(seed)
     num_ranks = source.randint(4, 6)
@@ -87,6 +88,8 @@ def draw(seed: int) -> Job:
     # What follows shows that the rank is late: all ranks meet again at the end.
     last = Call(group=-1, operation="all_reduce", elements=60)
     place = source.choice(own) if own else len(calls)
+    place += (num_steps - 1) * len(calls)
+    calls *= num_steps
     return Job(num_ranks=num_ranks, groups=groups, calls=(*calls, last), kind=kind, culprit=culprit, place=place)
 
 
@@ -163,9 +166,9 @@ def outcome(job: Job, folder: Path) -> tuple[str, str]:
     return ("right" if named == {job.culprit} else "wrong"), hang.text
 
 
-def run(seed: int, folder: Path, wait_s: float) -> tuple[Job, str, str]:
+def run(seed: int, num_steps: int, folder: Path, wait_s: float) -> tuple[Job, str, str]:
     """Run one job."""
-    job = draw(seed)
+    job = draw(seed, num_steps)
     folder.mkdir(parents=True)
     children = []
     for rank in range(job.num_ranks):
@@ -189,6 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hangs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--wait-s", type=float, default=WAIT_S)
     parser.add_argument("--keep", type=Path)
     args = parser.parse_args()
@@ -197,7 +201,7 @@ def main() -> None:
     root = args.keep or Path(tempfile.mkdtemp(prefix="hangs-"))
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     for seed in range(args.seed, args.seed + args.hangs):
-        job, result, text = run(seed, root / str(seed), args.wait_s)
+        job, result, text = run(seed, args.steps, root / str(seed), args.wait_s)
         counts[job.kind][result] += 1
         if result in ("wrong", "cannot tell"):
             print(f"{seed} {job.kind} by rank {job.culprit}: {result}: {text}", file=sys.stderr, flush=True)

@@ -25,6 +25,8 @@ class Op(StrEnum):
 
 # That sum over ranks.
 REDUCTIONS = frozenset({Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER})
+# Every rank issues these with equal sizes.
+EQUALLY_SIZED = frozenset({Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE})
 # Of these, nccl-tests counts what all ranks together hold.
 COUNTED_OVER_RANKS = frozenset({Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL, Op.GATHER, Op.SCATTER})
 

@@ -13,6 +13,7 @@ from conftest import ROOT, SHARED
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.hangs.diagnosis import diagnose
 from paro_advise.advisor.hangs.model import Cause
+from paro_advise.advisor.hangs.programs import expected
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
 from paro_advise.trace_parsers.dumps.rank_dump import read_dump
 
@@ -169,6 +170,126 @@ def test_ranks_in_a_circle_are_told_and_none_is_blamed(tmp_path):
     assert "they issued collectives in different orders" in hang.text
 
 
+PAIR, TRIO = ("1", "pair"), ("2", "trio")
+GROUPS = ((WORLD, (0, 1, 2, 3)), (PAIR, (2, 3)), (TRIO, (1, 2, 3)))
+
+
+def program(rank, *calls):
+    """Return a rank's dump: calls of (group, number, name) in their order, the last one of which is not finished."""
+    groups = tuple(group for group in GROUPS if rank in group[1])
+    entries = [
+        entry(seq, name, group=group, done=place < len(calls) - 1) | {"time_created_ns": 1_000 + place}
+        for place, (group, seq, name) in enumerate(calls)
+    ]
+    return dump(*entries, groups=groups)
+
+
+def test_who_leaves_out_what_two_others_issue_is_at_fault(tmp_path):
+    """Rank 2 leaves out number 7 of the trio: ranks 1 and 3 wait for it there, and it waits for them."""
+    before = [(WORLD, 4, REDUCE)]
+    hang = diagnosed(
+        tmp_path / "d",
+        {
+            0: program(0, *before, (WORLD, 5, REDUCE)),
+            1: program(1, *before, (TRIO, 7, GATHER)),
+            2: program(2, *before, (WORLD, 5, REDUCE)),
+            3: program(3, *before, (TRIO, 7, GATHER)),
+        },
+    )
+    assert causes(hang) == {2: Cause.MISMATCH}
+    assert hang.text == (
+        "Rank 2 holds the others up. Rank 2 issued all_reduce 5, 256 B of group 0 where ranks 1, 3 issued "
+        "_all_gather_base 7, 256 B of group 2."
+    )
+
+
+def test_who_changes_the_order_that_two_others_keep_is_at_fault(tmp_path):
+    """Rank 3 issues the world's before the trio's."""
+    hang = diagnosed(
+        tmp_path / "d",
+        {
+            0: program(0, (WORLD, 4, REDUCE), (WORLD, 5, REDUCE)),
+            1: program(1, (WORLD, 4, REDUCE), (TRIO, 7, GATHER)),
+            2: program(2, (WORLD, 4, REDUCE), (TRIO, 7, GATHER)),
+            3: program(3, (WORLD, 4, REDUCE), (WORLD, 5, REDUCE)),
+        },
+    )
+    assert causes(hang) == {3: Cause.MISMATCH}
+
+
+def steps(rank, *, num_steps, leaves_out=()):
+    """Return a rank's calls: a step is an all-reduce of all ranks and four calls of the pair, then of all ranks again.
+
+    Args:
+        leaves_out: places of calls of the last step that are not issued, after which the rank waits.
+    """
+    calls, numbers = [], {WORLD: 0, PAIR: 0}
+    for step in range(num_steps):
+        for place, (group, name) in enumerate(
+            [(WORLD, REDUCE), *[(PAIR, GATHER), (PAIR, REDUCE)] * 2, (WORLD, GATHER)]
+        ):
+            if (group == PAIR and rank not in (2, 3)) or (step == num_steps - 1 and place in leaves_out):
+                continue
+            numbers[group] += 1
+            calls.append((group, numbers[group], name))
+    return calls
+
+
+def test_of_two_that_differ_the_one_that_breaks_with_its_steps_before_is_at_fault(tmp_path):
+    """Rank 3 leaves out the last call of the pair and waits in the gather of all ranks; rank 2 waits for it."""
+    hang = diagnosed(
+        tmp_path / "d",
+        {
+            0: program(0, *steps(0, num_steps=3)),
+            1: program(1, *steps(1, num_steps=3)),
+            2: program(2, *steps(2, num_steps=3)[:-1]),
+            3: program(3, *steps(3, num_steps=3, leaves_out=(4,))),
+        },
+    )
+    assert causes(hang) == {3: Cause.MISMATCH}
+    assert "where rank 2, and its own steps before, issued all_reduce 12" in hang.text
+
+
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_of_two_that_differ_without_steps_before_none_is_blamed(tmp_path, num_steps):
+    """In a first step the pair has never met; a second one may differ from the first by design."""
+    hang = diagnosed(
+        tmp_path / "d",
+        {
+            0: program(0, *steps(0, num_steps=num_steps)),
+            1: program(1, *steps(1, num_steps=num_steps)),
+            2: program(2, *steps(2, num_steps=num_steps)[:-1]),
+            3: program(3, *steps(3, num_steps=num_steps, leaves_out=(4,))),
+        },
+    )
+    assert hang.culprits == ()
+    assert hang.text.startswith("Cannot tell who is at fault")
+
+
+def test_buffers_that_begin_at_different_calls_are_compared_where_both_have_some(tmp_path):
+    calls = {rank: steps(rank, num_steps=4) for rank in range(4)}
+    calls[2] = calls[2][:-1]
+    calls[3] = steps(3, num_steps=4, leaves_out=(4,))[3:]
+    hang = diagnosed(tmp_path / "d", {rank: program(rank, *issued) for rank, issued in calls.items()})
+    assert causes(hang) == {3: Cause.MISMATCH}
+
+
+@pytest.mark.parametrize(
+    ("before", "next_one"),
+    [
+        ("abcdefgh" * 2 + "abc", "d"),
+        ("xyz" + "abcdefgh" * 2, "a"),
+        ("aaaabaaaac" * 2 + "aaaa", "b"),
+        ("abcdefgh" + "abc", None),  # no step is repeated whole
+        ("a" * 6, None),
+        ("", None),
+    ],
+)
+def test_what_steps_before_had_in_a_place(before, next_one):
+    found = expected([(mark, "") for mark in before])
+    assert found == (None if next_one is None else (next_one, ""))
+
+
 def test_who_is_ahead_of_its_waiters_elsewhere_is_not_blamed(tmp_path):
     """Rank 1 left the pair's number 9 out: rank 0, which has done it, may wait for 1 in what no dump shows."""
     pair = ("1", "pair")
@@ -272,7 +393,7 @@ def test_the_command_writes_text_page_and_document(tmp_path, capsys):
     printed = capsys.readouterr()
     assert printed.out.startswith("Rank 2 holds the others up.")
     assert "nccl_trace_rank_4: " in printed.err
-    assert "train.log: not a dump" in printed.err
+    assert "train.log: no dump" in printed.err
     assert json.loads(data.read_text())["format"] == "paro-advise/hang"
     assert "Rank 2 holds the others up" in page.read_text()
     assert "<script>alert(1)" not in page.read_text()

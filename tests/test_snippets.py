@@ -17,6 +17,7 @@ from conftest import ROOT
 from input_samples import samples
 from test_documentation import PAGES, commands
 from test_hang import dump, entry, written
+from test_hang_texts import IN_LOADER, IN_REDUCE, signalled, spied, waits
 from test_side_formats import RANKS
 
 from paro_advise.advisor.cli import run
@@ -61,6 +62,9 @@ def folder(tmp_path_factory):
     (home / "nccl-tests.txt").write_text(texts["all_gather.txt"].decode().replace(RANKS, node))
     (home / "nccl.log").write_bytes(texts["nccl.log"])
     written(home / "dumps", {rank: dump(entry(1, done=True), *([entry(2)] if rank else [])) for rank in range(4)})
+    (home / "job.log").write_text("\n".join([*waits(0, 7), *waits(1, 7), *signalled(2, 6), *waits(3, 7)]))
+    spied(home / "stacks", IN_REDUCE, IN_REDUCE, IN_REDUCE, IN_LOADER)
+    (home / "stacks" / "stack_rank_3.txt").rename(home / "stack_rank_3.txt")
     (home / "tests").symlink_to(ROOT / "tests")
     (home / "runs").mkdir()
     for words in (

@@ -16,6 +16,7 @@ POLL_S = 1.0  # seconds between two looks at a Slurm job's results; assumed
 QUEUE_POLL_S = 5.0  # seconds between two questions to Slurm's controller, which all users of a cluster share; assumed
 SHARED_FILES_S = 90.0  # seconds until a file that another machine wrote is seen; NFS keeps folders 30 to 60 s (nfs(5))
 MAX_ARRAY = 1_000  # tasks of a Slurm array; MaxArraySize is 1,001 by default (slurm.conf)
+CONNECT_S = 20.0  # s; until a cluster that does not answer is told not to be there; assumed
 IN_FLIGHT = 2  # inputs an engine is given ahead for each of its cores, so that none waits for the driver; assumed
 SAMPLE_FIRST = 6  # traces of the first round; with 4 ranges hold less often (make bench-sampling)
 SAMPLE_BLOCKS = 32  # blocks of neighbours over which a sample spreads first; assumed

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.facts.attribution import Call, RunContext, attribute
 from paro_advise.advisor.facts.evidence import Evidence
 from paro_advise.advisor.hangs.model import FORMAT, Cause, Culprit, Hang, Mismatch, Wait
+from paro_advise.advisor.hangs.programs import deviation
 from paro_advise.advisor.hangs.progress import groups_of
 from paro_advise.advisor.hangs.waits import first_mismatch, in_circles, knots_of, matched_transfers, stuck_alone
-from paro_advise.advisor.wording.quantities import bytes_text, number_ranges
+from paro_advise.advisor.hangs.words import ranks_text, verb
+from paro_advise.advisor.wording.quantities import bytes_text, plural
 from paro_advise.core.model_state import MODEL_STATES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from paro_advise.advisor.hangs.programs import Deviation
     from paro_advise.advisor.hangs.progress import Group
     from paro_advise.advisor.hangs.waits import Knot
     from paro_advise.trace_parsers.dumps.rank_dump import Issued, RankDump
@@ -43,9 +46,10 @@ def diagnose(dumps: Mapping[int, RankDump]) -> Hang:
     ordered = sorted(late, key=lambda one: one[:2], reverse=True)
     stuck = {rank: (group, issued) for _, rank, group, issued in ordered}
     awaited = _awaited(knots, groups)
-    culprits = _of_mismatches(mismatches, dumps)
+    left = deviation(dumps, groups)
+    culprits = [_deviating(left, dumps)] if left is not None else _of_mismatches(mismatches, dumps)
     circle: set[int] = set()
-    if not mismatches:
+    if not mismatches and left is None:
         ends = {other for others in awaited.values() for other in others if not awaited.get(other)}
         # What is waited in and nobody is known to be late for, something else holds up: a network, a rank unknown.
         unexplained = {rank for knot in knots if not knot.awaited for rank in knot.waiting} - stuck.keys()
@@ -56,11 +60,14 @@ def diagnose(dumps: Mapping[int, RankDump]) -> Hang:
         if not culprits and not awaited:
             culprits = [_culprit(rank, knots, stuck, dumps) for rank in sorted(stuck)]
         circle = in_circles(awaited) if not culprits and not unexplained else set()
+    alone = _alone(culprits, knots)
+    if alone is not None:
+        culprits = []
     everyone = {rank for group in groups for rank in group.ranks}
     return Hang(
         format=FORMAT.name,
         format_version=FORMAT.version,
-        text=_text(culprits, mismatches, circle, knots),
+        text=_text(culprits, mismatches, circle, knots, alone),
         culprits=tuple(culprits),
         ranks=tuple(sorted(dumps)),
         ranks_missing=tuple(sorted(everyone - dumps.keys())),
@@ -102,7 +109,13 @@ def _culprit(
     mine = [knot for knot in knots if rank in knot.awaited]
     waiting = {other for knot in mine for other in knot.waiting}
     if rank not in dumps:
-        why = f"left no dump here, and {_ranks(waiting)} {_verb(waiting)} for it: it died, or its dump is elsewhere"
+        why = f"left no dump here, and {ranks_text(waiting)} {verb(waiting)} for it: it died, or its dump is elsewhere"
+        if any(dump.is_log for dump in dumps.values()):
+            what = _named(mine[0].group, mine[0].issued)
+            why = (
+                f"wrote no line of its watchdog here, and {ranks_text(waiting)} {verb(waiting)} for it in {what}: it "
+                "never issued it, died, or wrote elsewhere"
+            )
         return Culprit(rank=rank, cause=Cause.GONE, why=why, last="")
     last = max(dumps[rank].issued, key=lambda one: one.created_ns, default=None)
     shown = _operation(last) if last is not None else ""
@@ -111,23 +124,32 @@ def _culprit(
         seq = issued.seq or 0
         done = [other for other, one in group.members.items() if other != rank and one.has_done(seq)]
         have = "has" if len(done) == 1 else "have"
-        why = f"has a device that has not finished {_named(group, issued)}, which {_ranks(done)} {have}"
+        why = f"has a device that has not finished {_named(group, issued)}, which {ranks_text(done)} {have}"
         return Culprit(rank=rank, cause=Cause.DEVICE, why=why, last=shown)
     never = [knot for knot in mine if rank in knot.absent]
     if never:
         knot = min(never, key=lambda one: (one.issued.peer is not None, one.issued.created_ns))
         what = _named(knot.group, knot.issued)
         what = what if knot.issued.peer is None else f"its end of {what}"
-        why = f"never issued {what}, in which {_ranks(knot.waiting)} {_verb(knot.waiting)}"
+        why = f"never issued {what}, in which {ranks_text(knot.waiting)} {verb(knot.waiting)}"
         return Culprit(rank=rank, cause=Cause.HOST, why=why, last=shown)
     knot = mine[0]
     own = knot.group.members[rank]
     first = own.issued[own.first_pending] if own.first_pending is not None else knot.issued
     why = (
-        f"has a device that has not finished {_named(knot.group, first)}, and {_ranks(waiting)} {_verb(waiting)} "
+        f"has a device that has not finished {_named(knot.group, first)}, and {ranks_text(waiting)} {verb(waiting)} "
         "in later ones"
     )
     return Culprit(rank=rank, cause=Cause.DEVICE, why=why, last=shown)
+
+
+def _alone(culprits: Sequence[Culprit], knots: Sequence[Knot]) -> Knot | None:
+    """Return what fewer ranks wait in than never issued it, where nothing else speaks against these."""
+    blamed = {one.rank for one in culprits}
+    if any(one.cause != Cause.HOST for one in culprits):
+        return None
+    few = [knot for knot in knots if len(knot.waiting) < len(knot.absent) and knot.absent <= blamed]
+    return next(iter(few), None)
 
 
 def _without_victims(culprits: list[Culprit], groups: Sequence[Group], dumps: Mapping[int, RankDump]) -> list[Culprit]:
@@ -187,9 +209,22 @@ def _of_mismatches(
         for kind, ranks in kinds.items():
             for rank in ranks if ranks is not most else ():
                 last = max(dumps[rank].issued, key=lambda one: one.created_ns)
-                why = f"issued {kind} as number {seq} of {_group_text(group)}, where {_ranks(most)} issued {usual}"
+                why = f"issued {kind} as number {seq} of {_group_text(group)}, where {ranks_text(most)} issued {usual}"
                 found.setdefault(rank, Culprit(rank=rank, cause=Cause.MISMATCH, why=why, last=_operation(last)))
     return [found[rank] for rank in sorted(found)]
+
+
+def _deviating(left: Deviation, dumps: Mapping[int, RankDump]) -> Culprit:
+    """Return the rank that left the program that the others run."""
+    others = f"{ranks_text(left.others)} issued"
+    if left.is_by_history:
+        others = f"{ranks_text(left.others)}, and its own steps before, issued"
+    why = (
+        f"issued {_operation(left.issued)} of group {left.issued.group} where {others} {_operation(left.usual)} of "
+        f"group {left.usual.group}"
+    )
+    last = max(dumps[left.rank].issued, key=lambda one: one.created_ns)
+    return Culprit(rank=left.rank, cause=Cause.MISMATCH, why=why, last=_operation(last))
 
 
 def _text(
@@ -197,35 +232,42 @@ def _text(
     mismatches: Sequence[tuple[Group, int, dict[str, list[int]]]],
     circle: set[int],
     knots: Sequence[Knot],
+    alone: Knot | None,
 ) -> str:
+    if alone is not None:
+        return (
+            f"Cannot tell who is at fault: {ranks_text(alone.waiting)} {verb(alone.waiting)} in "
+            f"{_named(alone.group, alone.issued)}, which {ranks_text(alone.absent)} never issued: these stand, or it "
+            "is one too many."
+        )
     if culprits:
         holds = "holds" if len(culprits) == 1 else "hold"
         reasons = " ".join(f"Rank {one.rank} {one.why}." for one in culprits[:_NAMED])
         more = f" And {len(culprits) - _NAMED} more." if len(culprits) > _NAMED else ""
-        return f"{_ranks(one.rank for one in culprits).capitalize()} {holds} the others up. {reasons}{more}"
+        return f"{ranks_text(one.rank for one in culprits).capitalize()} {holds} the others up. {reasons}{more}"
     if mismatches:
         group, seq, kinds = mismatches[0]
-        issued = ", ".join(f"{_ranks(ranks)} {kind}" for kind, ranks in kinds.items())
+        issued = ", ".join(f"{ranks_text(ranks)} {kind}" for kind, ranks in kinds.items())
         return f"Cannot tell who is at fault: as number {seq} of {_group_text(group)}, {issued} were issued."
     if circle:
         return (
-            f"Cannot tell who is at fault: {_ranks(circle)} wait for each other; they issued collectives in different "
-            "orders."
+            f"Cannot tell who is at fault: {ranks_text(circle)} wait for each other; they issued collectives in "
+            "different orders."
         )
     pending = [knot for knot in knots if knot.issued.peer is None and not knot.awaited]
     if pending:
         knot = min(pending, key=lambda one: one.issued.created_ns)
         return (
-            f"Cannot tell who is at fault: {_ranks(knot.waiting)}, all that are known of {_group_text(knot.group)}, "
-            f"have issued {_operation(knot.issued)}, and none has finished it: a rank without a dump, a device or the "
-            "network between them stands."
+            f"Cannot tell who is at fault: {ranks_text(knot.waiting)}, all that are known of "
+            f"{_group_text(knot.group)}, have issued {_operation(knot.issued)}, and none has finished it: a rank "
+            "without a dump, a device or the network between them stands."
         )
     late = [knot for knot in knots if knot.awaited]
     if late:
         return (
-            f"Cannot tell who is at fault: {_ranks(late[0].waiting)} {_verb(late[0].waiting)} for "
-            f"{_ranks(late[0].awaited)}, ahead of them in another group; they did not issue the same collectives in "
-            "one order."
+            f"Cannot tell who is at fault: {ranks_text(late[0].waiting)} {verb(late[0].waiting)} for "
+            f"{ranks_text(late[0].awaited)}, ahead of them in another group; they did not issue the same collectives "
+            "in one order."
         )
     if knots:
         return "Cannot tell who is at fault: transfers between ranks wait, which both ends have issued."
@@ -253,6 +295,8 @@ def _named(group: Group, issued: Issued) -> str:
 def _operation(issued: Issued) -> str:
     """Return "all_gather_base 39406, 40.0 MiB (parameters in backward; model.py:forward)"."""
     size = f", {bytes_text(issued.bytes)}" if issued.bytes else ""
+    if issued.elements is not None:
+        size = f", {plural(issued.elements, 'element')}"
     moved = _moved(issued)
     about = "; ".join(part for part in (moved, issued.owner) if part)
     number = "" if issued.seq is None else f" {issued.seq}"
@@ -279,12 +323,3 @@ def _moved(issued: Issued) -> str:
 def _group_text(group: Group) -> str:
     about = f" ({group.description})" if group.description and group.description != "undefined" else ""
     return f"group {group.name}{about}"
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    listed = sorted(ranks)
-    return f"rank {listed[0]}" if len(listed) == 1 else f"ranks {number_ranges(listed)}"
-
-
-def _verb(ranks: Collection[int]) -> str:
-    return "waits" if len(ranks) == 1 else "wait"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from paro_advise.core.documents import Format
 
-FORMAT = Format(name="paro-advise/hang", version="1.0", hint="make it with `paro-advise hang DUMPS --json FILE`")
+FORMAT = Format(name="paro-advise/hang", version="1.1", hint="make it with `paro-advise hang DUMPS --json FILE`")
 
 
 class Cause(StrEnum):
@@ -16,7 +16,7 @@ class Cause(StrEnum):
     HOST = "host"  # never issued what they wait in
     DEVICE = "device"  # has issued it, but its device has not finished what others have
     GONE = "gone"  # left no dump
-    MISMATCH = "mismatch"  # issued another collective than they did
+    MISMATCH = "mismatch"  # issued another collective than they did, or theirs in another order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +28,14 @@ class Culprit:
         cause: see Cause.
         why: as a sentence.
         last: what its dump shows that it issued last, "" where it shows nothing.
+        stack: since 1.1; where its main thread stands, the innermost calls first, "" where no stack is at hand.
     """
 
     rank: int
     cause: Cause
     why: str
     last: str
+    stack: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,7 @@ class Hang:
         waits: the earliest wait of each rank, by group.
         mismatches: at most one a group, the earliest.
         circle: ranks that wait for each other, where no rank is at fault alone.
+        places: since 1.1; the ranks whose main threads stand in each place, where stacks are at hand.
     """
 
     format: str
@@ -100,3 +103,4 @@ class Hang:
     waits: tuple[Wait, ...]
     mismatches: tuple[Mismatch, ...]
     circle: tuple[int, ...]
+    places: dict[str, tuple[int, ...]] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paro_advise.core.collective import Op
+from paro_advise.core.collective import EQUALLY_SIZED, Op
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from paro_advise.advisor.hangs.progress import Group
     from paro_advise.trace_parsers.dumps.rank_dump import Issued
 
-# Of these every rank issues equal sizes.
-_EQUAL_SIZES = frozenset({Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE})
 # None of the ranks can finish these before all have issued them.
 _OF_ALL = frozenset({Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL, Op.BARRIER})
 
@@ -78,7 +76,8 @@ def _failures(group: Group) -> list[Knot]:
         late = {rank for rank, one in group.members.items() if one.enqueued is not None and one.enqueued < seq}
         if ended and late:
             issued = group.members[min(ended)].issued[seq]
-            found.append(Knot(group=group, issued=issued, waiting=ended, absent=frozenset(late)))
+            gone = frozenset(group.ranks) - group.members.keys()
+            found.append(Knot(group=group, issued=issued, waiting=ended, absent=frozenset(late), gone=gone))
     return found
 
 
@@ -132,11 +131,19 @@ def first_mismatch(group: Group) -> tuple[int, dict[str, list[int]]] | None:
             continue
         by_kind: dict[str, list[int]] = {}
         for rank, one in sorted(issued.items()):
-            size = f" of {one.bytes} B" if one.op in _EQUAL_SIZES and one.bytes is not None else ""
-            by_kind.setdefault(f"{one.name}{size}", []).append(rank)
+            by_kind.setdefault(kind_of(one), []).append(rank)
         if len(by_kind) > 1:
             return seq, by_kind
     return None
+
+
+def kind_of(issued: Issued) -> str:
+    """Return what all ranks of a group issue alike: the operation, and its size where that is equal on all."""
+    if issued.op not in EQUALLY_SIZED:
+        return issued.name
+    if issued.bytes is not None:
+        return f"{issued.name} of {issued.bytes} B"
+    return issued.name if issued.elements is None else f"{issued.name} of {issued.elements} elements"
 
 
 def in_circles(awaited: Mapping[int, set[int]]) -> set[int]:

@@ -25,16 +25,18 @@ def render_hang(hang: Hang, provenance: Provenance) -> str:
         for mismatch in hang.mismatches
         for kind, ranks in mismatch.issued.items()
     ]
+    places = [_row(number_ranges(ranks), place) for place, ranks in hang.places.items()]
     return render_page(
         "hang.html.j2",
         hang,
         provenance,
         title="hang",
-        subtitle=f"hang, dumps of {plural(len(hang.ranks), 'rank')}",
+        subtitle=f"hang, {plural(len(hang.ranks), 'rank')} seen",
         verdict=hang.text,
         missing=number_ranges(hang.ranks_missing) if hang.ranks_missing else "",
         culprits=make_table("table-culprits", "At fault", ("rank", "cause", "why", "last issued"), culprits),
         waits=make_table("table-waits", "Who waits for whom", ("group", "waiting", "in", "for"), waits),
+        places=make_table("table-places", "Where main threads stand", ("ranks", "innermost calls"), places),
         mismatches=make_table(
             "table-mismatches",
             "Different collectives under one number",

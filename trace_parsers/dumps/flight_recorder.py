@@ -299,12 +299,12 @@ def rank_of(
     common = set.intersection(*member_sets) if member_sets else set()
     if rank is None and len(common) == 1:
         rank = common.pop()
-    named = _RANK_IN_NAME.search(path)
+    named = rank_in_name(path)
     rank_source = "" if rank is None else "content"
-    if named and rank is None:
-        rank, rank_source = int(named[1]), "name"
-    elif named and rank != int(named[1]):
-        notices.warn("Q252", f"the file is named after rank {named[1]}, but its groups are those of rank {rank}")
+    if named is not None and rank is None:
+        rank, rank_source = named, "name"
+    elif named is not None and rank != named:
+        notices.warn("Q252", f"the file is named after rank {named}, but its groups are those of rank {rank}")
     if rank is None:
         notices.warn(
             "Q253",
@@ -312,6 +312,12 @@ def rank_of(
             "name the file as PyTorch does: <prefix>_dump_<rank> or nccl_trace_rank_<rank>",
         )
     return rank, rank_source
+
+
+def rank_in_name(path: str) -> int | None:
+    """Return the rank that a file is named after; None for none."""
+    named = _RANK_IN_NAME.search(path)
+    return int(named[1]) if named else None
 
 
 def _backend(names: Sequence[object]) -> str | None:

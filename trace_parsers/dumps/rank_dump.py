@@ -52,6 +52,7 @@ class Issued:
         is_backward: issued by autograd's thread.
         is_done: finished on this rank's device.
         created_ns: when it was issued, since the epoch; 0 where unknown.
+        elements: of this rank's buffer, where that is all that is told of its size.
     """
 
     group: str
@@ -67,6 +68,7 @@ class Issued:
     is_backward: bool
     is_done: bool
     created_ns: int
+    elements: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,7 @@ class RankDump:
         issued: what its buffer still holds, in order.
         enqueued: the last number that it has issued, by the group's id on this rank.
         notices: what was noticed while reading.
+        is_log: told by the watchdog's lines in a log, which hold the first wait of each group only.
     """
 
     path: str
@@ -89,6 +92,7 @@ class RankDump:
     group_ids: dict[str, str]
     enqueued: dict[str, int]
     notices: tuple[Notice, ...]
+    is_log: bool = False
 
 
 def read_dump(ref: SourceRef) -> RankDump:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
 import sys
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from paro_advise.advisor.facts.constants import IN_FLIGHT
+from paro_advise.advisor.facts.constants import CONNECT_S, IN_FLIGHT
 from paro_advise.advisor.facts.reading.packing import read_packed, unpacked
 from paro_advise.errors import UsageError
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.facts.reading.engine import Result
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
+
+_HOST_AND_PORT = re.compile(r"(?:ray://)?\[?([^\[\]/]{1,255})\]?:(\d{1,5})")
 
 
 class RayEngine:
@@ -65,6 +68,17 @@ def _reason(error: Exception) -> str:
     return lines[-1].strip()[:200] if lines else type(error).__name__
 
 
+def _knock(address: str) -> None:
+    """Raise at once where nothing listens, which Ray finds out after more than five minutes.
+
+    Raises:
+        OSError: nothing listens at the address.
+    """
+    found = _HOST_AND_PORT.fullmatch(address)
+    if found is not None:
+        socket.create_connection((found[1], min(int(found[2]), 65_535)), timeout=CONNECT_S).close()
+
+
 @contextmanager
 def _cluster(jobs: int) -> Iterator[Any]:
     """Give Ray, joined to a cluster for as long as the block runs."""
@@ -82,10 +96,12 @@ def _cluster(jobs: int) -> Iterator[Any]:
     # One that is made here tells nobody that it is.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
+        _knock(address or "")
         ray.init(**({"address": address} if address else own), log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises Exception itself where its processes take too long to start
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise UsageError(
-            f"--engine ray must reach a cluster: {str(error).splitlines()[0][:200]}",
+            f"--engine ray must reach a cluster: {reason}",
             hint="set RAY_ADDRESS to a running one, or unset it to start one on this machine",
         ) from error
     try:

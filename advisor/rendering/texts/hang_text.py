@@ -9,22 +9,24 @@ from paro_advise.advisor.wording.quantities import number_ranges, plural
 if TYPE_CHECKING:
     from paro_advise.advisor.hangs.model import Hang, Mismatch, Wait
 
-# Waits in a terminal; the page and the JSON hold all.
+# Waits, and places, in a terminal; the page and the JSON hold all.
 _SHOWN = 12
 
 
 def hang_text(hang: Hang) -> str:
     """Return the verdict, what the ranks at fault did last, and who waits for whom."""
     lines = [hang.text]
-    dumps = plural(len(hang.ranks), "rank")
-    missing = f"; no dump of {number_ranges(hang.ranks_missing)}" if hang.ranks_missing else ""
-    lines += ["", f"Seen: dumps of {dumps}{missing}."]
+    missing = f"; nothing of {number_ranges(hang.ranks_missing)}" if hang.ranks_missing else ""
+    lines += ["", f"Seen: {plural(len(hang.ranks), 'rank')}{missing}."]
     if hang.culprits:
         lines += ["", "at fault"]
-        lines += [
-            f"  rank {one.rank:<6} {one.cause:<9} last issued: {one.last or 'nothing that its dump shows'}"
-            for one in hang.culprits
-        ]
+        lines += [f"  rank {one.rank:<6} {one.cause:<9} last issued: {one.last or 'unknown'}" for one in hang.culprits]
+        lines += [f"  rank {one.rank:<6} stands in: {one.stack}" for one in hang.culprits if one.stack]
+    if hang.places:
+        lines += ["", "main threads"]
+        lines += [f"  {number_ranges(ranks)} in {place}" for place, ranks in list(hang.places.items())[:_SHOWN]]
+        if len(hang.places) > _SHOWN:
+            lines.append(f"  ... and {len(hang.places) - _SHOWN} more places")
     awaiting = [wait for wait in hang.waits if awaited(wait)] or list(hang.waits)
     if awaiting:
         lines += ["", "waits"]

@@ -1,0 +1,126 @@
+"""Reads what a job that hangs has left: dumps, stacks, and lines of the watchdog in its logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.hangs.diagnosis import diagnose
+from paro_advise.advisor.hangs.stacks import diagnose_stacks, place_of
+from paro_advise.errors import InputError, NoInputError
+from paro_advise.trace_parsers.bytes.blocks import BlockReader
+from paro_advise.trace_parsers.bytes.readable import Readable
+from paro_advise.trace_parsers.constants import MAX_TEXT_BYTES
+from paro_advise.trace_parsers.dumps import flight_recorder, stacks
+from paro_advise.trace_parsers.dumps.rank_dump import read_dump
+from paro_advise.trace_parsers.dumps.watchdog_lines import read_watchdog
+from paro_advise.trace_parsers.read import read_head
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.advisor.hangs.model import Culprit, Hang
+    from paro_advise.trace_parsers.bytes.blocks import SourceRef
+    from paro_advise.trace_parsers.dumps.rank_dump import RankDump
+    from paro_advise.trace_parsers.dumps.stacks import Stacks
+
+
+@dataclass(slots=True)
+class Left:
+    """What a job has left, each by rank.
+
+    Attributes:
+        dumps: of the flight recorder; where a rank has none, what the watchdog's lines tell of it.
+        stacks: of the rank's process.
+        left_out: what could not be used, and why.
+    """
+
+    dumps: dict[int, RankDump] = field(default_factory=dict)
+    stacks: dict[int, Stacks] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+
+def read_hang(refs: Sequence[SourceRef], *, is_collection: bool) -> tuple[Hang, list[str]]:
+    """Return who holds a job up, and what was left out.
+
+    Raises:
+        InputError: the only input cannot be read.
+        NoInputError: nothing tells of a hang.
+    """
+    left = Left()
+    for ref in refs:
+        try:
+            problem = _add(left, ref)
+        except InputError as error:
+            if not is_collection and len(refs) == 1:
+                raise
+            problem = str(error)
+        if problem:
+            left.left_out.append(f"{ref.label}: {problem}")
+    if left.dumps:
+        hang = _with_stacks(diagnose(left.dumps), left.stacks)
+    elif left.stacks:
+        hang = diagnose_stacks(left.stacks)
+    else:
+        raise NoInputError(
+            "a hang must be told from dumps of PyTorch's flight recorder, Python stacks or lines of the NCCL "
+            "watchdog, there are none",
+            where=refs[0].label,
+            hint="start the job with TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+        )
+    return hang, left.left_out
+
+
+def _add(left: Left, ref: SourceRef) -> str:
+    """Take a file in; return why it is left out, "" if it is not."""
+    head = read_head(ref)
+    if flight_recorder.looks_like(head):
+        return _add_dump(left.dumps, read_dump(ref))
+    data = Readable(BlockReader(ref), MAX_TEXT_BYTES)
+    if stacks.looks_like(head):
+        return _add_stacks(left.stacks, stacks.read_stacks(data, ref.label))
+    if b"\0" in head:
+        return "neither a dump of the flight recorder nor text"
+    told = read_watchdog(data, ref.label)
+    for dump in told:
+        if dump.rank is not None:
+            left.dumps.setdefault(dump.rank, dump)
+    return "" if told else "no dump of the flight recorder, no stacks, no lines of the NCCL watchdog"
+
+
+def _add_dump(dumps: dict[int, RankDump], dump: RankDump) -> str:
+    if dump.rank is None:
+        return "neither the dump nor its name tells the rank"
+    known = dumps.get(dump.rank)
+    if known is not None and not known.is_log:
+        return f"rank {dump.rank} is in {known.path} already"
+    dumps[dump.rank] = dump
+    return ""
+
+
+def _add_stacks(known: dict[int, Stacks], found: Stacks | None) -> str:
+    if found is None:
+        return "stacks without a frame"
+    if found.rank is None:
+        return "stacks must be named after their rank, for example stack_rank_3.txt"
+    if found.rank in known:
+        return f"stacks of rank {found.rank} are in {known[found.rank].path} already"
+    known[found.rank] = found
+    return ""
+
+
+def _with_stacks(hang: Hang, known: dict[int, Stacks]) -> Hang:
+    """Add where ranks stand; where dumps do not tell who is at fault, stacks may."""
+    if not known:
+        return hang
+    by_stacks = diagnose_stacks(known)
+    if not hang.culprits and by_stacks.culprits:
+        return replace(hang, text=by_stacks.text, culprits=by_stacks.culprits, places=by_stacks.places)
+    culprits = tuple(_with_stack(one, known) for one in hang.culprits)
+    stand = " ".join(f"Rank {one.rank} stands in {one.stack}." for one in culprits if one.stack)
+    return replace(hang, text=f"{hang.text} {stand}".strip(), culprits=culprits, places=by_stacks.places)
+
+
+def _with_stack(culprit: Culprit, known: dict[int, Stacks]) -> Culprit:
+    mine = known.get(culprit.rank)
+    return replace(culprit, stack=place_of(mine)) if mine is not None else culprit

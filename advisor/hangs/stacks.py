@@ -1,0 +1,84 @@
+"""Where the processes of a job that hangs stand, by their Python stacks (pure)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.hangs.model import FORMAT, Cause, Culprit, Hang
+from paro_advise.advisor.hangs.words import ranks_text, verb
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from paro_advise.trace_parsers.dumps.stacks import Frame, Stacks
+
+# Files of whoever waits for other ranks or for the device's collectives; parts of paths.
+_WAITING = ("torch/distributed/", "deepspeed/comm/", "torch/cuda/__init__.py", "torch/cuda/streams.py")
+_SHOWN = 3  # calls, the innermost first
+# What launches and watches processes lies there too.
+_NOT_WAITING = ("torch/distributed/run.py", "torch/distributed/launch", "torch/distributed/elastic/")
+
+
+def diagnose_stacks(stacks: Mapping[int, Stacks]) -> Hang:
+    """Return which ranks do something else while most wait for others, from nothing but their stacks.
+
+    Args:
+        stacks: by rank of the job.
+    """
+    places: defaultdict[str, list[int]] = defaultdict(list)
+    for rank in sorted(stacks):
+        places[place_of(stacks[rank])].append(rank)
+    waiting = [rank for rank in sorted(stacks) if is_waiting(stacks[rank])]
+    working = [rank for rank in sorted(stacks) if rank not in waiting]
+    culprits = [
+        Culprit(
+            rank=rank,
+            cause=Cause.HOST,
+            why=f"stands in {place_of(stacks[rank])}, while {ranks_text(waiting)} {verb(waiting)} for other ranks",
+            last="",
+            stack=place_of(stacks[rank]),
+        )
+        for rank in (working if 0 < len(working) < len(waiting) else ())
+    ]
+    highest = max(stacks, default=-1)
+    return Hang(
+        format=FORMAT.name,
+        format_version=FORMAT.version,
+        text=_text(culprits, places),
+        culprits=tuple(culprits),
+        ranks=tuple(sorted(stacks)),
+        ranks_missing=tuple(rank for rank in range(highest) if rank not in stacks),
+        waits=(),
+        mismatches=(),
+        circle=(),
+        places={place: tuple(ranks) for place, ranks in places.items()},
+    )
+
+
+def is_waiting(stacks: Stacks) -> bool:
+    """Tell whether any thread of a process is in a collective, or waits for its device."""
+    return any(_waits(frame) for frames in (stacks.main, *stacks.others) for frame in frames)
+
+
+def place_of(stacks: Stacks) -> str:
+    """Return where the main thread stands: its innermost calls."""
+    return " < ".join(_frame_text(frame) for frame in stacks.main[:_SHOWN])
+
+
+def _text(culprits: Sequence[Culprit], places: Mapping[str, Sequence[int]]) -> str:
+    if culprits:
+        holds = "holds" if len(culprits) == 1 else "hold"
+        reasons = " ".join(f"Rank {one.rank} {one.why}." for one in culprits)
+        return f"{ranks_text(one.rank for one in culprits).capitalize()} {holds} the others up. {reasons}"
+    where = "; ".join(f"{ranks_text(ranks)} in {place}" for place, ranks in places.items())
+    return f"Cannot tell who is at fault from stacks alone: {where}."
+
+
+def _waits(frame: Frame) -> bool:
+    return any(part in frame.file for part in _WAITING) and not any(part in frame.file for part in _NOT_WAITING)
+
+
+def _frame_text(frame: Frame) -> str:
+    return f"{frame.function} ({'/'.join(PurePath(frame.file).parts[-2:])}:{frame.line})"
