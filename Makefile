@@ -40,7 +40,7 @@ contract: .venv/test.stamp ## Imports between the rooms and inside them
 	$(BIN)/lint-imports --config pyproject.toml --no-cache
 
 unit: .venv/test.stamp ## Tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 4 --dist worksteal
 
 # In an environment of their own: frameworks pin each other's versions.
 .venv-integrations/stamp: pyproject.toml constraints.txt
@@ -54,7 +54,7 @@ integrations: .venv-integrations/stamp ## Each framework's own training loop thr
 	.venv-integrations/bin/python -m pytest tests/test_integrations.py
 
 coverage: .venv/test.stamp ## Tests with branch coverage of everything that runs without a GPU (20 minutes)
-	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n 4 --dist worksteal --cov --cov-report=term:skip-covered
 
 structure: .venv/test.stamp ## Sizes of files and functions, rooms, floors, uses of Any
 	$(BIN)/python benchmarks/structure.py
@@ -158,8 +158,8 @@ bench-fleet: .venv/test.stamp ## Joining up to 10,000 ranks, and one run by ever
 bench-watch: .venv/test.stamp ## How soon `watch` tells of a port that becomes slow, on the emulated cluster (20 minutes)
 	$(BIN)/python benchmarks/bench_watch.py
 
-bench-hang: .venv/test.stamp ## 100 jobs that are made to hang, and who is blamed (5 minutes)
-	$(BIN)/python benchmarks/bench_hang.py --hangs 100 --seed 5000
+bench-hang: .venv/test.stamp ## 200 jobs that are made to hang, and who is blamed (11 minutes)
+	$(BIN)/python benchmarks/bench_hang.py --hangs 200 --seed 71000
 
 fuzz: .venv/test.stamp ## 10,000 damaged inputs of every format through the command line (10 minutes)
 	$(BIN)/python benchmarks/fuzz_readers.py

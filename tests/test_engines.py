@@ -7,7 +7,7 @@ import os
 import signal
 import warnings
 from dataclasses import dataclass
-from pathlib import Path  # noqa: TC003 - Ray copies the class with its annotations
+from pathlib import Path
 
 import pytest
 from conftest import DATA, ROOT
@@ -61,8 +61,6 @@ def ray_here():
 
 def _start(ray):
     """Start Ray's processes, for which it waits 30 s only: again where a busy machine takes longer."""
-    import psutil
-
     for is_last in (False, False, False, True):
         try:
             ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
@@ -70,8 +68,9 @@ def _start(ray):
             if is_last or "timed out during startup" not in str(error):
                 raise
             ray.shutdown()
-            for child in psutil.Process().children(recursive=True):
-                child.kill()
+            for children in Path("/proc/self/task").glob("*/children"):
+                for child in children.read_text().split():
+                    os.kill(int(child), signal.SIGKILL)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ResourceWarning)  # of its processes, which it does not wait for
                 gc.collect()
