@@ -186,11 +186,11 @@ def program(rank, *calls):
 
 def test_who_leaves_out_what_two_others_issue_is_at_fault(tmp_path):
     """Rank 2 leaves out number 7 of the trio: ranks 1 and 3 wait for it there, and it waits for them."""
-    before = [(WORLD, 4, REDUCE)]
+    before = [(TRIO, 6, GATHER), (WORLD, 4, REDUCE)]
     hang = diagnosed(
         tmp_path / "d",
         {
-            0: program(0, *before, (WORLD, 5, REDUCE)),
+            0: program(0, (WORLD, 4, REDUCE), (WORLD, 5, REDUCE)),
             1: program(1, *before, (TRIO, 7, GATHER)),
             2: program(2, *before, (WORLD, 5, REDUCE)),
             3: program(3, *before, (TRIO, 7, GATHER)),
@@ -203,18 +203,58 @@ def test_who_leaves_out_what_two_others_issue_is_at_fault(tmp_path):
     )
 
 
-def test_who_changes_the_order_that_two_others_keep_is_at_fault(tmp_path):
-    """Rank 3 issues the world's before the trio's."""
+def test_orders_that_part_and_meet_again_blame_nobody(tmp_path):
+    """A thread of rank 2 issues the trio's own; long after, rank 3 never issues what all wait in."""
+    calls = {rank: [(TRIO, 6, GATHER), (WORLD, 4, REDUCE), (TRIO, 7, GATHER)] for rank in (1, 2, 3)}
+    calls[2] = [(TRIO, 6, GATHER), (TRIO, 7, GATHER), (WORLD, 4, REDUCE)]
+    last = [(WORLD, 5, REDUCE), (WORLD, 6, REDUCE)]
     hang = diagnosed(
         tmp_path / "d",
         {
-            0: program(0, (WORLD, 4, REDUCE), (WORLD, 5, REDUCE)),
-            1: program(1, (WORLD, 4, REDUCE), (TRIO, 7, GATHER)),
-            2: program(2, (WORLD, 4, REDUCE), (TRIO, 7, GATHER)),
-            3: program(3, (WORLD, 4, REDUCE), (WORLD, 5, REDUCE)),
+            0: program(0, (WORLD, 4, REDUCE), *last),
+            1: program(1, *calls[1], *last),
+            2: program(2, *calls[2], *last),
+            3: dump(
+                *[one | {"state": "completed"} for one in program(3, *calls[3], last[0])["entries"]], groups=GROUPS
+            ),
         },
     )
-    assert causes(hang) == {3: Cause.MISMATCH}
+    assert causes(hang) == {3: Cause.HOST}
+
+
+def test_what_a_full_buffer_no_longer_holds_parts_no_orders(tmp_path):
+    """Rank 1's own traffic has pushed the trio's only call out of its buffer; rank 3 stands."""
+    trio = [(TRIO, 1, REDUCE)]
+    world = [(WORLD, number, REDUCE) for number in range(20, 26)]
+    hang = diagnosed(
+        tmp_path / "d",
+        {
+            0: program(0, *world),
+            1: program(1, *world),
+            2: program(2, *trio, *world),
+            3: dump(
+                *[one | {"state": "completed"} for one in program(3, *trio, *world[:-1])["entries"]], groups=GROUPS
+            ),
+        },
+    )
+    assert causes(hang) == {3: Cause.HOST}
+
+
+def test_groups_of_one_name_and_different_ranks_are_told_apart(tmp_path):
+    """Torch may name the pairs of a mesh alike: rank 2 waits for 3, and the other pair is further on."""
+    first, second = ((WORLD, (0, 1, 2, 3)), (PAIR, (0, 1))), ((WORLD, (0, 1, 2, 3)), (PAIR, (2, 3)))
+    done = entry(40, group=PAIR, done=True)
+    hang = diagnosed(
+        tmp_path / "d",
+        {
+            0: dump(done, groups=first),
+            1: dump(done, groups=first),
+            2: dump(entry(12, group=PAIR), groups=second),
+            3: dump(entry(11, group=PAIR, done=True), groups=second),
+        },
+    )
+    assert causes(hang) == {3: Cause.HOST}
+    assert "group 1 of ranks 2-3 (pair)" in hang.text
 
 
 def steps(rank, *, num_steps, leaves_out=()):

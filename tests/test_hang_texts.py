@@ -129,6 +129,78 @@ def test_counters_that_were_never_set_tell_nothing(tmp_path):
     assert causes(told(tmp_path / "d", job=[*lines, unset])) == {2: Cause.GONE}
 
 
+@pytest.mark.parametrize("elsewhere", ["", ", last started NCCL work: 1"])
+def test_the_first_collective_is_number_1(tmp_path, elsewhere):
+    """Nothing is completed, which torch writes as -1."""
+    started = [
+        line.replace(", last completed", f"{elsewhere}, last completed")
+        for rank in (0, 1, 3)
+        for line in [timeout(rank, 1), counters(rank, 1, -1)]
+    ]
+    hang = told(tmp_path / "d", job=started)
+    assert causes(hang) == {2: Cause.GONE}
+    assert "all_reduce 1, 1,024 elements" in hang.text
+
+
+def test_a_wait_whose_operation_no_line_tells_is_a_wait(tmp_path):
+    hang = told(tmp_path / "d", job=[counters(0, 7, 6), counters(1, 7, 6), *signalled(2, 6), counters(3, 7, 6)])
+    assert causes(hang) == {2: Cause.HOST}
+    assert "never issued collective 7 of group 0" in hang.text
+
+
+def test_a_log_of_several_runs_is_refused(tmp_path, capsys):
+    first = [line for rank in (0, 1, 2) for line in waits(rank, 10)]
+    second = [line for rank in (0, 1, 3) for line in waits(rank, 500)]
+    (tmp_path / "job.log").write_text("\n".join([*first, "restarting", *second]))
+    assert run(["hang", str(tmp_path / "job.log")]) == 3
+    assert "a log must be of one run" in capsys.readouterr().err
+
+
+def test_logs_of_some_nodes_blame_nobody_on_the_others(tmp_path):
+    hang = told(tmp_path / "d", node1=[line for rank in range(8, 16) for line in waits(rank, 7)])
+    assert hang.culprits == ()
+    assert hang.text == (
+        "Cannot tell who is at fault: others wait for ranks 0-7, of which nothing is here. Give what they left too."
+    )
+
+
+def test_two_groups_of_one_name_in_a_log_are_left_out(tmp_path):
+    """Ranks 0 and 2 are both rank 0 of their pair."""
+    pairs = [counters(0, 40, 39, PAIR, 0), counters(1, 40, 39, PAIR, 1), counters(2, 12, 11, PAIR, 0)]
+    hang = told(tmp_path / "d", job=[*waits(0, 7), *waits(1, 7), *waits(2, 7), *pairs, *signalled(3, 6)])
+    assert causes(hang) == {3: Cause.HOST}
+    assert {wait.group for wait in hang.waits} == {"0"}
+
+
+def test_bytes_of_dumps_and_elements_of_logs_are_not_compared(tmp_path):
+    """Rank 3 has a log only, and waits as the others do for rank 4."""
+    group = (("0", "default_pg"), (0, 1, 2, 3, 4))
+    written(tmp_path / "d", {rank: dump(entry(7, size=8), groups=(group,)) for rank in range(3)})
+    hang = told(tmp_path / "d", job=waits(3, 7, elements=8))
+    assert causes(hang) == {4: Cause.GONE}
+    assert hang.mismatches == ()
+
+
+def test_a_log_that_holds_stacks_too_is_a_log(tmp_path):
+    printed = [
+        "Process 0: initialised",
+        "Current thread 0x00007f0a (most recent call first):",
+        '  File "a.py", line 1 in f',
+    ]
+    hang = told(tmp_path / "d", job=[*printed, *waits(0, 7), *waits(1, 7), *signalled(2, 6), *waits(3, 7)])
+    assert causes(hang) == {2: Cause.HOST}
+
+
+@pytest.mark.parametrize("name", ["stack_rank_1.txt", "job.log"])
+def test_what_was_read_is_not_replaced(tmp_path, capsys, name):
+    folder = spied(tmp_path / "d", IN_REDUCE, IN_LOADER, IN_REDUCE)
+    (folder / "job.log").write_text("\n".join(waits(0, 7)))
+    before = (folder / name).read_bytes()
+    assert run(["hang", str(folder), "--json", str(folder / name), "--force"]) == 1
+    assert "E401" in capsys.readouterr().err
+    assert (folder / name).read_bytes() == before
+
+
 @pytest.mark.parametrize("rank", [999_999_999, 5_000_000])
 def test_a_rank_that_no_job_has_is_not_believed(tmp_path, rank):
     hang = told(tmp_path / "d", job=[*waits(0, 7), *waits(1, 7), *waits(rank, 7)])
@@ -172,11 +244,14 @@ def test_who_does_something_else_while_most_wait_is_at_fault(tmp_path):
     assert causes(hang) == {1: Cause.HOST}
     assert hang.text == (
         "Rank 1 holds the others up. Rank 1 stands in _try_get_data (data/dataloader.py:1133) < step (train.py:80) < "
-        "<module> (train.py:120), while ranks 0, 2-3 wait for other ranks."
+        "<module> (train.py:120), while ranks 0, 2-3 wait in collectives."
     )
 
 
-@pytest.mark.parametrize("frames", [(IN_ITEM, IN_ITEM, IN_LOADER), (IN_REDUCE, IN_LOADER), (IN_REDUCE,) * 3])
+@pytest.mark.parametrize(
+    "frames",
+    [(IN_ITEM, IN_ITEM, IN_LOADER), (IN_REDUCE, IN_LOADER), (IN_REDUCE,) * 3, (*(IN_REDUCE,) * 4, IN_ITEM, IN_LOADER)],
+)
 def test_stacks_that_do_not_tell_are_shown(tmp_path, frames):
     """``loss.item()`` waits for the device, which no Python stack shows."""
     hang = told(spied(tmp_path / "d", *frames))

@@ -97,6 +97,32 @@ def test_two_ranks_that_are_late_in_turn_are_both_named(tmp_path):
     assert "rank 5 in 50%" in finding.text
 
 
+def test_two_ranks_of_different_pairs_that_are_late_in_turn_are_both_named(tmp_path):
+    """Tensor parallel pairs: each of the two meets one other rank, both together three."""
+    builders = [
+        TraceBuilder(
+            rank, 8, groups=[("0", "default_pg", list(range(8))), (f"{rank // 2 + 1}", "tp", [rank & ~1, rank | 1])]
+        )
+        for rank in range(8)
+    ]
+    for builder in builders:
+        for number in range(6):
+            base = number * STEP_US
+            builder.step(number, base, STEP_US)
+            slow = (1, 5)[number % 2]
+            start = base + (2_100.0 if builder.rank == slow else 100.0)
+            builder.compute(base + 10.0, start - base - 20.0)
+            end = base + (2_600.0 if builder.rank // 2 == slow // 2 else 600.0)
+            builder.collective(
+                "AllReduce", start, end - start, nelems=64_000, issue=base + 5.0, seq=number,
+                group=f"{builder.rank // 2 + 1}", stream=21,
+            )  # fmt: skip
+            builder.collective("AllReduce", end, base + 3_000.0 - end, nelems=640_000, issue=base + 6.0, seq=number)
+    run = analyze(write_run(tmp_path / "run", builders))
+    assert [item.rank for item in run.stragglers] == [1, 5]
+    assert run.stragglers[0].chance == pytest.approx(6 / 2**6)  # of 4 ranks, 6 pairs
+
+
 def test_two_ranks_that_are_late_in_turn_in_few_steps_are_not_called_harmless(tmp_path):
     """Of the 6 pairs of four ranks one leads four steps with a chance of 6 / 2^4 = 0.38."""
     run = analyze(ring_run(tmp_path / "run", slow_steps=in_turn(4, (1, 3), 4), steps=4))

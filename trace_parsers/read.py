@@ -12,7 +12,8 @@ from paro_advise.trace_parsers.bytes.archive import is_archive
 from paro_advise.trace_parsers.bytes.blocks import BlockReader, SourceRef
 from paro_advise.trace_parsers.bytes.readable import Readable
 from paro_advise.trace_parsers.constants import HEAD_BYTES, MAX_TEXT_BYTES, OWN_TRACE
-from paro_advise.trace_parsers.dumps import flight_recorder
+from paro_advise.trace_parsers.dumps import flight_recorder, stacks
+from paro_advise.trace_parsers.dumps.watchdog_lines import read_watchdog
 from paro_advise.trace_parsers.kineto.reader import read_kineto
 from paro_advise.trace_parsers.logs import comms_logger, nccl_log, nccl_tests, train_log
 from paro_advise.trace_parsers.nccl import inspector, inspector_metrics, profiler_plugin
@@ -76,11 +77,14 @@ def is_an_input(ref: SourceRef) -> bool:
     if is_archive(ref.path):
         return True
     try:
-        found = _recognised(read_head(ref))
+        head = read_head(ref)
     except InputError:
         return True
+    found = _recognised(head)
     if found is None or found[0] is not SourceKind.TRAIN_LOG:
         return found is not None
+    if stacks.looks_like(head) or read_watchdog(Readable(BlockReader(ref), MAX_TEXT_BYTES), ref.label):
+        return True
     try:
         found[1](ref, None)  # any text looks like a log at first
     except InputError:

@@ -13,7 +13,7 @@ from paro_advise.advisor.facts.attribution import Call, RunContext, attribute
 from paro_advise.advisor.facts.evidence import Evidence
 from paro_advise.advisor.hangs.model import FORMAT, Cause, Culprit, Hang, Mismatch, Wait
 from paro_advise.advisor.hangs.programs import deviation
-from paro_advise.advisor.hangs.progress import groups_of
+from paro_advise.advisor.hangs.progress import groups_of, with_own_names
 from paro_advise.advisor.hangs.waits import first_mismatch, in_circles, knots_of, matched_transfers, stuck_alone
 from paro_advise.advisor.hangs.words import ranks_text, verb
 from paro_advise.advisor.wording.quantities import bytes_text, plural
@@ -38,6 +38,7 @@ def diagnose(dumps: Mapping[int, RankDump]) -> Hang:
     Args:
         dumps: by rank of the job.
     """
+    dumps = with_own_names(dumps)
     groups = groups_of(dumps)
     knots = [knot for group in groups for knot in knots_of(group)]
     mismatches = [(group, *found) for group in groups if (found := first_mismatch(group)) is not None]
@@ -61,13 +62,15 @@ def diagnose(dumps: Mapping[int, RankDump]) -> Hang:
             culprits = [_culprit(rank, knots, stuck, dumps) for rank in sorted(stuck)]
         circle = in_circles(awaited) if not culprits and not unexplained else set()
     alone = _alone(culprits, knots)
-    if alone is not None:
+    unseen = [one.rank for one in culprits if one.cause == Cause.GONE]
+    is_part = len(unseen) >= len(dumps)  # more likely their files were not given than that so many are gone
+    if alone is not None or is_part:
         culprits = []
     everyone = {rank for group in groups for rank in group.ranks}
     return Hang(
         format=FORMAT.name,
         format_version=FORMAT.version,
-        text=_text(culprits, mismatches, circle, knots, alone),
+        text=_text(culprits, mismatches, circle, knots, alone, unseen if is_part else ()),
         culprits=tuple(culprits),
         ranks=tuple(sorted(dumps)),
         ranks_missing=tuple(sorted(everyone - dumps.keys())),
@@ -233,7 +236,13 @@ def _text(
     circle: set[int],
     knots: Sequence[Knot],
     alone: Knot | None,
+    unseen: Sequence[int],
 ) -> str:
+    if unseen:
+        return (
+            f"Cannot tell who is at fault: others wait for {ranks_text(unseen)}, of which nothing is here. Give what "
+            "they left too."
+        )
     if alone is not None:
         return (
             f"Cannot tell who is at fault: {ranks_text(alone.waiting)} {verb(alone.waiting)} in "

@@ -1,7 +1,8 @@
 """Which rank left the program that all ranks run (pure).
 
 Two ranks issue the collectives of the groups that both are in in one order. Where their orders part, one of the two has
-left the program: which one, a third rank tells whose order agrees with one of them only, or the steps before.
+left the program: which one, a third rank tells whose order agrees with one of them only, or the steps before. Orders
+that part and meet again part by design: several threads of a rank issue collectives of different groups.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.dumps.rank_dump import Issued, RankDump
 
 Key: TypeAlias = tuple[str, str]  # group and kind, which steps repeat
+Name: TypeAlias = tuple[str, int, str]  # group, number and kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,12 @@ class Deviation:
 
 
 def deviation(dumps: Mapping[int, RankDump], groups: Sequence[Group]) -> Deviation | None:
-    """Return the one rank that left the program; None where none did or nobody can tell which."""
+    """Return the one rank that left the program; None where none did or nobody can tell which.
+
+    Args:
+        dumps: by rank; those told by logs, which hold no order, are left out.
+        groups: that the dumps show.
+    """
     partings = partings_of(dumps, groups)
     if not partings:
         return None
@@ -83,16 +90,39 @@ def deviation(dumps: Mapping[int, RankDump], groups: Sequence[Group]) -> Deviati
 
 
 def partings_of(dumps: Mapping[int, RankDump], groups: Sequence[Group]) -> list[Parting]:
-    """Return where the orders of two ranks part, for all pairs of which one waits there or never came as far."""
-    orders = {rank: orders_of(dump) for rank, dump in dumps.items()}
+    """Return where the orders of two ranks part and do not meet again, for all pairs.
+
+    Ranks with equal orders are compared once, so that this takes little more than the pairs themselves.
+    """
+    orders = {rank: orders_of(dump) for rank, dump in dumps.items() if not dump.is_log}
+    names = {rank: [_name(one) for one in order] for rank, order in orders.items()}
+    members: dict[int, set[str]] = {rank: set() for rank in orders}
+    for group in groups:
+        for rank in group.ranks:
+            if rank in members:
+                members[rank].add(group.name)
+    seen: dict[tuple[int, frozenset[str]], tuple[int, list[int]]] = {}
+    kinds: dict[tuple[Name, ...], int] = {}
+    known: dict[tuple[int, int], tuple[int, int] | None] = {}
     found = []
-    for one, other in combinations(sorted(orders), 2):
-        shared = {group.name for group in groups if one in group.ranks and other in group.ranks}
-        pair = _aligned([[each for each in orders[rank] if each.group in shared] for rank in (one, other)])
-        for mine, theirs in zip(*pair, strict=False):
-            if _name(mine) != _name(theirs):
-                found.append(Parting(ranks=(one, other), issued=(mine, theirs)))
-                break
+    for pair in combinations(sorted(orders), 2):
+        shared = frozenset(members[pair[0]] & members[pair[1]])
+        sides = []
+        for rank in pair:
+            if (rank, shared) not in seen:
+                places = [place for place, name in enumerate(names[rank]) if name[0] in shared]
+                kind = kinds.setdefault(tuple(names[rank][place] for place in places), len(kinds))
+                seen[rank, shared] = kind, places
+            sides.append(seen[rank, shared])
+        (one, places), (other, other_places) = sides
+        if one == other:
+            continue
+        if (one, other) not in known:
+            mine = [names[pair[0]][place] for place in places]
+            known[one, other] = _parting(mine, [names[pair[1]][place] for place in other_places])
+        if (at := known[one, other]) is not None:
+            issued = orders[pair[0]][places[at[0]]], orders[pair[1]][other_places[at[1]]]
+            found.append(Parting(ranks=pair, issued=issued))
     return found
 
 
@@ -102,21 +132,26 @@ def orders_of(dump: RankDump) -> list[Issued]:
     return sorted(collectives, key=lambda one: one.created_ns)
 
 
-def _aligned(orders: Sequence[Sequence[Issued]]) -> list[list[Issued]]:
-    """Leave out what only one of two ranks' buffers still holds."""
-    firsts: list[dict[str, int]] = []
-    for order in orders:
-        first: dict[str, int] = {}
-        for one in order:
-            first.setdefault(one.group, one.seq or 0)
-        firsts.append(first)
-    return [
-        [one for one in order if all((one.seq or 0) >= first.get(one.group, 0) for first in firsts)] for order in orders
-    ]
+def _parting(mine: Sequence[Name], theirs: Sequence[Name]) -> tuple[int, int] | None:
+    """Return the places at which two orders part, None where one is the other's begin or they meet again."""
+    sides = [_aligned(own, other) for own, other in ((mine, theirs), (theirs, mine))]
+    for one, other in zip(*sides, strict=False):
+        if mine[one] != theirs[other]:
+            both = {mine[place] for place in sides[0]} & {theirs[place] for place in sides[1]}
+            return None if {mine[one], theirs[other]} <= both else (one, other)
+    return None
 
 
-def _name(one: Issued) -> tuple[str, int | None, str]:
-    return one.group, one.seq, kind_of(one)
+def _aligned(own: Sequence[Name], other: Sequence[Name]) -> list[int]:
+    """Return the places of what the other rank's buffer can hold too: of its groups, from its first number on."""
+    first: dict[str, int] = {}
+    for group, number, _ in other:
+        first.setdefault(group, number)
+    return [place for place, (group, number, _) in enumerate(own) if group in first and number >= first[group]]
+
+
+def _name(one: Issued) -> Name:
+    return one.group, one.seq or 0, kind_of(one)
 
 
 def _is_unusual(issued: Issued, order: Sequence[Issued]) -> bool:

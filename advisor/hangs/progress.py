@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.wording.quantities import number_ranges
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from paro_advise.trace_parsers.dumps.rank_dump import Issued, RankDump
 
@@ -66,10 +68,11 @@ def groups_of(dumps: Mapping[int, RankDump]) -> list[Group]:
     """
     listed: dict[str, tuple[str, tuple[int, ...]]] = {}
     shown: defaultdict[str, set[int]] = defaultdict(set)
-    for rank, dump in dumps.items():
+    for dump in dumps.values():
         for one in dump.groups:
             if one.ranks:
                 listed.setdefault(one.name, (one.description, one.ranks))
+    for rank, dump in dumps.items():
         for issued in dump.issued:
             shown[issued.group].add(rank)
             listed.setdefault(issued.group, (issued.description, ()))
@@ -93,6 +96,35 @@ def groups_of(dumps: Mapping[int, RankDump]) -> list[Group]:
                 group.transfers[rank] = [one for one in pending if not one.is_done]
         found.append(group)
     return found
+
+
+def with_own_names(dumps: Mapping[int, RankDump]) -> dict[int, RankDump]:
+    """Return dumps in which no two groups have one name: torch may name groups of different ranks alike.
+
+    A rank that does not list the ranks of such a group tells nothing of it.
+    """
+    listed: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)
+    for dump in dumps.values():
+        for group in dump.groups:
+            if group.ranks:
+                listed[group.name].add(group.ranks)
+    shared = {name for name, ranks in listed.items() if len(ranks) > 1}
+    return {rank: _renamed(dump, shared) for rank, dump in dumps.items()} if shared else dict(dumps)
+
+
+def _renamed(dump: RankDump, shared: Collection[str]) -> RankDump:
+    names = {
+        group.name: f"{group.name} of ranks {number_ranges(group.ranks)}" if group.ranks else ""
+        for group in dump.groups
+        if group.name in shared
+    }
+    kept = [one for one in dump.issued if one.group not in shared or names.get(one.group)]
+    return replace(
+        dump,
+        groups=tuple(replace(one, name=names.get(one.name) or one.name) for one in dump.groups),
+        issued=tuple(replace(one, group=names.get(one.group, one.group)) for one in kept),
+        group_ids={names.get(name, name): identity for name, identity in dump.group_ids.items()},
+    )
 
 
 def _sizes(dumps: Mapping[int, RankDump]) -> dict[str, int]:

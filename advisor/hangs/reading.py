@@ -10,7 +10,7 @@ from paro_advise.advisor.hangs.stacks import diagnose_stacks, place_of
 from paro_advise.errors import InputError, NoInputError
 from paro_advise.trace_parsers.bytes.blocks import BlockReader
 from paro_advise.trace_parsers.bytes.readable import Readable
-from paro_advise.trace_parsers.constants import MAX_TEXT_BYTES
+from paro_advise.trace_parsers.constants import MAX_RANK, MAX_TEXT_BYTES
 from paro_advise.trace_parsers.dumps import flight_recorder, stacks
 from paro_advise.trace_parsers.dumps.rank_dump import read_dump
 from paro_advise.trace_parsers.dumps.watchdog_lines import read_watchdog
@@ -76,15 +76,16 @@ def _add(left: Left, ref: SourceRef) -> str:
     head = read_head(ref)
     if flight_recorder.looks_like(head):
         return _add_dump(left.dumps, read_dump(ref))
-    data = Readable(BlockReader(ref), MAX_TEXT_BYTES)
-    if stacks.looks_like(head):
-        return _add_stacks(left.stacks, stacks.read_stacks(data, ref.label))
     if b"\0" in head:
         return "neither a dump of the flight recorder nor text"
-    told = read_watchdog(data, ref.label)
+    # A log may hold both: torch prints stacks where it ends a process.
+    told = read_watchdog(Readable(BlockReader(ref), MAX_TEXT_BYTES), ref.label)
     for dump in told:
         if dump.rank is not None:
             left.dumps.setdefault(dump.rank, dump)
+    if not told and stacks.looks_like(head):
+        found = stacks.read_stacks(Readable(BlockReader(ref), MAX_TEXT_BYTES), ref.label)
+        return _add_stacks(left.stacks, found)
     return "" if told else "no dump of the flight recorder, no stacks, no lines of the NCCL watchdog"
 
 
@@ -101,7 +102,7 @@ def _add_dump(dumps: dict[int, RankDump], dump: RankDump) -> str:
 def _add_stacks(known: dict[int, Stacks], found: Stacks | None) -> str:
     if found is None:
         return "stacks without a frame"
-    if found.rank is None:
+    if found.rank is None or found.rank > MAX_RANK:
         return "stacks must be named after their rank, for example stack_rank_3.txt"
     if found.rank in known:
         return f"stacks of rank {found.rank} are in {known[found.rank].path} already"

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
     from paro_advise.trace_parsers.dumps.stacks import Frame, Stacks
 
-# Files of whoever waits for other ranks or for the device's collectives; parts of paths.
-_WAITING = ("torch/distributed/", "deepspeed/comm/", "torch/cuda/__init__.py", "torch/cuda/streams.py")
+# Files in which a collective is issued or waited for; parts of paths.
+_COLLECTIVES = (
+    "torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py", "deepspeed/comm/",
+)  # fmt: skip
+_WRAPPERS = 4  # calls of torch's and DeepSpeed's between the innermost one and the collective, at most; seen
 _SHOWN = 3  # calls, the innermost first
-# What launches and watches processes lies there too.
-_NOT_WAITING = ("torch/distributed/run.py", "torch/distributed/launch", "torch/distributed/elastic/")
 
 
 def diagnose_stacks(stacks: Mapping[int, Stacks]) -> Hang:
@@ -32,15 +33,17 @@ def diagnose_stacks(stacks: Mapping[int, Stacks]) -> Hang:
         places[place_of(stacks[rank])].append(rank)
     waiting = [rank for rank in sorted(stacks) if is_waiting(stacks[rank])]
     working = [rank for rank in sorted(stacks) if rank not in waiting]
+    # Who waits for its device does so in the script by its Python stack, so that of two places either may be such.
+    working_places = {place_of(stacks[rank]) for rank in working}
     culprits = [
         Culprit(
             rank=rank,
             cause=Cause.HOST,
-            why=f"stands in {place_of(stacks[rank])}, while {ranks_text(waiting)} {verb(waiting)} for other ranks",
+            why=f"stands in {place_of(stacks[rank])}, while {ranks_text(waiting)} {verb(waiting)} in collectives",
             last="",
             stack=place_of(stacks[rank]),
         )
-        for rank in (working if 0 < len(working) < len(waiting) else ())
+        for rank in (working if len(working) < len(waiting) and len(working_places) == 1 else ())
     ]
     highest = max(stacks, default=-1)
     return Hang(
@@ -58,8 +61,8 @@ def diagnose_stacks(stacks: Mapping[int, Stacks]) -> Hang:
 
 
 def is_waiting(stacks: Stacks) -> bool:
-    """Tell whether any thread of a process is in a collective, or waits for its device."""
-    return any(_waits(frame) for frames in (stacks.main, *stacks.others) for frame in frames)
+    """Tell whether any thread of a process is in a collective."""
+    return any(_waits(frame) for frames in (stacks.main, *stacks.others) for frame in frames[:_WRAPPERS])
 
 
 def place_of(stacks: Stacks) -> str:
@@ -77,7 +80,7 @@ def _text(culprits: Sequence[Culprit], places: Mapping[str, Sequence[int]]) -> s
 
 
 def _waits(frame: Frame) -> bool:
-    return any(part in frame.file for part in _WAITING) and not any(part in frame.file for part in _NOT_WAITING)
+    return any(part in frame.file for part in _COLLECTIVES)
 
 
 def _frame_text(frame: Frame) -> str:

@@ -130,8 +130,10 @@ def first_mismatch(group: Group) -> tuple[int, dict[str, list[int]]] | None:
         if len(issued) < 2 or all(one.is_done for one in issued.values()):
             continue
         by_kind: dict[str, list[int]] = {}
+        # Dumps tell bytes, logs elements.
+        is_told_alike = len({one.bytes is None for one in issued.values()}) == 1
         for rank, one in sorted(issued.items()):
-            by_kind.setdefault(kind_of(one), []).append(rank)
+            by_kind.setdefault(kind_of(one) if is_told_alike else one.name, []).append(rank)
         if len(by_kind) > 1:
             return seq, by_kind
     return None

@@ -161,6 +161,7 @@ def _delays(joined: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
             pl.col("step_label").first(),
             pl.col("rank").last(),
             pl.len().alias("num_ranks"),
+            pl.col("rank").min().alias("first_rank"),
             (pl.col("arrival_us").last() - pl.col("arrival_us").head(others).median()).alias("cost_us"),
             late_end.fill_null(0.0).alias("late_end_us"),
         )
@@ -176,13 +177,13 @@ class _Costs:
 
     Attributes:
         led: in how many steps a rank causes most of it, and so much of it that it counts.
-        num_equals: how many ranks, itself included, were at the collectives at which a rank costs most.
+        met: the first and the number of the ranks at the collectives at which a rank costs most.
     """
 
     own_us: dict[int, dict[str, float]]
     all_us: dict[str, float]
     led: Counter[int]
-    num_equals: dict[int, int]
+    met: dict[int, tuple[int, int]]
 
     @property
     def num_steps(self) -> int:
@@ -205,7 +206,8 @@ class _Costs:
         most = [rank for rank, _ in self.led.most_common(2)]
         for leaders in (most[:1], most):
             if leaders and len(leaders) < num_ranks and self._lead(leaders, least_us, num_ranks):
-                equals = min(num_ranks, *(self.num_equals[rank] for rank in leaders))
+                groups = {self.met[rank] for rank in leaders}
+                equals = min(num_ranks, sum(size for _, size in groups))
                 led = sum(self.led[rank] for rank in leaders)
                 chance = chance_of_leading(led, self.num_steps, equals, len(leaders))
                 if not found[0] or chance <= STRAGGLER_MAX_CHANCE < found[1]:
@@ -235,7 +237,8 @@ def _costs(delays: pl.DataFrame) -> _Costs:
     by_step = delays.group_by("step_label").agg(pl.col("own_us").sum()).sort("step_label")
     whole: dict[str, float] = dict(by_step.iter_rows())
     worst = by_rank.sort("own_us", "rank", descending=[True, False]).group_by("step_label", maintain_order=True).first()
-    by_size = delays.group_by("rank", "num_ranks").agg(pl.col("own_us").sum()).sort("own_us", "num_ranks")
+    by_group = delays.group_by("rank", "first_rank", "num_ranks").agg(pl.col("own_us").sum())
+    by_group = by_group.sort("own_us", "num_ranks", "first_rank")
     return _Costs(
         own_us=own,
         all_us=whole,
@@ -244,7 +247,7 @@ def _costs(delays: pl.DataFrame) -> _Costs:
             for label, rank, cost in worst.select("step_label", "rank", "own_us").iter_rows()
             if cost >= STRAGGLER_WAIT_SHARE * max(whole[label], 1e-9)
         ),
-        num_equals={rank: size for rank, size, _ in by_size.select("rank", "num_ranks", "own_us").iter_rows()},
+        met={rank: (first, size) for rank, first, size, _ in by_group.iter_rows()},
     )
 
 

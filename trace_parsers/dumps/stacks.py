@@ -18,7 +18,7 @@ _SPY_THREAD = re.compile(r'\s*Thread (?:0x)?[0-9A-Fa-f]{1,20} \([^)]{1,80}\)(?::
 _FAULT_THREAD = re.compile(r"\s*(?P<current>Current t|T)hread 0x[0-9a-f]{1,20} .{0,200}?\(most recent call first\):")
 _SPY_FRAME = re.compile(r"\s{2,}(?P<function>\S.{0,200}?) \((?P<file>[^()]{1,1000}?)(?::(?P<line>\d{1,9}))?\)\s*$")
 _FAULT_FRAME = re.compile(r'\s{2,}File "(?P<file>[^"]{1,1000})", line (?P<line>\d{1,9}) in (?P<function>.{1,200})$')
-_HEAD = re.compile(rb"(?m)^(?:Process \d+: |\s*Thread (?:0x)?[0-9A-Fa-f]+ \(|Current thread 0x[0-9a-f]+ )")
+_HEAD = re.compile(rb"\AProcess \d+: [^\n]*\n|(?m:^[ \t]{0,8}(?:Current t|T)hread (?:0x)?[0-9A-Fa-f]{1,20} \()")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from paro_advise.core.collective import Op
+from paro_advise.errors import InputError
 from paro_advise.trace_parsers.constants import MAX_GROUPS, MAX_RANK
 from paro_advise.trace_parsers.dumps.rank_dump import Issued, RankDump
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
@@ -21,7 +23,6 @@ from paro_advise.trace_parsers.tables import ProcessGroup
 from paro_advise.trace_parsers.values import bounded_text
 
 if TYPE_CHECKING:
-    from paro_advise.core.collective import Op
     from paro_advise.trace_parsers.bytes.readable import Readable
 
 _RANK = re.compile(r"\[rank(\d{1,7})\]:")
@@ -31,8 +32,8 @@ _TIMEOUT = re.compile(
 )
 _COUNTERS = re.compile(
     r"\[PG (?:ID \d{1,7} PG GUID (?P<guid>[^\s(]{1,80})(?:\((?P<description>[^)]{0,80})\))?|(?P<id>\d{1,7})) "
-    r"Rank \d{1,7}\]"
-    r".{0,600}?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,19}), "
+    r"Rank (?P<place>\d{1,7})\]"
+    r".{0,600}?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,19}),.{0,80}? "
     r"last completed (?:NCCL )?work: (?P<completed>-?\d{1,19})",
     re.IGNORECASE,
 )
@@ -44,53 +45,103 @@ _NAMES = {
 _TRANSFERS = frozenset({"SEND", "RECV", "COALESCED", "UNKNOWN"})  # counted apart, or of unknown ranks
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Operation:
+    """What timed out: its number, as the flight recorder names it, and the elements of the rank's buffer."""
+
+    number: int
+    name: str
+    op: Op
+    elements: int | None
+
+
 @dataclass(slots=True)
 class _Seen:
-    """What the lines tell: by rank and number, what timed out; by rank and group, how far the rank has come."""
+    """What the lines tell, by rank and group; a rank's time-out comes before the counters of its group.
 
-    timeouts: dict[tuple[int, int], tuple[str, Op, int | None]] = field(default_factory=dict)
+    Attributes:
+        counters: numbers last enqueued and last completed.
+        operations: what timed out.
+        places: ranks of the group.
+        last: a rank's time-out without its group yet.
+    """
+
     counters: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
+    operations: dict[tuple[int, str], _Operation] = field(default_factory=dict)
+    places: dict[tuple[int, str], int] = field(default_factory=dict)
+    last: dict[int, _Operation] = field(default_factory=dict)
     descriptions: dict[str, str] = field(default_factory=dict)
 
 
 def read_watchdog(data: Readable, path: str) -> list[RankDump]:
-    """Return what a log tells of each rank, as a dump of it would; [] where it holds no such lines."""
+    """Return what a log tells of each rank, as a dump of it would; [] where it holds no such lines.
+
+    Raises:
+        InputError: the log is of several runs.
+    """
     seen = _Seen()
     for line in data.lines():
-        if "NCCL" in line:
-            _feed(seen, line)
+        if "NCCL" in line or "last completed" in line:
+            _feed(seen, line, path)
     members: dict[str, list[int]] = {}
     for rank, group in sorted(seen.counters):
         members.setdefault(group, []).append(rank)
-    return [_dump(rank, seen, members, path) for rank in sorted({rank for rank, _ in seen.counters})]
+    # Two ranks of the job that are one rank of a group are in two groups of one name.
+    for group, ranks in list(members.items()):
+        if len({seen.places[rank, group] for rank in ranks}) < len(ranks):
+            del members[group]
+    told = sorted({rank for rank, group in seen.counters if group in members})
+    return [_dump(rank, seen, members, path) for rank in told]
 
 
-def _feed(seen: _Seen, line: str) -> None:
-    named = _RANK.search(line) or _GROUP_RANK.search(line)
-    rank = int(named[1]) if named else MAX_RANK + 1
+def _feed(seen: _Seen, line: str, path: str) -> None:
+    named = _RANK.search(line)
+    counters = _COUNTERS.search(line)
+    group = bounded_text(counters["guid"] or counters["id"]) if counters is not None else "0"
+    # Without torch's prefix a rank is known as one of its group only.
+    place = _GROUP_RANK.search(line) if group == "0" else None
+    rank = int(named[1]) if named else int(place[1]) if place else MAX_RANK + 1
     if rank > MAX_RANK:
         return
     if (timeout := _TIMEOUT.search(line)) is not None and timeout[2] not in _TRANSFERS:
-        name = _NAMES.get(timeout[2], timeout[2].lower())
-        elements = int(timeout[3]) if timeout[3] else None
-        seen.timeouts.setdefault((rank, int(timeout[1])), (name, op_of_name(timeout[2]), elements))
-    if (counters := _COUNTERS.search(line)) is not None:
-        group = bounded_text(counters["guid"] or counters["id"])
-        pair = int(counters["enqueued"]), int(counters["completed"])
-        # A completed number beyond the enqueued one was never set.
-        if len(seen.counters) < MAX_GROUPS and pair[1] <= pair[0]:
-            seen.counters.setdefault((rank, group), pair)  # what comes after it, the abort has changed
-            seen.descriptions.setdefault(group, bounded_text(counters["description"] or ""))
+        seen.last[rank] = _Operation(
+            number=int(timeout[1]),
+            name=_NAMES.get(timeout[2], timeout[2].lower()),
+            op=op_of_name(timeout[2]),
+            elements=int(timeout[3]) if timeout[3] else None,
+        )
+    if counters is None or len(seen.counters) >= MAX_GROUPS:
+        return
+    pair = int(counters["enqueued"]), int(counters["completed"])
+    if pair[1] > pair[0]:  # never set
+        return
+    known = seen.counters.setdefault((rank, group), pair)  # what comes after it, the abort has changed
+    if pair[1] > known[0] or pair[1] < known[1]:
+        raise InputError(
+            "a log must be of one run, in this one a rank's collectives time out in several",
+            where=path,
+            hint="cut it to the lines of the last run",
+        )
+    seen.places.setdefault((rank, group), int(counters["place"]))
+    seen.descriptions.setdefault(group, bounded_text(counters["description"] or ""))
+    if (last := seen.last.get(rank)) is not None and last.number == _next(known):
+        seen.operations.setdefault((rank, group), last)
+
+
+def _next(pair: tuple[int, int]) -> int:
+    """Return the number of the first collective that is not completed: they are counted from 1 on."""
+    return max(pair[1], 0) + 1
 
 
 def _dump(rank: int, seen: _Seen, members: dict[str, list[int]], path: str) -> RankDump:
-    counted = {group: pair for (other, group), pair in seen.counters.items() if other == rank}
+    counted = {group: seen.counters[rank, group] for group, ranks in members.items() if rank in ranks}
     issued = []
-    for group, (enqueued, completed) in sorted(counted.items()):
-        number = completed + 1
-        known = [seen.timeouts.get((other, number)) for other in (rank, *members[group])]
-        if enqueued > completed and (first := next((one for one in known if one), None)) is not None:
-            issued.append(_issued(group, seen.descriptions[group], number, *first))
+    for group, pair in sorted(counted.items()):
+        known = [seen.operations.get((other, group)) for other in (rank, *members[group])]
+        alike = [one for one in known if one is not None and one.number == _next(pair)]
+        if pair[0] >= _next(pair):
+            unknown = _Operation(number=_next(pair), name="collective", op=Op.UNKNOWN, elements=None)
+            issued.append(_issued(group, seen.descriptions[group], next(iter(alike), unknown)))
     return RankDump(
         path=path,
         rank=rank,
@@ -109,13 +160,13 @@ def _group(name: str, description: str, ranks: list[int]) -> ProcessGroup:
     return ProcessGroup(name=name, description=description, ranks=known, size=len(known))
 
 
-def _issued(group: str, description: str, number: int, name: str, op: Op, elements: int | None) -> Issued:
+def _issued(group: str, description: str, operation: _Operation) -> Issued:
     return Issued(
         group=group,
         description=description,
-        seq=number,
-        name=name,
-        op=op,
+        seq=operation.number,
+        name=operation.name,
+        op=operation.op,
         peer=None,
         bytes=None,
         dtype="",
@@ -124,5 +175,5 @@ def _issued(group: str, description: str, number: int, name: str, op: Op, elemen
         is_backward=False,
         is_done=False,
         created_ns=0,
-        elements=elements,
+        elements=operation.elements,
     )

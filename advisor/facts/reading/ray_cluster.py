@@ -73,10 +73,11 @@ def _knock(address: str) -> None:
 
     Raises:
         OSError: nothing listens at the address.
+        OverflowError: there is no such port.
     """
     found = _HOST_AND_PORT.fullmatch(address)
     if found is not None:
-        socket.create_connection((found[1], min(int(found[2]), 65_535)), timeout=CONNECT_S).close()
+        socket.create_connection((found[1], int(found[2])), timeout=CONNECT_S).close()
 
 
 @contextmanager
