@@ -119,6 +119,25 @@ def test_victims_of_a_rank_that_died_are_not_blamed(tmp_path):
     assert causes(hang) == {2: Cause.GONE}
 
 
+def test_who_may_have_ended_because_of_a_rank_without_a_dump_is_not_blamed(tmp_path):
+    """Rank 2 left none and nobody is seen to wait for it; rank 0 has issued nothing since what it shared with it."""
+    pair = ("1", "pair")
+    waits = entry(3, group=pair)
+    groups = ((WORLD, (0, 1, 2, 3)), (pair, (0, 1)))
+    hang = diagnosed(
+        tmp_path / "d",
+        {
+            0: dump(entry(4, done=True), groups=groups),
+            1: dump(entry(4, done=True), waits, groups=groups),
+            3: dump(entry(4, done=True), groups=groups[:1]),
+        },
+    )
+    assert hang.culprits == ()
+    assert hang.text == (
+        "Cannot tell who is at fault: rank 1 waits for rank 0; that may be because of rank 2, of which nothing is here."
+    )
+
+
 def test_of_two_late_ranks_the_later_one_is_blamed(tmp_path):
     """Rank 0 may wait for 2 in what no dump shows; gloo's recorder leaves reduce-scatters out."""
     pair = ("1", "pair")
@@ -287,7 +306,24 @@ def test_of_two_that_differ_the_one_that_breaks_with_its_steps_before_is_at_faul
         },
     )
     assert causes(hang) == {3: Cause.MISMATCH}
-    assert "where rank 2, and its own steps before, issued all_reduce 12" in hang.text
+    assert "where rank 2 and its own steps before issued all_reduce 12" in hang.text
+
+
+@pytest.mark.parametrize(("num_steps", "named"), [(1, {}), (4, {0: Cause.MISMATCH})])
+def test_in_a_circle_without_two_orders_that_part_steps_before_tell(tmp_path, num_steps, named):
+    """Three pairs of three ranks; rank 0 changes the order of its two, which no other rank is in both of."""
+    pairs = [(("1", "a"), (0, 1)), (("2", "b"), (1, 2)), (("3", "c"), (0, 2))]
+    dumps = {}
+    for rank in range(3):
+        order = [(pair, name) for pair, ranks in pairs for name in (GATHER, REDUCE) if rank in ranks]
+        calls = [(pair, name, step) for step in range(num_steps) for pair, name in order]
+        last = [(pair, name, num_steps) for pair, name in (order if rank else order[2:])]
+        entries = [
+            entry(2 * step + (name == REDUCE) + 1, name, group=pair, done=step < num_steps) | {"time_created_ns": at}
+            for at, (pair, name, step) in enumerate([*calls, last[0]])
+        ]
+        dumps[rank] = dump(*entries, groups=tuple(item for item in pairs if rank in item[1]))
+    assert causes(diagnosed(tmp_path / "d", dumps)) == named
 
 
 @pytest.mark.parametrize("num_steps", [1, 2])

@@ -7,12 +7,13 @@ earlier one.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.facts.attribution import Call, RunContext, attribute
 from paro_advise.advisor.facts.evidence import Evidence
 from paro_advise.advisor.hangs.model import FORMAT, Cause, Culprit, Hang, Mismatch, Wait
-from paro_advise.advisor.hangs.programs import deviation
+from paro_advise.advisor.hangs.programs import deviation, deviation_in_circle
 from paro_advise.advisor.hangs.progress import groups_of, with_own_names
 from paro_advise.advisor.hangs.waits import first_mismatch, in_circles, knots_of, matched_transfers, stuck_alone
 from paro_advise.advisor.hangs.words import ranks_text, verb
@@ -61,19 +62,21 @@ def diagnose(dumps: Mapping[int, RankDump]) -> Hang:
         if not culprits and not awaited:
             culprits = [_culprit(rank, knots, stuck, dumps) for rank in sorted(stuck)]
         circle = in_circles(awaited) if not culprits and not unexplained else set()
+        if circle and (odd := deviation_in_circle(dumps, circle)) is not None:
+            culprits = [_deviating(odd, dumps)]
     alone = _alone(culprits, knots)
     unseen = [one.rank for one in culprits if one.cause == Cause.GONE]
     is_part = len(unseen) >= len(dumps)  # more likely their files were not given than that so many are gone
     if alone is not None or is_part:
         culprits = []
-    everyone = {rank for group in groups for rank in group.ranks}
+    missing = tuple(sorted({rank for group in groups for rank in group.ranks} - dumps.keys()))
     return Hang(
         format=FORMAT.name,
         format_version=FORMAT.version,
-        text=_text(culprits, mismatches, circle, knots, alone, unseen if is_part else ()),
+        text=_text(culprits, mismatches, circle, knots, alone, unseen if is_part else (), missing),
         culprits=tuple(culprits),
         ranks=tuple(sorted(dumps)),
-        ranks_missing=tuple(sorted(everyone - dumps.keys())),
+        ranks_missing=missing,
         waits=tuple(_wait(knot) for knot in knots),
         mismatches=tuple(
             Mismatch(
@@ -160,8 +163,9 @@ def _without_victims(culprits: list[Culprit], groups: Sequence[Group], dumps: Ma
 
     An error, where one without a dump, of their last group, died.
     """
-    gone = {one.rank for one in culprits if one.cause == Cause.GONE}
     members = {group.name: set(group.ranks) for group in groups}
+    # Also where nothing shows that others wait for it: gloo's recorder leaves reduce-scatters out.
+    gone = {rank for ranks in members.values() for rank in ranks} - dumps.keys()
 
     def may_be_victim(one: Culprit) -> bool:
         issued = dumps[one.rank].issued if one.cause == Cause.HOST else ()
@@ -219,11 +223,11 @@ def _of_mismatches(
 
 def _deviating(left: Deviation, dumps: Mapping[int, RankDump]) -> Culprit:
     """Return the rank that left the program that the others run."""
-    others = f"{ranks_text(left.others)} issued"
-    if left.is_by_history:
-        others = f"{ranks_text(left.others)}, and its own steps before, issued"
+    before = ["its own steps before"] if left.is_by_history else []
+    who = " and ".join([ranks_text(left.others)] * bool(left.others) + before)
+    usual = _operation(left.usual if left.others else replace(left.usual, seq=None))
     why = (
-        f"issued {_operation(left.issued)} of group {left.issued.group} where {others} {_operation(left.usual)} of "
+        f"issued {_operation(left.issued)} of group {left.issued.group} where {who} issued {usual} of "
         f"group {left.usual.group}"
     )
     last = max(dumps[left.rank].issued, key=lambda one: one.created_ns)
@@ -237,6 +241,7 @@ def _text(
     knots: Sequence[Knot],
     alone: Knot | None,
     unseen: Sequence[int],
+    missing: Sequence[int],
 ) -> str:
     if unseen:
         return (
@@ -272,6 +277,11 @@ def _text(
             "without a dump, a device or the network between them stands."
         )
     late = [knot for knot in knots if knot.awaited]
+    if late and missing:
+        return (
+            f"Cannot tell who is at fault: {ranks_text(late[0].waiting)} {verb(late[0].waiting)} for "
+            f"{ranks_text(late[0].awaited)}; that may be because of {ranks_text(missing)}, of which nothing is here."
+        )
     if late:
         return (
             f"Cannot tell who is at fault: {ranks_text(late[0].waiting)} {verb(late[0].waiting)} for "

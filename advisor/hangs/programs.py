@@ -16,6 +16,7 @@ from paro_advise.advisor.hangs.waits import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from paro_advise.advisor.hangs.progress import Group
     from paro_advise.trace_parsers.dumps.rank_dump import Issued, RankDump
@@ -87,6 +88,27 @@ def deviation(dumps: Mapping[int, RankDump], groups: Sequence[Group]) -> Deviati
         others=tuple(sorted(one.ranks[1 - index] for one, index in mine)),
         is_by_history=is_by_history,
     )
+
+
+def deviation_in_circle(dumps: Mapping[int, RankDump], circle: AbstractSet[int]) -> Deviation | None:
+    """Return the one rank that waits in something else than its steps before had there; None where not one does.
+
+    Ranks can wait for each other over a third group without any two orders that part.
+
+    Args:
+        dumps: by rank.
+        circle: ranks that wait for each other.
+    """
+    found = []
+    for rank in sorted(circle & dumps.keys()):
+        order = orders_of(dumps[rank])
+        if dumps[rank].is_log or not order or order[-1].is_done:
+            continue
+        key = expected([(one.group, kind_of(one)) for one in order[:-1]])
+        usual = next((one for one in reversed(order) if (one.group, kind_of(one)) == key), None)
+        if usual is not None and key != (order[-1].group, kind_of(order[-1])):
+            found.append(Deviation(rank=rank, issued=order[-1], usual=usual, others=(), is_by_history=True))
+    return found[0] if len(found) == 1 else None
 
 
 def partings_of(dumps: Mapping[int, RankDump], groups: Sequence[Group]) -> list[Parting]:
