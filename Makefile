@@ -40,7 +40,7 @@ contract: .venv/test.stamp ## Imports between the rooms and inside them
 	$(BIN)/lint-imports --config pyproject.toml --no-cache
 
 unit: .venv/test.stamp ## Tests
-	$(BIN)/python -m pytest -n 4 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # In an environment of their own: frameworks pin each other's versions.
 .venv-integrations/stamp: pyproject.toml constraints.txt
@@ -54,7 +54,7 @@ integrations: .venv-integrations/stamp ## Each framework's own training loop thr
 	.venv-integrations/bin/python -m pytest tests/test_integrations.py
 
 coverage: .venv/test.stamp ## Tests with branch coverage of everything that runs without a GPU (20 minutes)
-	$(BIN)/python -m pytest -n 4 --dist worksteal --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered
 
 structure: .venv/test.stamp ## Sizes of files and functions, rooms, floors, uses of Any
 	$(BIN)/python benchmarks/structure.py

@@ -12,12 +12,14 @@ import atexit
 import contextlib
 import functools
 import sys
+import time
 from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
 from paro_advise.errors import CommunicationError, UsageError
+from paro_advise.runtime.adapters.constants import FAREWELL_POLL_S, FAREWELL_S
 from paro_advise.runtime.adapters.names import replace_name
 from paro_advise.runtime.sharding.parameters.reading import WholeReads
 from paro_advise.runtime.sharding.states.whole_states import plain_optimizer_state, whole_moments, whole_parameters
@@ -44,6 +46,7 @@ _GO, _PARAMETERS, _OPTIMIZER, _UNIT, _READ, _OF_MODEL = (
     " of model ",
 )
 _READ_HINT = "take the read out of `if rank == 0:` and only print or save there, or choose a strategy N.."
+_HEARD = "paro_points_heard"  # key: how many ranks know that rank 0 has gone on for the last time
 # Rank 0 deletes what it said so many points ago: each step of training brings all ranks together.
 _KEPT_POINTS = 1000
 _COLLECTIVES = (
@@ -75,6 +78,7 @@ class Attendance:
         self._engines: list[Engine] = []
         self._store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - has no public name
         self._rank = dist.get_rank()
+        self._world_size = dist.get_world_size()
         self._points = 0
         self._is_over = False
         self._inside = False
@@ -186,7 +190,8 @@ class Attendance:
             given = [item for item in (*args, *kwargs.values()) if isinstance(item, dist.ProcessGroup)]
             if dist.is_initialized() and _are_whole(given) and current_thread() is main_thread():
                 self.attend()
-                self._is_over |= original.__name__ == "destroy_process_group"
+                if original.__name__ == "destroy_process_group":
+                    self._part()
             return original(*args, **kwargs)
 
         return call
@@ -196,6 +201,19 @@ class Attendance:
         if getattr(sys, "last_value", None) is None:
             with contextlib.suppress(CommunicationError, RuntimeError):
                 self.attend()
+                self._part()
+
+    def _part(self) -> None:
+        """End attendance. Where rank 0's process holds the store, it waits until all have heard that it went on."""
+        if self._is_over or self._inside:
+            return
+        self._is_over = True
+        until = time.monotonic() + FAREWELL_S
+        with contextlib.suppress(RuntimeError):  # a store that is gone: nobody can be waited for
+            heard = self._store.add(_HEARD, int(self._rank != 0))
+            while self._rank == 0 and heard < self._world_size - 1 and time.monotonic() < until:
+                time.sleep(FAREWELL_POLL_S)
+                heard = self._store.add(_HEARD, 0)
 
 
 class AttendedReader:
