@@ -109,6 +109,11 @@ def test_a_rank_without_a_dump_is_named_if_others_wait_for_it(tmp_path):
     assert hang.ranks_missing == (2,)
 
 
+def test_of_two_ranks_the_one_without_a_dump_is_named(tmp_path):
+    hang = diagnosed(tmp_path / "d", {0: dump(entry(5), groups=((WORLD, (0, 1)),))})
+    assert causes(hang) == {1: Cause.GONE}
+
+
 def test_victims_of_a_rank_that_died_are_not_blamed(tmp_path):
     """Rank 1 ended with an error in a group with rank 2, which left no dump."""
     pair = ("1", "pair")

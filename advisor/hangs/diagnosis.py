@@ -66,7 +66,8 @@ def diagnose(dumps: Mapping[int, RankDump]) -> Hang:
             culprits = [_deviating(odd, dumps)]
     alone = _alone(culprits, knots)
     unseen = [one.rank for one in culprits if one.cause == Cause.GONE]
-    is_part = len(unseen) >= len(dumps)  # more likely their files were not given than that so many are gone
+    # More likely their files were not given than that so many are gone.
+    is_part = len(unseen) > 1 and len(unseen) >= len(dumps)
     if alone is not None or is_part:
         culprits = []
     missing = tuple(sorted({rank for group in groups for rank in group.ranks} - dumps.keys()))
