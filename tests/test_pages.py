@@ -253,7 +253,7 @@ def test_pages_look_as_they_did(open_page, browser, name, way):
     assert abs(known.height - small.height) <= 0.03 * known.height + BLOCK
     differs = _different(known, small)
     assert sum(differs.values()) <= MOST_BLOCKS, differs
-    empty = Image.new("L", small.size, int(_paper(small)))
+    empty = Image.new("L", small.size, _paper(small))
     assert sum(_different(known, empty).values()) > MOST_BLOCKS
 
 

@@ -81,8 +81,9 @@ def command(
             "export must get an output", hint="--prometheus FILE, --otel FILE, --grafana FILE or --inductor FILE"
         )
     refuse_same(targets)
+    inputs = [text for text in (*paths, plan_file) if text]
     for target in targets:
-        refuse_overwrite(target, force=force, inputs=[*paths, *([plan_file] if plan_file else [])])
+        refuse_overwrite(target, force=force, inputs=inputs)
     if inductor:
         _check_profile(inductor, paths)
     named = dict(_label(text) for text in labels)
