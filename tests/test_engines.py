@@ -24,6 +24,7 @@ from paro_advise.trace_parsers.bytes.blocks import SourceRef
 from paro_advise.trace_parsers.discover import find_inputs
 
 RUN = DATA / "zero_runs" / "ddp_acc4"
+BUSY = 2.0  # runnable processes per core from which Ray may take longer to start than it waits
 CLUSTERS = [EngineName.RAY, EngineName.DASK, EngineName.SLURM]
 
 
@@ -60,22 +61,20 @@ def ray_here():
 
 
 def _start(ray):
-    """Start Ray's processes, for which it waits 30 s only: again where a busy machine takes longer."""
-    for is_last in (False, False, False, True):
-        try:
-            ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-        except Exception as error:
-            if is_last or "timed out during startup" not in str(error):
-                raise
-            ray.shutdown()
-            for children in Path("/proc/self/task").glob("*/children"):
-                for child in children.read_text().split():
-                    os.kill(int(child), signal.SIGKILL)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ResourceWarning)  # of its processes, which it does not wait for
-                gc.collect()
-        else:
-            return
+    """Start Ray's processes, for which it waits 30 s and no longer, whatever else the machine has to do."""
+    try:
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    except Exception as error:
+        if "timed out during startup" not in str(error) or os.getloadavg()[0] < BUSY * (os.cpu_count() or 1):
+            raise
+        ray.shutdown()
+        for children in Path("/proc/self/task").glob("*/children"):
+            for child in children.read_text().split():
+                os.kill(int(child), signal.SIGKILL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # of its processes, which it does not wait for
+            gc.collect()
+        pytest.skip(f"Ray does not start in its own 30 s on a machine with {os.getloadavg()[0]:.0f} busy processes")
 
 
 @pytest.fixture
