@@ -17,6 +17,7 @@ from paro_advise.errors import ParoAdviseError
 # Verbs in order of the workflow, and the folder of commands/ that holds each.
 VERBS = {
     "capture": "jobs",
+    "attach": "jobs",
     "analyze": "reports",
     "recommend": "reports",
     "apply": "jobs",

@@ -1,0 +1,97 @@
+"""``paro-advise attach``: records traces of a job that runs already."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from paro_advise.advisor.commands.jobs.capture import make_room
+from paro_advise.advisor.wording.escaping import plain
+from paro_advise.core.secrets import masked_command
+from paro_advise.errors import InputError
+
+if TYPE_CHECKING:
+    from paro_advise.runtime.attach.recording import Attached
+
+
+@click.command("attach", short_help="Record traces of a job that runs already.")
+@click.option("-o", "--output", "folder", required=True, metavar="DIR", help="Folder for traces; the job writes there.")
+@click.option("--seconds", type=float, default=3.0, show_default=True, help="Recorded.")
+@click.option(
+    "--at",
+    type=click.DateTime(["%H:%M:%S", "%Y-%m-%dT%H:%M:%S"]),
+    metavar="HH:MM:SS",
+    help="When recording starts: the same on all nodes.  [default: when all ranks know]",
+)
+@click.option("--pid", type=click.IntRange(1), help="The job's launcher, if several jobs run here.")
+@click.option("--job-id", type=click.IntRange(1), help="The Slurm job, if several run here.")
+@click.option("--force", is_flag=True, help="Replace the traces of an earlier capture.")
+@click.option("-q", "--quiet", is_flag=True, help="Say only what went wrong.")
+def command(
+    *,
+    folder: str,
+    seconds: float,
+    at: datetime.datetime | None,
+    pid: int | None,
+    job_id: int | None,
+    force: bool,
+    quiet: bool,
+) -> None:
+    """Record all ranks of this node, of a job that was started with KINETO_USE_DAEMON=1 and not by this tool.
+
+    The job needs nothing else, not even this package: torch itself asks every five seconds whether a trace is wanted,
+    and writes it. A trace comes half a minute later; run this on every node, with the same --at, to record all.
+
+    \b
+    Examples:
+      KINETO_USE_DAEMON=1 torchrun --nproc-per-node 8 train.py
+      paro-advise attach -o now
+      srun --jobid 17 --overlap paro-advise attach -o now --job-id 17 --at 14:30:00
+    """
+    from paro_advise.runtime.attach.listener import FOLDER_VARIABLE, Listener
+    from paro_advise.runtime.attach.recording import AttachRequest, record
+
+    request = AttachRequest(
+        folder=Path(folder), seconds=seconds, start_unix_s=None if at is None else _unix_s(at), below=pid, job=job_id
+    )
+    make_room(request.folder, force=force)
+
+    def say(line: str) -> None:
+        if not quiet:
+            click.echo(f"paro-advise: {line}", err=True)
+
+    with Listener(os.environ.get(FOLDER_VARIABLE)) as listener:
+        say("waiting for the job's processes, which ask every 5 s")
+        attached = record(request, listener, say)
+    for line in _missing(attached):
+        click.echo(f"paro-advise: {plain(line)}", err=True)
+    if not attached.written:
+        raise InputError("attach must bring a trace, no process has written one", where=folder)
+    kind = "processes" if attached.are_unknown else "ranks"
+    say(f"traces of {len(attached.written)} of {len(attached.ranks)} {kind} in {plain(folder)}")
+    if not quiet:
+        click.echo(f"next: paro-advise analyze {masked_command([folder])}", err=True)
+
+
+def _missing(attached: Attached) -> list[str]:
+    """Return which ranks brought nothing, and why, for people."""
+    lines = [f"{process.name} has no trace: {why}" for process, why in attached.lost.items()]
+    for process in attached.ranks:
+        if process in attached.busy:
+            lines.append(f"{process.name} has no trace: another profiler is at work there")
+        elif process not in attached.told:
+            lines.append(f"{process.name} has no trace: it did not ask again before the start")
+    if attached.are_unknown:
+        lines.append("the ranks are unknown: no launcher has told them (RANK); files are named by process")
+    return lines
+
+
+def _unix_s(at: datetime.datetime) -> float:
+    """Return a time of this node's zone in seconds; one without a day is today's."""
+    if at.year == 1900:  # noqa: PLR2004 - what strptime() gives a time without a day
+        at = datetime.datetime.combine(datetime.datetime.now().astimezone().date(), at.time())
+    return at.timestamp()
