@@ -19,6 +19,7 @@ OPTIONS = {
     "analyze": {"-o", "--output", "--json", "--force", "--gpus-per-node", "--skip-steps", "--tokens-per-step", "--peak-tflops",
                 "--with-hta", "--sample", "--engine", "--max-array", "--jobs", "--cache", "-q", "--quiet"},
     "apply": {"--diff", "--write", "--undo", "--force", "-q", "--quiet"},
+    "attach": {"-o", "--output", "--seconds", "--at", "--pid", "--job-id", "--force", "-q", "--quiet"},
     "capture": {"-o", "--output", "--steps", "--ranks", "--max-trace-mb", "--force", "-q", "--quiet"},
     "compare": {"--plan", "-o", "--output", "--json", "--markdown", "--junit", "--notebook", "--force", "--acceptance", "--min-gain", "--device-memory",
                 "--price-per-gpu-hour", "--watts-per-gpu", "--gpus-per-node", "--allow-unlike", "--engine", "--max-array", "-q", "--quiet"},

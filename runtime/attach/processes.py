@@ -134,4 +134,4 @@ def are_all(ranks: Sequence[Process]) -> bool:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 8 else None  # noqa: PLR2004
+    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 8 else None

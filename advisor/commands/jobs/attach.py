@@ -92,6 +92,6 @@ def _missing(attached: Attached) -> list[str]:
 
 def _unix_s(at: datetime.datetime) -> float:
     """Return a time of this node's zone in seconds; one without a day is today's."""
-    if at.year == 1900:  # noqa: PLR2004 - what strptime() gives a time without a day
+    if at.year == 1900:
         at = datetime.datetime.combine(datetime.datetime.now().astimezone().date(), at.time())
     return at.timestamp()
