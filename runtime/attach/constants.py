@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 ASK_S = 5.0  # s; between two questions of a process; kDefaultOnDemandConfigUpdateIntervalSecs, libkineto/src/Config.cpp
-RETRY_S = (
-    10.3  # s; that one tries to send while nobody listens: 10 ms, doubled ten times; dynolog FabricManager.h
-)
+RETRY_S = 10.3  # s; that one tries to send while nobody listens: 10 ms, doubled ten times; dynolog FabricManager.h
 GATHER_S = 17.0  # s; in which every process has asked once: ASK_S + RETRY_S and some time to run
-LEAD_S = (
-    12.0  # s; from the choice of a start to it, in which every process asks again: 2 ASK_S + 2 WARM_UP_S
-)
+LEAD_S = 12.0  # s; from the choice of a start to it, in which every process asks again: 2 ASK_S + 2 WARM_UP_S
 WARM_UP_S = 1  # s; of the profiler before its start, a whole number; assumed: starting a GPU's tracing takes less
 WAIT_S = 120.0  # s; for the trace of one process after its end; assumed: JSON of some hundred MB
 DEFAULT_SECONDS = 3.0  # s; recorded without other request; assumed: a few steps of most jobs
