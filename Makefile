@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DEMO := .demo
 
-.PHONY: help demo test lint types contract unit integrations coverage pictures constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-watch bench-hang bench-fleet fuzz docs gallery zensical man dist api clean
+.PHONY: help demo test lint types contract unit integrations coverage pictures constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-watch bench-overhead bench-hang bench-fleet fuzz docs gallery zensical man dist api clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -157,6 +157,9 @@ bench-fleet: .venv/test.stamp ## Joining up to 10,000 ranks, and one run by ever
 
 bench-watch: .venv/test.stamp ## How soon `watch` tells of a port that becomes slow, on the emulated cluster (20 minutes)
 	$(BIN)/python benchmarks/bench_watch.py
+
+bench-overhead: .venv/test.stamp ## What `watch` and `export` take from the steps of a running job (13 minutes)
+	$(BIN)/python benchmarks/bench_overhead.py
 
 bench-hang: .venv/test.stamp ## 200 jobs that are made to hang, and who is blamed (11 minutes)
 	$(BIN)/python benchmarks/bench_hang.py --hangs 200 --seed 71000
