@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ STEPS = Format(name="paro-advise/steps", version="1.2")
 RUN = Format(name="paro-advise/run", version="1.2")
 RUN_FILE = "run.json"
 TRACE_PATTERN = "rank*.json.gz"
+PROCESS_TRACE_PATTERN = "process*.json.gz"
 STEP_LOG_PATTERN = "steps.rank*.jsonl"
 # In a capture's folder: what is asked of a running job, and which steps its rank 0 has chosen for it.
 WANTED_FILE, DECIDED_FILE = "record.wanted.json", "record.decided.json"
@@ -41,6 +43,11 @@ def write_whole(path: Path, data: bytes) -> None:
 def trace_file(rank: int) -> str:
     """Return the name of a rank's trace."""
     return f"rank{rank}.json.gz"
+
+
+def process_trace_file(number: int, host: str) -> str:
+    """Return the name of the trace of a process whose rank nobody knows."""
+    return f"process{number}.{re.sub('[^A-Za-z0-9-]', '-', host)}.json.gz"
 
 
 def step_log_file(rank: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import json
 import os
@@ -19,11 +20,12 @@ import pytest
 from conftest import ROOT
 
 from paro_advise.advisor.cli import run
+from paro_advise.advisor.commands.jobs import attach
 from paro_advise.errors import InputError, UsageError
 from paro_advise.runtime.attach import recording
 from paro_advise.runtime.attach.listener import Listener
-from paro_advise.runtime.attach.messages import Question, Registration, answer, parse, registered, settings
-from paro_advise.runtime.attach.processes import Place, Process, are_all, chosen, place_of, ranks_of
+from paro_advise.runtime.attach.messages import Question, answer, parse, settings
+from paro_advise.runtime.attach.processes import Place, Process, members, place_of, ranks_of, unheard
 from paro_advise.runtime.attach.recording import AttachRequest, record
 
 # Sizes and fields of dynolog/src/ipcfabric: a size_t, a char[32]; then three integers of 4, 4 and 8 bytes.
@@ -34,10 +36,7 @@ REGISTRATION = b"\x10" + bytes(7) + b"ctxt".ljust(32, b"\0") + struct.pack("<iiq
 def test_messages_are_read_as_kineto_writes_them():
     assert parse(QUESTION) == Question(processes=(1371, 1323), job=17, is_free=True)
     assert parse(QUESTION.replace(b"\x03", b"\x01", 1)) == Question(processes=(1371, 1323), job=17, is_free=False)
-    assert parse(REGISTRATION) == Registration(process=1371)
     assert answer("A=1\n") == b"\x04" + bytes(7) + b"req".ljust(32, b"\0") + b"A=1\n"
-    assert answer("") == bytes(8) + b"req".ljust(32, b"\0")
-    assert registered(1) == b"\x04" + bytes(7) + b"ctxt".ljust(32, b"\0") + b"\x01\0\0\0"
 
 
 @pytest.mark.parametrize(
@@ -48,10 +47,10 @@ def test_messages_are_read_as_kineto_writes_them():
         QUESTION[:-1],
         QUESTION + b"\0",
         QUESTION.replace(b"req", b"ask"),
-        b"\x10" + QUESTION[1:56],  # no process at all
+        b"\x10" + QUESTION[1:44] + bytes(4) + QUESTION[48:56],  # no process at all
         QUESTION[:44] + struct.pack("<i", 1 << 30) + QUESTION[48:],
         QUESTION[:44] + struct.pack("<i", -1) + QUESTION[48:],
-        REGISTRATION[:-1],
+        REGISTRATION,  # an answer is not needed
     ],
 )
 def test_what_is_no_message_is_none(data):
@@ -72,9 +71,15 @@ def test_what_a_process_is_told():
 @pytest.mark.parametrize(
     ("environment", "place"),
     [
-        ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, Place(rank=3, world_size=8, local_world_size=4)),
-        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, Place(rank=3, world_size=8)),
-        ({"OMPI_COMM_WORLD_RANK": "1", "RANK": "x"}, Place(rank=1)),
+        (
+            {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"},
+            Place(rank=3, world_size=8, local_world_size=4, is_torchs=True, job=("",) * 5),
+        ),
+        (
+            {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "17", "MASTER_PORT": "29500"},
+            Place(rank=3, world_size=8, job=("", "", "29500", "17", "")),
+        ),
+        ({"OMPI_COMM_WORLD_RANK": "1", "RANK": "x"}, Place(rank=1, job=("",) * 5)),
         ({"RANK": "8", "WORLD_SIZE": "8"}, None),
         ({"RANK": "-1"}, None),
         ({"RANK": "²"}, None),
@@ -85,35 +90,70 @@ def test_where_a_process_stands(environment, place):
     assert place_of(environment) == place
 
 
-def process(*line, rank=None, local=None, job=0, first=True):
-    place = None if rank is None else Place(rank=rank, world_size=4, local_world_size=local)
-    return Process(number=line[0], line=line, job=job, place=place, is_first=first and place is not None)
+def process(*line, rank=None, local=None, launcher=False, port="1", job=0, namespace=""):
+    """Return a process that this machine cannot see."""
+    place = None
+    if rank is not None:
+        place = Place(rank=rank, world_size=4, local_world_size=local, is_torchs=not launcher, job=(port,))
+    return Process(number=0, line=line, namespace=namespace, job=job, place=place)
 
 
-def test_launchers_and_what_ranks_start_are_no_ranks():
-    launcher, zero, one = process(10), process(11, 10, rank=0), process(12, 10, rank=1)
-    loader = process(13, 12, 10, rank=1, first=False)
-    assert ranks_of([loader, one, launcher, zero]) == [zero, one]
-    assert ranks_of([process(8), process(7)]) == [process(7), process(8)]
+def of_a_job(*processes, below=None, job=None):
+    return members(processes, below=below, job=job)
 
 
-def test_all_ranks_are_there_when_each_has_asked_itself():
-    zero, one = process(11, 10, rank=0, local=2), process(12, 10, rank=1, local=2)
-    assert are_all([zero, one])
-    assert not are_all([zero])
-    assert not are_all([zero, process(13, 12, 10, rank=1, local=2, first=False)])
-    assert not are_all([process(11, 10, rank=0)])
-    assert not are_all([])
+ZERO, ONE = process(11, 10, rank=0, local=2), process(12, 10, rank=1, local=2)
 
 
-def test_two_jobs_are_not_taken_for_one():
-    jobs = [process(11, 10, rank=0, job=1), process(21, 20, rank=0, job=2)]
-    with pytest.raises(UsageError, match="11 and 21 are both rank 0") as caught:
-        ranks_of(jobs)
+def test_launchers_are_no_members_of_a_job():
+    assert of_a_job(ONE, process(10), ZERO) == [ZERO, ONE]
+    assert of_a_job(ONE, process(10, rank=0, launcher=True), ZERO) == [ZERO, ONE]  # srun torchrun
+    assert of_a_job(ONE, process(10, rank=0), ZERO) == [ZERO, ONE]  # a pod's rank in RANK, as Kubeflow sets it
+    slurm = [process(20 + rank, rank=rank, launcher=True) for rank in range(2)]
+    assert of_a_job(process(9), *slurm) == slurm  # srun python
+    assert of_a_job(process(7), process(8, 7)) == [process(7), process(8, 7)]
+
+
+def test_what_took_no_step_is_no_rank():
+    loader = process(13, 12, 10, rank=1, local=2)
+    assert of_a_job(ZERO, ONE, loader) == [ZERO, ONE, loader]
+    assert ranks_of([ZERO, ONE, loader], [ZERO, ONE]) == {ZERO: 0, ONE: 1}
+    assert ranks_of([ZERO, ONE, loader], []) == {ZERO: 0, ONE: 1}  # steps of no torch optimizer
+    spawned = [process(30 + number, 12, 10, rank=1) for number in range(2)]
+    assert ranks_of([ONE, *spawned], spawned) == dict.fromkeys(spawned)  # mp.spawn under a launcher
+    assert ranks_of([process(7), process(8, 7)], [process(8, 7)]) == {process(8, 7): None}
+
+
+def test_ranks_that_never_asked_are_counted():
+    assert unheard([ZERO, ONE]) == 0
+    assert unheard([ZERO]) == 1
+    assert unheard([process(1)]) == 0
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        (process(11, 10, rank=0, job=1), process(21, 20, rank=0, port="2", job=2)),
+        (process(11, 10, rank=0, job=1), process(21, 20, rank=1, port="2", job=2)),
+        (process(11, 10, job=1), process(21, 20, job=2)),
+        (process(7, namespace="a", job=1), process(9, 7, 20, namespace="b", job=2)),
+    ],
+)
+def test_two_jobs_are_not_taken_for_one(jobs):
+    with pytest.raises(UsageError, match="one job, got 2") as caught:
+        of_a_job(*jobs)
     assert "--pid" in caught.value.hint
-    assert chosen(jobs, below=20, job=None) == [jobs[1]]
-    assert chosen(jobs, below=11, job=None) == [jobs[0]]
-    assert chosen(jobs, below=None, job=2) == [jobs[1]]
+    assert of_a_job(*jobs, below=20) == [jobs[1]]
+    assert of_a_job(*jobs, job=1) == [jobs[0]]
+
+
+def test_what_has_ended_is_no_member():
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert of_a_job(Process(number=child.pid, line=(child.pid,))) == []  # not yet waited for
+    assert of_a_job(Process(number=child.pid, line=(child.pid,))) == []
+    here = Process(number=os.getpid(), line=(os.getpid(),))
+    assert of_a_job(here) == [here]
 
 
 @pytest.mark.parametrize(
@@ -126,12 +166,23 @@ def test_two_jobs_are_not_taken_for_one():
         ({"folder": "a#b"}, "'#'"),
         ({"start_unix_s": 0}, "--at"),
         ({"start_unix_s": 4e9}, "--at"),
+        ({"ahead_s": 25}, "--at"),
     ],
 )
 def test_what_cannot_be_asked_for(tmp_path, given, word):
+    given = dict(given)
     folder = tmp_path / given.pop("folder", "now")
+    if "ahead_s" in given:
+        given = {"start_unix_s": time.time() + given.pop("ahead_s")}
     with pytest.raises(UsageError, match=word):
         AttachRequest(folder=folder, **given)
+
+
+@pytest.mark.parametrize(("now", "at", "day"), [("23:59:40", "00:00:30", 3), ("14:29:00", "14:30:00", 2)])
+def test_a_time_without_a_day_is_the_nearest(now, at, day):
+    here = datetime.datetime.fromisoformat(f"2026-01-02T{now}").astimezone()
+    found = attach.unix_s(datetime.datetime.strptime(at, "%H:%M:%S"), here)
+    assert found == datetime.datetime.fromisoformat(f"2026-01-{day:02}T{at}").timestamp()
 
 
 # ---- the socket ---------------------------------------------------------------------------------
@@ -142,8 +193,8 @@ class Asker:
 
     def __init__(self, folder, name):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.socket.bind(str(folder / name))
-        self.to = str(folder / "dynolog")
+        self.socket.bind(f"{folder}/{name}")
+        self.to = f"{folder}/dynolog"
         self.socket.settimeout(60)
 
     def __enter__(self):
@@ -172,20 +223,43 @@ def test_only_questions_are_answered(folder):
         asker.send(b"no message")
         asker.send(REGISTRATION)
         asker.ask(os.getpid(), os.getppid())
+        asker.ask(os.getpid(), os.getppid())
+        listener.hear(time.monotonic() + 60, lambda *_: "")
         listener.hear(time.monotonic() + 60, lambda *_: "A=1")
-        assert asker.socket.recv(100) == registered(1)
-        assert asker.socket.recv(100) == answer("A=1")
-        assert listener.num_unread == 1
+        assert asker.socket.recv(100) == answer("A=1")  # a process that asks again must not find an older answer
         assert [item.number for item in listener.processes.values()] == [os.getpid()]
     assert not (folder / "dynolog").exists()
 
 
-def test_a_process_that_has_ended_is_forgotten(folder):
+def test_a_process_that_has_ended_stops_nothing(folder):
     with Listener(str(folder)) as listener:
         with Asker(folder, "a") as asker:
             asker.ask(1)
-        listener.hear(time.monotonic() + 60, lambda *_: "")
-        assert listener.processes == {}
+        listener.hear(time.monotonic() + 60, lambda *_: "A=1")
+
+
+def test_a_folder_of_another_name_is_not_answered(folder):
+    """torch ends the process that gets an answer from a path that does not begin with its own name for the folder."""
+    other = folder.with_name(f"{folder.name}.link")
+    other.symlink_to(folder)
+    with Listener(str(folder)) as listener:
+        for number, name in enumerate((other, f"{folder}/")):
+            with Asker(name, f"a{number}") as asker:
+                asker.ask(1)
+                listener.hear(time.monotonic() + 0.2, lambda *_: "A=1")
+        assert (listener.num_elsewhere, listener.processes) == (2, {})
+    with Listener(f"{folder}/") as listener, Asker(f"{folder}/", "b") as asker:
+        asker.ask(1)
+        listener.hear(time.monotonic() + 60, lambda *_: "A=1")
+        data, address = asker.socket.recvfrom(100)
+        assert (data, address) == (answer("A=1"), f"{folder}//dynolog")
+
+
+def test_a_listener_leaves_the_socket_of_another(folder):
+    with Listener(str(folder)):
+        (folder / "dynolog").unlink()
+        (folder / "dynolog").touch()
+    assert (folder / "dynolog").exists()
 
 
 def test_processes_of_others_hear_nothing(folder):
@@ -234,7 +308,7 @@ def test_a_socket_that_was_left_over_is_replaced(folder):
 def hurried(monkeypatch):
     """Waits that suit processes which ask at once."""
     monkeypatch.setattr(recording, "GATHER_S", 1.0)
-    monkeypatch.setattr(recording, "LEAD_S", 3.0)
+    monkeypatch.setattr(recording, "LEAD_S", 4.0)
 
 
 def test_without_a_job_it_says_what_to_do(folder, hurried, monkeypatch, capsys, tmp_path):
@@ -251,9 +325,13 @@ import os, socket, struct, sys
 s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 s.bind(sys.argv[1] + "/ends")
 told = b""
-while len(told) <= 40:  # nothing wanted
-    s.sendto(struct.pack("<Q32siiqi", 20, b"req", 3, 1, 0, os.getpid()), sys.argv[1] + "/dynolog")
-    told = s.recv(1000)
+s.settimeout(0.1)
+while not told:
+    s.sendto(struct.pack("<Q32siiqii", 24, b"req", 3, 2, 0, os.getpid(), 1), sys.argv[1] + "/dynolog")
+    try:
+        told = s.recv(1000)
+    except TimeoutError:
+        pass  # nothing wanted
 """
 
 
@@ -266,19 +344,18 @@ def test_what_each_process_did_not_bring_is_said(folder, hurried, tmp_path):
     def jobs(askers):
         try:
             for number, asker in askers.items():
-                asker.ask(number)
-                assert asker.socket.recv(1000) == answer("")
+                asker.ask(number, 1)
             assert told.wait(60)
-            busy = struct.pack("<iiqi", 1, 1, 0, 3)
+            busy = struct.pack("<iiqii", 1, 2, 0, 3, 1)
             askers[3].send(struct.pack("<Q32s", len(busy), b"req") + busy)
-            askers[2].ask(2)
+            askers[2].ask(2, 1)
             lines = askers[2].socket.recv(1000)[40:].decode().splitlines()
             path = dict(line.split("=") for line in lines)["ACTIVITIES_LOG_FILE"].replace(".json", "_2.json")
             with Path(path).open("w") as file:
-                file.write('{"traceEvents": [')
+                file.write('{"traceEvents": [{"name": "Optimizer.step#SGD.step"}')
                 file.flush()
                 time.sleep(4)  # a trace that is half written is not taken, however long this is
-                file.write("]}")
+                file.write('], "traceName": "a"}')
         except Exception as error:  # noqa: BLE001 - for the thread that judges
             failed.append(error)
 
@@ -294,38 +371,58 @@ def test_what_each_process_did_not_bring_is_said(folder, hurried, tmp_path):
                 if "recording" in line:
                     told.set()
 
-            made = record(AttachRequest(folder=target, seconds=0.1), listener, say)
+            made = record(AttachRequest(folder=target, seconds=0.1, below=1), listener, say)
             thread.join()
             waiting.join()
     assert failed == []
-    assert {item.line[0]: name for item, name in made.written.items()} == {2: "process2.json.gz"}
-    with gzip.open(target / "process2.json.gz") as file:
-        assert json.load(file) == {"traceEvents": []}
-    assert [item.line[0] for item in made.busy] == [3]
-    assert sorted(item.line[0] for item in made.told) == sorted([2, child.pid])
-    assert [(item.line[0], why) for item, why in made.lost.items()] == [
-        (child.pid, "it ended before its trace was written")
-    ]
-    assert [path.name for path in target.iterdir()] == ["process2.json.gz"]
+    name = f"process2.{socket.gethostname()}.json.gz"
+    assert {item.line[0]: name for item, name in made.written.items()} == {2: name}
+    with gzip.open(target / name) as file:
+        assert json.load(file)["traceEvents"] == [{"name": "Optimizer.step#SGD.step"}]
+    assert {item.line[0]: why for item, why in made.missing.items()} == {
+        3: "another profiler is at work there",
+        4: "it did not ask again before the start",
+        child.pid: "it ended before its trace was written",
+    }
+    assert not made.are_ranks_known
+    assert [path.name for path in target.iterdir()] == [name]
+
+
+DIFFERENT_WAYS = {
+    "a folder's sockets, under srun": ("folder", {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "17"}),
+    "names without a folder": ("name", {}),
+}
 
 
 @pytest.mark.distributed
-def test_a_running_job_is_recorded_and_goes_on(folder, tmp_path, capsys, monkeypatch):
-    """A real job on gloo that knows nothing of ours: each rank's trace, its rank, and a verdict on them."""
+@pytest.mark.parametrize("way", DIFFERENT_WAYS)
+def test_a_running_job_is_recorded_and_goes_on(way, folder, tmp_path, capsys, monkeypatch):
+    """A real job on gloo that knows nothing of ours: each rank's trace, its rank, and a verdict on them; then again."""
     pytest.importorskip("torch")
-    monkeypatch.setenv("KINETO_IPC_SOCKET_DIR", str(folder))
-    environment = {**os.environ, "KINETO_USE_DAEMON": "1", "KINETO_LOG_LEVEL": "5", "OMP_NUM_THREADS": "1"}
+    monkeypatch.setattr(recording, "GATHER_S", 12.0)  # all ask in that time where somebody listens before they begin
+    kind, variables = DIFFERENT_WAYS[way]
+    if kind == "folder":
+        monkeypatch.setenv("KINETO_IPC_SOCKET_DIR", f"{folder}/")  # torch puts another "/" behind it
+    else:
+        monkeypatch.delenv("KINETO_IPC_SOCKET_DIR", raising=False)
+    daemon = {"KINETO_USE_DAEMON": "1", "KINETO_LOG_LEVEL": "5", "OMP_NUM_THREADS": "1"}
     script = ROOT / "tests/workers/until_told.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     target = tmp_path / "now"
+    environment = {**os.environ, **daemon, **variables}
     with subprocess.Popen([*command, str(tmp_path / "stop")], env=environment, stderr=subprocess.PIPE) as job:
         try:
             while not (tmp_path / "stop.begun").exists():
                 assert job.poll() is None, job.stderr.read()
                 time.sleep(0.05)
-            assert run(["attach", "-o", str(target), "--seconds", "2"]) == 0
-            assert "traces of 2 of 2 ranks" in capsys.readouterr().err
-            assert run(["attach", "-o", str(target), "--seconds", "2"]) == 1
+            options = ["attach", "-o", str(target), "--seconds", "2", "--pid", str(job.pid)]
+            assert run(options) == 0
+            assert "traces of 2 ranks" in capsys.readouterr().err
+            assert run(options) == 1
+            if kind == "name":  # such a socket is where an answer that nobody reads would stay
+                first = {path.name: path.stat().st_mtime_ns for path in target.iterdir()}
+                assert run([*options, "--force"]) == 0
+                assert all(path.stat().st_mtime_ns != first[path.name] for path in target.iterdir())
             (tmp_path / "stop").touch()
             errors = job.communicate(timeout=300)[1]
         finally:
@@ -338,3 +435,13 @@ def test_a_running_job_is_recorded_and_goes_on(folder, tmp_path, capsys, monkeyp
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
     assert found["run"]["framework"] == "DDP"
     assert "Q306" not in {note["code"] for note in found["data_quality"]}  # each trace says its rank
+
+
+def test_what_was_there_stays_until_there_is_something_new(folder, hurried, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("KINETO_IPC_SOCKET_DIR", str(folder))
+    (tmp_path / "rank0.json.gz").write_bytes(b"old")
+    assert run(["attach", "-o", str(tmp_path), "--force"]) == 2
+    assert (tmp_path / "rank0.json.gz").read_bytes() == b"old"
+    (tmp_path / "rank0.json.gz").rename(tmp_path / "process7.here.json.gz")
+    assert run(["attach", "-o", str(tmp_path)]) == 1
+    assert "must not replace" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from paro_advise.errors import InputError, UsageError
 from paro_advise.runtime.attach.constants import MAX_MESSAGE_BYTES, MAX_PROCESSES
-from paro_advise.runtime.attach.messages import Question, Registration, answer, parse, registered
+from paro_advise.runtime.attach.messages import answer, parse
 from paro_advise.runtime.attach.processes import Process, seen
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class Listener:
     Attributes:
         processes: that have asked, by the address of their socket.
         num_foreign: messages of other users' processes.
-        num_unread: messages that are none.
+        num_elsewhere: questions from sockets that name their folder in another way; torch ends a process that gets an
+            answer from a folder of another name.
 
     Raises:
         UsageError: somebody listens already.
@@ -39,9 +41,10 @@ class Listener:
 
     def __init__(self, folder: str | None = None) -> None:
         self.processes: dict[str | bytes, Process] = {}
-        self.num_foreign, self.num_unread = 0, 0
+        self.num_foreign, self.num_elsewhere = 0, 0
         self._user = os.geteuid()
-        self._path = Path(folder, _NAME) if folder else None
+        self._folder = folder or ""
+        self._inode = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         try:
@@ -57,15 +60,18 @@ class Listener:
     def __exit__(self, *_: object) -> None:
         """Leave the address to others."""
         self._socket.close()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        path = Path(self._folder, _NAME)
+        with contextlib.suppress(OSError):
+            if self._folder and path.lstat().st_ino == self._inode:
+                path.unlink()
 
     def hear(self, until_s: float, wanted: Callable[[Process, bool], str]) -> None:
         """Answer questions.
 
         Args:
             until_s: by the monotonic clock; returns then, or after the first question.
-            wanted: settings for the process that asks, empty for none; the second argument tells whether it is free.
+            wanted: settings for the process that asks, empty for no answer; the second argument tells whether it is
+                free.
         """
         while (left_s := until_s - time.monotonic()) > 0:
             self._socket.settimeout(left_s)
@@ -87,40 +93,41 @@ class Listener:
         if user != self._user:
             self.num_foreign += 1
             return False
-        message = parse(data)
-        if message is None or not address:
-            self.num_unread += 1
-        elif isinstance(message, Registration):
-            self._send(registered(1), address)
-        else:
-            process = self._known(message, number, address)
-            if process is not None:
-                self._send(answer(wanted(process, message.is_free)), address)
-                return True
-        return False
-
-    def _known(self, question: Question, number: int, address: str | bytes) -> Process | None:
+        question = parse(data)
+        if question is None or not address:
+            return False
+        if not self._can_answer(address):
+            self.num_elsewhere += 1
+            return False
         known = self.processes.get(address)
-        if known is None and len(self.processes) < MAX_PROCESSES:
-            known = seen(number, question.processes, question.job)
-            self.processes[address] = known
-        return known
+        if known is None:
+            if len(self.processes) >= MAX_PROCESSES:
+                return False
+            known = self.processes[address] = seen(number, question.processes, question.job)
+        text = wanted(known, question.is_free)
+        if text:
+            with contextlib.suppress(OSError):  # it has ended
+                self._socket.settimeout(1.0)
+                self._socket.sendto(answer(text), address)
+        return True
 
-    def _send(self, data: bytes, address: str | bytes) -> None:
-        try:
-            self._socket.settimeout(1.0)
-            self._socket.sendto(data, address)
-        except OSError:  # it has ended, or takes nothing
-            self.processes.pop(address, None)
+    def _can_answer(self, address: str | bytes) -> bool:
+        """Tell whether a process takes an answer: its socket has a name as ours, letter by letter (Endpoint.h)."""
+        if not self._folder:
+            return isinstance(address, bytes) and address.startswith(b"\0")
+        return isinstance(address, str) and address.rpartition("/")[0] == self._folder
 
     def _bind(self) -> None:
-        if self._path is None:
-            place: str = f"\0{_NAME}\0"  # its sockets' names end with a zero, see dynolog ipcfabric/Endpoint.h
+        place = f"{self._folder}/{_NAME}"  # nothing of the folder's name may change
+        if self._folder:
+            _remove_left_over(Path(place))
         else:
-            place = str(self._path)
-            _remove_left_over(self._path)
+            place = f"\0{_NAME}\0"  # such names end with a zero, see dynolog ipcfabric/Endpoint.h
         try:
             self._socket.bind(place)
+            if self._folder:
+                Path(place).chmod(stat.S_IRUSR | stat.S_IWUSR)
+                self._inode = Path(place).lstat().st_ino
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise UsageError(
@@ -128,8 +135,6 @@ class Listener:
                     hint="end it, or record by its own command: `dyno gputrace` where it is dynolog's daemon",
                 ) from error
             raise InputError(f"{FOLDER_VARIABLE} must name a folder for sockets: {error}", where=place) from error
-        if self._path is not None:
-            self._path.chmod(stat.S_IRUSR | stat.S_IWUSR)
 
 
 def _remove_left_over(path: Path) -> None:

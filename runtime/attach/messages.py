@@ -6,21 +6,11 @@ import struct
 from dataclasses import dataclass
 
 _HEAD = struct.Struct("<Q32s")  # Metadata, dynolog/src/ipcfabric/FabricManager.h
-_REGISTER = struct.Struct("<iiq")  # LibkinetoContext, dynolog/src/ipcfabric/Utils.h: GPU, process, job
-_ASK = struct.Struct("<iiq")  # LibkinetoRequest, likewise: what can be recorded, number of processes, job
-_KIND_REGISTER, _KIND_ASK = b"ctxt", b"req"
+_ASK = struct.Struct(
+    "<iiq"
+)  # LibkinetoRequest, dynolog/src/ipcfabric/Utils.h: what can be recorded, number of processes, job
+_KIND = b"req"
 _CAN_TRACE = 2  # LibkinetoConfigType::ACTIVITIES, libkineto/src/IpcFabricConfigClient.h; off while the process records
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registration:
-    """A process says that it is there.
-
-    Attributes:
-        process: as it knows itself; in a container other than as others know it.
-    """
-
-    process: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +28,13 @@ class Question:
     is_free: bool
 
 
-def parse(data: bytes) -> Registration | Question | None:
-    """Read a message; None for one that is none of these, or is cut."""
-    if len(data) < _HEAD.size:
+def parse(data: bytes) -> Question | None:
+    """Read a message; None for one that is no question, or is cut."""
+    if len(data) < _HEAD.size + _ASK.size:
         return None
     size, kind = _HEAD.unpack_from(data)
     content = data[_HEAD.size :]
-    if size != len(content):
-        return None
-    kind = kind.partition(b"\0")[0]
-    if kind == _KIND_REGISTER and len(content) == _REGISTER.size:
-        return Registration(process=_REGISTER.unpack(content)[1])
-    if kind != _KIND_ASK or len(content) < _ASK.size:
+    if size != len(content) or kind.partition(b"\0")[0] != _KIND:
         return None
     able, count, job = _ASK.unpack_from(content)
     if count < 1 or len(content) != _ASK.size + 4 * count:
@@ -58,14 +43,14 @@ def parse(data: bytes) -> Registration | Question | None:
     return Question(processes=processes, job=job, is_free=bool(able & _CAN_TRACE))
 
 
-def registered(count: int) -> bytes:
-    """Return the answer to a registration: how many processes of the job are known."""
-    return _message(_KIND_REGISTER, struct.pack("<i", count))
-
-
 def answer(settings: str) -> bytes:
-    """Return the answer to a question; without settings nothing is wanted."""
-    return _message(_KIND_ASK, settings.encode())
+    """Return the answer to a question.
+
+    Where nothing is wanted no answer is sent: a process waits for 0.1 s, and would take one that it has missed for the
+    answer to its next question, and each answer after that likewise.
+    """
+    content = settings.encode()
+    return _HEAD.pack(len(content), _KIND) + content
 
 
 def settings(*, trace: str, start_unix_s: float, seconds: float, warm_up_s: int) -> str:
@@ -87,7 +72,3 @@ def settings(*, trace: str, start_unix_s: float, seconds: float, warm_up_s: int)
             "",
         )
     )
-
-
-def _message(kind: bytes, content: bytes) -> bytes:
-    return _HEAD.pack(len(content), kind) + content

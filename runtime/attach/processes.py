@@ -1,4 +1,4 @@
-"""Which of the processes that ask are the ranks of the job."""
+"""Which of the processes that ask belong to the job, and which of them are its ranks."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ _VARIABLES = (
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
 )
+# What the ranks of one job have in common, and those of two jobs have not.
+_OF_A_JOB = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +29,15 @@ class Place:
         rank: its number.
         world_size: ranks of the job.
         local_world_size: ranks of its node.
+        is_torchs: told by the variables that torch reads itself.
+        job: what only ranks of the same job share.
     """
 
     rank: int
     world_size: int | None = None
     local_world_size: int | None = None
+    is_torchs: bool = False
+    job: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,21 +47,36 @@ class Process:
     Attributes:
         number: as this machine knows it, by the kernel's word; 0 where it cannot be seen from here.
         line: itself and its ancestors, as it knows them.
+        namespace: in which it knows them so.
         job: number of its Slurm job, 0 without one.
         place: in its job, None where nothing tells.
-        is_first: what started it is no rank; where that cannot be seen, it may itself be a part of a rank.
     """
 
     number: int
     line: tuple[int, ...]
+    namespace: str = ""
     job: int = 0
     place: Place | None = None
-    is_first: bool = False
 
     @property
     def name(self) -> str:
         """Return what people call it."""
-        return f"process {self.line[0]}" if self.place is None else f"rank {self.place.rank}"
+        return f"process {self.line[0]}" if self.place is None else f"rank {self.place.rank} (process {self.line[0]})"
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether it is gone for sure."""
+        if self.number < 1:
+            return False
+        try:
+            state = Path(f"/proc/{self.number}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            return True
+        return state[:1] in (["Z"], ["X"])
+
+    def is_below(self, other: Process) -> bool:
+        """Tell whether another process has started it, or what has started it."""
+        return self.namespace == other.namespace and other.line[0] in self.line[1:]
 
 
 def place_of(environment: Mapping[str, str]) -> Place | None:
@@ -63,74 +84,106 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
     for names in _VARIABLES:
         rank, world_size, local_world_size = (_number(environment.get(name)) for name in names)
         if rank is not None and (world_size is None or rank < world_size):
-            return Place(rank=rank, world_size=world_size, local_world_size=local_world_size)
+            return Place(
+                rank=rank,
+                world_size=world_size,
+                local_world_size=local_world_size,
+                is_torchs=names == _VARIABLES[0],
+                job=tuple(environment.get(name, "") for name in _OF_A_JOB),
+            )
     return None
 
 
-def environment_of(number: int) -> dict[str, str]:
+def seen(number: int, line: tuple[int, ...], job: int) -> Process:
+    """Return what this machine knows of a process that asks; see ``Process``."""
+    return Process(
+        number=number, line=line, namespace=_namespace(number), job=job, place=place_of(_environment(number))
+    )
+
+
+def members(processes: Iterable[Process], *, below: int | None, job: int | None) -> list[Process]:
+    """Return the processes of the job that is meant, launchers that have no steps of their own left out.
+
+    Args:
+        processes: all that ask.
+        below: a process; it and what it has started are meant, None for all.
+        job: a Slurm job, None for all.
+
+    Raises:
+        UsageError: they belong to more than one job.
+    """
+    found = [
+        process
+        for process in processes
+        if not process.has_ended
+        and (below is None or below == process.number or below in process.line)
+        and (job is None or job == process.job)
+    ]
+    # A launcher has no place, or one among launchers; what a rank starts inherits the rank's.
+    if any(process.place is not None and process.place.is_torchs for process in found):
+        found = [process for process in found if process.place is not None and process.place.is_torchs]
+    elif any(process.place is not None for process in found):
+        found = [process for process in found if process.place is not None]
+    ranks = [process for process in found if not any(o.is_below(process) and o.place != process.place for o in found)]
+    _check_one_job(ranks, is_chosen=below is not None)
+    return sorted(ranks, key=lambda process: (process.place.rank if process.place else -1, process.line))
+
+
+def _check_one_job(processes: Sequence[Process], *, is_chosen: bool) -> None:
+    jobs = {(process.place.world_size, *process.place.job): process for process in processes if process.place}
+    if not any(process.place for process in processes) and not is_chosen:
+        tops = [process for process in processes if not any(process.is_below(other) for other in processes)]
+        jobs = {(process.number, *process.line): process for process in tops}
+    if len(jobs) > 1:
+        names = ", ".join(sorted(process.name for process in jobs.values())[:5])
+        raise UsageError(
+            f"attach must know one job, got {len(jobs)}: {names}",
+            hint="name its launcher with --pid, or its Slurm job with --job-id",
+        )
+
+
+def ranks_of(processes: Sequence[Process], stepped: Iterable[Process]) -> dict[Process, int | None]:
+    """Return the ranks among the processes of a job that were recorded, each with its number if that is sure.
+
+    Args:
+        processes: that were recorded.
+        stepped: those whose trace holds steps of an optimizer: what a rank starts, a data loader say, takes none.
+    """
+    stepped = set(stepped)
+    kept = [process for process in processes if process in stepped] or [
+        process for process in processes if not any(process.is_below(other) for other in processes)
+    ]
+    told = [process.place.rank for process in kept if process.place is not None]
+    return {
+        process: process.place.rank if process.place is not None and told.count(process.place.rank) == 1 else None
+        for process in kept
+    }
+
+
+def unheard(processes: Sequence[Process]) -> int:
+    """Return how many ranks of this node have not asked, as far as their launcher tells."""
+    counts = {process.place.local_world_size for process in processes if process.place is not None}
+    heard = {process.place.rank for process in processes if process.place is not None}
+    expected = max((count for count in counts if count is not None), default=0)
+    return max(0, expected - len(heard))
+
+
+def _environment(number: int) -> dict[str, str]:
     """Return the environment that a process was started with; nothing where this user may not read it."""
-    if number < 1:
-        return {}
     try:
-        data = Path(f"/proc/{number}/environ").read_bytes()
+        data = Path(f"/proc/{number}/environ").read_bytes() if number > 0 else b""
     except OSError:
         return {}
     pairs = (item.partition("=") for item in data.decode(errors="replace").split("\0"))
     return {name: value for name, _, value in pairs if name}
 
 
-def seen(number: int, line: tuple[int, ...], job: int) -> Process:
-    """Return what this machine knows of a process that asks; see ``Process``."""
-    place = place_of(environment_of(number))
-    is_here = len(line) > 1 and line[0] == number  # else it counts processes in another way
-    is_first = place is not None and is_here and place_of(environment_of(line[1])) is None
-    return Process(number=number, line=line, job=job, place=place, is_first=is_first)
-
-
-def chosen(processes: Iterable[Process], *, below: int | None, job: int | None) -> list[Process]:
-    """Return those that are meant.
-
-    Args:
-        processes: all that ask.
-        below: a process; it and what it has started are meant, None for all.
-        job: a Slurm job, None for all.
-    """
-    return [
-        process
-        for process in processes
-        if (below is None or below == process.number or below in process.line) and (job is None or job == process.job)
-    ]
-
-
-def ranks_of(processes: Sequence[Process]) -> list[Process]:
-    """Return the ranks among the processes of a job, by number.
-
-    A launcher has no rank; what a rank starts, a spawned data loader say, inherits its rank. Where no environment tells
-    a rank, all are returned.
-
-    Raises:
-        UsageError: two processes of no common line say the same rank.
-    """
-    placed = [process for process in processes if process.place is not None]
-    if not placed:
-        return sorted(processes, key=lambda process: process.line)
-    ranks: dict[int, Process] = {}
-    for process in sorted(placed, key=lambda process: len(process.line)):
-        rank = process.place.rank if process.place is not None else 0
-        other = ranks.setdefault(rank, process)
-        if other is not process and other.line[0] not in process.line:
-            raise UsageError(
-                f"attach must know one job, got two: the processes {other.line[0]} and {process.line[0]} are both "
-                f"rank {rank}",
-                hint="name its launcher with --pid, or its Slurm job with --job-id",
-            )
-    return [ranks[rank] for rank in sorted(ranks)]
-
-
-def are_all(ranks: Sequence[Process]) -> bool:
-    """Tell whether every rank of this node has asked for sure."""
-    counts = {process.place.local_world_size for process in ranks if process.place is not None}
-    return counts == {len(ranks)} and all(process.is_first for process in ranks)
+def _namespace(number: int) -> str:
+    """Return the name of the namespace of a process's numbers, empty where it cannot be read."""
+    try:
+        return str(Path(f"/proc/{number}/ns/pid").readlink()) if number > 0 else ""
+    except OSError:
+        return ""
 
 
 def _number(text: str | None) -> int | None:

@@ -15,11 +15,12 @@ from paro_advise.runtime.attach.constants import (
     MOST_AHEAD_S,
     MOST_SECONDS,
     POLL_S,
+    TOO_LATE_S,
     WAIT_S,
     WARM_UP_S,
 )
 from paro_advise.runtime.attach.messages import settings
-from paro_advise.runtime.attach.processes import are_all, chosen, ranks_of
+from paro_advise.runtime.attach.processes import members, ranks_of, unheard
 from paro_advise.runtime.attach.traces import Traces
 
 if TYPE_CHECKING:
@@ -65,10 +66,11 @@ class AttachRequest:
                 f"got {', '.join(map(repr, unfit))}",
                 where=repr(str(self.folder)),
             )
-        if self.start_unix_s is not None and not LEAD_S <= self.start_unix_s - time.time() <= MOST_AHEAD_S:
+        ahead_s = math.inf if self.start_unix_s is None else self.start_unix_s - time.time()
+        if self.start_unix_s is not None and not GATHER_S + LEAD_S <= ahead_s <= MOST_AHEAD_S:
             raise UsageError(
-                f"--at must lie {LEAD_S:.0f} s to {MOST_AHEAD_S:.0f} s ahead, it is "
-                f"{self.start_unix_s - time.time():.0f} s ahead"
+                f"--at must lie {GATHER_S + LEAD_S:.0f} s to {MOST_AHEAD_S:.0f} s ahead by this node's clock, "
+                f"got {ahead_s:.0f} s"
             )
 
 
@@ -77,23 +79,18 @@ class Attached:
     """What came of it.
 
     Attributes:
-        ranks: processes that are ranks.
-        told: of these, who learnt of it in time.
-        busy: of these, whose profiler was at work.
         written: file name of the trace by process.
-        lost: why a process that was told left no trace.
+        missing: why a process that may be a rank brought none.
+        num_left_out: processes of the job that took no step beside others that did.
+        num_unheard: ranks of this node that never asked, as far as their launcher tells.
+        are_ranks_known: every trace names its rank.
     """
 
-    ranks: tuple[Process, ...]
-    told: tuple[Process, ...]
-    busy: tuple[Process, ...]
     written: dict[Process, str]
-    lost: dict[Process, str]
-
-    @property
-    def are_unknown(self) -> bool:
-        """Tell whether nothing says which ranks they are."""
-        return all(process.place is None for process in self.ranks)
+    missing: dict[Process, str]
+    num_left_out: int
+    num_unheard: int
+    are_ranks_known: bool
 
 
 def record(request: AttachRequest, listener: Listener, say: Callable[[str], None]) -> Attached:
@@ -108,83 +105,91 @@ def record(request: AttachRequest, listener: Listener, say: Callable[[str], None
         UsageError: nobody asks, or more than one job does.
         OutputError: the folder cannot be written.
     """
-    ranks = _gathered(request, listener)
-    say(f"{_named(ranks)} of this node found")
-    start_s = _start(request)
-    say(f"recording {request.seconds:g} s from {time.strftime('%H:%M:%S', time.localtime(start_s))} on")
     with Traces(request.folder) as traces:
-        told, busy = _tell(request, listener, ranks, start_s, traces.asked_for)
-        _hear_until(listener, time.monotonic() + start_s + request.seconds - time.time())
-        deadline_s = time.monotonic() + request.wait_s
-        waiting = list(told)
-        while waiting and time.monotonic() < deadline_s:
-            _hear_until(listener, min(deadline_s, time.monotonic() + POLL_S))
-            waiting = [process for process in waiting if not traces.take(process)]
+        processes = _gathered(request, listener)
+        start_s = float(math.ceil(time.time() + LEAD_S)) if request.start_unix_s is None else request.start_unix_s
+        shown = time.strftime("%H:%M:%S", time.localtime(start_s))
+        say(f"{len(processes)} processes of the job found" if len(processes) > 1 else f"{processes[0].name} found")
+        say(f"recording {request.seconds:g} s from {shown} on")
+        told: list[Process] = []
+        try:
+            missing = _tell(request, listener, processes, start_s, traces, told)
+            _hear_until(listener, time.monotonic() + start_s + request.seconds - time.time())
+            deadline_s = time.monotonic() + request.wait_s
+            waiting = list(told)
+            while waiting and time.monotonic() < deadline_s:
+                _hear_until(listener, min(deadline_s, time.monotonic() + POLL_S))
+                waiting = [process for process in waiting if not traces.is_done(process)]
+        except KeyboardInterrupt:
+            if told:
+                say(f"{len(told)} processes record at {shown} all the same, and what they write is lost")
+            raise
         for process in waiting:
             traces.give_up(process, request.wait_s)
-    return Attached(ranks=tuple(ranks), told=tuple(told), busy=tuple(busy), written=traces.written, lost=traces.lost)
+        done = [process for process in told if process not in traces.lost]
+        ranks = ranks_of(done, [process for process in done if traces.has_steps(process)])
+        for process, rank in ranks.items():
+            traces.pack(process, rank)
+    missing.update(traces.lost)
+    return Attached(
+        written=traces.written,
+        missing={process: why for process, why in missing.items() if not any(map(process.is_below, ranks))},
+        num_left_out=len(done) - len(ranks),
+        num_unheard=unheard(processes),
+        are_ranks_known=None not in ranks.values(),
+    )
 
 
 def _gathered(request: AttachRequest, listener: Listener) -> list[Process]:
-    """Return the ranks, when all of this node have asked or must have."""
-    deadline_s = time.monotonic() + GATHER_S
+    """Return the processes of the job, when all of this node must have asked."""
     if request.start_unix_s is not None:
-        deadline_s = min(deadline_s, time.monotonic() + request.start_unix_s - time.time() - LEAD_S + WARM_UP_S)
-    ranks: list[Process] = []
-    while time.monotonic() < deadline_s and not are_all(ranks):
-        listener.hear(deadline_s, lambda *_: "")
-        ranks = _ranks(request, listener)
-    if not ranks:
-        others = f" ({listener.num_foreign} messages came from other users)" if listener.num_foreign else ""
-        meant = " that is meant" if listener.processes else ""
-        raise UsageError(
-            f"attach must find a job on this node that asks: no process{meant} of this user did{others}",
-            hint="start the job with KINETO_USE_DAEMON=1, and let both have the same network namespace or "
-            "KINETO_IPC_SOCKET_DIR",
-        )
-    return ranks
-
-
-def _ranks(request: AttachRequest, listener: Listener) -> list[Process]:
-    return ranks_of(chosen(listener.processes.values(), below=request.below, job=request.job))
-
-
-def _start(request: AttachRequest) -> float:
-    return float(math.ceil(time.time() + LEAD_S)) if request.start_unix_s is None else request.start_unix_s
+        time.sleep(max(0.0, request.start_unix_s - LEAD_S - GATHER_S - time.time()))
+    _hear_until(listener, time.monotonic() + GATHER_S)
+    processes = members(listener.processes.values(), below=request.below, job=request.job)
+    if processes:
+        return processes
+    known = [
+        (len(listener.processes), "asked, which are not those that are meant"),
+        (listener.num_foreign, "messages came from other users: run this as the job's own user"),
+        (listener.num_elsewhere, "questions came from a folder of another name: give both the same, letter by letter"),
+    ]
+    others = "".join(f"; {number} {what}" for number, what in known if number)
+    raise UsageError(
+        f"attach must find a job of this user that asks on this node, none did in {GATHER_S:.0f} s{others}",
+        hint="start the job with KINETO_USE_DAEMON=1, and give both the same network namespace or "
+        "KINETO_IPC_SOCKET_DIR",
+    )
 
 
 def _tell(
-    request: AttachRequest, listener: Listener, ranks: list[Process], start_s: float, trace: str
-) -> tuple[list[Process], list[Process]]:
-    """Tell each rank once; return who could be told in time, and who was busy."""
-    told: list[Process] = []
-    busy: dict[Process, None] = {}
-    text = settings(trace=trace, start_unix_s=start_s, seconds=request.seconds, warm_up_s=WARM_UP_S)
+    request: AttachRequest,
+    listener: Listener,
+    processes: list[Process],
+    start_s: float,
+    traces: Traces,
+    told: list[Process],
+) -> dict[Process, str]:
+    """Tell each process once, and note in ``told`` who was; return why others could not be."""
+    missing = dict.fromkeys(processes, "it did not ask again before the start")
 
     def wanted(process: Process, is_free: bool) -> str:  # noqa: FBT001 - as the listener calls it
-        if process not in ranks or process in told:
+        if process not in missing:
             return ""
         if not is_free:
-            busy[process] = None
+            missing[process] = "another profiler is at work there"
             return ""
-        busy.pop(process, None)
+        del missing[process]
         told.append(process)
-        return text
+        path = traces.path_for(process)
+        return settings(trace=path, start_unix_s=start_s, seconds=request.seconds, warm_up_s=WARM_UP_S)
 
-    deadline_s = time.monotonic() + start_s - WARM_UP_S - time.time()
-    while len(told) < len(ranks) and time.monotonic() < deadline_s:
+    deadline_s = time.monotonic() + start_s - TOO_LATE_S - time.time()
+    while missing and time.monotonic() < deadline_s:
         listener.hear(deadline_s, wanted)
-    return told, list(busy)
+    return missing
 
 
 def _hear_until(listener: Listener, deadline_s: float) -> None:
-    """Keep answering that nothing is wanted: a process that hears nothing waits for it, at its end too."""
+    """Take questions, so that none is answered when it is long past."""
     while time.monotonic() < deadline_s:
         listener.hear(deadline_s, lambda *_: "")
-
-
-def _named(ranks: list[Process]) -> str:
-    numbers = [process.place.rank for process in ranks if process.place is not None]
-    if not numbers:
-        return f"{len(ranks)} processes of unknown rank"
-    return f"{len(numbers)} ranks" if len(numbers) > 1 else f"rank {numbers[0]}"

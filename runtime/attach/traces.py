@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
+import socket
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 
-from paro_advise.core.capture_files import trace_file
+from paro_advise.core.capture_files import process_trace_file, trace_file
 from paro_advise.errors import OutputError
-from paro_advise.runtime.attach.constants import COMPRESSION_LEVEL, COPY_BYTES
+from paro_advise.runtime.attach.constants import COMPRESSION_LEVEL, COPY_BYTES, TAIL_BYTES
 
 if TYPE_CHECKING:
     from paro_advise.runtime.attach.processes import Process
+
+_STEP_MARKS = (b'"Optimizer.step#', b'"ProfilerStep#')  # names that torch gives, torch/optim and torch/profiler
 
 
 class Traces:
@@ -25,7 +27,6 @@ class Traces:
         folder: for them; made where there is none.
 
     Attributes:
-        asked_for: path that processes are told; each puts its own number into the file's name.
         written: file name by process.
         lost: why a process left none.
 
@@ -35,67 +36,107 @@ class Traces:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
+        self._raw: dict[Process, Path] = {}
+        self._kept = False
         self.written: dict[Process, str] = {}
         self.lost: dict[Process, str] = {}
+        self._is_new = not self._folder.exists()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             # A name of its own, so that nobody else's file is taken for a trace.
-            self._raw = Path(tempfile.mkdtemp(prefix=".recording-", dir=self._folder))
+            self._place = Path(tempfile.mkdtemp(prefix=".recording-", dir=self._folder))
         except OSError as error:
             raise OutputError(f"attach must write its folder: {error.strerror}", where=str(folder)) from error
-        self.asked_for = str(self._raw / "trace.json")
 
     def __enter__(self) -> Self:
         """Return it."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove the folder in which processes write: what comes later is not waited for."""
-        shutil.rmtree(self._raw, ignore_errors=True)
+        """Remove what is not a trace: what processes write from now on is not waited for."""
+        if not self._kept:
+            shutil.rmtree(self._place, ignore_errors=True)
+        if self._is_new and not self.written:
+            try:
+                self._folder.rmdir()
+            except OSError:  # it holds something
+                return
 
-    def take(self, process: Process) -> bool:
-        """Tell whether a process is done with: its trace is there and taken, or it has ended without."""
-        raw = self._raw / f"trace_{process.line[0]}.json"
-        is_over = process.number > 0 and not Path(f"/proc/{process.number}").exists()
-        if _is_whole(raw):
-            self._pack(process, raw)
-        elif is_over:
+    def path_for(self, process: Process) -> str:
+        """Return where a process is told to write; it puts its own number into the file's name.
+
+        Each has a folder, since processes of two containers may have the same number.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
+        own = self._place / str(len(self._raw))
+        try:
+            own.mkdir(exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"attach must write its folder: {error.strerror}", where=str(own)) from error
+        self._raw[process] = own / f"trace_{process.line[0]}.json"
+        return str(own / "trace.json")
+
+    def is_done(self, process: Process) -> bool:
+        """Tell whether nothing more is to come of a process: its trace is there, or it has ended without."""
+        ended = process.has_ended  # before the look: it may end when it has written
+        if _is_whole(self._raw[process]):
+            return True
+        if ended:
             self.lost[process] = "it ended before its trace was written"
-        else:
-            return False
-        return True
+        return ended
 
     def give_up(self, process: Process, waited_s: float) -> None:
         """Say that a process has written nothing in time."""
         self.lost[process] = (
-            f"no trace after {waited_s:.0f} s; in a container it must see {self._raw.parent} under the same path"
+            f"none came in {waited_s:.0f} s; another profiler or request may have been at work there, or it does not "
+            f"see {self._folder} under this path, or may not write there (KINETO_ONDEMAND_TRACE_DIR of newer torch)"
         )
 
-    def _pack(self, process: Process, raw: Path) -> None:
-        place = process.place
-        name = f"process{process.line[0]}.json.gz" if place is None else trace_file(place.rank)
-        facts = {} if place is None else {"rank": place.rank, "world_size": place.world_size}
+    def has_steps(self, process: Process) -> bool:
+        """Tell whether the optimizer took a step in the trace of a process."""
+        longest = max(map(len, _STEP_MARKS))
+        rest = b""
+        try:
+            with self._raw[process].open("rb") as file:
+                while piece := file.read(COPY_BYTES):
+                    if any(mark in rest + piece for mark in _STEP_MARKS):
+                        return True
+                    rest = piece[-longest:]
+        except OSError:
+            pass
+        return False
+
+    def pack(self, process: Process, rank: int | None) -> None:
+        """Put the trace of a process in its place; one that cannot be packed stays where it is."""
+        raw = self._raw[process]
+        name = process_trace_file(process.line[0], socket.gethostname()) if rank is None else trace_file(rank)
+        size = None if process.place is None else process.place.world_size
+        facts = {"rank": rank, "world_size": size} if rank is not None else {}
         packed = raw.with_suffix(".gz")
         try:
             with raw.open("rb") as source, gzip.open(packed, "wb", compresslevel=COMPRESSION_LEVEL) as sink:
-                _begin(source, sink, {name: value for name, value in facts.items() if value is not None})
+                _begin(source, sink, {key: value for key, value in facts.items() if value is not None})
                 shutil.copyfileobj(source, sink, COPY_BYTES)
-            os.replace(packed, self._folder / name)  # noqa: PTH105 - as elsewhere
+            packed.replace(self._folder / name)
         except OSError as error:
-            raise OutputError(f"attach must write its folder: {error.strerror}", where=str(self._folder)) from error
-        finally:
-            raw.unlink(missing_ok=True)
-        self.written[process] = name
+            packed.unlink(missing_ok=True)
+            self._kept = True
+            self.lost[process] = f"it could not be compressed ({error.strerror}); it lies in {raw}"
+        else:
+            self.written[process] = name
 
 
 def _is_whole(path: Path) -> bool:
     """Tell whether a trace is there to its end; older versions of torch write it under its own name."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 64))
-            return file.read().rstrip().endswith(b"}")
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            tail = file.read().rstrip()
     except OSError:
         return False
+    return tail.endswith(b"}") and b'"traceName"' in tail
 
 
 def _begin(source: BinaryIO, sink: gzip.GzipFile, facts: dict[str, int]) -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import datetime
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from paro_advise.advisor.commands.jobs.capture import make_room
+from paro_advise.advisor.commands.jobs.capture import old_files, refuse_to_replace
 from paro_advise.advisor.wording.escaping import plain
 from paro_advise.core.secrets import masked_command
 from paro_advise.errors import InputError
 
 if TYPE_CHECKING:
     from paro_advise.runtime.attach.recording import Attached
+
+_HALF_A_DAY = datetime.timedelta(hours=12)
+_NO_DAY = 1900  # year that strptime() gives a time without a day
 
 
 @click.command("attach", short_help="Record traces of a job that runs already.")
@@ -43,7 +47,7 @@ def command(
 ) -> None:
     """Record all ranks of this node, of a job that was started with KINETO_USE_DAEMON=1 and not by this tool.
 
-    The job needs nothing else, not even this package: torch itself asks every five seconds whether a trace is wanted,
+    The job needs nothing else, not even this package: torch itself asks every few seconds whether a trace is wanted,
     and writes it. A trace comes half a minute later; run this on every node, with the same --at, to record all.
 
     \b
@@ -56,42 +60,52 @@ def command(
     from paro_advise.runtime.attach.recording import AttachRequest, record
 
     request = AttachRequest(
-        folder=Path(folder), seconds=seconds, start_unix_s=None if at is None else _unix_s(at), below=pid, job=job_id
+        folder=Path(folder),
+        seconds=seconds,
+        start_unix_s=None if at is None else unix_s(at, datetime.datetime.now().astimezone()),
+        below=pid,
+        job=job_id,
     )
-    make_room(request.folder, force=force)
+    begun_s = time.time()
+    if not force:
+        refuse_to_replace(request.folder)
 
     def say(line: str) -> None:
         if not quiet:
-            click.echo(f"paro-advise: {line}", err=True)
+            click.echo(f"paro-advise: {plain(line)}", err=True)
 
     with Listener(os.environ.get(FOLDER_VARIABLE)) as listener:
-        say("waiting for the job's processes, which ask every 5 s")
+        say("waiting for the job's processes, which ask every few seconds")
         attached = record(request, listener, say)
     for line in _missing(attached):
         click.echo(f"paro-advise: {plain(line)}", err=True)
     if not attached.written:
         raise InputError("attach must bring a trace, no process has written one", where=folder)
-    kind = "processes" if attached.are_unknown else "ranks"
-    say(f"traces of {len(attached.written)} of {len(attached.ranks)} {kind} in {plain(folder)}")
+    for path in old_files(request.folder):
+        if path.stat().st_mtime < begun_s:  # what other nodes write meanwhile stays
+            path.unlink(missing_ok=True)
+    kind = "rank" if attached.are_ranks_known else "process"
+    count = len(attached.written)
+    say(f"traces of {count} {kind if count == 1 else kind + ('s' if kind == 'rank' else 'es')} in {folder}")
     if not quiet:
         click.echo(f"next: paro-advise analyze {masked_command([folder])}", err=True)
 
 
 def _missing(attached: Attached) -> list[str]:
     """Return which ranks brought nothing, and why, for people."""
-    lines = [f"{process.name} has no trace: {why}" for process, why in attached.lost.items()]
-    for process in attached.ranks:
-        if process in attached.busy:
-            lines.append(f"{process.name} has no trace: another profiler is at work there")
-        elif process not in attached.told:
-            lines.append(f"{process.name} has no trace: it did not ask again before the start")
-    if attached.are_unknown:
-        lines.append("the ranks are unknown: no launcher has told them (RANK); files are named by process")
+    lines = [f"{process.name} has no trace: {why}" for process, why in attached.missing.items()]
+    if attached.num_unheard:
+        lines.append(f"{attached.num_unheard} ranks of this node have no trace: they never asked")
+    if attached.num_left_out:
+        lines.append(f"{attached.num_left_out} processes took no step and were left out: launchers or data loaders")
+    if attached.written and not attached.are_ranks_known:
+        lines.append("which rank a trace is of is unknown (no RANK, or several processes with the same)")
     return lines
 
 
-def _unix_s(at: datetime.datetime) -> float:
-    """Return a time of this node's zone in seconds; one without a day is today's."""
-    if at.year == 1900:
-        at = datetime.datetime.combine(datetime.datetime.now().astimezone().date(), at.time())
-    return at.timestamp()
+def unix_s(at: datetime.datetime, now: datetime.datetime) -> float:
+    """Return a time of this node's zone in seconds; one without a day is the next, or one just past."""
+    if at.year != _NO_DAY:
+        return at.timestamp()
+    found = now.replace(hour=at.hour, minute=at.minute, second=at.second, microsecond=0)
+    return (found if now - found < _HALF_A_DAY else found + 2 * _HALF_A_DAY).timestamp()

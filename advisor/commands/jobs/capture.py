@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paro_advise.core.capture_files import DECIDED_FILE, RUN_FILE, STEP_LOG_PATTERN, TRACE_PATTERN, WANTED_FILE
+from paro_advise.core.capture_files import (
+    DECIDED_FILE,
+    PROCESS_TRACE_PATTERN,
+    RUN_FILE,
+    STEP_LOG_PATTERN,
+    TRACE_PATTERN,
+    WANTED_FILE,
+)
 from paro_advise.errors import ParoAdviseError, WouldOverwriteError
 
 if TYPE_CHECKING:
@@ -64,16 +71,30 @@ def make_room(folder: Path, *, force: bool) -> None:
     Raises:
         WouldOverwriteError: there is some, and ``force`` is off.
     """
-    names = (TRACE_PATTERN, STEP_LOG_PATTERN, RUN_FILE, WANTED_FILE, DECIDED_FILE)
-    old = [path for name in names for path in folder.glob(name)]
-    if old and not force:
+    if not force:
+        refuse_to_replace(folder)
+    for path in old_files(folder):
+        path.unlink(missing_ok=True)  # another node may share the folder
+
+
+def old_files(folder: Path) -> list[Path]:
+    """Return what an earlier capture wrote."""
+    names = (TRACE_PATTERN, PROCESS_TRACE_PATTERN, STEP_LOG_PATTERN, RUN_FILE, WANTED_FILE, DECIDED_FILE)
+    return [path for name in names for path in folder.glob(name)]
+
+
+def refuse_to_replace(folder: Path) -> None:
+    """Check that a folder holds nothing of an earlier capture.
+
+    Raises:
+        WouldOverwriteError: it does.
+    """
+    if old_files(folder):
         raise WouldOverwriteError(
             "a capture must not replace another, this folder holds one",
             where=str(folder),
             hint="name another folder, or pass --force to replace it",
         )
-    for path in old:
-        path.unlink(missing_ok=True)  # another node may share the folder
 
 
 def summary(folder: Path, steps: str, plan_file: str = "") -> None:
