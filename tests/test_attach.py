@@ -406,7 +406,7 @@ def test_a_running_job_is_recorded_and_goes_on(way, folder, tmp_path, capsys, mo
     else:
         monkeypatch.delenv("KINETO_IPC_SOCKET_DIR", raising=False)
     daemon = {"KINETO_USE_DAEMON": "1", "KINETO_LOG_LEVEL": "5", "OMP_NUM_THREADS": "1"}
-    script = ROOT / "tests/workers/until_told.py"
+    script = ROOT / "tests/workers/plain_ddp.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     target = tmp_path / "now"
     environment = {**os.environ, **daemon, **variables}

@@ -1,8 +1,10 @@
-"""Trains under DDP until a file is there; its name is the argument, and with `.begun` tells that training runs."""
+"""DDP that trains until the file "end" is in its folder; while "slow" is there, rank 1 sleeps in every step
+as many seconds as it says.
+"""
 
-from __future__ import annotations
-
+import gc
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -10,19 +12,32 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 
+def seconds_in(path):
+    try:
+        return float(path.read_text())
+    except (OSError, ValueError):
+        return 0.0
+
+
 def main():
-    stop = Path(sys.argv[1])
+    folder = Path(sys.argv[1])
     dist.init_process_group("gloo")
-    model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(4)]))
-    optimizer = torch.optim.AdamW(model.parameters())
-    goes_on = torch.ones(1)
-    while goes_on:
-        model(torch.ones(8, 128)).sum().backward()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8))
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    while True:
+        is_over = torch.tensor([float((folder / "end").exists())])
+        dist.broadcast(is_over, 0)
+        if is_over:
+            break
+        time.sleep(0.03 + (seconds_in(folder / "slow") if dist.get_rank() == 1 else 0))
+        model(torch.randn(16, 64)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        goes_on.fill_(not stop.exists())
-        dist.broadcast(goes_on, 0)
-        stop.with_name("stop.begun").touch()
+    del model, optimizer
+    gc.collect()
     dist.destroy_process_group()
 
 
