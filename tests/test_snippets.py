@@ -24,7 +24,7 @@ from paro_advise.advisor.cli import run
 
 DATA = ROOT / "tests" / "data"
 # What starts or steers a job has tests of its own: test_loop, test_redirect, test_jobs, test_switch_job, test_watch.
-OF_JOBS = {"capture", "run", "switch", "watch", "demo"}
+OF_JOBS = {"attach", "capture", "run", "switch", "watch", "demo"}
 OUTPUTS = {"-o", "--json", "--markdown", "--junit", "--html", "--prometheus", "--otel", "--grafana", "--inductor"}
 _USAGE = re.compile(r"\[|\.\.\.| [A-Z]{3,}\b(?!\d)|\{")
 _ELSEWHERE = re.compile(r"://|/var/lib|/tmp/|/shared|s3:")
@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
     for path in (DATA / "nccl_like" / "fsdp2-inter-bw" / "traces").iterdir():
         shutil.copy(path, home / "traces" / path.name.replace("_trace", ""))
     shutil.copy(home / "traces" / "rank0.json.gz", home / "trace.json")
-    for name in ("before", "after", "main", "branch"):
+    for name in ("before", "after", "main", "branch", "now"):
         shutil.copytree(DATA / "zero_runs" / "fsdp2_ggg_acc1", home / name)
     (home / "train.py").write_text((ROOT / "examples" / "train.py").read_text())
     for name in ("ds.json", "ds_config.json"):
