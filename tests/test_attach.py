@@ -105,20 +105,33 @@ def of_a_job(*processes, below=None, job=None):
 ZERO, ONE = process(11, 10, rank=0, local=2), process(12, 10, rank=1, local=2)
 
 
-def test_launchers_are_no_members_of_a_job():
-    assert of_a_job(ONE, process(10), ZERO) == [ZERO, ONE]
-    assert of_a_job(ONE, process(10, rank=0, launcher=True), ZERO) == [ZERO, ONE]  # srun torchrun
-    assert of_a_job(ONE, process(10, rank=0), ZERO) == [ZERO, ONE]  # a pod's rank in RANK, as Kubeflow sets it
+@pytest.mark.parametrize(
+    ("others", "ranks"),
+    [
+        ([process(10)], [ZERO, ONE]),
+        ([process(10, rank=0, launcher=True)], [ZERO, ONE]),  # srun torchrun
+        ([process(10, rank=0)], [ZERO, ONE]),  # a pod's rank in RANK, as Kubeflow sets it
+        ([process(13, 12, 10, rank=1, local=2)], [ZERO, ONE]),  # a data loader
+    ],
+)
+def test_launchers_and_what_ranks_start_are_no_ranks(others, ranks):
+    found = of_a_job(ONE, *others, ZERO)
+    assert set(found) == {ZERO, ONE, *others}
+    assert list(ranks_of(found, [])) == ranks  # where no torch optimizer takes steps
+    assert ranks_of(found, ranks) == {ZERO: 0, ONE: 1}
+    assert unheard(found) == 0
+
+
+def test_ranks_of_other_launchers():
     slurm = [process(20 + rank, rank=rank, launcher=True) for rank in range(2)]
-    assert of_a_job(process(9), *slurm) == slurm  # srun python
+    assert of_a_job(*slurm) == slurm  # srun python
+    assert ranks_of(slurm, []) == {slurm[0]: 0, slurm[1]: 1}
     assert of_a_job(process(7), process(8, 7)) == [process(7), process(8, 7)]
 
 
 def test_what_took_no_step_is_no_rank():
-    loader = process(13, 12, 10, rank=1, local=2)
-    assert of_a_job(ZERO, ONE, loader) == [ZERO, ONE, loader]
-    assert ranks_of([ZERO, ONE, loader], [ZERO, ONE]) == {ZERO: 0, ONE: 1}
-    assert ranks_of([ZERO, ONE, loader], []) == {ZERO: 0, ONE: 1}  # steps of no torch optimizer
+    bare = process(11, rank=0, launcher=True)  # its script sets RANK, and then starts a loader that inherits it
+    assert ranks_of([bare, process(14, 11, rank=0)], [bare]) == {bare: 0}
     spawned = [process(30 + number, 12, 10, rank=1) for number in range(2)]
     assert ranks_of([ONE, *spawned], spawned) == dict.fromkeys(spawned)  # mp.spawn under a launcher
     assert ranks_of([process(7), process(8, 7)], [process(8, 7)]) == {process(8, 7): None}

@@ -102,7 +102,10 @@ def seen(number: int, line: tuple[int, ...], job: int) -> Process:
 
 
 def members(processes: Iterable[Process], *, below: int | None, job: int | None) -> list[Process]:
-    """Return the processes of the job that is meant, launchers that have no steps of their own left out.
+    """Return the processes of the job that is meant: ranks, launchers and what ranks have started.
+
+    Which are ranks is not asked here: a script may set what its launcher did not, so that what it starts says more of a
+    rank than it does.
 
     Args:
         processes: all that ask.
@@ -119,21 +122,20 @@ def members(processes: Iterable[Process], *, below: int | None, job: int | None)
         and (below is None or below == process.number or below in process.line)
         and (job is None or job == process.job)
     ]
-    # A launcher has no place, or one among launchers; what a rank starts inherits the rank's.
-    if any(process.place is not None and process.place.is_torchs for process in found):
-        found = [process for process in found if process.place is not None and process.place.is_torchs]
-    elif any(process.place is not None for process in found):
-        found = [process for process in found if process.place is not None]
-    ranks = [process for process in found if not any(o.is_below(process) and o.place != process.place for o in found)]
-    _check_one_job(ranks, is_chosen=below is not None)
-    return sorted(ranks, key=lambda process: (process.place.rank if process.place else -1, process.line))
+    _check_one_job(found, is_chosen=below is not None)
+    return sorted(found, key=lambda process: (process.place.rank if process.place else -1, process.line))
 
 
 def _check_one_job(processes: Sequence[Process], *, is_chosen: bool) -> None:
-    jobs = {(process.place.world_size, *process.place.job): process for process in processes if process.place}
-    if not any(process.place for process in processes) and not is_chosen:
-        tops = [process for process in processes if not any(process.is_below(other) for other in processes)]
-        jobs = {(process.number, *process.line): process for process in tops}
+    """Check those that no other has started: ranks of one job share what their launcher told them."""
+    jobs: dict[tuple[object, ...], Process] = {}
+    for process in processes:
+        if any(process.is_below(other) for other in processes):
+            continue
+        if process.place is not None:
+            jobs[process.place.world_size, *process.place.job] = process
+        elif not is_chosen:
+            jobs[process.number, *process.line] = process
     if len(jobs) > 1:
         names = ", ".join(sorted(process.name for process in jobs.values())[:5])
         raise UsageError(
@@ -147,12 +149,10 @@ def ranks_of(processes: Sequence[Process], stepped: Iterable[Process]) -> dict[P
 
     Args:
         processes: that were recorded.
-        stepped: those whose trace holds steps of an optimizer: what a rank starts, a data loader say, takes none.
+        stepped: those whose trace holds steps of an optimizer: a launcher or a data loader takes none.
     """
     stepped = set(stepped)
-    kept = [process for process in processes if process in stepped] or [
-        process for process in processes if not any(process.is_below(other) for other in processes)
-    ]
+    kept = [process for process in processes if process in stepped] or _by_place(processes)
     told = [process.place.rank for process in kept if process.place is not None]
     return {
         process: process.place.rank if process.place is not None and told.count(process.place.rank) == 1 else None
@@ -160,12 +160,24 @@ def ranks_of(processes: Sequence[Process], stepped: Iterable[Process]) -> dict[P
     }
 
 
+def _by_place(processes: Sequence[Process]) -> list[Process]:
+    """Return the ranks as far as their places tell: what a rank starts inherits its place, a launcher has another."""
+    placed = _placed(processes) or list(processes)
+    ranks = [process for process in placed if not any(o.is_below(process) and o.place != process.place for o in placed)]
+    return [process for process in ranks if not any(process.is_below(other) for other in ranks)]
+
+
+def _placed(processes: Sequence[Process]) -> list[Process]:
+    """Return those with a place; beside torch's own variables, those of other launchers name launchers."""
+    placed = [process for process in processes if process.place is not None]
+    return [process for process in placed if process.place and process.place.is_torchs] or placed
+
+
 def unheard(processes: Sequence[Process]) -> int:
     """Return how many ranks of this node have not asked, as far as their launcher tells."""
-    counts = {process.place.local_world_size for process in processes if process.place is not None}
-    heard = {process.place.rank for process in processes if process.place is not None}
-    expected = max((count for count in counts if count is not None), default=0)
-    return max(0, expected - len(heard))
+    places = {process.place for process in _placed(processes) if process.place is not None}
+    expected = max((place.local_world_size or 0 for place in places), default=0)
+    return max(0, expected - len({place.rank for place in places}))
 
 
 def _environment(number: int) -> dict[str, str]:
