@@ -95,10 +95,10 @@ def _missing(attached: Attached) -> list[str]:
     """Return which ranks brought nothing, and why, for people."""
     lines = [f"{process.name} has no trace: {why}" for process, why in attached.missing.items()]
     if attached.num_unheard:
-        lines.append(f"{attached.num_unheard} ranks of this node have no trace: they never asked")
+        lines.append(f"ranks of this node without a trace, since they never asked: {attached.num_unheard}")
     if attached.num_left_out:
-        lines.append(f"{attached.num_left_out} processes took no step and were left out: launchers or data loaders")
-    if attached.written and not attached.are_ranks_known:
+        lines.append(f"left out for want of a step in their trace (launchers, data loaders): {attached.num_left_out}")
+    if len(attached.written) > 1 and not attached.are_ranks_known:
         lines.append("which rank a trace is of is unknown (no RANK, or several processes with the same)")
     return lines
 
