@@ -44,12 +44,12 @@ def looked_at(folder: Path, seconds: float) -> tuple[float, float]:
     environment = {**os.environ, "PARO_ADVISE_CACHE": str(folder.parent / "cache")}
     with subprocess.Popen([*ADVISE, "watch", str(folder)], stdout=subprocess.DEVNULL, env=environment) as watch:
         exports_s, end = 0.0, time.monotonic() + seconds
-        while (left_s := end - time.monotonic()) > 0:
+        while time.monotonic() < end:
             begin_s = cpu_s()
             words = ["export", str(folder), "--prometheus", str(folder.parent / "job.prom"), "--force"]
             subprocess.run([*ADVISE, *words], check=True, capture_output=True, env=environment)
             exports_s += cpu_s() - begin_s
-            time.sleep(max(0.0, min(SCRAPE_S, left_s, end - time.monotonic())))
+            time.sleep(max(0.0, min(SCRAPE_S, end - time.monotonic())))
         watch.send_signal(signal.SIGINT)
     return cpu_s() - before - exports_s, exports_s
 

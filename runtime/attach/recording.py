@@ -41,7 +41,6 @@ class AttachRequest:
         start_unix_s: when, by the clock that the nodes share; None for as soon as every rank of this node can know.
         below: the process whose descendants are meant, None for all.
         job: the Slurm job that is meant, None for all.
-        wait_s: for the traces, after their end.
     """
 
     folder: Path
@@ -49,7 +48,6 @@ class AttachRequest:
     start_unix_s: float | None = None
     below: int | None = None
     job: int | None = None
-    wait_s: float = WAIT_S
 
     def __post_init__(self) -> None:
         """Check it.
@@ -111,22 +109,21 @@ def record(request: AttachRequest, listener: Listener, say: Callable[[str], None
         shown = time.strftime("%H:%M:%S", time.localtime(start_s))
         say(f"{len(processes)} processes of the job found" if len(processes) > 1 else f"{processes[0].name} found")
         say(f"recording {request.seconds:g} s from {shown} on")
-        told: list[Process] = []
         try:
-            missing = _tell(request, listener, processes, start_s, traces, told)
-            _hear_until(listener, time.monotonic() + start_s + request.seconds - time.time())
-            deadline_s = time.monotonic() + request.wait_s
-            waiting = list(told)
+            missing = _tell(request, listener, processes, start_s, traces)
+            _hear_until(listener, _monotonic_s(start_s + request.seconds))
+            deadline_s = time.monotonic() + WAIT_S
+            waiting = traces.told
             while waiting and time.monotonic() < deadline_s:
                 _hear_until(listener, min(deadline_s, time.monotonic() + POLL_S))
                 waiting = [process for process in waiting if not traces.is_done(process)]
         except KeyboardInterrupt:
-            if told:
-                say(f"{len(told)} processes record at {shown} all the same, and what they write is lost")
+            if traces.told:
+                say(f"{len(traces.told)} processes record at {shown} all the same, and what they write is lost")
             raise
         for process in waiting:
-            traces.give_up(process, request.wait_s)
-        done = [process for process in told if process not in traces.lost]
+            traces.give_up(process, WAIT_S)
+        done = [process for process in traces.told if process not in traces.lost]
         ranks = ranks_of(done, [process for process in done if traces.has_steps(process)])
         for process, rank in ranks.items():
             traces.pack(process, rank)
@@ -167,9 +164,8 @@ def _tell(
     processes: list[Process],
     start_s: float,
     traces: Traces,
-    told: list[Process],
 ) -> dict[Process, str]:
-    """Tell each process once, and note in ``told`` who was; return why others could not be."""
+    """Tell each process once; return why others could not be told."""
     missing = dict.fromkeys(processes, "it did not ask again before the start")
 
     def wanted(process: Process, is_free: bool) -> str:  # noqa: FBT001 - as the listener calls it
@@ -179,14 +175,18 @@ def _tell(
             missing[process] = "another profiler is at work there"
             return ""
         del missing[process]
-        told.append(process)
         path = traces.path_for(process)
         return settings(trace=path, start_unix_s=start_s, seconds=request.seconds, warm_up_s=WARM_UP_S)
 
-    deadline_s = time.monotonic() + start_s - TOO_LATE_S - time.time()
+    deadline_s = _monotonic_s(start_s - TOO_LATE_S)
     while missing and time.monotonic() < deadline_s:
         listener.hear(deadline_s, wanted)
     return missing
+
+
+def _monotonic_s(unix_s: float) -> float:
+    """Return by the monotonic clock what is a time by the clock of all nodes."""
+    return time.monotonic() + unix_s - time.time()
 
 
 def _hear_until(listener: Listener, deadline_s: float) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 
 from paro_advise.core.capture_files import process_trace_file, trace_file
 from paro_advise.errors import OutputError
-from paro_advise.runtime.attach.constants import COMPRESSION_LEVEL, COPY_BYTES, TAIL_BYTES
+from paro_advise.runtime.attach.constants import TAIL_BYTES
+from paro_advise.runtime.capture.constants import COMPRESSION_LEVEL, COPY_BYTES
 
 if TYPE_CHECKING:
     from paro_advise.runtime.attach.processes import Process
@@ -62,6 +63,11 @@ class Traces:
             except OSError:  # it holds something
                 return
 
+    @property
+    def told(self) -> list[Process]:
+        """Return the processes that were told where to write."""
+        return list(self._raw)
+
     def path_for(self, process: Process) -> str:
         """Return where a process is told to write; it puts its own number into the file's name.
 
@@ -101,7 +107,8 @@ class Traces:
         try:
             with self._raw[process].open("rb") as file:
                 while piece := file.read(COPY_BYTES):
-                    if any(mark in rest + piece for mark in _STEP_MARKS):
+                    text = rest + piece
+                    if any(mark in text for mark in _STEP_MARKS):
                         return True
                     rest = piece[-longest:]
         except OSError:
@@ -112,12 +119,13 @@ class Traces:
         """Put the trace of a process in its place; one that cannot be packed stays where it is."""
         raw = self._raw[process]
         name = process_trace_file(process.line[0], socket.gethostname()) if rank is None else trace_file(rank)
-        size = None if process.place is None else process.place.world_size
-        facts = {"rank": rank, "world_size": size} if rank is not None else {}
+        facts = {} if rank is None else {"rank": rank}
+        if facts and process.place is not None and process.place.world_size is not None:
+            facts["world_size"] = process.place.world_size
         packed = raw.with_suffix(".gz")
         try:
             with raw.open("rb") as source, gzip.open(packed, "wb", compresslevel=COMPRESSION_LEVEL) as sink:
-                _begin(source, sink, {key: value for key, value in facts.items() if value is not None})
+                _begin(source, sink, facts)
                 shutil.copyfileobj(source, sink, COPY_BYTES)
             packed.replace(self._folder / name)
         except OSError as error:

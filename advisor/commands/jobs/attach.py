@@ -12,6 +12,7 @@ import click
 
 from paro_advise.advisor.commands.jobs.capture import old_files, refuse_to_replace
 from paro_advise.advisor.wording.escaping import plain
+from paro_advise.advisor.wording.quantities import plural
 from paro_advise.core.secrets import masked_command
 from paro_advise.errors import InputError
 
@@ -84,9 +85,9 @@ def command(
     for path in old_files(request.folder):
         if path.stat().st_mtime < begun_s:  # what other nodes write meanwhile stays
             path.unlink(missing_ok=True)
-    kind = "rank" if attached.are_ranks_known else "process"
     count = len(attached.written)
-    say(f"traces of {count} {kind if count == 1 else kind + ('s' if kind == 'rank' else 'es')} in {folder}")
+    written = plural(count, "rank") if attached.are_ranks_known else plural(count, "process", "processes")
+    say(f"traces of {written} in {folder}")
     if not quiet:
         click.echo(f"next: paro-advise analyze {masked_command([folder])}", err=True)
 

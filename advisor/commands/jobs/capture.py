@@ -73,6 +73,7 @@ def make_room(folder: Path, *, force: bool) -> None:
     """
     if not force:
         refuse_to_replace(folder)
+        return
     for path in old_files(folder):
         path.unlink(missing_ok=True)  # another node may share the folder
 
