@@ -88,6 +88,21 @@ def test_a_change_is_told_once_and_the_next_one_again():
     assert [change.since_step - WARM_UP_STEPS for change in found] == [60, 120]
 
 
+@pytest.mark.parametrize("looked_every", [1, 5, 33])
+def test_a_change_is_told_the_same_however_often_one_looks(looked_every):
+    """What was judged before is not judged again, and of the steps before only those that a baseline needs are kept."""
+    times = [1e6] * 60 + [1.5e6] * 60 + [3e6] * 30 + [1e6] * 90 + [1.2e6] * 60
+    steps = numbered(time * (1 + 0.01 * math.sin(17 * index)) for index, time in enumerate(times))
+    found, judged, since = [], -1, 0
+    for end in [*range(0, len(steps), looked_every), len(steps)]:
+        new = find_changes(steps[max(0, end - 80 - looked_every) : end], since_step=since, judged_step=judged)
+        found += new
+        since = new[-1].since_step if new else since
+        judged = steps[end - 1][0] if end else -1
+    assert found == find_changes(steps)
+    assert len(found) == 3
+
+
 def log_lines(rank, times, cpu=None):
     """A step log as `capture` writes it."""
     header = {
@@ -108,7 +123,10 @@ def log_lines(rank, times, cpu=None):
 
 
 def test_a_followed_job_is_read_on_from_where_it_was_read_to(tmp_path, monkeypatch):
-    """Whatever is added, in parts of lines or from the start again: the steps are those of a whole reading, the newest."""
+    """Whatever is added, in parts of lines or from the start again: the steps are those of a whole reading.
+
+    All that was added is there, and the newest steps before it.
+    """
     lines = log_lines(0, [1e6 + index for index in range(60)])
     text = "\n".join(lines) + "\n"
     path = tmp_path / "steps.rank0.jsonl"
@@ -116,12 +134,14 @@ def test_a_followed_job_is_read_on_from_where_it_was_read_to(tmp_path, monkeypat
     path.write_text(text[: len(text) // 3])
     begun = [row.step for row in followed.logs()[0].rows]
     assert begun == list(range(len(begun)))  # all of what was there
+    whole = len(begun)
     for part in (1 / 2, 2 / 3, 1.0):
+        before = whole
         path.write_text(text[: int(part * len(text))])
         monkeypatch.setattr("paro_advise.advisor.watching.follow.read_step_log", None)  # not read whole again
         found = followed.logs()[0]
         whole = text[: int(part * len(text))].count("\n") - 1
-        assert [row.step for row in found.rows] == list(range(whole - 20, whole))
+        assert [row.step for row in found.rows] == list(range(max(0, before - 20), whole))
     assert found.rows[-1].step_us == 1e6 + 59
     monkeypatch.undo()
     assert followed.num_replaced == 0
@@ -145,7 +165,7 @@ def test_a_row_of_nonsense_does_not_end_the_reading(tmp_path):
     path.write_text("\n".join([*lines[:11], odd]) + "\n")
     followed.logs()
     path.write_text("\n".join([*lines[:11], odd, *lines[11:]]) + "\n")
-    assert [row.step for row in followed.logs()[0].rows] == [*range(11, 30), 10**9]
+    assert [row.step for row in followed.logs()[0].rows] == [*range(30), 10**9]
 
 
 def watched(monkeypatch, folder, states):

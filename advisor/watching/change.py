@@ -11,6 +11,7 @@ make it larger, by as much as bursts last longer than m.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -55,15 +56,18 @@ def false_alarm_chance(num_baseline: int = BASELINE_STEPS) -> float:
     return sum(math.comb(order + run - 1, run) / math.comb(num_baseline + run, run) for run, order in EXCEEDANCES)
 
 
-def find_changes(steps: Sequence[tuple[int, float]]) -> list[Change]:
+def find_changes(steps: Sequence[tuple[int, float]], *, since_step: int = 0, judged_step: int = -1) -> list[Change]:
     """Return when a job became slower, in order; after each alarm the baseline begins anew.
 
     Args:
         steps: number and time (us) of each, in order, without warm-up and profiled ones.
+        since_step: first step of a baseline, that of the last change where one was found before.
+        judged_step: up to which all has been judged.
     """
     found: list[Change] = []
-    begin = 0  # of the baseline: nothing before a change counts after it
-    for end in range(RUN_STEPS, len(steps) + 1):
+    numbers = [step for step, _ in steps]
+    begin = bisect_left(numbers, since_step)  # of the baseline: nothing before a change counts after it
+    for end in range(max(begin + RUN_STEPS, bisect_right(numbers, judged_step) + 1), len(steps) + 1):
         latest = steps[max(begin, end - _MOST_STEPS) : end]
         for run, order in EXCEEDANCES:
             change = _change(latest, run, order)
@@ -79,7 +83,9 @@ def _change(steps: Sequence[tuple[int, float]], run: int, order: int) -> Change 
     newest, baseline = steps[-run:], [time for _, time in steps[-run - BASELINE_STEPS : -run]]
     if len(baseline) < (LEAST_BASELINE if run == RUN_STEPS else BASELINE_STEPS):
         return None
+    if min(time for _, time in newest) <= sorted(baseline)[-order]:
+        return None
     before, after = median(baseline), median(time for _, time in newest)
-    if min(time for _, time in newest) <= sorted(baseline)[-order] or after <= LEAST_SLOWDOWN * before:
+    if after <= LEAST_SLOWDOWN * before:
         return None
     return Change(step=newest[-1][0], since_step=newest[0][0], before_us=before, after_us=after)

@@ -40,7 +40,7 @@ class FollowedJob:
 
     Args:
         folder: that `capture` writes into.
-        keep_steps: newest steps of a log that are kept once it grows, None for all.
+        keep_steps: newest steps of a log that are kept beside what is added to it, None for all.
 
     Attributes:
         num_replaced: logs whose place another one has taken, so that steps count from the start again.
@@ -117,9 +117,10 @@ def _whole(path: Path, identity: tuple[int, bytes]) -> _Known:
 
 def _longer(path: Path, known: _Known, keep_steps: int | None) -> _Known:
     lines, read_bytes = _whole_lines(path, known.read_bytes)
-    rows = {row.step: row for row in (*known.log.rows, *step_rows(lines)[0])}
-    kept = [rows[number] for number in sorted(rows)][-keep_steps if keep_steps else 0 :]
-    return replace(known, log=replace(known.log, rows=tuple(kept)), read_bytes=read_bytes)
+    added = step_rows(lines)[0]
+    rows = {row.step: row for row in (*known.log.rows[-keep_steps if keep_steps else 0 :], *added)}
+    kept = tuple(rows[number] for number in sorted(rows))
+    return replace(known, log=replace(known.log, rows=kept), read_bytes=read_bytes)
 
 
 def _whole_lines(path: Path, begin: int) -> tuple[list[bytes], int]:

@@ -56,9 +56,10 @@ def job_steps(logs: Sequence[StepLog]) -> list[tuple[int, float]]:
     ]
 
 
-def find_alarms(logs: Sequence[StepLog]) -> list[Alarm]:
-    """Return the changes of a job, in order."""
-    return [_alarm(change, logs) for change in find_changes(job_steps(logs))]
+def find_alarms(logs: Sequence[StepLog], *, since_step: int = 0, judged_step: int = -1) -> list[Alarm]:
+    """Return the changes of a job, in order; the steps are those of `find_changes`."""
+    changes = find_changes(job_steps(logs), since_step=since_step, judged_step=judged_step)
+    return [_alarm(change, logs) for change in changes]
 
 
 def _alarm(change: Change, logs: Sequence[StepLog]) -> Alarm:

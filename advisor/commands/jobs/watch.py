@@ -72,19 +72,19 @@ def command(
         raise InputError(
             f"--apply must name the folder of a running job, there is no {STATE}", where=apply_to, hint=hint
         )
-    judged, num_replaced = -1, 0
+    judged, since, num_replaced = -1, 0, 0
     followed = FollowedJob(Path(folder), KEPT_STEPS)
     recording: Recording | None = None
     is_asked = False
     while not is_reader_gone():
         logs = followed.logs()
         if followed.num_replaced > num_replaced:  # another job, whose steps begin anew
-            judged, num_replaced = -1, followed.num_replaced
-        for alarm in find_alarms(logs):
-            if alarm.step > judged:
-                _say(alarm.text, alarm, as_json=as_json)
-                if record == "alarm" and recording is None:
-                    recording = _ask(folder, logs)
+            judged, since, num_replaced = -1, 0, followed.num_replaced
+        for alarm in find_alarms(logs, since_step=since, judged_step=judged):
+            since = alarm.since_step
+            _say(alarm.text, alarm, as_json=as_json)
+            if record == "alarm" and recording is None:
+                recording = _ask(folder, logs)
         judged = max(judged, newest_step(logs))
         if record == "now" and not is_asked and logs:
             recording, is_asked = _ask(folder, logs), True
