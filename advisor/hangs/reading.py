@@ -1,4 +1,4 @@
-"""Reads what a job that hangs has left: dumps, stacks, and lines of the watchdog in its logs."""
+"""Reads what a job that hangs has left: dumps, stacks, reports of NCCL's RAS, and lines of the watchdog in its logs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.hangs.diagnosis import diagnose
+from paro_advise.advisor.hangs.ras import diagnose_ras
 from paro_advise.advisor.hangs.stacks import diagnose_stacks, place_of
 from paro_advise.errors import InputError, NoInputError
 from paro_advise.trace_parsers.bytes.blocks import BlockReader
 from paro_advise.trace_parsers.bytes.readable import Readable
-from paro_advise.trace_parsers.constants import MAX_RANK, MAX_TEXT_BYTES
-from paro_advise.trace_parsers.dumps import flight_recorder, stacks
+from paro_advise.trace_parsers.constants import MAX_RANK, MAX_RAS_BYTES, MAX_TEXT_BYTES
+from paro_advise.trace_parsers.dumps import flight_recorder, ras_report, stacks
 from paro_advise.trace_parsers.dumps.rank_dump import read_dump
+from paro_advise.trace_parsers.dumps.ras_report import read_ras_report
 from paro_advise.trace_parsers.dumps.watchdog_lines import read_watchdog
 from paro_advise.trace_parsers.read import read_head
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from paro_advise.advisor.hangs.model import Culprit, Hang
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
     from paro_advise.trace_parsers.dumps.rank_dump import RankDump
+    from paro_advise.trace_parsers.dumps.ras_report import RasReport
     from paro_advise.trace_parsers.dumps.stacks import Stacks
 
 
@@ -32,11 +35,13 @@ class Left:
     Attributes:
         dumps: of the flight recorder; where a rank has none, what the watchdog's lines tell of it.
         stacks: of the rank's process.
+        ras_reports: of the whole job.
         left_out: what could not be used, and why.
     """
 
     dumps: dict[int, RankDump] = field(default_factory=dict)
     stacks: dict[int, Stacks] = field(default_factory=dict)
+    ras_reports: list[RasReport] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
 
@@ -58,13 +63,15 @@ def read_hang(refs: Sequence[SourceRef], *, is_collection: bool) -> tuple[Hang, 
         if problem:
             left.left_out.append(f"{ref.label}: {problem}")
     if left.dumps:
-        hang = _with_stacks(diagnose(left.dumps), left.stacks)
+        hang = _with_stacks(_with_ras(diagnose(left.dumps), left.ras_reports), left.stacks)
+    elif left.ras_reports:
+        hang = _with_stacks(diagnose_ras(left.ras_reports), left.stacks)
     elif left.stacks:
         hang = diagnose_stacks(left.stacks)
     else:
         raise NoInputError(
-            "a hang must be told from dumps of PyTorch's flight recorder, Python stacks or lines of the NCCL "
-            "watchdog, there are none",
+            "a hang must be told from dumps of PyTorch's flight recorder, Python stacks, reports of NCCL's RAS or "
+            f"lines of the NCCL watchdog, there are none ({next(iter(left.left_out), 'no rank is named')})",
             where=refs[0].label,
             hint="start the job with TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1",
         )
@@ -76,6 +83,12 @@ def _add(left: Left, ref: SourceRef) -> str:
     head = read_head(ref)
     if flight_recorder.looks_like(head):
         return _add_dump(left.dumps, read_dump(ref))
+    if ras_report.looks_like(head):
+        data = Readable(BlockReader(ref), MAX_TEXT_BYTES).read_all(MAX_RAS_BYTES)
+        left.ras_reports.append(read_ras_report(data, ref.label))
+        return ""
+    if ras_report.looks_like_text(head):
+        return "the text of NCCL's RAS lists a few ranks only: give `ncclras -f json` (NCCL 2.28.7 and newer)"
     if b"\0" in head:
         return "neither a dump of the flight recorder nor text"
     # A log may hold both: torch prints stacks where it ends a process.
@@ -86,7 +99,9 @@ def _add(left: Left, ref: SourceRef) -> str:
     if not told and stacks.looks_like(head):
         found = stacks.read_stacks(Readable(BlockReader(ref), MAX_TEXT_BYTES), ref.label)
         return _add_stacks(left.stacks, found)
-    return "" if told else "no dump of the flight recorder, no stacks, no lines of the NCCL watchdog"
+    return (
+        "" if told else "no dump of the flight recorder, no stacks, no report of NCCL's RAS, no lines of its watchdog"
+    )
 
 
 def _add_dump(dumps: dict[int, RankDump], dump: RankDump) -> str:
@@ -108,6 +123,12 @@ def _add_stacks(known: dict[int, Stacks], found: Stacks | None) -> str:
         return f"stacks of rank {found.rank} are in {known[found.rank].path} already"
     known[found.rank] = found
     return ""
+
+
+def _with_ras(hang: Hang, reports: Sequence[RasReport]) -> Hang:
+    """Where dumps do not tell who is at fault, RAS may."""
+    by_ras = diagnose_ras(reports) if reports and not hang.culprits else None
+    return by_ras if by_ras is not None and by_ras.culprits else hang
 
 
 def _with_stacks(hang: Hang, known: dict[int, Stacks]) -> Hang:

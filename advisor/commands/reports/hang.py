@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 
-@click.command("hang", short_help="Tell from dumps, stacks or logs which rank a job that hangs waits for.")
+@click.command("hang", short_help="Tell from dumps, stacks, logs or RAS which rank a job that hangs waits for.")
 @click.argument("paths", nargs=-1, required=True, metavar="DUMP...")
 @click.option("-o", "--output", metavar="FILE", help="Write the HTML page.")
 @click.option("--json", "data", metavar="FILE", help="Write the JSON document; - for stdout.")
@@ -15,15 +15,16 @@ def command(*, paths: tuple[str, ...], output: str | None, data: str | None, for
     """Read what a job that hangs has left, and tell which ranks hold it up, and in what.
 
     DUMP is a file or a folder: dumps of PyTorch's flight recorder, one for each rank; logs with lines of the NCCL
-    watchdog; stacks by py-spy or faulthandler, one file for each rank and named after it. Start the job with
-    TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1, and it leaves dumps at
-    TORCH_NCCL_DEBUG_INFO_TEMP_FILE.
+    watchdog; reports of NCCL's RAS (ncclras -f json), two of them to see whether the job moves; stacks by py-spy or
+    faulthandler, one file for each rank and named after it. Start the job with TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and
+    TORCH_NCCL_DUMP_ON_TIMEOUT=1, and it leaves dumps at TORCH_NCCL_DEBUG_INFO_TEMP_FILE.
 
     \b
     Examples:
       paro-advise hang /tmp/nccl_trace_rank_*
       paro-advise hang dumps/ -o hang.html
       paro-advise hang job.log stack_rank_3.txt
+      paro-advise hang ras1.json ras2.json
     """
     from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same, write_output, wrote_text
     from paro_advise.advisor.hangs.reading import read_hang
