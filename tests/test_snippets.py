@@ -17,6 +17,7 @@ from conftest import ROOT
 from input_samples import samples
 from test_documentation import PAGES, commands
 from test_hang import dump, entry, written
+from test_hang_ras import communicator, reduced, report
 from test_hang_texts import IN_LOADER, IN_REDUCE, signalled, spied, waits
 from test_side_formats import RANKS
 
@@ -65,6 +66,9 @@ def folder(tmp_path_factory):
     (home / "job.log").write_text("\n".join([*waits(0, 7), *waits(1, 7), *signalled(2, 6), *waits(3, 7)]))
     spied(home / "stacks", IN_REDUCE, IN_REDUCE, IN_REDUCE, IN_LOADER)
     (home / "stacks" / "stack_rank_3.txt").rename(home / "stack_rank_3.txt")
+    for number in (1, 2):
+        stands = communicator("0xa", range(4), reduced(641, 641, 640, 641))
+        (home / f"ras{number}.json").write_text(report(stands, at=f"2026-11-25 10:0{number}:00"))
     (home / "tests").symlink_to(ROOT / "tests")
     (home / "runs").mkdir()
     for words in (
