@@ -119,7 +119,13 @@ def test_a_second_report_tells_whether_the_job_stands(tmp_path):
     moves = communicator("0xa", range(4), reduced(650, 650, 649, 650))
     hang = found_in(tmp_path, report(stands), report(moves, at="2026-11-25 10:01:00"))
     assert (hang.culprits, hang.waits) == ((), ())
-    assert hang.text.startswith("Nothing hangs")
+    assert hang.text.startswith("The job moved")
+
+
+def test_reports_of_two_jobs_do_not_tell_that_one_stands(tmp_path):
+    before = report(communicator("0xf", range(4), reduced(641, 641, 640, 641)), at="2026-11-25 09:00:00")
+    hang = found_in(tmp_path, before, report(communicator("0xa", range(4), reduced(641, 641, 640, 641))))
+    assert "make a second report" in hang.text
 
 
 def test_few_that_are_ahead_of_many_blame_nobody(tmp_path):

@@ -57,7 +57,9 @@ def diagnose_ras(reports: Sequence[RasReport]) -> Hang:
         reports: one or more.
     """
     ordered = sorted(reports, key=lambda report: report.time)
-    latest, earlier = ordered[-1], [report for report in ordered if report.time < ordered[-1].time]
+    latest = ordered[-1]
+    # Of another job, or of communicators that are gone, nothing can be compared.
+    earlier = [one for one in ordered if one.time < latest.time and _counts(one).keys() & _counts(latest).keys()]
     places, is_counted = _places(latest)
     silent = {
         places[one.name][rank]: found
@@ -216,8 +218,8 @@ def _verdict(
 ) -> str:
     if moved is not None:
         return (
-            f"Nothing hangs: collectives were launched between the reports of {moved.time} and {latest.time}. To find "
-            "who is slow, record a trace."
+            f"The job moved: collectives were launched between the reports of {moved.time} and {latest.time}. If it "
+            "stands since then, give two newer ones; to find who is slow, record a trace."
         )
     if culprits:
         holds = "holds" if len(culprits) == 1 else "hold"
