@@ -46,6 +46,22 @@ def test_a_trace_among_the_inputs_is_not_overwritten_even_with_force(traces, cap
     assert target.read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["steps.rank0.jsonl", "run.json", "record.decided.json"])
+def test_what_a_capture_wrote_beside_traces_is_not_overwritten_even_with_force(traces, name, capsys):
+    """A run's own facts and the log of its steps, which an analysis reads too."""
+    target = traces / name
+    kind = {"steps.rank0.jsonl": "paro-advise/steps", "run.json": "paro-advise/run"}.get(name, "")
+    target.write_text(json.dumps({"format": kind, "format_version": "1.2", "rank": 0, "world_size": 1}) + "\n")
+    before = target.read_bytes()
+    for command in (
+        ["analyze", str(traces), "--json", str(target)],
+        ["watch", str(traces), "--prometheus", str(target)],
+    ):
+        assert run([*command, "--force"]) == 1
+        assert "E401" in capsys.readouterr().err
+    assert target.read_bytes() == before
+
+
 def test_what_lies_among_the_inputs_and_is_none_is_replaced(traces):
     commands = (
         ["analyze", str(traces), "-o", str(traces / "report.html")],

@@ -14,6 +14,8 @@ from paro_advise.trace_parsers.remote.objects import is_remote, shown_address
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paro_advise.trace_parsers.bytes.blocks import SourceRef
+
 REGRESSION = 5  # exit code of a run that became slower; docs/formats.md, exit codes
 
 
@@ -51,9 +53,8 @@ def _is_read_with(path: Path, inputs: Sequence[str]) -> bool:
     """Tell whether a file that exists is one of those that the folders and globs among the inputs lead to."""
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
     from paro_advise.trace_parsers.discover import files_of
-    from paro_advise.trace_parsers.read import is_an_input
 
-    if not path.is_file() or not is_an_input(SourceRef(path=path)):
+    if not path.is_file() or not _is_read(SourceRef(path=path)):
         return False
     return any(file.samefile(path) for text in inputs if not is_remote(text) for file in files_of(text)[0])
 
@@ -84,7 +85,6 @@ def _refuse_remote(target: str, *, force: bool, inputs: Sequence[str]) -> None:
 def _is_object_read_with(target: str, inputs: Sequence[str]) -> bool:
     from paro_advise.trace_parsers.bytes.local_copy import local_copy
     from paro_advise.trace_parsers.discover import find_inputs
-    from paro_advise.trace_parsers.read import is_an_input
     from paro_advise.trace_parsers.remote.store import list_objects
 
     written = {item.url for item in list_objects(target)}
@@ -96,9 +96,16 @@ def _is_object_read_with(target: str, inputs: Sequence[str]) -> bool:
         return False
     for ref in refs:
         with local_copy(ref) as copied:
-            if is_an_input(copied):
+            if _is_read(copied):
                 return True
     return False
+
+
+def _is_read(ref: SourceRef) -> bool:
+    from paro_advise.trace_parsers.logs.step_log import is_capture_file
+    from paro_advise.trace_parsers.read import is_an_input
+
+    return is_capture_file(ref) or is_an_input(ref)
 
 
 def refuse_same(targets: Sequence[str | None]) -> None:
