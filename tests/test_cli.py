@@ -35,7 +35,7 @@ OPTIONS = {
     "schema": set(),
     "show": {"--json", "--force"},
     "switch": {"--timeout", "--canary", "--canary-steps"},
-    "watch": {"--once", "--json", "--interval", "--record", "--apply"},
+    "watch": {"--once", "--json", "--interval", "--record", "--apply", "--prometheus", "--label", "--force"},
     "slice": {"-o", "--output", "--rank", "--step", "--max-mb", "--force"},
 }  # fmt: skip
 

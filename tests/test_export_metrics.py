@@ -90,12 +90,17 @@ def test_what_is_not_known_has_no_sample(tmp_path, capsys):
     assert "paro_advise_run_info" in found
 
 
+# tests/test_watch_metrics.py reads each of them.
+OF_A_RUNNING_JOB = ("step_seconds", "slowdown_ratio", "host_seconds", "newest_step")
+
+
 def test_the_dashboard_asks_for_metrics_that_are_exported(made, tmp_path, capsys):
     assert run(["export", "--grafana", str(tmp_path / "dashboard.json")]) == 0
     board = json.loads((tmp_path / "dashboard.json").read_text())
     assert board == json.loads(json.dumps(grafana_dashboard()))
     assert run(["export", str(made[0] / "run.json"), "--plan", str(made[0] / "plan.json"), "--prometheus", "-"]) == 0
     known = set(families(capsys.readouterr().out)) | {"paro_advise_slow_group_excess_seconds"}
+    known |= {f"paro_advise_job_{name}" for name in OF_A_RUNNING_JOB}
     asked = {re.match(r"(\w+)\{", panel["targets"][0]["expr"])[1] for panel in board["panels"]}
     assert asked <= known
     boxes = [panel["gridPos"] for panel in board["panels"]]

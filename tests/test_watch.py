@@ -168,7 +168,7 @@ def test_a_row_of_nonsense_does_not_end_the_reading(tmp_path):
     assert [row.step for row in followed.logs()[0].rows] == [*range(30), 10**9]
 
 
-def watched(monkeypatch, folder, states):
+def watched(monkeypatch, folder, states, options=()):
     """Run `watch` over states of a folder, one a look; return what it says."""
     looks = iter(states)
 
@@ -180,7 +180,7 @@ def watched(monkeypatch, folder, states):
 
     monkeypatch.setattr("paro_advise.advisor.commands.jobs.watch.time.sleep", look)
     look(0)
-    assert run(["watch", str(folder), "--interval", "0.1"]) == 130
+    assert run(["watch", str(folder), "--interval", "0.1", *options]) == 130
 
 
 def test_ranks_that_lag_neither_double_an_alarm_nor_hide_it(tmp_path, monkeypatch, capsys):

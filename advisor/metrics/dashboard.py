@@ -15,6 +15,10 @@ _PANELS = (
     ("Stragglers", "straggler_wait_seconds", "rank {{rank}} {{host}} ({{cause}})", "s", False),
     ("Groups with slow links", "slow_group_excess_seconds", "ranks {{ranks}} ({{span}})", "s", False),
     ("Predicted speed-up of the plan", "predicted_speedup_ratio", "{{strategy}} p{{quantile}}", "none", False),
+    ("Running job: step time", "job_step_seconds", "{{run}}", "s", False),
+    ("Running job: steps over those before the last alarm", "job_slowdown_ratio", "{{run}}", "none", False),
+    ("Running job: host time by rank", "job_host_seconds", "rank {{rank}} {{host}}", "s", False),
+    ("Running job: newest step", "job_newest_step", "{{run}}", "none", False),
 )
 
 
@@ -33,7 +37,7 @@ def grafana_dashboard() -> dict[str, object]:
                 {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"},
                 {
                     "name": "run", "label": "Run", "type": "query", "refresh": 2, "includeAll": True, "multi": True,
-                    "datasource": _SOURCE, "query": f"label_values({PREFIX}_step_seconds, run)",
+                    "datasource": _SOURCE, "query": f'label_values({{__name__=~"{PREFIX}_(job_)?step_seconds"}}, run)',
                 },
             ]
         },

@@ -14,6 +14,7 @@ RECORDED_STEPS = 3  # steps of a recording that is asked for; as many as a captu
 MOST_WAITED_STEPS = 500  # steps after its last one that a recording may be late; a device logs 50 at once; assumed
 ENDED_S = 120.0  # s without a step after which a job counts as ended where a recording is waited for; assumed
 KEPT_STEPS = 200  # newest steps of a rank that `watch` keeps beside what was added; above any baseline
+SHOWN_STEPS = 30  # newest steps that a metric of a running job is of; as LEAST_BASELINE
 CANARY_STEPS = 30  # steps before and after a switch that judge it; as LEAST_BASELINE
 CANARY_TIMEOUT_S = 600.0  # s to wait for the answer to a switch, and for each step after it; as of `switch`
 LOGGED_AT_ONCE = 60  # steps that a device may log at once, and some more; runtime/capture/constants.py, BATCH_STEPS

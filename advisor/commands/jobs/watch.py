@@ -41,8 +41,20 @@ if TYPE_CHECKING:
     metavar="JOB",
     help="Also try the plan recommended for these steps on the job in this folder, and go back unless it is faster.",
 )
+@click.option("--prometheus", metavar="FILE", help="Write step time, host time and alarms at each look.")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Add a label to every sample.")
+@click.option("--force", is_flag=True, help="Replace a FILE that exists.")
 def command(
-    *, folder: str, once: bool, as_json: bool, interval_s: float, record: str | None, apply_to: str | None
+    *,
+    folder: str,
+    once: bool,
+    as_json: bool,
+    interval_s: float,
+    record: str | None,
+    apply_to: str | None,
+    prometheus: str | None,
+    labels: tuple[str, ...],
+    force: bool,
 ) -> None:
     """Follow the step logs that `capture` writes into DIR, and print a line when steps become slower and stay so.
 
@@ -55,23 +67,18 @@ def command(
     Examples:
       paro-advise watch before/
       paro-advise watch before/ --once --json
+      paro-advise watch before/ --prometheus job.prom --label run=llama
       paro-advise watch before/ --record alarm
       paro-advise watch after/ --record alarm --apply job/
     """
+    from paro_advise.advisor.commands.jobs.metrics_file import MetricsFile
     from paro_advise.advisor.watching.constants import KEPT_STEPS
     from paro_advise.advisor.watching.follow import FollowedJob
     from paro_advise.advisor.watching.job import find_alarms
     from paro_advise.advisor.watching.recording import newest_step
 
-    if not Path(folder).is_dir():
-        raise InputError("watch must follow a folder that `capture` writes into", where=folder)
-    if apply_to is not None and record is None:
-        raise UsageError("--apply must come with --record, from whose steps the plan is made")
-    if apply_to is not None and not (Path(apply_to) / STATE).is_file():
-        hint = "start it with `run --job DIR --capture DIR`"
-        raise InputError(
-            f"--apply must name the folder of a running job, there is no {STATE}", where=apply_to, hint=hint
-        )
+    _check(folder, record, apply_to)
+    metrics = MetricsFile(prometheus, labels, force=force, watched=folder) if prometheus else None
     judged, since, num_replaced = -1, 0, 0
     followed = FollowedJob(Path(folder), KEPT_STEPS)
     recording: Recording | None = None
@@ -82,10 +89,14 @@ def command(
             judged, since, num_replaced = -1, 0, followed.num_replaced
         for alarm in find_alarms(logs, since_step=since, judged_step=judged):
             since = alarm.since_step
+            if metrics is not None:
+                metrics.count(alarm)
             _say(alarm.text, alarm, as_json=as_json)
             if record == "alarm" and recording is None:
                 recording = _ask(folder, logs)
         judged = max(judged, newest_step(logs))
+        if metrics is not None:
+            metrics.write(logs)
         if record == "now" and not is_asked and logs:
             recording, is_asked = _ask(folder, logs), True
         if recording is not None and _is_told(recording, logs, as_json=as_json, job=apply_to):
@@ -99,6 +110,24 @@ def command(
             followed.wait_for_growth(ENDED_S)  # a job that has ended records nothing
         else:
             time.sleep(interval_s)
+
+
+def _check(folder: str, record: str | None, apply_to: str | None) -> None:
+    """Refuse what cannot be followed, or tried.
+
+    Raises:
+        InputError: a folder is not what it should be.
+        UsageError: options do not fit together.
+    """
+    if not Path(folder).is_dir():
+        raise InputError("watch must follow a folder that `capture` writes into", where=folder)
+    if apply_to is not None and record is None:
+        raise UsageError("--apply must come with --record, from whose steps the plan is made")
+    if apply_to is not None and not (Path(apply_to) / STATE).is_file():
+        hint = "start it with `run --job DIR --capture DIR`"
+        raise InputError(
+            f"--apply must name the folder of a running job, there is no {STATE}", where=apply_to, hint=hint
+        )
 
 
 def _ask(folder: str, logs: Sequence[StepLog]) -> Recording:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -10,20 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from paro_advise.advisor.commands.labels import labels_of, refuse_own_labels
 from paro_advise.advisor.commands.options import engine_options
 from paro_advise.advisor.wording.quantities import plural
 from paro_advise.errors import UsageError
 from paro_advise.trace_parsers.remote.objects import refuse_remote
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from paro_advise.advisor.commands.progress import Progress
     from paro_advise.advisor.facts.reading.choice import EngineChoice
     from paro_advise.advisor.metrics.measures import Measure
-
-_EXAMPLE = "such as run=llama"
-_LABEL = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
 
 
 @click.command("export", short_help="Write a run's figures for Prometheus, OpenTelemetry, Grafana and Inductor.")
@@ -86,12 +81,12 @@ def command(
         refuse_overwrite(target, force=force, inputs=inputs)
     if inductor:
         _check_profile(inductor, paths)
-    named = dict(_label(text) for text in labels)
+    named = labels_of(labels)
     progress = Progress(quiet=quiet or "-" in targets)
     contents: list[tuple[str, bytes]] = []  # written when all are known, so that a refusal leaves none
     if prometheus or otel:
         measures = _measures(paths, plan_file, gpus_per_node, progress, engine)
-        _refuse_own_labels(measures, named)
+        refuse_own_labels(measures, named)
         if prometheus:
             from paro_advise.advisor.metrics.prometheus import prometheus_text
 
@@ -156,21 +151,3 @@ def _measures(
     analysis, _ = load_analysis(paths, Options(gpus_per_node=gpus_per_node), progress, engine=engine)
     progress.notices(analysis.data_quality)
     return measures_of(analysis, read_plan(plan_file) if plan_file else None)
-
-
-def _refuse_own_labels(measures: Sequence[Measure], labels: Mapping[str, str]) -> None:
-    """Raise where a label of the user's is one that a metric has itself.
-
-    Raises:
-        UsageError: one is.
-    """
-    own = {name for measure in measures for sample in measure.samples for name in sample.labels}
-    if taken := sorted(own & set(labels)):
-        raise UsageError(f"a label must not be one that a metric has itself, got {', '.join(taken)}", hint=_EXAMPLE)
-
-
-def _label(text: str) -> tuple[str, str]:
-    found = _LABEL.match(text)
-    if found is None:
-        raise UsageError(f"a label must be NAME=VALUE, got {text!r}", hint=_EXAMPLE)
-    return found[1], found[2]

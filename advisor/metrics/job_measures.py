@@ -1,0 +1,71 @@
+"""A job that runs, by its step logs, as metrics (pure). What is not known has no sample."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.metrics.measures import PREFIX, Measure, Sample
+from paro_advise.advisor.watching.constants import SHOWN_STEPS
+from paro_advise.advisor.watching.job import job_steps
+from paro_advise.advisor.watching.recording import newest_step
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.advisor.watching.job import Alarm
+    from paro_advise.trace_parsers.logs.step_log import StepLog
+
+
+def measures_of_job(logs: Sequence[StepLog], num_alarms: int, last: Alarm | None) -> tuple[Measure, ...]:
+    """Return step time, host time by rank, the newest step and alarms; those without a value are left out.
+
+    Args:
+        logs: of all ranks.
+        num_alarms: since the watch began.
+        last: the last one.
+    """
+    steps = [time_us for _, time_us in job_steps(logs)][-SHOWN_STEPS:]
+    step_us = median(steps) if steps else None
+    hosts = [(log, _host_us(log)) for log in logs]
+    found = (
+        _measure(
+            "job_step_seconds",
+            f"Median of the newest {SHOWN_STEPS} steps, each the mean of all ranks.",
+            "s",
+            *([Sample(value=step_us / 1e6)] if step_us is not None else []),
+        ),
+        _measure(
+            "job_host_seconds",
+            f"What a rank's training thread is on a core for, median of its newest {SHOWN_STEPS} steps.",
+            "s",
+            *[Sample(value=us / 1e6, labels=_who(log)) for log, us in hosts if us is not None],
+        ),
+        _measure(
+            "job_newest_step",
+            "The newest step that all ranks have logged.",
+            "1",
+            *([Sample(value=newest_step(logs))] if logs else []),
+        ),
+        _measure("job_alarms", "Changes to slower steps since the watch began.", "1", Sample(value=num_alarms)),
+        _measure(
+            "job_slowdown_ratio",
+            "The newest steps over those before the last alarm; 1 where the job is as quick as then.",
+            "1",
+            *([Sample(value=step_us / last.before_us)] if last is not None and step_us is not None else []),
+        ),
+    )
+    return tuple(measure for measure in found if measure.samples)
+
+
+def _measure(name: str, about: str, unit: str, *samples: Sample) -> Measure:
+    return Measure(name=f"{PREFIX}_{name}", about=about, unit=unit, samples=samples)
+
+
+def _host_us(log: StepLog) -> float | None:
+    known = [row.cpu_us for row in log.rows if row.cpu_us is not None and not row.profiled]
+    return median(known[-SHOWN_STEPS:]) if known else None
+
+
+def _who(log: StepLog) -> dict[str, str]:
+    return {"rank": str(log.rank), "host": log.host or ""}
