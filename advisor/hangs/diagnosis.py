@@ -16,7 +16,7 @@ from paro_advise.advisor.hangs.model import FORMAT, Cause, Culprit, Hang, Mismat
 from paro_advise.advisor.hangs.programs import deviation, deviation_in_circle
 from paro_advise.advisor.hangs.progress import groups_of, with_own_names
 from paro_advise.advisor.hangs.waits import first_mismatch, in_circles, knots_of, matched_transfers, stuck_alone
-from paro_advise.advisor.hangs.words import ranks_text, verb
+from paro_advise.advisor.hangs.words import blame, ranks_text, verb
 from paro_advise.advisor.wording.quantities import bytes_text, plural
 from paro_advise.core.model_state import MODEL_STATES
 
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from paro_advise.advisor.hangs.progress import Group
     from paro_advise.advisor.hangs.waits import Knot
     from paro_advise.trace_parsers.dumps.rank_dump import Issued, RankDump
-
-
-# Ranks whose reasons the verdict says; all stand in the table.
-_NAMED = 4
 
 
 def diagnose(dumps: Mapping[int, RankDump]) -> Hang:
@@ -256,10 +252,7 @@ def _text(
             "is one too many."
         )
     if culprits:
-        holds = "holds" if len(culprits) == 1 else "hold"
-        reasons = " ".join(f"Rank {one.rank} {one.why}." for one in culprits[:_NAMED])
-        more = f" And {len(culprits) - _NAMED} more." if len(culprits) > _NAMED else ""
-        return f"{ranks_text(one.rank for one in culprits).capitalize()} {holds} the others up. {reasons}{more}"
+        return blame(culprits)
     if mismatches:
         group, seq, kinds = mismatches[0]
         issued = ", ".join(f"{ranks_text(ranks)} {kind}" for kind, ranks in kinds.items())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.hangs.model import FORMAT, Cause, Culprit, Hang, Wait
 from paro_advise.advisor.hangs.waits import in_circles
-from paro_advise.advisor.hangs.words import ranks_text, verb
+from paro_advise.advisor.hangs.words import blame, ranks_text, verb
 from paro_advise.advisor.wording.quantities import plural
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from paro_advise.trace_parsers.dumps.ras_report import Communicator, Device, RasReport
 
-_NAMED = 4  # ranks whose reasons the verdict says; all stand in the table
 # ncclResult_t of nccl.h
 _ERRORS = {
     1: "unhandled CUDA error", 2: "system error", 3: "internal error", 4: "invalid argument", 5: "invalid usage",
@@ -222,10 +221,7 @@ def _verdict(
             "stands since then, give two newer ones; to find who is slow, record a trace."
         )
     if culprits:
-        holds = "holds" if len(culprits) == 1 else "hold"
-        reasons = " ".join(f"Rank {one.rank} {one.why}." for one in culprits[:_NAMED])
-        more = f" And {len(culprits) - _NAMED} more." if len(culprits) > _NAMED else ""
-        return f"{ranks_text(one.rank for one in culprits).capitalize()} {holds} the others up. {reasons}{more}"
+        return blame(culprits)
     if circle:
         return (
             f"Cannot tell who is at fault: {ranks_text(circle)} wait for each other; they launched different "
