@@ -80,6 +80,14 @@ def found_in(folder, *texts):
     return read_hang(refs, is_collection=is_collection)[0]
 
 
+def stacked(folder, *ranks, late):
+    """Stacks of ranks that wait in a collective, but for one, which reads."""
+    for rank in ranks:
+        calls = "read (data.py:5)" if rank == late else "all_reduce (torch/distributed/distributed_c10d.py:9)"
+        text = f'Process {rank}: python\n\nThread 7 (idle): "MainThread"\n    {calls}\n    <module> (train.py:9)\n'
+        (folder / f"stack_rank_{rank}.txt").write_text(text)
+
+
 def causes(hang):
     return {one.rank: one.cause for one in hang.culprits}
 
@@ -116,10 +124,52 @@ def test_a_second_report_tells_whether_the_job_stands(tmp_path):
     hang = found_in(tmp_path, report(stands), report(stands, at="2026-11-25 10:01:00"))
     assert causes(hang) == {2: Cause.HOST}
     assert "No count has changed between 2026-11-25 10:00:00 and 2026-11-25 10:01:00." in hang.text
+    # What it did before it stood does not matter.
+    moving = report(communicator("0xa", range(4), reduced(600, 600, 600, 600)), at="2026-11-25 09:59:00")
+    hang = found_in(tmp_path, moving, report(stands), report(stands, at="2026-11-25 10:01:00"))
+    assert causes(hang) == {2: Cause.HOST}
+    assert "between 2026-11-25 10:00:00 and" in hang.text
+    (tmp_path / "ras2.json").unlink()
     moves = communicator("0xa", range(4), reduced(650, 650, 649, 650))
     hang = found_in(tmp_path, report(stands), report(moves, at="2026-11-25 10:01:00"))
     assert (hang.culprits, hang.waits) == ((), ())
     assert hang.text.startswith("The job moved")
+
+
+def test_a_communicator_that_came_in_between_is_movement(tmp_path):
+    idle = communicator("0xa", range(4), reduced(3, 3, 3, 3))
+    before = report(idle, communicator("0xb", [0, 1], reduced(9, 8)))
+    after = report(idle, communicator("0xc", [0, 1], reduced(2, 1)), at="2026-11-25 10:01:00")
+    hang = found_in(tmp_path, before, after)
+    assert (hang.culprits, hang.text[:13]) == ((), "The job moved")
+
+
+def test_a_rank_that_does_not_answer_in_a_job_that_moved_is_named_with_that(tmp_path):
+    before = report(communicator("0xa", range(4), reduced(6, 6, 6, 6)))
+    after = communicator("0xa", range(4), reduced(7, 7, 7, 7), missing={3: False})
+    hang = found_in(tmp_path, before, report(after, at="2026-11-25 10:01:00"))
+    assert causes(hang) == {3: Cause.GONE}
+    assert "The job moved" in hang.text
+
+
+def test_stacks_of_one_moment_do_not_outweigh_that_the_job_moved(tmp_path, capsys):
+    stacked(tmp_path, 0, 1, 2, late=1)
+    reports = [
+        report(communicator("0xa", range(3), reduced(*[count] * 3)), at=f"2026-11-25 10:0{minute}:00")
+        for minute, count in enumerate((6, 7))
+    ]
+    hang = found_in(tmp_path, *reports)
+    assert (hang.culprits, hang.text[:13]) == ((), "The job moved")
+    assert run(["hang", str(tmp_path)]) == 0
+    assert "left out the stacks: collectives were launched meanwhile" in capsys.readouterr().err
+
+
+def test_stacks_are_not_put_beside_ranks_that_ras_does_not_tell(tmp_path):
+    stacked(tmp_path, 0, 1, 2, 3, late=3)
+    pairs = [communicator("0xa", [0, 1], reduced(5, 5)), communicator("0xb", [4, 5], reduced(5, 4))]
+    hang = found_in(tmp_path, report(*pairs))
+    assert causes(hang) == {3: Cause.HOST}
+    assert (hang.culprits[0].stack, hang.places) == ("", {})
 
 
 def test_reports_of_two_jobs_do_not_tell_that_one_stands(tmp_path):
@@ -147,12 +197,18 @@ def test_what_cannot_be_told_is_not(tmp_path):
     equal = found_in(tmp_path, report(communicator("0xa", range(4), reduced(5, 5, 5, 5))))
     assert equal.culprits == ()
     assert "1 communicator all ranks have launched the same number" in equal.text
-    for changing in (
-        communicator("0xa", range(4), reduced(5, 5, 5, 4), finalize_called=True),
-        communicator("0xa", range(4), reduced(5, 5, 5, 4), init_state=7),
-        communicator("0xa", range(4), reduced(5, 5, 5, 4), missing={2: None}),
+    assert "sends and receives, collectives in CUDA graphs" in equal.text
+    for changing, what in (
+        (communicator("0xa", range(4), reduced(5, 5, 5, 4), finalize_called=True), "is tearing it down"),
+        (communicator("0xa", range(4), reduced(5, 5, 5, 4), init_state=7), "is initializing it"),
+        (communicator("0xa", range(4), reduced(5, 5, 5, 4), abort_flag=True), "has aborted it"),
+        (communicator("0xa", range(4), reduced(5, 5, 5, 4), missing={2: None}), "rank 2 does not know it"),
     ):
-        assert found_in(tmp_path, report(changing)).culprits == ()
+        hang = found_in(tmp_path, report(changing))
+        assert hang.culprits == ()
+        assert "all ranks have launched" not in hang.text
+        assert what in hang.text
+    assert "no communicator in this report" in found_in(tmp_path, report()).text
 
 
 def test_errors_and_the_dead_are_named(tmp_path):
@@ -179,10 +235,33 @@ def test_ranks_whose_process_is_unknown_are_only_named_where_their_number_is(tmp
     assert causes(found_in(tmp_path, report(unknown))) == {2: Cause.GONE, 3: Cause.GONE}
 
 
-def test_ras_tells_where_dumps_and_stacks_do_not(tmp_path):
-    (tmp_path / "stack_rank_1.txt").write_text(
-        'Process 7: python train.py\n\nThread 7 (idle): "MainThread"\n    read (data.py:5)\n    <module> (train.py:9)\n'
+def test_processes_of_containers_that_look_alike_are_told_by_the_communicators_ranks(tmp_path):
+    """Each container sees one GPU and counts its processes from 1; their host is one."""
+    alike = communicator("0xa", range(4), reduced(5, 5, 4, 5))
+    for one in alike["ranks"]:
+        one |= {"host": "10.0.0.1", "pid": 1, "nvml_dev": 0}
+    hang = found_in(tmp_path, report(alike))
+    assert (causes(hang), hang.ranks) == ({2: Cause.HOST}, (0, 1, 2, 3))
+    pair = communicator("0xb", [0, 1], reduced(7, 8))
+    for one in pair["ranks"]:
+        one |= {"host": "10.0.0.1", "pid": 1, "nvml_dev": 0}
+    assert (
+        "0xb was not compared: rank 0 is a process that RAS does not tell"
+        in found_in(tmp_path, report(alike, pair)).text
     )
+
+
+def test_a_silent_rank_without_a_number_is_said(tmp_path):
+    pair = communicator("0xa", [0, 1], reduced(5, 5))
+    other = communicator("0xb", [4, 5], reduced(5, 5), missing={5: True})
+    other["missing_ranks"][0] |= {"host": "unknown", "pid": -1}
+    hang = found_in(tmp_path, report(pair, other))
+    assert hang.text.startswith("Rank 1 of communicator 0xb does not answer NCCL's RAS.")
+    assert "all ranks have launched" not in hang.text
+
+
+def test_ras_tells_where_dumps_and_stacks_do_not(tmp_path):
+    stacked(tmp_path, 1, late=1)
     hang = found_in(tmp_path, report(communicator("0xa", range(3), reduced(5, 4, 5))))
     assert causes(hang) == {1: Cause.HOST}
     assert hang.culprits[0].stack.startswith("read")

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from paro_advise.advisor.metrics.measures import Measure
+    from collections.abc import Iterable, Mapping
 
 _EXAMPLE = "such as run=llama"
 _LABEL = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
@@ -25,19 +23,30 @@ def labels_of(texts: Iterable[str]) -> dict[str, str]:
     return dict(_label(text) for text in texts)
 
 
-def refuse_own_labels(measures: Sequence[Measure], labels: Mapping[str, str]) -> None:
+def refuse_own_labels(own: Iterable[str], labels: Mapping[str, str]) -> None:
     """Raise where a label of the user's is one that a metric has itself.
+
+    Args:
+        own: labels of metrics.
+        labels: given by the user.
 
     Raises:
         UsageError: one is.
     """
-    own = {name for measure in measures for sample in measure.samples for name in sample.labels}
-    if taken := sorted(own & set(labels)):
+    if taken := sorted(set(own) & set(labels)):
         raise UsageError(f"a label must not be one that a metric has itself, got {', '.join(taken)}", hint=_EXAMPLE)
 
 
 def _label(text: str) -> tuple[str, str]:
     found = _LABEL.match(text)
-    if found is None:
-        raise UsageError(f"a label must be NAME=VALUE, got {text!r}", hint=_EXAMPLE)
+    if found is None or not _is_text(text):
+        raise UsageError(f"a label must be NAME=VALUE in UTF-8, got {text!r}", hint=_EXAMPLE)
     return found[1], found[2]
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes of the command line that are no text
+        return False
+    return True

@@ -1,14 +1,14 @@
 """Who holds a job up, by what NCCL's RAS tells of its communicators (pure).
 
-RAS counts what ranks have launched, not what has finished. A rank that has launched fewer collectives of a kind than
-another one of its communicator is waited for; at fault is who is waited for and has nowhere launched more than others
-have, so that it waits for nobody. Counts of one moment also differ in a job that runs: only a second report, in which
-they are the same, tells that it stands.
+RAS counts what ranks have launched, not what has finished, and neither sends and receives nor what CUDA graphs replay.
+A rank that has launched fewer collectives of a kind than another one of its communicator is waited for; likely at fault
+is who is waited for and has nowhere launched more than others have. Counts of one moment also differ in a job that
+runs: only a second report, in which they are the same, tells that it stands.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from paro_advise.advisor.wording.quantities import plural
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paro_advise.trace_parsers.dumps.ras_report import Communicator, Device, RasReport
+    from paro_advise.trace_parsers.dumps.ras_report import Communicator, Device, Member, RasReport
 
 # ncclResult_t of nccl.h
 _ERRORS = {
@@ -28,6 +28,9 @@ _ERRORS = {
     6: "remote error", 7: "in progress",
 }  # fmt: skip
 _IN_PROGRESS = 7
+_LISTED = 4  # communicators, and ranks of one, that a sentence lists
+# NCCL_NUM_FUNCTIONS of src/include/nccl_common.h, and src/plugin/profiler.cc
+_NOT_COUNTED = "sends and receives, collectives in CUDA graphs, and other libraries'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,22 @@ class _Late:
     behind: frozenset[int]
 
 
-def diagnose_ras(reports: Sequence[RasReport]) -> Hang:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RasVerdict:
+    """What RAS tells.
+
+    Attributes:
+        hang: the verdict.
+        is_numbered: its ranks are those of the job, by a communicator that has all processes.
+        has_moved: collectives were launched between the last two reports.
+    """
+
+    hang: Hang
+    is_numbered: bool
+    has_moved: bool
+
+
+def diagnose_ras(reports: Sequence[RasReport]) -> RasVerdict:
     """Return who is waited for, by the newest of a job's reports; earlier ones tell whether it moves.
 
     Args:
@@ -57,36 +75,42 @@ def diagnose_ras(reports: Sequence[RasReport]) -> Hang:
     """
     ordered = sorted(reports, key=lambda report: report.time)
     latest = ordered[-1]
-    # Of another job, or of communicators that are gone, nothing can be compared.
+    # Of another job nothing can be compared.
     earlier = [one for one in ordered if one.time < latest.time and _counts(one).keys() & _counts(latest).keys()]
-    places, is_counted = _places(latest)
-    silent = {
-        places[one.name][rank]: found
-        for one in latest.communicators
-        for rank, found in one.silent.items()
-        if rank in places[one.name]
-    }
+    places, is_numbered = _places(latest)
+    silent: dict[int, tuple[Device, bool]] = {}
+    nameless: list[str] = []
+    for one in latest.communicators:
+        for rank, found in one.silent.items():
+            if rank in places[one.name]:
+                silent[places[one.name][rank]] = found
+            else:
+                nameless.append(f"Rank {rank} of communicator {one.name} does not answer NCCL's RAS.")
     late = [found for one in latest.communicators for found in _late(one, places[one.name])]
     awaited: defaultdict[int, set[int]] = defaultdict(set)
-    for one in late:
-        for rank in one.ahead:
-            awaited[rank] |= one.behind
-    moved = None if silent else _moved(earlier, latest)
+    for wait in late:
+        for rank in wait.ahead:
+            awaited[rank] |= wait.behind
+    moved, still_since = _moved(earlier, latest)
     devices = {
         places[one.name][rank]: member.device
         for one in latest.communicators
         for rank, member in one.members.items()
         if rank in places[one.name]
     }
-    culprits = [] if moved else _culprits(silent, late, awaited, devices)
-    circle = in_circles(awaited) if not (culprits or moved) else set()
+    culprits = [] if nameless or (moved and not silent) else _culprits(silent, late, awaited, devices)
+    circle = in_circles(awaited) if not (culprits or moved or nameless) else set()
+    is_of_counts = bool(late) and not (silent or nameless or moved)
     sentences = [
-        _verdict(culprits, late, circle, latest, moved),
+        *nameless[:_LISTED],
+        _moved_text(moved, latest) if moved else "",
+        "" if nameless or (moved and not silent) else _verdict(culprits, late, circle, latest, places),
         *_errors(latest, places),
-        "" if moved or silent or not late else _how_sure(earlier, latest),
-        "" if is_counted else "No communicator has all processes: ranks are counted by host and GPU here.",
+        *_not_compared(latest, places),
+        _how_sure(still_since, latest) if is_of_counts else "",
+        "" if is_numbered else "No communicator has all processes: ranks are counted by host and GPU here.",
     ]
-    return Hang(
+    hang = Hang(
         format=FORMAT.name,
         format_version=FORMAT.version,
         text=" ".join(sentence for sentence in sentences if sentence),
@@ -97,29 +121,34 @@ def diagnose_ras(reports: Sequence[RasReport]) -> Hang:
         mismatches=(),
         circle=tuple(sorted(circle)),
     )
+    return RasVerdict(hang=hang, is_numbered=is_numbered, has_moved=moved is not None)
 
 
 def _places(report: RasReport) -> tuple[dict[str, dict[int, int]], bool]:
-    """Return the job's rank of each rank of each communicator, where its process is known, and whether RAS tells it.
+    """Return the job's rank of each rank of each communicator, where it is known, and whether RAS tells it.
 
-    It does if one communicator has all processes: its ranks are those of the job.
+    It does if one communicator has all processes: its ranks are those of the job. A process that is unknown, or that
+    two ranks of a communicator seem to be (containers count theirs anew), is not found in other communicators.
     """
     placed = {one.name: _devices(one) for one in report.communicators}
-    every = {device for devices in placed.values() for device in devices.values() if device.is_known}
-    ranks = {device: number for number, device in enumerate(sorted(every))}
-    world = ""
-    for name, devices in sorted(placed.items(), key=lambda item: -len(item[1])):
-        known = {device: rank for rank, device in devices.items() if device.is_known}
-        if known.keys() == every and len(known) == sum(device.is_known for device in devices.values()):
-            ranks, world = known, name
-            break
+    times = [Counter(devices.values()) for devices in placed.values()]
+    shared = {device for counted in times for device, count in counted.items() if count > 1 or not device.is_known}
+    every = {device for counted in times for device in counted} - shared
+    world = next(
+        (name for name, each in sorted(placed.items(), key=lambda item: -len(item[1])) if every <= set(each.values())),
+        None,
+    )
+    if world is None:
+        ranks = {device: number for number, device in enumerate(sorted(every))}
+    else:
+        ranks = {device: rank for rank, device in placed[world].items() if device not in shared}
     places = {
-        name: {rank: rank if name == world else ranks[device] for rank, device in devices.items() if device.is_known}
+        name: {rank: ranks[device] for rank, device in devices.items() if device in ranks}
         for name, devices in placed.items()
     }
-    if world:
+    if world is not None:
         places[world] = {rank: rank for rank in placed[world]}
-    return places, bool(world) or not every
+    return places, world is not None or not every
 
 
 def _devices(one: Communicator) -> dict[int, Device]:
@@ -132,11 +161,11 @@ def _devices(one: Communicator) -> dict[int, Device]:
 
 def _late(one: Communicator, places: Mapping[int, int]) -> list[_Late]:
     """Return which ranks are behind others, by kind of collective; nothing of a communicator that comes or goes."""
-    if one.absent or not all(member.is_running for member in one.members.values()):
+    if not _is_compared(one, places):
         return []
     found = []
     for kind in sorted({kind for member in one.members.values() for kind in member.counts}):
-        counts = {places[rank]: found.counts.get(kind, 0) for rank, found in one.members.items() if rank in places}
+        counts = {places[rank]: member.counts.get(kind, 0) for rank, member in one.members.items()}
         least = min(counts.values(), default=0)
         ahead = frozenset(rank for rank, count in counts.items() if count > least)
         if ahead:
@@ -153,14 +182,63 @@ def _late(one: Communicator, places: Mapping[int, int]) -> list[_Late]:
     return found
 
 
-def _moved(earlier: Sequence[RasReport], latest: RasReport) -> RasReport | None:
-    """Return the newest earlier report of which a count has changed since; None where the job stands."""
-    now = _counts(latest)
+def _is_compared(one: Communicator, places: Mapping[int, int]) -> bool:
+    """Tell whether the counts of a communicator can be held against each other: none of it comes or goes."""
+    is_whole = not one.absent and all(member.is_running for member in one.members.values())
+    return is_whole and all(rank in places for rank in one.members)
+
+
+def _not_compared(latest: RasReport, places: Mapping[str, Mapping[int, int]]) -> list[str]:
+    """Return sentences on the communicators whose counts were not held against each other."""
+    found = []
+    for one in latest.communicators:
+        if _is_compared(one, places[one.name]):
+            continue
+        parts = [
+            f"rank {rank} {what}"
+            for rank, what in (
+                *((rank, "does not know it (it left, or has not joined)") for rank in sorted(one.absent)),
+                *((rank, _state(member)) for rank, member in sorted(one.members.items()) if not member.is_running),
+                *((rank, "is a process that RAS does not tell from others") for rank in sorted(one.members)
+                  if rank not in places[one.name]),
+            )
+        ]  # fmt: skip
+        more = f" and {len(parts) - _LISTED} more" if len(parts) > _LISTED else ""
+        found.append(f"Communicator {one.name} was not compared: {', '.join(parts[:_LISTED])}{more}.")
+    if len(found) > _LISTED:
+        found[_LISTED:] = [f"And {plural(len(found) - _LISTED, 'more communicator')} of this kind."]
+    return found
+
+
+def _state(member: Member) -> str:
+    if member.is_aborted:
+        return "has aborted it"
+    return "is tearing it down" if member.is_leaving else "is initializing it"
+
+
+def _moved(earlier: Sequence[RasReport], latest: RasReport) -> tuple[RasReport | None, RasReport | None]:
+    """Return the last report before the newest, if a count has changed since; else the first since which none has."""
+    still: RasReport | None = None
     for report in reversed(earlier):
-        before = _counts(report)
-        if any(before[key] != now[key] for key in before.keys() & now.keys()):
-            return report
-    return None
+        if not _is_same(report, latest):
+            return (report if still is None else None), still
+        still = report
+    return None, still
+
+
+def _is_same(before: RasReport, now: RasReport) -> bool:
+    """Tell whether no communicator has come or gone, and no count of a rank that answered both times has changed."""
+    if {one.name for one in before.communicators} != {one.name for one in now.communicators}:
+        return False
+    old, new = _counts(before), _counts(now)
+    return all(old[key] == new[key] for key in old.keys() & new.keys())
+
+
+def _moved_text(moved: RasReport, latest: RasReport) -> str:
+    return (
+        f"The job moved: collectives were launched, or communicators made or left, between the reports of {moved.time} "
+        f"and {latest.time}. If it stands since then, give two newer ones; to find who is slow, record a trace."
+    )
 
 
 def _counts(report: RasReport) -> dict[tuple[str, int], dict[str, int]]:
@@ -213,13 +291,8 @@ def _verdict(
     late: Sequence[_Late],
     circle: set[int],
     latest: RasReport,
-    moved: RasReport | None,
+    places: Mapping[str, Mapping[int, int]],
 ) -> str:
-    if moved is not None:
-        return (
-            f"The job moved: collectives were launched between the reports of {moved.time} and {latest.time}. If it "
-            "stands since then, give two newer ones; to find who is slow, record a trace."
-        )
     if culprits:
         return blame(culprits)
     if circle:
@@ -234,11 +307,13 @@ def _verdict(
             f"communicator {one.communicator.name}, which {ranks_text(one.behind)} never launched: these stand, or it "
             "is one too many."
         )
-    total = len(latest.communicators)
+    total = sum(_is_compared(one, places[one.name]) for one in latest.communicators)
+    if not total:
+        return "Cannot tell who is at fault: no communicator in this report could be compared."
     return (
         f"Cannot tell who is at fault: in {plural(total, 'communicator')} all ranks have launched the same number of "
-        "collectives. If the job stands, a device or the network does; dumps of the flight recorder or stacks tell "
-        "more."
+        f"collectives. If the job stands, a device, the network or what RAS does not count may: {_NOT_COUNTED}. Dumps "
+        "of the flight recorder or stacks tell more."
     )
 
 
@@ -254,12 +329,13 @@ def _errors(latest: RasReport, places: Mapping[str, Mapping[int, int]]) -> list[
     ]
 
 
-def _how_sure(earlier: Sequence[RasReport], latest: RasReport) -> str:
-    if earlier:
-        return f"No count has changed between {earlier[0].time} and {latest.time}."
+def _how_sure(still_since: RasReport | None, latest: RasReport) -> str:
+    not_seen = f"RAS does not count {_NOT_COUNTED}; who waits there is not seen to wait."
+    if still_since is not None:
+        return f"No count has changed between {still_since.time} and {latest.time}. {not_seen}"
     return (
-        "Counts of one moment also differ in a job that runs: make a second report a minute later and give both; if "
-        "none has changed, the job stands."
+        "Counts of one moment also differ in a job that runs: make a second report a minute later and give both. "
+        f"{not_seen}"
     )
 
 

@@ -65,7 +65,14 @@ def read_hang(refs: Sequence[SourceRef], *, is_collection: bool) -> tuple[Hang, 
     if left.dumps:
         hang = _with_stacks(_with_ras(diagnose(left.dumps), left.ras_reports), left.stacks)
     elif left.ras_reports:
-        hang = _with_stacks(diagnose_ras(left.ras_reports), left.stacks)
+        by_ras = diagnose_ras(left.ras_reports)
+        hang = by_ras.hang
+        # Stacks are named after ranks of the job, and are of one moment.
+        if by_ras.is_numbered and not by_ras.has_moved:
+            hang = _with_stacks(hang, left.stacks)
+        elif left.stacks:
+            why = "collectives were launched meanwhile" if by_ras.has_moved else "RAS does not tell the job's ranks"
+            left.left_out.append(f"the stacks: {why}")
     elif left.stacks:
         hang = diagnose_stacks(left.stacks)
     else:
@@ -128,7 +135,7 @@ def _add_stacks(known: dict[int, Stacks], found: Stacks | None) -> str:
 def _with_ras(hang: Hang, reports: Sequence[RasReport]) -> Hang:
     """Where dumps do not tell who is at fault, RAS may."""
     by_ras = diagnose_ras(reports) if reports and not hang.culprits else None
-    return by_ras if by_ras is not None and by_ras.culprits else hang
+    return by_ras.hang if by_ras is not None and by_ras.is_numbered and by_ras.hang.culprits else hang
 
 
 def _with_stacks(hang: Hang, known: dict[int, Stacks]) -> Hang:

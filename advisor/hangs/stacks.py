@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.hangs.model import FORMAT, Cause, Culprit, Hang
-from paro_advise.advisor.hangs.words import ranks_text, verb
+from paro_advise.advisor.hangs.words import blame, ranks_text, verb
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,9 +72,7 @@ def place_of(stacks: Stacks) -> str:
 
 def _text(culprits: Sequence[Culprit], places: Mapping[str, Sequence[int]]) -> str:
     if culprits:
-        holds = "holds" if len(culprits) == 1 else "hold"
-        reasons = " ".join(f"Rank {one.rank} {one.why}." for one in culprits)
-        return f"{ranks_text(one.rank for one in culprits).capitalize()} {holds} the others up. {reasons}"
+        return blame(culprits)
     where = "; ".join(f"{ranks_text(ranks)} in {place}" for place, ranks in places.items())
     return f"Cannot tell who is at fault from stacks alone: {where}."
 

@@ -17,16 +17,24 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.logs.step_log import StepLog
 
 
-def measures_of_job(logs: Sequence[StepLog], num_alarms: int, last: Alarm | None) -> tuple[Measure, ...]:
+OWN_LABELS = ("rank", "host")
+
+
+def measures_of_job(
+    logs: Sequence[StepLog], num_alarms: int, last: Alarm | None, looked_s: float
+) -> tuple[Measure, ...]:
     """Return step time, host time by rank, the newest step and alarms; those without a value are left out.
 
     Args:
         logs: of all ranks.
-        num_alarms: since the watch began.
+        num_alarms: of this job.
         last: the last one.
+        looked_s: when the logs were read, since the epoch.
     """
-    steps = [time_us for _, time_us in job_steps(logs)][-SHOWN_STEPS:]
-    step_us = median(steps) if steps else None
+    steps = job_steps(logs)
+    newest = [time_us for _, time_us in steps][-SHOWN_STEPS:]
+    step_us = median(newest) if newest else None
+    since = [time_us for step, time_us in steps if last is not None and step >= last.since_step][-SHOWN_STEPS:]
     hosts = [(log, _host_us(log)) for log in logs]
     found = (
         _measure(
@@ -47,13 +55,14 @@ def measures_of_job(logs: Sequence[StepLog], num_alarms: int, last: Alarm | None
             "1",
             *([Sample(value=newest_step(logs))] if logs else []),
         ),
-        _measure("job_alarms", "Changes to slower steps since the watch began.", "1", Sample(value=num_alarms)),
+        _measure("job_alarms", "Changes to slower steps of this job.", "1", Sample(value=num_alarms)),
         _measure(
             "job_slowdown_ratio",
-            "The newest steps over those before the last alarm; 1 where the job is as quick as then.",
+            "The newest steps since the last change over those before it; 1 where the job is as quick as then.",
             "1",
-            *([Sample(value=step_us / last.before_us)] if last is not None and step_us is not None else []),
+            *([Sample(value=median(since) / last.before_us)] if last is not None and since else []),
         ),
+        _measure("job_looked_timestamp_seconds", "When the logs were read.", "s", Sample(value=looked_s)),
     )
     return tuple(measure for measure in found if measure.samples)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ class FollowedJob:
 
     Args:
         folder: that `capture` writes into.
-        keep_steps: newest steps of a log that are kept beside what is added to it, None for all.
+        keep_steps: steps that are kept once all ranks have logged newer ones, None for all.
 
     Attributes:
         num_replaced: logs whose place another one has taken, so that steps count from the start again.
@@ -50,6 +51,7 @@ class FollowedJob:
         self._folder = folder
         self._keep_steps = keep_steps
         self._known: dict[Path, _Known] = {}
+        self._vanished: dict[Path, _Known] = {}
         self.num_replaced = 0
 
     def logs(self) -> list[StepLog]:
@@ -58,18 +60,25 @@ class FollowedJob:
         A line that is being written is left out.
         """
         paths = sorted(self._folder.glob(STEP_LOG_PATTERN))
+        # A new job removes the logs of the old one some seconds before its own are there.
+        self._vanished |= {path: known for path, known in self._known.items() if path not in paths}
         self._known = {path: known for path, known in self._known.items() if path in paths}
+        common = newest_step([known.log for known in self._known.values()])
         for path in paths:
-            known = self._known.get(path)
+            known = self._known.get(path) or self._vanished.get(path)
             try:
                 identity, size = _identity(path), path.stat().st_size
                 if known is not None and (known.identity != identity or size < known.read_bytes):
                     self.num_replaced += 1
+                    self._known.pop(path, None)
                     known = None
+                self._vanished.pop(path, None)
                 if known is None:
                     self._known[path] = _whole(path, identity)
                 elif size > known.read_bytes:
-                    self._known[path] = _longer(path, known, self._keep_steps)
+                    self._known[path] = _longer(path, known, self._keep_steps, common)
+                else:
+                    self._known[path] = known
             except (InputError, OSError):
                 continue  # its first line is being written, or it is being replaced
         return [known.log for known in self._known.values()]
@@ -115,10 +124,13 @@ def _whole(path: Path, identity: tuple[int, bytes]) -> _Known:
     return _Known(log=read_step_log(SourceRef(path=path)), read_bytes=read_bytes, identity=identity)
 
 
-def _longer(path: Path, known: _Known, keep_steps: int | None) -> _Known:
+def _longer(path: Path, known: _Known, keep_steps: int | None, common: int) -> _Known:
+    """Read what was added, and forget what lies far before the newest step that all ranks have logged."""
     lines, read_bytes = _whole_lines(path, known.read_bytes)
     added = step_rows(lines)[0]
-    rows = {row.step: row for row in (*known.log.rows[-keep_steps if keep_steps else 0 :], *added)}
+    behind = bisect_right(known.log.rows, common, key=lambda row: row.step)
+    begin = max(0, behind - keep_steps) if keep_steps else 0
+    rows = {row.step: row for row in (*known.log.rows[begin:], *added)}
     kept = tuple(rows[number] for number in sorted(rows))
     return replace(known, log=replace(known.log, rows=kept), read_bytes=read_bytes)
 

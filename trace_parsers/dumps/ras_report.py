@@ -78,13 +78,16 @@ class Member:
     Attributes:
         device: where it runs.
         counts: collectives that it has launched, by NCCL's name of the operation.
-        is_running: neither being initialized nor torn down.
+        is_running: neither being initialized nor left.
+        is_leaving, is_aborted: it is being torn down, or was aborted.
         error: its asynchronous error, by NCCL's number; 0 for none.
     """
 
     device: Device
     counts: dict[str, int]
     is_running: bool
+    is_leaving: bool
+    is_aborted: bool
     error: int
 
 
@@ -169,13 +172,15 @@ def _communicator(found: _Communicator, *, is_alone: bool) -> Communicator:
 
 def _member(found: _Rank) -> Member:
     status = found.status
-    is_leaving = status.finalize_called or status.destroy_flag or status.abort_flag
+    is_leaving = status.finalize_called or status.destroy_flag
     return Member(
         device=_device(found),
         counts={
             bounded_text(name, 40): count for name, count in found.collective_counts.items() if 0 <= count <= _MAX_COUNT
         },
-        is_running=status.init_state == 0 and not is_leaving,
+        is_running=status.init_state == 0 and not is_leaving and not status.abort_flag,
+        is_leaving=is_leaving,
+        is_aborted=status.abort_flag,
         error=status.async_error,
     )
 

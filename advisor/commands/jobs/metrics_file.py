@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import click
 
 from paro_advise.advisor.commands.labels import labels_of, refuse_own_labels
 from paro_advise.advisor.commands.output import refuse_overwrite, write_output
-from paro_advise.advisor.metrics.job_measures import measures_of_job
+from paro_advise.advisor.metrics.job_measures import OWN_LABELS, measures_of_job
 from paro_advise.advisor.metrics.prometheus import prometheus_text
 from paro_advise.advisor.wording.escaping import plain
 from paro_advise.errors import ParoAdviseError, UsageError
@@ -35,9 +36,11 @@ class MetricsFile:
     """
 
     def __init__(self, target: str, labels: Sequence[str], *, force: bool, watched: str) -> None:
-        if target == "-":
-            raise UsageError("--prometheus of a watch must be a file, got -", hint="it is written again at each look")
+        if target in ("", "-"):
+            hint = "it is written again at each look"
+            raise UsageError(f"--prometheus of a watch must be a file, got {target!r}", hint=hint)
         self._labels = labels_of(labels)
+        refuse_own_labels(OWN_LABELS, self._labels)
         prometheus_text((), self._labels)  # whether it can be made at all
         refuse_overwrite(target, force=force, inputs=[watched])
         self._target = target
@@ -51,14 +54,13 @@ class MetricsFile:
         self._num_alarms += 1
         self._last = alarm
 
-    def write(self, logs: Sequence[StepLog]) -> None:
-        """Write what is known now; what goes wrong is said, once, and does not end the watch.
+    def begin_anew(self) -> None:
+        """Forget the alarms: another job logs into the folder."""
+        self._num_alarms, self._last = 0, None
 
-        Raises:
-            UsageError: a label is one of a metric.
-        """
-        measures = measures_of_job(logs, self._num_alarms, self._last)
-        refuse_own_labels(measures, self._labels)
+    def write(self, logs: Sequence[StepLog]) -> None:
+        """Write what is known now; what goes wrong is said, once, and does not end the watch."""
+        measures = measures_of_job(logs, self._num_alarms, self._last, time.time())
         try:
             write_output(self._target, prometheus_text(measures, self._labels), force=self._force)
         except ParoAdviseError as error:

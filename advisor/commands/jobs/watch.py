@@ -78,7 +78,9 @@ def command(
     from paro_advise.advisor.watching.recording import newest_step
 
     _check(folder, record, apply_to)
-    metrics = MetricsFile(prometheus, labels, force=force, watched=folder) if prometheus else None
+    if labels and prometheus is None:
+        raise UsageError("--label must come with --prometheus, to whose samples it is added")
+    metrics = None if prometheus is None else MetricsFile(prometheus, labels, force=force, watched=folder)
     judged, since, num_replaced = -1, 0, 0
     followed = FollowedJob(Path(folder), KEPT_STEPS)
     recording: Recording | None = None
@@ -87,6 +89,8 @@ def command(
         logs = followed.logs()
         if followed.num_replaced > num_replaced:  # another job, whose steps begin anew
             judged, since, num_replaced = -1, 0, followed.num_replaced
+            if metrics is not None:
+                metrics.begin_anew()
         for alarm in find_alarms(logs, since_step=since, judged_step=judged):
             since = alarm.since_step
             if metrics is not None:

@@ -86,7 +86,7 @@ def command(
     contents: list[tuple[str, bytes]] = []  # written when all are known, so that a refusal leaves none
     if prometheus or otel:
         measures = _measures(paths, plan_file, gpus_per_node, progress, engine)
-        refuse_own_labels(measures, named)
+        refuse_own_labels({name for one in measures for each in one.samples for name in each.labels}, named)
         if prometheus:
             from paro_advise.advisor.metrics.prometheus import prometheus_text
 
