@@ -109,6 +109,33 @@ def test_the_dashboard_asks_for_metrics_that_are_exported(made, tmp_path, capsys
     assert len({panel["id"] for panel in board["panels"]}) == len(boxes)
 
 
+def kept(given, read, path=""):
+    """Where what was read back lacks something that was given."""
+    if isinstance(given, dict):
+        return [place for key, value in given.items() for place in kept(value, (read or {}).get(key), f"{path}/{key}")]
+    if isinstance(given, list):
+        assert len(given) == len(read or [])
+        return [place for one, other in zip(given, read, strict=True) for place in kept(one, other, path)]
+    return [] if given == read else [path]
+
+
+def read_by_grafana(board):
+    """A dashboard that has gone through the types which Grafana makes from its own schema."""
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    register_default_plugins()
+    return json.loads(JSONEncoder().encode(Dashboard.from_json(board)))
+
+
+def test_grafanas_schema_knows_all_that_the_dashboard_says():
+    board = json.loads(json.dumps(grafana_dashboard()))
+    assert kept(board, read_by_grafana(board)) == []
+    board["panels"][0]["fieldConfig"]["defaults"]["units"] = "s"  # the test would see what no schema knows
+    assert kept(board, read_by_grafana(board)) == ["/panels/fieldConfig/defaults/units"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
