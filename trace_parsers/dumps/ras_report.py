@@ -7,15 +7,14 @@ form lists a few ranks only, and changes from release to release.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import msgspec
 
 from paro_advise.errors import BrokenInputError
-from paro_advise.trace_parsers.constants import MAX_GROUP_SIZE, MAX_GROUPS
+from paro_advise.trace_parsers.constants import INT64_MAX, MAX_GROUP_SIZE, MAX_GROUPS
 from paro_advise.trace_parsers.values import bounded_text
-
-_MAX_COUNT = (1 << 63) - 1  # collectives; NCCL counts them in 64 bits
 
 
 class _Status(msgspec.Struct, gc=False):
@@ -97,14 +96,12 @@ class Communicator:
 
     Attributes:
         name: its hash, as NCCL's own log has it.
-        size: ranks.
         members: that answered, by rank of the communicator.
         silent: ranks that RAS could not reach, and whether it considers them dead.
         absent: ranks that it did reach, and which do not know the communicator: they have left it, or not joined yet.
     """
 
     name: str
-    size: int
     members: dict[int, Member]
     silent: dict[int, tuple[Device, bool]]
     absent: dict[int, Device]
@@ -115,11 +112,9 @@ class RasReport:
     """A report.
 
     Attributes:
-        path: of the file.
         time: when it was made, by the clock of the node that was asked; as NCCL writes it, sortable.
     """
 
-    path: str
     time: str
     communicators: tuple[Communicator, ...]
 
@@ -144,11 +139,8 @@ def read_ras_report(data: bytes, path: str) -> RasReport:
         report = msgspec.json.decode(data, type=_Report)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BrokenInputError(f"a report of NCCL's RAS must be whole: {error}", where=path) from error
-    names: dict[str, int] = {}
-    for one in report.communicators[:MAX_GROUPS]:
-        names[one.hash] = names.get(one.hash, 0) + 1
+    names = Counter(one.hash for one in report.communicators[:MAX_GROUPS])
     return RasReport(
-        path=path,
         time=bounded_text(report.timestamp, 40),
         communicators=tuple(
             _communicator(one, is_alone=names[one.hash] == 1)
@@ -163,7 +155,6 @@ def _communicator(found: _Communicator, *, is_alone: bool) -> Communicator:
     silent = {rank: one for rank, one in missing.items() if one.status.unresponsive or one.status.considered_dead}
     return Communicator(
         name=bounded_text(found.hash if is_alone else f"{found.hash}:{found.secondary_hash}", 60),
-        size=found.size,
         members={one.rank: _member(one) for one in found.ranks if 0 <= one.rank < found.size},
         silent={rank: (_device(one), one.status.considered_dead) for rank, one in silent.items()},
         absent={rank: _device(one) for rank, one in missing.items() if rank not in silent},
@@ -176,7 +167,7 @@ def _member(found: _Rank) -> Member:
     return Member(
         device=_device(found),
         counts={
-            bounded_text(name, 40): count for name, count in found.collective_counts.items() if 0 <= count <= _MAX_COUNT
+            bounded_text(name, 40): count for name, count in found.collective_counts.items() if 0 <= count <= INT64_MAX
         },
         is_running=status.init_state == 0 and not is_leaving and not status.abort_flag,
         is_leaving=is_leaving,

@@ -32,7 +32,8 @@ class MetricsFile:
 
     Raises:
         UsageError: a label is wrong, or prometheus_client is not installed.
-        OutputError: there is such a file.
+        WouldOverwriteError: there is such a file, and ``force`` is off, or it is one that is followed.
+        OutputError: its folder cannot be written.
     """
 
     def __init__(self, target: str, labels: Sequence[str], *, force: bool, watched: str) -> None:
