@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # ncclResult_t of nccl.h
 _ERRORS = {
     1: "unhandled CUDA error", 2: "system error", 3: "internal error", 4: "invalid argument", 5: "invalid usage",
-    6: "remote error", 7: "in progress",
+    6: "remote error",
 }  # fmt: skip
 _IN_PROGRESS = 7
 _LISTED = 4  # communicators, and ranks of one, that a sentence lists
@@ -258,7 +258,7 @@ def _culprits(
             for rank, (device, is_dead) in sorted(silent.items())
         ]
     blamed = sorted({rank for one in late for rank in one.behind if not awaited.get(rank)})
-    mine = {rank: [one for one in late if rank in one.behind] for rank in blamed}
+    first = {rank: next(one for one in late if rank in one.behind) for rank in blamed}
     # Whom fewer wait for than there are of them may be right: what those launched is then one too many.
     if any(len(one.ahead) < len(one.behind) and one.behind <= set(blamed) for one in late):
         return []
@@ -267,9 +267,8 @@ def _culprits(
             rank=rank,
             cause=Cause.HOST,
             why=(
-                f"({_where(devices[rank])}) never launched {mine[rank][0].operation} of communicator "
-                f"{mine[rank][0].communicator.name}, in which {ranks_text(mine[rank][0].ahead)} "
-                f"{verb(mine[rank][0].ahead)}"
+                f"({_where(devices[rank])}) never launched {first[rank].operation} of communicator "
+                f"{first[rank].communicator.name}, in which {ranks_text(first[rank].ahead)} {verb(first[rank].ahead)}"
             ),
             last="",
         )
