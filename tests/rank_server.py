@@ -29,6 +29,7 @@ import torch.distributed.tensor  # noqa: F401 - what workers import
 
 import paro_advise.runtime.adapters.session
 import paro_advise.runtime.capture.recorder  # noqa: F401 - what plans need
+from paro_advise.runtime.lab.ports import reserved_port
 from paro_advise.runtime.launch.activation import activate
 
 OF_A_JOB = re.compile("PARO_(?!ADVISE_)")  # variables by which `paro-advise` has a rank captured or planned
@@ -97,17 +98,15 @@ def serve(asker):
     """Run one job, in a process between the server and its ranks."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     job = json.loads(asker.makefile().readline())
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     children = []
-    for rank in range(job["ranks"]):
-        child = os.fork()
-        if not child:
-            asker.close()
-            rank_of(job, rank, port)
-        children.append(child)
-    codes = finished(children, time.monotonic() + job["timeout_s"], asker)
+    with reserved_port() as port:
+        for rank in range(job["ranks"]):
+            child = os.fork()
+            if not child:
+                asker.close()
+                rank_of(job, rank, port)
+            children.append(child)
+        codes = finished(children, time.monotonic() + job["timeout_s"], asker)
     with contextlib.suppress(OSError):
         asker.sendall(json.dumps(codes).encode() + b"\n")
     os._exit(0)

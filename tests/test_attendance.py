@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+from paro_advise.runtime.lab.ports import reserved_port
+
 # Rank 1 is slow to ask what rank 0 said last; rank 0 ends at once, and the store with it.
 JOB = """
 import sys, time
@@ -25,17 +27,13 @@ dist.destroy_process_group()
 
 
 def test_rank_0_ends_after_all_have_heard_that_it_went_on():
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", JOB, str(rank), str(port)], env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=240)[1] for rank in ranks]
+    with reserved_port() as port:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", JOB, str(rank), str(port)], env=environment, stderr=subprocess.PIPE, text=True
+            )
+            for rank in range(2)
+        ]
+        said = [rank.communicate(timeout=240)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said

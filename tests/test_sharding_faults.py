@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import pytest
 from conftest import ROOT
+
+from paro_advise.runtime.lab.ports import reserved_port
 
 pytestmark = pytest.mark.distributed
 
@@ -34,12 +35,15 @@ POINTS = {
 }
 
 
-def start(folder, point, *folders, ranks=RANKS):
-    """Start the ranks without torchrun, which would end the survivors itself."""
+@pytest.fixture
+def port():
     pytest.importorskip("torch")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    with reserved_port() as held:
+        yield held
+
+
+def start(port, folder, point, *folders, ranks=RANKS):
+    """Start the ranks without torchrun, which would end the survivors itself."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     processes = []
     for rank in range(ranks):
@@ -66,9 +70,9 @@ def finish(processes, waited_for):
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_survivors_end_with_a_clear_error(point, tmp_path):
+def test_survivors_end_with_a_clear_error(point, port, tmp_path):
     folder = tmp_path
-    processes = start(folder, point, folder)
+    processes = start(port, folder, point, folder)
     survivors = [rank for rank in range(RANKS) if rank != VICTIM or point == "diverge"]
     codes = finish(processes, [processes[rank] for rank in survivors])
     if point != "diverge":
@@ -81,11 +85,11 @@ def test_survivors_end_with_a_clear_error(point, tmp_path):
         assert f"paro_advise.errors.{POINTS[point]}: " in log, (rank, log[-2000:])
 
 
-def test_the_last_complete_checkpoint_loads_after_a_save_that_broke_off(tmp_path):
-    processes = start(tmp_path, "save", tmp_path)
+def test_the_last_complete_checkpoint_loads_after_a_save_that_broke_off(port, tmp_path):
+    processes = start(port, tmp_path, "save", tmp_path)
     assert finish(processes, processes)[VICTIM] == -signal.SIGKILL
     assert not (tmp_path / "lost/.metadata").exists()
-    processes = start(tmp_path, "load", tmp_path, ranks=1)
+    processes = start(port, tmp_path, "load", tmp_path, ranks=1)
     codes = finish(processes, processes)
     log = (tmp_path / "rank0.log").read_text()
     assert codes == [0], log[-2000:]

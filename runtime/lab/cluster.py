@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from paro_advise.runtime.lab.constants import FAILURE_GRACE_S, GRACE_S, MASTER_PORT, POLL_S
 from paro_advise.runtime.lab.network import PORT_DEVICE, LabError, Network, best_isolation
+from paro_advise.runtime.lab.ports import reserved_port
 from paro_advise.runtime.lab.slowing import Slowing
 from paro_advise.runtime.lab.spec import Isolation, LabSpec
 
@@ -115,20 +115,20 @@ class Lab:
             LabError: the command cannot be started.
         """
         log_folder.mkdir(parents=True, exist_ok=True)
-        port = MASTER_PORT if self._network else _free_port()
         begin = time.monotonic()
         processes: list[subprocess.Popen[bytes]] = []
         slowing = self._start_slowing()
         timed_out = False
-        try:
-            for node in range(self.spec.nodes):
-                # One by one, so that those started are ended when a later one cannot be.
-                processes += [self._start(node, command, log_folder, port, environment or {})]
-            timed_out = _wait(processes, begin + timeout_s)
-        finally:
-            if slowing:
-                slowing.stop()
-            _end(processes)
+        with contextlib.nullcontext(MASTER_PORT) if self._network else reserved_port() as port:
+            try:
+                for node in range(self.spec.nodes):
+                    # One by one, so that those started are ended when a later one cannot be.
+                    processes += [self._start(node, command, log_folder, port, environment or {})]
+                timed_out = _wait(processes, begin + timeout_s)
+            finally:
+                if slowing:
+                    slowing.stop()
+                _end(processes)
         return LabResult(
             nodes=tuple(
                 NodeResult(node=node, returncode=process.returncode, log=log_folder / f"node{node}.log")
@@ -209,12 +209,6 @@ class Lab:
         }
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> bool:
     """Wait for all; return whether the deadline came first. One failure gives the rest a few seconds."""
     failed_at: float | None = None
@@ -235,8 +229,8 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
         running = [process for process in processes if process.poll() is None]
         for process in running:
-            with suppress(ProcessLookupError, PermissionError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, number)
         for process in running:
-            with suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(patience_s)
