@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 
 from paro_advise.trace_parsers.kineto.events import DECODE_ERRORS, as_id, as_int
@@ -9,11 +11,12 @@ from paro_advise.trace_parsers.kineto.events import DECODE_ERRORS, as_id, as_int
 # Where an operator's two factors stand among its inputs: torch.addmm(input, mat1, mat2), torch.baddbmm likewise.
 _FACTORS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
 _MAX_FLOPS = 1e18  # of one operator; beyond it a size is damaged (a whole second of a thousand devices)
+_KEPT_SHAPES = 1024  # texts of shapes; a model repeats a few dozen of them, once a layer; assumed
 
 
 class _ProductArgs(msgspec.Struct, gc=False):
     external_id: int | str | None = msgspec.field(name="External id", default=None)
-    input_dims: object = msgspec.field(name="Input Dims", default=None)
+    input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b"null"))
 
 
 class _ProductEvent(msgspec.Struct, gc=False):
@@ -42,14 +45,24 @@ class ProductColumns:
             return
         for event in events:
             external = as_id(event.args.external_id) if event.args else -1
-            found = product_flops(event.name, event.args.input_dims) if event.args else None
+            found = product_flops(event.name, bytes(event.args.input_dims)) if event.args else None
             if external >= 0 and found:
                 self.flops[external] = found
 
 
-def product_flops(name: str, input_dims: object) -> float | None:
-    """Return the floating-point operations of one product: 2 m n k, times the batch; None where shapes do not tell."""
+@lru_cache(maxsize=_KEPT_SHAPES)
+def product_flops(name: str, dims: bytes) -> float | None:
+    """Return the floating-point operations of one product: 2 m n k, times the batch; None where shapes do not tell.
+
+    Args:
+        name: its operator, such as ``aten::mm``.
+        dims: the shapes of its inputs as JSON, as the trace has them.
+    """
     place = _FACTORS.get(name)
+    try:
+        input_dims = msgspec.json.decode(dims)
+    except DECODE_ERRORS:
+        return None
     if place is None or not isinstance(input_dims, list) or len(input_dims) < place + 2:
         return None
     left, right = (_sizes(dims) for dims in input_dims[place : place + 2])
