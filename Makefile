@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DEMO := .demo
 
-.PHONY: help demo test lint types contract unit integrations coverage pictures constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-watch bench-overhead bench-hang bench-fleet fuzz docs gallery zensical man dist api clean
+.PHONY: help demo test lint types contract unit integrations coverage pictures constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-placement bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-watch bench-overhead bench-hang bench-fleet fuzz docs gallery zensical man dist api clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -132,6 +132,9 @@ bench-loop: .venv/peers.stamp ## Ten loops and 200 comparisons on the emulated c
 
 bench-search: .venv/test.stamp ## Time of the search up to 1,024 ranks
 	$(BIN)/python benchmarks/bench_search.py
+
+bench-placement: .venv/test.stamp ## Slow nodes in one group or apart, on the emulated cluster (20 minutes)
+	$(BIN)/python benchmarks/bench_placement.py
 
 gpu: .venv/test.stamp ## All that only a GPU can tell, on one GPU; without one it says what it skips (8 minutes)
 	$(BIN)/python benchmarks/gpu.py

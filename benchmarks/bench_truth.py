@@ -5,16 +5,18 @@ group size and algorithm. Printed for each run: error of the predicted ratio to 
 inside the 80 % range, rank correlation, and what the chosen strategy costs over the best one: among all, among those
 that a framework's own settings express, and by the rule of thumb "always hybrid sharding per node".
 
-Usage: bench_truth.py [FOLDER...], by default the runs of ../shared/nccl_like.
+Usage: bench_truth.py [--own-ports] [FOLDER...], by default the runs of ../shared/nccl_like. With --own-ports what
+goes between groups does not share a node's port with the rest, which is no network's way but the simulator's.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,11 +24,16 @@ from paro_advise.advisor.analysis.build import build_analysis
 from paro_advise.advisor.analysis.model import Options
 from paro_advise.advisor.facts.reading.all_inputs import read_all
 from paro_advise.advisor.facts.reading.choice import EngineChoice
+from paro_advise.advisor.prediction import step_replay
+from paro_advise.advisor.prediction.device_replay import Leg, Queues, UnitWork, micro_batch_us
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.errors import ParoAdviseError
 from paro_advise.trace_parsers.discover import find_inputs
+
+if TYPE_CHECKING:
+    from paro_advise.policies.collective_cost import Draws
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "nccl_like"
 ALGORITHMS = {"flat": "native", "horing": "ho_ring"}
@@ -96,9 +103,24 @@ def rank_correlation(rows: list[Row]) -> float:
     return float(np.corrcoef(order[0], order[1])[0, 1])
 
 
+def own_ports(units: list[UnitWork], queues: Queues) -> Draws:
+    """Replay a micro-batch in which what goes between groups takes no link from anything else."""
+    apart = [
+        unit._replace(between=tuple(Leg(alone=leg.alone, port=0.0, fabric=0.0) for leg in unit.between))
+        for unit in units
+    ]
+    return micro_batch_us(apart, queues)
+
+
 def main() -> int:
     """Print the table."""
-    folders = [Path(item) for item in sys.argv[1:]] or sorted(path for path in SHARED.glob("*") if path.is_dir())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folders", nargs="*", type=Path)
+    parser.add_argument("--own-ports", action="store_true")
+    options = parser.parse_args()
+    if options.own_ports:
+        step_replay.micro_batch_us = own_ports
+    folders = options.folders or sorted(path for path in SHARED.glob("*") if path.is_dir())
     if not folders:
         print(f"no runs: {SHARED} is not there; pass folders that hold traces and truth.json")
         return 1

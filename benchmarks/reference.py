@@ -109,7 +109,7 @@ def finding_page(code: str) -> str:
 
 def _example(code: str) -> list[str]:
     if code not in EXAMPLES:
-        tests = "`tests/test_judgements.py`, `tests/test_stragglers.py`"
+        tests = "`tests/test_judgements.py`, `tests/test_placement.py`, `tests/test_stragglers.py`"
         return [f"No run in the repository shows it; tests build traces that do ({tests})."]
     name, about = EXAMPLES[code]
     analysis = analyze(ROOT / "tests" / "data" / name).analysis

@@ -310,7 +310,7 @@ def test_shells_complete_verbs_and_codes(monkeypatch, capsys):
     """As click asks: the words so far in the environment, a line of type and value for each proposal."""
     for words, place, proposed in (
         ("paro-advise com", 1, ["compare"]),
-        ("paro-advise explain PARO03", 2, ["PARO030", "PARO031", "PARO032"]),
+        ("paro-advise explain PARO03", 2, ["PARO030", "PARO031", "PARO032", "PARO033"]),
         ("paro-advise explain q301", 2, ["Q301"]),
     ):
         monkeypatch.setenv("COMP_WORDS", words)

@@ -246,7 +246,7 @@ def test_a_plugin_record_of_an_odd_category_is_left_out(tmp_path):
 
 def test_text_that_steers_reaches_no_output(tmp_path, capsys):
     trace = fsdp_rank(0)
-    trace.head = lambda: TraceBuilder.head(trace) | {"host_name": "a\u202eb"}
+    trace.host = "a\u202eb"
     for event in trace.events:
         if "dtype" in event["args"]:
             event["args"] |= {"dtype": "\u202etxt.exe\x9b31m", "Process Group Description": "\u2066x"}

@@ -13,11 +13,12 @@ BASE_NS = 1_700_000_000_000_000_000
 
 
 class TraceBuilder:
-    def __init__(self, rank=0, world=2, *, groups=None, clock_offset_us=0.0, gpus_per_node=8):
+    def __init__(self, rank=0, world=2, *, groups=None, clock_offset_us=0.0, gpus_per_node=8, host=None):
         self.rank, self.world = rank, world
         self.offset = 1_000_000.0 + clock_offset_us
         self.groups = groups or [("0", "default_pg", list(range(world)))]
         self.gpus_per_node = gpus_per_node
+        self.host = host
         self.events = []
         self._id = 0
 
@@ -127,6 +128,7 @@ class TraceBuilder:
                 ],
                 "nccl_version": "2.27.5",
             },
+            **({"host_name": self.host} if self.host else {}),
             "displayTimeUnit": "ms",
             "baseTimeNanoseconds": BASE_NS,
         }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,20 +45,50 @@ def find_topology(run: Run, gpus_per_node: int | None = None, launched_per_node:
     if gpus_per_node:
         if len(world) > gpus_per_node and len(world) % gpus_per_node:
             raise UsageError(f"--gpus-per-node must divide the {len(world)} ranks of the run, got {gpus_per_node}")
-        return _regular(min(gpus_per_node, len(world) or gpus_per_node), "flag", world)
+        return _placed(min(gpus_per_node, len(world) or gpus_per_node), "flag", run, world)
     if launched_per_node and (run.world_size or launched_per_node) % launched_per_node == 0:
-        return _regular(launched_per_node, "metadata", world)
+        return _placed(launched_per_node, "metadata", run, world)
     found = _of_traces(run, world)
     return found if found.gpus_per_node else _of_logs(run) or found
 
 
+def parted_host(host_of: Mapping[int, str]) -> str | None:
+    """Return the first host whose ranks do not follow each other, None when those of all hosts do.
+
+    Launchers that deal ranks out in turn (``mpirun --map-by node``, ``srun --distribution=cyclic``) part them.
+
+    Args:
+        host_of: rank to host, of the ranks that are known.
+    """
+    runs = [host for host, _ in itertools.groupby(host_of[rank] for rank in sorted(host_of))]
+    return next((host for number, host in enumerate(runs) if host in runs[:number]), None)
+
+
+def _hosts(run: Run) -> dict[int, str]:
+    """Return the host of each rank with a trace, {} when not all name theirs."""
+    hosts = {rank: item.header.host for rank, item in run.timed if item.header.host}
+    return hosts if len(hosts) == len(run.timed) else {}
+
+
+def _numbered(hosts: Mapping[int, str]) -> dict[int, int]:
+    """Return the node of each rank, numbered by its lowest rank."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(hosts.values()))}
+    return {rank: numbers[name] for rank, name in hosts.items()}
+
+
+def _placed(per_node: int, source: str, run: Run, world: range) -> Topology:
+    """Return nodes of so many ranks: those that follow each other, unless the hosts say otherwise."""
+    hosts = _hosts(run)
+    if parted_host(hosts) is None or max(Counter(hosts.values()).values()) > per_node:
+        return _regular(per_node, source, world)
+    return Topology(gpus_per_node=per_node, source=source, node_of=_numbered(hosts))
+
+
 def _of_traces(run: Run, world: range) -> Topology:
     headers = [(rank, item.header) for rank, item in run.timed]
-    hosts = {rank: header.host for rank, header in headers if header.host}
-    names = list(dict.fromkeys(hosts.values()))  # by the lowest rank, as headers are
-    if hosts and len(hosts) == len(headers) and (len(names) > 1 or len(headers) == len(world)):
-        numbers = {name: number for number, name in enumerate(names)}
-        node_of = {rank: numbers[name] for rank, name in hosts.items()}
+    hosts = _hosts(run)
+    if hosts and (len(set(hosts.values())) > 1 or len(headers) == len(world)):
+        node_of = _numbered(hosts)
         sizes = set(Counter(node_of.values()).values())
         full = len(headers) == len(world)
         return Topology(gpus_per_node=max(sizes) if full else None, source="hosts", node_of=node_of)

@@ -318,7 +318,7 @@ def grid_of(group_size: int | None, mesh: DeviceMesh | None, ranks_per_node: int
 
 
 def _ranks_of_a_node(world_size: int) -> int:
-    """Return how many ranks share a node: as the launcher says, else by the names of the hosts.
+    """Return how many ranks share a node: as the launcher says, unless hosts contradict it, else by their names.
 
     Raises:
         UsageError: nodes have different numbers of ranks, or their ranks do not follow each other.
@@ -328,14 +328,15 @@ def _ranks_of_a_node(world_size: int) -> int:
     with reaching_all_ranks("a comparison of nodes"):
         dist.all_gather_object(everyone, mine)
     said = {local for local, _ in everyone}
-    if None not in said and len(said) == 1:
-        return int(str(said.pop()))
     hosts = [host for _, host in everyone]
     counts = [len(list(ranks)) for _, ranks in itertools.groupby(hosts)]
-    if len(set(counts)) > 1 or len(counts) > len(set(hosts)):
+    follow = len(counts) == len(set(hosts))
+    if follow and None not in said and len(said) == 1:
+        return int(str(said.pop()))
+    if len(set(counts)) > 1 or not follow:
         raise UsageError(
             f"all nodes must hold equally many ranks, one after the other, got {counts} on {len(set(hosts))} hosts",
-            hint="pass ranks_per_node, or start equally many processes on each node",
+            hint="start equally many processes on each node, node by node, or pass ranks_per_node",
         )
     return counts[0]
 

@@ -8,6 +8,7 @@ from paro_advise.advisor.analysis.constants import FINDING_SHARE, HOST_CAUSE_SHA
 from paro_advise.advisor.analysis.judgement.operations import operations_text
 from paro_advise.advisor.analysis.model import FindingEntry
 from paro_advise.advisor.ranks.stragglers import least_steps
+from paro_advise.advisor.ranks.topology import parted_host
 from paro_advise.advisor.wording.quantities import number_ranges, plural, time_text
 from paro_advise.core.model_state import State
 
@@ -34,6 +35,7 @@ def findings(analysis: Analysis, lateness: Lateness) -> list[FindingEntry]:
         _small_messages(analysis),
         _straggler(analysis, lateness),
         _slow_link(analysis),
+        _parted_ranks(analysis),
         _host(analysis),
         _unattributed(analysis),
     ]
@@ -205,6 +207,27 @@ def _slow_link(analysis: Analysis) -> FindingEntry:
         f"{worst.factor:.2f} times as long as those of {plural(worst.num_peers, 'other group')}, "
         f"{time_text(worst.excess_us)} a step",
         worst.excess_us,
+    )
+
+
+def _parted_ranks(analysis: Analysis) -> FindingEntry:
+    """Judge where ranks are: groups, which all frameworks make of ranks in a row, should lie inside nodes."""
+    code, run = "PARO033", analysis.run
+    if run.gpus_per_node and run.world_size and run.world_size <= run.gpus_per_node:
+        return _finding(code, DOES_NOT_APPLY, "all ranks are on one node")
+    host_of = {entry.rank: entry.host for entry in analysis.ranks if entry.host}
+    hosts = set(host_of.values())
+    if not hosts or (len(hosts) == 1 and len(host_of) < len(analysis.ranks)):
+        return _finding(code, NOT_JUDGED, "the traces do not name their hosts")
+    parted = parted_host(host_of)
+    if parted is None:
+        return _finding(code, DOES_NOT_APPLY, f"the ranks of {plural(len(hosts), 'host')} follow each other")
+    ranks = sorted(rank for rank, host in host_of.items() if host == parted)
+    return _finding(
+        code,
+        APPLIES,
+        f"ranks that follow each other are on different hosts: {parted} has {number_ranges(ranks)}. Groups are made of "
+        "ranks in a row and so cross the network",
     )
 
 
