@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from test_hang import causes, dump, entry, written
+from test_hang_ras import GUIDE as RAS
 
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.hangs.model import Cause
@@ -298,3 +299,30 @@ def test_stacks_of_a_job_on_gloo_by_faulthandler(tmp_path):
             break
     assert causes(hang) == {2: Cause.HOST}
     assert "stands in load_batch" in hang.text
+
+
+STUCK = 'Thread 0x00007f (most recent call first):\n  File "train.py", line 7 in main\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\n".join(waits(0, 17)), STUCK, RAS],
+    ids=["a watchdog's lines", "stacks", "a report of RAS"],
+)
+def test_analyze_says_who_reads_what_a_hang_leaves(text, tmp_path, capsys):
+    """Seen: "record a few steps with the profiler", of a job that hangs."""
+    (tmp_path / "left.txt").write_text(text)
+    assert run(["analyze", str(tmp_path / "left.txt")]) == 3
+    said = capsys.readouterr().err
+    assert "tells where ranks wait" in said
+    assert f"paro-advise hang {tmp_path / 'left.txt'}" in said
+
+
+def test_a_log_with_steps_is_analysed_though_it_ends_in_a_hang(tmp_path, capsys):
+    steps = [
+        f"iteration {i:8d}/     100 | elapsed time per iteration (ms): {time} | global batch size: 8"
+        for i, time in enumerate([900.0, 200.0, 210.0], 1)
+    ]
+    (tmp_path / "job.log").write_text("\n".join([*steps, *waits(0, 17)]))
+    assert run(["analyze", str(tmp_path / "job.log")]) == 0
+    assert "tells where" not in capsys.readouterr().err

@@ -12,7 +12,7 @@ from paro_advise.trace_parsers.bytes.archive import is_archive
 from paro_advise.trace_parsers.bytes.blocks import BlockReader, SourceRef
 from paro_advise.trace_parsers.bytes.readable import Readable
 from paro_advise.trace_parsers.constants import HEAD_BYTES, MAX_TEXT_BYTES, OWN_TRACE
-from paro_advise.trace_parsers.dumps import flight_recorder, stacks
+from paro_advise.trace_parsers.dumps import flight_recorder, ras_report, stacks
 from paro_advise.trace_parsers.dumps.watchdog_lines import read_watchdog
 from paro_advise.trace_parsers.kineto.reader import read_kineto
 from paro_advise.trace_parsers.logs import comms_logger, nccl_log, nccl_tests, train_log
@@ -57,7 +57,17 @@ def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
     head = read_head(ref)
     found = _recognised(head)
     if found is not None:
-        return found[1](ref, detail)
+        try:
+            return found[1](ref, detail)
+        except UnknownFormatError:
+            if not _tells_of_a_hang(ref, head):
+                raise
+    if found is not None or ras_report.looks_like(head):
+        raise UnknownFormatError(
+            "an input must tell of steps or transfers, this one tells where ranks wait",
+            where=ref.label,
+            hint=f"run `paro-advise hang {ref.label}`",
+        )
     if head.startswith(OWN_TRACE):
         raise UnknownFormatError(
             "an input must be a recorded trace, this one is a part that paro-advise has cut",
@@ -83,13 +93,20 @@ def is_an_input(ref: SourceRef) -> bool:
     found = _recognised(head)
     if found is None or found[0] is not SourceKind.TRAIN_LOG:
         return found is not None
-    if stacks.looks_like(head) or read_watchdog(Readable(BlockReader(ref), MAX_TEXT_BYTES), ref.label):
+    if _tells_of_a_hang(ref, head):
         return True
     try:
         found[1](ref, None)  # any text looks like a log at first
     except InputError:
         return False
     return True
+
+
+def _tells_of_a_hang(ref: SourceRef, head: bytes) -> bool:
+    """Tell whether a text is a report of NCCL's RAS, stacks, or a log with lines of NCCL's watchdog."""
+    if ras_report.looks_like_text(head) or stacks.looks_like(head):
+        return True
+    return bool(read_watchdog(Readable(BlockReader(ref), MAX_TEXT_BYTES), ref.label))
 
 
 def _recognised(head: bytes) -> tuple[SourceKind, Callable[[SourceRef, Detail | None], ParsedSource]] | None:
