@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias
 
 from paro_advise.core.collective import Op
 from paro_advise.errors import UsageError
@@ -70,12 +70,20 @@ class Effort:
 
 def larger(first: Draws, second: Draws) -> Draws:
     """Return the larger of two numbers, or of each pair of two arrays."""
-    return cast("Draws", first + (second - first) * (second > first))
+    if isinstance(first, float) and isinstance(second, float):
+        return max(first, second)
+    import numpy as np
+
+    return np.maximum(first, second)
 
 
 def smaller(first: Draws, second: Draws) -> Draws:
     """Return the smaller of two numbers, or of each pair of two arrays."""
-    return cast("Draws", first + (second - first) * (second < first))
+    if isinstance(first, float) and isinstance(second, float):
+        return min(first, second)
+    import numpy as np
+
+    return np.minimum(first, second)
 
 
 def effort_of(algorithm: RingAlgorithm, operation: Op, num_bytes: float, nodes: int, local: int) -> Effort:

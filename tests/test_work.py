@@ -13,7 +13,7 @@ from trace_builder import TraceBuilder, fsdp_rank
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.facts.work import own_times, short_name, work_kind
 from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
-from paro_advise.trace_parsers.kineto.device.products import product_flops
+from paro_advise.trace_parsers.kineto.device.products import _flops_of, product_flops
 
 
 @pytest.mark.parametrize(
@@ -127,6 +127,14 @@ def test_public_traces(trace, first):
 )  # fmt: skip
 def test_operations_of_a_product_follow_from_its_shapes(name, dims, flops):
     assert product_flops(name, json.dumps(dims).encode()) == flops
+
+
+def test_long_texts_of_shapes_are_not_kept():
+    """Seen by a reader: 300 rows of 1 MB each stayed in memory for the life of the process."""
+    kept = _flops_of.cache_info().currsize
+    long = [[64, 32], [32, 16], *[[index] for index in range(500)]]
+    assert product_flops("aten::mm", json.dumps(long).encode()) == 2 * 64 * 32 * 16
+    assert _flops_of.cache_info().currsize == kept
 
 
 @pytest.mark.parametrize("dims", [b'["\xff"]', b"[" * 5000 + b"]" * 5000, b"[[1, 2], [2"])

@@ -66,7 +66,7 @@ def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
         raise UnknownFormatError(
             "an input must tell of steps or transfers, this one tells where ranks wait",
             where=ref.label,
-            hint=f"run `paro-advise hang {ref.label}`",
+            hint="`paro-advise hang` reads it",
         )
     if head.startswith(OWN_TRACE):
         raise UnknownFormatError(

@@ -79,6 +79,7 @@ class RunEntry:
     computes_16_bit: bool | None = None  # of matrix products, since 1.1; None when unknown
     framework_is_guessed: bool = False  # since 1.1; no annotation names it
     total_parameter_count: int | None = None  # since 1.1; with frozen ones, where gathers show more than gradients
+    ranks_follow: bool | None = None  # since 1.2; ranks of a node follow each other; None when nothing tells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -291,6 +291,7 @@ def run_entry(sources: Sequence[Source], run: Run, topology: Topology, training:
         ranks_missing=run.missing,
         gpus_per_node=topology.gpus_per_node,
         gpus_per_node_source=topology.source,
+        ranks_follow=topology.ranks_follow,
         num_nodes=len(set(topology.node_of.values())) or first(header.num_nodes for header in headers),
         backend=first(header.backend for header in headers),
         framework=run.framework,

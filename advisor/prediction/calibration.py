@@ -46,6 +46,7 @@ class Calibration:
     Attributes:
         job_world_size, job_ranks_per_node: of the run.
         unmodelled: why predictions would mislead, "" where they do not.
+        is_dealt_out: groups of ranks in a row cross the network, while those predicted lie inside nodes.
         trained_share: of the parameters, those that have gradients.
         world_size, ranks_per_node, micro_batches: of the ranks that share the data.
         unit_bytes: parameters of each unit in the type they are sent in; the root last.
@@ -149,6 +150,7 @@ class Calibration:
     compute_sigma: float = 0.0
     beside_backward: frozenset[str] | None = None
     is_described: bool = False
+    is_dealt_out: bool = False
 
     @property
     def knows_no_network(self) -> bool:

@@ -239,7 +239,7 @@ def _observed_pods(links: Sequence[Link], cluster: Cluster, notes: list[str]) ->
 def _spanned(link: Link, cluster: Cluster) -> int:
     """Return over how many nodes a group reaches: it fills them, or has one rank on each of those of all groups."""
     if link.span == "mixed":
-        return max(1, link.group_size // cluster.ranks_per_node)
+        return max(2, link.group_size // cluster.ranks_per_node)
     return 1 if link.span == "intra" else cluster.num_nodes
 
 

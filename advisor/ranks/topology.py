@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import UsageError
@@ -23,11 +23,13 @@ class Topology:
         gpus_per_node: ranks on one node, None when unknown.
         source: "flag", "hosts", "metadata", "groups" or "" (unknown).
         node_of: rank to node index for every rank of the world that is known.
+        ranks_follow: ranks of a node follow each other, as groups of ranks in a row need it; None when nothing tells.
     """
 
     gpus_per_node: int | None
     source: str
     node_of: Mapping[int, int]
+    ranks_follow: bool | None = None
 
 
 def find_topology(run: Run, gpus_per_node: int | None = None, launched_per_node: int | None = None) -> Topology:
@@ -52,22 +54,15 @@ def find_topology(run: Run, gpus_per_node: int | None = None, launched_per_node:
     return found if found.gpus_per_node else _of_logs(run) or found
 
 
-def parted_host(host_of: Mapping[int, str]) -> str | None:
-    """Return the first host whose ranks do not follow each other, None when those of all hosts do.
-
-    Launchers that deal ranks out in turn (``mpirun --map-by node``, ``srun --distribution=cyclic``) part them.
-
-    Args:
-        host_of: rank to host, of the ranks that are known.
-    """
-    runs = [host for host, _ in itertools.groupby(host_of[rank] for rank in sorted(host_of))]
-    return next((host for number, host in enumerate(runs) if host in runs[:number]), None)
-
-
 def _hosts(run: Run) -> dict[int, str]:
-    """Return the host of each rank with a trace, {} when not all name theirs."""
+    """Return the host of each rank with a trace, {} when not all traces name theirs."""
     hosts = {rank: item.header.host for rank, item in run.timed if item.header.host}
     return hosts if len(hosts) == len(run.timed) else {}
+
+
+def _are_ranks_named(run: Run) -> bool:
+    """Tell whether traces say which rank they are of; others are numbered as they come."""
+    return all(item.header.rank is not None for _, item in run.timed)
 
 
 def _numbered(hosts: Mapping[int, str]) -> dict[int, int]:
@@ -77,11 +72,34 @@ def _numbered(hosts: Mapping[int, str]) -> dict[int, int]:
 
 
 def _placed(per_node: int, source: str, run: Run, world: range) -> Topology:
-    """Return nodes of so many ranks: those that follow each other, unless the hosts say otherwise."""
-    hosts = _hosts(run)
-    if parted_host(hosts) is None or max(Counter(hosts.values()).values()) > per_node:
+    """Return nodes of so many ranks: those that follow each other, unless the hosts say otherwise.
+
+    Hosts may be the names of containers, several to a node, and of machines of one name: they overrule only where
+    they are nodes of so many ranks, all of them, or dealt out in turn as far as they are known.
+    """
+    nodes, hosts = len(world) // per_node, _hosts(run) if _are_ranks_named(run) else {}
+    if nodes <= 1:
         return _regular(per_node, source, world)
-    return Topology(gpus_per_node=per_node, source=source, node_of=_numbered(hosts))
+    is_named = len(set(hosts.values())) > 1
+    if not is_named or not _splits(hosts, per_node):
+        return replace(_regular(per_node, source, world), ranks_follow=True if is_named else None)
+    in_turn = {rank: rank % nodes for rank in world}
+    if len(set(hosts.values())) < len(hosts) and _agree(hosts, in_turn):
+        return Topology(gpus_per_node=per_node, source=source, node_of=in_turn, ranks_follow=False)
+    if len(hosts) == len(world) and set(Counter(hosts.values()).values()) == {per_node}:
+        return Topology(gpus_per_node=per_node, source=source, node_of=_numbered(hosts), ranks_follow=False)
+    return _regular(per_node, source, world)
+
+
+def _splits(hosts: Mapping[int, str], per_node: int) -> bool:
+    """Tell whether ranks of one node, were they in a row, are on several hosts."""
+    return len({(rank // per_node, host) for rank, host in hosts.items()}) > len({rank // per_node for rank in hosts})
+
+
+def _agree(hosts: Mapping[int, str], node_of: Mapping[int, int]) -> bool:
+    """Tell whether ranks share a host where they share a node, and only there."""
+    pairs = {(node_of[rank], host) for rank, host in hosts.items()}
+    return len(pairs) == len({node for node, _ in pairs}) == len({host for _, host in pairs})
 
 
 def _of_traces(run: Run, world: range) -> Topology:
@@ -91,7 +109,12 @@ def _of_traces(run: Run, world: range) -> Topology:
         node_of = _numbered(hosts)
         sizes = set(Counter(node_of.values()).values())
         full = len(headers) == len(world)
-        return Topology(gpus_per_node=max(sizes) if full else None, source="hosts", node_of=node_of)
+        return Topology(
+            gpus_per_node=max(sizes) if full else None,
+            source="hosts",
+            node_of=node_of,
+            ranks_follow=_follow(hosts, is_whole=full) if _are_ranks_named(run) else None,
+        )
     counts = {header.gpus_per_node for _, header in headers if header.gpus_per_node}
     if len(counts) == 1 and (count := counts.pop()) and (count > 1 or len(world) == 1):
         return _regular(min(count, len(world)) if len(world) else count, "metadata", world)
@@ -107,6 +130,12 @@ def _of_traces(run: Run, world: range) -> Topology:
     return Topology(gpus_per_node=None, source="", node_of={})
 
 
+def _follow(hosts: Mapping[int, str], *, is_whole: bool) -> bool | None:
+    """Tell whether no host comes back after another one; of a part of the ranks, None where none does."""
+    runs = [host for host, _ in itertools.groupby(hosts[rank] for rank in sorted(hosts))]
+    return False if len(runs) > len(set(runs)) else True if is_whole else None
+
+
 def _of_logs(run: Run) -> Topology | None:
     """Return what NCCL's own logs say about nodes, None when they do not."""
     for item in run.untimed:
@@ -120,4 +149,7 @@ def _of_logs(run: Run) -> Topology | None:
 
 
 def _regular(per_node: int, source: str, world: range) -> Topology:
-    return Topology(gpus_per_node=per_node, source=source, node_of={rank: rank // per_node for rank in world})
+    node_of = {rank: rank // per_node for rank in world}
+    return Topology(
+        gpus_per_node=per_node, source=source, node_of=node_of, ranks_follow=True if len(world) <= per_node else None
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import warnings
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -318,7 +319,10 @@ def grid_of(group_size: int | None, mesh: DeviceMesh | None, ranks_per_node: int
 
 
 def _ranks_of_a_node(world_size: int) -> int:
-    """Return how many ranks share a node: as the launcher says, unless hosts contradict it, else by their names.
+    """Return how many ranks share a node: as the launcher says, else by the names of the hosts.
+
+    Where the launcher says so although hosts come back after others, rank 0 warns: results are the same, but groups of
+    ranks in a row cross the network.
 
     Raises:
         UsageError: nodes have different numbers of ranks, or their ranks do not follow each other.
@@ -331,12 +335,21 @@ def _ranks_of_a_node(world_size: int) -> int:
     hosts = [host for _, host in everyone]
     counts = [len(list(ranks)) for _, ranks in itertools.groupby(hosts)]
     follow = len(counts) == len(set(hosts))
-    if follow and None not in said and len(said) == 1:
-        return int(str(said.pop()))
+    if None not in said and len(said) == 1:
+        local = int(str(said.pop()))
+        nodes = [hosts[first : first + local] for first in range(0, world_size, local)]
+        torn = next((place for place, names in enumerate(nodes) if len(set(names)) > 1), None)
+        if not follow and torn is not None and dist.get_rank() == 0:
+            warnings.warn(
+                f"ranks of a node do not follow each other: ranks {torn * local} to {(torn + 1) * local - 1} are on "
+                f"{', '.join(sorted(set(nodes[torn])))}; groups of ranks in a row cross the network",
+                stacklevel=2,
+            )
+        return local
     if len(set(counts)) > 1 or not follow:
         raise UsageError(
             f"all nodes must hold equally many ranks, one after the other, got {counts} on {len(set(hosts))} hosts",
-            hint="start equally many processes on each node, node by node, or pass ranks_per_node",
+            hint="start equally many processes on each node, node by node, or set LOCAL_WORLD_SIZE",
         )
     return counts[0]
 

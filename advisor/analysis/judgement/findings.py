@@ -8,7 +8,6 @@ from paro_advise.advisor.analysis.constants import FINDING_SHARE, HOST_CAUSE_SHA
 from paro_advise.advisor.analysis.judgement.operations import operations_text
 from paro_advise.advisor.analysis.model import FindingEntry
 from paro_advise.advisor.ranks.stragglers import least_steps
-from paro_advise.advisor.ranks.topology import parted_host
 from paro_advise.advisor.wording.quantities import number_ranges, plural, time_text
 from paro_advise.core.model_state import State
 
@@ -213,21 +212,22 @@ def _slow_link(analysis: Analysis) -> FindingEntry:
 def _parted_ranks(analysis: Analysis) -> FindingEntry:
     """Judge where ranks are: groups, which all frameworks make of ranks in a row, should lie inside nodes."""
     code, run = "PARO033", analysis.run
-    if run.gpus_per_node and run.world_size and run.world_size <= run.gpus_per_node:
-        return _finding(code, DOES_NOT_APPLY, "all ranks are on one node")
-    host_of = {entry.rank: entry.host for entry in analysis.ranks if entry.host}
-    hosts = set(host_of.values())
-    if not hosts or (len(hosts) == 1 and len(host_of) < len(analysis.ranks)):
-        return _finding(code, NOT_JUDGED, "the traces do not name their hosts")
-    parted = parted_host(host_of)
-    if parted is None:
-        return _finding(code, DOES_NOT_APPLY, f"the ranks of {plural(len(hosts), 'host')} follow each other")
-    ranks = sorted(rank for rank, host in host_of.items() if host == parted)
+    if not analysis.ranks:
+        return _no_times(code)
+    if run.ranks_follow is None:
+        return _finding(code, NOT_JUDGED, "the names of hosts in the traces do not tell which ranks share a node")
+    if run.ranks_follow:
+        one = run.gpus_per_node and run.world_size and run.world_size <= run.gpus_per_node
+        text = "all ranks are on one node" if one else "the ranks of each node follow each other"
+        return _finding(code, DOES_NOT_APPLY, text)
+    first = min(analysis.ranks, key=lambda entry: entry.rank)
+    ranks = sorted(entry.rank for entry in analysis.ranks if entry.host == first.host)
+    size = f"of {run.gpus_per_node} " if run.gpus_per_node else ""
     return _finding(
         code,
         APPLIES,
-        f"ranks that follow each other are on different hosts: {parted} has {number_ranges(ranks)}. Groups are made of "
-        "ranks in a row and so cross the network",
+        f"ranks of a node do not follow each other: {first.host} has {number_ranges(ranks)}. Groups {size}in a row "
+        "cross the network",
     )
 
 

@@ -92,7 +92,8 @@ def _recommended(calibration: Calibration, limits: Limits, field: Field) -> tupl
     keeps = chosen is None or same_way(choice_of(baseline, baseline), choice_of(chosen, baseline))
     gain = 0.0 if chosen is None or keeps else _gain(baseline, chosen)
     verdict = _verdict(field, chosen, gain)
-    if calibration.unmodelled and verdict == Verdict.CHANGE:
+    doubt = _doubt(calibration, chosen) if verdict == Verdict.CHANGE else ""
+    if doubt:
         verdict = Verdict.MEASURE_FIRST
     wins, regrets = _wins(field.eligible)
     base_choice = _choice(baseline, baseline, baseline.reason or "the run as it is", 0.0)
@@ -126,7 +127,7 @@ def _recommended(calibration: Calibration, limits: Limits, field: Field) -> tupl
         format_version=FORMAT.version,
         plan_id="",
         verdict=verdict,
-        text=text,
+        text=f"{text} No change yet: {doubt}." if doubt else text,
         baseline=base_choice,
         chosen=base_choice if verdict == Verdict.KEEP or best is None else best,
         switch_on_today=choices[id(field.usable_today)] if field.usable_today else None,
@@ -148,6 +149,16 @@ def _recommended(calibration: Calibration, limits: Limits, field: Field) -> tupl
         probes=_probes(calibration) if verdict == Verdict.MEASURE_FIRST else (),
     )
     return plan, chosen or baseline
+
+
+def _doubt(calibration: Calibration, chosen: Scored | None) -> str:
+    """Return why a choice that is predicted to gain is none to change to yet, "" where nothing speaks against it."""
+    if calibration.is_dealt_out and chosen is not None and chosen.candidate.uses_groups:
+        return (
+            "ranks of a node do not follow each other (PARO033), so groups of ranks in a row are not where they are "
+            "predicted"
+        )
+    return calibration.unmodelled
 
 
 def _gain(baseline: Scored, chosen: Scored) -> float:
@@ -335,6 +346,9 @@ def _probes(calibration: Calibration) -> tuple[str, ...]:
     found: list[str] = []
     if calibration.is_described:
         return ("a trace of a few steps of the run, of one rank per node: it tells exposed communication and links",)
+    if calibration.is_dealt_out:
+        started = "torchrun does so; mpirun --map-by slot, srun --distribution=block"
+        return (f"the same run with ranks started node by node ({started})",)
     probe = "-m paro_advise.runtime.probe"
     nodes, per_node = calibration.num_nodes, calibration.ranks_per_node
     if calibration.intra_gbps.source == "prior" and per_node > 1:

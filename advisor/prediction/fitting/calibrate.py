@@ -20,7 +20,6 @@ from paro_advise.advisor.prediction.constants import (
 from paro_advise.advisor.prediction.fitting.data_parallel import DataParallel, data_parallel
 from paro_advise.advisor.prediction.fitting.profiler_correction import unprofiled
 from paro_advise.advisor.prediction.network_tiers import Cluster, Estimate, fit_tiers
-from paro_advise.advisor.ranks.topology import parted_host
 from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.framework import Framework
@@ -65,7 +64,9 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     traced = Calibration(
         job_world_size=job,
         job_ranks_per_node=job_per_node,
-        unmodelled="; ".join(filter(None, (ranks.unmodelled, _placement(analysis)))),
+        unmodelled=ranks.unmodelled,
+        # Beside tensor parallelism, whose ranks lie between them, spans say where data-parallel groups are.
+        is_dealt_out=run.ranks_follow is False and world == job,
         trained_share=_trained_share(analysis, model),
         world_size=world,
         ranks_per_node=per_node,
@@ -105,16 +106,6 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         **{field.name: getattr(tiers, field.name) for field in fields(tiers) if field.name != "notes"},
     )
     return unprofiled(traced, analysis.captured)
-
-
-def _placement(analysis: Analysis) -> str:
-    """Return why groups would not lie where the replay prices them, "" where they would."""
-    if parted_host({entry.rank: entry.host for entry in analysis.ranks if entry.host}) is None:
-        return ""
-    return (
-        "ranks that follow each other are on different hosts (PARO033), while predictions are of groups inside nodes: "
-        "start ranks node by node and record again"
-    )
 
 
 def _cluster(analysis: Analysis, ranks: DataParallel, *, is_gloo: bool) -> Cluster:

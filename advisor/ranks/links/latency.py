@@ -72,7 +72,8 @@ def backend_latency(op: str, span: str, group_size: int, fabric: Fabric) -> tupl
     hops = messages(op, group_size)
     if fabric.is_gloo:
         return hops * GLOO_MESSAGE_US[0], hops * GLOO_MESSAGE_US[1]
-    nodes = max(1, group_size // fabric.ranks_per_node) if fabric.ranks_per_node else group_size
+    # A group of several nodes may not fill them, where ranks are dealt out.
+    nodes = max(2, group_size // fabric.ranks_per_node) if fabric.ranks_per_node else group_size
     between = {"intra": 0.0, "mixed": min(1.0, (nodes - 1) / max(1, group_size - 1)), "inter": 1.0}.get(span)
     low, high = (
         NCCL_BASE_US[end] + hops * (share * NCCL_INTER_US[end] + (1 - share) * NCCL_INTRA_US[end])

@@ -11,6 +11,7 @@ from paro_advise.trace_parsers.kineto.events import DECODE_ERRORS, as_id, as_int
 # Where an operator's two factors stand among its inputs: torch.addmm(input, mat1, mat2), torch.baddbmm likewise.
 _FACTORS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
 _MAX_FLOPS = 1e18  # of one operator; beyond it a size is damaged (a whole second of a thousand devices)
+_KEPT_BYTES = 512  # of a text of shapes that is kept; longer ones are damaged or rare; assumed
 _KEPT_SHAPES = 1024  # texts of shapes; a model repeats a few dozen of them, once a layer; assumed
 
 
@@ -50,7 +51,6 @@ class ProductColumns:
                 self.flops[external] = found
 
 
-@lru_cache(maxsize=_KEPT_SHAPES)
 def product_flops(name: str, dims: bytes) -> float | None:
     """Return the floating-point operations of one product: 2 m n k, times the batch; None where shapes do not tell.
 
@@ -58,6 +58,11 @@ def product_flops(name: str, dims: bytes) -> float | None:
         name: its operator, such as ``aten::mm``.
         dims: the shapes of its inputs as JSON, as the trace has them.
     """
+    return (_flops_of if len(dims) <= _KEPT_BYTES else _flops_of.__wrapped__)(name, dims)
+
+
+@lru_cache(maxsize=_KEPT_SHAPES)
+def _flops_of(name: str, dims: bytes) -> float | None:
     place = _FACTORS.get(name)
     try:
         input_dims = msgspec.json.decode(dims)
