@@ -111,7 +111,7 @@ def test_hosts_overrule_only_where_they_are_nodes(tmp_path, hosts, per_node, kno
     status, text = {
         "follow": ("does not apply", "the ranks of each node follow each other"),
         "one node": ("does not apply", "all ranks are on one node"),
-        "dealt out": ("applies", "Groups of 4 in a row cross the network"),
+        "dealt out": ("applies", "Groups of 4 ranks in a row cross the network"),
         "unknown": ("could not be judged", "do not tell which ranks share a node"),
     }[known]
     assert finding_of(analysis).status == status

@@ -37,7 +37,7 @@ class RoutedTexts:
     other: list[bytes]
     products: list[bytes]  # operators that multiply matrices, of device runs
     memory: list[bytes]  # instants at which memory was allocated or freed
-    skipped: NDArray[np.intp]  # the places of events that nothing decodes
+    route: NDArray[np.uint8]  # where each event went
 
 
 class _Route(IntEnum):
@@ -156,7 +156,6 @@ class EventLayout:
         host.append((HostKind.DEVICE_SPAN, self._device_spans(scan, np.flatnonzero(route == _Route.DEVICE_SPAN))))
         host.append((HostKind.PYTHON, [row for row in stacks if _STACK_OF_INTEREST.search(row)]))
         device = scan.texts(np.flatnonzero(route == _Route.DEVICE))
-        skipped = np.flatnonzero(self._is_skipped(route))
         instants = scan.texts(np.flatnonzero(route == _Route.INSTANT))
         return RoutedTexts(
             device=device,
@@ -165,13 +164,15 @@ class EventLayout:
             other=other,
             products=products,
             memory=[row for row in instants if MEMORY_EVENT in row],
-            skipped=skipped,
+            route=route,
         )
 
-    def _is_skipped(self, route: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Mark the events that nothing decodes; operators and stacks of which some are kept count all."""
+    def skipped(self, texts: RoutedTexts) -> NDArray[np.intp]:
+        """Return the places of events that nothing decodes; operators and stacks of which some are kept count all."""
         routes = [_Route.SKIP, _Route.INSTANT, _Route.OPERATOR, _Route.PYTHON, _Route.DEVICE_SPAN]
-        return np.isin(route, routes if self._detail == Detail.LAUNCHES else [*routes, _Route.RUNTIME])
+        return np.flatnonzero(
+            np.isin(texts.route, routes if self._detail == Detail.LAUNCHES else [*routes, _Route.RUNTIME])
+        )
 
     def _routes(self, scan: EventScan) -> NDArray[np.uint8]:
         """Return where each event goes; what does not look as learned is UNKNOWN."""

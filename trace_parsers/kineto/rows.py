@@ -78,7 +78,7 @@ class KinetoRows:
             self.memory.extend(_join(texts.memory))
         # A cut that joined two events may look like one that is skipped: nothing else would decode it.
         if not holds_whole_events(chunk):
-            self._check_skipped(scan.texts(texts.skipped))
+            self._check_skipped(scan.texts(self._layout.skipped(texts)))
 
     def _check_skipped(self, rows: list[bytes]) -> None:
         """Count what is lost in skipped events of a damaged chunk."""

@@ -222,11 +222,11 @@ def _parted_ranks(analysis: Analysis) -> FindingEntry:
         return _finding(code, DOES_NOT_APPLY, text)
     first = min(analysis.ranks, key=lambda entry: entry.rank)
     ranks = sorted(entry.rank for entry in analysis.ranks if entry.host == first.host)
-    size = f"of {run.gpus_per_node} " if run.gpus_per_node else ""
+    size = f"{run.gpus_per_node} " if run.gpus_per_node else ""
     return _finding(
         code,
         APPLIES,
-        f"ranks of a node do not follow each other: {first.host} has {number_ranges(ranks)}. Groups {size}in a row "
+        f"ranks of a node do not follow each other: {first.host} has {number_ranges(ranks)}. Groups of {size}ranks in a row "
         "cross the network",
     )
 
