@@ -67,8 +67,11 @@ def rank_of(job, rank, port):
     sys.exit()
 
 
-def finished(children, deadline, asker):
-    """Wait for all ranks; end the others when one fails, time is up or nobody waits. Return the exit codes."""
+def finished(children, deadline, asker, survivors):
+    """Wait for all ranks; end the others when one fails, time is up or nobody waits. Return the exit codes.
+
+    Where the job names survivors, these end by themselves, whatever others do, and who is left is ended after them.
+    """
     codes: dict[int, int] = {}
     while len(codes) < len(children):
         ended, status = os.waitpid(-1, os.WNOHANG)
@@ -76,7 +79,9 @@ def finished(children, deadline, asker):
             codes[ended] = os.waitstatus_to_exitcode(status)
         else:
             time.sleep(POLL_S)
-        if any(codes.values()) or select.select([asker], [], [], 0)[0]:
+        if survivors is not None and all(children[rank] in codes for rank in survivors):
+            end(children, codes, signal.SIGKILL)
+        if (survivors is None and any(codes.values())) or select.select([asker], [], [], 0)[0]:
             deadline = min(deadline, time.monotonic() + GRACE_S)
             end(children, codes, signal.SIGTERM)
         if time.monotonic() > deadline:
@@ -106,7 +111,7 @@ def serve(asker):
                 asker.close()
                 rank_of(job, rank, port)
             children.append(child)
-        codes = finished(children, time.monotonic() + job["timeout_s"], asker)
+        codes = finished(children, time.monotonic() + job["timeout_s"], asker, job.get("survivors"))
     with contextlib.suppress(OSError):
         asker.sendall(json.dumps(codes).encode() + b"\n")
     os._exit(0)

@@ -42,6 +42,18 @@ def run_ranks(script, *arguments, ranks=4, warnings="ignore", timeout_s=540, pla
     Returns:
         What ``subprocess.run`` would: the code of the first rank that failed, and what all have written.
     """
+    codes, stdout, stderr = codes_of_ranks(
+        script, *arguments, ranks=ranks, warnings=warnings, timeout_s=timeout_s, plan=plan, drift=drift
+    )
+    return subprocess.CompletedProcess([str(script), *map(str, arguments)], code_of(codes), stdout, stderr)
+
+
+def codes_of_ranks(script, *arguments, ranks=4, warnings="ignore", timeout_s=540, plan=None, drift="", survivors=None):
+    """Run a script as ``run_ranks`` does; return the code of each rank, and what all have written.
+
+    Args:
+        survivors: ranks that end by themselves while others die or hang; without them one's end ends all.
+    """
     pytest.importorskip("torch")
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / name for name in ("stdout", "stderr")]
@@ -53,13 +65,13 @@ def run_ranks(script, *arguments, ranks=4, warnings="ignore", timeout_s=540, pla
             "ranks": ranks,
             "warnings": warnings,
             "timeout_s": timeout_s,
+            "survivors": survivors,
             "environment": {**os.environ, **({PLAN_VARIABLE: str(plan), DRIFT_VARIABLE: drift} if plan else {})},
             "cwd": str(Path.cwd()),
             **{path.name: str(path) for path in outputs},
         }
-        code = code_of(ask(_server()[1], job))
-        stdout, stderr = (path.read_text(errors="replace") for path in outputs)
-    return subprocess.CompletedProcess([str(script), *map(str, arguments)], code, stdout, stderr)
+        codes = ask(_server()[1], job)
+        return codes, *(path.read_text(errors="replace") for path in outputs)
 
 
 def forked(script, *arguments, ranks=4):

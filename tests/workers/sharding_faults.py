@@ -110,6 +110,9 @@ def meet(folder):
 
 def main():
     point, *folders = sys.argv[1:]
+    log = os.open(Path(folders[0]) / f"rank{os.environ['RANK']}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     meet(Path(folders[0]))
     dist.init_process_group("gloo", timeout=TIMEOUT_OF_HANG if point == "hang" else TIMEOUT)
     torch.set_num_threads(1)
