@@ -11,9 +11,11 @@ from ranks import run_ranks
 from trace_builder import TraceBuilder
 
 from paro_advise.advisor.cli import run as command
+from paro_advise.advisor.ranks.links.latency import Fabric, backend_latency
 from paro_advise.advisor.ranks.run import assemble_run
 from paro_advise.advisor.ranks.source import decode
 from paro_advise.advisor.ranks.topology import find_topology
+from paro_advise.core.collective import Op
 
 WORLD = 8
 PLACES = {
@@ -125,14 +127,15 @@ def test_hosts_alone_tell_nodes(tmp_path):
         assert [entry.node for entry in analysis.ranks] == [sorted(set(hosts)).index(name) for name in hosts]
 
 
-def test_traces_that_do_not_say_their_rank_are_in_no_order(tmp_path):
+@pytest.mark.parametrize("options", [{}, {"gpus_per_node": 4}])
+def test_traces_that_do_not_say_their_rank_are_in_no_order(tmp_path, options):
     folder = placed_run(tmp_path / "run", PLACES["dealt out"])
     for path in folder.iterdir():
         told = json.loads(path.read_text())
         del told["distributedInfo"]["rank"]
         path.write_text(json.dumps(told))
         path.rename(path.with_name(f"{path.stem.translate(str.maketrans('01234567', 'hgfedcba'))[4:]}.json"))
-    assert finding_of(analyze(folder)).status == "could not be judged"
+    assert finding_of(analyze(folder, **options)).status == "could not be judged"
 
 
 def test_no_change_to_groups_is_recommended_for_ranks_that_are_dealt_out(tmp_path):
@@ -146,6 +149,78 @@ def test_no_change_to_groups_is_recommended_for_ranks_that_are_dealt_out(tmp_pat
     assert "PARO033" not in plans["in a row"]["text"]
     assert "PARO033" in plans["dealt out"]["text"]
     assert "started node by node" in " ".join(plans["dealt out"]["probes"])
+
+
+LOG = "".join(
+    f"h{rank % 2}:{100 + rank}:{100 + rank} [{rank // 2}] NCCL INFO comm 0x55 rank {rank} nRanks 8 nNodes 2 "
+    f"localRanks 4 localRank {rank // 2} MNNVL 0\n"
+    for rank in range(WORLD)
+)
+
+
+def test_a_log_that_counts_ranks_a_node_does_not_say_which(tmp_path):
+    """Seen by a reader: with a log of NCCL beside seven traces, what crosses the network became intra-node."""
+    folder = placed_run(tmp_path / "run", [0, 1, 0, 1, 0, 1, 0, None])
+    (folder / "nccl.log").write_text(LOG)
+    analysis = analyze(folder)
+    assert analysis.run.gpus_per_node == 4
+    assert spans_of(analysis)[4] == "mixed"
+    assert finding_of(analysis).status == "applies"
+
+
+def test_a_finding_names_a_host_whose_ranks_are_apart(tmp_path):
+    found = finding_of(analyze(placed_run(tmp_path / "run", list("aabcbcdd"))))
+    assert "hostb has 2, 4." in found.text
+
+
+def test_what_fits_both_orders_is_not_called_one(tmp_path):
+    """Ranks 0 and 5, four a node: on two nodes in a row as in turn."""
+    run = analyze(placed_run(tmp_path / "run", [0, None, None, None, None, 1, None, None]), gpus_per_node=4)
+    assert finding_of(run).status == "could not be judged"
+
+
+def tensor_parallel_run(folder, host_of):
+    """Write a run of 16 ranks of which pairs cut the model: each second rank shares the data."""
+    builders = []
+    for rank in range(16):
+        groups = [("0", "default_pg", list(range(16))), ("1", "dp", list(range(rank % 2, 16, 2)))]
+        trace = TraceBuilder(rank, 16, groups=groups, gpus_per_node=1, host=host_of(rank))
+        for step in range(3):
+            base = step * 40_000.0
+            trace.step(step, base, 40_000.0)
+            for number in range(6):
+                at = base + 100 + number * 6500.0
+                op, owner = (
+                    ("AllGather", "FSDP::all_gather") if number < 4 else ("ReduceScatter", "FSDP::post_backward_reduce")
+                )
+                trace.collective(
+                    op, at, 2000.0, nelems=4_000_000, issue=at - 50, seq=step * 10 + number, owners=(owner,), group="1"
+                )
+                trace.compute(at + 2000.0, 2500.0)
+        builders.append(trace)
+    return write_run(folder, builders)
+
+
+@pytest.mark.parametrize(("hosts", "doubted"), [(4, True), (2, False)], ids=["across nodes", "inside nodes"])
+def test_beside_tensor_parallelism_groups_are_doubted_unless_they_were_seen(tmp_path, hosts, doubted):
+    """Dealt out over four hosts, data-parallel ranks are on two; over two hosts, all of a group are on one."""
+    folder, plan = tensor_parallel_run(tmp_path / "run", lambda rank: f"h{rank % hosts}"), tmp_path / "plan.json"
+    assert command(["recommend", str(folder), "-o", str(plan), "--allow-untested"]) in (0, 3)
+    told = json.loads(plan.read_text())
+    assert any("PARO033" in text for text in told["assumptions"]) == doubted
+    assert told["verdict"] != "change" or not doubted or not told["chosen"]["group_size"]
+
+
+def test_who_asks_for_groups_is_told(tmp_path):
+    folder, plan = placed_run(tmp_path / "run", PLACES["dealt out"]), tmp_path / "plan.json"
+    assert command(["recommend", str(folder), "-o", str(plan), "--strategy", "III/4", "--allow-untested"]) in (0, 3)
+    assert "PARO033" in json.loads(plan.read_text())["text"].partition("Without --strategy")[0]
+
+
+def test_a_group_of_several_nodes_sends_something_between_them():
+    """Of four ranks a node, a ring of four over two nodes has a slower hop than one inside a node."""
+    fabric = Fabric(is_gloo=False, device_name=None, ranks_per_node=4)
+    assert backend_latency(Op.ALL_GATHER, "mixed", 4, fabric) > backend_latency(Op.ALL_GATHER, "intra", 4, fabric)
 
 
 @pytest.mark.distributed

@@ -51,7 +51,8 @@ def find_topology(run: Run, gpus_per_node: int | None = None, launched_per_node:
     if launched_per_node and (run.world_size or launched_per_node) % launched_per_node == 0:
         return _placed(launched_per_node, "metadata", run, world)
     found = _of_traces(run, world)
-    return found if found.gpus_per_node else _of_logs(run) or found
+    found = found if found.gpus_per_node else _of_logs(run, world) or found
+    return found if run.world_size else replace(found, ranks_follow=None)
 
 
 def _hosts(run: Run) -> dict[int, str]:
@@ -80,10 +81,11 @@ def _placed(per_node: int, source: str, run: Run, world: range) -> Topology:
     nodes, hosts = len(world) // per_node, _hosts(run) if _are_ranks_named(run) else {}
     if nodes <= 1:
         return _regular(per_node, source, world)
+    in_turn = {rank: rank % nodes for rank in world}
     is_named = len(set(hosts.values())) > 1
     if not is_named or not _splits(hosts, per_node):
-        return replace(_regular(per_node, source, world), ranks_follow=True if is_named else None)
-    in_turn = {rank: rank % nodes for rank in world}
+        follow = is_named and not _agree(hosts, in_turn)
+        return replace(_regular(per_node, source, world), ranks_follow=follow or None)
     if len(set(hosts.values())) < len(hosts) and _agree(hosts, in_turn):
         return Topology(gpus_per_node=per_node, source=source, node_of=in_turn, ranks_follow=False)
     if len(hosts) == len(world) and set(Counter(hosts.values()).values()) == {per_node}:
@@ -136,7 +138,7 @@ def _follow(hosts: Mapping[int, str], *, is_whole: bool) -> bool | None:
     return False if len(runs) > len(set(runs)) else True if is_whole else None
 
 
-def _of_logs(run: Run) -> Topology | None:
+def _of_logs(run: Run, world: range) -> Topology | None:
     """Return what NCCL's own logs say about nodes, None when they do not."""
     for item in run.untimed:
         header = item.header
@@ -144,7 +146,7 @@ def _of_logs(run: Run) -> Topology | None:
         if not per_node and header.num_nodes and header.world_size:
             per_node = header.world_size // header.num_nodes
         if per_node:
-            return _regular(per_node, "metadata", range(run.world_size or per_node))
+            return _placed(per_node, "metadata", run, world or range(per_node))
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-import warnings
+import sys
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -321,8 +321,8 @@ def grid_of(group_size: int | None, mesh: DeviceMesh | None, ranks_per_node: int
 def _ranks_of_a_node(world_size: int) -> int:
     """Return how many ranks share a node: as the launcher says, else by the names of the hosts.
 
-    Where the launcher says so although hosts come back after others, rank 0 warns: results are the same, but groups of
-    ranks in a row cross the network.
+    Where the launcher says so although hosts come back after others, rank 0 tells: results are the same, but groups
+    of ranks in a row cross the network.
 
     Raises:
         UsageError: nodes have different numbers of ranks, or their ranks do not follow each other.
@@ -340,10 +340,12 @@ def _ranks_of_a_node(world_size: int) -> int:
         nodes = [hosts[first : first + local] for first in range(0, world_size, local)]
         torn = next((place for place, names in enumerate(nodes) if len(set(names)) > 1), None)
         if not follow and torn is not None and dist.get_rank() == 0:
-            warnings.warn(
-                f"ranks of a node do not follow each other: ranks {torn * local} to {(torn + 1) * local - 1} are on "
-                f"{', '.join(sorted(set(nodes[torn])))}; groups of ranks in a row cross the network",
-                stacklevel=2,
+            print(
+                f"paro-advise: ranks of a node do not follow each other: ranks {torn * local} to "
+                f"{(torn + 1) * local - 1} are on {', '.join(sorted(set(nodes[torn])))}; groups of ranks in a row "
+                "cross the network",
+                file=sys.stderr,
+                flush=True,
             )
         return local
     if len(set(counts)) > 1 or not follow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import FINDING_SHARE, HOST_CAUSE_SHARE, MANY_CALLS, RARE_CHANCE
@@ -220,14 +221,16 @@ def _parted_ranks(analysis: Analysis) -> FindingEntry:
         one = run.gpus_per_node and run.world_size and run.world_size <= run.gpus_per_node
         text = "all ranks are on one node" if one else "the ranks of each node follow each other"
         return _finding(code, DOES_NOT_APPLY, text)
-    first = min(analysis.ranks, key=lambda entry: entry.rank)
-    ranks = sorted(entry.rank for entry in analysis.ranks if entry.host == first.host)
+    in_order = sorted(analysis.ranks, key=lambda entry: entry.rank)
+    runs = [host for host, _ in itertools.groupby(entry.host for entry in in_order)]
+    parted = max(dict.fromkeys(runs), key=runs.count)
+    ranks = [entry.rank for entry in in_order if entry.host == parted]
     size = f"{run.gpus_per_node} " if run.gpus_per_node else ""
     return _finding(
         code,
         APPLIES,
-        f"ranks of a node do not follow each other: {first.host} has {number_ranges(ranks)}. Groups of {size}ranks in a row "
-        "cross the network",
+        f"ranks of a node do not follow each other: {parted} has {number_ranges(ranks)}. Groups of {size}ranks in a "
+        "row cross the network",
     )
 
 

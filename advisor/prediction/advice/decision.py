@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     from paro_advise.advisor.prediction.scoring import Limits, Scored
 
 
+_DEALT_OUT = (
+    "ranks of a node do not follow each other (PARO033), so groups of ranks in a row are not where they are predicted"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
     """All candidates of a plan.
@@ -72,12 +77,13 @@ def decide(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan
         probability_gain=_gain(field.baseline, field.wanted),
         expected_regret_pct=round(100 * _wins(field.eligible)[1].get(id(field.wanted), 0.0), 2),
     )
+    doubt = "" if keeps else _doubt(calibration, field.wanted)
     ahead = "" if keeps else f": predicted {_ahead(chosen)}{_memory(plan.baseline, chosen)}"
     what = f"keep {choice_name(chosen)}" if keeps else _first_lower(_change(plan.baseline, chosen))
     asked = replace(
         plan,
         verdict=Verdict.KEEP if keeps else Verdict.CHANGE,
-        text=f"As asked for, {what}{ahead}. Without --strategy: {plan.text}",
+        text=f"As asked for, {what}{ahead}{f', but {doubt}' if doubt else ''}. Without --strategy: {plan.text}",
         chosen=chosen,
         confidence=confidence,
         asked_for=field.asked_for,
@@ -92,7 +98,7 @@ def _recommended(calibration: Calibration, limits: Limits, field: Field) -> tupl
     keeps = chosen is None or same_way(choice_of(baseline, baseline), choice_of(chosen, baseline))
     gain = 0.0 if chosen is None or keeps else _gain(baseline, chosen)
     verdict = _verdict(field, chosen, gain)
-    doubt = _doubt(calibration, chosen) if verdict == Verdict.CHANGE else ""
+    doubt = _doubt(calibration, chosen) if verdict in (Verdict.CHANGE, Verdict.MEASURE_FIRST) else ""
     if doubt:
         verdict = Verdict.MEASURE_FIRST
     wins, regrets = _wins(field.eligible)
@@ -145,8 +151,8 @@ def _recommended(calibration: Calibration, limits: Limits, field: Field) -> tupl
             parameter_count=round(calibration.parameters),
             device_memory_bytes=limits.device_memory_bytes,
         ),
-        assumptions=(*([calibration.unmodelled] if calibration.unmodelled else []), *calibration.assumptions),
-        probes=_probes(calibration) if verdict == Verdict.MEASURE_FIRST else (),
+        assumptions=(*_doubts(calibration), *calibration.assumptions),
+        probes=_probes(calibration, doubt) if verdict == Verdict.MEASURE_FIRST else (),
     )
     return plan, chosen or baseline
 
@@ -154,11 +160,13 @@ def _recommended(calibration: Calibration, limits: Limits, field: Field) -> tupl
 def _doubt(calibration: Calibration, chosen: Scored | None) -> str:
     """Return why a choice that is predicted to gain is none to change to yet, "" where nothing speaks against it."""
     if calibration.is_dealt_out and chosen is not None and chosen.candidate.uses_groups:
-        return (
-            "ranks of a node do not follow each other (PARO033), so groups of ranks in a row are not where they are "
-            "predicted"
-        )
+        return _DEALT_OUT
     return calibration.unmodelled
+
+
+def _doubts(calibration: Calibration) -> list[str]:
+    """Return what makes predictions mislead, of some candidates or of all."""
+    return [*filter(None, (calibration.unmodelled, _DEALT_OUT if calibration.is_dealt_out else ""))]
 
 
 def _gain(baseline: Scored, chosen: Scored) -> float:
@@ -341,12 +349,12 @@ def _confidence_text(error_pct: float, *, is_described: bool) -> str:
     return f"replaying the traced step reproduces its time to {off:+.1f} %, {gate} the {GATE_PCT:.0f} % tolerance"
 
 
-def _probes(calibration: Calibration) -> tuple[str, ...]:
+def _probes(calibration: Calibration, doubt: str) -> tuple[str, ...]:
     """Return what to measure so that the answer gets certain, the most useful first."""
     found: list[str] = []
     if calibration.is_described:
         return ("a trace of a few steps of the run, of one rank per node: it tells exposed communication and links",)
-    if calibration.is_dealt_out:
+    if doubt == _DEALT_OUT:
         started = "torchrun does so; mpirun --map-by slot, srun --distribution=block"
         return (f"the same run with ranks started node by node ({started})",)
     probe = "-m paro_advise.runtime.probe"

@@ -65,8 +65,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         job_world_size=job,
         job_ranks_per_node=job_per_node,
         unmodelled=ranks.unmodelled,
-        # Beside tensor parallelism, whose ranks lie between them, spans say where data-parallel groups are.
-        is_dealt_out=run.ranks_follow is False and world == job,
+        is_dealt_out=run.ranks_follow is False and not ranks.is_placed,
         trained_share=_trained_share(analysis, model),
         world_size=world,
         ranks_per_node=per_node,

@@ -23,12 +23,14 @@ class DataParallel:
         ranks_per_node: of them on a node.
         note: what the rest of the job is, for people; "" where there is none.
         unmodelled: why predictions would mislead, "" where they do not.
+        is_placed: beside tensor parallelism their groups were seen inside nodes, or with one rank on each.
     """
 
     world_size: int
     ranks_per_node: int
     note: str
     unmodelled: str
+    is_placed: bool = False
 
 
 def data_parallel(analysis: Analysis, world: int, per_node: int) -> DataParallel:
@@ -42,14 +44,18 @@ def data_parallel(analysis: Analysis, world: int, per_node: int) -> DataParallel
     factor = world // size if size and world % size == 0 else 1
     if factor == 1:
         return DataParallel(world_size=world, ranks_per_node=per_node, note="", unmodelled="")
-    here = _ranks_per_node(analysis, size, per_node, factor)
+    seen = _seen_per_node(analysis, size)
+    found = max(1, per_node // factor)
+    here = seen or (found if size % found == 0 else 1)
     note = (
         f"{size} of {world} ranks share the data; the model is cut in {factor} by tensor, context or pipeline "
         "parallelism, whose traffic stays as it is"
     )
     has_pipeline = any(entry.op in _PIPELINE and entry.count for entry in analysis.collectives)
     unmodelled = "pipeline parallelism is not modelled: its bubbles change with the strategy" if has_pipeline else ""
-    return DataParallel(world_size=size, ranks_per_node=here, note=note, unmodelled=unmodelled)
+    return DataParallel(
+        world_size=size, ranks_per_node=here, note=note, unmodelled=unmodelled, is_placed=seen is not None
+    )
 
 
 def _data_parallel_size(analysis: Analysis, world: int) -> int:
@@ -73,13 +79,10 @@ def _data_parallel_size(analysis: Analysis, world: int) -> int:
     return min(world, max(inner * across, updated, largest(replicas))) or world
 
 
-def _ranks_per_node(analysis: Analysis, size: int, per_node: int, factor: int) -> int:
-    """Return how many data-parallel ranks share a node: tensor parallelism is laid inside it where it fits."""
+def _seen_per_node(analysis: Analysis, size: int) -> int | None:
+    """Return how many data-parallel ranks share a node where the group of all is seen to be in one, or one on each."""
     moved = [entry for entry in analysis.collectives if entry.state in (State.PARAMETER, State.GRADIENT)]
     widest = max(moved, key=lambda entry: entry.group_size or 0)
-    if widest.span == "inter" and (widest.group_size or 0) == size:
-        return 1
-    if widest.span == "intra" and (widest.group_size or 0) == size:
-        return size
-    found = max(1, per_node // factor)
-    return found if size % found == 0 else 1
+    if (widest.group_size or 0) != size:
+        return None
+    return {"inter": 1, "intra": size}.get(widest.span)
