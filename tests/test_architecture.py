@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -37,6 +39,15 @@ def test_files_and_functions_stay_small(path):
 
 
 SOURCE = ROOMS[:7]
+
+
+def test_the_advisor_has_seven_floors():
+    """One more comes with a dependency between rooms that the layers alone let pass."""
+    told = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks/structure.py")], capture_output=True, text=True, check=True
+    ).stdout
+    (floors,) = re.findall(r"rooms in advisor/ .* on (\d+) floors", told)
+    assert int(floors) <= 7
 
 
 def test_rooms_stay_small():

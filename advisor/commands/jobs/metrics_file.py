@@ -9,8 +9,8 @@ import click
 
 from paro_advise.advisor.commands.labels import labels_of, refuse_own_labels
 from paro_advise.advisor.commands.output import refuse_overwrite, write_output
-from paro_advise.advisor.metrics.job_measures import OWN_LABELS, measures_of_job
 from paro_advise.advisor.metrics.prometheus import prometheus_text
+from paro_advise.advisor.watching.job_measures import OWN_LABELS, measures_of_job
 from paro_advise.advisor.wording.escaping import plain
 from paro_advise.errors import ParoAdviseError, UsageError
 
