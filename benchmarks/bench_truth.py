@@ -5,7 +5,7 @@ group size and algorithm. Printed for each run: error of the predicted ratio to 
 inside the 80 % range, rank correlation, and what the chosen strategy costs over the best one: among all, among those
 that a framework's own settings express, and by the rule of thumb "always hybrid sharding per node".
 
-Usage: bench_truth.py [--own-ports] [FOLDER...], by default the runs of ../shared/nccl_like. With --own-ports what
+Usage: bench_truth.py [--own-ports] [--rows] [FOLDER...], by default the runs of ../shared/nccl_like. With --own-ports what
 goes between groups does not share a node's port with the rest, which is no network's way but the simulator's.
 """
 
@@ -117,6 +117,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--own-ports", action="store_true")
+    parser.add_argument("--rows", action="store_true", help="each candidate too, the fastest first")
     options = parser.parse_args()
     if options.own_ports:
         step_replay.micro_batch_us = own_ports
@@ -145,6 +146,10 @@ def main() -> int:
         correlations.append(rank_correlation(rows))
         everything += rows
         print(_line(folder.name, rows, correlations[-1], [found[name] for name in regrets]))
+        for row in sorted(rows, key=lambda row: row.true) if options.rows else ():
+            group = row.group_size or "-"
+            off = row.predicted / row.true - 1
+            print(f"    {row.triple} {group:>4} {row.collectives:8} {row.predicted:6.3f} {row.true:6.3f} {off:+7.1%}")
     if everything:
         means = [float(np.mean(values)) if values else None for values in regrets.values()]
         print(_line("all", everything, float(np.mean(correlations)), means))

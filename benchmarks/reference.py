@@ -109,8 +109,9 @@ def finding_page(code: str) -> str:
 
 def _example(code: str) -> list[str]:
     if code not in EXAMPLES:
-        tests = "`tests/test_judgements.py`, `tests/test_placement.py`, `tests/test_stragglers.py`"
-        return [f"No run in the repository shows it; tests build traces that do ({tests})."]
+        tests = [path for path in sorted((ROOT / "tests").glob("test_*.py")) if path.name != "test_cli.py"]
+        shown = ", ".join(f"`tests/{path.name}`" for path in tests if code in path.read_text())
+        return [f"No run in the repository shows it; tests build traces that do ({shown})."]
     name, about = EXAMPLES[code]
     analysis = analyze(ROOT / "tests" / "data" / name).analysis
     finding = next(found for found in analysis.findings if found.code == code and found.status == APPLIES)

@@ -24,36 +24,46 @@ PLACES = {
 }
 
 
+def traced_rank(rank, world, group, host, *, used=("1",), every_us=5000.0):
+    """Return a trace of ZeRO-3: four gathers and two reductions a step.
+
+    Args:
+        group: ranks of its process group "1", beside "0" of all.
+        used: names of the groups that the collectives are in, in turn.
+        every_us: from one collective to the next.
+    """
+    groups = [("0", "default_pg", list(range(world))), ("1", "part", group)]
+    trace = TraceBuilder(rank, world, groups=groups, gpus_per_node=1, host=host)
+    for step in range(3):
+        base = step * 40_000.0
+        trace.step(step, base, 40_000.0)
+        for number in range(6):
+            at = base + 100 + number * every_us
+            op, owners = (
+                ("AllGather", ("FSDP::pre_forward", "FSDP::all_gather"))
+                if number < 4
+                else ("ReduceScatter", ("FSDP::post_backward_reduce",))
+            )
+            trace.collective(
+                op, at, 2000.0, nelems=4_000_000, issue=at - 50, seq=step * 10 + number, owners=owners,
+                group=used[number % len(used)],
+            )  # fmt: skip
+            trace.compute(at + 2000.0, 2500.0)
+    return trace
+
+
 def placed_run(folder, places):
-    """Write a run of ZeRO-3 whose ranks are on the given hosts; gathers of four ranks in a row and of all.
+    """Write a run whose ranks are on the given hosts; groups of four ranks in a row and of all.
 
     Args:
         places: of each rank; None for one without a trace, "" for one that does not name its host.
     """
     halves = [[0, 1, 2, 3], [4, 5, 6, 7]]
-    builders = []
-    for rank, place in enumerate(places):
-        groups = [("0", "default_pg", list(range(WORLD))), ("1", "half", halves[rank // 4])]
-        if place is None:
-            continue
-        host = f"host{place}" if place != "" else None
-        trace = TraceBuilder(rank, WORLD, groups=groups, gpus_per_node=1, host=host)
-        for step in range(3):
-            base = step * 40_000.0
-            trace.step(step, base, 40_000.0)
-            for number in range(6):
-                at = base + 100 + number * 5000.0
-                op, owners = (
-                    ("AllGather", ("FSDP::pre_forward", "FSDP::all_gather"))
-                    if number < 4
-                    else ("ReduceScatter", ("FSDP::post_backward_reduce",))
-                )
-                group = "0" if number % 2 else "1"
-                trace.collective(
-                    op, at, 2000.0, nelems=4_000_000, issue=at - 50, seq=step * 10 + number, owners=owners, group=group
-                )
-                trace.compute(at + 2000.0, 2500.0)
-        builders.append(trace)
+    builders = [
+        traced_rank(rank, WORLD, halves[rank // 4], f"host{place}" if place != "" else None, used=("1", "0"))
+        for rank, place in enumerate(places)
+        if place is not None
+    ]
     return write_run(folder, builders)
 
 
@@ -181,23 +191,9 @@ def test_what_fits_both_orders_is_not_called_one(tmp_path):
 
 def tensor_parallel_run(folder, host_of):
     """Write a run of 16 ranks of which pairs cut the model: each second rank shares the data."""
-    builders = []
-    for rank in range(16):
-        groups = [("0", "default_pg", list(range(16))), ("1", "dp", list(range(rank % 2, 16, 2)))]
-        trace = TraceBuilder(rank, 16, groups=groups, gpus_per_node=1, host=host_of(rank))
-        for step in range(3):
-            base = step * 40_000.0
-            trace.step(step, base, 40_000.0)
-            for number in range(6):
-                at = base + 100 + number * 6500.0
-                op, owner = (
-                    ("AllGather", "FSDP::all_gather") if number < 4 else ("ReduceScatter", "FSDP::post_backward_reduce")
-                )
-                trace.collective(
-                    op, at, 2000.0, nelems=4_000_000, issue=at - 50, seq=step * 10 + number, owners=(owner,), group="1"
-                )
-                trace.compute(at + 2000.0, 2500.0)
-        builders.append(trace)
+    builders = [
+        traced_rank(rank, 16, list(range(rank % 2, 16, 2)), host_of(rank), every_us=6500.0) for rank in range(16)
+    ]
     return write_run(folder, builders)
 
 
@@ -241,7 +237,7 @@ def test_a_group_of_several_nodes_sends_something_between_them():
 def test_the_runtime_says_that_groups_will_cross_the_network(hosts, local, found, warned):
     """Results are the same, so nothing is refused that a launcher has laid out."""
     worker = Path(__file__).parent / "workers/places.py"
-    done = run_ranks(worker, hosts, local, ranks=len(hosts), warnings="always")
+    done = run_ranks(worker, hosts, local, ranks=len(hosts))
     assert found in done.stdout, done.stderr
     assert done.stderr.count("do not follow each other") == bool(warned)
     assert warned in done.stderr

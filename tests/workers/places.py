@@ -1,4 +1,4 @@
-"""Four ranks on two hosts, as the first argument names them: what `shard` finds a node to be, or why it refuses."""
+"""Ranks on hosts, a letter each in the first argument: what `shard` finds a node to be, or why it refuses."""
 
 from __future__ import annotations
 
