@@ -37,7 +37,7 @@ SIGNATURES = {
     "paro_advise.runtime.shard": [
         "model", "optimizer", "strategy", "group_size", "device_mesh", "units", "param_dtype", "reduce_dtype", "init",
         "reshard_root", "overlap_updates", "offload_optimizer", "ranks_per_node",
-        "native_collectives",
+        "native_collectives", "ignored_params",
     ],
     "paro_advise.runtime.stream_state_dict": ["model"],
     "paro_advise.runtime.switch": ["model", "strategy", "group_size", "device_mesh"],

@@ -151,15 +151,16 @@ class DistributedDataParallel(_Wrapper):
         super().__init__()
         if process_group is not None and dist.get_world_size(process_group) != dist.get_world_size():
             raise TrainingError("a plan needs DDP over all ranks, got a smaller process group", hint=NO_PLAN)
-        if getattr(module, "_ddp_params_and_buffers_to_ignore", None):
-            raise TrainingError("a plan cannot express DDP's ignored parameters and buffers", hint=NO_PLAN)
         if settings.get("mixed_precision") is not None:
             raise TrainingError("a plan cannot express DDP's mixed_precision", hint=NO_PLAN)
+        self._ignored_names = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        ignored = ignored_by_ddp(module, self._ignored_names)
         if init_sync:
-            copy_from_rank_0(module)
+            own = [buffer for name, buffer in module.named_buffers() if name in self._ignored_names]
+            copy_from_rank_0(module, [*ignored, *own])
         self._sends_buffers = broadcast_buffers and any(True for _ in module.buffers())
         self._next_sends_buffers = True
-        self._adopt(module, Wrapping(origin="DDP", states_are_whole=True, evaluates_alone=True))
+        self._adopt(module, Wrapping(origin="DDP", states_are_whole=True, evaluates_alone=True, ignored=ignored))
         self.reducer = _NoReducer()
         self._show_settings(process_group, broadcast_buffers=broadcast_buffers, settings=settings)
 
@@ -176,6 +177,11 @@ class DistributedDataParallel(_Wrapper):
         self.broadcast_buffers = broadcast_buffers
         for name in ("static_graph", "find_unused_parameters", "gradient_as_bucket_view"):
             setattr(self, name, bool(settings.get(name)))
+
+    @staticmethod
+    def _set_params_and_buffers_to_ignore_for_model(module: nn.Module, params_and_buffers_to_ignore: object) -> None:
+        """Note what DDP shall leave alone."""
+        module._ddp_params_and_buffers_to_ignore = params_and_buffers_to_ignore  # type: ignore[assignment]  # noqa: SLF001
 
     def _get_ddp_logging_data(self) -> dict[str, object]:
         """Return nothing: there are no buckets to tell of."""
@@ -208,8 +214,9 @@ class DistributedDataParallel(_Wrapper):
         That is in each pass after one that synchronizes gradients, evaluation or not.
         """
         if self._sends_buffers and self._next_sends_buffers:
-            for buffer in self._inner.buffers():
-                dist.broadcast(buffer, 0)
+            for name, buffer in self._inner.named_buffers():
+                if name not in self._ignored_names:
+                    dist.broadcast(buffer, 0)
         output = super().forward(*args, **kwargs)
         self._next_sends_buffers = torch.is_grad_enabled() and self.require_backward_grad_sync
         return output
@@ -259,17 +266,18 @@ class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
         )
         if buffers not in (None, parameters):
             raise TrainingError("a plan cannot express FSDP's buffer_dtype", hint=NO_PLAN)
-        if ignored_modules or ignored_states:
-            raise TrainingError("a plan cannot express FSDP's ignored modules", hint=NO_PLAN)
         offloads: object = getattr(cpu_offload, "offload_params", cpu_offload)
         if offloads:
             raise TrainingError("a plan cannot express FSDP's CPU offload", hint=NO_PLAN)
         _materialize(module, param_init_fn)
         if device_id is not None:
             module.to(torch.device("cuda", device_id) if isinstance(device_id, int) else device_id)
-        if sync_module_states:
-            copy_from_rank_0(module)
         wrapped = [part for part in module.modules() if isinstance(part, FullyShardedDataParallel)]
+        ignored = _parameters_of([*(ignored_modules or ()), *(ignored_states or ())]).union(
+            *(part._wrapping.ignored for part in wrapped)  # noqa: SLF001 - our class
+        )
+        if sync_module_states:
+            copy_from_rank_0(module, ignored)
         for part in wrapped:
             part.mark_inner()
             if (part._wrapping.param_dtype, part._wrapping.reduce_dtype) != (parameters, reductions):  # noqa: SLF001 - our class
@@ -281,6 +289,7 @@ class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
             units=tuple(inner) or _wrapped_classes(auto_wrap_policy),
             param_dtype=parameters,
             reduce_dtype=reductions,
+            ignored=ignored,
         )
         self._adopt(module, wrapping)
 
@@ -324,6 +333,34 @@ def _materialize(module: nn.Module, fill: Callable[[nn.Module], None] | None) ->
             else:
                 part.to_empty(device=device, recurse=False)
                 part.reset_parameters()  # type: ignore[operator]  # as FSDP1 requires of such a module
+
+
+def ignored_by_ddp(module: nn.Module, names: frozenset[str]) -> frozenset[nn.Parameter]:
+    """Return the parameters that DDP neither copies to all ranks nor reduces, by the names that it was given.
+
+    Raises:
+        TrainingError: it does one of the two.
+    """
+    known: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        known.setdefault(parameter, []).append(name)
+    ignored = {parameter: found for parameter, found in known.items() if names.intersection(found)}
+    for parameter, found in ignored.items():
+        # DDP's reducer takes a parameter of the outermost module under the name ".name", which nobody gives.
+        unclear = [name for name in found if name not in names or "." not in name]
+        if unclear and parameter.requires_grad:
+            raise TrainingError(
+                f"a plan cannot express what DDP ignores in part: it does not copy {found[0]} from rank 0, and reduces "
+                "its gradient",
+                hint="name a parameter under all its names, and put those of the outermost module into a part of it",
+            )
+    return frozenset(ignored)
+
+
+def _parameters_of(states: Iterable[nn.Module | nn.Parameter]) -> frozenset[nn.Parameter]:
+    """Return parameters, and those of modules."""
+    found = [list(item.parameters()) if isinstance(item, nn.Module) else [item] for item in states]
+    return frozenset(parameter for items in found for parameter in items)
 
 
 def _num_covered_ranks(

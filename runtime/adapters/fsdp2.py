@@ -44,7 +44,7 @@ _OF_FSDP2_ALONE = (
     "set_symm_mem_for_comm",
     "reshard",
 )
-_REFUSED = ("shard_placement_fn", "ignored_params", "dp_mesh_dims")
+_REFUSED = ("shard_placement_fn", "dp_mesh_dims")
 _Modules = TypeVar("_Modules", bound=nn.Module | list[nn.Module])
 
 
@@ -56,7 +56,7 @@ class Settings(TypedDict, total=False):
     shard_placement_fn: object
     mp_policy: MixedPrecisionPolicy | None
     offload_policy: OffloadPolicy | None
-    ignored_params: object
+    ignored_params: set[nn.Parameter] | None
     dp_mesh_dims: object
 
 
@@ -230,6 +230,7 @@ class FullyShardCalls:
             param_dtype=param_dtype,
             reduce_dtype=reduce_dtype,
             norms_are_dtensors=True,
+            ignored=frozenset(item for _, settings in wrapped for item in settings.get("ignored_params") or ()),
             let_go=lambda: self._let_go([part for part, _ in wrapped]),
         )
 

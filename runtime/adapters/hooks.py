@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from paro_advise.errors import TrainingError
+from paro_advise.errors import TrainingError, UsageError
 from paro_advise.runtime.adapters.names import replace_everywhere, replace_name
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ class Hooks:
 
         def clip_grad_norm_(parameters: Tensors, *args: _P.args, **kwargs: _P.kwargs) -> torch.Tensor:
             session.finish_gradients()
-            norm = original(session.current(parameters), *args, **kwargs)
+            given = session.current(parameters)
+            _refuse_own_among_shared(session, given)
+            norm = original(given, *args, **kwargs)
             return norm if not session.models else self._convert_norm(norm)
 
         functools.update_wrapper(clip_grad_norm_, original)
@@ -133,3 +135,23 @@ class Hooks:
                 self._mesh = DeviceMesh(norm.device.type, torch.arange(dist.get_world_size()))
             return DTensor.from_local(norm, self._mesh, [Replicate()], run_check=False)
         return norm
+
+
+def _refuse_own_among_shared(session: Session, parameters: torch.Tensor | list[torch.Tensor]) -> None:
+    """Refuse to clip what each rank has for itself together with what all share.
+
+    Each rank would scale its shards of the shared gradients by a norm of its own: in the plain framework replicas part,
+    here the pieces of one.
+
+    Raises:
+        UsageError: the script does.
+    """
+    own = {parameter for model in session.models for parameter in model.engine.specs[-1].ignored.values()}
+    given = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+    if not own.isdisjoint(given) and any(isinstance(parameter.grad, DTensor) for parameter in given):
+        raise UsageError(
+            "gradients that all ranks share must be clipped by one norm, got some that each rank has for itself among "
+            "them",
+            hint="clip the parameters that the framework ignores by themselves, or scale all by a norm that ranks have "
+            "agreed on",
+        )

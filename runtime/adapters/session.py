@@ -221,7 +221,12 @@ class Session:
                     hint=NO_PLAN,
                 )
         optimizers = self._optimizers_of(module)
-        check_facts(self.plan, _count(module.parameters()), _count([*module.parameters(), *self._optimized()]))
+        check_facts(
+            self.plan,
+            _count(module.parameters()),
+            _count([*module.parameters(), *self._optimized()]),
+            _count(wrapping.ignored),
+        )
         if wrapping.init_from_rank_0:
             copy_from_rank_0(module)
         chosen = self.plan.chosen
@@ -243,12 +248,13 @@ class Session:
             reduce_dtype=wrapping.reduce_dtype,
             offload_optimizer=chosen.offload == "optimizer",
             native_collectives=chosen.collectives == CollectiveBackend.NATIVE,
+            ignored_params=wrapping.ignored,
         )
         engine = engine_of(module)
         engine.stands_for_fsdp2 = wrapping.norms_are_dtensors
         slots = {name: slot for unit in engine.units for slot in unit.spec.slots for name in slot.aliases}
-        for name, parameter in before.items():
-            self._replaced[parameter] = slots[name]
+        for name in before.keys() & slots.keys():
+            self._replaced[before[name]] = slots[name]
         self.handed_out.lead_to(engine, self._replaced)
         if wrapping.compile is not None:
             # Unit by unit, as FSDP2's users do: what surrounds a unit's forward must run as it is.

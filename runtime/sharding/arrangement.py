@@ -93,7 +93,8 @@ class Communicators:
         """Return the mesh over all ranks."""
         key = (0, device.type)
         if key not in self._meshes:
-            self._meshes[key] = DeviceMesh(device.type, torch.arange(grid.world_size), mesh_dim_names=("world",))
+            # Without a name, as fully_shard makes it: shards that each rank saves for itself then fit plain FSDP2.
+            self._meshes[key] = DeviceMesh(device.type, torch.arange(grid.world_size))
             WholeReads.watch(self._meshes[key])
         return self._meshes[key]
 
@@ -215,7 +216,7 @@ class Arrangement:
         key = (unit.spec.name, place, local.device, local.dtype)
         if key not in self._specs:
             self._specs[key] = self._sharded_anew(unit, place, local)._spec  # noqa: SLF001
-        return _from_local_no_grad(local, self._specs[key])
+        return _in_layout(local, self._specs[key])
 
     def as_dtensor(self, unit: UnitState, place: int, local: torch.Tensor) -> torch.Tensor:
         """Return the rows at the optimizer's level as a DTensor, a replicated one where they are whole."""
@@ -226,7 +227,8 @@ class Arrangement:
         if isinstance(tensor, DTensor):
             return tensor
         mesh = self._communicators.world_mesh(self.grid, tensor.device)
-        return DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
+        spec = DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)._spec  # noqa: SLF001
+        return _in_layout(tensor, spec)
 
     def _sharded_anew(self, unit: UnitState, place: int, local: torch.Tensor) -> DTensor:
         level = self.levels.optimizer
@@ -246,3 +248,10 @@ class Arrangement:
         """Return what a profile shows of a job: the model state it moves, of which unit, under which strategy."""
         count = sum(slot.shape.numel() for slot in unit.spec.training)
         return f"{state} ({unit.spec.name or 'root'}) {count} {self.levels}/{self.grid.group_size}"
+
+
+def _in_layout(local: torch.Tensor, spec: DTensorSpec) -> DTensor:
+    """Return a DTensor over the memory of a view, which torch 2.13 cannot save if it knows where the view begins."""
+    found = _from_local_no_grad(local.new_empty(0) if local.storage_offset() else local, spec)
+    found._local_tensor = local  # noqa: SLF001 - its constructor takes type, device and offset from what it is given
+    return found

@@ -15,7 +15,7 @@ from paro_advise.runtime.sharding.parameters.owned import OwnedWhole, is_of_opti
 from paro_advise.runtime.sharding.parameters.whole import current
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from paro_advise.policies.strategy import Strategy
     from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec
@@ -46,6 +46,7 @@ def check(
             _check_hooks(slot, settings, levels)
     for optimizer in optimizers:
         _check_optimizer(optimizer, levels)
+        _check_groups(optimizer, frozenset(specs[-1].ignored.values()), levels)
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, levels: Strategy) -> None:
@@ -57,6 +58,18 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, levels: Strategy) -> None
             f"an optimizer of sharded states must update each element by itself, got {kind}",
             hint="choose NNN, which keeps the states whole, or another optimizer",
         )
+
+
+def _check_groups(optimizer: torch.optim.Optimizer, ignored: Collection[torch.Tensor], levels: Strategy) -> None:
+    """Refuse groups whose kernels take all parameters at once, of which some would be sharded."""
+    for group in optimizer.param_groups:
+        at_once = [name for name in ("foreach", "fused") if group.get(name)]
+        own = [parameter in ignored for parameter in group["params"]]
+        if at_once and levels.optimizer != Level.N and any(own) and not all(own):
+            raise UsageError(
+                f"a group of an optimizer with {at_once[0]}=True must hold sharded or ignored parameters, got both",
+                hint=f"give the ignored ones a group of their own, or leave {at_once[0]} out",
+            )
 
 
 def _check_types(spec: UnitSpec, settings: Settings) -> None:

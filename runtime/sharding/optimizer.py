@@ -159,10 +159,17 @@ class OptimizerShards:
         optimizers: the user's.
         optimizer: the user's, or all of them as one.
         shards: the optimizer's parameter of each slot that it trains, by qualified name.
-        group_names, all_names: qualified names in each group, of what trains and of all.
+        ignored: parameters that it holds and no strategy moves, by qualified name.
+        planned: qualified names of the slots.
+        group_names, all_names: qualified names in each group, of what it holds now and of all that were in it.
     """
 
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], slots: Mapping[str, Slot]) -> None:
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        slots: Mapping[str, Slot],
+        ignored: Mapping[str, nn.Parameter],
+    ) -> None:
         """Remember which of the optimizers' groups each parameter is in.
 
         Raises:
@@ -173,7 +180,9 @@ class OptimizerShards:
         self.optimizer = optimizer = optimizers[0] if len(optimizers) == 1 else JointOptimizer(optimizers)
         self.shards: dict[str, nn.Parameter] = {}
         self._is_stepping = False
+        self.planned = frozenset(slots)
         names = {id(slot.parameter): name for name, slot in slots.items()}
+        names |= {id(parameter): name for name, parameter in ignored.items()}
         self.group_names: list[list[str]] = []
         self.all_names: list[list[str]] = []
         for group in optimizer.param_groups:
@@ -184,9 +193,8 @@ class OptimizerShards:
                     "that is none",
                     hint="make the optimizer from model.parameters() and shard both together",
                 )
-            trained = [parameter for parameter in group["params"] if slots[names[id(parameter)]].trains]
-            self.group_names.append([names[id(parameter)] for parameter in trained])
             self.all_names.append([names[id(parameter)] for parameter in group["params"]])
+            self.group_names.append([name for name in self.all_names[-1] if name in ignored or slots[name].trains])
         held = Counter(name for group in self.all_names for name in group)
         twice = [name for name, count in held.items() if count > 1]
         if twice:
@@ -198,11 +206,12 @@ class OptimizerShards:
                 + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
                 hint="set requires_grad=False for what is not trained",
             )
+        self.ignored = {name: parameter for name, parameter in ignored.items() if name in held}
         self._given = {
             names[id(parameter)]: state
             for one in self.optimizers
             for parameter, state in one.state.items()
-            if id(parameter) in names
+            if names.get(id(parameter)) in slots
         }
 
     def attach(self, gradients_for: Callable[[torch.optim.Optimizer], Gradients]) -> None:
@@ -234,18 +243,39 @@ class OptimizerShards:
             first += count
         return slice(0, first)
 
+    @property
+    def held(self) -> dict[str, nn.Parameter]:
+        """Return what the optimizer holds now, by qualified name."""
+        return {**self.shards, **self.ignored}
+
     def place(self, shards: dict[str, nn.Parameter]) -> None:
         """Give the optimizer new parameters, by name; the states stay with their names."""
+        own = {
+            name: state
+            for one in self.optimizers
+            for name, parameter in self.ignored.items()
+            if (state := one.state.get(parameter))
+        }
         if isinstance(self.optimizer, JointOptimizer):
             self.optimizer.join()
-        states = {name: self.optimizer.state.pop(old, None) for name, old in self.shards.items()}
+        states = {name: self.optimizer.state.pop(old, None) for name, old in self.shards.items()} | own
         self.optimizer.state.clear()
         self.shards = shards
+        held = self.held
         for group, names in zip(self.optimizer.param_groups, self.group_names, strict=True):
-            group["params"] = [shards[name] for name in names]
+            group["params"] = [held[name] for name in names]
         for name, state in states.items():
             if state is not None:
-                self.optimizer.state[shards[name]] = state
+                self.optimizer.state[held[name]] = state
+
+    def discard_ignored(self, optimizer: torch.optim.Optimizer, *, to_none: bool) -> None:
+        """Forget the gradients of one optimizer's parameters that no strategy moves."""
+        for name in (name for names in self.group_names[self.groups_of(optimizer)] for name in names):
+            gradient = self.ignored[name].grad if name in self.ignored else None
+            if gradient is not None and to_none:
+                self.ignored[name].grad = None
+            elif gradient is not None:
+                gradient.detach_().zero_()
 
     @property
     def given(self) -> dict[str, StateDict]:
@@ -310,6 +340,7 @@ class OptimizerShards:
 
 def _make_state(optimizer: torch.optim.Optimizer, groups: list[ParamGroup], shards: Sequence[torch.Tensor]) -> None:
     rates = [group["lr"] for group in groups]
+    gradients = [shard.grad for shard in shards]
     for shard in shards:
         shard.grad = torch.zeros_like(shard)
     for group in groups:
@@ -317,5 +348,5 @@ def _make_state(optimizer: torch.optim.Optimizer, groups: list[ParamGroup], shar
     _step_alone(optimizer)
     for group, rate in zip(groups, rates, strict=True):
         group["lr"] = rate
-    for shard in shards:
-        shard.grad = None
+    for shard, gradient in zip(shards, gradients, strict=True):
+        shard.grad = gradient

@@ -34,7 +34,7 @@ from paro_advise.runtime.sharding.states import states
 from paro_advise.runtime.sharding.states.whole_states import fsdp2_optimizer_state, named, own_rows_of, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -63,6 +63,7 @@ class _Attachment:
 
     def discard_gradients(self, *, to_none: bool) -> None:
         shards, gradients = self._engine.shards, self._engine.gradients
+        shards.discard_ignored(self._own, to_none=to_none)
         if len(shards.optimizers) == 1 or gradients.is_broken_off:
             gradients.discard(to_none=to_none)
             return
@@ -104,6 +105,7 @@ def shard(
     offload_optimizer: bool = False,
     ranks_per_node: int | None = None,
     native_collectives: bool = False,
+    ignored_params: Collection[nn.Parameter] = (),
 ) -> tuple[_Model, _Optimizers]:
     """Let a model and its optimizer train under a strategy, in place; training is ordinary PyTorch afterwards.
 
@@ -129,6 +131,7 @@ def shard(
             Clip the gradients of ``model.parameters()``; the optimizer's have theirs only while it steps.
         ranks_per_node: None for the environment's LOCAL_WORLD_SIZE.
         native_collectives: use the backend's own collectives inside and across groups, not HO-Ring.
+        ignored_params: what each rank has for itself, such as its experts: whole, with its own gradients.
 
     Returns:
         The same two objects.
@@ -147,10 +150,10 @@ def shard(
         offload_optimizer=offload_optimizer,
         native_collectives=native_collectives,
     )
-    specs = _units_of(model, units)
+    specs = _units_of(model, units, ignored_params)
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     check(specs, optimizers, settings, effective(wanted, grid))
-    shards = OptimizerShards(optimizers, {slot.name: slot for spec in specs for slot in spec.slots})
+    shards = OptimizerShards(optimizers, {slot.name: slot for spec in specs for slot in spec.slots}, specs[-1].ignored)
     _agree_on(wanted, grid, settings, shards, specs)
     with reaching_all_ranks("the set-up of a sharded model"):
         engine = Engine(model, specs, shards, strategy=wanted, grid=grid, settings=settings, device=_device(model))
@@ -168,7 +171,9 @@ def _hand_over(engine: Engine) -> None:
     let_helpers_see_optimizers()
 
 
-def _units_of(model: nn.Module, chosen: Sequence[type[nn.Module] | nn.Module] | None) -> list[UnitSpec]:
+def _units_of(
+    model: nn.Module, chosen: Sequence[type[nn.Module] | nn.Module] | None, ignored: Collection[nn.Parameter]
+) -> list[UnitSpec]:
     """Cut a model into units.
 
     Raises:
@@ -182,7 +187,7 @@ def _units_of(model: nn.Module, chosen: Sequence[type[nn.Module] | nn.Module] | 
         raise UsageError(
             "a model must be sharded once, got one that FSDP2 shards", hint="leave the calls of fully_shard out"
         )
-    return find_units(model, chosen)
+    return find_units(model, chosen, ignored)
 
 
 def _agree_on(
@@ -203,7 +208,10 @@ def _agree_on(
             "torch version": torch.__version__,
             "optimizer": [
                 [type(optimizer).__name__ for optimizer in shards.optimizers],
-                [_plain(group) for group in shards.optimizer.param_groups],
+                [
+                    _plain(group) | {"num_params": sum(name in shards.planned for name in names)}
+                    for group, names in zip(shards.optimizer.param_groups, shards.all_names, strict=True)
+                ],
             ],
             "model": fingerprint(specs),
             "optimizer state": fingerprint_of_states(shards.given),
@@ -366,4 +374,4 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _plain(group: StateDict) -> StateDict:
-    return {key: value for key, value in group.items() if key != "params"} | {"num_params": len(group["params"])}
+    return {key: value for key, value in group.items() if key != "params"}

@@ -143,6 +143,26 @@ def functions_of_whole_tensors(model, optimizer, remembered):
     stepped(model, optimizer, 1)
 
 
+def plain_tensors_among_sharded_ones(model, optimizer, remembered):
+    """A plain tensor is changed by a single value of sharded ones; lists hold both kinds."""
+    one_pass(model, 0)
+    plain = torch.full((3,), 2.0)
+    with torch.no_grad():
+        plain.mul_(square(model).norm())
+        plain += square(model).mean()
+        square(model).div_(plain.sum())
+    gradients = [plain, *(parameter.grad for parameter in model.parameters()), torch.ones(2, 2)]
+    torch._foreach_mul_(gradients, 0.5)
+    sizes = torch.stack(torch._foreach_norm(gradients))
+    assert not sizes[0].isnan()
+    torch._foreach_div_(gradients, [size + 1.0 for size in sizes])
+    with torch.no_grad():
+        square(model).mul_(1.0 + 0.1 * sizes.norm() + plain.sum())
+    optimizer.step()
+    optimizer.zero_grad()
+    stepped(model, optimizer, 1)
+
+
 def draws(model, optimizer, remembered):
     """Noise and new first values are those of one process whose generator stands where those of all ranks do."""
     one_pass(model, 0)
@@ -302,6 +322,7 @@ CASES = (
     lambda: both(rows_at_the_optimizer),
     lambda: both(rows_of_gradients),
     lambda: both(functions_of_whole_tensors, tolerance=5e-6),
+    lambda: both(plain_tensors_among_sharded_ones),
     lambda: both(draws, tolerance=5e-6),
     lambda: both(states_by_parameter),
     lambda: both(collectives_of_the_script),

@@ -21,13 +21,14 @@ def same_count(plan: Plan, num_parameters: int) -> bool:
     return abs(num_parameters - planned) <= SAME_COUNT * planned
 
 
-def check_facts(plan: Plan, num_parameters: int, num_in_all: int | None = None) -> None:
+def check_facts(plan: Plan, num_parameters: int, num_in_all: int | None = None, num_ignored: int = 0) -> None:
     """Check the plan's preconditions against this job.
 
     Args:
         plan: the plan.
         num_parameters: of the model.
         num_in_all: of all models of the job as far as they have optimizers; None for one model.
+        num_ignored: of those, which no strategy moves and a trace may not show.
 
     Raises:
         StalePlanError: one does not hold, and the user did not allow that it drifts.
@@ -44,7 +45,8 @@ def check_facts(plan: Plan, num_parameters: int, num_in_all: int | None = None) 
         same = actual == planned
         if name == "parameter_count":
             # A trace of several models holds the parameters of all.
-            same = any(same_count(plan, count) for count in (actual, num_in_all or actual))
+            counts = [actual, num_in_all or actual]
+            same = any(same_count(plan, count - without) for count in counts for without in (0, num_ignored))
         if not same and name not in allowed:
             raise StalePlanError(
                 f"the plan must fit the job: made for {name} {planned}, this job has {actual}",

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     import torch
 
@@ -28,6 +28,7 @@ class Wrapping:
         let_go: takes the framework's own sharding off the model, whose parameters stay sharded; None where it has none.
         states_are_whole: the framework's state dicts hold whole tensors, and rank 0 may ask for them alone.
         evaluates_alone: rank 0 may run passes without gradients that the others do not.
+        ignored: parameters that the framework leaves alone: each rank has its own.
     """
 
     origin: str
@@ -39,6 +40,7 @@ class Wrapping:
     let_go: Callable[[], None] | None = None
     states_are_whole: bool = False
     evaluates_alone: bool = False
+    ignored: frozenset[nn.Parameter] = frozenset()
     compile: Callable[[Callable[..., object]], Callable[..., object]] | None = None
 
 
@@ -63,10 +65,12 @@ def outermost_units(
     return inner or None
 
 
-def copy_from_rank_0(module: nn.Module) -> None:
-    """Copy rank 0's parameters and buffers to all ranks."""
+def copy_from_rank_0(module: nn.Module, ignored: Collection[torch.Tensor] = ()) -> None:
+    """Copy rank 0's parameters and buffers to all ranks, but for those that each rank has for itself."""
+    own = {id(tensor) for tensor in ignored}
     for tensor in [*module.parameters(), *module.buffers()]:
-        dist.broadcast(tensor.detach(), 0)
+        if id(tensor) not in own:
+            dist.broadcast(tensor.detach(), 0)
 
 
 def plain_name(thing: object) -> str:

@@ -92,6 +92,7 @@ def wrap(
         reshard_after_forward=reshard_after_forward,
         mp_policy=policy,
         shard_placement_fn=lambda parameter: Shard(cut_dimension(parameter.shape, num_ranks)),
+        ignored_params=set(unit.ignored.values()),
     )
     module = unit.module
     assert isinstance(module, FSDPModule)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -11,7 +11,7 @@ from torch import nn
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import torch
 
@@ -71,11 +71,13 @@ class UnitSpec:
         name: qualified name of its module, "" for the root.
         module: the module whose forward brackets the use of the parameters.
         slots: its parameters that no unit inside it holds, without duplicates.
+        ignored: parameters of the model that are in no unit, by name: each rank has its own.
     """
 
     name: str
     module: nn.Module
     slots: tuple[Slot, ...]
+    ignored: Mapping[str, nn.Parameter] = field(default_factory=dict)
 
     @property
     def training(self) -> tuple[Slot, ...]:
@@ -83,19 +85,26 @@ class UnitSpec:
         return tuple(slot for slot in self.slots if slot.trains)
 
 
-def find_units(model: nn.Module, chosen: Sequence[type[nn.Module] | nn.Module] | None = None) -> list[UnitSpec]:
+def find_units(
+    model: nn.Module,
+    chosen: Sequence[type[nn.Module] | nn.Module] | None = None,
+    ignored: Collection[nn.Parameter] = (),
+) -> list[UnitSpec]:
     """Cut a model into units: the chosen modules, and the root with the rest as the last.
 
     Args:
         model: the root.
         chosen: modules or classes of modules; None for the repeated blocks, as FSDP2's users choose:
             children of lists of two or more modules of one class, the outermost ones.
+        ignored: parameters that belong to no unit.
 
     Raises:
         UsageError: units lie inside each other, share a parameter, or hold a scalar.
     """
     modules = _repeated_blocks(model) if chosen is None else _chosen(model, chosen)
     owner = _owners(model, modules)
+    given = frozenset(ignored)
+    left_alone = {name: parameter for name, parameter in model.named_parameters() if parameter in given}
     slots: dict[int, Slot] = {}
     in_unit: dict[str, list[Slot]] = {name: [] for name in modules}
     places: dict[int, list[tuple[str, nn.Module, str]]] = {}
@@ -105,6 +114,8 @@ def find_units(model: nn.Module, chosen: Sequence[type[nn.Module] | nn.Module] |
                 places.setdefault(id(parameter), []).append((name, module, attribute))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for parameter in _children_first(model):
+        if parameter in given:
+            continue
         name = names[id(parameter)]
         if parameter.dim() == 0:
             raise UsageError(f"a sharded parameter must have a dimension, got the scalar {name}", where=name)
@@ -124,9 +135,11 @@ def find_units(model: nn.Module, chosen: Sequence[type[nn.Module] | nn.Module] |
             trains=parameter.requires_grad,
         )
         in_unit.setdefault(units.pop(), []).append(slots[id(parameter)])
-    specs = [UnitSpec(name=name, module=modules[name], slots=tuple(in_unit[name])) for name in modules]
-    specs.append(UnitSpec(name="", module=model, slots=tuple(in_unit.get("", ()))))
-    return [spec for spec in specs if spec.slots or spec.module is model]
+    return [
+        UnitSpec(name=name, module=module, slots=tuple(in_unit.get(name, ())), ignored=left_alone)
+        for name, module in {**modules, "": model}.items()
+        if in_unit.get(name) or module is model
+    ]
 
 
 def _children_first(model: nn.Module) -> list[nn.Parameter]:

@@ -7,6 +7,7 @@ by all ranks at the same line, where a plain one is.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,6 +54,8 @@ _OF_LAYOUTS = (
 _EXTREMES = frozenset(("amax", "amin", "aminmax", "argmax", "argmin", "kthvalue", "median", "mode", "quantile", "topk"))
 _UNUSED = "appears to not have been used in the graph"
 _SLOT = "_paro_slot"
+_OF_LISTS = "_foreach_"  # what begins the names of functions that take lists of tensors
+_IN_PLACE = re.compile(r"[a-z0-9]_$|^__i(?:add|sub|mul|div|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)__$")
 # Functions that draw, in place or not.
 _DRAWS = (
     "alpha_dropout bernoulli bernoulli_ binomial cauchy_ dropout exponential_ feature_alpha_dropout "
@@ -144,6 +147,13 @@ def _on_shards(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Result:
         return by_whole_values(func, args, kwargs)
     if sets_elements(func, args) or reshapes_unevenly(func, args) or (name in _EXTREMES and _may_be_empty(args)):
         return by_whole_values(func, args, kwargs)
+    if args and isinstance(args[0], (list, tuple)) and len(_kinds(args[0])) > 1:
+        # Single values that are plain would count as equal on all ranks.
+        by_kind = name.startswith(_OF_LISTS)
+        return _by_kind(func, args, kwargs) if by_kind else func(*_of_one_kind(args, changes_first=False), **kwargs)
+    if args and not isinstance(args[0], (DTensor, list, tuple)) and _IN_PLACE.search(name):
+        # torch lets a sharded single value meet a plain tensor, and then cannot change that one in place.
+        return func(*_of_one_kind(args, changes_first=False), **kwargs)
     try:
         found = func(*args, **kwargs)
     except RuntimeError as error:
@@ -166,6 +176,30 @@ def _plain(tensor: WholeTensor) -> DTensor:
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
         plain: DTensor = tensor.detach()  # type: ignore[assignment]
     return plain
+
+
+def _kinds(values: Result) -> set[bool]:
+    """Return whether tensors of a list are DTensors: one answer, or both."""
+    return {isinstance(value, DTensor) for value in values if isinstance(value, torch.Tensor)}
+
+
+def _by_kind(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Result:
+    """Call a function of lists with the plain tensors and with the DTensors; return what it does of all, in order."""
+    count = len(args[0])
+    found: Result = [None] * count
+    for is_sharded in sorted(_kinds(args[0])):
+        places = [place for place, value in enumerate(args[0]) if isinstance(value, DTensor) == is_sharded]
+        own = tuple(
+            [value[place] for place in places] if isinstance(value, (list, tuple)) and len(value) == count else value
+            for value in args
+        )
+        made = func(*(own if is_sharded else _of_one_kind(own, changes_first=False)), **kwargs)
+        if made is None:  # changed in place
+            found = None
+        elif found is not None:
+            for place, value in zip(places, made, strict=True):
+                found[place] = value
+    return found
 
 
 def _of_one_kind(args: Arguments, *, changes_first: bool) -> Arguments:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from paro_advise.errors import BrokenInputError, NoInputError, OutputError, WouldOverwriteError
+from paro_advise.errors import BrokenInputError, NoInputError, OutputError, UsageError, WouldOverwriteError
 from paro_advise.runtime.ho_ring.groups import group_timeout
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 from paro_advise.runtime.sharding.agreement import agree
@@ -164,6 +164,18 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
 
 
 def _contents(engine: Engine, extra: StateDict | None) -> StateDict:
+    """Return what a checkpoint holds.
+
+    Raises:
+        UsageError: the model has parameters that each rank has for itself, of which it would hold one rank's.
+    """
+    ignored = engine.specs[-1].ignored
+    if ignored:
+        raise UsageError(
+            f"a checkpoint must hold what all ranks share, got {len(ignored)} parameters that no strategy moves",
+            where=next(iter(ignored)),
+            hint="save model.state_dict() and optimizer.state_dict() on each rank, in a file of its own",
+        )
     contents: StateDict = {"model": states.model_state(engine), "optimizer": states.optimizer_state(engine)}
     return {**contents, "extra": extra} if extra else contents
 

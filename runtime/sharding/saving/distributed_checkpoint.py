@@ -36,19 +36,19 @@ class _View(torch.optim.Optimizer):
         shards, groups = engine.shards, engine.shards.groups_of(optimizer)
         if not engine.gradients.are_waiting:
             shards.ensure_state()
-        slots = {slot.name: slot for unit in engine.units for slot in unit.spec.slots}
+        models = {slot.name: slot.parameter for unit in engine.units for slot in unit.spec.slots} | shards.ignored
         self._engine, self._of = engine, optimizer
         # What Optimizer.__init__ does beside this would count as a new optimizer of the script.
         self.param_groups = [
-            {**group, "params": [slots[name].parameter for name in names]}
+            {**group, "params": [models[name] for name in names]}
             for group, names in zip(shards.optimizer.param_groups[groups], shards.all_names[groups], strict=True)
         ]
         held, own = shards.optimizer.state, {name for names in shards.group_names[groups] for name in names}
         self.state = defaultdict(
             dict,
             {
-                slots[name].parameter: lay_out(shard, held[shard])
-                for name, shard in shards.shards.items()
+                models[name]: lay_out(shard, held[shard])
+                for name, shard in shards.held.items()
                 if name in own and shard in held
             },
         )

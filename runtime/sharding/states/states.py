@@ -41,7 +41,7 @@ def optimizer_state(engine: Engine) -> StateDict:
         groups.append({**{key: value for key, value in group.items() if key != "params"}, "params": list(names)})
     state = {
         name: dict(lay_out(shard, shards.optimizer.state[shard]))
-        for name, shard in shards.shards.items()
+        for name, shard in shards.held.items()
         if shard in shards.optimizer.state
     }
     return {"state": state, "param_groups": groups}
@@ -62,9 +62,17 @@ def load_optimizer_state(
     for group, theirs in zip(shards.optimizer.param_groups[groups], state["param_groups"], strict=True):
         group.update({key: value for key, value in theirs.items() if key != "params"})
     places = {slot.name: (unit, place) for unit in engine.units for place, slot in enumerate(unit.spec.training)}
+    held = shards.held
     for name in (name for names in shards.group_names[groups] for name in names):
-        shards.optimizer.state.pop(shards.shards[name], None)  # as torch does: what is not given has none
+        shards.optimizer.state.pop(held[name], None)  # as torch does: what is not given has none
     for name, values in state["state"].items():
+        if name in shards.ignored:
+            device = held[name].device
+            shards.optimizer.state[held[name]] = {
+                key: value.to(device, copy=True) if isinstance(value, torch.Tensor) and value.dim() else value
+                for key, value in values.items()
+            }
+            continue
         if name not in places:
             continue  # frozen
         unit, place = places[name]

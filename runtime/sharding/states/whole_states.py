@@ -73,7 +73,7 @@ def _by_places(engine: Engine, tensors: dict[str, StateDict]) -> StateDict:
     places = {name: place for place, name in enumerate(name for names in shards.all_names for name in names)}
     found = {
         places[name]: {**shards.optimizer.state[shard], **tensors.get(name, {})}
-        for name, shard in shards.shards.items()
+        for name, shard in shards.held.items()
         if shard in shards.optimizer.state
     }
     groups = [
