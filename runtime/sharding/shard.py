@@ -118,15 +118,13 @@ def shard(
         strategy: one of the 14 kept triples, such as "IIG".
         group_size: ranks that share fast links and divide the world; None for those of a node.
         device_mesh: over all ranks, or of (groups, ranks of a group), instead of ``group_size``.
-        units: modules, or classes of modules, that are gathered and reduced together; None for the
-            repeated blocks. The rest of the model is one more unit.
+        units: modules, or classes of them, gathered and reduced together, and the rest; None for repeated blocks.
         param_dtype: type to compute in: parameters are kept and sent in it while the optimizer works on
             a copy in their own type.
         reduce_dtype: type in which gradients are added up and sent; None for ``param_dtype``.
         init: fills a module made on the meta device, one unit after the other; rank 0's values count.
         reshard_root: free the parameters outside the blocks after forward too.
-        overlap_updates: let the next forward wait for updated parameters instead of
-            ``optimizer.step()``; the optimizer's parameters must not be touched between the two.
+        overlap_updates: the next forward waits for updated parameters, not the step; touch none between the two.
         offload_optimizer: keep the optimizer's parameters and states in the host's memory and step there.
             Clip the gradients of ``model.parameters()``; the optimizer's have theirs only while it steps.
         ranks_per_node: None for the environment's LOCAL_WORLD_SIZE.
