@@ -150,3 +150,17 @@ def test_a_wheel_holds_what_the_package_reads():
 def test_every_room_at_the_top_is_a_link_of_the_package():
     links = {path.name: path.resolve() for path in (ROOT / "src" / "paro_advise").iterdir() if path.is_symlink()}
     assert links == {name: ROOT / name for name in ROOMS if name not in ("benchmarks", "examples", "tests")}
+
+
+def test_the_runtime_does_not_print():
+    """In a training process ``print`` may be the script's own; what runs as a program of its own may."""
+    programs = {"probe.py", "sitecustomize.py"}
+    files = [path for path in (ROOT / "runtime").rglob("*.py") if path.name not in programs and "lab" not in path.parts]
+    printing = [
+        str(path.relative_to(ROOT))
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert len(files) > 50
+    assert not printing

@@ -70,6 +70,29 @@ print("away by", max((now[name] - value).abs().max().item() for name, value in b
 """
 
 
+FROZEN = """
+import builtins
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+if dist.get_rank():
+    builtins.print = lambda *words: None  # as public scripts do on all ranks but one
+torch.manual_seed(0)
+width = 80 if "wider" in sys.argv else 64
+model = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 64))
+model[0].requires_grad_(False)
+ddp = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(7):
+    ddp(torch.randn(4, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
 @pytest.mark.distributed
 def test_steps_in_unusual_orders_train_alike(a_plan, tmp_path):
     """Gradients dropped, looked at, made by two backward passes or by a closure; inner passes told to some modules."""
@@ -288,6 +311,22 @@ def test_models_that_share_a_layer_stop_the_job(a_plan, tmp_path):
     assert done.returncode != 0
     assert not numbers_in(done.stdout)
     assert "models that share nothing" in done.stderr
+
+
+@pytest.mark.distributed
+def test_a_plan_of_a_model_with_frozen_parameters_fits_it(tmp_path):
+    """DDP's trace shows what trains: the frozen half of the model is no other model; prints of the script's own."""
+    script = tmp_path / "frozen.py"
+    script.write_text(FROZEN)
+    job = forked(script, ranks=2)
+    assert paro("capture", "-o", tmp_path / "before", "--steps", "3:5", job=job).returncode == 0
+    assert paro("recommend", tmp_path / "before", "--strategy", "NNG", "-o", tmp_path / "plan.json").returncode == 0
+    done = paro("run", "--plan", tmp_path / "plan.json", job=job)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "DDP of Sequential runs as NNG" in done.stderr
+    refused = paro("run", "--plan", tmp_path / "plan.json", job=forked(script, "wider", ranks=2))
+    assert refused.stderr.count("the plan must fit the job") == 2  # from both ranks, although one must not print
+    assert "Traceback" not in refused.stderr
 
 
 @pytest.mark.distributed

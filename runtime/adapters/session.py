@@ -26,6 +26,7 @@ from paro_advise.runtime.adapters.planned.planned_model import PlannedModel, are
 from paro_advise.runtime.adapters.planned.switchboard import Switchboard
 from paro_advise.runtime.adapters.planned.wrapping import copy_from_rank_0, outermost_units, plain_name
 from paro_advise.runtime.job import mark_applied
+from paro_advise.runtime.messages import tell, write_lines
 from paro_advise.runtime.sharding.module import engine_of
 from paro_advise.runtime.sharding.shard import shard
 
@@ -194,11 +195,7 @@ class Session:
         mark_applied()
         if dist.get_rank() == 0:
             name = grouped_triple(self.plan.chosen.triple, self.plan.chosen.group_size)
-            print(
-                f"paro-advise: {framework} runs {name} by its own settings (plan {self.plan.plan_id})",
-                file=sys.stderr,
-                flush=True,
-            )
+            tell(f"{framework} runs {name} by its own settings (plan {self.plan.plan_id})")
 
     def _refuse_if_impossible(self, action: Callable[[], None]) -> None:
         try:
@@ -210,7 +207,7 @@ class Session:
         """End the job on this rank with a reason and no traceback."""
         rank = dist.get_rank() if dist.is_initialized() else 0
         lines = [f"paro-advise: rank {rank}: the plan cannot be applied", *error.lines()]
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        write_lines(*lines)
         sys.exit(error.exit_code)
 
     def _shard(self, module: nn.Module, wrapping: Wrapping) -> None:
@@ -221,12 +218,7 @@ class Session:
                     hint=NO_PLAN,
                 )
         optimizers = self._optimizers_of(module)
-        check_facts(
-            self.plan,
-            _count(module.parameters()),
-            _count([*module.parameters(), *self._optimized()]),
-            _count(wrapping.ignored),
-        )
+        self._check_facts(module, wrapping)
         if wrapping.init_from_rank_0:
             copy_from_rank_0(module)
         chosen = self.plan.chosen
@@ -277,20 +269,33 @@ class Session:
             parts = f"{len(engine.units)} units, {' and '.join(map(plain_name, optimizers))}"
             self._announce(f"{_collectives_of(engine, chosen)}, {parts}", module, wrapping)
 
+    def _check_facts(self, module: nn.Module, wrapping: Wrapping) -> None:
+        """Check the plan against this model.
+
+        A trace of several models holds the parameters of all, one of DDP those that have gradients, and none holds
+        what a framework ignores.
+
+        Raises:
+            StalePlanError: it is for another job.
+        """
+        whole: list[torch.Tensor] = list(module.parameters())
+        in_all = [*whole, *self._optimized()]
+        moved = [[item for item in items if item not in wrapping.ignored] for items in (whole, in_all)]
+        trained = [[item for item in items if item.requires_grad] for items in moved]
+        check_facts(self.plan, *(_count(items) for items in (whole, in_all, *moved, *trained)))
+
     def _announce(self, parts: str, module: nn.Module, wrapping: Wrapping) -> None:
         """Print what runs now, and what it means for checkpoints."""
         chosen = self.plan.chosen
-        print(
-            f"paro-advise: {wrapping.origin} of {plain_name(module)} "
-            f"runs as {grouped_triple(chosen.triple, chosen.group_size)} with {parts} (plan {self.plan.plan_id})",
-            file=sys.stderr,
-            flush=True,
+        tell(
+            f"{wrapping.origin} of {plain_name(module)} "
+            f"runs as {grouped_triple(chosen.triple, chosen.group_size)} with {parts} (plan {self.plan.plan_id})"
         )
         if not wrapping.norms_are_dtensors:
             note = _NOTE_OF_WHOLE if wrapping.states_are_whole else _NOTE_OF_SHARDS
             if wrapping.evaluates_alone:
                 note = _NOTE_OF_RANK_0
-            print(f"paro-advise: {note}", file=sys.stderr, flush=True)
+            tell(f"{note}")
 
     def _switch(self, module: nn.Module) -> None:
         assert self._switchboard is not None

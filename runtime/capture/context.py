@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Self
 
 from paro_advise.errors import UsageError
 from paro_advise.runtime.capture.constants import DEFAULT_STEPS
 from paro_advise.runtime.capture.request import CaptureRequest
+from paro_advise.runtime.messages import write_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +39,7 @@ class capture:  # noqa: N801 - used as a function
         try:
             self._request = CaptureRequest.from_environment() if folder is None else CaptureRequest.of(folder, steps)
         except UsageError as error:
-            print("\n".join(error.lines()), file=sys.stderr, flush=True)
+            write_lines(*error.lines())
 
     def __enter__(self) -> Self:
         if self._request is not None:

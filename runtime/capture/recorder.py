@@ -27,6 +27,7 @@ from paro_advise.runtime.capture.rank_choice import RankChoice
 from paro_advise.runtime.capture.request import FOLDER_VARIABLE, CaptureRequest
 from paro_advise.runtime.capture.script_profilers import ScriptProfilers
 from paro_advise.runtime.capture.step_log import PendingStep, StepLog, facts_of_process, peak_memory_bytes
+from paro_advise.runtime.messages import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,11 +93,7 @@ class Recorder:
             self._others.remove()
             with contextlib.suppress(Exception):
                 self._drop_profile()
-            print(
-                f"paro-advise: the capture of this rank ended, training goes on: {type(error).__name__}: {error}",
-                file=sys.stderr,
-                flush=True,
-            )
+            tell(f"the capture of this rank ended, training goes on: {type(error).__name__}: {error}")
 
     def _end_step(self) -> None:
         now, cpu_now = time.perf_counter(), time.thread_time()
@@ -198,11 +195,9 @@ class Recorder:
         if is_cause and dist.is_initialized():
             job_store().set(_postponement_of(before), str(self._rank))
         if is_cause and not self._has_postponed:
-            print(
-                f"paro-advise: this script's own profiler is at work around step {before}: rank {self._rank} leaves "
-                f"it alone and records later steps",
-                file=sys.stderr,
-                flush=True,
+            tell(
+                f"this script's own profiler is at work around step {before}: rank {self._rank} leaves "
+                f"it alone and records later steps"
             )
         self._has_postponed = True
         self._first, self._last = before + count + 1, self._last + count + 1
@@ -215,11 +210,9 @@ class Recorder:
         """Stop before a profiler of the script's begins that no schedule has announced."""
         if self._profiler is not None:
             self._drop_profile()
-            print(
-                f"paro-advise: this script's own profiler began in step {self._number}: rank {self._rank} leaves it "
-                "alone and writes no trace; choose other steps with --steps",
-                file=sys.stderr,
-                flush=True,
+            tell(
+                f"this script's own profiler began in step {self._number}: rank {self._rank} leaves it "
+                "alone and writes no trace; choose other steps with --steps"
             )
 
     def _drop_profile(self) -> None:
@@ -277,11 +270,9 @@ class Recorder:
     def _export(self, recorder: profile) -> None:
         size = BYTES_PER_EVENT * _num_events(recorder)
         if size > self._request.max_trace_mb * 1e6:
-            print(
-                f"paro-advise: no trace of this rank was written: about {size / 1e6:.0f} MB, "
-                f"the limit is {self._request.max_trace_mb} MB; record fewer steps",
-                file=sys.stderr,
-                flush=True,
+            tell(
+                f"no trace of this rank was written: about {size / 1e6:.0f} MB, "
+                f"the limit is {self._request.max_trace_mb} MB; record fewer steps"
             )
             return
         folder = self._target
@@ -320,11 +311,9 @@ class Recorder:
         self._others.remove()
         try:
             if self._records and self._has_postponed and self._profiled_until < 0 and self._profiler is None:
-                print(
-                    f"paro-advise: rank {self._rank} wrote no trace: this script's own profiler was at work until the "
-                    "end; train more steps, or leave its profiler out",
-                    file=sys.stderr,
-                    flush=True,
+                tell(
+                    f"rank {self._rank} wrote no trace: this script's own profiler was at work until the "
+                    "end; train more steps, or leave its profiler out"
                 )
             self._end_profile()
             if self._log is not None:

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import re
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -25,6 +24,7 @@ from paro_advise.runtime.integrations.constants import POLL_S, WAIT_S
 from paro_advise.runtime.integrations.report import report
 from paro_advise.runtime.integrations.trackers import keep
 from paro_advise.runtime.job import PLAN_VARIABLE
+from paro_advise.runtime.messages import tell, write_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +63,7 @@ class Recording:
         try:
             self._request = CaptureRequest.from_environment() if folder is None else CaptureRequest.of(folder, steps)
         except UsageError as error:
-            print("\n".join(error.lines()), file=sys.stderr, flush=True)
+            write_lines(*error.lines())
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """Become what another process had made, before its training began; the plan takes effect here too."""
@@ -94,7 +94,7 @@ class Recording:
             if self._close() == 0:
                 self._report(self._request.folder, writers)
         except Exception as error:  # noqa: BLE001 - a report must never end a training job
-            print(f"paro-advise: no report was made: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            tell(f"no report was made: {type(error).__name__}: {error}")
 
     def _close(self) -> int:
         """Write what this rank has recorded, and say so in the folder; return the rank."""
@@ -116,11 +116,11 @@ class Recording:
         made = report(folder, self._plan, self._before)
         if made is None:
             return
-        print(f"paro-advise: wrote {made.page}", file=sys.stderr, flush=True)
+        tell(f"wrote {made.page}")
         files = [made.page, made.document, *([Path(self._plan)] if self._plan is not None else [])]
         kept = keep(files, made.figures, writers)
         if kept:
-            print(f"paro-advise: kept the report in {' and '.join(kept)}", file=sys.stderr, flush=True)
+            tell(f"kept the report in {' and '.join(kept)}")
 
     def __enter__(self) -> Self:
         self.start()
@@ -176,4 +176,4 @@ def _wait_for_all(folder: Path) -> None:
             _marker(folder, rank).unlink(missing_ok=True)
     if missing:
         text = f"of {world} ranks {len(missing)} had not written what they recorded after {WAIT_S:.0f} s"
-        print(f"paro-advise: {text}: the report may lack them", file=sys.stderr, flush=True)
+        tell(f"{text}: the report may lack them")

@@ -9,6 +9,8 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
+from paro_advise.runtime.messages import tell
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
@@ -35,7 +37,7 @@ def keep(files: Sequence[Path], figures: Mapping[str, float], writers: Sequence[
             if give():
                 kept.append(name)
         except Exception as error:  # noqa: BLE001 - a tracker must never end a training job
-            print(f"paro-advise: {name} took no report: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            tell(f"{name} took no report: {type(error).__name__}: {error}")
     return kept
 
 

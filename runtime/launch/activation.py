@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.errors import ParoAdviseError
 from paro_advise.runtime.job import JOB_VARIABLE, PLAN_VARIABLE
+from paro_advise.runtime.messages import tell
 
 if TYPE_CHECKING:
     from paro_advise.runtime.capture.recorder import Recorder
@@ -38,7 +39,7 @@ def activate() -> None:
             Recorder.of_process = started
             _watch_deepspeed(started)
     except Exception as error:  # noqa: BLE001 - a capture must never end a training job
-        print(f"paro-advise: nothing is captured: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        tell(f"nothing is captured: {type(error).__name__}: {error}")
 
 
 def _watch_deepspeed(started: Recorder) -> None:

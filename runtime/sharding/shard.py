@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-import sys
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -19,6 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Strategy, check_kept
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
+from paro_advise.runtime.messages import tell
 from paro_advise.runtime.sharding.agreement import agree, fingerprint, fingerprint_of_states
 from paro_advise.runtime.sharding.checks import check
 from paro_advise.runtime.sharding.engine import Engine
@@ -346,12 +346,10 @@ def _ranks_of_a_node(world_size: int) -> int:
         nodes = [hosts[first : first + local] for first in range(0, world_size, local)]
         torn = next((place for place, names in enumerate(nodes) if len(set(names)) > 1), None)
         if not follow and torn is not None and dist.get_rank() == 0:
-            print(
-                f"paro-advise: ranks of a node do not follow each other: ranks {torn * local} to "
+            tell(
+                f"ranks of a node do not follow each other: ranks {torn * local} to "
                 f"{(torn + 1) * local - 1} are on {', '.join(sorted(set(nodes[torn])))}; groups of ranks in a row "
-                "cross the network",
-                file=sys.stderr,
-                flush=True,
+                "cross the network"
             )
         return local
     if len(set(counts)) > 1 or not follow:

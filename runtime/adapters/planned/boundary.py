@@ -7,12 +7,12 @@ earlier, the gradients are reduced at the step, with a message.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from paro_advise.policies.strategy import Level
+from paro_advise.runtime.messages import tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,11 +74,9 @@ class Boundary:
         self._pending = False
         if not self._has_warned and dist.get_rank() == 0:
             self._has_warned = True
-            print(
-                f"paro-advise: a step came after fewer than the usual {self._expected} backward passes; its "
-                "gradients were reduced when they were clipped or the optimizer stepped",
-                file=sys.stderr,
-                flush=True,
+            tell(
+                f"a step came after fewer than the usual {self._expected} backward passes; its "
+                "gradients were reduced when they were clipped or the optimizer stepped"
             )
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:

@@ -21,14 +21,13 @@ def same_count(plan: Plan, num_parameters: int) -> bool:
     return abs(num_parameters - planned) <= SAME_COUNT * planned
 
 
-def check_facts(plan: Plan, num_parameters: int, num_in_all: int | None = None, num_ignored: int = 0) -> None:
+def check_facts(plan: Plan, num_parameters: int, *other_counts: int) -> None:
     """Check the plan's preconditions against this job.
 
     Args:
         plan: the plan.
         num_parameters: of the model.
-        num_in_all: of all models of the job as far as they have optimizers; None for one model.
-        num_ignored: of those, which no strategy moves and a trace may not show.
+        other_counts: what a trace of it may show instead.
 
     Raises:
         StalePlanError: one does not hold, and the user did not allow that it drifts.
@@ -44,9 +43,7 @@ def check_facts(plan: Plan, num_parameters: int, num_in_all: int | None = None, 
     for name, (planned, actual) in now.items():
         same = actual == planned
         if name == "parameter_count":
-            # A trace of several models holds the parameters of all.
-            counts = [actual, num_in_all or actual]
-            same = any(same_count(plan, count - without) for count in counts for without in (0, num_ignored))
+            same = any(same_count(plan, count) for count in (actual, *other_counts))
         if not same and name not in allowed:
             raise StalePlanError(
                 f"the plan must fit the job: made for {name} {planned}, this job has {actual}",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from paro_advise.errors import ParoAdviseError, SwitchError, TrainingError
 from paro_advise.policies.plan import plan_from_json
 from paro_advise.runtime.adapters.constants import NOTICE_STEPS
 from paro_advise.runtime.job import ANSWER, CURRENT, REQUEST, STATE
+from paro_advise.runtime.messages import tell
 from paro_advise.runtime.sharding.module import engine_of
 from paro_advise.runtime.sharding.switching import switch
 
@@ -112,7 +112,7 @@ class Switchboard:
     def _answer(self, body: Mapping[str, object], text: str) -> None:
         if dist.get_rank() == 0:
             self._write(ANSWER, body)
-            print(f"paro-advise: {text}", file=sys.stderr, flush=True)
+            tell(f"{text}")
 
     def _keep(self, plan: bytes) -> None:
         """Leave the plan that is in force, so that whoever gives the job another one can go back."""
