@@ -80,13 +80,15 @@ dist.init_process_group("gloo")
 if dist.get_rank():
     builtins.print = lambda *words: None  # as public scripts do on all ranks but one
 torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
 width = 80 if "wider" in sys.argv else 64
 model = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 64))
 model[0].requires_grad_(False)
 ddp = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.AdamW(model.parameters())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+torch.set_default_device("meta")  # as "cuda" is set where there is a device
 for step in range(7):
-    ddp(torch.randn(4, 64)).square().mean().backward()
+    ddp(torch.randn(4, 64, device="cpu")).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 dist.destroy_process_group()
@@ -315,7 +317,7 @@ def test_models_that_share_a_layer_stop_the_job(a_plan, tmp_path):
 
 @pytest.mark.distributed
 def test_a_plan_of_a_model_with_frozen_parameters_fits_it(tmp_path):
-    """DDP's trace shows what trains: the frozen half of the model is no other model; prints of the script's own."""
+    """DDP's trace shows what trains: the frozen half is no other model; ``print`` and torch's defaults are the script's."""
     script = tmp_path / "frozen.py"
     script.write_text(FROZEN)
     job = forked(script, ranks=2)

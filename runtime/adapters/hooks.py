@@ -132,7 +132,7 @@ class Hooks:
             return norm.full_tensor()
         if not isinstance(norm, DTensor) and wants_dtensor:
             if self._mesh is None:
-                self._mesh = DeviceMesh(norm.device.type, torch.arange(dist.get_world_size()))
+                self._mesh = DeviceMesh(norm.device.type, torch.arange(dist.get_world_size(), device="cpu"))
             return DTensor.from_local(norm, self._mesh, [Replicate()], run_check=False)
         return norm
 

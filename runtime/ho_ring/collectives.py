@@ -149,8 +149,8 @@ class Collectives:
         self, operation: Operation, num_bytes: int, algorithm: Algorithm, device: torch.device | None
     ) -> Callable[[], None]:
         size = max(1, num_bytes // 4 // self.ho_ring.size)
-        whole = torch.ones(size * self.ho_ring.size, device=device)
-        block = torch.ones(size, device=device)
+        whole = torch.ones(size * self.ho_ring.size, dtype=torch.float32, device=device)
+        block = torch.ones(size, dtype=torch.float32, device=device)
         match operation:
             case Operation.ALL_GATHER:
                 return lambda: self.all_gather(whole, block, algorithm)

@@ -94,7 +94,7 @@ class Communicators:
         key = (0, device.type)
         if key not in self._meshes:
             # Without a name, as fully_shard makes it: shards that each rank saves for itself then fit plain FSDP2.
-            self._meshes[key] = DeviceMesh(device.type, torch.arange(grid.world_size))
+            self._meshes[key] = DeviceMesh(device.type, torch.arange(grid.world_size, device="cpu"))
             WholeReads.watch(self._meshes[key])
         return self._meshes[key]
 
@@ -106,7 +106,7 @@ class Communicators:
             subgroups = Subgroups((grid.groups, grid.nested_ranks))
             made = subgroups.of(grid.groups[grid.group]), subgroups.of(grid.nested_ranks[grid.local])
             parts = [part for part in made if part is not None]
-            ranks = torch.tensor(grid.nested_ranks)
+            ranks = torch.tensor(grid.nested_ranks, device="cpu")
             mesh = DeviceMesh.from_group(parts, device.type, ranks, mesh_dim_names=("inside", "across"))
             # Not flattened: torch would gather over all ranks at once, in their order, not in that of the mesh.
             for part in (mesh, mesh["inside"]):

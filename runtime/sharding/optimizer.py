@@ -344,7 +344,7 @@ def _make_state(optimizer: torch.optim.Optimizer, groups: list[ParamGroup], shar
     for shard in shards:
         shard.grad = torch.zeros_like(shard)
     for group in groups:
-        group["lr"] = torch.tensor(0.0) if isinstance(group["lr"], torch.Tensor) else 0.0
+        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
     _step_alone(optimizer)
     for group, rate in zip(groups, rates, strict=True):
         group["lr"] = rate

@@ -217,7 +217,7 @@ class Channels:
         total = self.reduce_all(torch.arange(world, dtype=torch.float32, device=device) + self.grid.rank)
         place = self.grid.local * self.grid.num_groups + self.grid.group
         expected = world * place + world * (world - 1) / 2
-        gathered = torch.empty(world, device=device)
+        gathered = torch.empty(world, dtype=torch.float32, device=device)
         self.gather_all(gathered, total)
         wanted = world * torch.arange(world, dtype=torch.float32, device=device) + world * (world - 1) / 2
         if total.item() != expected or not torch.equal(gathered, wanted):

@@ -83,7 +83,7 @@ class Usage:
         told = [*map(float, self._here), *pieces, *(piece * piece for piece in pieces)]
         told += [0.0] * (-len(told) % world)
         # Pinned memory is copied beside the host.
-        on_host = torch.tensor(told, dtype=torch.float32, pin_memory=self._device.type != "cpu")
+        on_host = torch.tensor(told, dtype=torch.float32, device="cpu", pin_memory=self._device.type != "cpu")
         notes = on_host.to(self._device, non_blocking=True)
         channels.sum_all(notes)
         self._counts = notes[:count]
