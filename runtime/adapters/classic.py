@@ -289,6 +289,7 @@ class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
             units=tuple(inner) or _wrapped_classes(auto_wrap_policy),
             param_dtype=parameters,
             reduce_dtype=reductions,
+            shards_parameters=True,
             ignored=ignored,
         )
         self._adopt(module, wrapping)

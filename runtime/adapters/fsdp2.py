@@ -230,6 +230,7 @@ class FullyShardCalls:
             param_dtype=param_dtype,
             reduce_dtype=reduce_dtype,
             norms_are_dtensors=True,
+            shards_parameters=True,
             ignored=frozenset(item for _, settings in wrapped for item in settings.get("ignored_params") or ()),
             let_go=lambda: self._let_go([part for part, _ in wrapped]),
         )

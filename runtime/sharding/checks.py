@@ -7,6 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
@@ -44,9 +45,18 @@ def check(
         _check_types(spec, settings)
         for slot in spec.slots:
             _check_hooks(slot, settings, levels)
+    _check_gradients(specs[-1].module)
     for optimizer in optimizers:
         _check_optimizer(optimizer, levels)
         _check_groups(optimizer, frozenset(specs[-1].ignored.values()), levels)
+
+
+def _check_gradients(model: nn.Module) -> None:
+    sparse = next((name for name, part in model.named_modules() if getattr(part, "sparse", None) is True), None)
+    if sparse is not None:
+        raise UsageError(
+            "gradients must be dense, got a module with sparse=True", where=sparse, hint="make it with sparse=False"
+        )
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, levels: Strategy) -> None:

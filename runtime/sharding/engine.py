@@ -29,6 +29,7 @@ from paro_advise.runtime.sharding.parameters.replicated import ReplicatedUnits, 
 from paro_advise.runtime.sharding.phases.edits import Edits, weights_are_given
 from paro_advise.runtime.sharding.phases.gradients import GradientReducer
 from paro_advise.runtime.sharding.phases.homes import ParameterHomes
+from paro_advise.runtime.sharding.phases.lost_edits import GatheredCopies, WholeInForward
 from paro_advise.runtime.sharding.phases.updates import UpdatePublisher
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Engine:
         whole_reader: for scripts that take state dicts to be whole; None where they hold shards.
         is_summoned: the model shows whole parameters for a while, and no pass may begin.
         place_state: what state dicts keep of a parameter.
+        framework_shards: the script's own framework shards parameters, and forgets what a forward pass changes on them.
         stands_for_fsdp2: state dicts are those of FSDP2: DTensors all, the optimizer's by places in its groups.
         model, specs, shards, settings, device: as given.
         uses_ho_ring: collectives are ours, not the backend's own.
@@ -90,6 +92,7 @@ class Engine:
         self.whole_reader: WholeReader | None = None
         self._is_forward_of_training = False
         self.is_summoned = False
+        self.framework_shards = False
         self.stands_for_fsdp2 = False
         self.place_state: Callable[[torch.Tensor], torch.Tensor] = lambda value: value
         self.specs = specs
@@ -97,6 +100,7 @@ class Engine:
         self.settings = settings
         self.device = device
         self._handles: list[RemovableHandle] = []
+        self._copies: list[GatheredCopies] = []
         reductions = executor_for(device, "a reduction of gradients")
         updates = executor_for(device, "an update of parameters", depth=len(specs) + 1)
         self.gradients = GradientReducer(model, settings, shards, Usage(specs, device), reductions, updates)
@@ -224,6 +228,7 @@ class Engine:
         for unit in self.units:
             hook = self._before_forward(unit)
             self._handles.append(unit.spec.module.register_forward_pre_hook(hook, prepend=True))
+            self._watch_changes(unit)
             if self.levels.parameter != Level.N and unit.spec.training and self.homes.frees_after_forward(unit):
                 self._handles.append(unit.spec.module.register_forward_hook(_check_output(unit)))
         self._handles.append(self.model.register_forward_hook(self._after_forward))
@@ -238,6 +243,33 @@ class Engine:
                     slot.parameter.grad_dtype = self.settings.gradient_dtype(slot)
                 elif slot.parameter.dtype != slot.dtype:
                     slot.parameter.grad_dtype = None
+
+    def _watch_changes(self, unit: UnitState) -> None:
+        """Refuse changes in the unit's forward pass of which another result would come than of the plain script."""
+        is_root, is_sharded = unit.spec.module is self.model, self.levels.parameter != Level.N
+        copies, whole = GatheredCopies(unit.spec.slots), WholeInForward(unit.spec.slots, stays=is_root)
+
+        @uncompiled
+        def begin(*_: object) -> None:
+            if is_sharded and not self.framework_shards:
+                copies.check_registered()
+            elif not is_sharded and self.framework_shards:
+                whole.begin()
+
+        @uncompiled
+        def end(*_: object) -> None:
+            if is_sharded and not self.framework_shards:
+                copies.check()
+            elif not is_sharded and self.framework_shards:
+                whole.end()
+
+        # After FSDP2 has gathered, and before it frees.
+        self._handles.append(unit.spec.module.register_forward_pre_hook(begin))
+        self._handles.append(unit.spec.module.register_forward_hook(end, prepend=True))
+        if is_sharded:
+            self._copies.append(copies)
+        elif is_root:
+            self.gradients.before_backward = whole.begin_backward
 
     def _start_replicated(self) -> None:
         order = self.arrangement.forward_order
@@ -259,7 +291,7 @@ class Engine:
         self.updates.finish()
         for handle in self._handles:
             handle.remove()
-        self._handles = []
+        self._handles, self._copies = [], []
         if self.gradients.replicated:
             self.gradients.replicated.detach()
             self.gradients.replicated = None
@@ -386,6 +418,8 @@ class Engine:
 
     def before_step(self) -> None:
         """Bring the gradients to the optimizer's parameters."""
+        for copies in self._copies:
+            copies.check()
         self.homes.rest(self.arrangement)
         self.edits.before_step()
         self.gradients.collect()

@@ -134,7 +134,7 @@ class ShardedModule(nn.Module):
         if engine.levels.parameter != Level.N:
             raise UsageError(
                 f"a copy needs the whole model on every rank, got one whose parameters are sharded by {engine.levels}",
-                hint="keep copies of what model.named_parameters() returns, or choose a strategy N..",
+                hint="save or copy model.state_dict(), or choose a strategy that replicates parameters (N..)",
             )
         engine.show_parameters()
         memo.update((id(hook), _do_nothing) for hook in engine.hooks)
@@ -144,10 +144,26 @@ class ShardedModule(nn.Module):
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         for part in copied.modules():
             part.__dict__.pop(FACTOR_SETTER, None)
-            hooks = part._state_dict_hooks  # noqa: SLF001 - has no public name
-            for key in [key for key, hook in hooks.items() if hook is _save_part]:
-                del hooks[key]
+            # A module's tables of hooks have no public names.
+            for table in (part._state_dict_hooks, part._forward_hooks, part._forward_pre_hooks):  # noqa: SLF001
+                for key in [key for key, hook in table.items() if hook in (_save_part, _do_nothing)]:
+                    del table[key]
         return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return what a plain model with the same values is pickled as, so that it can be read without this package.
+
+        Raises:
+            UsageError: see ``__deepcopy__``.
+        """
+        whole = engine_of(self).levels.parameter == Level.N
+        # Gradients, which a copy would take along, are not pickled.
+        memo = {
+            id(parameter): nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+            for parameter in (self.parameters() if whole else ())
+        }
+        plain = copy.deepcopy(self, memo)
+        return object.__new__, (type(plain),), plain.__dict__
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

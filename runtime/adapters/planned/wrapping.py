@@ -29,6 +29,7 @@ class Wrapping:
         states_are_whole: the framework's state dicts hold whole tensors, and rank 0 may ask for them alone.
         evaluates_alone: rank 0 may run passes without gradients that the others do not.
         ignored: parameters that the framework leaves alone: each rank has its own.
+        shards_parameters: the framework does.
     """
 
     origin: str
@@ -41,6 +42,7 @@ class Wrapping:
     states_are_whole: bool = False
     evaluates_alone: bool = False
     ignored: frozenset[nn.Parameter] = frozenset()
+    shards_parameters: bool = False
     compile: Callable[[Callable[..., object]], Callable[..., object]] | None = None
 
 

@@ -52,10 +52,7 @@ class _Owned(torch.Tensor):
     @property
     def data(self) -> torch.Tensor:
         """Return one and the same view without autograd each time, so that its version tells of changes."""
-        alias: torch.Tensor | None = self.__dict__.get(_ALIAS)
-        if alias is None or _address(alias) != _address(self):  # FSDP2 may have moved it
-            alias = self.__dict__[_ALIAS] = mixing(_DATA.__get__(self))
-        return alias
+        return _alias_of(self)
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
@@ -158,6 +155,26 @@ class OwnedWhole(_Owned, WholeTensor):
 
 class OwnedTensor(_Owned, nn.Parameter):
     """A parameter that every rank holds whole."""
+
+
+class Gathered(nn.Parameter):
+    """The whole copy of a sharded parameter that FSDP2 fills for a pass, and frees after it."""
+
+    @property
+    def data(self) -> torch.Tensor:
+        """Return one and the same view without autograd while the copy stays in place, so that its version tells."""
+        return _alias_of(self)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        _DATA.__set__(self, value)
+
+
+def _alias_of(parameter: torch.Tensor) -> torch.Tensor:
+    alias: torch.Tensor | None = parameter.__dict__.get(_ALIAS)
+    if alias is None or _address(alias) != _address(parameter):  # FSDP2 may have moved it
+        alias = parameter.__dict__[_ALIAS] = mixing(_DATA.__get__(parameter))
+    return alias
 
 
 def _unmarked(parameter: torch.Tensor) -> torch.Tensor:

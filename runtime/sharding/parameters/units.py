@@ -168,9 +168,14 @@ def _repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
             continue
         classes = Counter(type(child) for child in module)
         for key, child in module.named_children():
-            if classes[type(child)] >= _MIN_REPEATS and any(True for _ in child.parameters()):
+            if classes[type(child)] >= _MIN_REPEATS and _runs(child) and any(True for _ in child.parameters()):
                 found[f"{name}.{key}" if name else key] = child
     return found
+
+
+def _runs(module: nn.Module) -> bool:
+    """Tell whether a module has a forward pass, which lists of modules in lists have not."""
+    return type(module).forward is not nn.Module.forward
 
 
 def _chosen(model: nn.Module, chosen: Sequence[type[nn.Module] | nn.Module]) -> dict[str, nn.Module]:

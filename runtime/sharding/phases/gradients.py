@@ -50,7 +50,7 @@ class GradientReducer:
     Attributes:
         synchronizes: the next backward pass is an accumulation boundary.
         replicated: collects the gradients of parameters that are kept whole; None with FSDP2.
-        after_backward: called at the end of each backward pass.
+        before_backward, after_backward: called when a backward pass makes its first gradient, and at its end.
         after_discard: called when all gradients are forgotten.
         before_read: called when a script looks at a gradient.
         executor: of reductions.
@@ -74,6 +74,7 @@ class GradientReducer:
         self.executor, self._side_executor = executor, side_executor
         self.synchronizes = True
         self.replicated: ReplicatedUnits | None = None
+        self.before_backward: Callable[[], None] = lambda: None
         self.after_backward: Callable[[], None] = lambda: None
         self.after_discard: Callable[[], None] = lambda: None
         self.before_read: Callable[[], None] = lambda: None
@@ -153,6 +154,7 @@ class GradientReducer:
     def queue_callback(self) -> None:
         """Make sure that the end of this backward pass is noticed."""
         if not self._callback_queued:
+            self.before_backward()
             # Not earlier: between a forward and its backward, or in a validation pass, the user may still
             # clip, step or clear what the passes before have left.
             self.hide()

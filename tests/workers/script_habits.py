@@ -1,0 +1,211 @@
+"""What public scripts do around and inside their models, a small job each, one after the other.
+
+Arguments: "ddp" or "fsdp2". Prints the name of each job with its numbers, or with what refused it.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from paro_advise.errors import UsageError
+
+STEPS = 3
+
+
+class Blocks(nn.Module):
+    """A model of repeated blocks, and what is called before and after its forward pass."""
+
+    def __init__(self, blocks=None, before=None):
+        super().__init__()
+        self.first = nn.Linear(16, 24)
+        self.blocks = nn.ModuleList(blocks or [nn.Linear(24, 24) for _ in range(3)])
+        self.last = nn.Linear(24, 8)
+        self.before = before
+
+    def forward(self, values):
+        if self.before is not None:
+            self.before(self)
+        values = self.first(values).relu()
+        for block in self.blocks:
+            values = block(values).relu()
+        return self.last(values)
+
+
+class Nested(nn.Module):
+    """Lists of modules in a list, as U-Nets have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)]) for _ in range(2))
+
+    def forward(self, values):
+        for first, second in self.blocks:
+            values = second(first(values).relu())
+        return values
+
+
+class Tokens(nn.Module):
+    """An embedding, and an LSTM that knows its weights by a list of its own."""
+
+    def __init__(self, **settings):
+        super().__init__()
+        self.embed = nn.Embedding(20, 16, **settings)
+        self.recurrent = nn.LSTM(16, 24, num_layers=2, batch_first=True)
+        self.last = nn.Linear(24, 8)
+
+    def forward(self, values):
+        tokens = (values[:, :6].abs() * 5).long().clamp(max=19)
+        return self.last(self.recurrent(self.embed(tokens))[0])
+
+
+class Clamped(nn.Linear):
+    """A layer that clamps its weight when it is used, by ``.data`` or without gradients."""
+
+    by_data = True
+
+    def forward(self, values):
+        with torch.no_grad():
+            (self.weight.data if self.by_data else self.weight).clamp_(-0.1, 0.1)
+        return super().forward(values)
+
+
+class ClampedPlainly(Clamped):
+    by_data = False
+
+
+class Checkpointed(nn.Linear):
+    """A layer that is run again in backward."""
+
+    def forward(self, values):
+        return checkpoint(super().forward, values, use_reentrant=True)
+
+
+class Skipped(Blocks):
+    """A layer is left out in every second pass."""
+
+    passes = 0
+
+    def forward(self, values):
+        self.passes += 1
+        return super().forward(values) if self.passes % 2 else self.last(self.first(values))
+
+
+def wrapped(model, framework):
+    if framework == "ddp":
+        return DistributedDataParallel(model, find_unused_parameters=isinstance(model, Skipped))
+    blocks = [part for part in model.modules() if isinstance(part, (nn.Linear, nn.LSTM)) and part is not model]
+    for block in [part for part in blocks if part not in (getattr(model, "first", None), getattr(model, "last", None))]:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def values_of(step, *, same):
+    generator = torch.Generator().manual_seed(10 * step + (0 if same else dist.get_rank()))
+    return torch.randn(4, 16, generator=generator)
+
+
+def mean(value):
+    value = torch.as_tensor(float(value), dtype=torch.float64)
+    dist.all_reduce(value)
+    return value.item() / dist.get_world_size()
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def train(model, framework, *, after_forward=None, after_step=None, same=False):
+    torch.manual_seed(0)
+    for part in model.modules():
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    job = wrapped(model, framework)
+    optimizer = torch.optim.AdamW(job.parameters(), lr=1e-2, eps=1e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=STEPS + 1)
+    found = []
+    for step in range(STEPS):
+        loss = job(values_of(step, same=same)).square().mean()
+        if after_forward is not None:
+            after_forward(model)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if after_step is not None and step == 1:
+            found.append(after_step(model))
+        optimizer.zero_grad()
+        found.append(mean(loss.item()))
+    found.append(sum(float(whole(value).double().abs().sum()) for value in model.state_dict().values()))
+    return found
+
+
+def change_inner(model):
+    for block in model.blocks:
+        block.weight.data.mul_(0.9)
+
+
+def change_root(model):
+    with torch.no_grad():
+        model.last.weight.mul_(0.9)
+
+
+def pickled(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    assert b"paro_advise" not in buffer.getvalue()
+    return mean(torch.load(buffer, weights_only=False)(values_of(9, same=False)).sum())
+
+
+def jobs(framework):
+    yield "nested lists", lambda: train(Nested(), framework)
+    yield "recurrent", lambda: train(Tokens(), framework)
+    yield (
+        "weight norm",
+        lambda: train(Blocks([nn.utils.parametrizations.weight_norm(nn.Linear(24, 24)) for _ in range(2)]), framework),
+    )
+    yield "run again", lambda: train(Blocks([Checkpointed(24, 24) for _ in range(2)]), framework)
+    yield "skipped", lambda: train(Skipped(), framework)
+    yield "changes an inner unit in forward", lambda: train(Blocks(before=change_inner), framework)
+    yield "changes itself in forward", lambda: train(Blocks([Clamped(24, 24) for _ in range(2)]), framework)
+    yield "changes itself plainly", lambda: train(Blocks([ClampedPlainly(24, 24) for _ in range(2)]), framework)
+    yield "changes the root in forward", lambda: train(Blocks(before=change_root), framework)
+    yield "changes the root before backward", lambda: train(Blocks(), framework, after_forward=change_root_by_data)
+    yield "limits its embedding", lambda: train(Tokens(max_norm=1.0), framework, same=True)
+    if framework == "ddp":
+        yield "sparse", lambda: train(Tokens(sparse=True), framework)
+        yield "pickled", lambda: train(Blocks(), framework, after_step=pickled)
+
+
+def change_root_by_data(model):
+    model.last.weight.data.mul_(0.9)
+
+
+def main():
+    framework = sys.argv[1]
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    for name, job in jobs(framework):
+        try:
+            told = " ".join(f"{value:.9e}" for value in job())
+        except (UsageError, RuntimeError, SystemExit) as error:
+            told = f"refused: {error}"
+        if dist.get_rank() == 0:
+            print(f"{name}|{told}", flush=True)
+        gc.collect()
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # plain torch 2.13 with gloo aborts at exit in some runs where a model is still there
+
+
+if __name__ == "__main__":
+    main()
