@@ -176,10 +176,10 @@ def test_steps_of_fewer_micro_batches_than_usual_are_not_lost(a_plan, tmp_path):
 
 @pytest.mark.distributed
 def test_ddp_scripts_save_parts_of_what_every_rank_holds(a_plan, tmp_path):
-    """A part's state dict on rank 0 alone held this rank's shards, as did parameters that were saved one by one."""
+    """Rank 0 alone saves a part's state dict and keeps a mean of weights; parameters are saved one by one."""
     script = WORKERS / "rank_0_alone.py"
     expected = sorted(run_ranks(script, "save").stdout.splitlines())
-    assert len(expected) == 2 + 2 * 4
+    assert len(expected) == 3 + 2 * 4
     for strategy in ("NNG", "GGG"):
         plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
         done = run_ranks(script, "save", plan=plan)

@@ -1,10 +1,11 @@
 """What DDP scripts do on rank 0 alone, since every rank holds everything there.
 
-Argument: "save" saves a part of the model, parameters and gradients, "read" reads a norm on rank 0, "read_1" on rank 1.
+Argument: "save" saves a part of the model, parameters and gradients, and keeps a mean of the weights, "read" reads a norm on rank 0, "read_1" on rank 1.
 """
 
 from __future__ import annotations
 
+import copy
 import gc
 import io
 import sys
@@ -41,6 +42,7 @@ def main():
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     rank = dist.get_rank()
     raw = make_model(args)
+    mean = copy.deepcopy(raw) if word == "save" and rank == 0 else None
     model = DistributedDataParallel(raw)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
     for step in range(4):
@@ -54,6 +56,10 @@ def main():
             print(f"norm {float(raw.blocks[0].norm_mlp.weight.norm()):.9e}", flush=True)
         optimizer.step()
         optimizer.zero_grad()
+        for ours, theirs in zip(mean.parameters(), raw.parameters(), strict=True) if mean is not None else ():
+            ours.data.lerp_(theirs.data, 0.5)
+    if mean is not None:
+        print(f"mean {total(mean.parameters()):.9e}", flush=True)
     if rank == 0:
         print(f"end {total(raw.state_dict().values()):.9e}", flush=True)
     del model, raw, optimizer

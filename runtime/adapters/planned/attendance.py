@@ -3,7 +3,8 @@
 Scripts of DDP save on rank 0 alone, since there every rank holds everything. Under a plan the states lie on all
 ranks. So at each point that all ranks pass together (a training pass, a step, a collective of the script, the end)
 rank 0 says in the job's store whether it goes on or gathers something first, and the others wait to hear it. So rank 0
-may also evaluate alone: it says which unit its pass gathers next.
+may also evaluate alone: it says which unit its pass gathers next. And it may read whole parameters, as those do that
+keep a mean of weights on rank 0 only.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import CommunicationError, UsageError
 from paro_advise.runtime.adapters.constants import FAREWELL_POLL_S, FAREWELL_S
@@ -37,12 +39,13 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_GO, _PARAMETERS, _OPTIMIZER, _UNIT, _READ, _OF_MODEL = (
+_GO, _PARAMETERS, _OPTIMIZER, _UNIT, _READ, _OF_PARAMETER, _OF_MODEL = (
     "go",
     "parameters",
     "optimizer",
     "unit ",
     "read at ",
+    " of parameter ",
     " of model ",
 )
 _READ_HINT = "take the read out of `if rank == 0:` and only print or save there, or choose a strategy N.."
@@ -109,16 +112,19 @@ class Attendance:
         Raises:
             UsageError: it is a value that only the script's line can make.
         """
-        if wanted.startswith(_READ):
+        what, _, model = wanted.partition(_OF_MODEL)
+        if what.startswith(_READ) and not model:
             raise UsageError(
                 "a sharded tensor must be read by all ranks at the same line, rank 0 reads at "
-                f"{wanted.removeprefix(_READ)}, rank {self._rank} does not",
+                f"{what.removeprefix(_READ)}, rank {self._rank} does not",
                 hint=_READ_HINT,
             )
         self._inside = True
-        what, _, place = wanted.partition(_OF_MODEL)
-        engine = self._engines[int(place)]
-        if what.startswith(_UNIT):
+        engine = self._engines[int(model)]
+        if what.startswith(_READ):
+            line, _, parameter = what.removeprefix(_READ).partition(_OF_PARAMETER)
+            WholeReads.whole(_resting(engine)[int(parameter)], line)
+        elif what.startswith(_UNIT):
             engine.homes.gather_once(engine.units[int(what.removeprefix(_UNIT))])
         elif what == _PARAMETERS:
             for _ in whole_parameters(engine):
@@ -128,10 +134,22 @@ class Attendance:
                 pass
         self._inside = False
 
-    def _before_read(self, line: str) -> None:
-        """Make sure that all ranks read a sharded tensor here; else they would wait for each other for ever."""
+    def _before_read(self, line: str, tensor: DTensor) -> None:
+        """Make sure that all ranks read a sharded tensor here; else they would wait for each other for ever.
+
+        Where it is a parameter, those that do not read it can take part.
+        """
         if self.is_needed:
-            self.meet(_READ + line, _READ_HINT)
+            self.meet(_READ + line, _READ_HINT, self._parameter(tensor) if self._rank == 0 else "")
+
+    def _parameter(self, tensor: DTensor) -> str:
+        """Return which parameter of which model lies where a tensor does, "" for none."""
+        memory = tensor._local_tensor.data_ptr()  # noqa: SLF001 - to_local() makes a view
+        for model, engine in enumerate(self._engines if tensor.dim() and memory else ()):
+            for parameter, resting in enumerate(_resting(engine)):
+                if resting._local_tensor.data_ptr() == memory and resting.shape == tensor.shape:  # noqa: SLF001
+                    return f"{_OF_PARAMETER}{parameter}{_OF_MODEL}{model}"
+        return ""
 
     @property
     def is_needed(self) -> bool:
@@ -148,16 +166,21 @@ class Attendance:
         finally:
             self._inside = False
 
-    def meet(self, what: str, hint: str) -> None:
+    def meet(self, what: str, hint: str, of: str = "") -> None:
         """Say what is gathered next; or help rank 0 until it says so too.
+
+        Args:
+            what: all ranks say alike.
+            hint: for a rank that asks alone.
+            of: what only rank 0 adds, for those that ask for nothing.
 
         Raises:
             UsageError: this rank asks without rank 0.
         """
         if self._rank == 0:
-            self._say(what)
+            self._say(what + of)
             return
-        while (heard := self._hear()) != what:
+        while (heard := self._hear()).partition(_OF_PARAMETER)[0] != what:
             if heard == _GO:
                 raise UsageError(
                     f"what is gathered ({what}) must be asked for by rank 0 or by all ranks, rank {self._rank} asked "
@@ -247,6 +270,13 @@ class AttendedReader:
         place = next(place for place, other in enumerate(self._engine.units) if other is unit)
         hint = "run an evaluation on rank 0, or on all ranks with as many batches on each"
         self._attendance.meet(f"{_UNIT}{place}{self._of_model}", hint)
+
+
+def _resting(engine: Engine) -> list[DTensor]:
+    """Return the parameters of which this rank keeps a part, in one order on all ranks."""
+    engine.homes.rest(engine.arrangement)
+    parameters = [slot.parameter for unit in engine.units for slot in unit.spec.slots]
+    return [parameter for parameter in parameters if isinstance(parameter, DTensor)]
 
 
 def _are_whole(groups: list[dist.ProcessGroup]) -> bool:

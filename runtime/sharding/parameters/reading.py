@@ -35,11 +35,11 @@ class WholeReads:
     """The reads of this process; tensors on other meshes stay as torch has them.
 
     Attributes:
-        before: called with the line of the script before a read; None for nothing to call.
+        before: called with the line of the script and the tensor before a read; None for nothing to call.
         are_saved_whole: the script's framework lets every rank hold whole parameters, so that it may pickle one.
     """
 
-    before: ClassVar[Callable[[str], None] | None] = None
+    before: ClassVar[Callable[[str, DTensor], None] | None] = None
     are_saved_whole: ClassVar[bool] = False
     _meshes: ClassVar[set[tuple[int, ...]]] = set()
     _count: ClassVar[dict[tuple[int, ...], int]] = {}
@@ -61,8 +61,12 @@ class WholeReads:
         return op_call(*args, **kwargs)
 
     @classmethod
-    def whole(cls, tensor: DTensor) -> torch.Tensor:
+    def whole(cls, tensor: DTensor, line: str | None = None) -> torch.Tensor:
         """Gather a tensor, on all ranks of its mesh at the same line of the script.
+
+        Args:
+            tensor: a DTensor.
+            line: where another rank reads it, of one that only takes part; None for the script's own line.
 
         Raises:
             DivergedError: they read at different lines.
@@ -70,20 +74,20 @@ class WholeReads:
         """
         if all(isinstance(place, Replicate) for place in tensor.placements):
             return tensor._local_tensor  # noqa: SLF001 - to_local() makes a view
-        cls._meet(tensor.device_mesh)
+        here = line or _line_of_user()
+        if line is None and cls.before is not None:
+            cls.before(here, tensor)
+        cls._meet(tensor.device_mesh, here)
         with torch.no_grad(), reaching_all_ranks("a read of a gradient or a parameter"):
             return tensor.full_tensor()
 
     @classmethod
-    def _meet(cls, mesh: DeviceMesh) -> None:
+    def _meet(cls, mesh: DeviceMesh, here: str) -> None:
         """Make sure that the ranks of a mesh read at the same line.
 
         Raises:
             DivergedError: they do not.
         """
-        here = _line_of_user()
-        if cls.before is not None:
-            cls.before(here)
         ranks = _ranks(mesh)
         count = cls._count[ranks] = cls._count.get(ranks, 0) + 1
         store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - has no public name
