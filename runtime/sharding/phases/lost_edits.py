@@ -37,14 +37,13 @@ class GatheredCopies:
         """
         for slot in self._slots:
             copy = slot.parameter
-            if isinstance(copy, DTensor):
-                continue
             known = self._known.get(slot.name)
-            if known is None or known[0]() is not copy:
+            if known is not None and known[0]() is copy:
+                _refuse_change(slot.name, copy, known[1])
+            elif not isinstance(copy, DTensor):
                 if type(copy) is nn.Parameter:
                     copy.__class__ = Gathered
                 self._known[slot.name] = weakref.ref(copy), versions(copy)
-        self.check()
 
     def check(self) -> None:
         """Look at all that were ever registered.
@@ -54,13 +53,18 @@ class GatheredCopies:
         """
         for name, (reference, before) in self._known.items():
             copy = reference()
-            if copy is not None and versions(copy) != before:
-                raise UsageError(
-                    f"a parameter that a plan shards must not be changed while it is gathered, got {name}, of which "
-                    "nothing would be left",
-                    where=name,
-                    hint="change it after optimizer.step(), or choose a strategy that replicates parameters (N..)",
-                )
+            if copy is not None:
+                _refuse_change(name, copy, before)
+
+
+def _refuse_change(name: str, copy: nn.Parameter, before: tuple[int, ...]) -> None:
+    if versions(copy) != before:
+        raise UsageError(
+            f"a parameter that a plan shards must not be changed while it is gathered, got {name}, of which nothing "
+            "would be left",
+            where=name,
+            hint="change it after optimizer.step(), or choose a strategy that replicates parameters (N..)",
+        )
 
 
 class WholeInForward:
