@@ -246,30 +246,26 @@ class Engine:
 
     def _watch_changes(self, unit: UnitState) -> None:
         """Refuse changes in the unit's forward pass of which another result would come than of the plain script."""
-        is_root, is_sharded = unit.spec.module is self.model, self.levels.parameter != Level.N
-        copies, whole = GatheredCopies(unit.spec.slots), WholeInForward(unit.spec.slots, stays=is_root)
+        slots, is_root, is_sharded = unit.spec.slots, unit.spec.module is self.model, self.levels.parameter != Level.N
+        watched = GatheredCopies(slots) if is_sharded else WholeInForward(slots, stays=is_root)
 
         @uncompiled
         def begin(*_: object) -> None:
-            if is_sharded and not self.framework_shards:
-                copies.check_registered()
-            elif not is_sharded and self.framework_shards:
-                whole.begin()
+            if is_sharded != self.framework_shards:
+                watched.begin()
 
         @uncompiled
         def end(*_: object) -> None:
-            if is_sharded and not self.framework_shards:
-                copies.check()
-            elif not is_sharded and self.framework_shards:
-                whole.end()
+            if is_sharded != self.framework_shards:
+                watched.end()
 
         # After FSDP2 has gathered, and before it frees.
         self._handles.append(unit.spec.module.register_forward_pre_hook(begin))
         self._handles.append(unit.spec.module.register_forward_hook(end, prepend=True))
-        if is_sharded:
-            self._copies.append(copies)
+        if isinstance(watched, GatheredCopies):
+            self._copies.append(watched)
         elif is_root:
-            self.gradients.before_backward = whole.begin_backward
+            self.gradients.before_backward = watched.begin_backward
 
     def _start_replicated(self) -> None:
         order = self.arrangement.forward_order
@@ -292,6 +288,7 @@ class Engine:
         for handle in self._handles:
             handle.remove()
         self._handles, self._copies = [], []
+        self.gradients.before_backward = lambda: None
         if self.gradients.replicated:
             self.gradients.replicated.detach()
             self.gradients.replicated = None
@@ -419,7 +416,7 @@ class Engine:
     def before_step(self) -> None:
         """Bring the gradients to the optimizer's parameters."""
         for copies in self._copies:
-            copies.check()
+            copies.end()
         self.homes.rest(self.arrangement)
         self.edits.before_step()
         self.gradients.collect()

@@ -29,7 +29,7 @@ class GatheredCopies:
         self._slots = tuple(slots)
         self._known: dict[str, tuple[weakref.ref[nn.Parameter], tuple[int, ...]]] = {}
 
-    def check_registered(self) -> None:
+    def begin(self) -> None:
         """Look at what the model computes with now.
 
         Raises:
@@ -45,7 +45,7 @@ class GatheredCopies:
                     copy.__class__ = Gathered
                 self._known[slot.name] = weakref.ref(copy), versions(copy)
 
-    def check(self) -> None:
+    def end(self) -> None:
         """Look at all that were ever registered.
 
         Raises:
