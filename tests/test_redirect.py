@@ -190,6 +190,21 @@ def test_ddp_scripts_save_parts_of_what_every_rank_holds(a_plan, tmp_path):
 
 
 @pytest.mark.distributed
+def test_ddp_scripts_save_what_rank_0_alone_has_put_into_the_model_or_are_told(a_plan, tmp_path):
+    """As diffusers saves a mean of weights: rows of rank 0 were saved among those of the others."""
+    plain = run_ranks(WORKERS / "rank_0_alone.py", "swap")
+    assert len(numbers_in(plain.stdout)) == 2
+    replicated = plan_for(a_plan, tmp_path / "NNG.json", "NNG")
+    done = run_ranks(WORKERS / "rank_0_alone.py", "swap", plan=replicated)
+    assert numbers_in(done.stdout) == pytest.approx(numbers_in(plain.stdout), rel=2e-6), done.stderr[-3000:]
+    sharded = plan_for(a_plan, tmp_path / "GGG.json", "GGG")
+    done = run_ranks(WORKERS / "rank_0_alone.py", "swap", plan=sharded, timeout_s=60)
+    assert done.returncode != 0
+    assert "sharded parameters must be changed by all ranks alike" in done.stderr
+    assert "swapped" not in done.stdout
+
+
+@pytest.mark.distributed
 @pytest.mark.parametrize("word", ["read", "read_1"])
 def test_ddp_scripts_that_read_shards_on_one_rank_are_told_and_do_not_hang(a_plan, tmp_path, word):
     plan = plan_for(a_plan, tmp_path / "GGG.json", "GGG")

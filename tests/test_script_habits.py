@@ -20,6 +20,9 @@ REFUSED = {
     ("ddp", "NNG"): {"sparse"},
     ("ddp", "IIG"): {*CHANGES, "sparse", "pickled"},
     ("ddp", "GGG"): {*CHANGES, "sparse", "pickled"},
+    # FSDP1 gives zeros for what no rank used.
+    ("fsdp1", "NNG"): {"changes itself in forward", "changes the root before backward"},
+    ("fsdp1", "IIG"): {"changes itself in forward", "changes the root before backward"},
     ("fsdp2", "NNG"): CHANGES,
     ("fsdp2", "IIG"): set(),
 }
@@ -35,11 +38,11 @@ def jobs_of(framework, plan=None):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("framework", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("framework", ["ddp", "fsdp1", "fsdp2"])
 def test_jobs_are_those_of_the_plain_framework_or_refused(framework, a_plan, tmp_path):
     plain, refused, _ = jobs_of(framework)
     assert refused == ({"sparse"} if framework == "ddp" else set())  # AdamW takes no sparse gradients either
-    assert len(plain) >= 11
+    assert len(plain) >= 6
     for (of, strategy), expected in REFUSED.items():
         if of == framework:
             found, refused, told = jobs_of(framework, plan_for(a_plan, tmp_path / f"{strategy}.json", strategy))

@@ -19,6 +19,7 @@ from paro_advise.runtime.adapters.names import replace_everywhere
 from paro_advise.runtime.adapters.planned.wrapping import Wrapping, copy_from_rank_0
 from paro_advise.runtime.adapters.session import Session
 from paro_advise.runtime.compiler import taken_apart, uncompiled
+from paro_advise.runtime.sharding.exchange.usage import Missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -269,6 +270,11 @@ class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
         offloads: object = getattr(cpu_offload, "offload_params", cpu_offload)
         if offloads:
             raise TrainingError("a plan cannot express FSDP's CPU offload", hint=NO_PLAN)
+        if any(parameter._backward_hooks for parameter in module.parameters()):  # noqa: SLF001 - has no public name
+            raise TrainingError(
+                "a plan cannot express hooks on gradients from before FSDP, which would drop them",
+                hint="change parameter.grad between backward and step",
+            )
         _materialize(module, param_init_fn)
         if device_id is not None:
             module.to(torch.device("cuda", device_id) if isinstance(device_id, int) else device_id)
@@ -290,6 +296,8 @@ class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
             param_dtype=parameters,
             reduce_dtype=reductions,
             shards_parameters=True,
+            # Wrapped as a whole, the model is one unit of FSDP1's, whatever units the plan makes of it.
+            missing_gradients=Missing.ZEROS_IN_USED_UNITS if inner or auto_wrap_policy else Missing.ZEROS,
             ignored=ignored,
         )
         self._adopt(module, wrapping)

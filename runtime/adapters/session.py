@@ -245,6 +245,7 @@ class Session:
         engine = engine_of(module)
         engine.stands_for_fsdp2 = wrapping.norms_are_dtensors
         engine.framework_shards = wrapping.shards_parameters
+        engine.usage.missing = wrapping.missing_gradients
         slots = {name: slot for unit in engine.units for slot in unit.spec.slots for name in slot.aliases}
         for name in before.keys() & slots.keys():
             self._replaced[before[name]] = slots[name]

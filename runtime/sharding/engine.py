@@ -70,6 +70,7 @@ class Engine:
         model, specs, shards, settings, device: as given.
         uses_ho_ring: collectives are ours, not the backend's own.
         arrangement: what lies where under the present strategy.
+        usage: which parameters got gradients.
         homes, gradients, updates: see this module.
     """
 
@@ -103,7 +104,8 @@ class Engine:
         self._copies: list[GatheredCopies] = []
         reductions = executor_for(device, "a reduction of gradients")
         updates = executor_for(device, "an update of parameters", depth=len(specs) + 1)
-        self.gradients = GradientReducer(model, settings, shards, Usage(specs, device), reductions, updates)
+        self.usage = Usage(specs, device)
+        self.gradients = GradientReducer(model, settings, shards, self.usage, reductions, updates)
         self.homes = ParameterHomes(model, settings, self.gradients)
         self.updates = UpdatePublisher(self.homes, updates)
         self.homes.before_copy = self.updates.before_copy
@@ -162,6 +164,12 @@ class Engine:
     def units(self) -> list[UnitState]:
         """Return the units; the root last."""
         return self.arrangement.units
+
+    @property
+    def holds_all(self) -> bool:
+        """Tell whether the model holds its parameters whole, and in the type that the optimizer works in."""
+        whole = self.levels.parameter == Level.N
+        return whole and all(slot.parameter.dtype == slot.dtype for unit in self.units for slot in unit.spec.training)
 
     @property
     def reducing(self) -> Channels:
@@ -249,14 +257,18 @@ class Engine:
         slots, is_root, is_sharded = unit.spec.slots, unit.spec.module is self.model, self.levels.parameter != Level.N
         watched = GatheredCopies(slots) if is_sharded else WholeInForward(slots, stays=is_root)
 
+        def differs() -> bool:
+            # FSDP2 forgets them alike in both. FSDP1 may keep other units gathered than the plan does.
+            return not self.stands_for_fsdp2 if is_sharded else self.framework_shards
+
         @uncompiled
         def begin(*_: object) -> None:
-            if is_sharded != self.framework_shards:
+            if differs():
                 watched.begin()
 
         @uncompiled
         def end(*_: object) -> None:
-            if is_sharded != self.framework_shards:
+            if differs():
                 watched.end()
 
         # After FSDP2 has gathered, and before it frees.

@@ -1,6 +1,7 @@
 """What DDP scripts do on rank 0 alone, since every rank holds everything there.
 
-Argument: "save" saves a part of the model, parameters and gradients, and keeps a mean of the weights, "read" reads a norm on rank 0, "read_1" on rank 1.
+Argument: "save" saves a part of the model, parameters and gradients, and keeps a mean of the weights, "read" reads a norm on rank 0, "read_1" on rank 1,
+"swap" puts other weights into the model on rank 0, saves it and puts the old ones back.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def main():
     rank = dist.get_rank()
     raw = make_model(args)
     mean = copy.deepcopy(raw) if word == "save" and rank == 0 else None
+    other = [parameter.detach() * 2 for parameter in raw.parameters()]
     model = DistributedDataParallel(raw)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
     for step in range(4):
@@ -58,6 +60,13 @@ def main():
         optimizer.zero_grad()
         for ours, theirs in zip(mean.parameters(), raw.parameters(), strict=True) if mean is not None else ():
             ours.data.lerp_(theirs.data, 0.5)
+    if word == "swap" and rank == 0:
+        before = [parameter.detach().clone() for parameter in raw.parameters()]
+        with torch.no_grad():
+            torch._foreach_copy_([parameter.data for parameter in raw.parameters()], other)
+        print(f"swapped {total(raw.state_dict().values()):.9e}", flush=True)
+        for parameter, old in zip(raw.parameters(), before, strict=True):
+            parameter.data.copy_(old)
     if mean is not None:
         print(f"mean {total(mean.parameters()):.9e}", flush=True)
     if rank == 0:

@@ -20,6 +20,7 @@ from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.deepspeed import checkpoints
 from paro_advise.runtime.adapters.deepspeed.config import batch_sizes, gradient_clipping, low_precision
 from paro_advise.runtime.adapters.planned.wrapping import Wrapping, copy_from_rank_0
+from paro_advise.runtime.sharding.exchange.usage import Missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,7 +74,9 @@ class PlannedEngine(nn.Module):
         self._micro_batch, self._accumulation = batch_sizes(table)
         copy_from_rank_0(model)
         self._wrapping = Wrapping(
-            origin="DeepSpeed", param_dtype=torch.bfloat16 if low_precision(table).get("enabled") else None
+            origin="DeepSpeed",
+            param_dtype=torch.bfloat16 if low_precision(table).get("enabled") else None,
+            missing_gradients=Missing.ZEROS,
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -116,6 +119,7 @@ class PlannedEngine(nn.Module):
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True, **_: object
     ) -> torch.Tensor:
         """Accumulate the gradients of the mean over micro-batches."""
+        self._refuse_unsharded()
         scaled = loss / self._accumulation if scale_wrt_gas else loss
         self._in_backward = True
         try:
@@ -123,6 +127,17 @@ class PlannedEngine(nn.Module):
         finally:
             self._in_backward = False
         return loss
+
+    def _refuse_unsharded(self) -> None:
+        """End the job where the script has called its module by itself: the plan would never take over."""
+        if self._session.engine(self.module) is None:
+            self._session.refuse(
+                TrainingError(
+                    "a plan needs passes through DeepSpeed's engine, got a backward pass of a model that was called by "
+                    "itself",
+                    hint="call the engine, engine(inputs), in place of the module",
+                )
+            )
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -139,6 +154,7 @@ class PlannedEngine(nn.Module):
 
     def step(self, lr_kwargs: Keywords | None = None) -> None:
         """Step the optimizer if this was the last micro-batch."""
+        self._refuse_unsharded()
         self._has_stepped = self.is_gradient_accumulation_boundary()
         self.micro_steps += 1
         if not self._has_stepped:

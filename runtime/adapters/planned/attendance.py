@@ -126,13 +126,28 @@ class Attendance:
             WholeReads.whole(_resting(engine)[int(parameter)], line)
         elif what.startswith(_UNIT):
             engine.homes.gather_once(engine.units[int(what.removeprefix(_UNIT))])
-        elif what == _PARAMETERS:
+        elif what.startswith(_PARAMETERS):
+            self._compare_changes(engine, what.removeprefix(_PARAMETERS))
             for _ in whole_parameters(engine):
                 pass
         else:
             for _ in whole_moments(engine):
                 pass
         self._inside = False
+
+    def _compare_changes(self, engine: Engine, theirs: str) -> None:
+        """Make sure that rank 0 has not changed parameters alone: its rows would be saved with those of the others.
+
+        Raises:
+            UsageError: it has.
+        """
+        if theirs != _changes_of(engine):
+            raise UsageError(
+                "sharded parameters must be changed by all ranks alike, got a state dict of rank 0 after changes that "
+                f"rank {self._rank} has not made",
+                hint="change them on all ranks (a mean of weights too), or choose a strategy that replicates "
+                "parameters (N..)",
+            )
 
     def _before_read(self, line: str, tensor: DTensor) -> None:
         """Make sure that all ranks read a sharded tensor here; else they would wait for each other for ever.
@@ -254,8 +269,11 @@ class AttendedReader:
         self._of_model = f"{_OF_MODEL}{place}"
 
     def parameters(self) -> Iterator[tuple[Slot, torch.Tensor]]:
-        """Gather the parameters that train, unit by unit."""
-        with self._attendance.meeting(_PARAMETERS + self._of_model):
+        """Gather the parameters that train, unit by unit; nobody is needed for it where every rank holds all."""
+        if self._engine.holds_all:
+            yield from whole_parameters(self._engine)
+            return
+        with self._attendance.meeting(_PARAMETERS + _changes_of(self._engine) + self._of_model):
             yield from whole_parameters(self._engine)
 
     def optimizer_state(self) -> StateDict:
@@ -270,6 +288,13 @@ class AttendedReader:
         place = next(place for place, other in enumerate(self._engine.units) if other is unit)
         hint = "run an evaluation on rank 0, or on all ranks with as many batches on each"
         self._attendance.meet(f"{_UNIT}{place}{self._of_model}", hint)
+
+
+def _changes_of(engine: Engine) -> str:
+    """Return how often this rank has changed the parameters of a model since its last step, as text."""
+    engine.show_parameters()
+    engine.homes.rest(engine.arrangement)
+    return f" changed {engine.edits.count_changes()}"
 
 
 def _resting(engine: Engine) -> list[DTensor]:

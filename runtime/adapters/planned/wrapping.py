@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch import nn
 
+from paro_advise.runtime.sharding.exchange.usage import Missing
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
@@ -30,6 +32,7 @@ class Wrapping:
         evaluates_alone: rank 0 may run passes without gradients that the others do not.
         ignored: parameters that the framework leaves alone: each rank has its own.
         shards_parameters: the framework does.
+        missing_gradients: what the framework gives for a parameter that no rank used.
     """
 
     origin: str
@@ -43,6 +46,7 @@ class Wrapping:
     evaluates_alone: bool = False
     ignored: frozenset[nn.Parameter] = frozenset()
     shards_parameters: bool = False
+    missing_gradients: Missing = Missing.NONE
     compile: Callable[[Callable[..., object]], Callable[..., object]] | None = None
 
 

@@ -9,6 +9,7 @@ other's weights, and nothing else would notice.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,15 +29,27 @@ _MODULUS = 2 ** (_PIECE_BITS * _PIECES) - 35  # a prime
 _FACTOR = 1_000_003  # a prime; any that is no divisor of the modulus spreads the numbers
 
 
+class Missing(Enum):
+    """What a script's framework gives the optimizer for a parameter that no rank used."""
+
+    NONE = "no gradient, as torch, DDP and FSDP2"
+    ZEROS_IN_USED_UNITS = "zeros where its unit has any, as FSDP1, which keeps a unit's gradients in one tensor"
+    ZEROS = "zeros, as DeepSpeed"
+
+
 class Usage:
     """Notes of all ranks since the gradients were last forgotten.
 
     Args:
         units: of the model.
         device: that the backend communicates from.
+
+    Attributes:
+        missing: what a parameter that no rank used has.
     """
 
     def __init__(self, units: Sequence[UnitSpec], device: torch.device) -> None:
+        self.missing = Missing.NONE
         self._first: dict[str, int] = {}
         self._numbers = {unit.name: number for number, unit in enumerate(units, 1)}
         self._gathered = self._delivered = 0
@@ -66,7 +79,16 @@ class Usage:
 
     def is_used(self, unit: UnitState, place: int) -> bool:
         """Tell whether a parameter of a unit got a gradient on any rank, as they have agreed."""
-        number = self._first[unit.spec.name] + place
+        first = self._first[unit.spec.name]
+        match self.missing:
+            case Missing.ZEROS:
+                return True
+            case Missing.ZEROS_IN_USED_UNITS:
+                return any(self._is_known(first + number) for number in range(len(unit.spec.training)))
+            case _:
+                return self._is_known(first + place)
+
+    def _is_known(self, number: int) -> bool:
         if not self._known[number] and self._counts is not None:
             # Only for a parameter without one on this rank the host waits for a device.
             self._known, self._counts = [value > 0 for value in self._counts.tolist()], None

@@ -43,6 +43,7 @@ class Edits:
         self._agreed: dict[str, tuple[int, ...]] = {}
         self._sums: dict[str, torch.Tensor] = {}
         self._saved: dict[str, torch.Tensor] = {}
+        self._total = 0
 
     def arrange(self, arrangement: Arrangement) -> None:
         """Work under a strategy from now on."""
@@ -68,6 +69,15 @@ class Edits:
         """Remember that all parameters agree."""
         for unit in self._arrangement.units:
             self.note(unit)
+        self._total = self._versions_of_model()
+
+    def count_changes(self) -> int:
+        """Return how often this rank has changed the model's parameters, at rest, since they were all noted."""
+        return self._versions_of_model() - self._total
+
+    def _versions_of_model(self) -> int:
+        slots = (slot for unit in self._arrangement.units for slot in unit.spec.training)
+        return sum(sum(versions(slot.parameter)) for slot in slots)
 
     def before_forward(self, unit: UnitState) -> None:
         """Bring what was changed on the optimizer's side to the model, before a unit is used.

@@ -23,10 +23,15 @@ if TYPE_CHECKING:
 def whole_parameters(engine: Engine) -> Iterator[tuple[Slot, torch.Tensor]]:
     """Gather the parameters, unit by unit, in the type the optimizer works in; frozen ones where they are sharded.
 
-    All ranks iterate at once; those that want no values drop them.
+    All ranks iterate at once; those that want no values drop them. Where every rank holds all, each may iterate alone:
+    what one has changed by itself is then in its values.
     """
     engine.show_parameters()
     engine.edits.before_step()
+    if engine.holds_all:
+        for unit in engine.units:
+            yield from ((slot, slot.parameter.detach()) for slot in unit.spec.training)
+        return
     for unit in engine.units:
         values = states.whole(engine.arrangement, unit, [states.local(master) for master in unit.masters])
         yield from zip(unit.spec.training, values, strict=True)
