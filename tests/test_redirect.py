@@ -266,6 +266,26 @@ def test_deepspeed_clips_gradients_by_its_own_default(a_plan, tmp_path):
 
 
 @pytest.mark.distributed
+def test_deepspeed_updates_parameters_that_no_rank_used_by_zero_gradients(a_plan, tmp_path):
+    """Momentum and weight decay go on for a layer that is left out."""
+    script = WORKERS / "deepspeed_resumes.py"
+    expected = numbers_in(run_ranks(script, tmp_path, "plain,skips").stdout)
+    assert len(expected) == 4 * 3 + 1
+    for strategy in ("NNG", "IIG"):
+        found = numbers_in(output_of(script, a_plan, strategy, tmp_path, "skips"))
+        assert found == pytest.approx(expected, rel=2e-6), strategy
+
+
+@pytest.mark.distributed
+def test_a_deepspeed_script_that_calls_its_module_by_itself_is_told_before_it_trains(a_plan, tmp_path):
+    plan = plan_for(a_plan, tmp_path / "NNG.json", "NNG")
+    done = run_ranks(WORKERS / "deepspeed_resumes.py", tmp_path, "module", plan=plan)
+    assert done.returncode != 0
+    assert done.stderr.count("a plan needs passes through DeepSpeed's engine") == 4
+    assert not numbers_in(done.stdout)
+
+
+@pytest.mark.distributed
 def test_deepspeed_scripts_resume_from_the_checkpoints_of_a_planned_engine(a_plan, tmp_path):
     """With schedules, counts and the script's own values, before the first step, under another strategy."""
     script = WORKERS / "deepspeed_resumes.py"

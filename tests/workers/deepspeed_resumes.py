@@ -2,7 +2,7 @@
 
 Arguments before those of ``common``: the folder of checkpoints, and words: "resume" loads the latest checkpoint before the
 first step, "weights" only the weights of it; "theirs" finds one of DeepSpeed's own. "default" leaves clipping to DeepSpeed's
-default, 1.0.
+default, 1.0; "skips" leaves a layer out in every second step; "module" calls the module by itself.
 """
 
 from __future__ import annotations
@@ -32,15 +32,26 @@ def made(args):
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
 
 
-def plain(args, rank, clipping):
+def leave_out(model, step):
+    """Let a layer be left out, or not; its parameters are none's then."""
+    part = model.blocks[1].mlp
+    part.forward = (lambda hidden: hidden) if step % 2 else type(part).forward.__get__(part)
+
+
+def plain(args, rank, clipping, skips):
     raw, optimizer = made(args)
-    model, schedule = torch.nn.parallel.DistributedDataParallel(raw), schedule_of(optimizer)
+    model = torch.nn.parallel.DistributedDataParallel(raw, find_unused_parameters=skips)
+    schedule = schedule_of(optimizer)
     for step in range(STEPS):
+        if skips:
+            leave_out(raw, step)
         for micro in range(MICRO_BATCHES):
             last = micro == MICRO_BATCHES - 1
             with contextlib.nullcontext() if last else model.no_sync():
                 loss = SCALE * loss_of(model, batch(args, step, micro, rank))
                 (loss / MICRO_BATCHES).backward()
+        for parameter in raw.parameters():  # what DeepSpeed does in each of its reductions
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clipping)
         report(step, loss.detach(), norm, optimizer.param_groups[0]["lr"])
         optimizer.step()
@@ -76,8 +87,10 @@ def planned(args, rank, folder, words):
         assert first == (0 if "weights" in words else SAVED_AFTER)
         assert engine.micro_steps == first * MICRO_BATCHES
     for step in range(first, STEPS):
+        if "skips" in words:
+            leave_out(model, step)
         for micro in range(MICRO_BATCHES):
-            loss = SCALE * loss_of(engine, batch(args, step, micro, rank))
+            loss = SCALE * loss_of(model if "module" in words else engine, batch(args, step, micro, rank))
             engine.backward(loss)
             rate = engine.get_lr()[0]
             engine.step()
@@ -106,7 +119,7 @@ def main():
     args = parse_args()
     dist.init_process_group("gloo")
     if "plain" in words:
-        plain(args, dist.get_rank(), 1.0 if "default" in words else 0.5)
+        plain(args, dist.get_rank(), 1.0 if "default" in words else 0.5, skips="skips" in words)
     else:
         planned(args, dist.get_rank(), folder, words)
     gc.collect()
