@@ -297,7 +297,7 @@ class Session:
             note = _NOTE_OF_WHOLE if wrapping.states_are_whole else _NOTE_OF_SHARDS
             if wrapping.evaluates_alone:
                 note = _NOTE_OF_RANK_0
-            tell(f"{note}")
+            tell(note)
 
     def _switch(self, module: nn.Module) -> None:
         assert self._switchboard is not None

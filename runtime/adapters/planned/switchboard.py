@@ -112,7 +112,7 @@ class Switchboard:
     def _answer(self, body: Mapping[str, object], text: str) -> None:
         if dist.get_rank() == 0:
             self._write(ANSWER, body)
-            tell(f"{text}")
+            tell(text)
 
     def _keep(self, plan: bytes) -> None:
         """Leave the plan that is in force, so that whoever gives the job another one can go back."""
