@@ -148,7 +148,7 @@ def _refuse_own_among_shared(session: Session, parameters: torch.Tensor | list[t
     """
     own = {parameter for model in session.models for parameter in model.engine.specs[-1].ignored.values()}
     given = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-    if not own.isdisjoint(given) and any(isinstance(parameter.grad, DTensor) for parameter in given):
+    if own and not own.isdisjoint(given) and any(isinstance(parameter.grad, DTensor) for parameter in given):
         raise UsageError(
             "gradients that all ranks share must be clipped by one norm, got some that each rank has for itself among "
             "them",

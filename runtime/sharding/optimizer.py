@@ -160,7 +160,6 @@ class OptimizerShards:
         optimizer: the user's, or all of them as one.
         shards: the optimizer's parameter of each slot that it trains, by qualified name.
         ignored: parameters that it holds and no strategy moves, by qualified name.
-        planned: qualified names of the slots.
         group_names, all_names: qualified names in each group, of what it holds now and of all that were in it.
     """
 
@@ -180,7 +179,6 @@ class OptimizerShards:
         self.optimizer = optimizer = optimizers[0] if len(optimizers) == 1 else JointOptimizer(optimizers)
         self.shards: dict[str, nn.Parameter] = {}
         self._is_stepping = False
-        self.planned = frozenset(slots)
         names = {id(slot.parameter): name for name, slot in slots.items()}
         names |= {id(parameter): name for name, parameter in ignored.items()}
         self.group_names: list[list[str]] = []

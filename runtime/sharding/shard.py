@@ -207,7 +207,7 @@ def _agree_on(
             "optimizer": [
                 [type(optimizer).__name__ for optimizer in shards.optimizers],
                 [
-                    _plain(group) | {"num_params": sum(name in shards.planned for name in names)}
+                    _plain(group) | {"num_params": sum(name not in shards.ignored for name in names)}
                     for group, names in zip(shards.optimizer.param_groups, shards.all_names, strict=True)
                 ],
             ],
