@@ -240,6 +240,54 @@ def test_the_queue_is_as_long_as_kernels_wait_in_it(tmp_path):
     assert idle.queue_length == pytest.approx((100 + 200 + 300) / 1000, abs=0.001)
 
 
+def _several_forwards(path, forwards, trained, framework):
+    """Write a step that gathers a root once and three layers in each forward, and reduces some of these layers."""
+    trace = TraceBuilder(0, 2)
+    for number in range(2):
+        base = number * 10_000.0
+        trace.step(number, base, 10_000.0)
+        trace.backward(base + 5000, 4000, sequence=number + 1)
+        calls = [("", 32_000)] + [(f" (layers.{layer})", 40_000) for _ in range(forwards) for layer in range(3)]
+        for index, (name, elements) in enumerate(calls):
+            owners = {
+                "FSDP2": (f"FSDP::pre_forward{name}", f"FSDP::all_gather{name}"),
+                "FSDP1": ("FullyShardedDataParallel.forward", "FullyShardedDataParallel._pre_forward"),
+            }[framework]
+            trace.collective(
+                "AllGather", base + 100 + index * 300, 200, nelems=elements, issue=base + 50 + index * 300, seq=index,
+                owners=owners,
+            )  # fmt: skip
+        reduced = [("", 32_000)] + [(f" (layers.{layer})", 40_000) for layer in range(trained)]
+        for index, (name, elements) in enumerate(reduced):
+            reducers = {
+                "FSDP2": f"FSDP::post_backward_reduce{name}",
+                "FSDP1": "FullyShardedDataParallel._post_backward_hook",
+            }
+            trace.collective(
+                "ReduceScatter", base + 5100 + index * 200, 50, nelems=elements, issue=base + 5050 + index * 200, tid=2,
+                seq=index + 40, owners=(reducers[framework],),
+            )  # fmt: skip
+    return trace.write(path)
+
+
+@pytest.mark.parametrize(
+    ("forwards", "trained", "framework", "counts", "is_said"),
+    [
+        (3, 3, "FSDP2", (152_000, None), False),  # a chosen and a rejected answer, and an evaluation: 32 k + 3 x 40 k
+        (1, 1, "FSDP2", (72_000, 152_000), False),  # two layers of three are frozen
+        (3, 1, "FSDP2", (72_000, 152_000), False),
+        (3, 3, "FSDP1", (152_000, None), True),  # no names: several forwards look like frozen layers
+        (1, 1, "FSDP1", (72_000, None), True),
+    ],
+)
+def test_a_model_that_runs_several_times_a_step_counts_once(tmp_path, forwards, trained, framework, counts, is_said):
+    """Preference optimization and reinforcement learning gather each unit several times for one backward pass."""
+    analysis = analyze(_several_forwards(tmp_path / "rank0.json", forwards, trained, framework))
+    assert analysis.run.framework == framework
+    assert (analysis.run.parameter_count, analysis.run.total_parameter_count) == counts
+    assert any(notice.code == "Q324" for notice in analysis.data_quality) == is_said
+
+
 def test_frozen_parameters_are_told_from_trained_ones(tmp_path):
     """13 blocks of 10 M are gathered, 13 adapters of 30 k reduced: 130 M parameters, 390 k of them trained."""
     trace = TraceBuilder(0, 2)
@@ -249,7 +297,7 @@ def test_frozen_parameters_are_told_from_trained_ones(tmp_path):
         trace.backward(base + 5000, 4000, sequence=number + 1)
         for block in range(13):
             trace.collective(
-                "AllGather", base + 100 + block * 300, 200, nelems=10_000_000, issue=base + 50 + block, seq=block,
+                "AllGather", base + 100 + block * 300, 200, nelems=10_000_000, issue=base + 50 + block * 300, seq=block,
                 owners=(f"FSDP::pre_forward (blocks.{block})", f"FSDP::all_gather (blocks.{block})"),
             )  # fmt: skip
             trace.collective(

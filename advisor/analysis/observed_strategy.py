@@ -6,6 +6,7 @@ a group, G sharded over the world (docs/strategies.md).
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,7 @@ def observe_training(run: Run) -> ObservedTraining:
     micro = _micro_batches(run)
     stated = next((item.header.stated for _, item in run.timed if item.header.stated), None)
     counted = parameter_count(typical, micro or 1) if typical is not None else None
+    frozen = _frozen(typical, micro or 1, counted) if typical is not None and stated is None else _NONE_FROZEN
     if typical is None:
         strategy = NOTHING_OBSERVED if run.timed else _stated_in_logs(run)
     elif stated is not None:
@@ -89,8 +91,8 @@ def observe_training(run: Run) -> ObservedTraining:
         strategy=strategy,
         micro_batches=micro,
         parameter_count=(stated.parameters if stated else None) or counted,
-        total_parameter_count=_with_frozen(typical, micro or 1, counted) if stated is None else None,
-        notices=(_ONE_MICRO_BATCH,) if typical is not None and micro is None else (),
+        total_parameter_count=frozen.total,
+        notices=((_ONE_MICRO_BATCH,) if typical is not None and micro is None else ()) + frozen.notices,
     )
 
 
@@ -289,10 +291,47 @@ def _optimizer_level(seen: _Groups, parameter: str, gradient: str, world: int, r
     return finest
 
 
-def _with_frozen(step: pl.DataFrame | None, micro_batches: int, trained: int | None) -> int | None:
-    """Return all parameters where forward gathers clearly more than gradients reduce, else None."""
-    gathered = _gathered(step, micro_batches) if step is not None else None
-    return gathered if gathered and trained and gathered > FROZEN_RATIO * trained else None
+@dataclass(frozen=True, slots=True)
+class _Frozen:
+    """All parameters where some are frozen, None where none show; and what cannot be told."""
+
+    total: int | None
+    notices: tuple[Notice, ...] = ()
+
+
+_NONE_FROZEN = _Frozen(None)
+_MAY_BE_FROZEN = Notice(
+    code="Q324",
+    severity=Severity.INFO,
+    message="forward gathers units of the sizes that train more often than gradients are reduced; whether the model "
+    "runs several times a step or some units are frozen cannot be told, and no frozen parameters are assumed",
+    help="FSDP2's annotations name the units, FSDP1's do not; give --measured-peak where memory decides",
+)
+
+
+def _frozen(step: pl.DataFrame, micro_batches: int, trained: int | None) -> _Frozen:
+    """Tell whether forward gathers clearly more parameters than gradients reduce.
+
+    Where gathers carry no names, one of the size of a unit that trains may be that unit once more: preference
+    optimization and reinforcement learning run a model several times before they change it.
+    """
+    gathered = _gathered(step, micro_batches)
+    if not gathered or not trained or gathered <= FROZEN_RATIO * trained:
+        return _NONE_FROZEN
+    gathers, gradients = _forward_gathers(step), _reductions(step)
+    if _units(gathers) is None and set(gathers["bytes"]) <= set(gradients["bytes"]):
+        return _Frozen(None, (_MAY_BE_FROZEN,))
+    return _Frozen(gathered)
+
+
+_GATHERED_UNIT = re.compile(r"FSDP::all_gather(?: \(([^)]*)\))?(?= > |$)")
+
+
+def _units(gathers: pl.DataFrame) -> list[str] | None:
+    """Return the unit that each gather is of, as FSDP2's annotations name them ("" is the root's), else None."""
+    found = [_GATHERED_UNIT.findall(owner) for owner in gathers["owner"]]
+    names = [innermost[-1] for innermost in found if innermost]
+    return names if len(names) == len(gathers) and any(names) else None
 
 
 def _elements(rows: pl.DataFrame) -> int | None:
@@ -309,9 +348,26 @@ def _gathered(step: pl.DataFrame, micro_batches: int) -> int | None:
     """Return the parameters that forward gathers, None where it gathers none or sizes are missing."""
     import polars as pl
 
-    gathers = step.filter((pl.col("state") == State.PARAMETER.value) & ~pl.col("detail").str.starts_with("backward"))
+    gathers = _forward_gathers(step)
+    units = _units(gathers)
+    if units is not None:
+        once = gathers.with_columns(pl.Series("unit", units)).unique(subset=["unit", "bytes", "dtype"])
+        return _elements(once)
     counted = _elements(gathers)
     return counted // max(1, micro_batches) if counted else None
+
+
+def _forward_gathers(step: pl.DataFrame) -> pl.DataFrame:
+    import polars as pl
+
+    return step.filter((pl.col("state") == State.PARAMETER.value) & ~pl.col("detail").str.starts_with("backward"))
+
+
+def _reductions(step: pl.DataFrame) -> pl.DataFrame:
+    """Return the reductions of gradients, without those that only bring replicas together."""
+    import polars as pl
+
+    return step.filter((pl.col("state") == State.GRADIENT.value) & (pl.col("detail") != "replica"))
 
 
 def parameter_count(step: pl.DataFrame, micro_batches: int) -> int | None:
@@ -319,8 +375,6 @@ def parameter_count(step: pl.DataFrame, micro_batches: int) -> int | None:
 
     None when neither gradients nor gathers tell.
     """
-    import polars as pl
-
-    gradients = step.filter((pl.col("state") == State.GRADIENT.value) & (pl.col("detail") != "replica"))
+    gradients = _reductions(step)
     counted = _elements(gradients)
     return counted // max(1, _passes(gradients)) if counted else _gathered(step, micro_batches)
