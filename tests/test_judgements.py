@@ -90,7 +90,8 @@ def step_of(*rows):
     """rows: (state, detail, op, group size, phase, micro-batch)."""
     names = ("state", "detail", "op", "group_size", "phase", "micro_batch")
     data = {name: [row[index] for row in rows] for index, name in enumerate(names)}
-    return pl.DataFrame({**data, "bytes": [400] * len(rows), "dtype": ["float"] * len(rows)})
+    every = {"bytes": 400, "dtype": "float", "owner": ""}
+    return pl.DataFrame({**data, **{name: [value] * len(rows) for name, value in every.items()}})
 
 
 def gather(size, detail="forward", micro=0):
