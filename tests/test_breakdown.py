@@ -240,7 +240,7 @@ def test_the_queue_is_as_long_as_kernels_wait_in_it(tmp_path):
     assert idle.queue_length == pytest.approx((100 + 200 + 300) / 1000, abs=0.001)
 
 
-def _several_forwards(path, forwards, trained, framework):
+def _several_forwards(path, forwards, trained, style):
     """Write a step that gathers a root once and three layers in each forward, and reduces some of these layers."""
     trace = TraceBuilder(0, 2)
     for number in range(2):
@@ -251,8 +251,9 @@ def _several_forwards(path, forwards, trained, framework):
         for index, (name, elements) in enumerate(calls):
             owners = {
                 "FSDP2": (f"FSDP::pre_forward{name}", f"FSDP::all_gather{name}"),
+                "FSDP2 [pg=1]": (f"FSDP::pre_forward{name}", f"FSDP::all_gather{name} [pg=1]"),
                 "FSDP1": ("FullyShardedDataParallel.forward", "FullyShardedDataParallel._pre_forward"),
-            }[framework]
+            }[style]
             trace.collective(
                 "AllGather", base + 100 + index * 300, 200, nelems=elements, issue=base + 50 + index * 300, seq=index,
                 owners=owners,
@@ -261,29 +262,31 @@ def _several_forwards(path, forwards, trained, framework):
         for index, (name, elements) in enumerate(reduced):
             reducers = {
                 "FSDP2": f"FSDP::post_backward_reduce{name}",
+                "FSDP2 [pg=1]": f"FSDP::post_backward_reduce{name} [pg=1]",
                 "FSDP1": "FullyShardedDataParallel._post_backward_hook",
             }
             trace.collective(
                 "ReduceScatter", base + 5100 + index * 200, 50, nelems=elements, issue=base + 5050 + index * 200, tid=2,
-                seq=index + 40, owners=(reducers[framework],),
+                seq=index + 40, owners=(reducers[style],),
             )  # fmt: skip
     return trace.write(path)
 
 
 @pytest.mark.parametrize(
-    ("forwards", "trained", "framework", "counts", "is_said"),
+    ("forwards", "trained", "style", "counts", "is_said"),
     [
         (3, 3, "FSDP2", (152_000, None), False),  # a chosen and a rejected answer, and an evaluation: 32 k + 3 x 40 k
         (1, 1, "FSDP2", (72_000, 152_000), False),  # two layers of three are frozen
         (3, 1, "FSDP2", (72_000, 152_000), False),
+        (3, 3, "FSDP2 [pg=1]", (152_000, None), False),  # as some versions of torch write it
         (3, 3, "FSDP1", (152_000, None), True),  # no names: several forwards look like frozen layers
         (1, 1, "FSDP1", (72_000, None), True),
     ],
 )
-def test_a_model_that_runs_several_times_a_step_counts_once(tmp_path, forwards, trained, framework, counts, is_said):
+def test_a_model_that_runs_several_times_a_step_counts_once(tmp_path, forwards, trained, style, counts, is_said):
     """Preference optimization and reinforcement learning gather each unit several times for one backward pass."""
-    analysis = analyze(_several_forwards(tmp_path / "rank0.json", forwards, trained, framework))
-    assert analysis.run.framework == framework
+    analysis = analyze(_several_forwards(tmp_path / "rank0.json", forwards, trained, style))
+    assert analysis.run.framework == style.split()[0]
     assert (analysis.run.parameter_count, analysis.run.total_parameter_count) == counts
     assert any(notice.code == "Q324" for notice in analysis.data_quality) == is_said
 

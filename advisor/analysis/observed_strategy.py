@@ -6,11 +6,11 @@ a group, G sharded over the world (docs/strategies.md).
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import FROZEN_RATIO
+from paro_advise.advisor.facts.attribution import ROOT_MODULE, with_modules
 from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.framework import Framework
@@ -319,19 +319,16 @@ def _frozen(step: pl.DataFrame, micro_batches: int, trained: int | None) -> _Fro
     if not gathered or not trained or gathered <= FROZEN_RATIO * trained:
         return _NONE_FROZEN
     gathers, gradients = _forward_gathers(step), _reductions(step)
-    if _units(gathers) is None and set(gathers["bytes"]) <= set(gradients["bytes"]):
+    if _named(gathers) is None and set(gathers["bytes"]) <= set(gradients["bytes"]):
         return _Frozen(None, (_MAY_BE_FROZEN,))
     return _Frozen(gathered)
 
 
-_GATHERED_UNIT = re.compile(r"FSDP::all_gather(?: \(([^)]*)\))?(?= > |$)")
-
-
-def _units(gathers: pl.DataFrame) -> list[str] | None:
-    """Return the unit that each gather is of, as FSDP2's annotations name them ("" is the root's), else None."""
-    found = [_GATHERED_UNIT.findall(owner) for owner in gathers["owner"]]
-    names = [innermost[-1] for innermost in found if innermost]
-    return names if len(names) == len(gathers) and any(names) else None
+def _named(gathers: pl.DataFrame) -> pl.DataFrame | None:
+    """Return gathers with the modules that they are for (``with_modules``), None where not all of them name one."""
+    named = with_modules(gathers)
+    modules = set(named["module"].to_list())
+    return named if None not in modules and modules - {ROOT_MODULE} else None
 
 
 def _elements(rows: pl.DataFrame) -> int | None:
@@ -346,13 +343,10 @@ def _elements(rows: pl.DataFrame) -> int | None:
 
 def _gathered(step: pl.DataFrame, micro_batches: int) -> int | None:
     """Return the parameters that forward gathers, None where it gathers none or sizes are missing."""
-    import polars as pl
-
     gathers = _forward_gathers(step)
-    units = _units(gathers)
-    if units is not None:
-        once = gathers.with_columns(pl.Series("unit", units)).unique(subset=["unit", "bytes", "dtype"])
-        return _elements(once)
+    named = _named(gathers)
+    if named is not None:
+        return _elements(named.unique(subset=["module", "bytes", "dtype"]))
     counted = _elements(gathers)
     return counted // max(1, micro_batches) if counted else None
 

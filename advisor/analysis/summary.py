@@ -19,6 +19,7 @@ from paro_advise.advisor.analysis.model import (
     RunEntry,
     StepTime,
 )
+from paro_advise.advisor.facts.attribution import ROOT_MODULE, with_modules
 from paro_advise.advisor.facts.constants import MAX_KERNELS
 from paro_advise.advisor.facts.model import KernelTime, Work
 from paro_advise.core.model_state import State
@@ -168,22 +169,14 @@ def collective_entries(aligned: AlignedRun | None, run: Run) -> tuple[Collective
     )
 
 
-# FSDP2's annotations around a collective name the module that it is for, some versions the group as well ("[pg=1]");
-# the root has no name.
-_UNIT = r".*FSDP::(?:all_gather|post_backward_reduce)\w*(?: \(([^)\s]*)[^)]*\))?(?: \[[^\]]*\])?(?: >|$)"
-_ROOT = "(root)"
-
-
 def module_entries(aligned: AlignedRun | None, run: Run) -> tuple[ModuleEntry, ...]:
     """Return the modules whose collectives are exposed longest, () where no trace names them."""
     import polars as pl
 
     if aligned is None:
         return ()
-    owner = pl.col("owner").fill_null("")
-    named = aligned.table.filter(owner.str.contains(_UNIT))
-    named = named.with_columns(owner.str.extract(_UNIT, 1).fill_null(_ROOT).alias("module"))
-    if set(named["module"].to_list()) <= {_ROOT}:
+    named = with_modules(aligned.table).filter(pl.col("module").is_not_null())
+    if set(named["module"].to_list()) <= {ROOT_MODULE}:
         return ()
     rank_steps = max(1, len(run.steps))
     exposed: dict[str, dict[str, float]] = {}

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paro_advise.advisor.facts.constants import SCALAR_ELEMENTS
 from paro_advise.advisor.facts.evidence import Evidence
 from paro_advise.core.collective import REDUCTIONS, Op
 from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.model_state import State
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _GATHERS = (Op.ALL_GATHER, Op.BROADCAST)
 
@@ -245,3 +249,22 @@ def _by_operation(call: Call, context: RunContext) -> Attribution | None:
     if call.op == Op.ALL_GATHER and context.scatters:
         return Attribution(state=State.PARAMETER, detail="", evidence=Evidence.REPETITION)
     return None
+
+
+# FSDP2's annotations around a collective name the module that it is for, some versions the group as well ("[pg=1]");
+# the root has no name.
+_MODULE = r".*FSDP::(?:all_gather|post_backward_reduce)\w*(?: \(([^)\s]*)[^)]*\))?(?: \[[^\]]*\])?(?: >|$)"
+ROOT_MODULE = "(root)"
+
+
+def with_modules(collectives: pl.DataFrame) -> pl.DataFrame:
+    """Add the column "module": the one that FSDP2 says a collective is for, null where its owner names none.
+
+    Args:
+        collectives: RankFacts' table or a part of it; owner may be null.
+    """
+    import polars as pl
+
+    owner = pl.col("owner").fill_null("")
+    module = owner.str.extract(_MODULE, 1).fill_null(ROOT_MODULE)
+    return collectives.with_columns(pl.when(owner.str.contains(_MODULE)).then(module).alias("module"))
