@@ -10,6 +10,7 @@ from trace_builder import TraceBuilder, fsdp_rank
 
 from paro_advise.advisor.analysis.parallel import dimension_of
 from paro_advise.advisor.facts.intervals import Intervals, exposed_lengths
+from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
 
 
@@ -289,6 +290,11 @@ def test_a_model_that_runs_several_times_a_step_counts_once(tmp_path, forwards, 
     assert analysis.run.framework == style.split()[0]
     assert (analysis.run.parameter_count, analysis.run.total_parameter_count) == counts
     assert any(notice.code == "Q324" for notice in analysis.data_quality) == is_said
+    seen = calibrate(analysis)
+    assert seen.parameters == (counts[1] or counts[0])
+    # A root of 32 k elements is gathered once, three layers of 40 k in each forward.
+    assert seen.forwards == pytest.approx(max(1.0, (32 + forwards * 120) / (seen.parameters / 1000)), rel=0.01)
+    assert seen.trained_share == pytest.approx(counts[0] / seen.parameters)
 
 
 def test_frozen_parameters_are_told_from_trained_ones(tmp_path):

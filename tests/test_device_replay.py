@@ -40,6 +40,15 @@ def test_two_queues_do_not_each_get_the_whole_link():
     assert micro_batch_us(work, AT_ONCE) >= 4 * 10 + 3 * 10 + 4 * 10
 
 
+def test_a_model_that_runs_several_times_gathers_each_time():
+    """Three passes forward of four units before one backward, which keeps the last: 15 gathers, 4 reductions."""
+    thrice = AT_ONCE._replace(forwards=3.0)
+    work = units(4, gather=on_port(10), again=on_port(10), reduce=on_port(10), compute=0.03)
+    assert micro_batch_us(work, thrice) == pytest.approx((3 * 4 + 3 + 4) * 10, abs=1)
+    # Nothing to send: the same arithmetic, whichever of its parts is backward's.
+    assert micro_batch_us(units(4), thrice) == pytest.approx(4 * 30.0)
+
+
 def test_what_stays_inside_nodes_runs_beside_what_crosses_them():
     # Gathers inside nodes and reductions between them: 7 * 10 us and 4 * 10 us at the same time.
     work = units(4, gather=inside(10), again=inside(10), between=on_port(10), compute=0.03)

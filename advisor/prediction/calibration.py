@@ -48,6 +48,8 @@ class Calibration:
         unmodelled: why predictions would mislead, "" where they do not.
         is_dealt_out: groups of ranks in a row cross the network, while those predicted lie inside nodes.
         trained_share: of the parameters, those that have gradients.
+        forwards: times that a micro-batch's forward gathers a unit, on average: more than once where a model runs
+            on several inputs before one backward pass.
         world_size, ranks_per_node, micro_batches: of the ranks that share the data.
         unit_bytes: parameters of each unit in the type they are sent in; the root last.
         bucket_bytes: what the run itself sends at once, where its buckets hide the units; None where they do not.
@@ -150,6 +152,7 @@ class Calibration:
     compute_sigma: float = 0.0
     beside_backward: frozenset[str] | None = None
     is_described: bool = False
+    forwards: float = 1.0
     is_dealt_out: bool = False
 
     @property

@@ -192,7 +192,7 @@ def offloaded(calibration: Calibration, candidate: Candidate, host_gbps: float, 
     mine = calibration.parameters / shards(candidate.strategy.optimizer, shape)
     moved = mine * (4.0 + calibration.element_bytes)
     if parameters:
-        gathers = calibration.micro_batches * (1 if candidate.gathers_once else 2)
+        gathers = calibration.micro_batches * (calibration.forwards + (not candidate.gathers_once))
         held = calibration.parameters / shards(candidate.strategy.parameter, shape)
         moved += gathers * held * calibration.element_bytes
     updated = mine * calibration.ranks_per_node / HOST_UPDATES_PER_S * 1e6

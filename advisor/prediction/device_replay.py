@@ -66,12 +66,14 @@ class Queues(NamedTuple):
         overlaps_reductions: reductions run beside backward; else backward waits for each.
         separate: reductions do not queue behind gathers.
         gathers_once: parameters gathered in forward are kept for backward.
+        forwards: passes forward before the one backward.
     """
 
     overlaps_gathers: bool
     overlaps_reductions: bool
     separate: bool
     gathers_once: bool
+    forwards: float = 1.0
 
 
 class _Links:
@@ -99,6 +101,12 @@ def _is_some(time: Draws) -> bool:
     return time > 0 if isinstance(time, float | int) else bool((time > 0).any())
 
 
+def backward_share(forwards: float) -> float:
+    """Return the share of the arithmetic that is backward's, where it is twice that of one pass forward."""
+    one_pass = (1 - BACKWARD_SHARE) / BACKWARD_SHARE
+    return 1 / (1 + forwards * one_pass)
+
+
 def micro_batch_us(units: list[UnitWork], queues: Queues) -> Draws:
     """Return the time of forward and backward of one micro-batch.
 
@@ -107,7 +115,9 @@ def micro_batch_us(units: list[UnitWork], queues: Queues) -> Draws:
         queues: of the code that runs it.
     """
     links = _Links()
+    share = backward_share(queues.forwards)
     main, compute_end = _forward(units, queues, links)
+    earlier = (queues.forwards - 1) * compute_end
     reductions: Draws = main
     between: Draws = 0.0
     ready: Draws = compute_end
@@ -116,11 +126,11 @@ def micro_batch_us(units: list[UnitWork], queues: Queues) -> Draws:
         unit = units[place]
         begin = larger(compute_end, ready)
         if place and not queues.gathers_once:  # the next gather is issued before this unit's reduction
-            issue = larger(main, begin if queues.overlaps_gathers else begin + unit.compute * BACKWARD_SHARE)
+            issue = larger(main, begin if queues.overlaps_gathers else begin + unit.compute * share)
             main = ready = links.send(units[place - 1].again, issue)
         if waiting is not None:
             between = links.send(waiting[0], larger(between, waiting[1]))
-        compute_end = begin + unit.compute * BACKWARD_SHARE
+        compute_end = begin + unit.compute * share
         queue = larger(reductions if queues.separate else main, compute_end)
         done = links.send(unit.reduce, queue)
         if queues.separate:
@@ -134,7 +144,7 @@ def micro_batch_us(units: list[UnitWork], queues: Queues) -> Draws:
             compute_end = larger(done, between) if unit.between else done
     if waiting is not None:
         between = links.send(waiting[0], larger(between, waiting[1]))
-    return larger(larger(compute_end, between), larger(main, reductions))
+    return earlier + larger(larger(compute_end, between), larger(main, reductions))
 
 
 def _forward(units: list[UnitWork], queues: Queues, links: _Links) -> tuple[Draws, Draws]:
@@ -142,9 +152,10 @@ def _forward(units: list[UnitWork], queues: Queues, links: _Links) -> tuple[Draw
     main: Draws = 0.0
     compute_start: Draws = 0.0
     compute_end: Draws = 0.0
+    share = (1 - backward_share(queues.forwards)) / queues.forwards
     for unit in units:
         issue = compute_start if queues.overlaps_gathers else compute_end
         main = links.send(unit.gather, larger(main, issue))
         compute_start = larger(compute_end, main)
-        compute_end = compute_start + unit.compute * (1 - BACKWARD_SHARE)
+        compute_end = compute_start + unit.compute * share
     return main, compute_end

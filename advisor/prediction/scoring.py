@@ -156,7 +156,8 @@ def traffic(calibration: Calibration, candidate: Candidate) -> Traffic | None:
     return step_traffic(
         candidate.strategy,
         _shape(calibration, size),
-        calibration.parameters * widths.parameter_bytes,
+        # Two gathers a micro-batch are counted: one for each forward pass and one for backward are made.
+        calibration.parameters * widths.parameter_bytes * (calibration.forwards + 1) / 2,
         calibration.parameters * widths.gradient_bytes * calibration.trained_share,
     )
 

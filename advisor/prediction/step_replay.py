@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from paro_advise.advisor.prediction.candidates import Candidate, baseline_candidate
 from paro_advise.advisor.prediction.cluster_links import LINK_QUANTITIES, Links, Parts, StepCollectives
 from paro_advise.advisor.prediction.constants import (
-    BACKWARD_SHARE,
     HO_RING_BETWEEN,
     HO_RING_COPIES,
     HO_RING_INSIDE,
@@ -25,7 +24,7 @@ from paro_advise.advisor.prediction.constants import (
     PENDING_REDUCTIONS,
     SLOWDOWN_RANGE,
 )
-from paro_advise.advisor.prediction.device_replay import Leg, Legs, Queues, UnitWork, micro_batch_us
+from paro_advise.advisor.prediction.device_replay import Leg, Legs, Queues, UnitWork, backward_share, micro_batch_us
 from paro_advise.core.framework import Framework
 from paro_advise.policies.collective_cost import Draws, Effort, RingAlgorithm, larger, smaller
 from paro_advise.policies.memory import shards
@@ -211,7 +210,7 @@ class _Step:
                 costs = self._costs(size, last=last)
                 # The root is still gathered when backward begins.
                 again = costs.again if place < len(units) - 1 else 0.0
-                total = total + count * (costs.gather + again + costs.reduce)
+                total = total + count * (self._calibration.forwards * costs.gather + again + costs.reduce)
         return total if self._candidate.published_us is not None else total + self.publish()
 
     def publish(self) -> Draws:
@@ -229,19 +228,20 @@ class _Step:
     def _blocking(self, units: list[_UnitCosts]) -> Draws:
         now: Draws = 0.0
         behind = _Background()
+        share = backward_share(self._calibration.forwards)
         for unit in units:
-            now = now + unit.gather + unit.compute * (1 - BACKWARD_SHARE)
+            now = now + self._calibration.forwards * unit.gather + unit.compute * (1 - share)
         root = len(units) - 1
         for place in range(root, -1, -1):
             unit = units[place]
             if place != root and not self._candidate.gathers_once:
                 now = now + behind.beside(unit.again)
-            now = now + unit.compute * BACKWARD_SHARE
+            now = now + unit.compute * share
             if not self._candidate.overlaps_reductions:
                 now = now + unit.reduce
                 continue
             # Cores that copy bytes do not compute meanwhile, nor do they serve the wire.
-            behind.run(unit.compute * BACKWARD_SHARE)
+            behind.run(unit.compute * share)
             now = now + unit.busy + behind.admit(unit.reduce - unit.busy)
         return now + behind.rest()
 
@@ -252,11 +252,13 @@ class _Step:
             overlaps_reductions=candidate.overlaps_reductions,
             separate=candidate.separate_queues,
             gathers_once=candidate.gathers_once,
+            forwards=self._calibration.forwards,
         )
         works = [self._work(size, first=first, last=last) for size in self._units]
         time = micro_batch_us(works, queues)
         again = works[:0] if candidate.gathers_once else works[:-1]
-        sent = sum((leg.alone for work in works for leg in (*work.gather, *work.reduce, *work.between)), 0.0)
+        sent = sum((leg.alone for work in works for leg in (*work.reduce, *work.between)), 0.0)
+        sent = sent + queues.forwards * sum((leg.alone for work in works for leg in work.gather), 0.0)
         sent = sent + sum((leg.alone for work in again for leg in work.again), 0.0)
         alone = sum((work.compute for work in works), 0.0)
         # What is not exposed runs beside compute, which takes longer for it.
@@ -300,8 +302,11 @@ class _Step:
             for place, size in enumerate(self._units):
                 work = self._work(size, first=first or not self._candidate.copy_lasts, last=last)
                 again = () if self._candidate.gathers_once or place == len(self._units) - 1 else work.again
-                for leg in (*work.gather, *again, *work.reduce, *work.between):
+                for leg in (*again, *work.reduce, *work.between):
                     port, fabric = port + count * leg.port, fabric + count * leg.fabric
+                for leg in work.gather:
+                    times = count * self._calibration.forwards
+                    port, fabric = port + times * leg.port, fabric + times * leg.fabric
         return larger(port, fabric) + update_us(self._calibration, self._candidate)
 
 

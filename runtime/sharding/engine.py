@@ -63,7 +63,7 @@ class Engine:
 
     Attributes:
         whole_reader: for scripts that take state dicts to be whole; None where they hold shards.
-        is_summoned: the model shows whole parameters for a while, and no pass may begin.
+        is_summoned: the model shows whole parameters for a while, and no pass of training may begin.
         place_state: what state dicts keep of a parameter.
         framework_shards: the script's own framework shards parameters, and forgets what a forward pass changes on them.
         stands_for_fsdp2: state dicts are those of FSDP2: DTensors all, the optimizer's by places in its groups.
@@ -321,6 +321,11 @@ class Engine:
         found[0].divide_factor = float(factor)
 
     @property
+    def hook_handles(self) -> tuple[RemovableHandle, ...]:
+        """Return what removes these functions."""
+        return tuple(self._handles)
+
+    @property
     def hooks(self) -> list[object]:
         """Return the functions that the model's modules call for us."""
         tables = [(handle.hooks_dict_ref(), handle.id) for handle in self._handles]
@@ -333,11 +338,6 @@ class Engine:
 
         @uncompiled
         def prepare(*_: object) -> None:
-            if self.is_summoned:
-                raise UsageError(
-                    "no pass may begin while whole parameters are shown, got one",
-                    hint="run it outside of summon_full_params",
-                )
             if is_root:
                 self._begin_pass()
             given = weights_are_given()

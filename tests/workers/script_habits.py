@@ -143,7 +143,7 @@ def train(model, framework, *, after_forward=None, after_step=None, same=False):
         optimizer.step()
         schedule.step()
         if after_step is not None and step == 1:
-            found.append(after_step(model))
+            found.append(after_step(job))
         optimizer.zero_grad()
         found.append(mean(loss.item()))
     state = (job if framework == "fsdp1" else model).state_dict()
@@ -161,12 +161,26 @@ def change_root(model):
         model.last.weight.mul_(0.9)
 
 
-def pickled(model):
+def pickled(job):
     buffer = io.BytesIO()
-    torch.save(model, buffer)
+    torch.save(job.module, buffer)
     buffer.seek(0)
     assert b"paro_advise" not in buffer.getvalue()
     return mean(torch.load(buffer, weights_only=False)(values_of(9, same=False)).sum())
+
+
+def generates(job):
+    """Run the inner model on whole parameters, on each rank a different number of times, as text generation does."""
+    values = values_of(9, same=False)
+    with FullyShardedDataParallel.summon_full_params(job, writeback=False), torch.no_grad():
+        for _ in range(1 + dist.get_rank()):
+            found = job.module(values)
+    return mean(found.sum())
+
+
+def trains_while_whole(job):
+    with FullyShardedDataParallel.summon_full_params(job):
+        return mean(job.module(values_of(9, same=False)).sum().item())
 
 
 def jobs(framework):
@@ -180,6 +194,8 @@ def jobs(framework):
     yield "changes itself in forward", lambda: train(Blocks([Clamped(24, 24) for _ in range(2)]), framework)
     yield "changes the root before backward", lambda: train(Blocks(), framework, after_forward=change_root_by_data)
     if framework == "fsdp1":
+        yield "generates", lambda: train(Blocks(), framework, after_step=generates)
+        yield "trains while whole", lambda: train(Blocks(), framework, after_step=trains_while_whole)
         return  # which ends with errors of its own in most of what follows
     yield "run again", lambda: train(Blocks([Checkpointed(24, 24) for _ in range(2)]), framework)
     yield "changes an inner unit in forward", lambda: train(Blocks(before=change_inner), framework)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
+from paro_advise.advisor.analysis.constants import FROZEN_RATIO
 from paro_advise.advisor.prediction.calibration import Calibration, Update
 from paro_advise.advisor.prediction.constants import (
     ALL_TRAINED_SHARE,
@@ -56,7 +57,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     model = _model(analysis, world, micro, notes)
     gloo = run.backend == "gloo"
     published = _published_us(analysis)
-    reduced = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail != "replica")
+    reduced = _reductions(analysis)
     finer = _finer_reductions(model, reduced, 1 if triple[1] == "N" else micro)
     parts = _step_parts(analysis, finer, is_gpu=not gloo, own_way=published is not None)
     tiers = fit_tiers(analysis.links, _cluster(analysis, ranks, is_gloo=gloo), nodes_per_pod)
@@ -66,6 +67,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         job_ranks_per_node=job_per_node,
         unmodelled=ranks.unmodelled,
         is_dealt_out=run.ranks_follow is False and not ranks.is_placed,
+        forwards=_forwards(analysis, micro),
         trained_share=_trained_share(analysis, model),
         world_size=world,
         ranks_per_node=per_node,
@@ -308,11 +310,13 @@ def _concurrent(analysis: Analysis) -> float:
 
 def _units(analysis: Analysis, world: int, micro: int) -> tuple[tuple[float, ...], int]:
     """Return the bytes of each unit, from gathers in forward, else from reductions of gradients."""
-    forward = _kinds(analysis, State.PARAMETER, lambda entry: entry.detail.startswith("forward"))
-    found = _expanded(forward, micro)
+    forward, reductions = _forward_gathers(analysis), _reductions(analysis)
+    found = _expanded(forward, micro * math.ceil(_forwards(analysis, micro)))
+    passes = _passes(analysis, reductions, micro)
+    if found and _forwards(analysis, micro) > 1 and analysis.run.total_parameter_count is None:
+        # Gathered again and again, but each unit that trains is reduced once.
+        found = [size for entry in reductions for size in _as_gathered(analysis, entry, passes)]
     if not found:
-        reductions = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail != "replica")
-        passes = _passes(analysis, reductions, micro)
         # What was scattered inside groups arrives at the next hop cut in m.
         largest = max((entry.bytes or 0 for entry in reductions), default=0)
         whole = [entry for entry in reductions if entry.group_size == world or (entry.bytes or 0) * 4 > largest]
@@ -328,11 +332,36 @@ def _units(analysis: Analysis, world: int, micro: int) -> tuple[tuple[float, ...
     return tuple(sorted(found)), min((1, 2, 4, 8), key=lambda size: abs(math.log(size / width)))
 
 
+def _as_gathered(analysis: Analysis, reduction: CollectiveEntry, passes: int) -> list[float]:
+    """Return the bytes of the units of a kind of reduction in the type of parameters."""
+    reduced = dtype_bytes(reduction.dtype)
+    scale = (_width(analysis, State.PARAMETER) or reduced) / reduced if reduced else 1.0
+    return [scale * size for size in _expanded([reduction], passes)]
+
+
+def _forward_gathers(analysis: Analysis) -> list[CollectiveEntry]:
+    return _kinds(analysis, State.PARAMETER, lambda entry: entry.detail.startswith("forward"))
+
+
+def _reductions(analysis: Analysis) -> list[CollectiveEntry]:
+    """Return the reductions of gradients, without those that only bring replicas together."""
+    return _kinds(analysis, State.GRADIENT, lambda entry: entry.detail != "replica")
+
+
+def _forwards(analysis: Analysis, micro: int) -> float:
+    """Return how often a micro-batch gathers a parameter for forward, on average; 1 where the model is not known."""
+    width, run = _width(analysis, State.PARAMETER), analysis.run
+    known = run.total_parameter_count or run.parameter_count
+    if not width or not known or run.strategy.source == "metadata":
+        return 1.0
+    gathered = sum(entry.count * float(entry.bytes or 0) for entry in _forward_gathers(analysis)) / micro / width
+    return gathered / known if gathered > FROZEN_RATIO * known else 1.0
+
+
 def _trained_share(analysis: Analysis, model: _Model) -> float:
     """Return the share of the parameters that have gradients, where gathers show those that have none."""
-    gathers = _kinds(analysis, State.PARAMETER, lambda entry: entry.detail.startswith("forward"))
     count = analysis.run.parameter_count
-    if not gathers or not count or analysis.run.strategy.source == "metadata":
+    if not _forward_gathers(analysis) or not count or analysis.run.strategy.source == "metadata":
         return 1.0
     share = count * model.element_bytes / sum(model.units)
     return share if share < ALL_TRAINED_SHARE else 1.0

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.utils.hooks import RemovableHandle
 
     from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec
 
@@ -224,6 +225,13 @@ def recover(root: nn.Module) -> None:
     top._state_ctx.post_backward_final_callback_queued = False  # noqa: SLF001
     top._comm_ctx.post_forward_order.clear()  # noqa: SLF001
     top._comm_ctx.reduce_scatter_states.clear()  # noqa: SLF001
+
+
+def hook_handles(root: nn.Module) -> list[RemovableHandle]:
+    """Return what removes the functions that FSDP2 lets the model's modules call around a forward pass."""
+    states = [module._get_fsdp_state() for module in root.modules() if isinstance(module, FSDPModule)]  # noqa: SLF001
+    before = [state._pre_forward_hook_handle for state in states]  # noqa: SLF001
+    return before + [state._post_forward_hook_handle for state in states]  # noqa: SLF001
 
 
 def reshard(root: nn.Module) -> None:

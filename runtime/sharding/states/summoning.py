@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from paro_advise.errors import UsageError
+from paro_advise.runtime.sharding.parameters import fsdp2
 from paro_advise.runtime.sharding.states.states import whole
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 def whole_parameters(engine: Engine, *, writes_back: bool) -> Iterator[None]:
     """Register whole parameters, in the type the optimizer works in, until the end of the context.
 
-    All ranks enter and leave at once; it takes the memory of the whole model.
+    All ranks enter and leave at once; it takes the memory of the whole model. Passes without gradients, such as those
+    of a text generation, run on what is shown; how many may differ from rank to rank.
 
     Args:
         engine: of the model.
@@ -37,7 +40,8 @@ def whole_parameters(engine: Engine, *, writes_back: bool) -> Iterator[None]:
             slot.fill(nn.Parameter(value, requires_grad=slot.trains))
     engine.is_summoned = True
     try:
-        yield
+        with _without_sharding(engine):
+            yield
     finally:
         engine.is_summoned = False
         for unit in engine.units:
@@ -49,6 +53,35 @@ def whole_parameters(engine: Engine, *, writes_back: bool) -> Iterator[None]:
         if writes_back:
             engine.updates.publish()
         engine.edits.note_all()
+
+
+@contextmanager
+def _without_sharding(engine: Engine) -> Iterator[None]:
+    """Let the model's modules run on the parameters that they hold: nothing gathers, frees or counts passes."""
+    handles = [*engine.hook_handles, *fsdp2.hook_handles(engine.model)]
+    tables = [(table, handle.id) for handle in handles if (table := handle.hooks_dict_ref()) is not None]
+    left = [(table, dict(table)) for table in {id(table): table for table, _ in tables}.values()]
+    gone = {key for table, key in tables if table.pop(key, None) is not None}
+    refusals = [unit.spec.module.register_forward_pre_hook(_refuse_training) for unit in engine.units]
+    try:
+        yield
+    finally:
+        for refusal in refusals:
+            refusal.remove()
+        for table, before in left:
+            now = dict(table)
+            table.clear()
+            # In their old order; what the script has removed or added meanwhile stays so.
+            table.update({key: hook for key, hook in before.items() if key in now or key in gone})
+            table.update({key: hook for key, hook in now.items() if key not in before})
+
+
+def _refuse_training(*_: object) -> None:
+    if torch.is_grad_enabled():
+        raise UsageError(
+            "no pass of training may begin while whole parameters are shown, got one",
+            hint="run it outside of summon_full_params, or without gradients (torch.no_grad)",
+        )
 
 
 def _whole_values(engine: Engine, unit: UnitState) -> list[torch.Tensor]:
