@@ -243,7 +243,7 @@ def test_the_queue_is_as_long_as_kernels_wait_in_it(tmp_path):
 
 def _several_forwards(path, forwards, trained, style):
     """Write a step that gathers a root once and three layers in each forward, and reduces some of these layers."""
-    trace = TraceBuilder(0, 2)
+    trace, annotated = TraceBuilder(0, 2), style.removesuffix(" fp32")
     for number in range(2):
         base = number * 10_000.0
         trace.step(number, base, 10_000.0)
@@ -254,7 +254,7 @@ def _several_forwards(path, forwards, trained, style):
                 "FSDP2": (f"FSDP::pre_forward{name}", f"FSDP::all_gather{name}"),
                 "FSDP2 [pg=1]": (f"FSDP::pre_forward{name}", f"FSDP::all_gather{name} [pg=1]"),
                 "FSDP1": ("FullyShardedDataParallel.forward", "FullyShardedDataParallel._pre_forward"),
-            }[style]
+            }[annotated]
             trace.collective(
                 "AllGather", base + 100 + index * 300, 200, nelems=elements, issue=base + 50 + index * 300, seq=index,
                 owners=owners,
@@ -268,7 +268,7 @@ def _several_forwards(path, forwards, trained, style):
             }
             trace.collective(
                 "ReduceScatter", base + 5100 + index * 200, 50, nelems=elements, issue=base + 5050 + index * 200, tid=2,
-                seq=index + 40, owners=(reducers[style],),
+                seq=index + 40, owners=(reducers[annotated],), dtype="Float" if style == "FSDP1 fp32" else "BFloat16",
             )  # fmt: skip
     return trace.write(path)
 
@@ -282,6 +282,7 @@ def _several_forwards(path, forwards, trained, style):
         (3, 3, "FSDP2 [pg=1]", (152_000, None), False),  # as some versions of torch write it
         (3, 3, "FSDP1", (152_000, None), True),  # no names: several forwards look like frozen layers
         (1, 1, "FSDP1", (72_000, None), True),
+        (3, 3, "FSDP1 fp32", (152_000, None), True),  # gradients are reduced in fp32
     ],
 )
 def test_a_model_that_runs_several_times_a_step_counts_once(tmp_path, forwards, trained, style, counts, is_said):
