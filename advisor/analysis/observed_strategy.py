@@ -319,7 +319,7 @@ def _frozen(step: pl.DataFrame, micro_batches: int, trained: int | None) -> _Fro
     if not gathered or not trained or gathered <= FROZEN_RATIO * trained:
         return _NONE_FROZEN
     gathers, gradients = _forward_gathers(step), _reductions(step)
-    if _named(gathers) is None and _sizes(gathers) <= _sizes(gradients):
+    if _named(gathers) is None and _element_counts(gathers) <= _element_counts(gradients):
         return _Frozen(None, (_MAY_BE_FROZEN,))
     return _Frozen(gathered)
 
@@ -341,8 +341,8 @@ def _elements(rows: pl.DataFrame) -> int | None:
     return total or None
 
 
-def _sizes(rows: pl.DataFrame) -> set[int]:
-    """Return the numbers of elements; parameters and gradients may be sent in different types."""
+def _element_counts(rows: pl.DataFrame) -> set[int]:
+    """Return the numbers of elements that collectives move; parameters and gradients may be sent in different types."""
     widths = [dtype_bytes(dtype) or 1 for dtype in rows["dtype"].fill_null("")]
     return {size // width for size, width in zip(rows["bytes"], widths, strict=True) if size is not None}
 
