@@ -15,7 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from loop import torchrun
+from loop import plan_for, torchrun
+from ranks import run_ranks
 
 LOOPS = Path(__file__).parent / "workers" / "integrations"
 # Framework, package, its script, a strategy that differs from the script's own.
@@ -215,3 +216,24 @@ def test_transformers_shards_by_the_exported_configuration(tmp_path, strategy, r
     worker = [LOOPS / "transformers_shards.py", tmp_path / "model", tmp_path / "planned.py"]
     done = subprocess.run([sys.executable, *words, *map(str, worker)], capture_output=True, text=True, check=False)
     assert f"SHARDED True 6 [{mesh}]" in done.stdout, done.stderr[-4000:]
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed (make integrations)")
+@pytest.mark.distributed
+def test_scripts_of_zero_3_see_whole_parameters_under_any_plan(a_plan, tmp_path):
+    """They make models in ``zero.Init``, and change, read, run and save inside ``GatheredParameters``."""
+    script = LOOPS / "deepspeed_gathers.py"
+    plain = told_by(run_ranks(script))
+    assert len(plain) == 2 * 4 + 2
+    for strategy in ("NNG", "IIG", "GGG"):
+        plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
+        assert told_by(run_ranks(script, plan=plan, drift="parameter_count")) == pytest.approx(plain, rel=ROUNDING)
+    # DeepSpeed forgets at the next step what is changed in training; a plan would keep it.
+    done = run_ranks(script, "--changes", plan=plan, drift="parameter_count")
+    assert done.returncode != 0
+    assert "must stay as they are" in done.stderr
+
+
+def told_by(done):
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return [float(value) for value in re.findall(r"^LOSS \d+ (\S+)$", done.stdout, re.MULTILINE)]

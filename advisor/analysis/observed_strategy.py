@@ -74,7 +74,9 @@ def observe_training(run: Run) -> ObservedTraining:
     micro = _micro_batches(run)
     stated = next((item.header.stated for _, item in run.timed if item.header.stated), None)
     counted = parameter_count(typical, micro or 1) if typical is not None else None
-    frozen = _frozen(typical, micro or 1, counted) if typical is not None and stated is None else _NONE_FROZEN
+    frozen = _NONE_FROZEN
+    if typical is not None and stated is None:
+        frozen = _frozen(typical, micro or 1, counted, run.framework)
     if typical is None:
         strategy = NOTHING_OBSERVED if run.timed else _stated_in_logs(run)
     elif stated is not None:
@@ -303,23 +305,31 @@ _NONE_FROZEN = _Frozen(None)
 _MAY_BE_FROZEN = Notice(
     code="Q324",
     severity=Severity.INFO,
-    message="forward gathers units of the sizes that train more often than gradients are reduced; whether the model "
-    "runs several times a step or some units are frozen cannot be told, and no frozen parameters are assumed",
+    message="forward gathers more than gradients are reduced of, in sizes that may be those of what trains; whether "
+    "parameters are gathered several times a step or some are frozen cannot be told, and no frozen ones are assumed",
     help="FSDP2's annotations name the units, FSDP1's do not; give --measured-peak where memory decides",
 )
 
 
-def _frozen(step: pl.DataFrame, micro_batches: int, trained: int | None) -> _Frozen:
+def _frozen(step: pl.DataFrame, micro_batches: int, trained: int | None, framework: Framework) -> _Frozen:
     """Tell whether forward gathers clearly more parameters than gradients reduce.
 
     Where gathers carry no names, one of the size of a unit that trains may be that unit once more: preference
-    optimization and reinforcement learning run a model several times before they change it.
+    optimization and reinforcement learning run a model several times before they change it. DeepSpeed reduces in
+    buckets of other sizes, but what its passes gather it gathers again in backward.
     """
+    import polars as pl
+
     gathered = _gathered(step, micro_batches)
     if not gathered or not trained or gathered <= FROZEN_RATIO * trained:
         return _NONE_FROZEN
     gathers, gradients = _forward_gathers(step), _reductions(step)
-    if _named(gathers) is None and _element_counts(gathers) <= _element_counts(gradients):
+    if framework == Framework.DEEPSPEED:
+        again = _elements(_gathers(step).filter(pl.col("detail").str.starts_with("backward"))) or 0
+        may_repeat = gathered * max(1, micro_batches) > FROZEN_RATIO * again
+    else:
+        may_repeat = _named(gathers) is None and _element_counts(gathers) <= _element_counts(gradients)
+    if may_repeat:
         return _Frozen(None, (_MAY_BE_FROZEN,))
     return _Frozen(gathered)
 
@@ -360,7 +370,13 @@ def _gathered(step: pl.DataFrame, micro_batches: int) -> int | None:
 def _forward_gathers(step: pl.DataFrame) -> pl.DataFrame:
     import polars as pl
 
-    return step.filter((pl.col("state") == State.PARAMETER.value) & ~pl.col("detail").str.starts_with("backward"))
+    return _gathers(step).filter(~pl.col("detail").str.starts_with("backward"))
+
+
+def _gathers(step: pl.DataFrame) -> pl.DataFrame:
+    import polars as pl
+
+    return step.filter(pl.col("state") == State.PARAMETER.value)
 
 
 def _reductions(step: pl.DataFrame) -> pl.DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
 
 import torch
@@ -19,6 +20,8 @@ from paro_advise.runtime.adapters.deepspeed.config import (
     set_strategy,
 )
 from paro_advise.runtime.adapters.deepspeed.engine import PlannedEngine
+from paro_advise.runtime.adapters.deepspeed.gathering import Gathering
+from paro_advise.runtime.adapters.deepspeed.whole_init import MadeWhole
 from paro_advise.runtime.adapters.names import replace_everywhere
 from paro_advise.runtime.import_hooks import when_imported
 
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+    from torch import nn
+
+    from paro_advise.policies.plan import Plan
     from paro_advise.runtime.adapters.deepspeed.config import Table
     from paro_advise.runtime.adapters.session import Session
     from paro_advise.runtime.torch_types import StateDict
@@ -35,6 +41,8 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 
+_ZERO_3 = 3
+
 
 def install(session: Session) -> None:
     """Replace ``deepspeed.initialize`` once deepspeed is imported."""
@@ -42,8 +50,18 @@ def install(session: Session) -> None:
 
 
 def _replace(module: ModuleType, session: Session) -> None:
-    run = _Initialization(session, module.initialize).run
-    replace_everywhere("initialize", _end_job_on_error(session, run), module)
+    made = _Initialization(session, module.initialize)
+    replace_everywhere("initialize", _end_job_on_error(session, made.run), module)
+    zero, whole = module.zero, MadeWhole()
+    gathering = Gathering(session, zero.GatheredParameters, made.models, whole)
+    replace_everywhere("GatheredParameters", gathering.gather, zero, zero.partition_parameters)
+    if not _is_own_sharding(session.plan):
+        replace_everywhere("Init", whole.stand_in(zero.Init), zero, zero.partition_parameters)
+
+
+def _is_own_sharding(plan: Plan) -> bool:
+    """Tell whether DeepSpeed's own ZeRO-3 runs a plan."""
+    return plan.chosen.collectives == CollectiveBackend.NATIVE and STAGES.get(plan.chosen.triple) == _ZERO_3
 
 
 def _end_job_on_error(session: Session, function: Callable[_P, Made]) -> Callable[_P, Made]:
@@ -64,11 +82,15 @@ class _Initialization:
     Args:
         session: the planned process.
         original: DeepSpeed's own.
+
+    Attributes:
+        models: that were given to it, with the stage of ZeRO that they were to be trained with.
     """
 
     def __init__(self, session: Session, original: Callable[..., Made]) -> None:
         self._session = session
         self._original = original
+        self.models: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
     def run(self, *args: Any, **kwargs: Any) -> Made:  # Any: DeepSpeed's own parameters
         """Return what DeepSpeed returns: its own engine where it can run the plan itself, else ours."""
@@ -94,6 +116,7 @@ class _Initialization:
     def _make_engine(self, table: Table, given: StateDict) -> Made:
         model, optimizer, scheduler = (given.get(key) for key in ("model", "optimizer", "lr_scheduler"))
         assert model is not None
+        self.models[model] = int(table.get("zero_optimization", {}).get("stage", 0))
         model.to(torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu")
         parameters = given.get("model_parameters") or model.parameters()
         made = optimizer(parameters) if callable(optimizer) else optimizer

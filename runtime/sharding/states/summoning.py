@@ -36,11 +36,11 @@ def whole_parameters(engine: Engine, *, writes_back: bool) -> Iterator[None]:
     engine.edits.before_step()
     held = {slot.name: slot.parameter for unit in engine.units for slot in unit.spec.slots}
     for unit in engine.units:
-        for slot, value in zip(unit.spec.slots, _whole_values(engine, unit), strict=True):
+        for slot, value in zip(unit.spec.slots, whole_values(engine, unit), strict=True):
             slot.fill(nn.Parameter(value, requires_grad=slot.trains))
     engine.is_summoned = True
     try:
-        with _without_sharding(engine):
+        with without_sharding(engine):
             yield
     finally:
         engine.is_summoned = False
@@ -56,7 +56,7 @@ def whole_parameters(engine: Engine, *, writes_back: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _without_sharding(engine: Engine) -> Iterator[None]:
+def without_sharding(engine: Engine) -> Iterator[None]:
     """Let the model's modules run on the parameters that they hold: nothing gathers, frees or counts passes."""
     handles = [*engine.hook_handles, *fsdp2.hook_handles(engine.model)]
     tables = [(table, handle.id) for handle in handles if (table := handle.hooks_dict_ref()) is not None]
@@ -84,7 +84,8 @@ def _refuse_training(*_: object) -> None:
         )
 
 
-def _whole_values(engine: Engine, unit: UnitState) -> list[torch.Tensor]:
+def whole_values(engine: Engine, unit: UnitState) -> list[torch.Tensor]:
+    """Gather the parameters of a unit on all ranks, those that train in the type the optimizer works in."""
     trained = iter(whole(engine.arrangement, unit, [master.detach() for master in unit.masters]))
     return [next(trained) if slot.trains else _frozen(slot).clone() for slot in unit.spec.slots]
 
