@@ -232,6 +232,10 @@ def test_scripts_of_zero_3_see_whole_parameters_under_any_plan(a_plan, tmp_path)
     done = run_ranks(script, "--changes", plan=plan, drift="parameter_count")
     assert done.returncode != 0
     assert "must stay as they are" in done.stderr
+    done = run_ranks(script, "--reads", plan=plan, drift="parameter_count")
+    assert done.returncode != 0
+    assert "safe_get_full_fp32_param must be given parameters of its own optimizer" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def told_by(done):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import nn
 
+from paro_advise.errors import TrainingError
 from paro_advise.runtime.sharding.states.gathering import gathered_parameters, same_on_all_ranks, unchanged
 
 if TYPE_CHECKING:
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.engine import Engine
     from paro_advise.runtime.sharding.parameters.units import Slot
 
+    _Unwrapped: TypeAlias = Callable[[nn.Module], AbstractContextManager[nn.Module]]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _GATHERING_STAGE = 3  # of ZeRO: in others DeepSpeed's context does nothing
 
 
@@ -80,6 +86,52 @@ class Gathering:
                 stack.enter_context(self._original(list(left.values()), source, module, is_enabled))
             yield
 
+    def unwrapping(self, original: Callable[[nn.Module], AbstractContextManager[nn.Module]]) -> _Unwrapped:
+        """Return what stands in for ``unwrap_model_for_generation``: all parameters are whole inside.
+
+        Args:
+            original: DeepSpeed's own, for models that no plan is for.
+        """
+
+        @contextmanager
+        def unwrapped(model: nn.Module) -> Iterator[nn.Module]:
+            if not any(part in self._models for part in model.modules()):
+                with original(model) as found:
+                    yield found
+                return
+            with self.gather(model.parameters()):
+                yield model
+
+        return unwrapped
+
+    def refusing(self, original: Callable[_P, _R]) -> Callable[_P, _R]:
+        """Return a function of DeepSpeed's that ends the job where it is called for a parameter under a plan.
+
+        Args:
+            original: reads or changes the copy, the gradient or the states that DeepSpeed's optimizer keeps of one.
+        """
+
+        @wraps(original)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            given = [item for item in (*args, *kwargs.values()) if isinstance(item, torch.Tensor)]
+            planned = {id(slot.parameter) for model in self._session.models for slot in _all_slots(model.engine)}
+            planned |= {id(parameter) for model in self._models for parameter in model.parameters()}
+            if any(id(self._session.current(item)) in planned for item in given):
+                self._session.refuse(
+                    TrainingError(
+                        f"DeepSpeed's {original.__name__} must be given parameters of its own optimizer, got one that "
+                        "a plan trains",
+                        hint="read parameters in deepspeed.zero.GatheredParameters, or leave the call out under a plan",
+                    )
+                )
+            return original(*args, **kwargs)
+
+        return call
+
+
+def _all_slots(engine: Engine) -> list[Slot]:
+    return [slot for unit in engine.units for slot in unit.spec.slots]
+
 
 def _slots(engine: Engine, wanted: dict[int, torch.Tensor]) -> list[Slot]:
-    return [slot for unit in engine.units for slot in unit.spec.slots if id(slot.parameter) in wanted]
+    return [slot for slot in _all_slots(engine) if id(slot.parameter) in wanted]

@@ -55,6 +55,12 @@ def _replace(module: ModuleType, session: Session) -> None:
     zero, whole = module.zero, MadeWhole()
     gathering = Gathering(session, zero.GatheredParameters, made.models, whole)
     replace_everywhere("GatheredParameters", gathering.gather, zero, zero.partition_parameters)
+    if hasattr(zero, "unwrap_model_for_generation"):  # since DeepSpeed 0.16.4
+        unwrapped = gathering.unwrapping(zero.unwrap_model_for_generation)
+        replace_everywhere("unwrap_model_for_generation", unwrapped, zero, zero.stage3)
+    for name in [name for name in vars(module.utils) if name.startswith("safe_")]:
+        function = gathering.refusing(getattr(module.utils, name))
+        replace_everywhere(name, function, module.utils)
     if not _is_own_sharding(session.plan):
         replace_everywhere("Init", whole.stand_in(zero.Init), zero, zero.partition_parameters)
 

@@ -1,6 +1,6 @@
 """ZeRO-3 with what its scripts do beside training: ``zero.Init``, and whole parameters to change, read, run and save.
 
---changes: change a parameter in the middle of training.
+--changes: change a parameter in the middle of training; --reads: read what DeepSpeed's optimizer keeps of one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from common import BATCH, WIDTH, Model, leave, tell
 from torch import nn
 
 GatheredParameters = deepspeed.zero.GatheredParameters
+unwrap_model_for_generation = deepspeed.zero.unwrap_model_for_generation
 STEPS = 4
 CONFIG = {
     "train_micro_batch_size_per_gpu": BATCH,
@@ -58,13 +59,15 @@ def main():
             now = [parameter.clone() for parameter in parameters]
         kept = now if kept is None else [0.9 * old + 0.1 * new for old, new in zip(kept, now, strict=True)]
         # As text generation does it: each rank runs as often as it likes.
-        with torch.no_grad(), GatheredParameters(parameters):
+        with torch.no_grad(), GatheredParameters(parameters) if step else unwrap_model_for_generation(engine):
             for _ in range(1 + rank):
                 found = engine.module(inputs, inputs.sum(1, keepdim=True))["loss"]
         tell(rank, step, mean(found))
         with GatheredParameters(engine.module.head.weight, modifier_rank=0):
             if "--changes" in sys.argv and step == 1 and rank == 0:
                 engine.module.head.weight.data.zero_()
+    if "--reads" in sys.argv:
+        deepspeed.utils.safe_get_full_fp32_param(engine.module.head.weight)
     saved = {}
     for name, parameter in engine.module.named_parameters():
         with GatheredParameters([parameter]):
