@@ -365,6 +365,8 @@ class Engine:
             )
         if self.levels.parameter != Level.N and not is_in_backward() and not fsdp2.is_resting(self.model):
             fsdp2.recover(self.model)
+        if not is_in_backward():
+            self.gradients.begin_forward()
         self.shards.set_stepping(enabled=False)  # an exception may have left a step
         self._is_forward_of_training = torch.is_grad_enabled()
         self.gradients.set_aside()
@@ -380,7 +382,9 @@ class Engine:
         self.gradients.put_back()
 
     @uncompiled
-    def _after_forward(self, *_: object) -> None:
+    def _after_forward(self, _module: object, _inputs: object, output: object) -> None:
+        if self.levels.parameter != Level.N and torch.is_grad_enabled():
+            self.gradients.watch(fsdp2.tensors_with_gradient(output))
         if not torch.is_grad_enabled() and self.levels.parameter != Level.N:
             # No backward follows that would free the root's; whole, it would miss the clipping, the step and
             # the next update.

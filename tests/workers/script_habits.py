@@ -90,6 +90,16 @@ class Checkpointed(nn.Linear):
         return checkpoint(super().forward, values, use_reentrant=True)
 
 
+class CheckpointedBlocks(Blocks):
+    """Blocks that the model runs again in backward, as models of transformers do, while the rest has gradients."""
+
+    def forward(self, values):
+        values = self.first(values).relu()
+        for block in self.blocks:
+            values = checkpoint(block, values, use_reentrant=True).relu()
+        return self.last(values)
+
+
 class Skipped(Blocks):
     """A layer is left out in every second pass."""
 
@@ -169,6 +179,18 @@ def pickled(job):
     return mean(torch.load(buffer, weights_only=False)(values_of(9, same=False)).sum())
 
 
+def swaps(job):
+    """Evaluate with other weights and go on with those of before, which the script has by their ``.data``."""
+    before = {name: parameter.data for name, parameter in job.named_parameters()}
+    for name, parameter in job.named_parameters():
+        parameter.data = 0.5 * before[name]
+    with torch.no_grad():
+        found = job(values_of(9, same=False)).sum()
+    for name, parameter in job.named_parameters():
+        parameter.data = before[name]
+    return mean(found)
+
+
 def generates(job):
     """Run the inner model on whole parameters, on each rank a different number of times, as text generation does."""
     values = values_of(9, same=False)
@@ -198,11 +220,13 @@ def jobs(framework):
         yield "trains while whole", lambda: train(Blocks(), framework, after_step=trains_while_whole)
         return  # which ends with errors of its own in most of what follows
     yield "run again", lambda: train(Blocks([Checkpointed(24, 24) for _ in range(2)]), framework)
+    yield "runs its blocks again", lambda: train(CheckpointedBlocks(), framework)
     yield "changes an inner unit in forward", lambda: train(Blocks(before=change_inner), framework)
     yield "changes itself plainly", lambda: train(Blocks([ClampedPlainly(24, 24) for _ in range(2)]), framework)
     yield "changes the root in forward", lambda: train(Blocks(before=change_root), framework)
     yield "limits its embedding", lambda: train(Tokens(max_norm=1.0), framework, same=True)
     if framework == "ddp":
+        yield "swaps weights", lambda: train(Blocks(), framework, after_step=swaps)
         yield "sparse", lambda: train(Tokens(sparse=True), framework)
         yield "pickled", lambda: train(Blocks(), framework, after_step=pickled)
 

@@ -7,6 +7,7 @@ it where the parameter is a DTensor. Training scripts do both; here the first is
 from __future__ import annotations
 
 import copy
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,6 +29,7 @@ _DATA: Any = torch._C.TensorBase.__dict__["data"]  # noqa: SLF001
 _GRAD: Any = torch._C.TensorBase.__dict__["grad"]  # noqa: SLF001
 _ALIAS = "_paro_data"
 _KEEPER = "_paro_keeper"
+_OWN_REFERENCES = 3  # to an alias that no script holds: its parameter's, a variable's, and that of asking for them
 
 _HOOKS = ", which would not be called where it is complete"
 _INSTEAD = "change parameter.grad between backward and step, or train without a plan"
@@ -66,6 +68,7 @@ class _Owned(torch.Tensor):
                 f"a parameter under a strategy must keep its shape, {tuple(self.shape)}, got {tuple(value.shape)}",
                 hint="change the model before it is sharded",
             )
+        _part_from_alias(self, value)
         with torch.no_grad():
             self.copy_(value)
 
@@ -175,6 +178,21 @@ def _alias_of(parameter: torch.Tensor) -> torch.Tensor:
     if alias is None or _address(alias) != _address(parameter):  # FSDP2 may have moved it
         alias = parameter.__dict__[_ALIAS] = mixing(_DATA.__get__(parameter))
     return alias
+
+
+def _part_from_alias(parameter: torch.Tensor, value: torch.Tensor) -> None:
+    """Let what a script has kept of ``parameter.data`` keep its values, before others are written.
+
+    In plain PyTorch an assignment leaves the old memory to it: means of weights are put in and taken out again so.
+    """
+    alias: torch.Tensor | None = parameter.__dict__.get(_ALIAS)
+    if alias is None or value is alias or sys.getrefcount(alias) <= _OWN_REFERENCES:
+        return
+    del parameter.__dict__[_ALIAS]
+    if isinstance(alias, DTensor):
+        alias._local_tensor = alias._local_tensor.clone()  # noqa: SLF001 - torch drops what is assigned to .data
+    else:
+        _DATA.__set__(alias, _DATA.__get__(alias).clone())
 
 
 def _unmarked(parameter: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from paro_advise.runtime.sharding.parameters import fsdp2
 from paro_advise.runtime.sharding.parameters.owned import gradient_of, is_in_backward, set_gradient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from torch import nn
 
@@ -79,6 +79,7 @@ class GradientReducer:
         self.after_discard: Callable[[], None] = lambda: None
         self.before_read: Callable[[], None] = lambda: None
         self._callback_queued = False
+        self._is_end_awaited = False  # by a callback of the outermost backward pass
         self._exposure = Exposure()
         # Kept over a switch: gradients that were set to zero before it are still there, for weight decay to act on.
         self._usage = usage
@@ -159,7 +160,37 @@ class GradientReducer:
             # clip, step or clear what the passes before have left.
             self.hide()
             self._callback_queued = True
-            Variable._execution_engine.queue_callback(self._end_backward)  # noqa: SLF001 - as FSDP and DDP do
+            if not self._is_end_awaited:
+                Variable._execution_engine.queue_callback(self._end_backward)  # noqa: SLF001 - as FSDP and DDP do
+
+    def begin_forward(self) -> None:
+        """Forget a backward pass that an exception has left before its end."""
+        self._is_end_awaited = False
+
+    def watch(self, outputs: Iterable[torch.Tensor]) -> None:
+        """Notice where the backward pass through the whole model ends.
+
+        Parts that are checkpointed with ``use_reentrant=True`` have passes of their own, which end before it.
+
+        Args:
+            outputs: of the model, which want gradients.
+        """
+        for output in outputs:
+            output.register_hook(self._await_end)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def _await_end(self, _: torch.Tensor) -> None:
+        if not self._is_end_awaited and not self._callback_queued:
+            self._is_end_awaited = True
+            Variable._execution_engine.queue_callback(self._queue_last)  # noqa: SLF001
+
+    def _queue_last(self) -> None:
+        # FSDP2's own callback, which may come after this one, delivers what the root has.
+        Variable._execution_engine.queue_callback(self._end_awaited)  # noqa: SLF001
+
+    def _end_awaited(self) -> None:
+        self._is_end_awaited = False
+        if self._callback_queued:
+            self._end_backward()
 
     def _end_backward(self) -> None:
         if self.replicated:

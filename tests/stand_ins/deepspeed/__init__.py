@@ -1,5 +1,11 @@
 """What a plan replaces of DeepSpeed, for where it is not installed."""
 
+from types import SimpleNamespace
+
+_contexts = SimpleNamespace(GatheredParameters=None, Init=object)
+zero = SimpleNamespace(**vars(_contexts), partition_parameters=_contexts)
+utils = SimpleNamespace()
+
 
 def initialize(
     args=None,
