@@ -17,9 +17,9 @@ CHANGES = {
     "limits its embedding",
 }
 REFUSED = {
-    ("ddp", "NNG"): {"sparse"},
-    ("ddp", "IIG"): {*CHANGES, "sparse", "pickled"},
-    ("ddp", "GGG"): {*CHANGES, "sparse", "pickled"},
+    ("ddp", "NNG"): {"sparse", "deals parameters out"},
+    ("ddp", "IIG"): {*CHANGES, "sparse", "pickled", "deals parameters out"},
+    ("ddp", "GGG"): {*CHANGES, "sparse", "pickled", "deals parameters out"},
     # FSDP1 gives zeros for what no rank used.
     ("fsdp1", "NNG"): {"changes itself in forward", "changes the root before backward", "trains while whole"},
     ("fsdp1", "IIG"): {"changes itself in forward", "changes the root before backward", "trains while whole"},

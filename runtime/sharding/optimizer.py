@@ -303,6 +303,11 @@ class OptimizerShards:
             if isinstance(value, torch.Tensor) and value.shape == shard.shape:
                 yield key, value
 
+    @property
+    def is_stepping(self) -> bool:
+        """Tell whether a step of the optimizer is under way."""
+        return self._is_stepping
+
     def set_stepping(self, *, enabled: bool) -> None:
         """Let parameters and states mix with plain tensors, or not: a step meets none, and calls are dearer then."""
         if enabled == self._is_stepping:

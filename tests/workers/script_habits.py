@@ -136,13 +136,29 @@ def whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def train(model, framework, *, after_forward=None, after_step=None, same=False):
+class DealtOut(torch.optim.SGD):
+    """An optimizer whose ranks update some parameters each, as those do that cost much."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for place, parameter in enumerate(self.param_groups[0]["params"]):
+            owner = place % dist.get_world_size()
+            if dist.get_rank() == owner:
+                parameter.add_(parameter.grad, alpha=-self.param_groups[0]["lr"])
+            dist.broadcast(parameter.data, owner)
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-3)
+
+
+def train(model, framework, *, after_forward=None, after_step=None, same=False, optimizer_of=adamw):
     torch.manual_seed(0)
     for part in model.modules():
         if hasattr(part, "reset_parameters"):
             part.reset_parameters()
     job = wrapped(model, framework)
-    optimizer = torch.optim.AdamW(job.parameters(), lr=1e-2, eps=1e-3)
+    optimizer = optimizer_of(job.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=STEPS + 1)
     found = []
     for step in range(STEPS):
@@ -177,6 +193,10 @@ def pickled(job):
     buffer.seek(0)
     assert b"paro_advise" not in buffer.getvalue()
     return mean(torch.load(buffer, weights_only=False)(values_of(9, same=False)).sum())
+
+
+def dealt_out(parameters):
+    return DealtOut(parameters, lr=1e-2, momentum=0.9)
 
 
 def swaps(job):
@@ -229,6 +249,7 @@ def jobs(framework):
         yield "swaps weights", lambda: train(Blocks(), framework, after_step=swaps)
         yield "sparse", lambda: train(Tokens(sparse=True), framework)
         yield "pickled", lambda: train(Blocks(), framework, after_step=pickled)
+        yield "deals parameters out", lambda: train(Blocks(), framework, optimizer_of=dealt_out)
 
 
 def change_root_by_data(model):

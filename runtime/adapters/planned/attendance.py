@@ -17,8 +17,10 @@ import time
 from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from paro_advise.errors import CommunicationError, UsageError
 from paro_advise.runtime.adapters.constants import FAREWELL_POLL_S, FAREWELL_S
@@ -28,8 +30,6 @@ from paro_advise.runtime.sharding.states.whole_states import plain_optimizer_sta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    import torch
 
     from paro_advise.runtime.sharding.engine import Engine
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
@@ -225,6 +225,7 @@ class Attendance:
 
         @functools.wraps(original)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            self._refuse_in_step(original.__name__, (args, kwargs))
             given = [item for item in (*args, *kwargs.values()) if isinstance(item, dist.ProcessGroup)]
             if dist.is_initialized() and _are_whole(given) and current_thread() is main_thread():
                 self.attend()
@@ -233,6 +234,23 @@ class Attendance:
             return original(*args, **kwargs)
 
         return call
+
+    def _refuse_in_step(self, name: str, given: object) -> None:
+        """Refuse that an optimizer exchanges what its ranks have made each of other parameters.
+
+        Raises:
+            UsageError: it sends tensors of more than one element, on all ranks that call it.
+        """
+        if self._inside or current_thread() is not main_thread():
+            return
+        if not any(engine.shards.is_stepping for engine in self._engines):
+            return
+        if any(isinstance(item, torch.Tensor) and item.numel() > 1 for item in tree_leaves(given)):
+            raise UsageError(
+                "an optimizer under a plan must update each parameter on every rank, which holds its rows of it, got "
+                f"one that calls {name} in its step, as those do that deal parameters out",
+                hint="take its form for a single device (Muon has one), or train without a plan",
+            )
 
     def _leave(self) -> None:
         """Attend at the end of a process that has not taken its groups down itself."""
