@@ -152,7 +152,9 @@ def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-3)
 
 
-def train(model, framework, *, after_forward=None, after_step=None, same=False, optimizer_of=adamw):
+def train(
+    model, framework, *, after_forward=None, after_backward=None, after_step=None, same=False, optimizer_of=adamw
+):
     torch.manual_seed(0)
     for part in model.modules():
         if hasattr(part, "reset_parameters"):
@@ -166,6 +168,8 @@ def train(model, framework, *, after_forward=None, after_step=None, same=False, 
         if after_forward is not None:
             after_forward(model)
         loss.backward()
+        if after_backward is not None:
+            after_backward(model)
         optimizer.step()
         schedule.step()
         if after_step is not None and step == 1:
@@ -197,6 +201,17 @@ def pickled(job):
 
 def dealt_out(parameters):
     return DealtOut(parameters, lr=1e-2, momentum=0.9)
+
+
+def project(model):
+    """Put gradients in place that are cut out of a single vector, as gradient surgery does."""
+    parameters = list(model.parameters())
+    vector = torch.cat([parameter.grad.clone().flatten() for parameter in parameters])
+    vector = vector - vector.mean()
+    place = 0
+    for parameter in parameters:
+        parameter.grad = vector[place : place + parameter.numel()].view_as(parameter).clone()
+        place += parameter.numel()
 
 
 def swaps(job):
@@ -246,6 +261,7 @@ def jobs(framework):
     yield "changes the root in forward", lambda: train(Blocks(before=change_root), framework)
     yield "limits its embedding", lambda: train(Tokens(max_norm=1.0), framework, same=True)
     if framework == "ddp":
+        yield "projects gradients", lambda: train(Blocks(), framework, after_backward=project)
         yield "swaps weights", lambda: train(Blocks(), framework, after_step=swaps)
         yield "sparse", lambda: train(Tokens(sparse=True), framework)
         yield "pickled", lambda: train(Blocks(), framework, after_step=pickled)

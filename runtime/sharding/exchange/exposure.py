@@ -109,9 +109,18 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001 - to_local() makes a view
 
 
+def _laid_out_as(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return a gradient that a script has put together in the layout of the one shown; all ranks do the same."""
+    if not isinstance(source, DTensor) or not isinstance(target, DTensor) or source.placements == target.placements:
+        return source
+    if source.device_mesh != target.device_mesh:
+        return source
+    return source.redistribute(placements=target.placements)
+
+
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
     if source.shape == target.shape:
-        source = like(source, target)
+        source = _laid_out_as(like(source, target), target)
     if isinstance(source, DTensor) != isinstance(target, DTensor) or _local(source).shape != _local(target).shape:
         raise UsageError(
             "a gradient must keep its kind when it is replaced, "
