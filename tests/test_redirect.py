@@ -179,8 +179,8 @@ def test_ddp_scripts_save_parts_of_what_every_rank_holds(a_plan, tmp_path):
     """Rank 0 alone saves a part's state dict and keeps a mean of weights; parameters are saved one by one."""
     script = WORKERS / "rank_0_alone.py"
     expected = sorted(run_ranks(script, "save").stdout.splitlines())
-    assert len(expected) == 3 + 2 * 4
-    for strategy in ("NNG", "GGG"):
+    assert len(expected) == 5 + 2 * 4
+    for strategy in ("NNG", "GGG", "IIG"):
         plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
         done = run_ranks(script, "save", plan=plan)
         assert done.returncode == 0, done.stderr[-3000:]

@@ -45,12 +45,16 @@ def main():
     raw = make_model(args)
     mean = copy.deepcopy(raw) if word == "save" and rank == 0 else None
     other = [parameter.detach() * 2 for parameter in raw.parameters()]
+    kept = list(raw.parameters())
     model = DistributedDataParallel(raw)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
     for step in range(4):
         loss_of(model, batch(args, step, 0, rank)).backward()
         if word == "save" and step == 2:
             if rank == 0:
+                print(f"kept {total(saved(dict(enumerate(kept))).values()):.9e}", flush=True)
+                held = optimizer.param_groups[0]["params"]
+                print(f"optimizer {total(saved(dict(enumerate(held))).values()):.9e}", flush=True)
                 print(f"part {total(saved(raw.blocks[1].state_dict()).values()):.9e}", flush=True)
             print(f"all {total(saved(dict(model.named_parameters())).values()):.9e}", flush=True)
             print(f"gradients {total(saved({n: p.grad for n, p in raw.named_parameters()}).values()):.9e}", flush=True)

@@ -155,16 +155,18 @@ class Attendance:
         Where it is a parameter, those that do not read it can take part.
         """
         if self.is_needed:
-            self.meet(_READ + line, _READ_HINT, self._parameter(tensor) if self._rank == 0 else "")
+            self.meet(_READ + line, _READ_HINT, self._parameter(tensor))
 
-    def _parameter(self, tensor: DTensor) -> str:
-        """Return which parameter of which model lies where a tensor does, "" for none."""
+    def _parameter(self, tensor: DTensor) -> str | None:
+        """Return which parameter of which model lies where a tensor does, "" for none, None where none can be told."""
         memory = tensor._local_tensor.data_ptr()  # noqa: SLF001 - to_local() makes a view
-        for model, engine in enumerate(self._engines if tensor.dim() and memory else ()):
+        for model, engine in enumerate(self._engines if tensor.dim() else ()):
             for parameter, resting in enumerate(_resting(engine)):
-                if resting._local_tensor.data_ptr() == memory and resting.shape == tensor.shape:  # noqa: SLF001
+                is_there = memory and resting._local_tensor.data_ptr() == memory  # noqa: SLF001
+                is_same = is_there and resting.shape == tensor.shape and _layout(resting) == _layout(tensor)
+                if resting is tensor or is_same:
                     return f"{_OF_PARAMETER}{parameter}{_OF_MODEL}{model}"
-        return ""
+        return "" if memory or not tensor.dim() else None  # this rank may hold no row of it
 
     @property
     def is_needed(self) -> bool:
@@ -181,21 +183,24 @@ class Attendance:
         finally:
             self._inside = False
 
-    def meet(self, what: str, hint: str, of: str = "") -> None:
+    def meet(self, what: str, hint: str, of: str | None = "") -> None:
         """Say what is gathered next; or help rank 0 until it says so too.
 
         Args:
             what: all ranks say alike.
             hint: for a rank that asks alone.
-            of: what only rank 0 adds, for those that ask for nothing.
+            of: what of it, for those that ask for nothing, or for something else at the same line; None where this
+                rank cannot tell.
 
         Raises:
             UsageError: this rank asks without rank 0.
         """
         if self._rank == 0:
-            self._say(what + of)
+            self._say(what + (of or ""))
             return
-        while (heard := self._hear()).partition(_OF_PARAMETER)[0] != what:
+        while (heard := self._hear()) != what + (of or "") and (
+            of is not None or heard.partition(_OF_PARAMETER)[0] != what
+        ):
             if heard == _GO:
                 raise UsageError(
                     f"what is gathered ({what}) must be asked for by rank 0 or by all ranks, rank {self._rank} asked "
@@ -316,10 +321,15 @@ def _changes_of(engine: Engine) -> str:
 
 
 def _resting(engine: Engine) -> list[DTensor]:
-    """Return the parameters of which this rank keeps a part, in one order on all ranks."""
+    """Return the parameters of which this rank keeps a part, the optimizer's as well, in one order on all ranks."""
     engine.homes.rest(engine.arrangement)
     parameters = [slot.parameter for unit in engine.units for slot in unit.spec.slots]
+    parameters += [engine.shards.shards[slot.name] for unit in engine.units for slot in unit.spec.training]
     return [parameter for parameter in parameters if isinstance(parameter, DTensor)]
+
+
+def _layout(tensor: DTensor) -> tuple[object, object]:
+    return tensor.device_mesh, tensor.placements
 
 
 def _are_whole(groups: list[dist.ProcessGroup]) -> bool:

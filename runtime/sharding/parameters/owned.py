@@ -112,7 +112,8 @@ class _Owned(torch.Tensor):
         """Return what a plain parameter is saved as, so that it can be read without this package."""
         values = _unmarked(self)
         if isinstance(values, DTensor) and WholeReads.are_saved_whole:
-            values = WholeReads.whole(values)
+            assert isinstance(self, DTensor)
+            values = WholeReads.whole(values, of=self)
         plain = nn.Parameter(values, requires_grad=self.requires_grad)
         return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 

@@ -61,12 +61,13 @@ class WholeReads:
         return op_call(*args, **kwargs)
 
     @classmethod
-    def whole(cls, tensor: DTensor, line: str | None = None) -> torch.Tensor:
+    def whole(cls, tensor: DTensor, line: str | None = None, of: DTensor | None = None) -> torch.Tensor:
         """Gather a tensor, on all ranks of its mesh at the same line of the script.
 
         Args:
             tensor: a DTensor.
             line: where another rank reads it, of one that only takes part; None for the script's own line.
+            of: the parameter that it is a view of, of which this rank may hold no row; None if it is none.
 
         Raises:
             DivergedError: they read at different lines.
@@ -76,7 +77,7 @@ class WholeReads:
             return tensor._local_tensor  # noqa: SLF001 - to_local() makes a view
         here = line or _line_of_user()
         if line is None and cls.before is not None:
-            cls.before(here, tensor)
+            cls.before(here, tensor if of is None else of)
         cls._meet(tensor.device_mesh, here)
         with torch.no_grad(), reaching_all_ranks("a read of a gradient or a parameter"):
             return tensor.full_tensor()

@@ -283,6 +283,14 @@ class _StandIn(torch.Tensor):
     def requires_grad(self, value: bool) -> None:
         current(self).requires_grad = value
 
+    def __reduce_ex__(self, protocol: Any) -> Result:
+        """Return what today's parameter is saved as."""
+        return current(self).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Result:
+        """Return a copy of today's parameter."""
+        return current(self).__deepcopy__(memo)
+
 
 class _StandInParameter(_StandIn, nn.Parameter):
     """For one that was whole."""
