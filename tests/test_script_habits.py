@@ -18,8 +18,8 @@ CHANGES = {
 }
 REFUSED = {
     ("ddp", "NNG"): {"sparse", "deals parameters out"},
-    ("ddp", "IIG"): {*CHANGES, "sparse", "pickled", "deals parameters out"},
-    ("ddp", "GGG"): {*CHANGES, "sparse", "pickled", "deals parameters out"},
+    ("ddp", "IIG"): {*CHANGES, "sparse", "pickled", "deals parameters out", "penalizes gradients"},
+    ("ddp", "GGG"): {*CHANGES, "sparse", "pickled", "deals parameters out", "penalizes gradients"},
     # FSDP1 gives zeros for what no rank used.
     ("fsdp1", "NNG"): {"changes itself in forward", "changes the root before backward", "trains while whole"},
     ("fsdp1", "IIG"): {"changes itself in forward", "changes the root before backward", "trains while whole"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from dataclasses import replace
 from functools import partial, wraps
@@ -64,6 +65,9 @@ def _end_job_on_error(function: Callable[_P, None]) -> Callable[_P, None]:
     return call
 
 
+_SHARED_BY_COPIES = ("process_group", "_wrapping")
+
+
 class _Wrapper(nn.Module):
     """What the stand-ins for DDP and FSDP1 share."""
 
@@ -76,6 +80,14 @@ class _Wrapper(nn.Module):
         self._wrapping = wrapping
         _session().is_reached = True
         _session().handed_out.watch(module)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Wrapper:
+        """Return a copy that belongs to the same groups, as those of means of weights do."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        for key, value in self.__dict__.items():
+            copied.__dict__[key] = value if key in _SHARED_BY_COPIES else copy.deepcopy(value, memo)
+        return copied
 
     @property
     def _inner(self) -> nn.Module:

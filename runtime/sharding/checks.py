@@ -115,6 +115,10 @@ def _check_hooks(slot: Slot, settings: Settings, levels: Strategy) -> None:
         )
 
 
+# What torch says of a tensor that autograd has kept of a parameter whose memory is freed.
+_FREED = "out of bounds for storage of size 0"
+
+
 def watch_chosen_inputs() -> None:
     """Refuse backward passes that are asked for the gradients of some sharded parameters only.
 
@@ -135,7 +139,16 @@ def watch_chosen_inputs() -> None:
                 "optimizer's own",
                 hint="leave inputs out and clear the gradients that are not wanted, or choose a strategy N..",
             )
-        original(*args, **kwargs)
+        try:
+            original(*args, **kwargs)
+        except RuntimeError as error:
+            if _FREED not in str(error):
+                raise
+            raise UsageError(
+                "a gradient of gradients must find the parameters that it needs, got sharded ones that the first "
+                "backward pass has freed (create_graph=True, such as for a gradient penalty)",
+                hint="choose a strategy that replicates parameters (N..)",
+            ) from error
 
     setattr(backward, _WATCHED, True)
     torch.autograd.backward = backward

@@ -153,8 +153,9 @@ def adamw(parameters):
 
 
 def train(
-    model, framework, *, after_forward=None, after_backward=None, after_step=None, same=False, optimizer_of=adamw
-):
+    model, framework, *, after_forward=None, after_backward=None, after_step=None, same=False, optimizer_of=adamw,
+    loss_of=None,
+):  # fmt: skip
     torch.manual_seed(0)
     for part in model.modules():
         if hasattr(part, "reset_parameters"):
@@ -164,7 +165,7 @@ def train(
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=STEPS + 1)
     found = []
     for step in range(STEPS):
-        loss = job(values_of(step, same=same)).square().mean()
+        loss = (loss_of or squares)(job, values_of(step, same=same))
         if after_forward is not None:
             after_forward(model)
         loss.backward()
@@ -197,6 +198,35 @@ def pickled(job):
     buffer.seek(0)
     assert b"paro_advise" not in buffer.getvalue()
     return mean(torch.load(buffer, weights_only=False)(values_of(9, same=False)).sum())
+
+
+def penalized(job, values):
+    """Return a loss that holds the gradient with respect to the inputs."""
+    values.requires_grad_()
+    found = job(values)
+    (slope,) = torch.autograd.grad(found.sum(), values, create_graph=True)
+    return found.square().mean() + slope.square().mean()
+
+
+class Averaging:
+    """Averages the weights of the wrapper itself, in a copy made before training."""
+
+    def __init__(self):
+        self.mean = None
+
+    def loss_of(self, job, values):
+        if self.mean is None:
+            self.mean = torch.optim.swa_utils.AveragedModel(job)
+        self.mean.update_parameters(job)
+        return squares(job, values)
+
+    def after_step(self, _):
+        with torch.no_grad():
+            return mean(self.mean(values_of(9, same=False)).sum())
+
+
+def squares(job, values):
+    return job(values).square().mean()
 
 
 def dealt_out(parameters):
@@ -262,6 +292,12 @@ def jobs(framework):
     yield "limits its embedding", lambda: train(Tokens(max_norm=1.0), framework, same=True)
     if framework == "ddp":
         yield "projects gradients", lambda: train(Blocks(), framework, after_backward=project)
+        yield "penalizes gradients", lambda: train(Blocks(), framework, loss_of=penalized)
+        averaging = Averaging()
+        yield (
+            "averages the wrapper",
+            lambda: train(Blocks(), framework, loss_of=averaging.loss_of, after_step=averaging.after_step),
+        )
         yield "swaps weights", lambda: train(Blocks(), framework, after_step=swaps)
         yield "sparse", lambda: train(Tokens(sparse=True), framework)
         yield "pickled", lambda: train(Blocks(), framework, after_step=pickled)
