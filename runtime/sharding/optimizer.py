@@ -93,8 +93,9 @@ class ShardedOptimizer:
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Refuse: the shards are laid out already."""
         raise UsageError(
-            "parameters must be in the optimizer before it is sharded, got another group",
-            hint="call add_param_group before shard",
+            "an optimizer under a strategy must hold all that trains from the first pass on, got another group",
+            hint="call add_param_group before training; where layers are unfrozen one by one, save and resume in a new "
+            "job with more of them, or train without a plan",
         )
 
 
