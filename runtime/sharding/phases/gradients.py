@@ -364,7 +364,7 @@ class GradientReducer:
         if not is_in_backward():
             if self._callback_queued and self.replicated:
                 self.replicated.abandon()
-            self._callback_queued = False
+            self._callback_queued = self._is_end_awaited = False
             if not self.replicated and not fsdp2.is_resting(self._model):
                 fsdp2.recover(self._model)
         self.after_discard()
