@@ -2,7 +2,16 @@
 
 from types import SimpleNamespace
 
-_contexts = SimpleNamespace(GatheredParameters=None, Init=object)
+
+class _Init:
+    """``zero.Init``."""
+
+
+class _GatheredParameters:
+    """``zero.GatheredParameters``."""
+
+
+_contexts = SimpleNamespace(GatheredParameters=_GatheredParameters, Init=_Init)
 zero = SimpleNamespace(**vars(_contexts), partition_parameters=_contexts)
 utils = SimpleNamespace()
 
