@@ -311,9 +311,10 @@ def _concurrent(analysis: Analysis) -> float:
 def _units(analysis: Analysis, world: int, micro: int) -> tuple[tuple[float, ...], int]:
     """Return the bytes of each unit, from gathers in forward, else from reductions of gradients."""
     forward, reductions = _forward_gathers(analysis), _reductions(analysis)
-    found = _expanded(forward, micro * math.ceil(_forwards(analysis, micro)))
+    forwards = _forwards(analysis, micro)
+    found = _expanded(forward, micro * math.ceil(forwards))
     passes = _passes(analysis, reductions, micro)
-    if found and _forwards(analysis, micro) > 1 and analysis.run.total_parameter_count is None:
+    if found and forwards > 1 and analysis.run.total_parameter_count is None:
         # Gathered again and again, but each unit that trains is reduced once.
         found = [size for entry in reductions for size in _as_gathered(analysis, entry, passes)]
     if not found:

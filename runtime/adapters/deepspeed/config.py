@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Table: TypeAlias = dict[str, Any]  # Any: what JSON decodes to
 
 STAGES = {"NNN": 0, "NNG": 1, "NGG": 2, "GGG": 3}
+ZERO_3 = STAGES["GGG"]  # the stage that shards parameters
 # Keys that a plan takes over, or that change nothing that is computed; what else is switched on is refused.
 _KNOWN = frozenset(
     [

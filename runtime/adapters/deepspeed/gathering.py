@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from paro_advise.errors import TrainingError
+from paro_advise.runtime.adapters.deepspeed.config import ZERO_3
 from paro_advise.runtime.sharding.states.gathering import gathered_parameters, same_on_all_ranks, unchanged
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_GATHERING_STAGE = 3  # of ZeRO: in others DeepSpeed's context does nothing
 
 
 class Gathering:
@@ -74,8 +74,10 @@ class Gathering:
                 for slot in slots:
                     left.pop(id(slot.parameter))
                 if slots and is_enabled:
-                    forgets = source is None and self._models.get(model.root) == _GATHERING_STAGE
-                    stack.enter_context(gathered_parameters(model.engine, slots, kept, forgets_changes=forgets))
+                    # In other stages DeepSpeed's context does nothing, and changes stay until the next step.
+                    forgets = source is None and self._models.get(model.root) == ZERO_3
+                    names = {slot.name for slot in slots}
+                    stack.enter_context(gathered_parameters(model.engine, names, kept, forgets_changes=forgets))
             waiting = [left.pop(key) for key in list(left) if key in unsharded]
             if waiting and is_enabled:
                 stack.enter_context(unchanged(waiting, forgets_changes=False))
@@ -114,8 +116,7 @@ class Gathering:
         @wraps(original)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             given = [item for item in (*args, *kwargs.values()) if isinstance(item, torch.Tensor)]
-            planned = {id(slot.parameter) for model in self._session.models for slot in _all_slots(model.engine)}
-            planned |= {id(parameter) for model in self._models for parameter in model.parameters()}
+            planned = {id(parameter) for model in self._models for parameter in model.parameters()}
             if any(id(self._session.current(item)) in planned for item in given):
                 self._session.refuse(
                     TrainingError(
@@ -129,9 +130,5 @@ class Gathering:
         return call
 
 
-def _all_slots(engine: Engine) -> list[Slot]:
-    return [slot for unit in engine.units for slot in unit.spec.slots]
-
-
 def _slots(engine: Engine, wanted: dict[int, torch.Tensor]) -> list[Slot]:
-    return [slot for slot in _all_slots(engine) if id(slot.parameter) in wanted]
+    return [slot for unit in engine.units for slot in unit.spec.slots if id(slot.parameter) in wanted]

@@ -13,6 +13,7 @@ from paro_advise.errors import TrainingError
 from paro_advise.policies.strategy import CollectiveBackend
 from paro_advise.runtime.adapters.deepspeed.config import (
     STAGES,
+    ZERO_3,
     check_table,
     make_optimizer,
     make_scheduler,
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 
-_ZERO_3 = 3
-
 
 def install(session: Session) -> None:
     """Replace ``deepspeed.initialize`` once deepspeed is imported."""
@@ -67,7 +66,7 @@ def _replace(module: ModuleType, session: Session) -> None:
 
 def _is_own_sharding(plan: Plan) -> bool:
     """Tell whether DeepSpeed's own ZeRO-3 runs a plan."""
-    return plan.chosen.collectives == CollectiveBackend.NATIVE and STAGES.get(plan.chosen.triple) == _ZERO_3
+    return plan.chosen.collectives == CollectiveBackend.NATIVE and STAGES.get(plan.chosen.triple) == ZERO_3
 
 
 def _end_job_on_error(session: Session, function: Callable[_P, Made]) -> Callable[_P, Made]:

@@ -111,11 +111,9 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 def _laid_out_as(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Return a gradient that a script has put together in the layout of the one shown; all ranks do the same."""
-    if not isinstance(source, DTensor) or not isinstance(target, DTensor) or source.placements == target.placements:
-        return source
-    if source.device_mesh != target.device_mesh:
-        return source
-    return source.redistribute(placements=target.placements)
+    if isinstance(source, DTensor) and isinstance(target, DTensor) and source.device_mesh == target.device_mesh:
+        return source.redistribute(placements=target.placements)
+    return source
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:

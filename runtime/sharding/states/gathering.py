@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
-from paro_advise.runtime.sharding.states.summoning import whole_values, without_sharding
+from paro_advise.runtime.sharding.states.summoning import passes_checked, whole_values, without_sharding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -56,7 +56,7 @@ class _Whole(TorchFunctionMode):
 
 @contextmanager
 def gathered_parameters(
-    engine: Engine, wanted: Collection[Slot], kept: Mapping[int, torch.Tensor], *, forgets_changes: bool
+    engine: Engine, wanted: Collection[str], kept: Mapping[int, torch.Tensor], *, forgets_changes: bool
 ) -> Iterator[None]:
     """Let some parameters be whole until the end of the context, also by the tensors that a script holds.
 
@@ -64,7 +64,7 @@ def gathered_parameters(
 
     Args:
         engine: of the model.
-        wanted: its parameters.
+        wanted: names of its parameters.
         kept: by the ids of today's parameters, the tensors that the script takes for them.
         forgets_changes: see ``unchanged``.
 
@@ -80,7 +80,8 @@ def gathered_parameters(
             stack.enter_context(_passes_limited(engine, len(shown)))
         stack.enter_context(_filled(engine, shown))
         stack.enter_context(_Whole({id(kept.get(id(item.own), item.own)): item.whole for item in shown}))
-        stack.enter_context(unchanged([item.whole for item in shown], forgets_changes=forgets_changes))
+        if not (is_sharded and forgets_changes):  # then what is shown is dropped with its changes
+            stack.enter_context(unchanged([item.whole for item in shown], forgets_changes=forgets_changes))
         yield
 
 
@@ -132,8 +133,8 @@ def same_on_all_ranks(parameters: Sequence[torch.Tensor], source: int | None) ->
         dist.broadcast(parameter.data, source)
 
 
-def _shown(engine: Engine, unit: UnitState, wanted: Collection[Slot]) -> list[_Shown]:
-    if not any(slot is other for slot in unit.spec.slots for other in wanted):
+def _shown(engine: Engine, unit: UnitState, wanted: Collection[str]) -> list[_Shown]:
+    if not any(slot.name in wanted for slot in unit.spec.slots):
         return []
     values: list[nn.Parameter] = [slot.parameter for slot in unit.spec.slots]
     if engine.levels.parameter != Level.N:
@@ -142,7 +143,7 @@ def _shown(engine: Engine, unit: UnitState, wanted: Collection[Slot]) -> list[_S
     return [
         _Shown(slot, slot.parameter, value)
         for slot, value in zip(unit.spec.slots, values, strict=True)
-        if any(slot is other for other in wanted)
+        if slot.name in wanted
     ]
 
 
@@ -166,11 +167,8 @@ def _passes_limited(engine: Engine, num_shown: int) -> Iterator[None]:
         with without_sharding(engine):
             yield
         return
-    refusal = engine.model.register_forward_pre_hook(_refuse_pass, prepend=True)
-    try:
+    with passes_checked(engine, _refuse_pass):
         yield
-    finally:
-        refusal.remove()
 
 
 def _refuse_pass(*_: object) -> None:

@@ -14,7 +14,7 @@ from paro_advise.runtime.sharding.parameters import fsdp2
 from paro_advise.runtime.sharding.states.states import whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from paro_advise.runtime.sharding.engine import Engine
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
@@ -62,18 +62,27 @@ def without_sharding(engine: Engine) -> Iterator[None]:
     tables = [(table, handle.id) for handle in handles if (table := handle.hooks_dict_ref()) is not None]
     left = [(table, dict(table)) for table in {id(table): table for table, _ in tables}.values()]
     gone = {key for table, key in tables if table.pop(key, None) is not None}
-    refusals = [unit.spec.module.register_forward_pre_hook(_refuse_training) for unit in engine.units]
     try:
-        yield
+        with passes_checked(engine, _refuse_training):
+            yield
     finally:
-        for refusal in refusals:
-            refusal.remove()
         for table, before in left:
             now = dict(table)
             table.clear()
             # In their old order; what the script has removed or added meanwhile stays so.
             table.update({key: hook for key, hook in before.items() if key in now or key in gone})
             table.update({key: hook for key, hook in now.items() if key not in before})
+
+
+@contextmanager
+def passes_checked(engine: Engine, check: Callable[..., None]) -> Iterator[None]:
+    """Call a function before each pass through a unit."""
+    handles = [unit.spec.module.register_forward_pre_hook(check, prepend=True) for unit in engine.units]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _refuse_training(*_: object) -> None:
