@@ -7,6 +7,9 @@ from conftest import ROOT
 from loop import plan_for
 from ranks import run_ranks
 
+from paro_advise.errors import UsageError
+from paro_advise.runtime.adapters.raw_errors import is_of_sharded_tensors
+
 WORKER = ROOT / "tests/workers/script_habits.py"
 # Changes of weights while FSDP2 has them gathered are lost in plain FSDP2, and count in plain DDP.
 CHANGES = {
@@ -50,3 +53,32 @@ def test_jobs_are_those_of_the_plain_framework_or_refused(framework, a_plan, tmp
             assert ("gradients must be dense" in told) is ("sparse" in expected)
             for name, numbers in found.items():
                 assert numbers == pytest.approx(plain[name], rel=2e-6), (strategy, name)
+
+
+@pytest.mark.distributed
+def test_what_torch_cannot_do_with_sharded_tensors_is_explained(a_plan, tmp_path):
+    """Its words name DTensors, which no line of such a script does."""
+    flat = ROOT / "tests/workers/flat_updates.py"
+    assert run_ranks(flat).stdout.count("trained") > 0
+    done = run_ranks(flat, plan=plan_for(a_plan, tmp_path / "GGG.json", "GGG"), drift="parameter_count")
+    assert done.returncode == 1
+    assert "mixed torch.Tensor and DTensor" in done.stderr
+    assert "under a plan an optimizer meets sharded parameters and gradients" in done.stderr
+    assert "take its form for a single device" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("raised", "is_explained"),
+    [
+        (RuntimeError("aten.copy_.default got mixed torch.Tensor and DTensor"), True),
+        (NotImplementedError("Operator aten.frexp does not have a sharding strategy registered."), True),
+        (UsageError("a DTensor must be read by all ranks"), False),  # it says itself what to do
+        (ValueError("shapes differ"), False),
+        (KeyboardInterrupt(), False),
+    ],
+)
+def test_only_errors_about_sharded_tensors_are_explained(raised, is_explained):
+    assert is_of_sharded_tensors(raised) == is_explained
+    outer = RuntimeError("training failed")
+    outer.__cause__ = raised
+    assert is_of_sharded_tensors(outer) == is_explained

@@ -36,9 +36,10 @@ def redirect(plan_path: str, job: str | None) -> Session | None:
     session = Session(plan, job)
     # Our runtime must have imported torch's originals before they are replaced.
     import paro_advise.runtime.sharding.shard  # noqa: F401
-    from paro_advise.runtime.adapters import classic, fsdp2, hooks
+    from paro_advise.runtime.adapters import classic, fsdp2, hooks, raw_errors
     from paro_advise.runtime.adapters.deepspeed import initialize as deepspeed
 
+    raw_errors.install(session)
     hooks.Hooks(session).install()
     fsdp2.install(session)
     classic.install(session)

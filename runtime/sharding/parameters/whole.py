@@ -40,7 +40,7 @@ _DATA: Any = torch._C.TensorBase.__dict__["data"]  # noqa: SLF001
 _REQUIRES_GRAD: Any = torch._C.TensorBase.__dict__["requires_grad"]  # noqa: SLF001
 _MIXED = "mixed torch.Tensor and DTensor"
 # In messages that follow from shapes and layouts, which all ranks have alike.
-_OF_LAYOUTS = (
+OF_LAYOUTS = (
     _MIXED,
     "Sharding propagation failed",
     "sharding strategy registered",
@@ -169,7 +169,7 @@ def _may_be_empty(values: Result) -> bool:
 
 def _is_raised_everywhere(error: Exception, args: Arguments, kwargs: Keywords) -> bool:
     """Tell whether all ranks get this error: one that holds no element may get errors of its own."""
-    return any(words in str(error) for words in _OF_LAYOUTS) or not _may_be_empty((args, kwargs))
+    return any(words in str(error) for words in OF_LAYOUTS) or not _may_be_empty((args, kwargs))
 
 
 def _plain(tensor: WholeTensor) -> DTensor:

@@ -1,0 +1,61 @@
+"""What is said beside torch's own errors about sharded tensors, whose words name nothing of the script."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from paro_advise.errors import ParoAdviseError
+from paro_advise.runtime.messages import write_lines
+from paro_advise.runtime.sharding.parameters.whole import OF_LAYOUTS
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from paro_advise.runtime.adapters.session import Session
+
+_WORDS = (*OF_LAYOUTS, "DTensor", "WholeTensor")
+_IN_STEP = "an optimizer meets sharded parameters and gradients, of which each rank holds rows; this one does"
+_ELSEWHERE = "parameters and gradients may be sharded tensors; the script does"
+_STEP_HINT = "take its form for a single device, without collectives and flat buffers, or train without a plan"
+_HINT = "see `what differs for a script` in docs/runtime.md, choose a strategy N.. or NNG, or train without a plan"
+
+
+def install(session: Session) -> None:
+    """Explain what ends the process, after whatever shows it."""
+    shown_by = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        shown_by(kind, error, traceback)
+        if session.models and is_of_sharded_tensors(error):
+            write_lines(*explanation(in_step=any(model.engine.shards.is_stepping for model in session.models)))
+
+    sys.excepthook = show
+
+
+def is_of_sharded_tensors(error: BaseException) -> bool:
+    """Tell whether an error, or what led to it, is torch's own about sharded tensors."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ParoAdviseError):
+            return False
+        if isinstance(seen, Exception) and any(words in str(seen) for words in _WORDS):
+            return True
+        seen = seen.__cause__
+    return False
+
+
+def explanation(*, in_step: bool) -> tuple[str, str]:
+    """Return the lines to print beneath such an error.
+
+    Args:
+        in_step: an optimizer was stepping.
+    """
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    what, hint = (_IN_STEP, _STEP_HINT) if in_step else (_ELSEWHERE, _HINT)
+    return (
+        f"paro-advise: rank {rank}: under a plan {what} with them what torch cannot do",
+        f"  hint: {hint}",
+    )
