@@ -243,18 +243,23 @@ def test_the_queue_is_as_long_as_kernels_wait_in_it(tmp_path):
 
 def _several_forwards(path, forwards, trained, style):
     """Write a step that gathers a root once and three layers in each forward, and reduces some of these layers."""
-    trace, annotated = TraceBuilder(0, 2), style.removesuffix(" fp32")
+    trace, annotated = TraceBuilder(0, 2), style.partition(",")[0].removesuffix(" fp32")
     for number in range(2):
         base = number * 10_000.0
         trace.step(number, base, 10_000.0)
         trace.backward(base + 5000, 4000, sequence=number + 1)
         calls = [("", 32_000)] + [(f" (layers.{layer})", 40_000) for _ in range(forwards) for layer in range(3)]
         for index, (name, elements) in enumerate(calls):
-            owners = {
+            owners: tuple[str, ...] = {
                 "FSDP2": (f"FSDP::pre_forward{name}", f"FSDP::all_gather{name}"),
                 "FSDP2 [pg=1]": (f"FSDP::pre_forward{name}", f"FSDP::all_gather{name} [pg=1]"),
                 "FSDP1": ("FullyShardedDataParallel.forward", "FullyShardedDataParallel._pre_forward"),
             }[annotated]
+            if "spans" in style:  # a span for each forward of the whole model, of three layers and the root
+                owners = owners[1:]
+                if index % 3 == 1:
+                    begin = base + 40 + (index - 1) * 300
+                    trace.annotation("FullyShardedDataParallel.forward", begin, 1000)
             trace.collective(
                 "AllGather", base + 100 + index * 300, 200, nelems=elements, issue=base + 50 + index * 300, seq=index,
                 owners=owners,
@@ -283,12 +288,14 @@ def _several_forwards(path, forwards, trained, style):
         (3, 3, "FSDP1", (152_000, None), True),  # no names: several forwards look like frozen layers
         (1, 1, "FSDP1", (72_000, None), True),
         (3, 3, "FSDP1 fp32", (152_000, None), True),  # gradients are reduced in fp32
+        (1, 1, "FSDP1, spans", (72_000, 152_000), False),  # one forward of the whole model: the rest is frozen
+        (3, 3, "FSDP1, spans", (152_000, None), True),
     ],
 )
 def test_a_model_that_runs_several_times_a_step_counts_once(tmp_path, forwards, trained, style, counts, is_said):
     """Preference optimization and reinforcement learning gather each unit several times for one backward pass."""
     analysis = analyze(_several_forwards(tmp_path / "rank0.json", forwards, trained, style))
-    assert analysis.run.framework == style.split()[0]
+    assert analysis.run.framework == style.split()[0].removesuffix(",")
     assert (analysis.run.parameter_count, analysis.run.total_parameter_count) == counts
     assert any(notice.code == "Q324" for notice in analysis.data_quality) == is_said
     seen = calibrate(analysis)

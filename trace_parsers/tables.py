@@ -224,6 +224,7 @@ class ParsedSource:
         link_samples: LINK_SAMPLE_COLUMNS.
         events: timed events, None for logs and dumps.
         num_micro_batches: micro-batches per step as the trace shows them, None when unknown.
+        num_forwards: forward passes of whole models per step, of those that train or not, None when unknown.
         notices: what was skipped, repaired or guessed.
         num_events: rows seen in the file, kept or not.
     """
@@ -234,5 +235,6 @@ class ParsedSource:
     link_samples: pl.DataFrame
     events: EventTables | None
     num_micro_batches: int | None = None
+    num_forwards: int | None = None
     notices: tuple[Notice, ...]
     num_events: int

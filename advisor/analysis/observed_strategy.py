@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import FROZEN_RATIO
 from paro_advise.advisor.facts.attribution import ROOT_MODULE, with_modules
+from paro_advise.advisor.facts.evidence import Evidence
 from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.framework import Framework
@@ -18,6 +19,8 @@ from paro_advise.core.model_state import State
 from paro_advise.trace_parsers.notice import Notice, Severity
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import polars as pl
 
     from paro_advise.advisor.ranks.run import Run
@@ -76,7 +79,7 @@ def observe_training(run: Run) -> ObservedTraining:
     counted = parameter_count(typical, micro or 1) if typical is not None else None
     frozen = _NONE_FROZEN
     if typical is not None and stated is None:
-        frozen = _frozen(typical, micro or 1, counted, run.framework)
+        frozen = _frozen(typical, micro or 1, counted, run)
     if typical is None:
         strategy = NOTHING_OBSERVED if run.timed else _stated_in_logs(run)
     elif stated is not None:
@@ -128,7 +131,11 @@ def _typical_step(run: Run) -> pl.DataFrame | None:
 
 
 def _micro_batches(run: Run) -> int | None:
-    counts = sorted(item.facts.num_micro_batches for _, item in run.timed if item.facts.num_micro_batches)
+    return _median(item.facts.num_micro_batches for _, item in run.timed)
+
+
+def _median(of_ranks: Iterable[int | None]) -> int | None:
+    counts = sorted(filter(None, of_ranks))
     return counts[len(counts) // 2] if counts else None
 
 
@@ -311,7 +318,7 @@ _MAY_BE_FROZEN = Notice(
 )
 
 
-def _frozen(step: pl.DataFrame, micro_batches: int, trained: int | None, framework: Framework) -> _Frozen:
+def _frozen(step: pl.DataFrame, micro_batches: int, trained: int | None, run: Run) -> _Frozen:
     """Tell whether forward gathers clearly more parameters than gradients reduce.
 
     Where gathers carry no names, one of the size of a unit that trains may be that unit once more: preference
@@ -324,14 +331,22 @@ def _frozen(step: pl.DataFrame, micro_batches: int, trained: int | None, framewo
     if not gathered or not trained or gathered <= FROZEN_RATIO * trained:
         return _NONE_FROZEN
     gathers, gradients = _forward_gathers(step), _reductions(step)
-    if framework == Framework.DEEPSPEED:
+    if run.framework == Framework.DEEPSPEED:
         again = _elements(_gathers(step).filter(pl.col("detail").str.starts_with("backward"))) or 0
         may_repeat = gathered * max(1, micro_batches) > FROZEN_RATIO * again
     else:
-        may_repeat = _named(gathers) is None and _element_counts(gathers) <= _element_counts(gradients)
+        is_like = _named(gathers) is None and _element_counts(gathers) <= _element_counts(gradients)
+        may_repeat = is_like and not _is_of_one_forward(gathers, micro_batches, run)
     if may_repeat:
         return _Frozen(None, (_MAY_BE_FROZEN,))
     return _Frozen(gathered)
+
+
+def _is_of_one_forward(gathers: pl.DataFrame, micro_batches: int, run: Run) -> bool:
+    """Tell whether all gathers belong to whole models' forwards, of which there is one per micro-batch."""
+    forwards = _median(item.facts.num_forwards for _, item in run.timed)
+    is_within = set(gathers["evidence"].to_list()) == {Evidence.ANNOTATION.value}
+    return is_within and forwards is not None and forwards <= micro_batches
 
 
 def _named(gathers: pl.DataFrame) -> pl.DataFrame | None:

@@ -82,6 +82,7 @@ class RankFacts:
             start) as little-endian float32, with gaps that no picture shows closed.
         lag_us: how far the device ran behind its host, 0 where it kept up.
         work: what computes in its steps, None without any.
+        num_forwards: forward passes of whole models per step, None when unknown.
 
     ``collectives_ipc`` is an Arrow IPC stream of the collective table with the columns step (i64,
     -1 outside), state, detail, evidence, exposed_us added; ``link_samples_ipc`` likewise.
@@ -103,6 +104,7 @@ class RankFacts:
     trains: bool | None = None
     lag_us: float = 0.0
     work: Work | None = None
+    num_forwards: int | None = None
 
     @property
     def is_cut(self) -> bool:

@@ -64,6 +64,7 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
         framework=framework,
         steps=steps,
         num_micro_batches=parsed.num_micro_batches,
+        num_forwards=parsed.num_forwards,
         collectives_ipc=table_bytes(table),
         link_samples_ipc=table_bytes(parsed.link_samples),
         typical_step=_typical_step(steps),

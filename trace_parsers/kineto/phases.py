@@ -243,10 +243,15 @@ def micro_batches(
     """
     if not steps:
         return None
-    forwards = _median_per_step(_root_forwards(spans), steps)
+    forwards = root_forwards(steps, spans)
     backwards = _median_per_step([start for start, _ in passes], steps)
     # A forward without a backward (a frozen reference model, evaluation) is no micro-batch.
     return min(forwards, backwards) if forwards and backwards else forwards or backwards or None
+
+
+def root_forwards(steps: Sequence[HostSpan], spans: Sequence[HostSpan]) -> int | None:
+    """Return how often whole models run forward in a step (median over steps), None where no annotation says so."""
+    return _median_per_step(_root_forwards(spans), steps) or None if steps else None
 
 
 def _root_forwards(spans: Sequence[HostSpan]) -> list[float]:

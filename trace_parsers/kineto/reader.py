@@ -43,6 +43,7 @@ from paro_advise.trace_parsers.kineto.phases import (
     micro_batches,
     optimizer_spans,
     profiler_steps,
+    root_forwards,
     shows_training,
 )
 from paro_advise.trace_parsers.kineto.rows import KinetoRows
@@ -250,6 +251,7 @@ class _TableBuilder:
             link_samples=empty_table(LINK_SAMPLE_COLUMNS),
             events=events,
             num_micro_batches=micro_batches(events.steps, events.spans, events.backward_passes) if events else None,
+            num_forwards=root_forwards(events.steps, events.spans) if events else None,
             notices=self._notices.in_order(),
             num_events=self._rows.num_events,
         )
