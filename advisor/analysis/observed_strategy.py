@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.analysis.constants import FROZEN_RATIO
+from paro_advise.advisor.analysis.constants import FROZEN_RATIO, LEAST_REPEATED_SHARE
 from paro_advise.advisor.facts.attribution import ROOT_MODULE, with_modules
 from paro_advise.advisor.facts.evidence import Evidence
 from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
+from paro_advise.trace_parsers.kineto.constants import NO_STEPS_CODE
 from paro_advise.trace_parsers.notice import Notice, Severity
 
 if TYPE_CHECKING:
@@ -77,6 +78,11 @@ def observe_training(run: Run) -> ObservedTraining:
     micro = _micro_batches(run)
     stated = next((item.header.stated for _, item in run.timed if item.header.stated), None)
     counted = parameter_count(typical, micro or 1) if typical is not None else None
+    if typical is not None and micro is None and _knows_no_steps(run):
+        counted = None  # of as many steps as the trace may hold
+    if typical is not None and run.framework.is_ddp and not _are_repeats(_reductions(typical)):
+        # Passes of different parameters, as those of a GAN's two models, add no gradients up.
+        micro, counted = None, _elements_of_any_pass(_reductions(typical))
     frozen = _NONE_FROZEN
     if typical is not None and stated is None:
         frozen = _frozen(typical, micro or 1, counted, run)
@@ -119,6 +125,10 @@ _ONE_MICRO_BATCH = Notice(
 )
 
 
+def _knows_no_steps(run: Run) -> bool:
+    return any(notice.code == NO_STEPS_CODE for _, item in run.timed for notice in item.facts.notices)
+
+
 def _typical_step(run: Run) -> pl.DataFrame | None:
     """Return the collectives of the typical step of the first rank that has any."""
     import polars as pl
@@ -154,8 +164,10 @@ class _Groups:
     updated: set[int]
 
 
-def _sizes(table: pl.DataFrame) -> set[int]:
-    return {int(size) for size in table["group_size"].drop_nulls().to_list()}
+def _sizes(table: pl.DataFrame, else_: set[int] | None = None) -> set[int]:
+    """Return the sizes of groups; where none is recorded of what was seen, those of the units' other collectives."""
+    sizes = {int(size) for size in table["group_size"].drop_nulls().to_list()}
+    return sizes or (else_ or set() if len(table) else set())
 
 
 def _observe(step: pl.DataFrame, micro_batches: int) -> _Groups:
@@ -172,8 +184,8 @@ def _observe(step: pl.DataFrame, micro_batches: int) -> _Groups:
     passes = _passes(main)
     in_passes = main.filter(pl.col("phase") == "backward")
     return _Groups(
-        forward=_sizes(gathers.filter(~in_backward)),
-        backward=_sizes(gathers.filter(in_backward)),
+        forward=_sizes(gathers.filter(~in_backward), _sizes(main)),
+        backward=_sizes(gathers.filter(in_backward), _sizes(main)),
         reduced=_sizes(main),
         reduced_each_pass=len(in_passes) > 0 and passes >= micro_batches,
         held_unreduced=0 < passes < micro_batches,
@@ -195,6 +207,8 @@ def _passes(gradients: pl.DataFrame) -> int:
     inside = gradients.filter(pl.col("phase") != "boundary")
     like = inside.select("op", "bytes", "group_size").unique()
     late = gradients.filter(pl.col("phase") == "boundary").join(like, on=["op", "bytes", "group_size"], how="semi")
+    if not len(inside):
+        return min(1, len(gradients))  # all of them after the last pass, by the script's own hand
     return int(pl.concat([inside["micro_batch"], late["micro_batch"]]).n_unique())
 
 
@@ -409,3 +423,21 @@ def parameter_count(step: pl.DataFrame, micro_batches: int) -> int | None:
     gradients = _reductions(step)
     counted = _elements(gradients)
     return counted // max(1, _passes(gradients)) if counted else _gathered(step, micro_batches)
+
+
+def _are_repeats(gradients: pl.DataFrame) -> bool:
+    """Tell whether all passes of a step reduce as many bytes, as those of one model do."""
+    import polars as pl
+
+    inside = gradients.filter((pl.col("phase") == "backward") & pl.col("bytes").is_not_null())
+    totals = inside.group_by("micro_batch").agg(pl.col("bytes").sum())["bytes"].to_list()
+    return not totals or min(totals) >= LEAST_REPEATED_SHARE * max(totals)
+
+
+def _elements_of_any_pass(gradients: pl.DataFrame) -> int | None:
+    """Return the elements of all buckets, those that several passes reduce once."""
+    import polars as pl
+
+    kind = ["bytes", "dtype", "group_size"]
+    most = gradients.group_by("micro_batch", *kind).len().group_by(kind).agg(pl.col("len").max())
+    return _elements(most.select(pl.exclude("len").repeat_by("len").explode()))

@@ -80,6 +80,7 @@ class StateEvidence:
     overlapped_slowdown: float | None  # same collective while computing over while not
     overlapped_share: float  # share of the state's time while something computes
     sees_all_ranks: bool  # else a straggler without a trace looks like a slow link
+    are_sizes_known: bool = True  # of any of its messages
     rate: tuple[float, float] | None = None  # its bus bandwidth inside nodes and the device's (1e9 bytes/s), if known
 
 
@@ -129,8 +130,12 @@ def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> J
     if evidence.latency.high > LATENCY_SHARE:
         return Judgement(
             regime=Regime.UNKNOWN,
-            text=f"{exposed}; limited by latency or bandwidth{or_unseen}: {evidence.latency.text} of the transfer is "
-            "latency, and messages of like size cannot tell",
+            text=f"{exposed}; limited by latency or bandwidth{or_unseen}: "
+            + (
+                f"{evidence.latency.text} of the transfer is latency, and messages of like size cannot tell"
+                if evidence.are_sizes_known
+                else "the sizes of its messages are not recorded"
+            ),
         )
     slowdown = evidence.overlapped_slowdown
     if slowdown is not None and slowdown > CONTENTION_RATIO and evidence.overlapped_share > CONTENTION_SHARE:

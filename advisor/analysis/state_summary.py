@@ -64,6 +64,7 @@ def state_summaries(
             overlapped_slowdown=_slowdown(rows),
             overlapped_share=1 - exposed / total if total > 0 else 0.0,
             sees_all_ranks=run.sees_all,
+            are_sizes_known=rows["bytes"].null_count() < len(rows),
             rate=_rate_inside(rows, links, fabric) if wait is None else None,
         )
         judgement = judge_state(state, evidence, step_time_us)

@@ -142,7 +142,7 @@ def _by_annotation(call: Call, context: RunContext) -> Attribution | None:
         prefetched = "_prefetch" in owner
         return _annotated(State.PARAMETER, _gather_detail(backward=backward, prefetched=prefetched))
     if "FullyShardedDataParallel._" in owner or "FullyShardedDataParallel.forward" in owner:
-        return _by_fsdp1(call)
+        return _by_fsdp1(call, context)
     if "Optimizer.step#" in owner and call.op in _GATHERS:
         return _annotated(State.OPTIMIZER, "updated parameters")
     in_ddp_forward = "DistributedDataParallel.forward" in owner and "evaluate_function" not in owner
@@ -156,10 +156,11 @@ def _by_annotation(call: Call, context: RunContext) -> Attribution | None:
     return None
 
 
-def _by_fsdp1(call: Call) -> Attribution | None:
+def _by_fsdp1(call: Call, context: RunContext) -> Attribution | None:
     owner = call.owner
     if "_post_backward" in owner and call.op in REDUCTIONS:
-        return _annotated(State.GRADIENT, "replica" if call.op == Op.ALL_REDUCE else "reduce")
+        is_between_groups = call.op == Op.ALL_REDUCE and context.scatters  # NO_SHARD reduces by it alone
+        return _annotated(State.GRADIENT, "replica" if is_between_groups else "reduce")
     if call.op in _GATHERS:
         backward = "_pre_backward" in owner or "_post_backward" in owner
         return _annotated(State.PARAMETER, _gather_detail(backward=backward, prefetched="_prefetch" in owner))

@@ -68,7 +68,8 @@ class Work:
         return self.product_flops / self.product_us / 1e6 if self.product_us > 0 else None
 
 
-_CUT_CODES = ("Q101", "Q102", "Q105", "Q108")
+CUT_CODES = ("Q101", "Q102", "Q105", "Q108")
+LEFT_OUT_CODE = "Q307"  # such inputs were left out, as whole ones are there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,4 +110,4 @@ class RankFacts:
     @property
     def is_cut(self) -> bool:
         """Tell whether the input ends early or lost events, so that what is missing would look like idle time."""
-        return any(notice.code in _CUT_CODES for notice in self.notices)
+        return any(notice.code in CUT_CODES for notice in self.notices)

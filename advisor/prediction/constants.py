@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # ---- how a plan is decided (docs/prediction.md, deciding) -----------------------------------------------
 NUM_DRAWS = 200  # samples of every uncertain quantity; quantiles of 80 % ranges then vary by about 2 %
+HOPELESS_PCT = 100.0  # replay error beyond which no candidate is named, % of the measured step: twice its time
 GATE_PCT = 10.0  # replay error beyond which numbers would mislead, % of the measured step; assumed
 GAIN_RATIO = 1.02  # a speed-up worth a change; assumed, range 1.01 to 1.05
 GAIN_PROBABILITY = 0.9  # of that gain, from which a change is recommended; below 1 - 0.9 the run is kept; assumed

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paro_advise.advisor.facts.model import LEFT_OUT_CODE
 from paro_advise.advisor.ranks.jobs import choose_job
 from paro_advise.advisor.wording.quantities import number_ranges, plural
 from paro_advise.core.framework import Framework
@@ -116,7 +117,7 @@ def _uncut(inputs: list[Source], notices: list[Notice]) -> list[Source]:
         return inputs
     notices.append(
         Notice(
-            code="Q307",
+            code=LEFT_OUT_CODE,
             severity=Severity.WARNING,
             message=f"{plural(len(cut), 'trace')} that end early or lost events are left out of all figures: "
             + ", ".join(item.file_name for item in cut[:4])

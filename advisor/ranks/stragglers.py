@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from itertools import count
-from math import comb, exp, lgamma, log, log1p
+from math import comb, exp, inf, lgamma, log, log1p
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -155,7 +155,7 @@ def _delays(joined: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     rows = rows.join(same, on=["rank", "before"], how="left", maintain_order="left")
     others = pl.len() - 1
     late_end = pl.col("free_us").last() - pl.col("same_us").fill_null(pl.col("free_us")).head(others).median()
-    return (
+    found = (
         rows.group_by("match", maintain_order=True)
         .agg(
             pl.col("step_label").first(),
@@ -164,9 +164,11 @@ def _delays(joined: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
             pl.col("rank").min().alias("first_rank"),
             (pl.col("arrival_us").last() - pl.col("arrival_us").head(others).median()).alias("cost_us"),
             late_end.fill_null(0.0).alias("late_end_us"),
+            pl.col("arrival_us").last().alias("end_us"),
         )
         .with_columns((pl.col("cost_us") - pl.col("late_end_us").clip(0.0, pl.col("cost_us"))).alias("own_us"))
     )
+    return _once(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +227,19 @@ class _Costs:
             and min(led) >= STRAGGLER_STEPS_SHARE * self.num_steps / len(leaders)
             and min(costs) - usual_us >= least_us * self.num_steps
         )
+
+
+def _once(delays: pl.DataFrame) -> pl.DataFrame:
+    """Leave to each collective what the same rank did not cost by another one at the same time, as buckets overlap."""
+    import polars as pl
+
+    begin, of_rank = pl.col("end_us") - pl.col("own_us"), ("rank", "step_label")
+    before = pl.col("end_us").cum_max().shift(1).over(*of_rank)
+    return (
+        delays.sort(*of_rank, begin, "end_us")
+        .with_columns(pl.max_horizontal(begin, before.fill_null(-inf)).alias("begin_us"))
+        .with_columns((pl.col("end_us") - pl.col("begin_us")).clip(0.0).alias("own_us"))
+    )
 
 
 def _costs(delays: pl.DataFrame) -> _Costs:

@@ -42,7 +42,8 @@ def bytes_text(value: float | None) -> str:
     if value is None:
         return "unknown"
     for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if abs(value) >= size:
+        # Three digits hold 999; from there on to 1,023 they are 0.976 and more of the next unit.
+        if abs(value) >= 999.5 * size / 1024:
             return f"{value / size:.3g} {unit}"
     return f"{value:.0f} B"
 

@@ -79,6 +79,7 @@ class _Wrapper(nn.Module):
         self.add_module(self._inner_name, module)
         self._wrapping = wrapping
         _session().is_reached = True
+        _session().refuse_new_parameters(module)
         _session().handed_out.watch(module)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Wrapper:
@@ -173,7 +174,10 @@ class DistributedDataParallel(_Wrapper):
             copy_from_rank_0(module, [*ignored, *own])
         self._sends_buffers = broadcast_buffers and any(True for _ in module.buffers())
         self._next_sends_buffers = True
-        self._adopt(module, Wrapping(origin="DDP", states_are_whole=True, evaluates_alone=True, ignored=ignored))
+        wrapping = Wrapping(
+            origin="DDP", states_are_whole=True, evaluates_alone=True, ignored=ignored, keeps_local_gradients=True
+        )
+        self._adopt(module, wrapping)
         self.reducer = _NoReducer()
         self._show_settings(process_group, broadcast_buffers=broadcast_buffers, settings=settings)
 
@@ -238,6 +242,10 @@ class DistributedDataParallel(_Wrapper):
     def join(self, *_: object, **__: object) -> None:
         """Refuse: ranks with fewer inputs than others would leave collectives of the plan alone."""
         raise TrainingError("a plan cannot express DDP's join()", hint="give all ranks as many batches, or " + NO_PLAN)
+
+    def join_hook(self, *_: object, **__: object) -> None:
+        """Refuse as ``join`` does; torch's ``Join`` asks each model for this."""
+        self.join()
 
     @_end_job_on_error
     def register_comm_hook(self, *_: object, **__: object) -> None:

@@ -110,6 +110,7 @@ class Hooks:
         closure = cast("Callable[[], object] | None", given)
         if not session.models or closure is None:
             session.finish_gradients()
+            session.refuse_local_step(optimizer)
             return None
         if not session.steps(optimizer):
             return None  # one that calls ours with the closure, or has nothing to do with the model
@@ -118,6 +119,7 @@ class Hooks:
         with torch.enable_grad():
             loss = closure()
         session.finish_gradients()
+        session.refuse_local_step(optimizer)
         if "closure" in kwargs:
             return args, {**kwargs, "closure": lambda: loss}
         return (args[0], lambda: loss, *args[2:]), kwargs

@@ -53,9 +53,12 @@ def explanation(*, in_step: bool) -> tuple[str, str]:
     Args:
         in_step: an optimizer was stepping.
     """
-    rank = dist.get_rank() if dist.is_initialized() else 0
     what, hint = (_IN_STEP, _STEP_HINT) if in_step else (_ELSEWHERE, _HINT)
     return (
-        f"paro-advise: rank {rank}: under a plan {what} with them what torch cannot do",
+        f"paro-advise: rank {_rank()}: under a plan {what} with them what torch cannot do",
         f"  hint: {hint}",
     )
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
 from paro_advise.errors import ParoAdviseError, TrainingError
-from paro_advise.policies.strategy import CollectiveBackend
+from paro_advise.policies.strategy import CollectiveBackend, Level
 from paro_advise.policies.strategy_name import grouped_triple
 from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.planned.attendance import Attendance
@@ -28,6 +28,7 @@ from paro_advise.runtime.adapters.planned.wrapping import copy_from_rank_0, oute
 from paro_advise.runtime.job import mark_applied
 from paro_advise.runtime.messages import tell, write_lines
 from paro_advise.runtime.sharding.module import engine_of
+from paro_advise.runtime.sharding.parameters.whole import current
 from paro_advise.runtime.sharding.shard import shard
 
 if TYPE_CHECKING:
@@ -158,6 +159,39 @@ class Session:
                 )
             )
 
+    def refuse_local_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """End a job that lets an optimizer take gradients which DDP has not reduced: each rank would go its own way."""
+        if any(
+            model.wrapping.keeps_local_gradients and model.boundary.is_local and model.boundary.is_of(optimizer)
+            for model in self.models
+        ):
+            self.refuse(
+                TrainingError(
+                    "a step under a plan must come after a backward pass that DDP reduces, got one after a pass inside "
+                    "no_sync(), whose gradients are this rank's alone",
+                    hint="leave no_sync() for the last pass before each step, also at the end of an epoch, "
+                    f"or {NO_PLAN}",
+                )
+            )
+
+    def refuse_new_parameters(self, module: nn.Module) -> None:
+        """End a job that wraps a sharded model again, some of whose parameters the plan does not know."""
+        model = next((model for model in self.models if model.root is module), None)
+        if model is None:
+            return
+        known = {
+            name: slot.parameter for unit in model.engine.units for slot in unit.spec.slots for name in slot.aliases
+        }
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if parameter not in model.wrapping.ignored and current(known.get(name)) is not current(parameter):
+                self.refuse(
+                    TrainingError(
+                        f"a plan needs the parameters that a model had when it was sharded, got another {name}",
+                        where=name,
+                        hint="let it grow before its first training step, or resume with the larger one in a new job",
+                    )
+                )
+
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Learn from a step of an optimizer; look for a request to switch if it was the first sharded model's."""
         for place, model in enumerate(self.models):
@@ -175,6 +209,8 @@ class Session:
         """
         if not torch.is_grad_enabled():
             return
+        for model in self.models:
+            model.engine.shards.set_stepping(enabled=False)  # a script may have caught what ended a step
         if any(module is model.root for model in self.models):
             self.attend()
             if self._switchboard is not None and module is self.models[0].root:
@@ -219,6 +255,7 @@ class Session:
                 )
         optimizers = self._optimizers_of(module)
         self._check_facts(module, wrapping)
+        self._check_norm_limits(module, wrapping)
         if wrapping.init_from_rank_0:
             copy_from_rank_0(module)
         chosen = self.plan.chosen
@@ -246,6 +283,7 @@ class Session:
         engine.stands_for_fsdp2 = wrapping.norms_are_dtensors
         engine.framework_shards = wrapping.shards_parameters
         engine.usage.missing = wrapping.missing_gradients
+        engine.gradients.reduces_once = wrapping.keeps_local_gradients
         slots = {name: slot for unit in engine.units for slot in unit.spec.slots for name in slot.aliases}
         for name in before.keys() & slots.keys():
             self._replaced[before[name]] = slots[name]
@@ -285,6 +323,20 @@ class Session:
         moved = [[item for item in items if item not in wrapping.ignored] for items in (whole, in_all)]
         trained = [[item for item in items if item.requires_grad] for items in moved]
         check_facts(self.plan, *(_count(items) for items in (whole, in_all, *moved, *trained)))
+
+    def _check_norm_limits(self, module: nn.Module, wrapping: Wrapping) -> None:
+        """Refuse embeddings that shorten the rows they look up: each replica of DDP does so to its own rows only."""
+        if not wrapping.keeps_local_gradients or self.plan.chosen.triple.endswith(Level.N):
+            return
+        for name, part in module.named_modules():
+            weight = getattr(part, "weight", None)
+            if getattr(part, "max_norm", None) is not None and weight is not None and weight.requires_grad:
+                raise TrainingError(
+                    "a plan that shards optimizer states needs weights that a forward pass leaves alone, got an "
+                    "embedding with max_norm",
+                    where=name,
+                    hint="limit the norm of its weight after each step on all ranks, or choose NNN",
+                )
 
     def _announce(self, parts: str, module: nn.Module, wrapping: Wrapping) -> None:
         """Print what runs now, and what it means for checkpoints."""

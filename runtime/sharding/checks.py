@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MIN_TORCH = (2, 13)
 _WATCHED = "_paro_watches_inputs"
 # They look at whole rows and columns of a parameter, of which a rank has a part.
-_NEED_WHOLE = ("Adafactor", "Shampoo", "DistributedShampoo", "SOAP")
+_NEED_WHOLE = ("adafactor", "shampoo", "distributedshampoo", "soap")
 
 
 def check(
@@ -63,7 +63,7 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, levels: Strategy) -> None
     kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError("a sharded optimizer must call its closure once, got LBFGS, which calls it several times")
-    if levels.optimizer != Level.N and any(cls.__name__ in _NEED_WHOLE for cls in type(optimizer).__mro__):
+    if levels.optimizer != Level.N and any(cls.__name__.lower() in _NEED_WHOLE for cls in type(optimizer).__mro__):
         raise UsageError(
             f"an optimizer of sharded states must update each element by itself, got {kind}",
             hint="choose NNN, which keeps the states whole, or another optimizer",

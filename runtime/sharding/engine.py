@@ -383,8 +383,11 @@ class Engine:
 
     @uncompiled
     def _after_forward(self, _module: object, _inputs: object, output: object) -> None:
-        if self.levels.parameter != Level.N and torch.is_grad_enabled():
-            self.gradients.watch(fsdp2.tensors_with_gradient(output))
+        if torch.is_grad_enabled():
+            outputs = fsdp2.tensors_with_gradient(output)
+            self.gradients.arm(outputs)
+            if self.levels.parameter != Level.N:
+                self.gradients.watch(outputs)
         if not torch.is_grad_enabled() and self.levels.parameter != Level.N:
             # No backward follows that would free the root's; whole, it would miss the clipping, the step and
             # the next update.

@@ -51,7 +51,7 @@ _GRADIENTS = "_paro_gradients"
 
 
 class ShardedOptimizer:
-    """Mixed into the class of a user's optimizer."""
+    """What the class of a user's optimizer gets; no base of it, which classes that begin with ABC would not take."""
 
     _paro_gradients: Gradients
 
@@ -99,6 +99,10 @@ class ShardedOptimizer:
         )
 
 
+def _members_of(cls: type) -> dict[str, object]:
+    return {name: member for name, member in vars(cls).items() if callable(member) or isinstance(member, property)}
+
+
 def _before_step(
     gradients: Gradients, _: torch.optim.Optimizer, args: Arguments, kwargs: Keywords
 ) -> tuple[Arguments, Keywords] | None:
@@ -121,12 +125,12 @@ def _after_step(gradients: Gradients, *_: object) -> None:
 
 def _step_alone(optimizer: torch.optim.Optimizer) -> None:
     """Step as the user's class does, without hooks."""
-    plain = type(optimizer).__mro__[2]
+    plain = type(optimizer).__bases__[0]
     hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks  # noqa: SLF001
     before, after = dict(hooks[0]), dict(hooks[1])
     for table in hooks:
         table.clear()
-    plain.step(optimizer)  # type: ignore[attr-defined]
+    plain.step(optimizer)
     hooks[0].update(before)
     hooks[1].update(after)
 
@@ -217,8 +221,8 @@ class OptimizerShards:
         """Make the optimizers ours."""
         for optimizer in self.optimizers:
             cls, gradients = type(optimizer), gradients_for(optimizer)
-            if not isinstance(optimizer, ShardedOptimizer):
-                optimizer.__class__ = type(f"Sharded{cls.__name__}", (ShardedOptimizer, cls), {})
+            if _GRADIENTS not in optimizer.__dict__:
+                optimizer.__class__ = type(f"Sharded{cls.__name__}", (cls,), _members_of(ShardedOptimizer))
                 setattr(optimizer, _GRADIENTS, gradients)
                 optimizer.register_step_pre_hook(partial(_before_step, gradients))
                 optimizer.register_step_post_hook(partial(_after_step, gradients))

@@ -9,6 +9,7 @@ import gc
 import io
 import os
 import sys
+from abc import ABC
 
 import torch
 import torch.distributed as dist
@@ -148,6 +149,21 @@ class DealtOut(torch.optim.SGD):
             dist.broadcast(parameter.data, owner)
 
 
+class Abstract(ABC, torch.optim.Optimizer):
+    """What libraries of optimizers derive theirs from."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1e-2, "betas": (0.9, 0.99)})  # schedules change both
+
+
+class Descent(Abstract):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=group["lr"])
+
+
 def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-3)
 
@@ -223,6 +239,25 @@ class Averaging:
     def after_step(self, _):
         with torch.no_grad():
             return mean(self.mean(values_of(9, same=False)).sum())
+
+
+def squares_of_this_rank(job, values):
+    with job.no_sync():
+        squares(job, values).backward()
+        return 0.0 * squares(job, values)
+
+
+def squares_in_parts(job, values):
+    found = job(values)
+    found[:, :2].square().mean().backward(retain_graph=True)
+    return found[:, 2:].square().mean()
+
+
+def grows(framework):
+    model = Blocks()
+    found = train(model, framework)
+    model.last = nn.Linear(24, 5)
+    return found + train(model, framework)
 
 
 def squares(job, values):
@@ -301,6 +336,10 @@ def jobs(framework):
         yield "swaps weights", lambda: train(Blocks(), framework, after_step=swaps)
         yield "sparse", lambda: train(Tokens(sparse=True), framework)
         yield "pickled", lambda: train(Blocks(), framework, after_step=pickled)
+        yield "takes an abstract optimizer", lambda: train(Blocks(), framework, optimizer_of=Descent)
+        yield "steps on its own", lambda: train(Blocks(), framework, loss_of=squares_of_this_rank)
+        yield "goes back twice", lambda: train(Blocks(), framework, loss_of=squares_in_parts)
+        yield "grows", lambda: grows(framework)
         yield "deals parameters out", lambda: train(Blocks(), framework, optimizer_of=dealt_out)
 
 

@@ -48,3 +48,4 @@ MIN_DURATION_US = 1e-6  # us; a picosecond, which no clock of a profiler tells f
 CPU_DEVICE_TYPE = 0  # of c10::DeviceType in `[memory]` events (c10/core/DeviceType.h)
 MAX_ALLOCATED_BYTES = 1 << 44  # bytes; 16 TiB, more than any device or host holds; assumed
 MEMORY_EVENT = b'"[memory]"'  # the name of such an event, as text
+NO_STEPS_CODE = "Q120"  # of the notice that the whole trace counts as one step

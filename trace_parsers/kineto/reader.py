@@ -25,6 +25,7 @@ from paro_advise.trace_parsers.kineto.constants import (
     MAX_LOST_SHARE,
     MAX_SHIFTED_US,
     MIN_DURATION_US,
+    NO_STEPS_CODE,
     SHIFT_DIGITS_US,
 )
 from paro_advise.trace_parsers.kineto.device.device_steps import device_steps, without_stub
@@ -298,6 +299,12 @@ class _TableBuilder:
             self._notices.warn("Q110", f"{unpaired} gloo spans have no issuing c10d operator")
         if untimed and spans:
             self._notices.warn("Q111", f"{untimed} collectives have no gloo span and therefore no time")
+        unsized = sum(span.dims is None for span in spans)
+        if unsized:
+            self._notices.warn(
+                "Q112", f"{unsized} collectives were recorded without shapes: their sizes are unknown",
+                "record with record_shapes=True",
+            )  # fmt: skip
         add_own_collectives(collectives, own, host, clock)
         return operator_table(host, workers | state_threads(raw), own), host.names, collectives.table()
 
@@ -327,7 +334,7 @@ class _TableBuilder:
     def _note_steps(self, steps: Sequence[HostSpan]) -> None:
         if not steps:
             self._notices.warn(
-                "Q120",
+                NO_STEPS_CODE,
                 "no ProfilerStep marks: the whole trace counts as one step",
                 "call prof.step() once per training step while recording",
             )

@@ -5,11 +5,18 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.analysis.constants import FINDING_SHARE, HOST_CAUSE_SHARE, MANY_CALLS, RARE_CHANCE
+from paro_advise.advisor.analysis.constants import (
+    FINDING_SHARE,
+    HOST_CAUSE_SHARE,
+    MANY_CALLS,
+    ONE_UNIT_GATHERS,
+    RARE_CHANCE,
+)
 from paro_advise.advisor.analysis.judgement.operations import operations_text
 from paro_advise.advisor.analysis.model import FindingEntry
 from paro_advise.advisor.ranks.stragglers import least_steps
 from paro_advise.advisor.wording.quantities import number_ranges, plural, time_text
+from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
 
 if TYPE_CHECKING:
@@ -81,6 +88,14 @@ def _exposed_other(analysis: Analysis) -> FindingEntry:
     return _finding(code, DOES_NOT_APPLY, f"communication that moves no model state: {entry.text}")
 
 
+# By whether the run is FSDP1's.
+_ONCE_A_STEP = {
+    True: "FSDP1: no_sync() before it, for more memory",
+    False: "FSDP2: set_requires_all_reduce(False) before it",
+}
+_PREFETCH = {True: "FSDP1: forward_prefetch=True", False: "FSDP2: set_modules_to_forward_prefetch"}
+
+
 def _ungated_replicas(analysis: Analysis) -> FindingEntry:
     code = "PARO020"
     micro = analysis.run.micro_batches
@@ -92,12 +107,13 @@ def _ungated_replicas(analysis: Analysis) -> FindingEntry:
     reduces = sum(e.count for e in analysis.collectives if e.state == "gradient" and e.detail == "reduce")
     calls = sum(entry.count for entry in replicas)
     exposed = sum(entry.exposed_us or 0.0 for entry in replicas)
-    if reduces and calls > 1.5 * reduces / micro:
+    holds_whole = (analysis.run.strategy.triple or "")[1:2] == "N"  # until the last micro-batch, which alone reduces
+    if reduces and calls > 1.5 * reduces / (1 if holds_whole else micro):
         return _finding(
             code,
             APPLIES,
             f"the replica all-reduce runs in every one of {micro} micro-batches ({calls:.0f} calls a step); once at "
-            "the accumulation boundary is enough (FSDP2: set_requires_all_reduce(False) before it)",
+            f"the accumulation boundary is enough ({_ONCE_A_STEP[analysis.run.framework == Framework.FSDP1]})",
             exposed * (micro - 1) / micro,
         )
     return _finding(code, DOES_NOT_APPLY, "the replica all-reduce runs once per step already")
@@ -110,6 +126,9 @@ def _late_gathers(analysis: Analysis) -> FindingEntry:
     gathers = [entry for entry in analysis.collectives if entry.state == "parameter"]
     late = [entry for entry in gathers if "prefetched" not in entry.detail]
     exposed = sum(entry.exposed_us or 0.0 for entry in late)
+    forward = sum(entry.count for entry in gathers if not entry.detail.startswith("backward"))
+    if gathers and forward <= ONE_UNIT_GATHERS * (analysis.run.micro_batches or 1):
+        return _finding(code, DOES_NOT_APPLY, "the model is one unit: there is nothing to prefetch during another")
     if not analysis.run.framework.is_fsdp or not gathers:
         return _finding(code, DOES_NOT_APPLY, "no FSDP all-gathers")
     if exposed >= FINDING_SHARE * _step(analysis):
@@ -117,7 +136,7 @@ def _late_gathers(analysis: Analysis) -> FindingEntry:
             code,
             APPLIES,
             f"all-gathers that were not prefetched are exposed for {time_text(exposed)} a step "
-            "(FSDP2: set_modules_to_forward_prefetch)",
+            f"({_PREFETCH[analysis.run.framework == Framework.FSDP1]})",
             exposed,
         )
     return _finding(code, DOES_NOT_APPLY, "all-gathers that were not prefetched are overlapped")

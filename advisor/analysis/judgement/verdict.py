@@ -185,7 +185,7 @@ def judge_step(evidence: StepEvidence) -> Verdict:
     split = f"compute {compute:.0%}, exposed communication {comm:.0%}, idle {idle:.0%} of {time_text(step)}"
     state = max(evidence.exposed_by_state, key=lambda key: evidence.exposed_by_state[key], default=None)
     untrained = _untrained_text(evidence)
-    advice = "" if untrained else " Sharding will not help."
+    advice = "" if untrained or comm >= COMPUTE_SHARE else " Sharding will not help."
     queued = (evidence.queued_us or 0.0) / step
     if idle > HOST_IDLE_SHARE and idle > comm and queued > 0.5 * idle:
         return Verdict(
@@ -199,7 +199,10 @@ def judge_step(evidence: StepEvidence) -> Verdict:
             case="",
         )
     if comm < COMPUTE_SHARE or state is None:
-        gain = "" if untrained else f" No change of sharding can gain more than {comm:.1%}."
+        most = f"{comm:.1%}"
+        gain = f" No change of sharding can gain more than {most}."
+        if untrained or most == "0.0%":
+            gain = "" if untrained else " No communication is exposed: sharding will not help."
         return Verdict(
             regime=Regime.COMPUTE_BOUND,
             limiting_state=None,

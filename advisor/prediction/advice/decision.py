@@ -13,8 +13,10 @@ from paro_advise.advisor.prediction.constants import (
     GAIN_PROBABILITY,
     GAIN_RATIO,
     GATE_PCT,
+    HOPELESS_PCT,
 )
 from paro_advise.advisor.wording.quantities import bytes_text
+from paro_advise.core.framework import Framework
 from paro_advise.policies.frameworks.model import Fidelity
 from paro_advise.policies.frameworks.registry import exports_of
 from paro_advise.policies.plan import (
@@ -128,6 +130,8 @@ def _recommended(calibration: Calibration, limits: Limits, field: Field) -> tupl
         if best
         else _nothing_fits(choices[id(field.scored[0])])
     )
+    if calibration.framework == Framework.UNKNOWN and verdict == Verdict.CHANGE:
+        text += " The traces name no framework: `paro-advise run` needs FSDP, DDP or DeepSpeed around the model."
     plan = Plan(
         format=FORMAT.name,
         format_version=FORMAT.version,
@@ -293,6 +297,11 @@ def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, error
         case Verdict.CHANGE:
             broken = "" if baseline.feasible else f" {now} {baseline.reason}."
             return f"{_change(baseline, chosen)}: predicted {ahead}{_memory(baseline, chosen)}.{broken}"
+        case _ if abs(error_pct) > HOPELESS_PCT:
+            return (
+                f"Measure first: replaying this run misses its measured time by {error_pct:+.0f} %. The model does not "
+                "describe it, and none of the predicted times can be relied on."
+            )
         case _ if abs(error_pct) > GATE_PCT:
             return (
                 f"Measure first: replaying this run misses its measured time by {error_pct:+.0f} %, so numbers would "

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
 from paro_advise.advisor.analysis.constants import FROZEN_RATIO
+from paro_advise.advisor.facts.model import CUT_CODES, LEFT_OUT_CODE
 from paro_advise.advisor.prediction.calibration import Calibration, Update
 from paro_advise.advisor.prediction.constants import (
     ALL_TRAINED_SHARE,
@@ -65,7 +66,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     traced = Calibration(
         job_world_size=job,
         job_ranks_per_node=job_per_node,
-        unmodelled=ranks.unmodelled,
+        unmodelled=ranks.unmodelled or _cut_short(analysis),
         is_dealt_out=run.ranks_follow is False and not ranks.is_placed,
         forwards=_forwards(analysis, micro),
         trained_share=_trained_share(analysis, model),
@@ -107,6 +108,13 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         **{field.name: getattr(tiers, field.name) for field in fields(tiers) if field.name != "notes"},
     )
     return unprofiled(traced, analysis.captured)
+
+
+def _cut_short(analysis: Analysis) -> str:
+    """Return that traces are incomplete, "" where they are whole or those that are not were left out."""
+    codes = {notice.code for notice in analysis.data_quality}
+    is_cut = codes.intersection(CUT_CODES) and LEFT_OUT_CODE not in codes
+    return "the traces end early or are damaged, and what is missing looks like idle time" if is_cut else ""
 
 
 def _cluster(analysis: Analysis, ranks: DataParallel, *, is_gloo: bool) -> Cluster:
@@ -159,9 +167,11 @@ def _model(analysis: Analysis, world: int, micro: int, notes: list[str]) -> _Mod
     run = analysis.run
     units, element_bytes = _units(analysis, world, micro)
     if not units:
+        moved = [entry for entry in analysis.collectives if entry.state in _MODEL_STATE_NAMES]
         raise InputError(
-            "a recommendation must know the model's size, got no collective of parameters or gradients",
-            hint="record a step that holds whole forward and backward passes",
+            "a recommendation must know the model's size, got "
+            + ("collectives whose sizes are not recorded" if moved else "no collective of parameters or gradients"),
+            hint="record with record_shapes=True" if moved else "record whole forward and backward passes of a step",
         )
     if len(units) >= FEW_UNITS or run.framework.is_fsdp or run.framework == Framework.RUNTIME:
         return _Model(units=units, buckets=None, element_bytes=element_bytes)

@@ -76,6 +76,8 @@ def _data_parallel_size(analysis: Analysis, world: int) -> int:
     updated = largest(of[State.OPTIMIZER])
     # What follows the step may cross groups.
     across = max(largest(replicas), updated if 0 < updated < inner else 0, 1)
+    if replicas and not largest(replicas) and inner and world % inner == 0:
+        return world  # gloo records no size of an all-reduce; what joins the groups joins them all
     return min(world, max(inner * across, updated, largest(replicas))) or world
 
 

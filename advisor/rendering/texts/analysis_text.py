@@ -61,7 +61,9 @@ def parameters_text(run: RunEntry) -> str:
     """Return the parameters, and how many of them are trained where some are frozen."""
     if run.total_parameter_count:
         return f"{count_text(run.total_parameter_count)} parameters, {count_text(run.parameter_count)} of them trained"
-    return f"{count_text(run.parameter_count)} parameters"
+    shows_all = run.strategy.source == "metadata" or not (run.strategy.triple_at_rest or "N").startswith("N")
+    # Where parameters are never gathered, frozen ones leave no trace.
+    return f"{count_text(run.parameter_count)} {'' if shows_all or not run.parameter_count else 'trained '}parameters"
 
 
 def profiled(analysis: Analysis) -> str:

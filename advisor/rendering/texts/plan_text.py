@@ -27,7 +27,10 @@ def plan_text(plan: Plan) -> str:
         today = plan.switch_on_today
         names = ", ".join(name for name, fidelity in today.exports.items() if fidelity == Fidelity.EXACT)
         speedup = f"{today.predicted.speedup.p50:.2f}x ({names})"
-        lines += ["", f"With a framework's own settings: {short_choice_name(today)}, {speedup}"]
+        own = "With a framework's own settings"
+        if today.predicted.speedup.p50 < 1:
+            own += " nothing is faster than the run as it is; the best that it is not"
+        lines += ["", f"{own}: {short_choice_name(today)}, {speedup}"]
     lines += _levers(plan) + _budget(plan) + _ho_ring(plan) + _outlooks(plan) + _answers(plan) + _sensitive(plan)
     if plan.probes:
         lines += ["", "Measure:", *(f"  - {probe}" for probe in plan.probes)]

@@ -79,6 +79,12 @@ class Boundary:
                 "gradients were reduced when they were clipped or the optimizer stepped"
             )
 
+    @property
+    def is_local(self) -> bool:
+        """Tell whether the script itself has kept gradients of its last pass from being reduced."""
+        is_forward_local = self._passes > 0 and not self._engine.gradients.has_synchronized_forward
+        return self._is_gated and (self._pending or is_forward_local)
+
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Tell whether an optimizer is one of the sharded model's."""
         return any(optimizer is own for own in self._optimizers)

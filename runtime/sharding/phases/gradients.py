@@ -44,11 +44,21 @@ def refuse_late_gradient(*_: object) -> NoReturn:
     )
 
 
+def _refuse_second_pass() -> NoReturn:
+    raise UsageError(
+        "each backward pass must have a forward pass of its own, got a second one: DDP does not reduce its gradients, "
+        "which stay on each rank, and replicas drift apart",
+        hint="add the losses up and call backward once, or run the model again before the second backward",
+    )
+
+
 class GradientReducer:
     """Reduces the gradients of a model's units.
 
     Attributes:
         synchronizes: the next backward pass is an accumulation boundary.
+        reduces_once: the framework reduces one backward pass after a forward pass; those of more stay with their rank.
+        has_synchronized_forward: that was so in the last forward pass, by which such a framework goes.
         replicated: collects the gradients of parameters that are kept whole; None with FSDP2.
         before_backward, after_backward: called when a backward pass makes its first gradient, and at its end.
         after_discard: called when all gradients are forgotten.
@@ -73,6 +83,8 @@ class GradientReducer:
         self._shards = shards
         self.executor, self._side_executor = executor, side_executor
         self.synchronizes = True
+        self.reduces_once = False
+        self.has_synchronized_forward = True
         self.replicated: ReplicatedUnits | None = None
         self.before_backward: Callable[[], None] = lambda: None
         self.after_backward: Callable[[], None] = lambda: None
@@ -80,6 +92,8 @@ class GradientReducer:
         self.before_read: Callable[[], None] = lambda: None
         self._callback_queued = False
         self._is_end_awaited = False  # by a callback of the outermost backward pass
+        self._has_run_forward = False  # since the last backward pass that was reduced
+        self._is_output_reached = False  # by the backward pass under way
         self._exposure = Exposure()
         # Kept over a switch: gradients that were set to zero before it are still there, for weight decay to act on.
         self._usage = usage
@@ -155,6 +169,8 @@ class GradientReducer:
     def queue_callback(self) -> None:
         """Make sure that the end of this backward pass is noticed."""
         if not self._callback_queued:
+            if self.synchronizes and self._is_output_reached and not self._has_run_forward:
+                _refuse_second_pass()
             self.before_backward()
             # Not earlier: between a forward and its backward, or in a validation pass, the user may still
             # clip, step or clear what the passes before have left.
@@ -178,6 +194,21 @@ class GradientReducer:
         for output in outputs:
             output.register_hook(self._await_end)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
+    def arm(self, outputs: Iterable[torch.Tensor]) -> None:
+        """Notice where a backward pass goes through the whole model, to refuse a second one after a forward pass.
+
+        Args:
+            outputs: of the model, which want gradients.
+        """
+        if self.reduces_once:
+            self._has_run_forward = True
+            self.has_synchronized_forward = self.synchronizes
+            for output in outputs:
+                output.register_hook(self._note_output)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def _note_output(self, _: torch.Tensor) -> None:
+        self._is_output_reached = True
+
     def _await_end(self, _: torch.Tensor) -> None:
         if not self._is_end_awaited and not self._callback_queued:
             self._is_end_awaited = True
@@ -198,6 +229,8 @@ class GradientReducer:
         self._callback_queued = False
         self._refuse_stray()
         told = self._tell_usage() if self.synchronizes else None
+        self._is_output_reached = False
+        self._has_run_forward &= not self.synchronizes
         self.executor.drain()
         if told is not None:
             self._finish_frozen()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.trace_parsers.kineto.collectives.gloo_groups import groups_of_threads
-from paro_advise.trace_parsers.kineto.collectives.host_calls import host_calls
+from paro_advise.trace_parsers.kineto.collectives.host_calls import NO_ARGS, host_calls, rows_of_names
 from paro_advise.trace_parsers.kineto.collectives.rows import CollectiveRows
 from paro_advise.trace_parsers.kineto.gloo import GlooCall, GlooPair, GlooSpan, pair_gloo, total_elements
 from paro_advise.trace_parsers.kineto.host_rows import NOWHERE, owners_at
@@ -35,10 +35,11 @@ def gloo_spans(raw: HostColumns, origin_us: float, own: OwnCalls) -> tuple[list[
     threads = raw.tids.values_in_order()
     spans = []
     workers: set[int] = set()
-    for row, args in raw.comm:
-        name = names[raw.name[row]]
+    described = dict(raw.comm)
+    for row in rows_of_names(raw, "gloo:"):
+        name, args = names[raw.name[row]], described.get(row, NO_ARGS)
         begin = raw.start[row] - origin_us
-        if name.startswith("gloo:") and not (name in _POINT_TO_POINT and own.covers(begin)):
+        if not (name in _POINT_TO_POINT and own.covers(begin)):
             spans.append(_gloo_span(name, begin, raw.duration[row], threads[raw.tid[row]], args))
             if name not in _POINT_TO_POINT:
                 workers.add(raw.tid[row])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 CALL_NAMES = ("record_param_comms", "paro_param_comms", "c10d::")
 COMMS_ROWS = ("record_param_comms", "paro_param_comms")
-_NO_ARGS = CommArgs()
+NO_ARGS = CommArgs()
 _NUM_NESTED = 3  # calls; how many of those begun last may enclose a launch; c10d in record_param_comms in a c10d row
 
 
@@ -40,14 +40,20 @@ class HostCall:
         return self.args.collective is not None or self.args.input_dims is not None
 
 
-def host_calls(raw: HostColumns, origin_us: float) -> list[HostCall]:
-    """Return the calls of collectives among host rows, in order of the file; times from ``origin_us``."""
+def rows_of_names(raw: HostColumns, beginnings: str | tuple[str, ...]) -> list[int]:
+    """Return the places of host rows whose names begin so, in order of the file."""
     import numpy as np
 
     names = raw.names.values_in_order()
+    fits = np.fromiter((name.startswith(beginnings) for name in names), dtype=bool, count=len(names))
+    return np.flatnonzero(fits[np.frombuffer(raw.name, dtype=np.uint32)]).tolist() if names else []
+
+
+def host_calls(raw: HostColumns, origin_us: float) -> list[HostCall]:
+    """Return the calls of collectives among host rows, in order of the file; times from ``origin_us``."""
+    names = raw.names.values_in_order()
     described = dict(raw.comm)
-    issues = np.fromiter((name.startswith(CALL_NAMES) for name in names), dtype=bool, count=len(names))
-    plain = np.flatnonzero(issues[np.frombuffer(raw.name, dtype=np.uint32)]).tolist() if len(names) else []
+    plain = rows_of_names(raw, CALL_NAMES)
     rows = sorted({*plain, *(row for row in described if names[raw.name[row]].startswith((*CALL_NAMES, "nccl:")))})
     calls = []
     for row in rows:
@@ -59,7 +65,7 @@ def host_calls(raw: HostColumns, origin_us: float) -> list[HostCall]:
                 tid=raw.tid[row],
                 name=names[raw.name[row]],
                 external=raw.external[row],
-                args=described.get(row, _NO_ARGS),
+                args=described.get(row, NO_ARGS),
             )
         )
     return calls
