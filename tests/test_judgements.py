@@ -115,6 +115,17 @@ STRATEGIES = [
     ("NGG", None, 1, Framework("FSDP2"), [gather(32), scatter(32)]),  # reshard_after_forward=False
     ("III", 8, 1, Framework("FSDP2"), [gather(8), gather(8, "backward"), scatter(8), reduce(4, detail="replica")]),
     ("III", 8, 1, Framework("FSDP1"), [gather(8), gather(8, "backward"), scatter(8), reduce(None, detail="replica")]),
+    # As FSDP1 gathers on gloo, by lists: no size is recorded.
+    (
+        "III",
+        8,
+        1,
+        Framework("FSDP1"),
+        [gather(None), gather(None, "backward"), scatter(8), reduce(None, detail="replica")],
+    ),
+    ("NII", 8, 1, Framework("FSDP1"), [gather(None), scatter(8), reduce(None, detail="replica")]),
+    # Gradients are scattered once, after the last of three passes.
+    ("NNG", None, 3, Framework("unknown"), [scatter(32, micro=2, phase="boundary"), updated(32)]),
     ("NII", 8, 1, Framework("FSDP2"), [gather(8), scatter(8), reduce(4, detail="replica")]),
     ("NNN", None, 4, Framework("DDP"), [reduce(32, micro=3)]),
     ("NNN", None, 1, Framework("DDP"), [reduce(32)]),

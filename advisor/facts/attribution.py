@@ -222,7 +222,7 @@ def _by_phase(call: Call, context: RunContext) -> Attribution | None:
         is_activation = (call.group, call.op, call.bytes) in context.forward_reductions
         # Frameworks that annotate their reductions leave norms; others flush their last bucket here, however small.
         small = _is_scalar(call) or (
-            context.names_gathers and call.bytes is not None and call.bytes * 1000 < context.largest_bytes
+            context.names_gathers and (call.bytes is None or call.bytes * 1000 < context.largest_bytes)
         )
         if call.phase == "forward" or is_activation:
             state, detail = State.OTHER, "activations or loss"

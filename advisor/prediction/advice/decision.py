@@ -306,6 +306,9 @@ def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, error
             return (
                 f"Measure first: replaying this run misses its measured time by {error_pct:+.0f} %, so numbers would "
                 f"mislead; {name} looks best."
+                if chosen.predicted.speedup.p50 > 1
+                else f"Measure first: replaying this run misses its measured time by {error_pct:+.0f} %, so numbers "
+                "would mislead; none looks faster than the run as it is."
             )
         case _:
             return (

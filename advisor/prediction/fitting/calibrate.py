@@ -30,6 +30,7 @@ from paro_advise.errors import InputError
 from paro_advise.policies.memory import shards
 from paro_advise.policies.strategy import Strategy
 from paro_advise.policies.traffic import Shape
+from paro_advise.trace_parsers.kineto.constants import NO_STEPS_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -135,6 +136,12 @@ def _known_run(analysis: Analysis) -> tuple[int, str]:
         InputError: it does not.
     """
     world, triple, steps = analysis.run.world_size, analysis.run.strategy.triple, analysis.step_time_us.values
+    if analysis.run.micro_batches is None and any(item.code == NO_STEPS_CODE for item in analysis.data_quality):
+        raise InputError(
+            "a recommendation must know where steps begin, got traces without step marks and backward passes, which may "
+            "hold any number of steps",
+            hint="call prof.step() once per training step while recording",
+        )
     if not world or world < 2 or not steps or min(steps) <= 0 or not triple:
         raise InputError(
             "a recommendation must start from a run whose ranks, steps and strategy are known, got "

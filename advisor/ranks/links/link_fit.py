@@ -236,6 +236,9 @@ def _line(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> _Line:
     order = np.argsort(slopes)
     cumulative = np.cumsum(weights[order])
     slope = float(slopes[order][np.searchsorted(cumulative, cumulative[-1] / 2)])
+    if slope <= 0 and sizes[0] < LATENCY_BYTES:
+        # What takes no longer than the shortest messages is latency as well; the bandwidth stays unseen.
+        return _Line(alpha_us=float(times.min()), per_byte=None, doubt_us=float(np.ptp(times)) / 2)
     if slope <= 0:
         return _Line(alpha_us=None, per_byte=float(times[-1] / sizes[-1]))
     # Large messages hold more of the slope's error than of latency.
