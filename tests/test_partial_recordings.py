@@ -9,14 +9,14 @@ import shutil
 import polars as pl
 import pytest
 from conftest import ROOT
-from helpers import analyze, write_run
+from helpers import analyze, read, write_run
 from trace_builder import TraceBuilder
 
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.ranks.links.link_fit import fit_links
 from paro_advise.advisor.rendering.texts.analysis_text import parameters_text
-from paro_advise.errors import InputError
+from paro_advise.errors import BrokenInputError, InputError
 
 RUNS = ROOT / "tests/data/zero_runs"
 FSDP1_GATHER = ("FullyShardedDataParallel.forward", "FullyShardedDataParallel._pre_forward")
@@ -222,3 +222,19 @@ def test_what_takes_as_long_as_the_shortest_messages_is_latency():
     ((link,), _) = fit_links(pl.DataFrame(rows, schema=names, orient="row"))
     assert link.busbw_gbps is None
     assert link.alpha_us == pytest.approx(7000.0, rel=0.01)
+
+
+@pytest.mark.parametrize(("apart_us", "is_merged"), [(400.0, True), (5.0, False)])
+def test_the_merged_trace_of_several_ranks_is_none_of_one(tmp_path, apart_us, is_merged):
+    """Marks that one process wrote twice begin at the same time, or nearly so."""
+    trace = TraceBuilder(0, 2)
+    for number in range(3):
+        for rank in range(2):
+            trace.step(number, number * 10_000.0 + rank * apart_us, 10_000.0)
+        trace.compute(number * 10_000.0 + 10, 100.0)
+    path = trace.write(tmp_path / "merged.json")
+    if not is_merged:
+        assert analyze(path).run.num_steps >= 3
+        return
+    with pytest.raises(BrokenInputError, match="this one holds the steps of 2 at the same time"):
+        read(path)

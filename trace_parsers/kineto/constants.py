@@ -49,3 +49,4 @@ CPU_DEVICE_TYPE = 0  # of c10::DeviceType in `[memory]` events (c10/core/DeviceT
 MAX_ALLOCATED_BYTES = 1 << 44  # bytes; 16 TiB, more than any device or host holds; assumed
 MEMORY_EVENT = b'"[memory]"'  # the name of such an event, as text
 NO_STEPS_CODE = "Q120"  # of the notice that the whole trace counts as one step
+DOUBLE_MARK_SHARE = 1e-3  # of a step between two marks of one number up to which one process wrote both; assumed

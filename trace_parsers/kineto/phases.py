@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.core.collective import REDUCTIONS
 from paro_advise.trace_parsers.kineto.columns import HostKind
-from paro_advise.trace_parsers.kineto.constants import TAIL_SHARE, TOUCH_US
+from paro_advise.trace_parsers.kineto.constants import DOUBLE_MARK_SHARE, TAIL_SHARE, TOUCH_US
 from paro_advise.trace_parsers.kineto.host_rows import AUTOGRAD_NODE
 from paro_advise.trace_parsers.tables import HostSpan
 
@@ -44,6 +44,22 @@ def profiler_steps(rows: HostRows) -> list[HostSpan]:
         HostSpan(start_us=before.end_us, end_us=after.end_us, tid=after.tid, name=f"optimizer step {index}")
         for index, (before, after) in enumerate(itertools.pairwise(outer), start=1)
     ]
+
+
+def num_merged(steps: Sequence[HostSpan]) -> int:
+    """Return how many processes a file holds whose steps of one number run at the same time, as merged files do.
+
+    Marks that are recorded twice begin at the same time.
+    """
+    most = 1
+    for _, group in itertools.groupby(
+        sorted(steps, key=lambda step: (step.name, step.start_us)), lambda step: step.name
+    ):
+        first, *others = group
+        together = [step.start_us for step in others if step.start_us < first.end_us]
+        if together and together[-1] - first.start_us > DOUBLE_MARK_SHARE * (first.end_us - first.start_us):
+            most = max(most, 1 + len(together))
+    return most
 
 
 def optimizer_spans(rows: HostRows) -> list[HostSpan]:

@@ -42,6 +42,7 @@ from paro_advise.trace_parsers.kineto.phases import (
     extend_passes,
     first_layers,
     micro_batches,
+    num_merged,
     optimizer_spans,
     profiler_steps,
     root_forwards,
@@ -185,6 +186,12 @@ class _TableBuilder:
         header = trace_header(metadata, self._rows, self._label, self._origin_us + self._raw.shift_us)
         worked_us = np.concatenate([host.start_us[host.kind == HostKind.OPERATOR], self._device_starts()])
         steps, updates = without_stub(profiler_steps(host), worked_us), optimizer_spans(host)
+        if (merged := num_merged(steps)) > 1:
+            raise BrokenInputError(
+                f"a trace must hold the events of one process, this one holds the steps of {merged} at the same time",
+                where=self._label,
+                hint="give each rank's own file, as torch.profiler writes it, or split this one by process",
+            )
         cuts = [step.end_us for step in steps] + [update.start_us for update in updates]
         passes = extend_passes(host, backward_passes(host), cuts)
         clock = PhaseClock(passes, steps, updates, first_layers(host, passes))
