@@ -381,7 +381,7 @@ def _probes(calibration: Calibration, doubt: str) -> tuple[str, ...]:
             f"bandwidth between nodes, on all of them: torchrun --nnodes {nodes} --nproc-per-node {per_node} ... "
             f"{probe} > between.txt, then recommend with between.txt beside the traces"
         )
-    if calibration.transfer_us is None:
+    if calibration.transfer_us is None and calibration.seen_share < 1:
         found.insert(
             0, "the same run with traces of more ranks, one a node at least, so that waiting is told from moving"
         )

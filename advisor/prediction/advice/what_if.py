@@ -170,8 +170,8 @@ def sensitivities(basis: Basis, fitting: Sequence[tuple[Candidate, float]]) -> t
     calibration, links = basis.calibration, measured_links(basis.calibration)
     for name, unit in (_UNITS | _POD_UNITS if calibration.has_pods else _UNITS).items():
         estimate = getattr(calibration, name)
-        if not estimate.value:  # half and double of nothing are nothing
-            continue
+        if not estimate.value or (calibration.num_nodes == 1 and name.startswith("inter")):
+            continue  # half and double of nothing are nothing
         changed = [replace(links, **{name: estimate.value * factor}) for factor in (0.5, 2.0)]
         ends = [_end(basis, calibration, other, fitting) for other in changed]
         found.append(_sensitivity(unit, estimate.value, estimate.source, ends))
