@@ -148,7 +148,7 @@ def _refuse_own_among_shared(session: Session, parameters: torch.Tensor | list[t
     Raises:
         UsageError: the script does.
     """
-    own = {parameter for model in session.models for parameter in model.engine.specs[-1].ignored.values()}
+    own = {parameter for model in session.models for parameter in model.engine.own_parameters.values()}
     given = [parameters] if isinstance(parameters, torch.Tensor) else parameters
     if own and not own.isdisjoint(given) and any(isinstance(parameter.grad, DTensor) for parameter in given):
         raise UsageError(

@@ -182,8 +182,9 @@ class Session:
         known = {
             name: slot.parameter for unit in model.engine.units for slot in unit.spec.slots for name in slot.aliases
         }
+        left_alone = set(model.engine.specs[-1].ignored.values())
         for name, parameter in module.named_parameters(remove_duplicate=False):
-            if parameter not in model.wrapping.ignored and current(known.get(name)) is not current(parameter):
+            if parameter not in left_alone and current(known.get(name)) is not current(parameter):
                 self.refuse(
                     TrainingError(
                         f"a plan needs the parameters that a model had when it was sharded, got another {name}",

@@ -321,6 +321,12 @@ class Engine:
         found[0].divide_factor = float(factor)
 
     @property
+    def own_parameters(self) -> dict[str, nn.Parameter]:
+        """Return what each rank has for itself, by name: what no strategy moves and no other rank shares."""
+        shared = set(self.gradients.singles.parameters)
+        return {name: item for name, item in self.specs[-1].ignored.items() if item not in shared}
+
+    @property
     def hook_handles(self) -> tuple[RemovableHandle, ...]:
         """Return what removes these functions."""
         return tuple(self._handles)

@@ -130,7 +130,7 @@ def _step_alone(optimizer: torch.optim.Optimizer) -> None:
     before, after = dict(hooks[0]), dict(hooks[1])
     for table in hooks:
         table.clear()
-    plain.step(optimizer)
+    plain.step(optimizer)  # type: ignore[attr-defined]
     hooks[0].update(before)
     hooks[1].update(after)
 

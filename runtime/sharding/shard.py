@@ -28,6 +28,7 @@ from paro_advise.runtime.sharding.optimizer import OptimizerShards
 from paro_advise.runtime.sharding.parameters.owned import release
 from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec, find_units
 from paro_advise.runtime.sharding.parameters.whole import stand_in
+from paro_advise.runtime.sharding.phases.singles import Singles
 from paro_advise.runtime.sharding.saving.distributed_checkpoint import let_helpers_see_optimizers
 from paro_advise.runtime.sharding.settings import Settings, effective
 from paro_advise.runtime.sharding.states import states
@@ -148,13 +149,15 @@ def shard(
         offload_optimizer=offload_optimizer,
         native_collectives=native_collectives,
     )
-    specs = _units_of(model, units, ignored_params)
+    singles = _singles_of(model, settings, ignored_params)
+    specs = _units_of(model, units, [*ignored_params, *singles])
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     check(specs, optimizers, settings, effective(wanted, grid))
     shards = OptimizerShards(optimizers, {slot.name: slot for spec in specs for slot in spec.slots}, specs[-1].ignored)
     _agree_on(wanted, grid, settings, shards, specs)
     with reaching_all_ranks("the set-up of a sharded model"):
         engine = Engine(model, specs, shards, strategy=wanted, grid=grid, settings=settings, device=_device(model))
+        engine.gradients.singles = Singles(singles)
         engine.reducing.self_check(engine.device)
         _settle(engine, init)
     _hand_over(engine)
@@ -167,6 +170,19 @@ def _hand_over(engine: Engine) -> None:
     mark(engine.model)
     engine.register()
     let_helpers_see_optimizers()
+
+
+def _singles_of(model: nn.Module, settings: Settings, ignored: Collection[nn.Parameter]) -> list[nn.Parameter]:
+    """Return the parameters without a dimension that every rank can keep whole, as it is."""
+    return [
+        parameter
+        for parameter in model.parameters()
+        if not parameter.dim()
+        and parameter not in set(ignored)
+        and not parameter.is_meta
+        and settings.param_dtype in (None, parameter.dtype)
+        and not settings.offload_optimizer
+    ]
 
 
 def _units_of(

@@ -42,6 +42,22 @@ class Blocks(nn.Module):
         return self.last(values)
 
 
+class Scaled(Blocks):
+    """Blocks with a temperature, which has no dimension, and an offset that every second pass leaves out."""
+
+    passes = 0
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.offset = nn.Parameter(torch.tensor(0.1))
+
+    def forward(self, values):
+        self.passes += 1
+        found = super().forward(values) * self.scale.exp()
+        return found + self.offset if self.passes % 2 else found
+
+
 class Nested(nn.Module):
     """Lists of modules in a list, as U-Nets have them."""
 
@@ -113,7 +129,7 @@ class Skipped(Blocks):
 
 def wrapped(model, framework):
     if framework == "ddp":
-        return DistributedDataParallel(model, find_unused_parameters=isinstance(model, Skipped))
+        return DistributedDataParallel(model, find_unused_parameters=isinstance(model, (Skipped, Scaled)))
     if framework == "fsdp1":
         return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
     blocks = [part for part in model.modules() if isinstance(part, (nn.Linear, nn.LSTM)) and part is not model]
@@ -241,6 +257,10 @@ class Averaging:
             return mean(self.mean(values_of(9, same=False)).sum())
 
 
+def clip(model):
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+
+
 def squares_of_this_rank(job, values):
     with job.no_sync():
         squares(job, values).backward()
@@ -312,6 +332,8 @@ def jobs(framework):
         "weight norm",
         lambda: train(Blocks([nn.utils.parametrizations.weight_norm(nn.Linear(24, 24)) for _ in range(2)]), framework),
     )
+    if framework == "ddp":  # FSDP takes no parameter without a dimension
+        yield "scaled", lambda: train(Scaled(), framework, after_backward=clip)
     yield "skipped", lambda: train(Skipped(), framework)
     yield "changes itself in forward", lambda: train(Blocks([Clamped(24, 24) for _ in range(2)]), framework)
     yield "changes the root before backward", lambda: train(Blocks(), framework, after_forward=change_root_by_data)

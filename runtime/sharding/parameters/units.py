@@ -118,7 +118,12 @@ def find_units(
             continue
         name = names[id(parameter)]
         if parameter.dim() == 0:
-            raise UsageError(f"a sharded parameter must have a dimension, got the scalar {name}", where=name)
+            raise UsageError(
+                "a parameter without a dimension must be made on its device, have the type that the model computes in, "
+                f"and an optimizer that stays there; got {name}",
+                where=name,
+                hint="give it one element, torch.nn.Parameter(torch.ones(1))",
+            )
         found = places[id(parameter)]
         units = {owner[place] for place, _, _ in found}
         if len(units) > 1:

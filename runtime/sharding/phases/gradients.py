@@ -16,6 +16,7 @@ from paro_advise.runtime.sharding.exchange.host_copies import copies_on_host
 from paro_advise.runtime.sharding.exchange.procedure import UnitProcedure
 from paro_advise.runtime.sharding.parameters import fsdp2
 from paro_advise.runtime.sharding.parameters.owned import gradient_of, is_in_backward, set_gradient
+from paro_advise.runtime.sharding.phases.singles import Singles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -57,6 +58,7 @@ class GradientReducer:
 
     Attributes:
         synchronizes: the next backward pass is an accumulation boundary.
+        singles: parameters without a dimension, which are averaged whole.
         reduces_once: the framework reduces one backward pass after a forward pass; those of more stay with their rank.
         has_synchronized_forward: that was so in the last forward pass, by which such a framework goes.
         replicated: collects the gradients of parameters that are kept whole; None with FSDP2.
@@ -84,6 +86,7 @@ class GradientReducer:
         self.executor, self._side_executor = executor, side_executor
         self.synchronizes = True
         self.reduces_once = False
+        self.singles = Singles(())
         self.has_synchronized_forward = True
         self.replicated: ReplicatedUnits | None = None
         self.before_backward: Callable[[], None] = lambda: None
@@ -92,6 +95,7 @@ class GradientReducer:
         self.before_read: Callable[[], None] = lambda: None
         self._callback_queued = False
         self._is_end_awaited = False  # by a callback of the outermost backward pass
+        self._sums_of_singles: torch.Tensor | None = None
         self._has_run_forward = False  # since the last backward pass that was reduced
         self._is_output_reached = False  # by the backward pass under way
         self._exposure = Exposure()
@@ -250,11 +254,17 @@ class GradientReducer:
         """Exchange which parameters got gradients beside the last reductions, whose links have time for it."""
         # Profiles show it as a part of the root's gradients.
         name = self._arrangement.span_name("gradient", self._arrangement.units[-1])
+        channels = self._arrangement.gathering
+        with torch.no_grad(), self._side_executor.meeting():
+            sums = self.singles.gradients(channels.grid.world_size)
 
         def run() -> None:
             with Span(name):
-                self._usage.agree(self._arrangement.gathering)
+                self._usage.agree(channels)
+                if sums is not None:
+                    channels.sum_all(sums)
 
+        self._sums_of_singles = sums
         return self._side_executor.submit(run)
 
     def finish_accumulation(self) -> None:
@@ -281,6 +291,9 @@ class GradientReducer:
         self._expose()
 
     def _expose(self) -> None:
+        if self._sums_of_singles is not None:
+            self.singles.take(self._sums_of_singles, self._arrangement.gathering.grid.world_size, self._usage.missing)
+            self._sums_of_singles = None
         for unit, place, slot, view in self._reduced():
             if not slot.parameter.requires_grad or not self._usage.is_used(unit, place):
                 continue  # frozen since the model was sharded, or not reached by any rank's backward pass

@@ -169,7 +169,7 @@ def _contents(engine: Engine, extra: StateDict | None) -> StateDict:
     Raises:
         UsageError: the model has parameters that each rank has for itself, of which it would hold one rank's.
     """
-    ignored = engine.specs[-1].ignored
+    ignored = engine.own_parameters
     if ignored:
         raise UsageError(
             f"a checkpoint must hold what all ranks share, got {len(ignored)} parameters that no strategy moves",
