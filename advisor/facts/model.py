@@ -69,6 +69,7 @@ class Work:
 
 
 CUT_CODES = ("Q101", "Q102", "Q105", "Q108")
+SEVERAL_FRAMEWORKS_CODE = "Q325"  # the inputs are of several jobs
 LEFT_OUT_CODE = "Q307"  # such inputs were left out, as whole ones are there
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.facts.model import LEFT_OUT_CODE
+from paro_advise.advisor.facts.model import LEFT_OUT_CODE, SEVERAL_FRAMEWORKS_CODE
 from paro_advise.advisor.ranks.jobs import choose_job
 from paro_advise.advisor.wording.quantities import number_ranges, plural
 from paro_advise.core.framework import Framework
@@ -99,6 +99,7 @@ def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
     untimed_ranks = tuple(sorted({item.header.rank for item in untimed if item.header.rank is not None}))
     of = [item for _, item in timed] or untimed
     frameworks = Counter(item.facts.framework for item in of if item.facts.framework != Framework.UNKNOWN)
+    notices += _of_several(timed)
     return Run(
         timed=tuple(timed),
         untimed=untimed,
@@ -108,6 +109,26 @@ def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
         framework=min(frameworks, key=lambda name: (-frameworks[name], name), default=Framework.UNKNOWN),
         notices=tuple(notices),
     )
+
+
+def _of_several(timed: Sequence[tuple[int, Source]]) -> list[Notice]:
+    """Say that ranks were trained by different frameworks, which one job does not do."""
+    ranks: dict[str, list[int]] = {}
+    for rank, item in timed:
+        known = item.facts.framework
+        if known != Framework.UNKNOWN:
+            ranks.setdefault(Framework.DDP if known.is_ddp else known, []).append(rank)
+    if len(ranks) < 2:
+        return []
+    named = "; ".join(f"{name}: {plural(len(of), 'rank')} ({number_ranges(of)})" for name, of in sorted(ranks.items()))
+    return [
+        Notice(
+            code=SEVERAL_FRAMEWORKS_CODE,
+            severity=Severity.WARNING,
+            message=f"the ranks name different frameworks ({named}): their traces are of several jobs",
+            help="analyse one job at a time: pass its folder or files",
+        )
+    ]
 
 
 def _uncut(inputs: list[Source], notices: list[Notice]) -> list[Source]:

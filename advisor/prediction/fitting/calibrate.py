@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
 from paro_advise.advisor.analysis.constants import FROZEN_RATIO
-from paro_advise.advisor.facts.model import CUT_CODES, LEFT_OUT_CODE
+from paro_advise.advisor.facts.model import CUT_CODES, LEFT_OUT_CODE, SEVERAL_FRAMEWORKS_CODE
 from paro_advise.advisor.prediction.calibration import Calibration, Update
 from paro_advise.advisor.prediction.constants import (
     ALL_TRAINED_SHARE,
@@ -67,7 +67,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     traced = Calibration(
         job_world_size=job,
         job_ranks_per_node=job_per_node,
-        unmodelled=ranks.unmodelled or _cut_short(analysis),
+        unmodelled=ranks.unmodelled or _untrusted(analysis),
         is_dealt_out=run.ranks_follow is False and not ranks.is_placed,
         forwards=_forwards(analysis, micro),
         trained_share=_trained_share(analysis, model),
@@ -111,10 +111,12 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     return unprofiled(traced, analysis.captured)
 
 
-def _cut_short(analysis: Analysis) -> str:
-    """Return that traces are incomplete, "" where they are whole or those that are not were left out."""
+def _untrusted(analysis: Analysis) -> str:
+    """Return that traces are incomplete or mixed, "" where they are not, or those that are were left out."""
     codes = {notice.code for notice in analysis.data_quality}
     is_cut = codes.intersection(CUT_CODES) and LEFT_OUT_CODE not in codes
+    if SEVERAL_FRAMEWORKS_CODE in codes:
+        return "the traces are of several jobs"
     return "the traces end early or are damaged, and what is missing looks like idle time" if is_cut else ""
 
 
@@ -138,7 +140,7 @@ def _known_run(analysis: Analysis) -> tuple[int, str]:
     world, triple, steps = analysis.run.world_size, analysis.run.strategy.triple, analysis.step_time_us.values
     if analysis.run.micro_batches is None and any(item.code == NO_STEPS_CODE for item in analysis.data_quality):
         raise InputError(
-            "a recommendation must know where steps begin, got traces without step marks and backward passes, which may "
+            "a recommendation must know where steps begin, got traces without step marks and backward passes: they may "
             "hold any number of steps",
             hint="call prof.step() once per training step while recording",
         )

@@ -92,9 +92,9 @@ class _Owned(torch.Tensor):
             keeper.drop(self)
         if value is not None and keeper is not None and not keeper.keeps(self):
             raise UsageError(
-                "a gradient under a strategy must be made by a backward pass before it is set by hand, got one for a "
-                "parameter that has none",
-                hint="make it by a backward pass of a loss, or train without a plan",
+                "a gradient under a strategy must be made by a backward pass that is reduced before it is set by hand, got "
+                "one for a parameter that has none, or whose passes were all inside no_sync()",
+                hint="let the last backward pass reduce it, or train without a plan",
             )
         set_gradient(self, value)
 
