@@ -92,7 +92,7 @@ class _Owned(torch.Tensor):
             keeper.drop(self)
         if value is not None and keeper is not None and not keeper.keeps(self):
             raise UsageError(
-                "a gradient under a strategy must be made by a backward pass that is reduced before it is set by hand, got "
+                "a gradient under a strategy must be made by a backward pass that reduces it before it is set, got "
                 "one for a parameter that has none, or whose passes were all inside no_sync()",
                 hint="let the last backward pass reduce it, or train without a plan",
             )
