@@ -160,19 +160,23 @@ class Session:
             )
 
     def refuse_local_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """End a job that lets an optimizer take gradients which DDP has not reduced: each rank would go its own way."""
-        if any(
-            model.wrapping.keeps_local_gradients and model.boundary.is_local and model.boundary.is_of(optimizer)
-            for model in self.models
-        ):
-            self.refuse(
-                TrainingError(
-                    "a step under a plan must come after a backward pass that DDP reduces, got one after a pass inside "
-                    "no_sync(), whose gradients are this rank's alone",
-                    hint="leave no_sync() for the last pass before each step, also at the end of an epoch, "
-                    f"or {NO_PLAN}",
+        """End a job that steps after a pass whose gradients the script keeps from being reduced.
+
+        DDP's optimizer takes those of each rank, and replicas part; FSDP's takes none, and the next step has them all.
+        """
+        for model in self.models:
+            if model.boundary.is_local and model.boundary.is_of(optimizer):
+                goes = (
+                    "are this rank's alone" if model.wrapping.keeps_local_gradients else "would wait for the next step"
                 )
-            )
+                self.refuse(
+                    TrainingError(
+                        "a step under a plan must come after a backward pass that is reduced, got one after a pass in "
+                        f"no_sync() or without gradient sync, whose gradients {goes}",
+                        hint="let the last pass before each step be reduced, also at the end of an epoch, "
+                        f"or {NO_PLAN}",
+                    )
+                )
 
     def refuse_new_parameters(self, module: nn.Module) -> None:
         """End a job that wraps a sharded model again, some of whose parameters the plan does not know."""
