@@ -21,6 +21,8 @@ CHANGES = {
 }
 # In plain DDP each replica goes its own way then, if ranks see other inputs or sizes.
 DRIFTS = {"steps on its own", "goes back twice", "limits its embedding"}
+# FSDP2 itself adds what is not reduced to the next step's gradients.
+LEFT_UNREDUCED = {"steps unreduced", "drops unreduced"}
 OF_DDP = {*DRIFTS, "sparse", "deals parameters out", "grows"}
 REFUSED = {
     ("ddp", "NNG"): OF_DDP,
@@ -29,8 +31,8 @@ REFUSED = {
     # FSDP1 gives zeros for what no rank used.
     ("fsdp1", "NNG"): {"changes itself in forward", "changes the root before backward", "trains while whole"},
     ("fsdp1", "IIG"): {"changes itself in forward", "changes the root before backward", "trains while whole"},
-    ("fsdp2", "NNG"): CHANGES,
-    ("fsdp2", "IIG"): set(),
+    ("fsdp2", "NNG"): {*CHANGES, *LEFT_UNREDUCED},
+    ("fsdp2", "IIG"): LEFT_UNREDUCED,
 }
 
 

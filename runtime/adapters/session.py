@@ -305,7 +305,7 @@ class Session:
         gate = self._gate_of(module)
         if gate is not None:
             engine.gradients.set_synchronizes(enabled=gate)
-        boundary = Boundary(engine, optimizers, is_gated=gate is not None)
+        boundary = Boundary(engine, optimizers, is_gated=gate is not None, keeps_unreduced=wrapping.norms_are_dtensors)
         self.models.append(PlannedModel(root=module, wrapping=wrapping, engine=engine, boundary=boundary))
         if self._switchboard is not None and len(self.models) == 1:
             self._switchboard.open(self.plan)

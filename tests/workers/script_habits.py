@@ -267,6 +267,19 @@ def squares_of_this_rank(job, values):
         return 0.0 * squares(job, values)
 
 
+def squares_unreduced(job, values):
+    job.set_requires_gradient_sync(False)
+    return squares(job, values)
+
+
+def squares_after_dropped_ones(job, values):
+    job.set_requires_gradient_sync(False)
+    squares(job, values).backward()
+    job.zero_grad()
+    job.set_requires_gradient_sync(True)
+    return squares(job, values)
+
+
 def squares_in_parts(job, values):
     found = job(values)
     found[:, :2].square().mean().backward(retain_graph=True)
@@ -347,6 +360,9 @@ def jobs(framework):
     yield "changes itself plainly", lambda: train(Blocks([ClampedPlainly(24, 24) for _ in range(2)]), framework)
     yield "changes the root in forward", lambda: train(Blocks(before=change_root), framework)
     yield "limits its embedding", lambda: train(Tokens(max_norm=1.0), framework, same=True)
+    if framework == "fsdp2":
+        yield "steps unreduced", lambda: train(Blocks(), framework, loss_of=squares_unreduced)
+        yield "drops unreduced", lambda: train(Blocks(), framework, loss_of=squares_after_dropped_ones)
     if framework == "ddp":
         yield "projects gradients", lambda: train(Blocks(), framework, after_backward=project)
         yield "penalizes gradients", lambda: train(Blocks(), framework, loss_of=penalized)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
 from paro_advise.runtime.messages import tell
 
@@ -29,19 +30,28 @@ class Boundary:
         engine: of the sharded model.
         optimizers: of the sharded model.
         is_gated: the script tells it itself.
+        keeps_unreduced: the framework's ``zero_grad`` leaves gradients that are not reduced yet, as FSDP2's does.
     """
 
-    def __init__(self, engine: Engine, optimizers: Sequence[torch.optim.Optimizer], *, is_gated: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        is_gated: bool,
+        keeps_unreduced: bool = False,
+    ) -> None:
         self._engine = engine
         self._optimizers = tuple(optimizers)
         self._is_gated = is_gated
+        self._keeps_unreduced = keeps_unreduced
         self._passes = 0
         self._pending = False
         self._expected: int | None = None
         self._announced: bool | None = None if is_gated else True
         self._has_warned = False
         engine.gradients.after_backward = self._after_backward
-        engine.gradients.after_discard = self.restart
+        engine.gradients.after_discard = self._after_discard
         engine.gradients.before_read = self.finish
 
     def _after_backward(self) -> None:
@@ -50,6 +60,20 @@ class Boundary:
         if not self._is_gated and self._engine.synchronizes != self._announced:
             self._is_gated = True  # the script has set it itself meanwhile
         self._announce()
+
+    def _after_discard(self) -> None:
+        """Start counting again, after ``zero_grad``.
+
+        Raises:
+            UsageError: the framework's own would have left gradients that are about to be dropped.
+        """
+        if self._keeps_unreduced and self.is_local:
+            raise UsageError(
+                "gradients must be reduced before they are dropped, got zero_grad after a pass without gradient sync: "
+                "FSDP2 itself keeps those and adds them to the next step's",
+                hint="call zero_grad after each step only, or let the last pass before it be reduced",
+            )
+        self.restart()
 
     def restart(self) -> None:
         """Start counting again: gradients were discarded, or the strategy changed."""
