@@ -41,6 +41,8 @@ def test_jobs_in_one_folder_are_told_apart_by_the_names_of_their_files(tmp_path)
             fsdp_rank(rank, 2, steps=steps).write(tmp_path / f"{name}_rank{rank}.json")
     analysis = analyze(tmp_path)
     assert "of 2 different jobs" in job_note(analysis)
+    assert "with after_rank0.json" in job_note(analysis)
+    assert "with before_rank0.json" in job_note(analysis)
     assert len({item.num_steps for item in analysis.ranks}) == 1
 
 

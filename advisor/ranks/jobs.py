@@ -64,6 +64,9 @@ def choose_job(sources: Sequence[Source]) -> tuple[Job, tuple[Notice, ...]]:
     if len(jobs) < 2:
         return jobs[0] if jobs else Job(timed=(), untimed=()), ()
     shown = [_text(job) for job in jobs[:LISTED_JOBS]]
+    if len(set(shown)) < len(shown):  # of one folder and minute: only their files tell them apart
+        firsts = [min(item.file_name for item in job.inputs) for job in jobs]
+        shown = [f"{text} with {first}" for text, first in zip(shown, firsts, strict=False)]
     more = f"; and {len(jobs) - LISTED_JOBS} more" if len(jobs) > LISTED_JOBS else ""
     message = f"the inputs are of {len(jobs)} different jobs; analysed is {shown[0]}. Left out: " + "; ".join(shown[1:])
     notice = Notice(
