@@ -79,7 +79,7 @@ def test_a_switch_leaves_them_alone_and_a_checkpoint_of_what_all_share_is_refuse
     ("words", "reason"),
     [
         ("ddp,together", "gradients that all ranks share must be clipped by one norm"),
-        ("ddp,foreach", "a group of an optimizer with foreach=True must hold sharded or ignored parameters, got both"),
+        ("ddp,foreach", "a group of an optimizer with foreach=True must hold sharded parameters or others, got both"),
     ],
 )
 def test_what_would_scale_or_update_both_kinds_at_once_is_refused(words, reason, job):

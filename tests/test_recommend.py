@@ -502,9 +502,7 @@ def test_settings_that_are_slower_than_the_run_are_no_offer():
         plan.candidates[-1],
         predicted=replace(plan.baseline.predicted, speedup=replace(plan.baseline.predicted.speedup, p50=0.4)),
     )
-    assert "nothing is faster than the run as it is; the best that it is not: " in plan_text(
-        replace(plan, switch_on_today=slow)
-    )
+    assert "nothing beats the present run; the closest is: " in plan_text(replace(plan, switch_on_today=slow))
 
 
 def test_where_all_ranks_were_seen_no_more_are_asked_for():

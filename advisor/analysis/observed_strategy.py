@@ -202,14 +202,19 @@ def _passes(gradients: pl.DataFrame) -> int:
     DeepSpeed flushes its last bucket after backward: such a reduction belongs to its pass, as its
     like in earlier passes shows.
     """
+    repeated = _in_passes(gradients)
+    # Or all of them after the last pass, by the script's own hand.
+    return int(repeated["micro_batch"].n_unique()) if len(repeated) else min(1, len(gradients))
+
+
+def _in_passes(gradients: pl.DataFrame) -> pl.DataFrame:
+    """Return the reductions of backward passes, with those that come after one and have their like in another."""
     import polars as pl
 
     inside = gradients.filter(pl.col("phase") != "boundary")
     like = inside.select("op", "bytes", "group_size").unique()
     late = gradients.filter(pl.col("phase") == "boundary").join(like, on=["op", "bytes", "group_size"], how="semi")
-    if not len(inside):
-        return min(1, len(gradients))  # all of them after the last pass, by the script's own hand
-    return int(pl.concat([inside["micro_batch"], late["micro_batch"]]).n_unique())
+    return pl.concat([inside, late])
 
 
 def infer_strategy(
@@ -429,7 +434,7 @@ def _are_repeats(gradients: pl.DataFrame) -> bool:
     """Tell whether all passes of a step reduce as many bytes, as those of one model do."""
     import polars as pl
 
-    inside = gradients.filter((pl.col("phase") == "backward") & pl.col("bytes").is_not_null())
+    inside = _in_passes(gradients).filter(pl.col("bytes").is_not_null())
     totals = inside.group_by("micro_batch").agg(pl.col("bytes").sum())["bytes"].to_list()
     return not totals or min(totals) >= LEAST_REPEATED_SHARE * max(totals)
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from paro_advise.runtime.adapters.session import Session
 
 _WORDS = (*OF_LAYOUTS, "DTensor", "WholeTensor")
-_IN_STEP = "an optimizer meets sharded parameters and gradients, of which each rank holds rows; this one does"
-_ELSEWHERE = "parameters and gradients may be sharded tensors; the script does"
+_IN_STEP = "an optimizer meets sharded parameters and gradients, of which each rank holds rows; this one uses"
+_ELSEWHERE = "parameters and gradients may be sharded tensors; the script uses"
 _STEP_HINT = "take its form for a single device, without collectives and flat buffers, or train without a plan"
 _HINT = "see docs/runtime.md, what differs for a script; choose a strategy N.. or NNG, or train without a plan"
 
@@ -55,7 +55,7 @@ def explanation(*, in_step: bool) -> tuple[str, str]:
     """
     what, hint = (_IN_STEP, _STEP_HINT) if in_step else (_ELSEWHERE, _HINT)
     return (
-        f"paro-advise: rank {_rank()}: under a plan {what} with them what torch cannot do",
+        f"paro-advise: rank {_rank()}: under a plan {what} an operation that torch does not support on them",
         f"  hint: {hint}",
     )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from paro_advise.errors import ParoAdviseError, TrainingError
@@ -33,8 +34,6 @@ from paro_advise.runtime.sharding.shard import shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, MutableMapping
-
-    from torch import nn
 
     from paro_advise.policies.plan import Choice, Plan
     from paro_advise.runtime.adapters.planned.wrapping import Wrapping
@@ -166,13 +165,10 @@ class Session:
         """
         for model in self.models:
             if model.boundary.is_local and model.boundary.is_of(optimizer):
-                goes = (
-                    "are this rank's alone" if model.wrapping.keeps_local_gradients else "would wait for the next step"
-                )
                 self.refuse(
                     TrainingError(
-                        "a step under a plan must come after a backward pass that is reduced, got one after a pass in "
-                        f"no_sync() or without gradient sync, whose gradients {goes}",
+                        "a step under a plan must follow a pass whose gradients are reduced, the last one was in "
+                        "no_sync() or without gradient sync",
                         hint="let the last pass before each step be reduced, also at the end of an epoch, "
                         f"or {NO_PLAN}",
                     )
@@ -334,8 +330,8 @@ class Session:
         if not wrapping.keeps_local_gradients or self.plan.chosen.triple.endswith(Level.N):
             return
         for name, part in module.named_modules():
-            weight = getattr(part, "weight", None)
-            if getattr(part, "max_norm", None) is not None and weight is not None and weight.requires_grad:
+            is_limited = isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.max_norm is not None
+            if is_limited and part.weight.requires_grad:
                 raise TrainingError(
                     "a plan that shards optimizer states needs weights that a forward pass leaves alone, got an "
                     "embedding with max_norm",

@@ -77,8 +77,9 @@ def _check_groups(optimizer: torch.optim.Optimizer, ignored: Collection[torch.Te
         own = [parameter in ignored for parameter in group["params"]]
         if at_once and levels.optimizer != Level.N and any(own) and not all(own):
             raise UsageError(
-                f"a group of an optimizer with {at_once[0]}=True must hold sharded or ignored parameters, got both",
-                hint=f"give the ignored ones a group of their own, or leave {at_once[0]} out",
+                f"a group of an optimizer with {at_once[0]}=True must hold sharded parameters or others, got both: "
+                "ignored ones and those without a dimension are not sharded",
+                hint=f"give the others a group of their own, or leave {at_once[0]} out",
             )
 
 

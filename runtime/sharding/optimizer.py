@@ -197,7 +197,11 @@ class OptimizerShards:
                     hint="make the optimizer from model.parameters() and shard both together",
                 )
             self.all_names.append([names[id(parameter)] for parameter in group["params"]])
-            self.group_names.append([name for name in self.all_names[-1] if name in ignored or slots[name].trains])
+            # Of its own parameters a rank may let some train later; one without a dimension stays as it is.
+            own = {name for name, item in ignored.items() if item.dim() or item.requires_grad}
+            self.group_names.append(
+                [name for name in self.all_names[-1] if name in own or (name not in ignored and slots[name].trains)]
+            )
         held = Counter(name for group in self.all_names for name in group)
         twice = [name for name, count in held.items() if count > 1]
         if twice:

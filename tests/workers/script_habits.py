@@ -58,6 +58,39 @@ class Scaled(Blocks):
         return found + self.offset if self.passes % 2 else found
 
 
+class Towers(nn.Module):
+    """Two models in one, each with a loss of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Blocks() for _ in range(2))
+
+    def forward(self, values):
+        return [block(values) for block in self.blocks]
+
+
+class Shown(Blocks):
+    """Blocks that are run again in backward, beneath a head that does not train; it returns what lies between too."""
+
+    def __init__(self):
+        super().__init__()
+        self.last.requires_grad_(requires_grad=False)
+
+    def forward(self, values):
+        values = self.first(values).relu()
+        between = []
+        for block in self.blocks:
+            values = checkpoint(block, values, use_reentrant=True).relu()
+            between.append(values)
+        return self.last(values), between
+
+
+class Limited(nn.Linear):
+    """A layer that shortens its rows, on all ranks alike, and has the name of an embedding's setting for it."""
+
+    max_norm = 0.5
+
+
 class Nested(nn.Module):
     """Lists of modules in a list, as U-Nets have them."""
 
@@ -257,6 +290,40 @@ class Averaging:
             return mean(self.mean(values_of(9, same=False)).sum())
 
 
+def squares_of_towers(job, values):
+    first, second = job(values)
+    first.square().mean().backward()
+    return second.square().mean()
+
+
+def squares_of_shown(job, values):
+    found, between = job(values)
+    return found.square().mean() + between[0].mean()
+
+
+def shorten(model):
+    with torch.no_grad():
+        for block in model.blocks:
+            block.weight.copy_(torch.renorm(block.weight, 2, 0, block.max_norm))
+
+
+def scaled_losses(framework):
+    torch.manual_seed(0)
+    model = Scaled()
+    job = wrapped(model, framework)
+    optimizer, scaler, found = adamw(job.parameters()), torch.amp.GradScaler("cpu", init_scale=1024.0), []
+    for step in range(STEPS):
+        loss = squares(job, values_of(step, same=False))
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        found.append(mean(float(nn.utils.clip_grad_norm_(job.parameters(), 0.5))))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        found.append(mean(loss.item()))
+    return found
+
+
 def clip(model):
     nn.utils.clip_grad_norm_(model.parameters(), 0.5)
 
@@ -347,6 +414,11 @@ def jobs(framework):
     )
     if framework == "ddp":  # FSDP takes no parameter without a dimension
         yield "scaled", lambda: train(Scaled(), framework, after_backward=clip)
+        yield "scales its loss", lambda: scaled_losses(framework)
+        yield "goes back by towers", lambda: train(Towers(), framework, loss_of=squares_of_towers)
+        yield "shows what lies between", lambda: train(Shown(), framework, loss_of=squares_of_shown)
+        limited = Blocks([Limited(24, 24) for _ in range(2)])
+        yield "shortens weights", lambda: train(limited, framework, after_step=lambda _: shorten(limited) or 0.0)
     yield "skipped", lambda: train(Skipped(), framework)
     yield "changes itself in forward", lambda: train(Blocks([Clamped(24, 24) for _ in range(2)]), framework)
     yield "changes the root before backward", lambda: train(Blocks(), framework, after_forward=change_root_by_data)

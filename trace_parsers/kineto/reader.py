@@ -306,7 +306,7 @@ class _TableBuilder:
             self._notices.warn("Q110", f"{unpaired} gloo spans have no issuing c10d operator")
         if untimed and spans:
             self._notices.warn("Q111", f"{untimed} collectives have no gloo span and therefore no time")
-        unsized = sum(span.dims is None for span in spans)
+        unsized = sum(span.dims is None and not span.name.endswith("barrier") for span in spans)
         if unsized:
             self._notices.warn(
                 "Q112", f"{unsized} collectives were recorded without shapes: their sizes are unknown",

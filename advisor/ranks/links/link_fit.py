@@ -168,7 +168,8 @@ def _fit(
     single = wire[large] / moving_us / 1e3
     busbw = 1e-3 / line.per_byte if line.per_byte else None
     # Noise may put the line beyond the quantiles: a range holds its own estimate.
-    spread = [*np.quantile(single, (0.1, 0.9)).tolist(), *([busbw] if busbw else [])] if len(single) else []
+    is_moved = len(single) > 0 and line.per_byte is not None
+    spread = [*np.quantile(single, (0.1, 0.9)).tolist(), *([busbw] if busbw else [])] if is_moved else []
     middle = len(sizes) // 2
     least = float(typical.min())  # no message takes less than its latency
     return Link(
@@ -236,7 +237,7 @@ def _line(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> _Line:
     order = np.argsort(slopes)
     cumulative = np.cumsum(weights[order])
     slope = float(slopes[order][np.searchsorted(cumulative, cumulative[-1] / 2)])
-    if slope <= 0 and sizes[0] < LATENCY_BYTES:
+    if slope <= 0 and sizes[-1] < MIN_SIZE_RATIO * LATENCY_BYTES:
         # What takes no longer than the shortest messages is latency as well; the bandwidth stays unseen.
         return _Line(alpha_us=float(times.min()), per_byte=None, doubt_us=float(np.ptp(times)) / 2)
     if slope <= 0:

@@ -29,7 +29,7 @@ def plan_text(plan: Plan) -> str:
         speedup = f"{today.predicted.speedup.p50:.2f}x ({names})"
         own = "With a framework's own settings"
         if today.predicted.speedup.p50 < 1:
-            own += " nothing is faster than the run as it is; the best that it is not"
+            own += " nothing beats the present run; the closest is"
         lines += ["", f"{own}: {short_choice_name(today)}, {speedup}"]
     lines += _levers(plan) + _budget(plan) + _ho_ring(plan) + _outlooks(plan) + _answers(plan) + _sensitive(plan)
     if plan.probes:

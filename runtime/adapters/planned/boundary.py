@@ -87,6 +87,8 @@ class Boundary:
         levels = self._engine.levels
         # FSDP2 keeps whole gradients of sharded parameters itself and reduces them only during a backward pass.
         must_be_last = levels.gradient == Level.N and levels.parameter != Level.N
+        # Those without a dimension show their gradients at once, which must be the mean of all ranks.
+        must_be_last |= any(single.requires_grad for single in self._engine.gradients.singles.parameters)
         self._announced = must_be_last or self._expected is None or self._passes + 1 >= self._expected
         self._engine.gradients.set_synchronizes(enabled=self._announced)
 

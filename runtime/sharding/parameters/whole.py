@@ -54,7 +54,7 @@ OF_LAYOUTS = (
 _EXTREMES = frozenset(("amax", "amin", "aminmax", "argmax", "argmin", "kthvalue", "median", "mode", "quantile", "topk"))
 _UNUSED = "appears to not have been used in the graph"
 _SLOT = "_paro_slot"
-_OF_LISTS = "_foreach_"  # what begins the names of functions that take lists of tensors
+_OF_LISTS = "_foreach_"  # in the names of functions that take lists of tensors, also in those for mixed precision
 _IN_PLACE = re.compile(r"[a-z0-9]_$|^__i(?:add|sub|mul|div|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)__$")
 # Functions that draw, in place or not.
 _DRAWS = (
@@ -149,7 +149,7 @@ def _on_shards(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Result:
         return by_whole_values(func, args, kwargs)
     if args and isinstance(args[0], (list, tuple)) and len(_kinds(args[0])) > 1:
         # Single values that are plain would count as equal on all ranks.
-        by_kind = name.startswith(_OF_LISTS)
+        by_kind = _OF_LISTS in name
         return _by_kind(func, args, kwargs) if by_kind else func(*_of_one_kind(args, changes_first=False), **kwargs)
     if args and not isinstance(args[0], (DTensor, list, tuple)) and _IN_PLACE.search(name):
         # torch lets a sharded single value meet a plain tensor, and then cannot change that one in place.

@@ -47,8 +47,8 @@ def refuse_late_gradient(*_: object) -> NoReturn:
 
 def _refuse_second_pass() -> NoReturn:
     raise UsageError(
-        "each backward pass must have a forward pass of its own, got a second one: DDP does not reduce its gradients, "
-        "which stay on each rank, and replicas drift apart",
+        "a backward pass that reaches parameters for the second time must have a forward pass of its own: DDP does not "
+        "reduce its gradients, which stay on each rank, and replicas drift apart",
         hint="add the losses up and call backward once, or run the model again before the second backward",
     )
 
@@ -98,6 +98,7 @@ class GradientReducer:
         self._sums_of_singles: torch.Tensor | None = None
         self._has_run_forward = False  # since the last backward pass that was reduced
         self._is_output_reached = False  # by the backward pass under way
+        self._made: set[str] = set()  # names of parameters that have got gradients since the last forward pass
         self._exposure = Exposure()
         # Kept over a switch: gradients that were set to zero before it are still there, for weight decay to act on.
         self._usage = usage
@@ -154,6 +155,7 @@ class GradientReducer:
         for place, gradient in enumerate(gradients):
             if gradient is not None:
                 self._usage.note(unit, place)
+                self._made.add(unit.spec.training[place].name)
         with torch.no_grad(), self.executor.meeting():
             dtype = self._settings.gradient_dtype(unit.spec.training[0])
             whole = self._procedure.whole_buffer(unit, gradients, dtype)
@@ -195,7 +197,7 @@ class GradientReducer:
         Args:
             outputs: of the model, which want gradients.
         """
-        for output in outputs:
+        for output in (item for item in outputs if not item.is_leaf):  # a parameter would keep the hook
             output.register_hook(self._await_end)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def arm(self, outputs: Iterable[torch.Tensor]) -> None:
@@ -206,9 +208,15 @@ class GradientReducer:
         """
         if self.reduces_once:
             self._has_run_forward = True
+            self._made.clear()
             self.has_synchronized_forward = self.synchronizes
-            for output in outputs:
+            for output in (item for item in outputs if not item.is_leaf):
                 output.register_hook(self._note_output)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def _trained_names(self) -> Iterator[str]:
+        return (
+            slot.name for unit in self._arrangement.units for slot in unit.spec.training if slot.parameter.requires_grad
+        )
 
     def _note_output(self, _: torch.Tensor) -> None:
         self._is_output_reached = True
@@ -234,7 +242,8 @@ class GradientReducer:
         self._refuse_stray()
         told = self._tell_usage() if self.synchronizes else None
         self._is_output_reached = False
-        self._has_run_forward &= not self.synchronizes
+        if self.synchronizes and self._made.issuperset(self._trained_names()):
+            self._has_run_forward = False
         self.executor.drain()
         if told is not None:
             self._finish_frozen()
@@ -292,7 +301,8 @@ class GradientReducer:
 
     def _expose(self) -> None:
         if self._sums_of_singles is not None:
-            self.singles.take(self._sums_of_singles, self._arrangement.gathering.grid.world_size, self._usage.missing)
+            factor = self._arrangement.units[-1].divide_factor or self._arrangement.gathering.grid.world_size
+            self.singles.take(self._sums_of_singles, factor, self._usage.missing)
             self._sums_of_singles = None
         for unit, place, slot, view in self._reduced():
             if not slot.parameter.requires_grad or not self._usage.is_used(unit, place):

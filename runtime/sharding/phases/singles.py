@@ -39,16 +39,16 @@ class Singles:
         has = [zero if parameter.grad is None else zero + 1 for parameter in training]
         return torch.stack([*own, *has, *[zero] * (-2 * len(training) % world_size)])
 
-    def take(self, sums: torch.Tensor, world_size: int, missing: Missing) -> None:
+    def take(self, sums: torch.Tensor, factor: float, missing: Missing) -> None:
         """Put the means of all ranks' gradients in place.
 
         Args:
             sums: of all ranks' ``gradients``.
-            world_size: ranks.
+            factor: what sums over all ranks are divided by.
             missing: what a parameter gets that no rank used.
         """
         training = [parameter for parameter in self.parameters if parameter.requires_grad]
         counts = sums[len(training) : 2 * len(training)].tolist()
         for parameter, total, count in zip(training, sums, counts, strict=False):
             if count or missing != Missing.NONE:
-                parameter.grad = (total / world_size).to(parameter.dtype)
+                parameter.grad = (total / factor).to(parameter.dtype)

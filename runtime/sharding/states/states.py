@@ -156,6 +156,9 @@ def model_state(engine: Engine) -> dict[str, torch.Tensor]:
                 else engine.arrangement.as_sharded(unit, place, unit.masters[place])
             )
             found.update(dict.fromkeys(slot.aliases, value))
+    singles = set(engine.gradients.singles.parameters)
+    every = engine.model.named_parameters(remove_duplicate=False)
+    found.update({name: parameter.detach() for name, parameter in every if parameter in singles})
     persistent = engine.model.state_dict(keep_vars=True)
     found.update({name: value for name, value in engine.model.named_buffers() if name in persistent})
     return found
