@@ -249,3 +249,13 @@ def test_ranks_of_several_frameworks_are_of_several_jobs(tmp_path):
     (said,) = [notice for notice in analysis.data_quality if notice.code == "Q325"]
     assert "DDP: 1 rank (1); FSDP2: 1 rank (0)" in said.message
     assert not any(notice.code == "Q325" for notice in analyze(RUNS / "fsdp2_ggg_acc1").data_quality)
+
+
+def test_a_large_message_beside_a_slow_scalar_is_no_latency():
+    """A 4-byte all-reduce that waits as long as a bucket of 64 MiB takes says nothing of the bucket."""
+    rows = [("all_reduce", "intra", 4, size, time + number, False)
+            for size, time in ((4, 31_000.0), (64 << 20, 30_000.0)) for number in range(12)]  # fmt: skip
+    names = ["op", "span", "group_size", "bytes", "time_us", "lone"]
+    ((link,), _) = fit_links(pl.DataFrame(rows, schema=names, orient="row"))
+    assert link.alpha_us is None
+    assert link.busbw_gbps == pytest.approx((64 << 20) * 2 * 3 / 4 / 30_000.0 / 1e3, rel=0.01)

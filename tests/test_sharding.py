@@ -178,3 +178,13 @@ def test_what_several_groups_shard_comes_whole_from_torchs_own_means():
 
 def test_ranks_that_read_sharded_values_at_different_lines_are_told():
     assert "told 1" in run("sharding_by_hand", "reads_at_different_lines", ranks=2)
+
+
+@pytest.mark.parametrize("strategy", ["NNG", "GGG"])
+def test_parameters_without_a_dimension_are_in_checkpoints(strategy, tmp_path):
+    done = run_ranks(ROOT / "tests/workers/scalar_checkpoint.py", strategy, tmp_path / "saved", ranks=2)
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = sorted(line.split(" ", 1) for line in done.stdout.splitlines() if line[:1].isdigit())
+    assert [rank for rank, _ in said] == ["0", "1"]
+    assert said[0][1] == said[1][1]
+    assert said[0][1].startswith("True")
