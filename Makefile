@@ -40,7 +40,7 @@ contract: .venv/test.stamp ## Imports between the rooms and inside them
 	$(BIN)/lint-imports --config pyproject.toml --no-cache
 
 unit: .venv/test.stamp ## Tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # In an environment of their own: frameworks pin each other's versions.
 .venv-integrations/stamp: pyproject.toml constraints.txt

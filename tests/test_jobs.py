@@ -131,3 +131,16 @@ def test_what_decides_is_said_first_and_repeated_notes_once(tmp_path, capsys):
     notes = [line for line in capsys.readouterr().err.splitlines() if "[Q" in line]
     assert "[Q304]" in notes[0]
     assert sum("[Q306]" in line for line in notes) <= 1
+
+
+def test_traces_of_other_times_are_of_other_runs(tmp_path):
+    folder = write_run(tmp_path / "run", [fsdp_rank(rank, 2) for rank in range(2)])
+    for number in range(2):
+        document = fsdp_rank(0, 2).document()
+        document["baseTimeNanoseconds"] += (number + 1) * 3600 * 10**9  # one hour later each
+        (folder / f"trace_{number}.json").write_text(json.dumps(document))
+    analysis = analyze(folder)
+    assert analysis.run.ranks == (0, 1)
+    (note,) = [item for item in analysis.data_quality if item.code == "Q304"]
+    assert "of 3 different jobs" in note.message
+    assert all(f"trace_{number}.json" in note.message for number in range(2))

@@ -465,19 +465,6 @@ def test_a_gather_that_ddp_cannot_have_made_is_other(tmp_path):
     assert analysis.states["other"].count == 1
 
 
-def test_traces_of_other_times_are_of_other_runs(tmp_path):
-    folder = write_run(tmp_path / "run", [fsdp_rank(rank, 2) for rank in range(2)])
-    for number in range(2):
-        document = fsdp_rank(0, 2).document()
-        document["baseTimeNanoseconds"] += (number + 1) * 3600 * 10**9  # one hour later each
-        (folder / f"trace_{number}.json").write_text(json.dumps(document))
-    analysis = analyze(folder)
-    assert analysis.run.ranks == (0, 1)
-    (note,) = [item for item in analysis.data_quality if item.code == "Q304"]
-    assert "of 3 different jobs" in note.message
-    assert all(f"trace_{number}.json" in note.message for number in range(2))
-
-
 def test_files_that_say_no_rank_are_not_all_ranks_of_a_world(tmp_path):
     for number in range(3):
         document = fsdp_rank(0, 2).document()

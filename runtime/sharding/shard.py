@@ -149,23 +149,22 @@ def shard(
         offload_optimizer=offload_optimizer,
         native_collectives=native_collectives,
     )
-    singles = _singles_of(model, settings, ignored_params)
-    specs = _units_of(model, units, [*ignored_params, *singles])
+    specs, singles = _units_of(model, units, ignored_params, settings)
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     check(specs, optimizers, settings, effective(wanted, grid))
     shards = OptimizerShards(optimizers, {slot.name: slot for spec in specs for slot in spec.slots}, specs[-1].ignored)
     _agree_on(wanted, grid, settings, shards, specs)
     with reaching_all_ranks("the set-up of a sharded model"):
         engine = Engine(model, specs, shards, strategy=wanted, grid=grid, settings=settings, device=_device(model))
-        engine.gradients.singles = Singles(singles)
         engine.reducing.self_check(engine.device)
         _settle(engine, init)
-    _hand_over(engine)
+    _hand_over(engine, singles)
     return model, optimizer
 
 
-def _hand_over(engine: Engine) -> None:
+def _hand_over(engine: Engine, singles: Sequence[nn.Parameter]) -> None:
     """Let the script find the sharded model behind its own objects."""
+    engine.gradients.singles = Singles(singles)
     engine.shards.attach(partial(_Attachment, engine))
     mark(engine.model)
     engine.register()
@@ -186,9 +185,12 @@ def _singles_of(model: nn.Module, settings: Settings, ignored: Collection[nn.Par
 
 
 def _units_of(
-    model: nn.Module, chosen: Sequence[type[nn.Module] | nn.Module] | None, ignored: Collection[nn.Parameter]
-) -> list[UnitSpec]:
-    """Cut a model into units.
+    model: nn.Module,
+    chosen: Sequence[type[nn.Module] | nn.Module] | None,
+    ignored: Collection[nn.Parameter],
+    settings: Settings,
+) -> tuple[list[UnitSpec], list[nn.Parameter]]:
+    """Cut a model into units, and parameters without a dimension, which are in none.
 
     Raises:
         UsageError: it cannot be, or it is sharded already.
@@ -201,7 +203,8 @@ def _units_of(
         raise UsageError(
             "a model must be sharded once, got one that FSDP2 shards", hint="leave the calls of fully_shard out"
         )
-    return find_units(model, chosen, ignored)
+    singles = _singles_of(model, settings, ignored)
+    return find_units(model, chosen, [*ignored, *singles]), singles
 
 
 def _agree_on(
