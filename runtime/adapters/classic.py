@@ -73,6 +73,7 @@ class _Wrapper(nn.Module):
 
     _inner_name = "module"
     _key_prefix = "module."
+    _is_in_no_sync = False
     _wrapping: Wrapping
 
     def _adopt(self, module: nn.Module, wrapping: Wrapping) -> None:
@@ -125,8 +126,12 @@ class _Wrapper(nn.Module):
         session, inner = _session(), self._inner
         sharded = session.sharded(inner)
         if sharded is not None:
-            with sharded.no_sync():
-                yield
+            outside, self._is_in_no_sync = self._is_in_no_sync, True
+            try:
+                with sharded.no_sync():
+                    yield
+            finally:
+                self._is_in_no_sync = outside
             return
         before = session.next_pass_is_last(inner)
         session.gate(inner, synchronizes=False)
@@ -215,7 +220,7 @@ class DistributedDataParallel(_Wrapper):
     @property
     def require_backward_grad_sync(self) -> bool:
         """Tell whether the next backward pass is the last of its step, as the script says."""
-        return _session().next_pass_is_last(self._inner)
+        return not self._is_in_no_sync and _session().next_pass_is_last(self._inner)
 
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, value: bool) -> None:

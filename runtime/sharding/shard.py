@@ -164,7 +164,7 @@ def shard(
 
 def _hand_over(engine: Engine, singles: Sequence[nn.Parameter]) -> None:
     """Let the script find the sharded model behind its own objects."""
-    engine.gradients.singles = Singles(singles)
+    engine.gradients.keep_whole(Singles(singles))
     engine.shards.attach(partial(_Attachment, engine))
     mark(engine.model)
     engine.register()

@@ -58,6 +58,18 @@ class Scaled(Blocks):
         return found + self.offset if self.passes % 2 else found
 
 
+class Tempered(Blocks):
+    """A temperature that alone trains, before batch norms whose means are rank 0's where DDP sends them."""
+
+    def __init__(self):
+        super().__init__([nn.Sequential(nn.Linear(24, 24), nn.BatchNorm1d(24))])
+        self.requires_grad_(requires_grad=False)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, values):
+        return super().forward(values * self.scale)
+
+
 class Towers(nn.Module):
     """Two models in one, each with a loss of its own."""
 
@@ -290,6 +302,19 @@ class Averaging:
             return mean(self.mean(values_of(9, same=False)).sum())
 
 
+def squares_in_two_passes(job, values):
+    values = values.double()  # norms over few values enlarge what rounding makes of them
+    with job.no_sync():
+        squares(job, values[:2]).backward()
+    return squares(job, values[2:])
+
+
+def normalized(framework):
+    model = Blocks([nn.Sequential(nn.Linear(24, 24), nn.BatchNorm1d(24)) for _ in range(2)]).double()
+    found = train(model, framework, loss_of=squares_in_two_passes)
+    return found + [mean(float(block[1].running_mean.sum())) for block in model.blocks]
+
+
 def squares_of_towers(job, values):
     first, second = job(values)
     first.square().mean().backward()
@@ -414,6 +439,8 @@ def jobs(framework):
     )
     if framework == "ddp":  # FSDP takes no parameter without a dimension
         yield "scaled", lambda: train(Scaled(), framework, after_backward=clip)
+        yield "trains a temperature alone", lambda: train(Tempered(), framework)
+        yield "normalizes in two passes", lambda: normalized(framework)
         yield "scales its loss", lambda: scaled_losses(framework)
         yield "goes back by towers", lambda: train(Towers(), framework, loss_of=squares_of_towers)
         yield "shows what lies between", lambda: train(Shown(), framework, loss_of=squares_of_shown)

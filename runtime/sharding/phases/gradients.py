@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -199,6 +200,19 @@ class GradientReducer:
         """
         for output in (item for item in outputs if not item.is_leaf):  # a parameter would keep the hook
             output.register_hook(self._await_end)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def keep_whole(self, singles: Singles) -> None:
+        """Average the gradients of parameters without a dimension; a pass may reach no others."""
+        self.singles = singles
+        me = weakref.ref(self)
+
+        def begin(_: torch.Tensor) -> None:
+            if (reducer := me()) is not None:
+                reducer.queue_callback()
+
+        for parameter in singles.parameters:
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(begin)  # type: ignore[no-untyped-call]  # torch's
 
     def arm(self, outputs: Iterable[torch.Tensor]) -> None:
         """Notice where a backward pass goes through the whole model, to refuse a second one after a forward pass.
