@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from abc import ABC
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -311,8 +312,9 @@ def squares_in_two_passes(job, values):
 
 def normalized(framework):
     model = Blocks([nn.Sequential(nn.Linear(24, 24), nn.BatchNorm1d(24)) for _ in range(2)]).double()
-    found = train(model, framework, loss_of=squares_in_two_passes)
-    return found + [mean(float(block[1].running_mean.sum())) for block in model.blocks]
+    return train(model, framework, loss_of=squares_in_two_passes) + [
+        mean(float(block[1].running_mean.sum())) for block in model.blocks
+    ]
 
 
 def squares_of_towers(job, values):
@@ -341,11 +343,10 @@ def scaled_losses(framework):
         loss = squares(job, values_of(step, same=False))
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
-        found.append(mean(float(nn.utils.clip_grad_norm_(job.parameters(), 0.5))))
+        found += [mean(loss.item()), mean(float(nn.utils.clip_grad_norm_(job.parameters(), 0.5)))]
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        found.append(mean(loss.item()))
     return found
 
 
@@ -359,16 +360,12 @@ def squares_of_this_rank(job, values):
         return 0.0 * squares(job, values)
 
 
-def squares_unreduced(job, values):
+def squares_unreduced(job, values, *, drops=False):
     job.set_requires_gradient_sync(False)
-    return squares(job, values)
-
-
-def squares_after_dropped_ones(job, values):
-    job.set_requires_gradient_sync(False)
-    squares(job, values).backward()
-    job.zero_grad()
-    job.set_requires_gradient_sync(True)
+    if drops:
+        squares(job, values).backward()
+        job.zero_grad()
+        job.set_requires_gradient_sync(True)
     return squares(job, values)
 
 
@@ -461,7 +458,7 @@ def jobs(framework):
     yield "limits its embedding", lambda: train(Tokens(max_norm=1.0), framework, same=True)
     if framework == "fsdp2":
         yield "steps unreduced", lambda: train(Blocks(), framework, loss_of=squares_unreduced)
-        yield "drops unreduced", lambda: train(Blocks(), framework, loss_of=squares_after_dropped_ones)
+        yield "drops unreduced", lambda: train(Blocks(), framework, loss_of=partial(squares_unreduced, drops=True))
     if framework == "ddp":
         yield "projects gradients", lambda: train(Blocks(), framework, after_backward=project)
         yield "penalizes gradients", lambda: train(Blocks(), framework, loss_of=penalized)
