@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from torch import nn
@@ -77,6 +77,17 @@ class ShardedOptimizer:
     @state.setter
     def state(self, states: Mapping[Any, Any]) -> None:
         self.__dict__["state"] = states if isinstance(states, ParamStates) else ParamStates(states)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to be copied or pickled: a copy would step parameters that the model does not see.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "an optimizer under a strategy works on the parts of its model that this rank holds, got a copy of it",
+            hint="keep or save optimizer.state_dict()",
+        )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""

@@ -99,9 +99,7 @@ class Shown(Blocks):
 
 
 class Limited(nn.Linear):
-    """A layer that shortens its rows, on all ranks alike, and has the name of an embedding's setting for it."""
-
-    max_norm = 0.5
+    max_norm = 0.5  # as embeddings have it, for rows that all ranks shorten alike
 
 
 class Nested(nn.Module):
