@@ -127,10 +127,10 @@ def _late_gathers(analysis: Analysis) -> FindingEntry:
     late = [entry for entry in gathers if "prefetched" not in entry.detail]
     exposed = sum(entry.exposed_us or 0.0 for entry in late)
     forward = sum(entry.count for entry in gathers if not entry.detail.startswith("backward"))
-    if analysis.run.framework.is_fsdp and gathers and forward <= ONE_UNIT_GATHERS * (analysis.run.micro_batches or 1):
-        return _finding(code, DOES_NOT_APPLY, "the model is one unit: there is nothing to prefetch during another")
     if not analysis.run.framework.is_fsdp or not gathers:
         return _finding(code, DOES_NOT_APPLY, "no FSDP all-gathers")
+    if forward <= ONE_UNIT_GATHERS * (analysis.run.micro_batches or 1):
+        return _finding(code, DOES_NOT_APPLY, "the model is one unit: there is nothing to prefetch during another")
     if exposed >= FINDING_SHARE * _step(analysis):
         return _finding(
             code,

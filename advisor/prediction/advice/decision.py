@@ -303,12 +303,12 @@ def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, error
                 "describe it, and none of the predicted times can be relied on."
             )
         case _ if abs(error_pct) > GATE_PCT:
+            looks = (
+                f"{name} looks best" if chosen.predicted.speedup.p50 > 1 else "none looks faster than the run as it is"
+            )
             return (
                 f"Measure first: replaying this run misses its measured time by {error_pct:+.0f} %, so numbers would "
-                f"mislead; {name} looks best."
-                if chosen.predicted.speedup.p50 > 1
-                else f"Measure first: replaying this run misses its measured time by {error_pct:+.0f} %, so numbers "
-                "would mislead; none looks faster than the run as it is."
+                f"mislead; {looks}."
             )
         case _:
             return (

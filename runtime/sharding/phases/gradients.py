@@ -156,7 +156,8 @@ class GradientReducer:
         for place, gradient in enumerate(gradients):
             if gradient is not None:
                 self._usage.note(unit, place)
-                self._made.add(unit.spec.training[place].name)
+                if self._has_run_forward:
+                    self._made.add(unit.spec.training[place].name)
         with torch.no_grad(), self.executor.meeting():
             dtype = self._settings.gradient_dtype(unit.spec.training[0])
             whole = self._procedure.whole_buffer(unit, gradients, dtype)
@@ -256,7 +257,7 @@ class GradientReducer:
         self._refuse_stray()
         told = self._tell_usage() if self.synchronizes else None
         self._is_output_reached = False
-        if self.synchronizes and self._made.issuperset(self._trained_names()):
+        if self._has_run_forward and self.synchronizes and self._made.issuperset(self._trained_names()):
             self._has_run_forward = False
         self.executor.drain()
         if told is not None:
