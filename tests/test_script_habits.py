@@ -36,8 +36,8 @@ REFUSED = {
 }
 
 
-def jobs_of(framework, plan=None):
-    done = run_ranks(WORKER, framework, plan=plan, drift="parameter_count")
+def jobs_of(framework, plan=None, worker=WORKER):
+    done = run_ranks(worker, framework, plan=plan, drift="parameter_count")
     assert done.returncode == 0, done.stderr[-3000:]
     told = dict(line.split("|", 1) for line in done.stdout.splitlines() if "|" in line)
     refused = {name for name, text in told.items() if text.startswith("refused")}
@@ -58,6 +58,33 @@ def test_jobs_are_those_of_the_plain_framework_or_refused(framework, a_plan, tmp
             assert ("gradients must be dense" in told) is ("sparse" in expected)
             for name, numbers in found.items():
                 assert numbers == pytest.approx(plain[name], rel=2e-6), (strategy, name)
+
+
+# A norm of FSDP1's shards is another one than that of gradients which act as whole.
+OF_SHARDS = {"sums norms of shards", "averages squares of shards"}
+REFUSED_OF_FRAMEWORKS = {
+    ("ddp", "NNG"): {"trains two with one optimizer"},
+    ("ddp", "GGG"): {"trains two with one optimizer", "puts weights in place in forward"},
+    ("fsdp1", "NNG"): OF_SHARDS,
+    ("fsdp1", "GGG"): OF_SHARDS,
+    ("fsdp2", "NNG"): {"edits while gathered", "wraps layers alone"},
+    ("fsdp2", "GGG"): {"wraps layers alone"},
+}
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("framework", "strategy"), REFUSED_OF_FRAMEWORKS)
+def test_what_scripts_do_by_means_of_one_framework(framework, strategy, a_plan, tmp_path):
+    worker = ROOT / "tests/workers/framework_habits.py"
+    plain, refused, _ = jobs_of(framework, worker=worker)
+    assert refused == set()
+    plan = plan_for(a_plan, tmp_path / "plan.json", strategy)
+    found, refused, told = jobs_of(framework, plan, worker)
+    assert refused == REFUSED_OF_FRAMEWORKS[framework, strategy]
+    if framework != "fsdp1":
+        assert "an optimizer under a plan must hold parameters of one wrapped model only" in told
+    for name, numbers in found.items():
+        assert numbers == pytest.approx(plain[name], rel=2e-6), name
 
 
 @pytest.mark.distributed

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import ShardingStrategy
 
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.adapters.constants import NO_PLAN
@@ -283,7 +284,7 @@ class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
         **__: object,
     ) -> None:
         super().__init__()
-        del sharding_strategy, backward_prefetch  # the plan's to decide
+        del backward_prefetch  # the plan's to decide
         covered = _num_covered_ranks(process_group, device_mesh)
         if covered is not None and covered != dist.get_world_size():
             raise TrainingError(f"a plan needs FSDP over all ranks, got {covered} of them", hint=NO_PLAN)
@@ -321,6 +322,7 @@ class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
             param_dtype=parameters,
             reduce_dtype=reductions,
             shards_parameters=True,
+            shows_shards=sharding_strategy is not ShardingStrategy.NO_SHARD,
             # Wrapped as a whole, the model is one unit of FSDP1's, whatever units the plan makes of it.
             missing_gradients=Missing.ZEROS_IN_USED_UNITS if inner or auto_wrap_policy else Missing.ZEROS,
             ignored=ignored,

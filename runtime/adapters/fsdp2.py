@@ -6,6 +6,8 @@ Until then a script initialises, loads and evaluates its model as under plain FS
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 from typing import TYPE_CHECKING, ClassVar, TypedDict, TypeVar, Unpack
 
 import torch.distributed as dist
@@ -17,6 +19,7 @@ from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.names import replace_everywhere
 from paro_advise.runtime.adapters.planned.wrapping import Wrapping
 from paro_advise.runtime.compiler import uncompiled
+from paro_advise.runtime.mixins import Outermost, without_first
 from paro_advise.runtime.sharding.parameters.fsdp2 import unwrap
 from paro_advise.runtime.sharding.phases.gradients import refuse_late_gradient
 
@@ -42,7 +45,6 @@ _OF_FSDP2_ALONE = (
     "set_force_sum_reduction_for_comms",
     "set_reduce_scatter_unused_params",
     "set_symm_mem_for_comm",
-    "reshard",
 )
 _REFUSED = ("shard_placement_fn", "dp_mesh_dims")
 _Modules = TypeVar("_Modules", bound=nn.Module | list[nn.Module])
@@ -60,7 +62,7 @@ class Settings(TypedDict, total=False):
     dp_mesh_dims: object
 
 
-class PlannedModule:
+class PlannedModule(Outermost):
     """Mixed into the class of a module that ``fully_shard`` was called on."""
 
     paro_calls: ClassVar[FullyShardCalls]
@@ -77,8 +79,10 @@ class PlannedModule:
         self.paro_calls.session.gate(self, synchronizes=requires_gradient_sync, recurse=recurse)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """Set whether the next backward pass is the last of its step."""
-        self.set_requires_gradient_sync(requires_all_reduce, recurse=recurse)
+        """Set whether the next backward pass is the last of its step; without replicas this does nothing in FSDP2."""
+        assert isinstance(self, nn.Module)
+        if self.paro_calls.has_replicas(self):
+            self.set_requires_gradient_sync(requires_all_reduce, recurse=recurse)
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Set whether the next backward pass is the last of its step."""
@@ -93,9 +97,19 @@ class PlannedModule:
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Gather the parameters where FSDP2 still shards them; where a plan replicates them they are whole."""
+        assert isinstance(self, nn.Module)
+        self.paro_calls.begin_gathered(self)
         below = getattr(super(), "unshard", None)
         handle: UnshardHandle | None = below(async_op) if below else UnshardHandle() if async_op else None
         return handle
+
+    def reshard(self) -> None:
+        """Free the parameters where FSDP2 still shards them."""
+        assert isinstance(self, nn.Module)
+        self.paro_calls.end_gathered(self)
+        below = getattr(super(), "reshard", None)
+        if below:
+            below()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -134,7 +148,9 @@ def install(session: Session) -> None:
     import torch.distributed._composable.fsdp as old
     import torch.distributed.fsdp as new
 
-    replace_everywhere("fully_shard", FullyShardCalls(session, new.fully_shard).fully_shard, new, old)
+    calls = FullyShardCalls(session, new.fully_shard)
+    replace_everywhere("fully_shard", calls.fully_shard, new, old)
+    replace_everywhere("register_fsdp_forward_method", calls.register_forward_method, new)
     replace_everywhere("FSDPModule", _standing_for(new.FSDPModule), new, old)
 
 
@@ -206,9 +222,68 @@ class FullyShardCalls:
                 engine.set_divide_factor(module, factor)
                 del self._factors[key]
 
+    def has_replicas(self, module: nn.Module) -> bool:
+        """Tell whether a module's shards are repeated over one dimension of its mesh."""
+        _, settings = self._settings[id(module)]
+        mesh = settings.get("mesh")
+        return mesh is not None and mesh.ndim > 1
+
+    def begin_gathered(self, module: nn.Module) -> None:
+        """Note that a script gathers a module by hand."""
+        engine = self.session.engine(module)
+        if engine is not None:
+            engine.begin_gathered_by_hand(module)
+
+    def end_gathered(self, module: nn.Module) -> None:
+        """Note that a module's parameters are freed, by hand or because it is called.
+
+        Raises:
+            UsageError: the script has changed them, which FSDP2 forgets.
+        """
+        engine = self.session.engine(module)
+        if engine is not None:
+            engine.end_gathered_by_hand(module)
+
+    def register_forward_method(self, module: nn.Module, method_name: str) -> None:
+        """Treat a method as another forward pass of a module that ``fully_shard`` was called on.
+
+        Raises:
+            ValueError: the module has no such method, as in FSDP2.
+        """
+        if not isinstance(module, PlannedModule):
+            return
+        assert isinstance(module, nn.Module)
+        if not hasattr(module, method_name):
+            raise ValueError(f"{type(module)} does not have a method {method_name}")
+        method = getattr(module, method_name)
+
+        @functools.wraps(method)
+        def call(*args: object, **kwargs: object) -> object:
+            if _is_running(module):
+                return method(*args, **kwargs)
+            own = module.__dict__.get("forward")
+
+            def restore() -> None:
+                module.__dict__.pop("forward", None)
+                if own is not None:
+                    module.forward = own
+
+            def forward(*args: object, **kwargs: object) -> object:
+                restore()  # the method may call it
+                return method(*args, **kwargs)
+
+            module.forward = forward
+            try:
+                return module(*args, **kwargs)
+            finally:
+                restore()
+
+        setattr(module, method_name, call)
+
     @uncompiled
     def before_forward(self, module: nn.Module) -> None:
         """Let the plan take over a model if this is its first pass that makes gradients."""
+        self.end_gathered(module)
         self.session.before_forward(module, lambda: self._wrapping(module))
         if self._factors:
             self._pass_on_factors()
@@ -253,9 +328,19 @@ class FullyShardCalls:
             assert isinstance(part, FSDPModule)
             part.reshard()
         for part in parts:
-            part.__class__ = type(part).__mro__[2]
+            part.__class__ = without_first(type(part))
             unwrap(part, refuse_late_gradient)
             self._mix_in(part)
+
+
+def _is_running(module: nn.Module) -> bool:
+    """Tell whether a call of a module is under way on this thread."""
+    frame = sys._getframe(1).f_back  # noqa: SLF001 - inspect.stack reads files
+    while frame is not None:
+        if frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals.get("self") is module:  # noqa: SLF001
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _check(settings: Settings) -> None:

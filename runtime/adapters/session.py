@@ -29,7 +29,7 @@ from paro_advise.runtime.adapters.planned.wrapping import copy_from_rank_0, oute
 from paro_advise.runtime.job import mark_applied
 from paro_advise.runtime.messages import tell, write_lines
 from paro_advise.runtime.sharding.module import engine_of
-from paro_advise.runtime.sharding.parameters.whole import current
+from paro_advise.runtime.sharding.parameters.whole import FrameworksShard, WholeTensor, current
 from paro_advise.runtime.sharding.shard import shard
 
 if TYPE_CHECKING:
@@ -267,6 +267,7 @@ class Session:
             )
         if wrapping.let_go is not None:
             wrapping.let_go()
+        _check_optimizers(module, optimizers)  # the framework may have kept gathered parameters in place until then
         before = dict(module.named_parameters())
         shard(
             module,
@@ -284,6 +285,7 @@ class Session:
         engine.stands_for_fsdp2 = wrapping.norms_are_dtensors
         engine.framework_shards = wrapping.shards_parameters
         engine.usage.missing = wrapping.missing_gradients
+        engine.gradients.show_as(FrameworksShard if wrapping.shows_shards else WholeTensor)
         engine.gradients.reduces_once = wrapping.keeps_local_gradients
         slots = {name: slot for unit in engine.units for slot in unit.spec.slots for name in slot.aliases}
         for name in before.keys() & slots.keys():
@@ -382,6 +384,25 @@ class Session:
                 hint="make the optimizer before the first training step, and after fully_shard",
             )
         return owners
+
+
+def _check_optimizers(module: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Refuse an optimizer that holds parameters outside of the model that is about to be sharded.
+
+    Raises:
+        TrainingError: one does.
+    """
+    inside = set(module.parameters())
+    for optimizer in optimizers:
+        others = [item for group in optimizer.param_groups for item in group["params"] if current(item) not in inside]
+        if others:
+            raise TrainingError(
+                f"an optimizer under a plan must hold parameters of one wrapped model only, {plain_name(optimizer)} "
+                f"also holds {len(others)} outside of {plain_name(module)}, the first one of shape "
+                f"{tuple(others[0].shape)}",
+                hint="wrap the module that holds all of them as well (fully_shard on the model, not on its layers "
+                "alone), or make an optimizer for each wrapped model",
+            )
 
 
 def _holds(container: object, item: object) -> bool:

@@ -102,6 +102,7 @@ class Engine:
         self.device = device
         self._handles: list[RemovableHandle] = []
         self._copies: list[GatheredCopies] = []
+        self._gathered_by_hand: dict[str, WholeInForward] = {}
         reductions = executor_for(device, "a reduction of gradients")
         updates = executor_for(device, "an update of parameters", depth=len(specs) + 1)
         self.usage = Usage(specs, device)
@@ -399,6 +400,26 @@ class Engine:
             # the next update.
             fsdp2.reshard(self.model)
 
+    def begin_gathered_by_hand(self, module: nn.Module) -> None:
+        """Watch a unit that a script gathers until it frees it, in a framework that forgets what is changed between."""
+        if self.levels.parameter == Level.N:
+            self.show_parameters()
+            for unit in (unit for unit in self.units if unit.spec.module is module):
+                self._gathered_by_hand[unit.spec.name] = watched = WholeInForward(unit.spec.slots, stays=True)
+                watched.begin()
+
+    def end_gathered_by_hand(self, module: nn.Module | None = None) -> None:
+        """Look whether a script has changed a unit that it has gathered; None for all such units.
+
+        Raises:
+            UsageError: it has.
+        """
+        for unit in self.units:
+            if module is None or unit.spec.module is module:
+                watched = self._gathered_by_hand.pop(unit.spec.name, None)
+                if watched is not None:
+                    watched.check()
+
     def show_parameters(self) -> None:
         """Let the model's parameters be what the optimizer has made of them, before a script reads them."""
         if self.is_summoned:
@@ -442,6 +463,7 @@ class Engine:
         """Bring the gradients to the optimizer's parameters."""
         for copies in self._copies:
             copies.end()
+        self.end_gathered_by_hand()
         self.homes.rest(self.arrangement)
         self.edits.before_step()
         self.gradients.collect()

@@ -12,6 +12,7 @@ from torch import nn
 
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
+from paro_advise.runtime.mixins import beneath, without_first, without_second
 from paro_advise.runtime.sharding.engine import FACTOR_SETTER, Engine
 from paro_advise.runtime.sharding.states.whole_states import own_rows_of
 
@@ -138,7 +139,7 @@ class ShardedModule(nn.Module):
             )
         engine.show_parameters()
         memo.update((id(hook), _do_nothing) for hook in engine.hooks)
-        plain = type(self).__mro__[2]
+        plain = without_second(type(self))
         copied: nn.Module = object.__new__(plain)
         memo[id(self)] = copied
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -219,12 +220,14 @@ def mark(model: nn.Module) -> None:
         is_plain = type(part).state_dict is nn.Module.state_dict
         if part is not model and is_plain and Engine.of_part(part) is None:
             part.register_state_dict_post_hook(_save_part)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    model.__class__ = type(f"Sharded{type(model).__name__}", (ShardedModule, type(model)), {})
+    with beneath(model):
+        model.__class__ = type(f"Sharded{type(model).__name__}", (ShardedModule, type(model)), {})
 
 
 def unmark(model: nn.Module) -> None:
     """Take our methods off a model's class."""
-    model.__class__ = type(model).__mro__[2]
+    with beneath(model):
+        model.__class__ = without_first(type(model))
 
 
 def engine_of(model: Any) -> Engine:

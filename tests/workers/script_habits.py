@@ -479,7 +479,7 @@ def change_root_by_data(model):
     model.last.weight.data.mul_(0.9)
 
 
-def main():
+def main(jobs):
     framework = sys.argv[1]
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
@@ -497,4 +497,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(jobs)

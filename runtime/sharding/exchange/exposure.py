@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
 from paro_advise.runtime.sharding.parameters.owned import gradient_of, set_gradient
-from paro_advise.runtime.sharding.parameters.whole import mixing, unmixed
+from paro_advise.runtime.sharding.parameters.whole import WholeTensor, mixing, unmixed
 from paro_advise.runtime.sharding.parameters.windows import like
 
 
@@ -20,11 +20,13 @@ class Exposure:
 
     Attributes:
         discarded: the user has set all of them to None.
+        kind: what sharded ones are shown as.
     """
 
     def __init__(self) -> None:
         self._shown: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self.discarded = False
+        self.kind: type[WholeTensor] = WholeTensor
         self._aside: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def show(self, parameter: torch.Tensor, shard: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -36,7 +38,7 @@ class Exposure:
             gradient: the optimizer's rows of it; its memory is shared with the reduced gradients.
         """
         # Detached it is no view to torch, which lets nobody detach views in place.
-        gradient = mixing(gradient) if isinstance(gradient, DTensor) else gradient.detach()
+        gradient = mixing(gradient, self.kind) if isinstance(gradient, DTensor) else gradient.detach()
         set_gradient(parameter, gradient)
         if shard is not parameter:
             set_gradient(shard, gradient)
@@ -66,7 +68,7 @@ class Exposure:
         """Let gradients mix with plain tensors, or not: an optimizer's step meets none, and calls are dearer then."""
         for _, _, gradient in self._shown:
             if enabled:
-                mixing(gradient)
+                mixing(gradient, self.kind)
             else:
                 unmixed(gradient)
 

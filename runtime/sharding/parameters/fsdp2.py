@@ -23,6 +23,7 @@ from torch.profiler import record_function
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.ho_ring.fsdp2 import PlainMemory
+from paro_advise.runtime.mixins import beneath, without_first
 from paro_advise.runtime.sharding.parameters.rows import cut_dimension
 
 if TYPE_CHECKING:
@@ -87,20 +88,21 @@ def wrap(
         deliver: gets the whole gradients of the unit's parameters that train, None for those without one.
     """
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
-    fully_shard(
-        unit.module,
-        mesh=mesh,
-        reshard_after_forward=reshard_after_forward,
-        mp_policy=policy,
-        shard_placement_fn=lambda parameter: Shard(cut_dimension(parameter.shape, num_ranks)),
-        ignored_params=set(unit.ignored.values()),
-    )
+    with beneath(unit.module):
+        fully_shard(
+            unit.module,
+            mesh=mesh,
+            reshard_after_forward=reshard_after_forward,
+            mp_policy=policy,
+            shard_placement_fn=lambda parameter: Shard(cut_dimension(parameter.shape, num_ranks)),
+            ignored_params=set(unit.ignored.values()),
+        )
     module = unit.module
     assert isinstance(module, FSDPModule)
     if not unit.slots:
         return
     _check_order(unit, module)
-    module.set_custom_all_gather(_Gatherer(gather, before_copy))
+    FSDPModule.set_custom_all_gather(module, _Gatherer(gather, before_copy))  # a script's own is refused
     _deliver_instead(module, unit, deliver)
 
 
@@ -303,7 +305,8 @@ def unwrap(module: nn.Module, refuse_late: Callable[..., NoReturn]) -> None:
     module.__dict__.get(STATE_KEY, {}).clear()
     module.__dict__.get(REGISTRY_KEY, {}).clear()
     _module_state_mapping.pop(module, None)
-    module.__class__ = type(module).__mro__[2]
+    with beneath(module):
+        module.__class__ = without_first(type(module))
     for part in module.modules():
         part.__dict__.pop("_is_fsdp_managed_module", None)
         part.__dict__.pop("_fsdp_use_orig_params", None)

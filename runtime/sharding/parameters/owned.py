@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _DATA: Any = torch._C.TensorBase.__dict__["data"]  # noqa: SLF001
 _GRAD: Any = torch._C.TensorBase.__dict__["grad"]  # noqa: SLF001
 _ALIAS = "_paro_data"
+_ASSIGNED = "_paro_assigned"  # how often a script has put other values into a copy's place
 _KEEPER = "_paro_keeper"
 _OWN_REFERENCES = 3  # to an alias that no script holds: its parameter's, a variable's, and that of asking for them
 
@@ -171,6 +172,7 @@ class Gathered(nn.Parameter):
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
+        self.__dict__[_ASSIGNED] = self.__dict__.get(_ASSIGNED, 0) + 1
         _DATA.__set__(self, value)
 
 
@@ -268,7 +270,8 @@ def _keeper_of(parameter: torch.Tensor) -> Keeper | None:
 def versions(parameter: torch.Tensor) -> tuple[int, ...]:
     """Return a value that another one follows when a script changes an owned parameter in place."""
     alias: torch.Tensor | None = parameter.__dict__.get(_ALIAS)
-    return parameter._version, alias._version if alias is not None else 0  # noqa: SLF001 - has no public name
+    in_place = parameter._version, alias._version if alias is not None else 0  # noqa: SLF001 - has no public name
+    return *in_place, parameter.__dict__.get(_ASSIGNED, 0)
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
-from paro_advise.errors import DivergedError
+from paro_advise.errors import DivergedError, UsageError
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 
 if TYPE_CHECKING:
@@ -72,7 +72,15 @@ class WholeReads:
         Raises:
             DivergedError: they read at different lines.
             CommunicationError: one of them does not read at all.
+            UsageError: it is a single value that is this rank's own in the script's framework.
         """
+        if tensor.dim() == 0 and getattr(tensor, "is_shard_in_framework", False):
+            raise UsageError(
+                "a norm or a sum of gradients must not be read in a script for FSDP1: there it is that of this rank's "
+                "shards, under a plan that of whole gradients",
+                where=_line_of_user(),
+                hint="take the norm that model.clip_grad_norm_() returns, which is that of all gradients in both",
+            )
         if all(isinstance(place, Replicate) for place in tensor.placements):
             return tensor._local_tensor  # noqa: SLF001 - to_local() makes a view
         here = line or _line_of_user()

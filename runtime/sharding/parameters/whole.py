@@ -63,6 +63,10 @@ _DRAWS = (
     "random_ rrelu rrelu_ uniform_"
 )
 _RANDOM = frozenset(_DRAWS.split())
+# A script that finds a fault in its shard stops or skips a step: that is right with one of any shard.
+_TELLS_OF_FAULTS = frozenset(
+    getattr(home, name) for home in (torch, torch.Tensor) for name in ("isnan", "isinf", "isfinite")
+)
 
 
 class WholeTensor(DTensor):
@@ -74,13 +78,15 @@ class WholeTensor(DTensor):
     ) -> Result:
         """Call a function of torch's; once more with tensors of one kind, or whole ones, where it refuses."""
         kwargs = kwargs or {}
+        known = func in _TELLS_OF_FAULTS or not any(issubclass(kind, FrameworksShard) for kind in types)
+        result = WholeTensor if known else FrameworksShard
         if any(issubclass(kind, _StandIn) for kind in types):
             args, kwargs = tree_map(current, args), tree_map(current, kwargs)
         if any(issubclass(kind, Window) for kind in types):
             return Window.__torch_function__(func, types, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documentation names it so
             try:
-                return _as_whole(_on_shards(func, args, kwargs))
+                return _as_whole(_on_shards(func, args, kwargs), result)
             except (torch.OutOfMemoryError, dist.DistError):
                 raise
             except (RuntimeError, ValueError) as error:
@@ -91,7 +97,7 @@ class WholeTensor(DTensor):
                         "gradients of sharded parameters must be made by loss.backward(), got torch.autograd.grad",
                         hint="choose a strategy that replicates parameters (N..)",
                     ) from None
-                return _as_whole(by_whole_values(func, args, kwargs))
+                return _as_whole(by_whole_values(func, args, kwargs), result)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """Return the rows one by one."""
@@ -138,6 +144,15 @@ class WholeTensor(DTensor):
         if WholeReads.are_saved_whole:
             return WholeReads.whole(_plain(self)).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
         return _plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+class FrameworksShard(WholeTensor):
+    """A gradient, or what was made of some, where the script's own framework would show this rank's shard, as FSDP1.
+
+    What is done to each element is the same there. A norm or a sum is not, and is refused where it is read.
+    """
+
+    is_shard_in_framework = True
 
 
 def _on_shards(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Result:
@@ -221,26 +236,26 @@ def _of_one_kind(args: Arguments, *, changes_first: bool) -> Arguments:
     return (args[0], *(cut_all(value) for value in args[1:]))
 
 
-def _as_whole(found: Result) -> Result:
+def _as_whole(found: Result, kind: type[WholeTensor] = WholeTensor) -> Result:
     if type(found) is DTensor:
-        found.__class__ = WholeTensor
+        found.__class__ = kind
     elif isinstance(found, (list, tuple)):
         for item in found:
             if type(item) is DTensor:
-                item.__class__ = WholeTensor
+                item.__class__ = kind
     return found
 
 
-def mixing(tensor: torch.Tensor) -> torch.Tensor:
+def mixing(tensor: torch.Tensor, kind: type[WholeTensor] = WholeTensor) -> torch.Tensor:
     """Let a DTensor mix with plain tensors from now on; plain tensors stay as they are."""
-    found: torch.Tensor = _as_whole(tensor)
+    found: torch.Tensor = _as_whole(tensor, kind)
     return found
 
 
 def unmixed(tensor: torch.Tensor) -> None:
     """Let it be a plain DTensor again."""
-    if type(tensor) is WholeTensor:
-        tensor.__class__ = DTensor  # type: ignore[assignment]  # what it was before
+    if type(tensor) in (WholeTensor, FrameworksShard):
+        tensor.__class__ = DTensor  # what it was before
 
 
 class _StandIn(torch.Tensor):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.optimizer import OptimizerShards
     from paro_advise.runtime.sharding.parameters.replicated import ReplicatedUnits
     from paro_advise.runtime.sharding.parameters.units import Slot
+    from paro_advise.runtime.sharding.parameters.whole import WholeTensor
     from paro_advise.runtime.sharding.settings import Settings
 
 
@@ -333,6 +334,10 @@ class GradientReducer:
                 views = self._procedure.gradient_views(unit)
                 for place, (slot, view) in enumerate(zip(unit.spec.training, views, strict=True)):
                     yield unit, place, slot, view
+
+    def show_as(self, kind: type[WholeTensor]) -> None:
+        """Let sharded gradients be of this class for the script."""
+        self._exposure.kind = kind
 
     def set_aside(self) -> None:
         """Take gradients that wait for a step off the parameters for a forward pass, as it needs."""

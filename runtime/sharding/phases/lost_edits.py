@@ -118,8 +118,9 @@ class WholeInForward:
         for slot, version in zip(self._slots, before, strict=False):
             if versions(slot.parameter) != version:
                 raise UsageError(
-                    "a parameter must not be changed in a forward pass or between it and backward, got one: this "
-                    "script's framework, which shards it, forgets the change, and a plan that replicates it does not",
+                    "a parameter must not be changed while it is gathered (in a forward pass, from there to backward, "
+                    "from unshard to reshard), got one: this script's framework, which shards it, forgets the change, "
+                    "and a plan that replicates it does not",
                     where=slot.name,
                     hint="change it after optimizer.step()",
                 )
