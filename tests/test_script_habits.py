@@ -67,8 +67,9 @@ REFUSED_OF_FRAMEWORKS = {
     ("ddp", "GGG"): {"trains two with one optimizer", "puts weights in place in forward"},
     ("fsdp1", "NNG"): OF_SHARDS,
     ("fsdp1", "GGG"): OF_SHARDS,
-    ("fsdp2", "NNG"): {"edits while gathered", "wraps layers alone"},
-    ("fsdp2", "GGG"): {"wraps layers alone"},
+    ("fsdp2", "NNG"): {"edits while gathered", "assigns data", "wraps layers alone"},
+    ("fsdp2", "IIG"): {"assigns data", "wraps layers alone"},
+    ("fsdp2", "GGG"): {"assigns data", "wraps layers alone"},
 }
 
 

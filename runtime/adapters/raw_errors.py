@@ -20,7 +20,7 @@ _WORDS = (*OF_LAYOUTS, "DTensor", "WholeTensor")
 _IN_STEP = "an optimizer meets sharded parameters and gradients, of which each rank holds rows; this one uses"
 _ELSEWHERE = "parameters and gradients may be sharded tensors; the script uses"
 _STEP_HINT = "take its form for a single device, without collectives and flat buffers, or train without a plan"
-_HINT = "see docs/runtime.md, what differs for a script; choose a strategy N.. or NNG, or train without a plan"
+_HINT = "see docs/runtime.md, what differs for a script; choose NNN, which shards nothing, or train without a plan"
 
 
 def install(session: Session) -> None:

@@ -29,7 +29,12 @@ from paro_advise.runtime.adapters.planned.wrapping import copy_from_rank_0, oute
 from paro_advise.runtime.job import mark_applied
 from paro_advise.runtime.messages import tell, write_lines
 from paro_advise.runtime.sharding.module import engine_of
-from paro_advise.runtime.sharding.parameters.whole import FrameworksShard, WholeTensor, current
+from paro_advise.runtime.sharding.parameters.whole import (
+    FrameworksShard,
+    WholeTensor,
+    current,
+    let_dtensors_meet_plain_tensors,
+)
 from paro_advise.runtime.sharding.shard import shard
 
 if TYPE_CHECKING:
@@ -286,6 +291,7 @@ class Session:
         engine.framework_shards = wrapping.shards_parameters
         engine.usage.missing = wrapping.missing_gradients
         engine.gradients.show_as(FrameworksShard if wrapping.shows_shards else WholeTensor)
+        engine.gradients.drops_assigned_data = wrapping.norms_are_dtensors
         engine.gradients.reduces_once = wrapping.keeps_local_gradients
         slots = {name: slot for unit in engine.units for slot in unit.spec.slots for name in slot.aliases}
         for name in before.keys() & slots.keys():
@@ -305,6 +311,7 @@ class Session:
             engine.gradients.set_synchronizes(enabled=gate)
         boundary = Boundary(engine, optimizers, is_gated=gate is not None, keeps_unreduced=wrapping.norms_are_dtensors)
         self.models.append(PlannedModel(root=module, wrapping=wrapping, engine=engine, boundary=boundary))
+        self._let_meet()
         if self._switchboard is not None and len(self.models) == 1:
             self._switchboard.open(self.plan)
         mark_applied()
@@ -361,6 +368,15 @@ class Session:
             self.plan = changed
             self.models[0].boundary.restart()
             self.handed_out.lead_to(self.models[0].engine, self._replaced)
+            self._let_meet()
+
+    def _let_meet(self) -> None:
+        """Let DTensors that an FSDP2 script has made before the plan meet its parameters, and what is made of both.
+
+        Sharded over all ranks, parameters lie as those DTensors do.
+        """
+        lies_elsewhere = not self.plan.chosen.triple.startswith(Level.G)
+        let_dtensors_meet_plain_tensors(enabled=lies_elsewhere and self.norms_are_dtensors)
 
     def _optimized(self) -> list[torch.Tensor]:
         """Return the parameters of all optimizers that the script has made, as they are today."""

@@ -104,6 +104,45 @@ def looks_while_gathered(job):
     return found
 
 
+class Means:
+    """Means of weights, and a momentum, made of FSDP2's own DTensors before the first pass of training."""
+
+    def start(self, parameters):
+        self.parameters = list(parameters)
+        self.means = [parameter.detach().clone() for parameter in self.parameters]
+        self.moments = [torch.zeros_like(parameter) for parameter in self.parameters]
+        return adamw(self.parameters)
+
+    def after_step(self, job):
+        values = values_of(9, same=False)
+        with torch.no_grad():
+            now = list(job.parameters())
+            for moment, parameter, mean_of in zip(self.moments, now, self.means, strict=True):
+                moment.mul_(0.9).add_(parameter.grad)
+                parameter.add_(moment, alpha=-0.05)
+                mean_of.sub_((mean_of - parameter) * 0.1)
+            torch._foreach_lerp_(self.means, [parameter.detach() for parameter in now], 0.3)
+            before = [parameter.detach().clone() for parameter in now]
+            for parameter, mean_of in zip(job.parameters(), self.means, strict=True):
+                parameter.copy_(mean_of)
+            found = mean(job(values).sum())
+            job.reshard()  # FSDP2 keeps the root's parameters gathered
+            for parameter, value in zip(job.parameters(), before, strict=True):
+                parameter.data.copy_(value.data)
+        return found
+
+
+def keeps_means(framework):
+    means = Means()
+    return train(Blocks(), framework, optimizer_of=means.start, after_step=means.after_step)
+
+
+def assigns_data(job):
+    for parameter in job.parameters():
+        parameter.data = parameter.detach() * 0.5
+    return 0.0
+
+
 def coded(framework):
     model = Coder()
 
@@ -159,6 +198,8 @@ def jobs(framework):
         yield "has no replicas", lambda: train(Blocks(), framework, loss_of=squares_without_replicas)
         yield "edits while gathered", lambda: train(Blocks(), framework, after_step=edits_while_gathered)
         yield "looks while gathered", lambda: train(Blocks(), framework, after_step=looks_while_gathered)
+        yield "keeps means of weights", lambda: keeps_means(framework)
+        yield "assigns data", lambda: train(Blocks(), framework, after_step=assigns_data)
         yield "trains by another method", lambda: coded(framework)
         yield "wraps layers alone", lambda: by_layers(framework)
 

@@ -37,7 +37,13 @@ _INSTEAD = "change parameter.grad between backward and step, or train without a 
 
 
 class Keeper(Protocol):
-    """What holds the gradients of a model's parameters while they are added up."""
+    """What holds the gradients of a model's parameters while they are added up.
+
+    Attributes:
+        drops_assigned_data: what a script assigns to ``parameter.data`` goes nowhere in its own framework.
+    """
+
+    drops_assigned_data: bool
 
     def before_read(self) -> None:
         """Complete the gradients as far as the script expects it."""
@@ -62,8 +68,15 @@ class _Owned(torch.Tensor):
         """Write a value into the memory that the strategy has given to this parameter.
 
         Raises:
-            UsageError: its shape is another one.
+            UsageError: its shape is another one, or the script's framework would drop the value.
         """
+        keeper = _keeper_of(self)
+        if keeper is not None and keeper.drops_assigned_data:
+            raise UsageError(
+                "a parameter of an FSDP2 script must be changed in place, got an assignment to its data, which plain "
+                "FSDP2 drops without a word",
+                hint="call parameter.copy_(values) under torch.no_grad()",
+            )
         if value.shape != self.shape:
             raise UsageError(
                 f"a parameter under a strategy must keep its shape, {tuple(self.shape)}, got {tuple(value.shape)}",

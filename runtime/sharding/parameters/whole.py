@@ -8,12 +8,15 @@ by all ranks at the same line, where a plain one is.
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils._pytree import tree_leaves, tree_map
 
 from paro_advise.errors import UsageError
@@ -54,6 +57,7 @@ OF_LAYOUTS = (
 _EXTREMES = frozenset(("amax", "amin", "aminmax", "argmax", "argmin", "kthvalue", "median", "mode", "quantile", "topk"))
 _UNUSED = "appears to not have been used in the graph"
 _SLOT = "_paro_slot"
+_END_OF_CALL = "_dispatch_fast_path_python_tail"  # torch 2.13's name for what it does after it has run an operator
 _OF_LISTS = "_foreach_"  # in the names of functions that take lists of tensors, also in those for mixed precision
 _IN_PLACE = re.compile(r"[a-z0-9]_$|^__i(?:add|sub|mul|div|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)__$")
 # Functions that draw, in place or not.
@@ -84,7 +88,7 @@ class WholeTensor(DTensor):
             args, kwargs = tree_map(current, args), tree_map(current, kwargs)
         if any(issubclass(kind, Window) for kind in types):
             return Window.__torch_function__(func, types, args, kwargs)
-        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documentation names it so
+        with torch._C.DisableTorchFunctionSubclass(), _meeting_plain_tensors(enabled=False):  # noqa: SLF001 - torch's documentation names it so
             try:
                 return _as_whole(_on_shards(func, args, kwargs), result)
             except (torch.OutOfMemoryError, dist.DistError):
@@ -144,6 +148,43 @@ class WholeTensor(DTensor):
         if WholeReads.are_saved_whole:
             return WholeReads.whole(_plain(self)).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
         return _plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def let_dtensors_meet_plain_tensors(*, enabled: bool) -> None:
+    """Let a script's own DTensors, such as means of weights from before the plan, meet parameters that are now whole.
+
+    Torch takes plain tensors to be equal on all ranks then, as ``implicit_replication`` in
+    ``torch.distributed.tensor.experimental`` does for a block. It also changes them in place, but fails thereafter.
+    """
+    dispatcher = DTensor._op_dispatcher  # noqa: SLF001 - the context manager that sets the same ends with False
+    dispatcher._allow_implicit_replication = enabled  # noqa: SLF001
+    dispatcher.__dict__.pop(_END_OF_CALL, None)
+    if enabled:
+        dispatcher.__dict__[_END_OF_CALL] = partial(_end_call, getattr(dispatcher, _END_OF_CALL))
+
+
+def _end_call(otherwise: AnyFunction, operator: object, args: Arguments, *rest: Result) -> Result:
+    """Return what an operator has changed in place, where that is a plain tensor; else do as torch does."""
+    _kwargs, _mesh, sharding, _found, _takes_part, is_in_place, _has_out = rest
+    spec = sharding.output_spec
+    if is_in_place and spec is not None and type(spec) is DTensorSpec and not isinstance(args[0], DTensor):
+        if spec.is_replicated():
+            return args[0]
+        raise RuntimeError(f"{operator}: {_MIXED}, of which the first one is plain, changed in place and not whole")
+    return otherwise(operator, args, *rest)
+
+
+@contextmanager
+def _meeting_plain_tensors(*, enabled: bool) -> Iterator[None]:
+    before = DTensor._op_dispatcher._allow_implicit_replication  # noqa: SLF001
+    if before is enabled:
+        yield
+        return
+    let_dtensors_meet_plain_tensors(enabled=enabled)
+    try:
+        yield
+    finally:
+        let_dtensors_meet_plain_tensors(enabled=before)
 
 
 class FrameworksShard(WholeTensor):
