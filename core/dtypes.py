@@ -16,6 +16,11 @@ def plain_dtype(name: str) -> str:
     return name.strip().lower().removeprefix("c10::").removeprefix("torch.")
 
 
+def is_of_bytes(name: str) -> bool:
+    """Tell whether a type is that of bytes, as which FSDP2 gathers parameters of several types, or of 8 bits."""
+    return plain_dtype(name) in ("byte", "uint8", "unsigned char")
+
+
 def dtype_bytes(name: str) -> int | None:
     """Return the bytes of one element, None for an unknown type.
 

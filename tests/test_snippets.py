@@ -26,7 +26,18 @@ from paro_advise.advisor.cli import run
 DATA = ROOT / "tests" / "data"
 # What starts or steers a job has tests of its own: test_loop, test_redirect, test_jobs, test_switch_job, test_watch.
 OF_JOBS = {"attach", "capture", "run", "switch", "watch", "demo"}
-OUTPUTS = {"-o", "--json", "--markdown", "--junit", "--html", "--prometheus", "--otel", "--grafana", "--inductor"}
+OUTPUTS = {
+    "-o",
+    "--json",
+    "--markdown",
+    "--junit",
+    "--html",
+    "--prometheus",
+    "--otel",
+    "--grafana",
+    "--inductor",
+    "--export",
+}
 _USAGE = re.compile(r"\[|\.\.\.| [A-Z]{3,}\b(?!\d)|\{")
 _ELSEWHERE = re.compile(r"://|/var/lib|/tmp/|/shared|s3:")
 
@@ -133,8 +144,9 @@ def test_jobs_of_a_page_run(page, folder, tmp_path):
             recorded = home / words[words.index("--capture" if "--capture" in words else "-o") + 1]
             shutil.rmtree(recorded, ignore_errors=True)
         for option, value in pairwise(words):
-            if option in OUTPUTS and value != "-" and (home / value).is_file():
-                (home / value).unlink()
+            written = home / (value.partition("=")[2] if option == "--export" else value)
+            if option in OUTPUTS and value != "-" and written.is_file():
+                written.unlink()
         done = subprocess.run(
             [sys.executable, "-m", "paro_advise.advisor", *words[1:]],
             cwd=home,

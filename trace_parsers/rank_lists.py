@@ -47,7 +47,14 @@ def _end_of_run(ranks: Sequence[int], first: int) -> int:
 
 def ranks_in(text: str) -> list[int]:
     """Return the ranks that a text of ``ranks_text`` lists."""
-    ranks: list[int] = []
-    for part in text.split(",") if text else ():
-        ranks += range(*map(int, part.split(":"))) if ":" in part else [int(part)]
-    return ranks
+    return [rank for part in _ranges_in(text) for rank in part]
+
+
+def highest_rank(text: str) -> int | None:
+    """Return the highest rank that a text of ``ranks_text`` lists, None of none."""
+    return max((max(part[0], part[-1]) for part in _ranges_in(text) if part), default=None)
+
+
+def _ranges_in(text: str) -> list[range]:
+    parts = [[int(number) for number in part.split(":")] for part in text.split(",") if part]
+    return [range(*part) if len(part) > 1 else range(part[0], part[0] + 1) for part in parts]

@@ -225,6 +225,7 @@ class ParsedSource:
         events: timed events, None for logs and dumps.
         num_micro_batches: micro-batches per step as the trace shows them, None when unknown.
         num_forwards: forward passes of whole models per step, of those that train or not, None when unknown.
+        num_updates: how often optimizers step in a step as the script marks it, None when unknown.
         notices: what was skipped, repaired or guessed.
         num_events: rows seen in the file, kept or not.
     """
@@ -236,5 +237,6 @@ class ParsedSource:
     events: EventTables | None
     num_micro_batches: int | None = None
     num_forwards: int | None = None
+    num_updates: int | None = None
     notices: tuple[Notice, ...]
     num_events: int

@@ -72,7 +72,7 @@ def build_analysis(
     analysis = Analysis(
         format=FORMAT.name,
         format_version=FORMAT.version,
-        run=run_entry(sources, run, topology, training),
+        run=run_entry(sources, run, topology, training, collectives),
         step_time_us=step_time(run),
         collectives=collectives,
         ranks=rank_entries(aligned, run, topology),

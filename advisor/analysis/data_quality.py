@@ -59,8 +59,9 @@ def _unknowns(aligned: AlignedRun | None, run: Run, topology: Topology, num_impo
              "add the trace of at least one more rank, best one per node")  # fmt: skip
     elif aligned is not None and aligned.partial_groups > 0.01:
         note("Q314", Severity.WARNING,
-             f"{aligned.partial_groups:.0%} of the joined collectives have ranks without a trace: "
-             "waiting for such a rank counts as transfer, and bandwidths are lower bounds")  # fmt: skip
+             f"{aligned.partial_groups:.0%} of the joined collectives "
+             + ("are not in the traces of all their ranks: " if run.sees_all else "have ranks without a trace: ")
+             + "waiting for such a rank counts as transfer, and bandwidths are lower bounds")  # fmt: skip
     if aligned is not None and aligned.num_alone and len(run.timed) > 1:
         note("Q315", Severity.INFO,
              f"{aligned.num_alone} of {len(aligned.table)} collectives were found on one rank only")  # fmt: skip

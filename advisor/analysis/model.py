@@ -80,6 +80,7 @@ class RunEntry:
     framework_is_guessed: bool = False  # since 1.1; no annotation names it
     total_parameter_count: int | None = None  # since 1.1; with frozen ones, where gathers show more than gradients
     ranks_follow: bool | None = None  # since 1.2; ranks of a node follow each other; None when nothing tells
+    data_parallel_ranks: int | None = None  # since 1.2; that share the data; None when the world size is unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.analysis.constants import FROZEN_RATIO, LEAST_REPEATED_SHARE
 from paro_advise.advisor.facts.attribution import ROOT_MODULE, with_modules
 from paro_advise.advisor.facts.evidence import Evidence
+from paro_advise.advisor.facts.model import SEVERAL_UPDATES_CODE
 from paro_advise.core.collective import Op
-from paro_advise.core.dtypes import dtype_bytes
+from paro_advise.core.dtypes import dtype_bytes, is_of_bytes
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
 from paro_advise.trace_parsers.kineto.constants import NO_STEPS_CODE
@@ -80,6 +81,9 @@ def observe_training(run: Run) -> ObservedTraining:
     counted = parameter_count(typical, micro or 1) if typical is not None else None
     if typical is not None and micro is None and _knows_no_steps(run):
         counted = None  # of as many steps as the trace may hold
+    updates = _updates(run, typical)
+    if updates > 1 and micro:
+        micro = micro // updates if micro % updates == 0 else None
     if typical is not None and run.framework.is_ddp and not _are_repeats(_reductions(typical)):
         # Passes of different parameters, as those of a GAN's two models, add no gradients up.
         micro, counted = None, _elements_of_any_pass(_reductions(typical))
@@ -96,6 +100,8 @@ def observe_training(run: Run) -> ObservedTraining:
             source="metadata",
             reasons=("the runtime wrote its strategy into the trace",),
         )
+    elif _passes(_reductions(typical)) < updates:
+        strategy = NOTHING_OBSERVED  # each rank trains by itself in between, as in local SGD
     else:
         strategy = infer_strategy(typical, run.world_size, micro or 1, run.framework)
     return ObservedTraining(
@@ -103,7 +109,30 @@ def observe_training(run: Run) -> ObservedTraining:
         micro_batches=micro,
         parameter_count=(stated.parameters if stated else None) or counted,
         total_parameter_count=frozen.total,
-        notices=((_ONE_MICRO_BATCH,) if typical is not None and micro is None else ()) + frozen.notices,
+        notices=(
+            *((_ONE_MICRO_BATCH,) if typical is not None and micro is None else ()),
+            *((_several_updates(updates),) if updates > 1 else ()),
+            *frozen.notices,
+        ),
+    )
+
+
+def _updates(run: Run, typical: pl.DataFrame | None) -> int:
+    """Return how often one model is updated in a step as the script marks it.
+
+    Passes of different parameters are those of several models, such as a GAN's, which are updated once each.
+    """
+    if typical is None or not _are_repeats(_reductions(typical)):
+        return 1
+    return _median(item.facts.num_updates for _, item in run.timed) or 1
+
+
+def _several_updates(count: int) -> Notice:
+    return Notice(
+        code=SEVERAL_UPDATES_CODE,
+        severity=Severity.WARNING,
+        message=f"each step as the script marks it holds {count} steps of the optimizer; figures are of all {count}",
+        help="call the profiler's step() after each step of the optimizer",
     )
 
 
@@ -231,7 +260,7 @@ def infer_strategy(
     seen = _observe(step, micro_batches)
     everything = seen.forward | seen.backward | seen.reduced | seen.replicas | seen.updated
     if not everything:
-        return NOTHING_OBSERVED
+        return _all_replicated(step, framework)
     # Tensor or pipeline parallelism leaves fewer data-parallel ranks than the world has.
     inner_size = max(seen.forward | seen.reduced | seen.backward, default=1)
     across = max(seen.replicas, default=1)
@@ -272,6 +301,14 @@ def infer_strategy(
         source="inferred",
         reasons=tuple(reasons),
     )
+
+
+def _all_replicated(step: pl.DataFrame, framework: Framework) -> ObservedStrategy:
+    """Return the strategy of DDP where no group's size is recorded, as by gloo for all-reduces in subgroups."""
+    if not framework.is_ddp or set(_reductions(step)["op"].to_list()) != {Op.ALL_REDUCE.value}:
+        return NOTHING_OBSERVED
+    reasons = ("gradients all-reduced over groups of a size that is not recorded", "parameters never gathered")
+    return ObservedStrategy(triple="NNN", triple_at_rest="NNN", group_size=None, source="inferred", reasons=reasons)
 
 
 def _list(sizes: set[int]) -> str:
@@ -378,7 +415,7 @@ def _named(gathers: pl.DataFrame) -> pl.DataFrame | None:
 def _elements(rows: pl.DataFrame) -> int | None:
     total = 0
     for size, dtype in rows.select("bytes", "dtype").iter_rows():
-        width = dtype_bytes(dtype) if dtype else None
+        width = dtype_bytes(dtype) if dtype and not is_of_bytes(dtype) else None
         if size is None or not width:
             return None
         total += size // width

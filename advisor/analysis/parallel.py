@@ -10,8 +10,11 @@ from paro_advise.advisor.facts.intervals import Intervals
 from paro_advise.core.model_state import State
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import polars as pl
 
+    from paro_advise.advisor.analysis.model import CollectiveEntry
     from paro_advise.advisor.ranks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
 
@@ -31,6 +34,35 @@ def dimension_of(group_description: str) -> str | None:
     if _DATA.search(group_description):
         return None
     return next((name for name, pattern in _DIMENSIONS if pattern.search(group_description)), None)
+
+
+def data_parallel_size(collectives: Sequence[CollectiveEntry], world: int, source: str) -> int:
+    """Return how many ranks share the data: a group times the groups, as the model states move.
+
+    Args:
+        collectives: of the run.
+        world: ranks of the job, and the answer where nothing tells.
+        source: of the strategy; our own runtime, which states it ("metadata"), spans all ranks.
+    """
+    if source == "metadata":
+        return world
+
+    def largest(entries: list[CollectiveEntry]) -> int:
+        return max((entry.group_size or 0 for entry in entries), default=0)
+
+    of = {
+        state: [entry for entry in collectives if entry.state == state.value]
+        for state in (State.PARAMETER, State.GRADIENT, State.OPTIMIZER)
+    }
+    replicas = [entry for entry in of[State.GRADIENT] if entry.detail == "replica"]
+    main = [entry for entry in of[State.GRADIENT] if entry.detail != "replica"]
+    inner = max(largest(of[State.PARAMETER]), largest(main))
+    updated = largest(of[State.OPTIMIZER])
+    # What follows the step may cross groups.
+    across = max(largest(replicas), updated if 0 < updated < inner else 0, 1)
+    if replicas and not largest(replicas) and inner and world % inner == 0:
+        return world  # gloo records no size of an all-reduce; what joins the groups joins them all
+    return min(world, max(inner * across, updated, largest(replicas))) or world
 
 
 def parallel_entries(aligned: AlignedRun | None, run: Run) -> dict[str, ParallelEntry]:

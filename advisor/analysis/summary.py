@@ -19,6 +19,7 @@ from paro_advise.advisor.analysis.model import (
     RunEntry,
     StepTime,
 )
+from paro_advise.advisor.analysis.parallel import data_parallel_size
 from paro_advise.advisor.facts.attribution import ROOT_MODULE, with_modules
 from paro_advise.advisor.facts.constants import MAX_KERNELS
 from paro_advise.advisor.facts.model import KernelTime, Work
@@ -268,7 +269,13 @@ def rank_entries(aligned: AlignedRun | None, run: Run, topology: Topology) -> tu
     return tuple(entries)
 
 
-def run_entry(sources: Sequence[Source], run: Run, topology: Topology, training: ObservedTraining) -> RunEntry:
+def run_entry(
+    sources: Sequence[Source],
+    run: Run,
+    topology: Topology,
+    training: ObservedTraining,
+    collectives: Sequence[CollectiveEntry],
+) -> RunEntry:
     """Describe what ran."""
     # What timed the steps speaks first: a benchmark beside it may have run on another backend.
     headers = [item.header for _, item in run.timed] + [item.header for item in run.untimed]
@@ -285,6 +292,9 @@ def run_entry(sources: Sequence[Source], run: Run, topology: Topology, training:
         gpus_per_node=topology.gpus_per_node,
         gpus_per_node_source=topology.source,
         ranks_follow=topology.ranks_follow,
+        data_parallel_ranks=(
+            data_parallel_size(collectives, run.world_size, training.strategy.source) if run.world_size else None
+        ),
         num_nodes=len(set(topology.node_of.values())) or first(header.num_nodes for header in headers),
         backend=first(header.backend for header in headers),
         framework=run.framework,

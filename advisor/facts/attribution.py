@@ -60,6 +60,7 @@ class Call:
     group_desc: str
     owner: str
     phase: str
+    group_size: int | None = None
 
     @property
     def elements(self) -> int | None:
@@ -79,6 +80,7 @@ class RunContext:
         has_update_mark: an Optimizer.step annotation tells the update phase.
         names_gathers: the framework annotates every gather of parameters, or makes none.
         scatters: large reduce-scatters are there, as where gradients are sharded.
+        scattered: (group, bytes) of what they leave on each rank.
     """
 
     is_ddp: bool
@@ -87,6 +89,7 @@ class RunContext:
     has_update_mark: bool
     names_gathers: bool = False
     scatters: bool = False
+    scattered: frozenset[tuple[str, int]] = frozenset()
 
     @classmethod
     def of(cls, calls: list[Call], owners: str = "") -> RunContext:
@@ -104,10 +107,21 @@ class RunContext:
             ),
             largest_bytes=largest,
             scatters=any(call.op == Op.REDUCE_SCATTER and (call.bytes or 0) * 100 >= largest for call in calls),
+            scattered=frozenset(
+                (call.group, call.bytes // call.group_size)
+                for call in calls
+                if call.op == Op.REDUCE_SCATTER and call.bytes and call.group_size
+            ),
             has_update_mark="Optimizer.step#" in owners,
             names_gathers=any(
                 name in owners for name in ("FSDP::all_gather", "FullyShardedDataParallel.", "DistributedDataParallel")
             ),
+        )
+
+    def is_between_groups(self, call: Call) -> bool:
+        """Tell whether a reduction brings together what reduce-scatters in other groups have left, as HSDP does."""
+        return call.op == Op.ALL_REDUCE and any(
+            size == call.bytes and group != call.group for group, size in self.scattered
         )
 
 
@@ -219,22 +233,27 @@ def _by_phase(call: Call, context: RunContext) -> Attribution | None:
             case "forward":
                 state, detail = State.OTHER, "broadcast"
     elif call.op in REDUCTIONS:
-        is_activation = (call.group, call.op, call.bytes) in context.forward_reductions
-        # Frameworks that annotate their reductions leave norms; others flush their last bucket here, however small.
-        small = _is_scalar(call) or (
-            context.names_gathers and (call.bytes is None or call.bytes * 1000 < context.largest_bytes)
-        )
-        if call.phase == "forward" or is_activation:
-            state, detail = State.OTHER, "activations or loss"
-        elif call.phase == "backward":
-            state, detail = (State.OTHER, "scalar") if _is_scalar(call) else (State.GRADIENT, "reduce")
-        elif call.op == Op.REDUCE_SCATTER or not small:
-            state, detail = State.GRADIENT, "reduce"
-        else:
-            state, detail = State.OTHER, "norm or overflow check"
+        state, detail = _reduced_by_phase(call, context)
     if state == State.UNKNOWN:
         return None
     return Attribution(state=state, detail=detail, evidence=Evidence.PHASE)
+
+
+def _reduced_by_phase(call: Call, context: RunContext) -> tuple[State, str]:
+    is_activation = (call.group, call.op, call.bytes) in context.forward_reductions
+    # Frameworks that annotate their reductions leave norms; others flush their last bucket here, however small.
+    small = _is_scalar(call) or (
+        context.names_gathers and (call.bytes is None or call.bytes * 1000 < context.largest_bytes)
+    )
+    if call.phase == "forward" or is_activation:
+        return State.OTHER, "activations or loss"
+    if call.phase == "update" and "Optimizer.step#" not in call.owner and call.op == Op.ALL_REDUCE and not small:
+        return State.OTHER, AVERAGES  # gradients have been used by then
+    gradient = State.GRADIENT, "replica" if context.is_between_groups(call) else "reduce"
+    if call.phase == "backward":
+        return (State.OTHER, "scalar") if _is_scalar(call) else gradient
+    is_flushed = call.op == Op.REDUCE_SCATTER or not small
+    return gradient if is_flushed else (State.OTHER, "norm or overflow check")
 
 
 def _by_operation(call: Call, context: RunContext) -> Attribution | None:
@@ -254,6 +273,9 @@ def _by_operation(call: Call, context: RunContext) -> Attribution | None:
 
 # FSDP2's annotations around a collective name the module that it is for, some versions the group as well ("[pg=1]");
 # the root has no name.
+# What is averaged after the optimizer's step, as local SGD does with parameters.
+AVERAGES = "averages after the step"
+
 _MODULE = r".*FSDP::(?:all_gather|post_backward_reduce)\w*(?: \(([^)\s]*)[^)]*\))?(?: \[[^\]]*\])?(?: >|$)"
 ROOT_MODULE = "(root)"
 

@@ -65,6 +65,7 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
         steps=steps,
         num_micro_batches=parsed.num_micro_batches,
         num_forwards=parsed.num_forwards,
+        num_updates=parsed.num_updates,
         collectives_ipc=table_bytes(table),
         link_samples_ipc=table_bytes(parsed.link_samples),
         typical_step=_typical_step(steps),
@@ -167,7 +168,7 @@ def reattributed(table: pl.DataFrame, framework: Framework) -> pl.DataFrame:
 def _attributed(table: pl.DataFrame, context_text: str) -> pl.DataFrame:
     import polars as pl
 
-    columns = ("op", "bytes", "dtype", "group_ranks", "group_name", "group_desc", "owner", "phase")
+    columns = ("op", "bytes", "dtype", "group_size", "group_ranks", "group_name", "group_desc", "owner", "phase")
     distinct = table.select(columns).unique(maintain_order=True)
     calls = [
         Call(
@@ -178,6 +179,7 @@ def _attributed(table: pl.DataFrame, context_text: str) -> pl.DataFrame:
             group_desc=row["group_desc"] or "",
             owner=row["owner"] or "",
             phase=row["phase"] or "",
+            group_size=row["group_size"],
         )
         for row in distinct.iter_rows(named=True)
     ]

@@ -14,6 +14,7 @@ from paro_advise.advisor.wording.quantities import number_ranges, plural
 from paro_advise.core.framework import Framework
 from paro_advise.errors import UsageError
 from paro_advise.trace_parsers.notice import Notice, Severity
+from paro_advise.trace_parsers.rank_lists import highest_rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -213,7 +214,19 @@ def _world_size(inputs: Sequence[Source], timed: Sequence[tuple[int, Source]]) -
     groups = [group.size for item in inputs for group in item.header.groups]
     if groups:
         return max(groups)
-    if timed and all(item.header.rank is not None for _, item in timed) and len(timed) > 1:
-        return max(rank for rank, _ in timed) + 1
+    named = timed and all(item.header.rank is not None for _, item in timed)
+    highest = max((rank for rank, _ in timed), default=0) + 1 if named else 1
+    # Files that do not say their ranks may be several of one rank, and then not all of a small world.
+    if (listed := max(map(_largest_group, inputs), default=1)) > (1 if named else len(timed)):
+        return max(listed, highest)
+    if named and len(timed) > 1:
+        return highest
     # Traces that say neither their rank nor the world may be of any job.
     return None
+
+
+def _largest_group(item: Source) -> int:
+    """Return how many ranks the job has at least by the groups of one trace's collectives."""
+    sizes = item.collectives["group_size"].drop_nulls().to_list()
+    highest = map(highest_rank, item.collectives["group_ranks"].drop_nulls().unique().to_list())
+    return max([*sizes, *(rank + 1 for rank in highest if rank is not None)], default=1)

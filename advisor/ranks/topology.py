@@ -118,7 +118,7 @@ def _of_traces(run: Run, world: range) -> Topology:
             ranks_follow=_follow(hosts, is_whole=full) if _are_ranks_named(run) else None,
         )
     counts = {header.gpus_per_node for _, header in headers if header.gpus_per_node}
-    if len(counts) == 1 and (count := counts.pop()) and (count > 1 or len(world) == 1):
+    if len(counts) == 1 and (count := counts.pop()) and (count > 1 or run.world_size == 1):
         return _regular(min(count, len(world)) if len(world) else count, "metadata", world)
     shard_sizes = {
         group.size

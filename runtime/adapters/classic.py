@@ -258,6 +258,8 @@ class DistributedDataParallel(_Wrapper):
         """Refuse: the plan moves the gradients."""
         raise TrainingError("a plan cannot be combined with DDP's communication hooks", hint=NO_PLAN)
 
+    _register_builtin_comm_hook = _register_fused_optim = register_comm_hook
+
 
 class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
     """Takes FSDP1's arguments; the plan decides how the model is sharded."""

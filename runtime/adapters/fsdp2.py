@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, TypedDict, TypeVar, Unpack
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, UnshardHandle
+from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.adapters.constants import NO_PLAN
@@ -292,8 +293,11 @@ class FullyShardCalls:
         inside = {id(part) for part in root.modules()}
         wrapped = [(part, settings) for part, settings in self._settings.values() if id(part) in inside]
         policies = set()
-        for _, settings in wrapped:
+        mesh_shape: tuple[int, ...] = (dist.get_world_size(),)
+        for part, settings in wrapped:
             _check(settings)
+            mesh_shape = tuple(mesh.shape) if (mesh := settings.get("mesh")) is not None else mesh_shape
+            _refuse_cut_otherwise(part, len(mesh_shape))
             policy = settings.get("mp_policy")
             policies.add((policy.param_dtype, policy.reduce_dtype) if policy else (None, None))
         if len(policies) > 1:
@@ -306,6 +310,7 @@ class FullyShardCalls:
             reduce_dtype=reduce_dtype,
             norms_are_dtensors=True,
             shards_parameters=True,
+            mesh_shape=mesh_shape,
             ignored=frozenset(item for _, settings in wrapped for item in settings.get("ignored_params") or ()),
             let_go=lambda: self._let_go([part for part, _ in wrapped]),
         )
@@ -341,6 +346,22 @@ def _is_running(module: nn.Module) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _refuse_cut_otherwise(part: nn.Module, num_dimensions: int) -> None:
+    """Refuse parameters that something else has cut as well, be it in one part.
+
+    Raises:
+        TrainingError: they lie on a mesh of more dimensions than those of ``fully_shard``.
+    """
+    for name, parameter in part.named_parameters():
+        if isinstance(parameter, DTensor) and parameter.device_mesh.ndim > num_dimensions:
+            raise TrainingError(
+                f"a plan cannot be combined with tensor parallelism, got a parameter on a mesh of "
+                f"{parameter.device_mesh.ndim} dimensions",
+                where=name,
+                hint=NO_PLAN,
+            )
 
 
 def _check(settings: Settings) -> None:

@@ -75,6 +75,7 @@ class Hooks:
             session.finish_gradients()
             given = session.current(parameters)
             _refuse_own_among_shared(session, given)
+            session.meet_at_line(given)
             norm = original(given, *args, **kwargs)
             return norm if not session.models else self._convert_norm(norm)
 
@@ -86,7 +87,9 @@ class Hooks:
 
         def read(tensors: Tensors, *args: _P.args, **kwargs: _P.kwargs) -> _R:
             session.finish_gradients()
-            return original(session.current(tensors), *args, **kwargs)
+            given = session.current(tensors)
+            session.meet_at_line(given)
+            return original(given, *args, **kwargs)
 
         functools.update_wrapper(read, original)
         return read  # type: ignore[return-value]  # scripts may also pass the first argument by its name
@@ -105,6 +108,7 @@ class Hooks:
         """Finish the gradients before an optimizer reads them; a closure runs before that."""
         session = self._session
         session.before_step(optimizer)
+        session.refuse_step_in_backward(optimizer)
         session.attend()
         given = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         closure = cast("Callable[[], object] | None", given)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from paro_advise.errors import ParoAdviseError, TrainingError
@@ -29,6 +30,8 @@ from paro_advise.runtime.adapters.planned.wrapping import copy_from_rank_0, oute
 from paro_advise.runtime.job import mark_applied
 from paro_advise.runtime.messages import tell, write_lines
 from paro_advise.runtime.sharding.module import engine_of
+from paro_advise.runtime.sharding.parameters.owned import is_in_backward
+from paro_advise.runtime.sharding.parameters.reading import WholeReads
 from paro_advise.runtime.sharding.parameters.whole import (
     FrameworksShard,
     WholeTensor,
@@ -135,6 +138,18 @@ class Session:
         set_for = [gate for module, gate in self._gates.items() if are_related(module, root)]
         return all(set_for) if set_for else None
 
+    def meet_at_line(self, tensors: torch.Tensor | Iterable[torch.Tensor]) -> None:
+        """Bring all ranks together where the script takes a norm of gradients, if those are sharded.
+
+        Args:
+            tensors: gradients, or parameters that have them.
+        """
+        given = (tensors,) if isinstance(tensors, torch.Tensor) else tensors
+        if self._attendance is not None and any(
+            isinstance(item, DTensor) or isinstance(item.grad, DTensor) for item in given
+        ):
+            self._attendance.meet_at_line()
+
     def attend(self) -> None:
         """Pass a point that all ranks pass together."""
         if self._attendance is not None:
@@ -160,6 +175,17 @@ class Session:
                     f"a plan needs a model that FSDP2, FSDP1, DDP or DeepSpeed wraps, got a step of "
                     f"{plain_name(optimizer)} without one",
                     hint=f"wrap the model with one of them, or {NO_PLAN}",
+                )
+            )
+
+    def refuse_step_in_backward(self, optimizer: torch.optim.Optimizer) -> None:
+        """End a job that steps a sharded model's optimizer from a hook on a gradient: that one is not reduced yet."""
+        if is_in_backward() and self.steps(optimizer):
+            self.refuse(
+                TrainingError(
+                    "an optimizer under a plan must step after the backward pass, got a step within it, as those of "
+                    "hooks on finished gradients are",
+                    hint=f"step after loss.backward(), or {NO_PLAN}",
                 )
             )
 
@@ -291,6 +317,7 @@ class Session:
         engine.framework_shards = wrapping.shards_parameters
         engine.usage.missing = wrapping.missing_gradients
         engine.gradients.show_as(FrameworksShard if wrapping.shows_shards else WholeTensor)
+        WholeReads.frameworks_mesh = wrapping.mesh_shape
         engine.gradients.drops_assigned_data = wrapping.norms_are_dtensors
         engine.gradients.reduces_once = wrapping.keeps_local_gradients
         slots = {name: slot for unit in engine.units for slot in unit.spec.slots for name in slot.aliases}

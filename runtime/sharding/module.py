@@ -71,10 +71,20 @@ class ShardedModule(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:  # torch's own result
-        """Take parameters and buffers, whole or sharded in any way, on all ranks."""
+        """Take parameters and buffers, whole or sharded in any way, on all ranks.
+
+        Raises:
+            UsageError: they are to be put in place of the model's own, which its optimizer holds.
+        """
         engine = Engine.find(self)
         if engine is None:
             return super().load_state_dict(state_dict, strict, assign)
+        if assign:
+            raise UsageError(
+                "a state dict must be copied into a model that trains, got load_state_dict(assign=True): the optimizer "
+                "would go on with the parameters of before",
+                hint="leave assign out, or load before the first training pass",
+            )
         engine.show_parameters()
         resting, taken = super().state_dict(), []
         places = {

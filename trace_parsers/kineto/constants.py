@@ -20,6 +20,7 @@ MAX_NAME_BYTES = 64 << 10  # bytes; longest name whose quotes are mended; assume
 MAX_WHOLE_BYTES = 4096  # bytes; the length of damaged text is compared with that of shorter events; assumed
 MIN_HOLE_BYTES = 16  # NUL bytes in one event from which it is a hole in the file; assumed
 MAX_LOST_SHARE = 0.01  # none; a trace that lost more of its events carries no verdict; assumed
+FEW_IMPOSSIBLE = 10  # rows; so few of impossible length tell of single rows, not of the recording; assumed
 
 LEARN_EVENTS = 2000  # events; how many of a chunk are tried to learn the layout from; assumed
 LEARN_CHUNKS = 8  # chunks; how many are tried before every event is decoded in full; assumed

@@ -58,9 +58,9 @@ def trace_metadata(chunks: EventChunks) -> TraceMetadata:
 
 
 def rank_in_name(name: str) -> int | None:
-    """Return the rank that a file name states, None when it states none."""
-    found = _RANK_IN_NAME.search(name)
-    return int(found.group(1)) if found else None
+    """Return the rank that a file's name states, failing that the nearest folder's; None when none does."""
+    found = (_RANK_IN_NAME.search(part) for part in reversed(re.split(r"[/\\]", name)))
+    return next((int(match.group(1)) for match in found if match), None)
 
 
 def trace_header(metadata: TraceMetadata, rows: KinetoRows, label: str, origin_us: float) -> SourceHeader:

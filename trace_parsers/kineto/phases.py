@@ -187,7 +187,8 @@ class PhaseClock:
     """Tells the phase of training at a host time.
 
     forward and backward are those of a micro-batch; boundary lies after the last backward of a
-    step, update from the start of the optimizer's step on.
+    step, update from the start of the optimizer's step on. What is reduced before the step of another
+    optimizer is that one's.
 
     Args:
         passes: of backward, in order.
@@ -235,7 +236,10 @@ class PhaseClock:
         if before < 0 or self._ends[before] <= begins:
             return ""
         update = bisect_right(self._updates, time_us) - 1
-        return "update" if update >= 0 and self._updates[update] >= self._ends[before] else "boundary"
+        if update < 0 or self._updates[update] < self._ends[before]:
+            return "boundary"
+        is_before_another = update + 1 < len(self._updates) and self._updates[update + 1] < ends
+        return "boundary" if is_before_another and op in REDUCTIONS else "update"
 
     def micro_batch(self, time_us: float, op: Op | None = None) -> int | None:
         """Return the index within its step of the micro-batch that a call on the host belongs to."""
@@ -268,6 +272,24 @@ def micro_batches(
 def root_forwards(steps: Sequence[HostSpan], spans: Sequence[HostSpan]) -> int | None:
     """Return how often whole models run forward in a step (median over steps), None where no annotation says so."""
     return _median_per_step(_root_forwards(spans), steps) or None if steps else None
+
+
+def updates_per_step(
+    steps: Sequence[HostSpan], optimizer: Sequence[HostSpan], passes: Sequence[tuple[float, float]]
+) -> int | None:
+    """Return how often optimizers step after passes of their own in a step (median over steps), None when unknown.
+
+    Several optimizers that step one after the other, with no backward pass in between, are one update.
+    """
+    outer = outermost(optimizer)
+    if not steps or not outer or not passes:
+        return None
+    ends = [end for _, end in passes]
+    counts = sorted(
+        len({bisect_right(ends, span.start_us) for span in outer if step.start_us <= span.start_us < step.end_us})
+        for step in steps
+    )
+    return counts[len(counts) // 2] or None
 
 
 def _root_forwards(spans: Sequence[HostSpan]) -> list[float]:

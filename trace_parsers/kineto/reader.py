@@ -19,6 +19,7 @@ from paro_advise.trace_parsers.kineto.collectives.runtime_annotations import (
 )
 from paro_advise.trace_parsers.kineto.columns import HostKind
 from paro_advise.trace_parsers.kineto.constants import (
+    FEW_IMPOSSIBLE,
     FEW_OPERATORS,
     LITTLE_WORK_SHARE,
     MAX_DURATION_US,
@@ -47,6 +48,7 @@ from paro_advise.trace_parsers.kineto.phases import (
     profiler_steps,
     root_forwards,
     shows_training,
+    updates_per_step,
 )
 from paro_advise.trace_parsers.kineto.rows import KinetoRows
 from paro_advise.trace_parsers.notice import NoticeList
@@ -173,6 +175,7 @@ class _TableBuilder:
         self._origin_us = float(int(first_us))
         self._notices = NoticeList(prefix=f"{raw.ref.file_name}: ")
         self._device_steps: tuple[HostSpan, ...] = ()
+        self._updates: list[HostSpan] = []
 
     def build(self) -> ParsedSource:
         """Return everything the file gave, with times relative to the first event."""
@@ -192,6 +195,7 @@ class _TableBuilder:
                 where=self._label,
                 hint="give each rank's own file, as torch.profiler writes it, or split this one by process",
             )
+        self._updates = updates
         cuts = [step.end_us for step in steps] + [update.start_us for update in updates]
         passes = extend_passes(host, backward_passes(host), cuts)
         clock = PhaseClock(passes, steps, updates, first_layers(host, passes))
@@ -260,6 +264,7 @@ class _TableBuilder:
             events=events,
             num_micro_batches=micro_batches(events.steps, events.spans, events.backward_passes) if events else None,
             num_forwards=root_forwards(events.steps, events.spans) if events else None,
+            num_updates=updates_per_step(events.steps, self._updates, events.backward_passes) if events else None,
             notices=self._notices.in_order(),
             num_events=self._rows.num_events,
         )
@@ -278,6 +283,13 @@ class _TableBuilder:
         if negative:
             self._notices.warn("Q107", f"{negative} events have a negative duration; it was taken as 0")
             durations = np.maximum(durations, 0.0)
+        if endless + negative > max(FEW_IMPOSSIBLE, MAX_LOST_SHARE * len(durations)):
+            self._notices.warn(
+                "Q108",
+                f"{(endless + negative) / len(durations):.0%} of the rows of one kind last an impossible time: "
+                "this trace carries no verdict alone",
+                "copy the file again, or record it again",
+            )
         return starts, np.where(durations < MIN_DURATION_US, 0.0, durations)
 
     def _gpu_tables(

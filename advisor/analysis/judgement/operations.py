@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.facts.attribution import AVERAGES
 from paro_advise.advisor.wording.quantities import bytes_text, count_text
 from paro_advise.core.model_state import State
 
@@ -56,7 +57,9 @@ def operations_text(entries: Sequence[CollectiveEntry], state: State) -> str:
         if named and sum(one.exposed_us for one in named) >= _NAMED_SHARE * whole:
             break
         named.append(item)
-    return " and ".join(item.text for item in named) + " a step" + _PURPOSE[state]
+    details = {entry.detail for entry in entries if entry.state == state.value and entry.exposed_us}
+    purpose = " to average parameters" if details == {AVERAGES} else _PURPOSE[state]
+    return " and ".join(item.text for item in named) + " a step" + purpose
 
 
 def _operations(entries: Sequence[CollectiveEntry], state: State) -> list[_Operation]:

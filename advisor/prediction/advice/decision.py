@@ -130,6 +130,8 @@ def _recommended(calibration: Calibration, limits: Limits, field: Field) -> tupl
         if best
         else _nothing_fits(choices[id(field.scored[0])])
     )
+    if best and verdict in (Verdict.CHANGE, Verdict.MEASURE_FIRST) and abs(field.replay_error_pct) <= HOPELESS_PCT:
+        text += _beside(best, [choices[id(item)] for item in field.eligible])
     if calibration.framework == Framework.UNKNOWN and verdict == Verdict.CHANGE:
         text += " The traces name no framework: `paro-advise run` needs FSDP, DDP or DeepSpeed around the model."
     plan = Plan(
@@ -314,6 +316,17 @@ def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, error
             return (
                 f"Measure first: {name} looks best, {ahead}, with a probability of {gain:.2f} of a speed-up above 2 %."
             )
+
+
+def _beside(chosen: Choice, eligible: Sequence[Choice]) -> str:
+    """Say why the fastest by its median is not the one that was chosen; "" where it is."""
+    quickest = max(eligible, key=lambda choice: choice.predicted.speedup.p50)
+    if f"{quickest.predicted.speedup.p50:.2f}" == f"{chosen.predicted.speedup.p50:.2f}":
+        return ""
+    return (
+        f" {choice_name(quickest)} is predicted {quickest.predicted.speedup.p50:.2f}x, which is no difference beyond "
+        "noise, and takes more memory."
+    )
 
 
 def _ahead(chosen: Choice) -> str:

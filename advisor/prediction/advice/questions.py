@@ -25,7 +25,7 @@ from paro_advise.advisor.prediction.constants import (
     SCALING_SIGMA,
 )
 from paro_advise.advisor.prediction.scoring import score
-from paro_advise.advisor.prediction.step_replay import arithmetic_us, measured_links, step_us
+from paro_advise.advisor.prediction.step_replay import arithmetic_us, floor_us, measured_links, step_us
 from paro_advise.advisor.wording.quantities import plural
 from paro_advise.core.collective import Op
 from paro_advise.errors import UsageError
@@ -268,7 +268,9 @@ def _least_bandwidth(share: float, basis: Basis) -> str:
         def exposed(factor: float, candidate: Candidate = candidate) -> float:
             quick = replace(links, inter_gbps=links.inter_gbps * factor, pod_gbps=links.pod_gbps * factor)
             step = float(step_us(calibration, candidate, quick))
-            return max(0.0, step - float(arithmetic_us(calibration, candidate, quick))) / step
+            # Arithmetic that a collective beside it slows counts as arithmetic, as in the analysis of a run.
+            arithmetic = max(float(arithmetic_us(calibration, candidate, quick)), floor_us(calibration, candidate))
+            return max(0.0, step - arithmetic) / step
 
         low, high = LINK_FACTORS
         now = f"{exposed(1.0):.0%} at today's {value:.3g} GB/s"

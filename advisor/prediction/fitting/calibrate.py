@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
 from paro_advise.advisor.analysis.constants import FROZEN_RATIO
-from paro_advise.advisor.facts.model import CUT_CODES, LEFT_OUT_CODE, SEVERAL_FRAMEWORKS_CODE
+from paro_advise.advisor.facts.model import CUT_CODES, LEFT_OUT_CODE, SEVERAL_FRAMEWORKS_CODE, SEVERAL_UPDATES_CODE
 from paro_advise.advisor.prediction.calibration import Calibration, Update
 from paro_advise.advisor.prediction.constants import (
     ALL_TRAINED_SHARE,
@@ -23,7 +23,7 @@ from paro_advise.advisor.prediction.fitting.data_parallel import DataParallel, d
 from paro_advise.advisor.prediction.fitting.profiler_correction import unprofiled
 from paro_advise.advisor.prediction.network_tiers import Cluster, Estimate, fit_tiers
 from paro_advise.core.collective import Op
-from paro_advise.core.dtypes import dtype_bytes
+from paro_advise.core.dtypes import dtype_bytes, is_of_bytes
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import MODEL_STATES, State
 from paro_advise.errors import InputError
@@ -117,6 +117,8 @@ def _untrusted(analysis: Analysis) -> str:
     is_cut = codes.intersection(CUT_CODES) and LEFT_OUT_CODE not in codes
     if SEVERAL_FRAMEWORKS_CODE in codes:
         return "the traces are of several jobs"
+    if SEVERAL_UPDATES_CODE in codes:
+        return "each step of the traces holds several steps of the optimizer"
     return "the traces end early or are damaged, and what is missing looks like idle time" if is_cut else ""
 
 
@@ -193,7 +195,7 @@ def _model(analysis: Analysis, world: int, micro: int, notes: list[str]) -> _Mod
 def _width(analysis: Analysis, state: State) -> int | None:
     """Return the bytes of an element of most of a state's traffic, None where no type is recorded."""
     moved: dict[int, float] = {}
-    for entry in _kinds(analysis, state, lambda entry: bool(entry.dtype)):
+    for entry in _kinds(analysis, state, lambda entry: bool(entry.dtype) and not is_of_bytes(entry.dtype)):
         if width := dtype_bytes(entry.dtype):
             moved[width] = moved.get(width, 0.0) + entry.count * float(entry.bytes or 0)
     return max(moved, key=lambda width: moved[width], default=None)

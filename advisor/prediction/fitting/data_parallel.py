@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.analysis.parallel import data_parallel_size
 from paro_advise.core.collective import Op
 from paro_advise.core.model_state import State
 
 if TYPE_CHECKING:
-    from paro_advise.advisor.analysis.model import Analysis, CollectiveEntry
+    from paro_advise.advisor.analysis.model import Analysis
 
 _PIPELINE = (Op.SEND, Op.RECV, Op.SEND_RECV)
 
@@ -40,7 +41,7 @@ def data_parallel(analysis: Analysis, world: int, per_node: int) -> DataParallel
         analysis: the run.
         world, per_node: ranks of the job, and on a node.
     """
-    size = _data_parallel_size(analysis, world)
+    size = data_parallel_size(analysis.collectives, world, analysis.run.strategy.source)
     factor = world // size if size and world % size == 0 else 1
     if factor == 1:
         return DataParallel(world_size=world, ranks_per_node=per_node, note="", unmodelled="")
@@ -56,29 +57,6 @@ def data_parallel(analysis: Analysis, world: int, per_node: int) -> DataParallel
     return DataParallel(
         world_size=size, ranks_per_node=here, note=note, unmodelled=unmodelled, is_placed=seen is not None
     )
-
-
-def _data_parallel_size(analysis: Analysis, world: int) -> int:
-    """Return the ranks of a group times the groups, as parameters, gradients and updated parameters move."""
-    if analysis.run.strategy.source == "metadata":
-        return world
-
-    def largest(entries: list[CollectiveEntry]) -> int:
-        return max((entry.group_size or 0 for entry in entries), default=0)
-
-    of = {
-        state: [entry for entry in analysis.collectives if entry.state == state.value]
-        for state in (State.PARAMETER, State.GRADIENT, State.OPTIMIZER)
-    }
-    replicas = [entry for entry in of[State.GRADIENT] if entry.detail == "replica"]
-    main = [entry for entry in of[State.GRADIENT] if entry.detail != "replica"]
-    inner = max(largest(of[State.PARAMETER]), largest(main))
-    updated = largest(of[State.OPTIMIZER])
-    # What follows the step may cross groups.
-    across = max(largest(replicas), updated if 0 < updated < inner else 0, 1)
-    if replicas and not largest(replicas) and inner and world % inner == 0:
-        return world  # gloo records no size of an all-reduce; what joins the groups joins them all
-    return min(world, max(inner * across, updated, largest(replicas))) or world
 
 
 def _seen_per_node(analysis: Analysis, size: int) -> int | None:

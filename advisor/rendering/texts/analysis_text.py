@@ -39,7 +39,9 @@ def confidence(analysis: Analysis) -> str:
     if not analysis.ranks:
         return "Logs and dumps only: record torch profiler traces of the same run to see where a step goes."
     seen = f"{len(run.ranks)} of {plural(run.world_size, 'rank')}" if run.world_size else plural(len(run.ranks), "rank")
-    text = f"Seen: {seen}, {plural(run.num_steps, 'step')} each."
+    least = min((entry.num_steps for entry in analysis.ranks), default=run.num_steps)
+    steps = plural(run.num_steps, "step") if least == run.num_steps else f"{least} to {run.num_steps} steps"
+    text = f"Seen: {seen}, {steps} each."
     if slowed := profiled(analysis):
         text += f" Times are {slowed}."
     shares = {name: entry.evidence for name, entry in analysis.states.items() if entry.count and name in STATES[:3]}
@@ -58,7 +60,21 @@ def framework_text(analysis: Analysis) -> str:
 
 
 def parameters_text(run: RunEntry) -> str:
-    """Return the parameters, and how many of them are trained where some are frozen."""
+    """Return the parameters, and how many of them are trained where some are frozen.
+
+    Ranks of tensor or pipeline parallelism hold parts of the model; traces show the part of one.
+    """
+    return f"{_own_parameters_text(run)}{_part_text(run)}"
+
+
+def _part_text(run: RunEntry) -> str:
+    world, sharing = run.world_size, run.data_parallel_ranks
+    if not run.parameter_count or not world or not sharing or world % sharing or world == sharing:
+        return ""
+    return f" in one of {world // sharing} parts of the model, each on {sharing} of {world} ranks"
+
+
+def _own_parameters_text(run: RunEntry) -> str:
     if run.total_parameter_count:
         return f"{count_text(run.total_parameter_count)} parameters, {count_text(run.parameter_count)} of them trained"
     shows_all = run.strategy.source == "metadata" or not (run.strategy.triple_at_rest or "N").startswith("N")

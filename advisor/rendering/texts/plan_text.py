@@ -145,6 +145,8 @@ def _sensitive(plan: Plan) -> list[str]:
     """Return what would change the choice; what would not is not worth a line."""
     lines = []
     for item in plan.sensitivities:
+        if item.best_if_half == item.best_if_double:
+            continue  # the same one whatever the quantity is
         for end, best, speedup in (
             ("half", item.best_if_half, item.speedup_if_half),
             ("double", item.best_if_double, item.speedup_if_double),

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from paro_advise.errors import CommunicationError, UsageError
 from paro_advise.runtime.adapters.constants import FAREWELL_POLL_S, FAREWELL_S
 from paro_advise.runtime.adapters.names import replace_name
-from paro_advise.runtime.sharding.parameters.reading import WholeReads
+from paro_advise.runtime.sharding.parameters.reading import WholeReads, line_of_user
 from paro_advise.runtime.sharding.states.whole_states import plain_optimizer_state, whole_moments, whole_parameters
 
 if TYPE_CHECKING:
@@ -156,6 +156,15 @@ class Attendance:
         """
         if self.is_needed:
             self.meet(_READ + line, _READ_HINT, self._parameter(tensor))
+
+    def meet_at_line(self) -> None:
+        """Bring all ranks together where the script reads gradients of all; help rank 0 with what it asks for before.
+
+        Raises:
+            UsageError: another rank reads elsewhere.
+        """
+        if self.is_needed:
+            self.meet(_READ + line_of_user(), _READ_HINT)
 
     def _parameter(self, tensor: DTensor) -> str | None:
         """Return which parameter of which model lies where a tensor does, "" for none, None where none can be told."""

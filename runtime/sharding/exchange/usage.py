@@ -69,6 +69,10 @@ class Usage:
         """Note that a parameter of a unit got a gradient on this rank."""
         self._here[self._first[unit.spec.name] + place] = True
 
+    def is_noted(self, unit: UnitState, place: int) -> bool:
+        """Tell whether a parameter of a unit got a gradient on this rank."""
+        return self._here[self._first[unit.spec.name] + place]
+
     def note_gather(self, unit: UnitState) -> None:
         """Note that this rank takes part in a gather of a unit's sharded parameters."""
         self._gathered = (self._gathered * _FACTOR + self._numbers[unit.spec.name]) % _MODULUS

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from torch import nn
@@ -54,6 +54,9 @@ class Keeper(Protocol):
     def keeps(self, parameter: torch.Tensor) -> bool:
         """Tell whether a gradient that a script sets now is what the next step uses."""
 
+    def refuse_hidden(self, parameter: torch.Tensor) -> None:
+        """Refuse to show none where the script's framework would show what this rank has made."""
+
 
 class _Owned(torch.Tensor):
     """What owned parameters share."""
@@ -90,9 +93,13 @@ class _Owned(torch.Tensor):
     def grad(self) -> torch.Tensor | None:
         """Return the gradient as far as it is known to be complete."""
         keeper = _keeper_of(self)
-        if keeper is not None:
-            keeper.before_read()
-        return gradient_of(self)
+        if keeper is None:
+            return gradient_of(self)
+        keeper.before_read()
+        found = gradient_of(self)
+        if found is None:
+            keeper.refuse_hidden(self)
+        return found
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
@@ -172,7 +179,23 @@ class OwnedWhole(_Owned, WholeTensor):
 
 
 class OwnedTensor(_Owned, nn.Parameter):
-    """A parameter that every rank holds whole."""
+    """A parameter that every rank holds whole; FSDP2's scripts ask it for what DTensors have."""
+
+    def full_tensor(self) -> torch.Tensor:
+        """Return itself as a plain tensor: it is whole."""
+        return self.view_as(self)
+
+    def to_local(self) -> NoReturn:
+        """Refuse: FSDP2 would give this rank's rows.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "a script must not take this rank's rows (to_local) of a parameter that the plan replicates: sums over its "
+            "groups would be others",
+            hint="take full_tensor(), or choose a strategy that shards parameters over all ranks (G..)",
+        )
 
 
 class Gathered(nn.Parameter):

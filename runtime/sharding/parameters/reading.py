@@ -37,10 +37,12 @@ class WholeReads:
     Attributes:
         before: called with the line of the script and the tensor before a read; None for nothing to call.
         are_saved_whole: the script's framework lets every rank hold whole parameters, so that it may pickle one.
+        frameworks_mesh: sizes of the mesh over which FSDP2 would have sharded; None without FSDP2.
     """
 
     before: ClassVar[Callable[[str, DTensor], None] | None] = None
     are_saved_whole: ClassVar[bool] = False
+    frameworks_mesh: ClassVar[tuple[int, ...] | None] = None
     _meshes: ClassVar[set[tuple[int, ...]]] = set()
     _count: ClassVar[dict[tuple[int, ...], int]] = {}
 
@@ -78,17 +80,35 @@ class WholeReads:
             raise UsageError(
                 "a norm or a sum of gradients must not be read in a script for FSDP1: there it is that of this rank's "
                 "shards, under a plan that of whole gradients",
-                where=_line_of_user(),
+                where=line_of_user(),
                 hint="take the norm that model.clip_grad_norm_() returns, which is that of all gradients in both",
             )
         if all(isinstance(place, Replicate) for place in tensor.placements):
             return tensor._local_tensor  # noqa: SLF001 - to_local() makes a view
-        here = line or _line_of_user()
+        here = line or line_of_user()
         if line is None and cls.before is not None:
             cls.before(here, tensor if of is None else of)
         cls._meet(tensor.device_mesh, here)
         with torch.no_grad(), reaching_all_ranks("a read of a gradient or a parameter"):
             return tensor.full_tensor()
+
+    @classmethod
+    def refuse_local(cls, tensor: DTensor) -> None:
+        """Refuse that a script takes this rank's rows where its own framework would give it others.
+
+        Raises:
+            UsageError: what it adds up over its groups would be another sum.
+        """
+        mesh = tensor.device_mesh
+        is_alike = cls.frameworks_mesh is None or cls.frameworks_mesh == (dist.get_world_size(),) == tuple(mesh.shape)
+        if not is_alike and sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in _INNER:  # noqa: SLF001
+            raise UsageError(
+                "a script must not take this rank's rows (to_local) where the plan lays them out otherwise than FSDP2: "
+                "sums over its groups would be others",
+                where=line_of_user(),
+                hint="take full_tensor(), or the norm that clip_grad_norm_ returns; or GGG, if the script shards over "
+                "all ranks",
+            )
 
     @classmethod
     def _meet(cls, mesh: DeviceMesh, here: str) -> None:
@@ -117,7 +137,8 @@ def _ranks(mesh: DeviceMesh) -> tuple[int, ...]:
     return tuple(mesh.mesh.flatten().tolist())
 
 
-def _line_of_user() -> str:
+def line_of_user() -> str:
+    """Return the file and line of the script that are running."""
     frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack reads files
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
         frame = frame.f_back

@@ -103,6 +103,15 @@ class WholeTensor(DTensor):
                     ) from None
                 return _as_whole(by_whole_values(func, args, kwargs), result)
 
+    def to_local(self, **kwargs: Any) -> torch.Tensor:
+        """Return this rank's rows.
+
+        Raises:
+            UsageError: a script for FSDP2 asks, which would give it other rows.
+        """
+        WholeReads.refuse_local(self)
+        return super().to_local(**kwargs)
+
     def __iter__(self) -> Iterator[torch.Tensor]:
         """Return the rows one by one."""
         return iter(self.unbind(0))

@@ -397,6 +397,20 @@ class GradientReducer:
         adds_up_there = levels.gradient == Level.N and levels.parameter == Level.N and not self.synchronizes
         return adds_up_there or self._exposure.shows(parameter)
 
+    def refuse_hidden(self, parameter: torch.Tensor) -> None:
+        """Refuse to show no gradient where DDP would show this rank's: that of a pass in ``no_sync``.
+
+        Raises:
+            UsageError: there is one, which adds up elsewhere.
+        """
+        found = self._arrangement.place_of(parameter) if self.reduces_once else None
+        if found is not None and found[0].accumulated is not None and self._usage.is_noted(*found):
+            raise UsageError(
+                "a gradient of a pass in no_sync() cannot be read where the plan shards gradients, got a read of one",
+                where=found[0].spec.training[found[1]].name,
+                hint="read it after a pass that is reduced, or choose a strategy that replicates gradients (.N.)",
+            )
+
     def _refuse_stray(self) -> None:
         """Refuse gradients of sharded parameters that did not come through the forward pass of their module.
 

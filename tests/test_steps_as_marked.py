@@ -1,0 +1,62 @@
+"""What a script marks as one step may hold several steps of its optimizer, or means of parameters."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import analyze
+from trace_builder import TraceBuilder
+
+from paro_advise.advisor.analysis.judgement.operations import operations_text
+from paro_advise.advisor.prediction.fitting.calibrate import calibrate
+from paro_advise.core.model_state import State
+
+PASS_US = 10_000.0
+IN_REDUCER = ("torch.distributed.ddp.reducer::reduce_bucket",)
+
+
+def written(path, updates, *, buckets=(20_000, 30_000), reduces=lambda _: True, averages=()):
+    """Write DDP's steps of some updates each, one backward pass before each update."""
+    trace = TraceBuilder(0, 2)
+    for step in range(3):
+        begin = step * PASS_US * updates
+        trace.step(step, begin, PASS_US * updates)
+        for number in range(updates):
+            base = begin + number * PASS_US
+            trace.annotation("DistributedDataParallel.forward", base + 10, 100)
+            trace.compute(base + 100, 5000)
+            trace.backward(base + 1000, 5000, sequence=step * updates + number + 1)
+            for place, elements in enumerate(buckets if reduces(number) else ()):
+                trace.collective(
+                    "AllReduce", base + 2000 + 500 * place, 300, nelems=elements, issue=base + 1500 + 500 * place, tid=2,
+                    seq=10 * number + place, owners=IN_REDUCER, dtype="Float",
+                )  # fmt: skip
+            trace.annotation("Optimizer.step#AdamW.step", base + 6500, 300)
+        for place, elements in enumerate(averages):
+            at = begin + PASS_US * updates - 2500 + 500 * place
+            trace.collective("AllReduce", at, 300, nelems=elements, issue=at - 50, seq=90 + place, dtype="Float")
+    return analyze(trace.write(path / "rank0.json"))
+
+
+@pytest.mark.parametrize("updates", [1, 2, 3])
+def test_steps_of_an_optimizer_are_no_micro_batches(updates, tmp_path):
+    analysis = written(tmp_path, updates)
+    run = analysis.run
+    assert (run.micro_batches, run.parameter_count, run.strategy.triple) == (1, 50_000, "NNN")
+    told = [notice.message for notice in analysis.data_quality if notice.code == "Q326"]
+    assert len(told) == (updates > 1)
+    assert all(f"holds {updates} steps of the optimizer" in message for message in told)
+    assert bool(calibrate(analysis).unmodelled) is (updates > 1)
+
+
+def test_ranks_that_train_by_themselves_in_between_follow_no_strategy(tmp_path):
+    run = written(tmp_path, 4, reduces=lambda number: number == 3).run
+    assert (run.strategy.triple, run.micro_batches) == (None, 1)
+
+
+def test_what_is_averaged_after_the_step_is_no_gradient(tmp_path):
+    """Local SGD reduces no gradients; all-reduces after the update average parameters."""
+    analysis = written(tmp_path, 1, buckets=(), averages=(20_000, 30_000))
+    assert analysis.states["gradient"].count == 0
+    told = operations_text(analysis.collectives, State.OTHER)
+    assert told == "2 all-reduces of 78.1 KiB to 117 KiB a step to average parameters"
+    assert analysis.run.strategy.triple is None

@@ -1,0 +1,113 @@
+"""Traces that lack names, types or times of what they hold: what follows from the rest, and no more."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from helpers import analyze, write_run
+from trace_builder import TraceBuilder
+
+from paro_advise.advisor.analysis.parallel import data_parallel_size
+from paro_advise.advisor.rendering.texts.analysis_text import confidence, parameters_text
+
+UNITS = 4
+UNIT_ELEMENTS = 40_000
+WORLD = 8
+SHARD = [0, 1, 2, 3]
+
+
+def hybrid(rank, *, names=False, dtype="BFloat16", gathered=UNIT_ELEMENTS, replicas=True, steps=2):
+    """FSDP2 in groups of four of eight ranks, whose replicas add up the shards that reduce-scatters leave."""
+    shard = [member for member in range(WORLD) if member // 4 == rank // 4]
+    groups = [("0", "", list(range(WORLD))), ("1", "", shard), ("2", "", [rank % 4, rank % 4 + 4])]
+    trace = TraceBuilder(rank, WORLD, groups=groups)
+    for step in range(steps):
+        base = step * 20_000.0
+        trace.step(step, base, 20_000.0)
+        trace.backward(base + 9000, 8000, sequence=step + 1)
+        for unit in range(UNITS):
+            at, seq = base + unit * 1000, 10 * step + unit
+            forward, backward, reduced = (
+                (("FSDP::pre_forward", "FSDP::all_gather"), ("FSDP::pre_backward", "FSDP::all_gather"),
+                 ("FSDP::post_backward_reduce",)) if names else ((), (), ())
+            )  # fmt: skip
+            common = {"group": "1", "seq": seq}
+            trace.collective(
+                "AllGather", at + 100, 200, issue=at + 50, nelems=gathered, dtype=dtype, owners=forward, **common
+            )
+            trace.collective(
+                "AllGather", at + 9100, 200, issue=at + 9050, nelems=gathered, dtype=dtype, tid=2, owners=backward,
+                **common,
+            )  # fmt: skip
+            trace.collective(
+                "ReduceScatter", at + 9400, 200, issue=at + 9350, nelems=UNIT_ELEMENTS, tid=2, owners=reduced, **common
+            )
+            if replicas:
+                trace.collective(
+                    "AllReduce", at + 9700, 150, issue=at + 9650, nelems=UNIT_ELEMENTS // 4, tid=2, group="2", seq=seq,
+                    owners=reduced,
+                )  # fmt: skip
+        trace.annotation("Optimizer.step#AdamW.step", base + 18_500, 500)
+    return trace
+
+
+@pytest.mark.parametrize("names", [False, True])
+def test_replicas_are_known_by_what_the_scatters_leave(names, tmp_path):
+    run = analyze(hybrid(0, names=names).write(tmp_path / "rank0.json")).run
+    assert (run.strategy.triple, run.strategy.group_size) == ("III", 4)
+    assert run.parameter_count == UNITS * UNIT_ELEMENTS
+    assert run.data_parallel_ranks == WORLD
+    assert "parts of the model" not in parameters_text(run)
+
+
+def test_ranks_that_do_not_share_the_data_hold_parts_of_the_model(tmp_path):
+    analysis = analyze(hybrid(0, replicas=False).write(tmp_path / "rank0.json"))
+    run = analysis.run
+    assert run.data_parallel_ranks == data_parallel_size(analysis.collectives, WORLD, "inferred") == len(SHARD)
+    assert parameters_text(run).endswith(" in one of 2 parts of the model, each on 4 of 8 ranks")
+
+
+@pytest.mark.parametrize("bytes_each", [1, 2, 4])
+def test_parameters_that_are_gathered_as_bytes_are_counted_by_their_gradients(bytes_each, tmp_path):
+    """FSDP2 gathers parameters of several types, or of 8 bits, as bytes."""
+    trace = hybrid(0, names=True, dtype="Byte", gathered=bytes_each * UNIT_ELEMENTS)
+    run = analyze(trace.write(tmp_path / "rank0.json")).run
+    assert (run.parameter_count, run.total_parameter_count) == (UNITS * UNIT_ELEMENTS, None)
+
+
+def without_header(trace, path):
+    document = trace.document()
+    document.pop("distributedInfo", None)
+    path.write_text(json.dumps(document))
+    return path
+
+
+@pytest.mark.parametrize("ranks", [(1,), (1, 3)])
+def test_groups_tell_how_many_ranks_there_are_where_no_header_does(ranks, tmp_path):
+    for rank in ranks:
+        trace = hybrid(rank)
+        at = 19_000.0
+        trace.collective("AllReduce", at, 50, issue=at - 50, nelems=8, seq=99)  # over all ranks
+        without_header(trace, tmp_path / f"rank{rank}.json")
+    run = analyze(tmp_path).run
+    assert (run.world_size, run.ranks) == (WORLD, ranks)
+
+
+def test_ranks_with_other_numbers_of_steps_are_said(tmp_path):
+    traces = [hybrid(rank, steps=2 if rank < 4 else 5) for rank in range(WORLD)]
+    analysis = analyze(write_run(tmp_path / "run", traces))
+    assert "2 to 5 steps each" in confidence(analysis)
+    assert not any("have ranks without a trace" in notice.message for notice in analysis.data_quality)
+
+
+@pytest.mark.parametrize("duration", [-5.0, 1e17])
+def test_collectives_of_impossible_length_carry_no_verdict(duration, tmp_path):
+    trace = hybrid(0)
+    whole = analyze(trace.write(tmp_path / "whole.json"))
+    for event in trace.events:
+        if event["name"].startswith("nccl"):
+            event["dur"] = duration
+    damaged = analyze(trace.write(tmp_path / "rank0.json"))
+    assert not whole.verdict.text.startswith("No verdict")
+    assert damaged.verdict.text.startswith("No verdict")
