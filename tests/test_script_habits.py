@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from conftest import ROOT
 from loop import plan_for
 from ranks import run_ranks
 
 from paro_advise.errors import UsageError
-from paro_advise.runtime.adapters.raw_errors import is_of_sharded_tensors
+from paro_advise.runtime.adapters.raw_errors import asks_for_what_dtensors_have, is_of_sharded_tensors
 
 WORKER = ROOT / "tests/workers/script_habits.py"
 # Changes of weights while FSDP2 has them gathered are lost in plain FSDP2, and count in plain DDP.
@@ -62,15 +63,19 @@ def test_jobs_are_those_of_the_plain_framework_or_refused(framework, a_plan, tmp
 
 # A norm of FSDP1's shards is another one than that of gradients which act as whole.
 OF_SHARDS = {"sums norms of shards", "averages squares of shards"}
+OF_FSDP2 = {"assigns data", "wraps layers alone", "adds rows up in groups"}
 REFUSED_OF_FRAMEWORKS = {
-    ("ddp", "NNG"): {"trains two with one optimizer"},
-    ("ddp", "GGG"): {"trains two with one optimizer", "puts weights in place in forward"},
+    ("ddp", "NNG"): {"trains two with one optimizer", "loads by assignment", "steps in hooks"},
+    ("ddp", "GGG"): {
+        "trains two with one optimizer", "loads by assignment", "steps in hooks", "puts weights in place in forward",
+        "perturbs by a gradient of its own",
+    },
     ("fsdp1", "NNG"): OF_SHARDS,
     ("fsdp1", "GGG"): OF_SHARDS,
-    ("fsdp2", "NNG"): {"edits while gathered", "assigns data", "wraps layers alone"},
-    ("fsdp2", "IIG"): {"assigns data", "wraps layers alone"},
-    ("fsdp2", "GGG"): {"assigns data", "wraps layers alone"},
-}
+    ("fsdp2", "NNG"): {"edits while gathered", "adds rows up", *OF_FSDP2},
+    ("fsdp2", "IIG"): {"adds rows up", *OF_FSDP2},
+    ("fsdp2", "GGG"): OF_FSDP2,
+}  # fmt: skip
 
 
 @pytest.mark.distributed
@@ -98,6 +103,14 @@ def test_what_torch_cannot_do_with_sharded_tensors_is_explained(a_plan, tmp_path
     assert "mixed torch.Tensor and DTensor" in done.stderr
     assert "under a plan an optimizer meets sharded parameters and gradients" in done.stderr
     assert "take its form for a single device" in done.stderr
+
+
+def test_a_plain_tensor_that_is_taken_for_a_dtensor_is_explained():
+    for name, is_explained in {"to_local": True, "full_tensor": True, "no_such_thing": False}.items():
+        with pytest.raises(AttributeError) as caught:
+            getattr(torch.zeros(2), name)
+        assert asks_for_what_dtensors_have(caught.value) is is_explained
+    assert not asks_for_what_dtensors_have(AttributeError("'Model' object has no attribute 'to_local'"))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
 from paro_advise.errors import ParoAdviseError
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from paro_advise.runtime.adapters.session import Session
 
 _WORDS = (*OF_LAYOUTS, "DTensor", "WholeTensor")
+_OF_DTENSORS = ("device_mesh", "full_tensor", "placements", "redistribute", "to_local")
+_WHOLE = "parameters that the plan replicates are plain tensors, and so is what is made of them; the script asks for"
+_WHOLE_HINT = "take the tensor as it is, the parameter's own full_tensor(), or choose a strategy that shards it (G..)"
 _IN_STEP = "an optimizer meets sharded parameters and gradients, of which each rank holds rows; this one uses"
 _ELSEWHERE = "parameters and gradients may be sharded tensors; the script uses"
 _STEP_HINT = "take its form for a single device, without collectives and flat buffers, or train without a plan"
@@ -29,10 +33,19 @@ def install(session: Session) -> None:
 
     def show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         shown_by(kind, error, traceback)
-        if session.models and is_of_sharded_tensors(error):
+        if session.models and asks_for_what_dtensors_have(error):
+            write_lines(
+                f"paro-advise: rank {_rank()}: under a plan {_WHOLE} what only DTensors have", f"  hint: {_WHOLE_HINT}"
+            )
+        elif session.models and is_of_sharded_tensors(error):
             write_lines(*explanation(in_step=any(model.engine.shards.is_stepping for model in session.models)))
 
     sys.excepthook = show
+
+
+def asks_for_what_dtensors_have(error: BaseException) -> bool:
+    """Tell whether a script has taken a plain tensor for a DTensor."""
+    return isinstance(error, AttributeError) and isinstance(error.obj, torch.Tensor) and error.name in _OF_DTENSORS
 
 
 def is_of_sharded_tensors(error: BaseException) -> bool:

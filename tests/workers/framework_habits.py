@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from script_habits import STEPS, Blocks, adamw, main, mean, squares, train, values_of, whole
+from script_habits import STEPS, Blocks, adamw, main, mean, squares, train, values_of, whole, wrapped
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
@@ -154,6 +155,84 @@ def coded(framework):
     return train(model, framework, loss_of=squares_of_both)
 
 
+def perturbs(job, values):
+    """Change a weight by its gradient of a pass that is not reduced, as adversarial training does."""
+    weight = job.module.first.weight
+    with job.no_sync():
+        squares(job, values).backward()
+    before = weight.data.clone()
+    if weight.grad is not None:
+        weight.data.add_(0.5 * weight.grad / weight.grad.norm())
+    loss = squares(job, values)
+    loss.backward()
+    weight.data.copy_(before)
+    return 0.0 * squares(job, values)
+
+
+def loads_by_assignment(job):
+    job.load_state_dict({name: value.clone() for name, value in job.state_dict().items()}, assign=True)
+    return 0.0
+
+
+class Saving:
+    """Rank 0 alone saves between backward and clipping."""
+
+    def start(self, parameters):
+        self.optimizer = adamw(parameters)
+        return self.optimizer
+
+    def after_backward(self, model):
+        if dist.get_rank() == 0:
+            self.saved = [model.state_dict(), self.optimizer.state_dict()]
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+
+def saves_before_clipping(framework):
+    saving = Saving()
+    return train(Blocks(), framework, optimizer_of=saving.start, after_backward=saving.after_backward)
+
+
+def steps_in_hooks(framework):
+    model = Blocks()
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.01) for parameter in model.parameters()}
+
+    def step(parameter):
+        optimizers[parameter].step()
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    job = wrapped(model, framework)
+    found = []
+    for number in range(STEPS):
+        loss = squares(job, values_of(number, same=True))
+        loss.backward()
+        found.append(mean(loss.item()))
+    return found
+
+
+def adds_rows_up(mesh=None):
+    """Make norms of gradients and weights of this rank's rows, over the group that shards."""
+    torch.manual_seed(0)
+    model = fully_shard(Blocks(), mesh=mesh)
+    group = mesh.get_group("shard") if mesh is not None else None
+    optimizer, found = adamw(model.parameters()), []
+    for step in range(STEPS):
+        loss = squares(model, values_of(step, same=False))
+        loss.backward()
+        for rows in ([p.grad for p in model.parameters()], list(model.parameters())):
+            total = sum(item.to_local().detach().square().sum() for item in rows)
+            dist.all_reduce(total, group=group)
+            found.append(mean(total))
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def looks_at_whole_weights(job):
+    return mean(sum(parameter.full_tensor().square().sum() for parameter in job.parameters()))
+
+
 def by_layers(_):
     """Wrap the layers and not the model that holds them."""
     torch.manual_seed(0)
@@ -186,6 +265,10 @@ def jobs(framework):
             "puts weights in place in forward",
             lambda: train(Blocks([Replaced(24, 24) for _ in range(2)]), framework),
         )
+        yield "perturbs by a gradient of its own", lambda: train(Blocks(), framework, loss_of=perturbs)
+        yield "loads by assignment", lambda: train(Blocks(), framework, after_step=loads_by_assignment)
+        yield "saves before clipping", lambda: saves_before_clipping(framework)
+        yield "steps in hooks", lambda: steps_in_hooks(framework)
         yield "trains two with one optimizer", lambda: two_with_one_optimizer(framework)
     elif framework == "fsdp1":
         yield "sums norms of shards", lambda: train(Blocks(), framework, after_backward=sums_norms)
@@ -201,6 +284,10 @@ def jobs(framework):
         yield "keeps means of weights", lambda: keeps_means(framework)
         yield "assigns data", lambda: train(Blocks(), framework, after_step=assigns_data)
         yield "trains by another method", lambda: coded(framework)
+        yield "adds rows up", adds_rows_up
+        mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+        yield "adds rows up in groups", lambda: adds_rows_up(mesh)
+        yield "looks at whole weights", lambda: train(Blocks(), framework, after_step=looks_at_whole_weights)
         yield "wraps layers alone", lambda: by_layers(framework)
 
 
