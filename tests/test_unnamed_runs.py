@@ -17,7 +17,7 @@ WORLD = 8
 SHARD = [0, 1, 2, 3]
 
 
-def hybrid(rank, *, names=False, dtype="BFloat16", gathered=UNIT_ELEMENTS, replicas=True, steps=2):
+def hybrid(rank, *, names=False, dtype="BFloat16", gathered=UNIT_ELEMENTS, replicas=True, steps=2, again=True):
     """FSDP2 in groups of four of eight ranks, whose replicas add up the shards that reduce-scatters leave."""
     shard = [member for member in range(WORLD) if member // 4 == rank // 4]
     groups = [("0", "", list(range(WORLD))), ("1", "", shard), ("2", "", [rank % 4, rank % 4 + 4])]
@@ -36,10 +36,11 @@ def hybrid(rank, *, names=False, dtype="BFloat16", gathered=UNIT_ELEMENTS, repli
             trace.collective(
                 "AllGather", at + 100, 200, issue=at + 50, nelems=gathered, dtype=dtype, owners=forward, **common
             )
-            trace.collective(
-                "AllGather", at + 9100, 200, issue=at + 9050, nelems=gathered, dtype=dtype, tid=2, owners=backward,
-                **common,
-            )  # fmt: skip
+            if again:
+                trace.collective(
+                    "AllGather", at + 9100, 200, issue=at + 9050, nelems=gathered, dtype=dtype, tid=2, owners=backward,
+                    **common,
+                )  # fmt: skip
             trace.collective(
                 "ReduceScatter", at + 9400, 200, issue=at + 9350, nelems=UNIT_ELEMENTS, tid=2, owners=reduced, **common
             )
@@ -74,6 +75,30 @@ def test_parameters_that_are_gathered_as_bytes_are_counted_by_their_gradients(by
     trace = hybrid(0, names=True, dtype="Byte", gathered=bytes_each * UNIT_ELEMENTS)
     run = analyze(trace.write(tmp_path / "rank0.json")).run
     assert (run.parameter_count, run.total_parameter_count) == (UNITS * UNIT_ELEMENTS, None)
+
+
+@pytest.mark.parametrize(("again", "triple"), [(True, "GGG"), (False, "NGG")])
+def test_without_host_rows_the_numbers_of_gathers_tell_whether_backward_gathers_again(again, triple, tmp_path):
+    trace = hybrid(0, replicas=False, again=again)
+    trace.events = [event for event in trace.events if event["cat"] == "kernel"]
+    run = analyze(trace.write(tmp_path / "rank0.json")).run
+    assert (run.strategy.triple, run.strategy.triple_at_rest) == (triple, "GGG")
+    assert run.micro_batches is None
+
+
+@pytest.mark.parametrize(("sends", "micro_batches"), [(0, 1), (2, 1), (6, None)])
+def test_a_stage_that_sends_more_than_a_pass_does_runs_several(sends, micro_batches, tmp_path):
+    """All forwards of a pipeline before all backwards look like one backward pass."""
+    trace = hybrid(0)
+    for at in (700 + step + 20 * number for step in (0.0, 20_000.0) for number in range(sends)):
+        trace.collective("AllReduce", at, 5, nelems=64, issue=at - 50, seq=round(at))
+        for event in trace.events[-3:]:
+            event["name"] = {"kernel": "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"}.get(
+                event["cat"], event["name"].replace("allreduce_", "send")
+            )
+            if "Collective name" in event["args"]:
+                event["args"]["Collective name"] = "send"
+    assert analyze(trace.write(tmp_path / "rank0.json")).run.micro_batches == micro_batches
 
 
 def without_header(trace, path):

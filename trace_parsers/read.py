@@ -42,6 +42,8 @@ _TEXT: tuple[tuple[SourceKind, Callable[[bytes], bool], Callable[[Readable, Sour
 
 _FIRST_KEY = re.compile(rb'\{\s*"schemaVersion"')  # as Kineto writes it; elsewhere dashboards have one too
 
+_ZIP = b"PK\x03\x04"  # the first bytes of a zip archive with something in it
+
 
 def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
     """Read one input of any kind.
@@ -73,6 +75,12 @@ def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
             "an input must be a recorded trace, this one is a part that paro-advise has cut",
             where=ref.label,
             hint="analyze the traces that it was cut from; ui.perfetto.dev shows it",
+        )
+    if head.startswith(_ZIP):
+        raise UnknownFormatError(
+            "an archive must be a .tar, .tar.gz, .tar.bz2 or .tar.xz, this file is a zip archive",
+            where=ref.label,
+            hint="unpack it and give the folder",
         )
     raise UnknownFormatError(
         "an input must be a torch profiler trace, an NCCL log or dump, a flight-recorder dump, an "

@@ -23,5 +23,6 @@ MAX_LOGGED_KINDS = 60  # kinds of collectives of logs in the JSON; bounds its si
 MAX_REMARKS = 200  # remarks of inputs about themselves in the JSON; bounds its size
 FROZEN_RATIO = 1.5  # gathered over trained parameters from which some are frozen; padding makes less; assumed
 LEAST_REPEATED_SHARE = 0.9  # of the bytes of the largest pass that each reduces where they repeat one another; assumed
+GATHERS_AGAIN_RATIO = 1.5  # of gathers to reduce-scatters: 1 where units are kept for backward, 2 where not; assumed
 PATH_EXPOSED_SHARE = 0.05  # of a collective that must be exposed for the critical path to run over it; assumed
 MOSTLY_SHARE = 0.5  # of a step that computes, and of that what communication exposes at most, to say so first; assumed

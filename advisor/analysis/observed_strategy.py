@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.analysis.constants import FROZEN_RATIO, LEAST_REPEATED_SHARE
+from paro_advise.advisor.analysis.constants import FROZEN_RATIO, GATHERS_AGAIN_RATIO, LEAST_REPEATED_SHARE
 from paro_advise.advisor.facts.attribution import ROOT_MODULE, with_modules
 from paro_advise.advisor.facts.evidence import Evidence
 from paro_advise.advisor.facts.model import SEVERAL_UPDATES_CODE
@@ -75,12 +75,16 @@ def observe_training(run: Run) -> ObservedTraining:
 
     What our own runtime states about itself goes before what is inferred.
     """
+    import polars as pl
+
     typical = _typical_step(run) if run.trains is not False else None
     micro = _micro_batches(run)
     stated = next((item.header.stated for _, item in run.timed if item.header.stated), None)
     counted = parameter_count(typical, micro or 1) if typical is not None else None
     if typical is not None and micro is None and _knows_no_steps(run):
         counted = None  # of as many steps as the trace may hold
+    if micro == 1 and typical is not None and len(typical.filter(pl.col("op") == Op.SEND.value)) > _SENDS_A_PASS:
+        micro = None  # a pipeline that runs all forwards first and goes back through them in reverse shows one pass
     updates = _updates(run, typical)
     if updates > 1 and micro:
         micro = micro // updates if micro % updates == 0 else None
@@ -112,9 +116,14 @@ def observe_training(run: Run) -> ObservedTraining:
         notices=(
             *((_ONE_MICRO_BATCH,) if typical is not None and micro is None else ()),
             *((_several_updates(updates),) if updates > 1 else ()),
+            *((_EXPERTS,) if counted and _exchanges_all(typical) else ()),
             *frozen.notices,
         ),
     )
+
+
+def _exchanges_all(typical: pl.DataFrame | None) -> bool:
+    return typical is not None and Op.ALL_TO_ALL.value in typical["op"].to_list()
 
 
 def _updates(run: Run, typical: pl.DataFrame | None) -> int:
@@ -125,6 +134,16 @@ def _updates(run: Run, typical: pl.DataFrame | None) -> int:
     if typical is None or not _are_repeats(_reductions(typical)):
         return 1
     return _median(item.facts.num_updates for _, item in run.timed) or 1
+
+
+_SENDS_A_PASS = 2  # of a stage of a pipeline in a micro-batch: activations on, gradients back
+_EXPERTS = Notice(
+    code="Q327",
+    severity=Severity.INFO,
+    message="all-to-alls are there, as experts use: parameters that each rank has for itself move in no collective and "
+    "are not counted",
+    help="give --measured-peak where memory decides",
+)
 
 
 def _several_updates(count: int) -> Notice:
@@ -210,11 +229,15 @@ def _observe(step: pl.DataFrame, micro_batches: int) -> _Groups:
     gradients = of(State.GRADIENT)
     replicas = gradients.filter(pl.col("detail") == "replica")
     main = gradients.filter(pl.col("detail") != "replica")
+    # Without phases only the numbers tell: units are gathered once more than they are reduced where backward does so.
+    scatters = main.filter(pl.col("op") == Op.REDUCE_SCATTER.value)
+    is_unphased = len(gathers) > 0 and bool((gathers["detail"] == "").all())
+    gathers_again = is_unphased and len(gathers) >= GATHERS_AGAIN_RATIO * max(1, len(scatters))
     passes = _passes(main)
     in_passes = main.filter(pl.col("phase") == "backward")
     return _Groups(
         forward=_sizes(gathers.filter(~in_backward), _sizes(main)),
-        backward=_sizes(gathers.filter(in_backward), _sizes(main)),
+        backward=_sizes(gathers if gathers_again else gathers.filter(in_backward), _sizes(main)),
         reduced=_sizes(main),
         reduced_each_pass=len(in_passes) > 0 and passes >= micro_batches,
         held_unreduced=0 < passes < micro_batches,

@@ -306,7 +306,9 @@ def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, error
             )
         case _ if abs(error_pct) > GATE_PCT:
             looks = (
-                f"{name} looks best" if chosen.predicted.speedup.p50 > 1 else "none looks faster than the run as it is"
+                f"{name} looks best"
+                if chosen.predicted.speedup.p50 > 1 and not keeps
+                else "none looks faster than the run as it is"
             )
             return (
                 f"Measure first: replaying this run misses its measured time by {error_pct:+.0f} %, so numbers would "

@@ -89,7 +89,8 @@ class Question:
 
 def _no_question(text: str) -> UsageError:
     return UsageError(
-        f"--what-if must change nodes, micro-batches, inter-gbps or intra-gbps, or name one target, got {text!r}",
+        f"--what-if must change nodes, micro-batches (whole numbers from 1 on), inter-gbps or intra-gbps (above 0), or "
+        f"name one target (above 0 %, at most 100 %), got {text!r}",
         hint="for example nodes=64, inter-gbps=50, nodes=64,micro-batches=2, communication=10% or efficiency=80%",
     )
 
