@@ -461,7 +461,9 @@ def _text(step: Metric, sides: tuple[Side, Side], plan: Plan | None, untested: s
             text = f"The same within noise: step {span} ({pct})."
         case _:
             counts = f"{sides[0].num_steps} steps before and {sides[1].num_steps} after"
-            text = f"Cannot tell: step {span} ({pct}), based on {counts}: too few or too noisy."
+            few = min(side.num_steps for side in sides) < MIN_SAMPLES
+            why = f"a range needs at least {MIN_SAMPLES} of each run" if few else "too noisy"
+            text = f"Cannot tell: step {span} ({pct}), based on {counts}: {why}."
     if untested:
         text += f" {untested}"
     elif plan is not None:
