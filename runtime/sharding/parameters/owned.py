@@ -20,6 +20,8 @@ from paro_advise.runtime.sharding.parameters.reading import WholeReads
 from paro_advise.runtime.sharding.parameters.whole import WholeTensor, mixing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.utils.hooks import RemovableHandle
 
     from paro_advise.runtime.torch_types import AnyFunction
@@ -185,17 +187,20 @@ class OwnedTensor(_Owned, nn.Parameter):
         """Return itself as a plain tensor: it is whole."""
         return self.view_as(self)
 
-    def to_local(self) -> NoReturn:
-        """Refuse: FSDP2 would give this rank's rows.
+    @property
+    def to_local(self) -> Callable[[], NoReturn]:
+        """Return what refuses this rank's rows, which FSDP2 would give; other scripts find no such method."""
+        if WholeReads.frameworks_mesh is None:
+            raise AttributeError("a plain parameter has no attribute 'to_local'", name="to_local", obj=self)
+        return _refuse_rows
 
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError(
-            "a script must not take this rank's rows (to_local) of a parameter that the plan replicates: sums over its "
-            "groups would be others",
-            hint="take full_tensor(), or choose a strategy that shards parameters over all ranks (G..)",
-        )
+
+def _refuse_rows() -> NoReturn:
+    raise UsageError(
+        "a script must not take this rank's rows (to_local) of a parameter that the plan replicates: sums over its "
+        "groups would be others",
+        hint="take full_tensor(), or choose a strategy that shards parameters over all ranks (G..)",
+    )
 
 
 class Gathered(nn.Parameter):
