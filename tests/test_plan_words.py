@@ -26,6 +26,23 @@ def test_a_run_that_the_model_does_not_describe_gets_no_favourite():
     assert "looks best" not in fast.text
 
 
+def test_a_plan_says_why_it_is_not_the_fastest_row():
+    """Step times this close are equal, so that less memory wins; a reader sees another row above."""
+    said = []
+    for share in (0.25, 0.5, 1.0, 2.0, 4.0):
+        usual = calibration()
+        plan = recommend(replace(usual, compute_us=share * usual.compute_us, step_us=share * usual.step_us), Limits())
+        if plan.verdict == "keep" or abs(plan.confidence.replay_error_pct) > 100:
+            continue
+        quickest = max(choice.predicted.speedup.p50 for choice in plan.candidates if choice.eligible)
+        is_said = (
+            f"is predicted {quickest:.2f}x, which is no difference beyond noise, and takes more memory" in plan.text
+        )
+        assert is_said is (quickest >= 1.01 * plan.chosen.predicted.speedup.p50), plan.text
+        said.append(is_said)
+    assert set(said) == {True, False}
+
+
 def test_a_run_without_a_framework_is_told_that_run_needs_one():
     needs = "`paro-advise run` needs FSDP, DDP or DeepSpeed around the model"
     assert needs not in recommend(calibration(), Limits()).text

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers import analyze
 from test_descriptions import GPUS, PLAIN, described, described_text
 
 from paro_advise.advisor.cli import run
@@ -16,6 +18,7 @@ from paro_advise.advisor.description.calibrate import calibrate_described
 from paro_advise.advisor.prediction.advice.questions import Question
 from paro_advise.advisor.prediction.advice.wanted import Wanted
 from paro_advise.advisor.prediction.candidates import baseline_candidate
+from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
@@ -51,6 +54,16 @@ def test_quicker_links_and_more_nodes_change_the_step_as_they_must():
     assert wide.text == "512 data-parallel ranks on 64 nodes"
     assert wide.best_step_us.p50 <= wide.baseline_step_us.p50 * 1.001
     assert small.baseline_step_us.p50 < wide.baseline_step_us.p50 / 1.5
+
+
+@pytest.mark.parametrize("name", ["ds-zero3", "fsdp2-inter-bw", "ddp-big"])
+def test_todays_communication_is_what_the_analysis_says(name):
+    """Arithmetic that collectives slow on its device is arithmetic in both."""
+    analysis = analyze(ROOT / "tests/data/nccl_like" / name / "traces")
+    parts = analysis.breakdown_us
+    plan = recommend(calibrate(analysis), Limits(), questions=[Question.parse("communication=10%")])
+    today = int(re.search(r"(\d+)% (?:at today's|remain)", plan.answers[0].text)[1])
+    assert today == pytest.approx(100 * parts.exposed_communication / parts.step_us, abs=5)
 
 
 def test_changes_hold_at_once_in_whatever_order_they_are_written():

@@ -217,7 +217,7 @@ def _world_size(inputs: Sequence[Source], timed: Sequence[tuple[int, Source]]) -
     named = timed and all(item.header.rank is not None for _, item in timed)
     highest = max((rank for rank, _ in timed), default=0) + 1 if named else 1
     # Files that do not say their ranks may be several of one rank, and then not all of a small world.
-    if (listed := max(map(_largest_group, inputs), default=1)) > (1 if named else len(timed)):
+    if (listed := max(map(_largest_group, inputs), default=1)) > max(1, 0 if named else len(timed)):
         return max(listed, highest)
     if named and len(timed) > 1:
         return highest

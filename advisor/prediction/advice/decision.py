@@ -14,6 +14,7 @@ from paro_advise.advisor.prediction.constants import (
     GAIN_RATIO,
     GATE_PCT,
     HOPELESS_PCT,
+    NAMED_RATIO,
 )
 from paro_advise.advisor.wording.quantities import bytes_text
 from paro_advise.core.framework import Framework
@@ -323,7 +324,7 @@ def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, error
 def _beside(chosen: Choice, eligible: Sequence[Choice]) -> str:
     """Say why the fastest by its median is not the one that was chosen; "" where it is."""
     quickest = max(eligible, key=lambda choice: choice.predicted.speedup.p50)
-    if f"{quickest.predicted.speedup.p50:.2f}" == f"{chosen.predicted.speedup.p50:.2f}":
+    if quickest.predicted.speedup.p50 < NAMED_RATIO * chosen.predicted.speedup.p50:
         return ""
     return (
         f" {choice_name(quickest)} is predicted {quickest.predicted.speedup.p50:.2f}x, which is no difference beyond "
