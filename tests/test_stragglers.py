@@ -249,8 +249,8 @@ def test_a_late_rank_is_found_whose_partners_are_late_at_other_groups(tmp_path):
     assert found[0].lateness_us == pytest.approx(300.0)
 
 
-def grouped_run(folder, *, slow_group=None, factor=2.0, num_groups=4, steps=3):
-    """Write gathers in groups of two ranks, of which one group takes longer for the same."""
+def grouped_run(folder, *, slow_group=None, factor=2.0, num_groups=4, steps=3, overlapped=False):
+    """Write gathers in groups of two ranks, of which one group takes longer for the same; under compute or not."""
     world = 2 * num_groups
     groups = [(str(index), "mesh_shard", [2 * index, 2 * index + 1]) for index in range(num_groups)]
     builders = [TraceBuilder(rank, world, groups=groups, gpus_per_node=2) for rank in range(world)]
@@ -263,6 +263,8 @@ def grouped_run(folder, *, slow_group=None, factor=2.0, num_groups=4, steps=3):
             for seq in range(8):
                 start = base + 100.0 + seq * 2_400.0
                 builder.compute(start - 90.0, 80.0)
+                if overlapped:
+                    builder.compute(start - 5.0, factor * GATHER_US + 10.0)
                 builder.collective(
                     "AllGather", start, duration, nelems=4_000_000, issue=start - 50.0, seq=number * 100 + seq,
                     group=str(group), owners=("FSDP::pre_forward", "FSDP::all_gather"),
@@ -279,6 +281,14 @@ def test_a_group_slower_than_its_peers_has_a_slow_link(tmp_path):
     (finding,) = [item for item in run.findings if item.code == "PARO032"]
     assert finding.status == "applies"
     assert "ranks 4-5" in finding.text
+    assert finding.saving_us == pytest.approx(slow.excess_us, rel=0.01)
+
+
+def test_of_a_slow_link_whose_transfers_are_overlapped_nothing_is_gained(tmp_path):
+    run = analyze(grouped_run(tmp_path / "run", slow_group=2, overlapped=True))
+    (finding,) = [item for item in run.findings if item.code == "PARO032"]
+    assert finding.status == "applies"
+    assert finding.saving_us < 0.05 * run.slow_groups[0].excess_us
 
 
 @pytest.mark.parametrize(("slow_group", "num_groups"), [(None, 4), (0, 2)], ids=["all alike", "one of two"])
