@@ -136,3 +136,20 @@ def test_collectives_of_impossible_length_carry_no_verdict(duration, tmp_path):
     damaged = analyze(trace.write(tmp_path / "rank0.json"))
     assert not whole.verdict.text.startswith("No verdict")
     assert damaged.verdict.text.startswith("No verdict")
+
+
+@pytest.mark.parametrize("listed", ["[0, 1, ..., 7]", "[0, 'a', None]", "", "[0]"])
+def test_a_list_of_ranks_that_is_none_gives_way_to_the_groups_own(listed, tmp_path):
+    """All ranks are on two nodes; the first of them alone would be a group inside one."""
+    trace = TraceBuilder(0, 8, gpus_per_node=4)
+    for step in range(2):
+        trace.step(step, step * 10_000.0, 10_000.0)
+        trace.backward(step * 10_000.0 + 1000, 8000, sequence=step + 1)
+        trace.collective(
+            "AllReduce", step * 10_000.0 + 2000, 5000, nelems=1 << 22, issue=step * 10_000.0 + 1500, seq=step, tid=2
+        )
+    for event in trace.events:
+        if "Process Group Ranks" in event["args"]:
+            event["args"] |= {"Process Group Ranks": listed, "Group size": 8 if listed == "[0]" else "eight"}
+    (found,) = analyze(trace.write(tmp_path / "rank0.json")).collectives
+    assert (found.op, found.span) == ("all_reduce", "mixed")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.tables import ProcessGroup
 
 _INTEGERS = re.compile(r"\d+")
+_LIST = re.compile(r"[\d\s,\[\]()]+")  # of ranks and nothing else: neither "..." nor what is no rank
 
 
 def group_ranks(args: CommArgs, groups: Mapping[str, ProcessGroup]) -> tuple[int, ...]:
@@ -25,7 +26,8 @@ def group_ranks(args: CommArgs, groups: Mapping[str, ProcessGroup]) -> tuple[int
     size = as_int(args.group_size)
     text = str(args.group_ranks or "")
     listed = tuple(int(number) for number in _INTEGERS.findall(text[:MAX_RANKS_TEXT]) if len(number) <= MAX_RANK_DIGITS)
-    if listed and "..." not in text and (size is None or len(listed) == size):
+    is_list = _LIST.fullmatch(text[:MAX_RANKS_TEXT]) is not None
+    if listed and is_list and (size is None or len(listed) == size):
         return listed
     known = groups.get(str(args.group_name))
     if known and known.ranks and (size is None or known.size == size):
