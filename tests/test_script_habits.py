@@ -62,7 +62,9 @@ def test_jobs_are_those_of_the_plain_framework_or_refused(framework, a_plan, tmp
 
 
 # A norm of FSDP1's shards is another one than that of gradients which act as whole.
-OF_SHARDS = {"sums norms of shards", "averages squares of shards"}
+OF_SHARDS = {
+    "sums norms of shards", "averages squares of shards", "scales by norms of shards", "adds sums of shards",
+}  # fmt: skip
 OF_FSDP2 = {"assigns data", "wraps layers alone", "adds rows up in groups"}
 REFUSED_OF_FRAMEWORKS = {
     ("ddp", "NNG"): {"trains two with one optimizer", "loads by assignment", "steps in hooks"},
@@ -72,7 +74,7 @@ REFUSED_OF_FRAMEWORKS = {
     },
     ("fsdp1", "NNG"): OF_SHARDS,
     ("fsdp1", "GGG"): OF_SHARDS,
-    ("fsdp2", "NNG"): {"edits while gathered", "adds rows up", *OF_FSDP2},
+    ("fsdp2", "NNG"): {"edits while gathered", "gathers twice and edits", "adds rows up", *OF_FSDP2},
     ("fsdp2", "IIG"): {"adds rows up", *OF_FSDP2},
     ("fsdp2", "GGG"): OF_FSDP2,
 }  # fmt: skip

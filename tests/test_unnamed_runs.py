@@ -119,11 +119,48 @@ def test_groups_tell_how_many_ranks_there_are_where_no_header_does(ranks, tmp_pa
     assert (run.world_size, run.ranks) == (WORLD, ranks)
 
 
+def test_groups_of_some_ranks_tell_of_no_world(tmp_path):
+    """Ranks 0 to 3, and 0 and 4 of eight: five of them are seen, and nobody says that these are all."""
+    assert analyze(without_header(hybrid(0), tmp_path / "rank0.json")).run.world_size is None
+
+
+def test_groups_that_average_after_the_step_share_the_data(tmp_path):
+    """Post-local SGD: gradients inside groups of four, parameters now and then across them."""
+    trace = TraceBuilder(0, WORLD, groups=[("1", "", SHARD), ("2", "", [0, 4])])
+    for step in range(2):
+        base = step * 20_000.0
+        trace.step(step, base, 20_000.0)
+        trace.backward(base + 1000, 8000, sequence=step + 1)
+        for kind, at, group in (("gradients", 2000, "1"), ("averages", 15_000, "2")):
+            owners = ("torch.distributed.ddp.reducer::x",) if kind == "gradients" else ()
+            trace.collective(
+                "AllReduce", base + at, 300, nelems=50_000, issue=base + at - 50, group=group, seq=at, owners=owners,
+                dtype="Float",
+            )  # fmt: skip
+        trace.annotation("DistributedDataParallel.forward", base + 10, 100)
+        trace.annotation("Optimizer.step#SGD.step", base + 10_000, 500)
+    run = analyze(trace.write(tmp_path / "rank0.json")).run
+    assert run.data_parallel_ranks == WORLD
+    assert "parts of the model" not in parameters_text(run)
+
+
 def test_ranks_with_other_numbers_of_steps_are_said(tmp_path):
     traces = [hybrid(rank, steps=2 if rank < 4 else 5) for rank in range(WORLD)]
     analysis = analyze(write_run(tmp_path / "run", traces))
     assert "2 to 5 steps each" in confidence(analysis)
     assert not any("have ranks without a trace" in notice.message for notice in analysis.data_quality)
+
+
+def test_durations_below_zero_by_rounding_are_taken_as_zero(tmp_path):
+    trace = hybrid(0)
+    for event in trace.events:
+        if event["name"].startswith("autograd"):
+            event["dur"] = max(event["dur"], 1)
+        elif event["cat"] == "cpu_op":
+            event["dur"] = -0.001
+    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    assert not analysis.verdict.text.startswith("No verdict")
+    assert "Q107" in {notice.code for notice in analysis.data_quality}
 
 
 @pytest.mark.parametrize("duration", [-5.0, 1e17])

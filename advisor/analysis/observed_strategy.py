@@ -9,7 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.analysis.constants import FROZEN_RATIO, GATHERS_AGAIN_RATIO, LEAST_REPEATED_SHARE
+from paro_advise.advisor.analysis.constants import (
+    FROZEN_RATIO,
+    GATHERS_AGAIN_RATIOS,
+    LEAST_REPEATED_SHARE,
+    SENDS_A_PASS,
+)
 from paro_advise.advisor.facts.attribution import ROOT_MODULE, with_modules
 from paro_advise.advisor.facts.evidence import Evidence
 from paro_advise.advisor.facts.model import SEVERAL_UPDATES_CODE
@@ -75,17 +80,18 @@ def observe_training(run: Run) -> ObservedTraining:
 
     What our own runtime states about itself goes before what is inferred.
     """
-    import polars as pl
-
     typical = _typical_step(run) if run.trains is not False else None
-    micro = _micro_batches(run)
+    micro = _median(item.facts.num_micro_batches for _, item in run.timed)
     stated = next((item.header.stated for _, item in run.timed if item.header.stated), None)
     counted = parameter_count(typical, micro or 1) if typical is not None else None
-    if typical is not None and micro is None and _knows_no_steps(run):
+    codes = {notice.code for _, item in run.timed for notice in item.facts.notices}
+    if micro is None and NO_STEPS_CODE in codes:
         counted = None  # of as many steps as the trace may hold
-    if micro == 1 and typical is not None and len(typical.filter(pl.col("op") == Op.SEND.value)) > _SENDS_A_PASS:
+    ops = typical["op"].to_list() if typical is not None else []
+    names_forwards = any(item.facts.num_forwards for _, item in run.timed)
+    if micro == 1 and not names_forwards and ops.count(Op.SEND.value) > SENDS_A_PASS:
         micro = None  # a pipeline that runs all forwards first and goes back through them in reverse shows one pass
-    updates = _updates(run, typical)
+    updates, in_all = _updates(run, typical), micro
     if updates > 1 and micro:
         micro = micro // updates if micro % updates == 0 else None
     if typical is not None and run.framework.is_ddp and not _are_repeats(_reductions(typical)):
@@ -93,18 +99,15 @@ def observe_training(run: Run) -> ObservedTraining:
         micro, counted = None, _elements_of_any_pass(_reductions(typical))
     frozen = _NONE_FROZEN
     if typical is not None and stated is None:
-        frozen = _frozen(typical, micro or 1, counted, run)
+        frozen = _frozen(typical, in_all or 1, counted, run)
     if typical is None:
         strategy = NOTHING_OBSERVED if run.timed else _stated_in_logs(run)
     elif stated is not None:
+        triple, reasons = stated.triple, ("the runtime wrote its strategy into the trace",)
         strategy = ObservedStrategy(
-            triple=stated.triple,
-            triple_at_rest=stated.triple,
-            group_size=stated.group_size,
-            source="metadata",
-            reasons=("the runtime wrote its strategy into the trace",),
+            triple=triple, triple_at_rest=triple, group_size=stated.group_size, source="metadata", reasons=reasons
         )
-    elif _passes(_reductions(typical)) < updates:
+    elif 1 < updates > _passes(_reductions(typical)):
         strategy = NOTHING_OBSERVED  # each rank trains by itself in between, as in local SGD
     else:
         strategy = infer_strategy(typical, run.world_size, micro or 1, run.framework)
@@ -116,14 +119,10 @@ def observe_training(run: Run) -> ObservedTraining:
         notices=(
             *((_ONE_MICRO_BATCH,) if typical is not None and micro is None else ()),
             *((_several_updates(updates),) if updates > 1 else ()),
-            *((_EXPERTS,) if counted and _exchanges_all(typical) else ()),
+            *((_EXPERTS,) if counted and Op.ALL_TO_ALL.value in ops else ()),
             *frozen.notices,
         ),
     )
-
-
-def _exchanges_all(typical: pl.DataFrame | None) -> bool:
-    return typical is not None and Op.ALL_TO_ALL.value in typical["op"].to_list()
 
 
 def _updates(run: Run, typical: pl.DataFrame | None) -> int:
@@ -136,12 +135,11 @@ def _updates(run: Run, typical: pl.DataFrame | None) -> int:
     return _median(item.facts.num_updates for _, item in run.timed) or 1
 
 
-_SENDS_A_PASS = 2  # of a stage of a pipeline in a micro-batch: activations on, gradients back
 _EXPERTS = Notice(
     code="Q327",
     severity=Severity.INFO,
-    message="all-to-alls are there, as experts use: parameters that each rank has for itself move in no collective and "
-    "are not counted",
+    message="all-to-alls are there, and experts may be: parameters that each rank has for itself move in no collective "
+    "and are not counted",
     help="give --measured-peak where memory decides",
 )
 
@@ -173,10 +171,6 @@ _ONE_MICRO_BATCH = Notice(
 )
 
 
-def _knows_no_steps(run: Run) -> bool:
-    return any(notice.code == NO_STEPS_CODE for _, item in run.timed for notice in item.facts.notices)
-
-
 def _typical_step(run: Run) -> pl.DataFrame | None:
     """Return the collectives of the typical step of the first rank that has any."""
     import polars as pl
@@ -186,10 +180,6 @@ def _typical_step(run: Run) -> pl.DataFrame | None:
         if len(part):
             return part
     return None
-
-
-def _micro_batches(run: Run) -> int | None:
-    return _median(item.facts.num_micro_batches for _, item in run.timed)
 
 
 def _median(of_ranks: Iterable[int | None]) -> int | None:
@@ -232,7 +222,8 @@ def _observe(step: pl.DataFrame, micro_batches: int) -> _Groups:
     # Without phases only the numbers tell: units are gathered once more than they are reduced where backward does so.
     scatters = main.filter(pl.col("op") == Op.REDUCE_SCATTER.value)
     is_unphased = len(gathers) > 0 and bool((gathers["detail"] == "").all())
-    gathers_again = is_unphased and len(gathers) >= GATHERS_AGAIN_RATIO * max(1, len(scatters))
+    least, most = GATHERS_AGAIN_RATIOS
+    gathers_again = is_unphased and least * len(scatters) <= len(gathers) <= most * len(scatters)
     passes = _passes(main)
     in_passes = main.filter(pl.col("phase") == "backward")
     return _Groups(

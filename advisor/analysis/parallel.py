@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.model import ParallelEntry
+from paro_advise.advisor.facts.attribution import AVERAGES
 from paro_advise.advisor.facts.intervals import Intervals
 from paro_advise.core.model_state import State
 
@@ -58,8 +59,9 @@ def data_parallel_size(collectives: Sequence[CollectiveEntry], world: int, sourc
     main = [entry for entry in of[State.GRADIENT] if entry.detail != "replica"]
     inner = max(largest(of[State.PARAMETER]), largest(main))
     updated = largest(of[State.OPTIMIZER])
+    averages = largest([entry for entry in collectives if entry.detail == AVERAGES])
     # What follows the step may cross groups.
-    across = max(largest(replicas), updated if 0 < updated < inner else 0, 1)
+    across = max(largest(replicas), updated if 0 < updated < inner else 0, averages, 1)
     if replicas and not largest(replicas) and inner and world % inner == 0:
         return world  # gloo records no size of an all-reduce; what joins the groups joins them all
     return min(world, max(inner * across, updated, largest(replicas))) or world

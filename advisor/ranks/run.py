@@ -14,7 +14,7 @@ from paro_advise.advisor.wording.quantities import number_ranges, plural
 from paro_advise.core.framework import Framework
 from paro_advise.errors import UsageError
 from paro_advise.trace_parsers.notice import Notice, Severity
-from paro_advise.trace_parsers.rank_lists import highest_rank
+from paro_advise.trace_parsers.rank_lists import highest_rank, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -226,7 +226,11 @@ def _world_size(inputs: Sequence[Source], timed: Sequence[tuple[int, Source]]) -
 
 
 def _largest_group(item: Source) -> int:
-    """Return how many ranks the job has at least by the groups of one trace's collectives."""
-    sizes = item.collectives["group_size"].drop_nulls().to_list()
-    highest = map(highest_rank, item.collectives["group_ranks"].drop_nulls().unique().to_list())
-    return max([*sizes, *(rank + 1 for rank in highest if rank is not None)], default=1)
+    """Return how many ranks the job has by a group of all of them in one trace's collectives, 1 where none shows.
+
+    All ranks from 0 on are the world only if no other group has a higher one.
+    """
+    lists = item.collectives["group_ranks"].drop_nulls().unique().to_list()
+    highest = max((rank for rank in map(highest_rank, lists) if rank is not None), default=0)
+    everyone = ranks_text(range(highest + 1))
+    return highest + 1 if everyone and everyone in lists else 1

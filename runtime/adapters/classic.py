@@ -98,6 +98,10 @@ class _Wrapper(nn.Module):
         assert inner is not None
         return inner
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of the wrapped module."""
+        self._inner.zero_grad(set_to_none)
+
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Return the parameters, up to date."""
         session = Session.of_process

@@ -21,7 +21,7 @@ from paro_advise.runtime.adapters.names import replace_everywhere
 from paro_advise.runtime.adapters.planned.wrapping import Wrapping
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.mixins import Outermost, without_first
-from paro_advise.runtime.sharding.parameters.fsdp2 import unwrap
+from paro_advise.runtime.sharding.parameters.fsdp2 import hook_handles, unwrap
 from paro_advise.runtime.sharding.phases.gradients import refuse_late_gradient
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class FullyShardCalls:
 
     def has_replicas(self, module: nn.Module) -> bool:
         """Tell whether a module's shards are repeated over one dimension of its mesh."""
-        _, settings = self._settings[id(module)]
+        _, settings = self._settings.get(id(module), (module, Settings()))
         mesh = settings.get("mesh")
         return mesh is not None and mesh.ndim > 1
 
@@ -273,13 +273,33 @@ class FullyShardCalls:
                 restore()  # the method may call it
                 return method(*args, **kwargs)
 
+            self.before_forward(module)
             module.forward = forward
             try:
-                return module(*args, **kwargs)
+                with self._only_own_hooks(module):
+                    return module(*args, **kwargs)
             finally:
                 restore()
 
         setattr(module, method_name, call)
+
+    @contextlib.contextmanager
+    def _only_own_hooks(self, module: nn.Module) -> Iterator[None]:
+        """Call no hooks of the script's around a method, as FSDP2 calls its own alone."""
+        engine = self.session.engine(module)
+        handles = [*(engine.hook_handles if engine else ()), *hook_handles(module)]
+        own = {(id(handle.hooks_dict_ref()), handle.id) for handle in handles}
+        tables = (module._forward_pre_hooks, module._forward_hooks)  # noqa: SLF001 - a module's hooks have no public names
+        before = [dict(table) for table in tables]
+        for table in tables:
+            for key in [key for key in table if (id(table), key) not in own]:
+                del table[key]
+        try:
+            yield
+        finally:
+            for table, kept in zip(tables, before, strict=True):
+                table.clear()
+                table.update(kept)
 
     @uncompiled
     def before_forward(self, module: nn.Module) -> None:
@@ -293,13 +313,14 @@ class FullyShardCalls:
         inside = {id(part) for part in root.modules()}
         wrapped = [(part, settings) for part, settings in self._settings.values() if id(part) in inside]
         policies = set()
-        mesh_shape: tuple[int, ...] = (dist.get_world_size(),)
-        for part, settings in wrapped:
+        mesh_shapes = set()
+        for _, settings in wrapped:
             _check(settings)
-            mesh_shape = tuple(mesh.shape) if (mesh := settings.get("mesh")) is not None else mesh_shape
-            _refuse_cut_otherwise(part, len(mesh_shape))
+            mesh = settings.get("mesh")
+            mesh_shapes.add((dist.get_world_size(),) if mesh is None else tuple(mesh.shape))
             policy = settings.get("mp_policy")
             policies.add((policy.param_dtype, policy.reduce_dtype) if policy else (None, None))
+        _refuse_cut_otherwise(root, max(map(len, mesh_shapes)))
         if len(policies) > 1:
             raise TrainingError("a plan needs one mp_policy for all calls of fully_shard, got several", hint=NO_PLAN)
         param_dtype, reduce_dtype = policies.pop()
@@ -310,7 +331,7 @@ class FullyShardCalls:
             reduce_dtype=reduce_dtype,
             norms_are_dtensors=True,
             shards_parameters=True,
-            mesh_shape=mesh_shape,
+            mesh_shapes=frozenset(mesh_shapes),
             ignored=frozenset(item for _, settings in wrapped for item in settings.get("ignored_params") or ()),
             let_go=lambda: self._let_go([part for part, _ in wrapped]),
         )

@@ -75,7 +75,7 @@ class Hooks:
             session.finish_gradients()
             given = session.current(parameters)
             _refuse_own_among_shared(session, given)
-            session.meet_at_line(given)
+            session.meet_for_norm(given)
             norm = original(given, *args, **kwargs)
             return norm if not session.models else self._convert_norm(norm)
 
@@ -88,7 +88,7 @@ class Hooks:
         def read(tensors: Tensors, *args: _P.args, **kwargs: _P.kwargs) -> _R:
             session.finish_gradients()
             given = session.current(tensors)
-            session.meet_at_line(given)
+            session.meet_for_norm(given)
             return original(given, *args, **kwargs)
 
         functools.update_wrapper(read, original)

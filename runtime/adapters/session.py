@@ -138,7 +138,7 @@ class Session:
         set_for = [gate for module, gate in self._gates.items() if are_related(module, root)]
         return all(set_for) if set_for else None
 
-    def meet_at_line(self, tensors: torch.Tensor | Iterable[torch.Tensor]) -> None:
+    def meet_for_norm(self, tensors: torch.Tensor | Iterable[torch.Tensor]) -> None:
         """Bring all ranks together where the script takes a norm of gradients, if those are sharded.
 
         Args:
@@ -148,7 +148,7 @@ class Session:
         if self._attendance is not None and any(
             isinstance(item, DTensor) or isinstance(item.grad, DTensor) for item in given
         ):
-            self._attendance.meet_at_line()
+            self._attendance.meet_for_norm()
 
     def attend(self) -> None:
         """Pass a point that all ranks pass together."""
@@ -183,8 +183,8 @@ class Session:
         if is_in_backward() and self.steps(optimizer):
             self.refuse(
                 TrainingError(
-                    "an optimizer under a plan must step after the backward pass, got a step within it, as those of "
-                    "hooks on finished gradients are",
+                    "an optimizer under a plan must step after the backward pass, got a step inside it, such as from a "
+                    "hook on a finished gradient",
                     hint=f"step after loss.backward(), or {NO_PLAN}",
                 )
             )
@@ -317,8 +317,8 @@ class Session:
         engine.framework_shards = wrapping.shards_parameters
         engine.usage.missing = wrapping.missing_gradients
         engine.gradients.show_as(FrameworksShard if wrapping.shows_shards else WholeTensor)
-        WholeReads.frameworks_mesh = wrapping.mesh_shape
-        engine.gradients.drops_assigned_data = wrapping.norms_are_dtensors
+        WholeReads.frameworks_meshes.update(wrapping.mesh_shapes)
+        engine.gradients.is_of_fsdp2 = wrapping.norms_are_dtensors
         engine.gradients.reduces_once = wrapping.keeps_local_gradients
         slots = {name: slot for unit in engine.units for slot in unit.spec.slots for name in slot.aliases}
         for name in before.keys() & slots.keys():

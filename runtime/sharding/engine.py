@@ -404,9 +404,12 @@ class Engine:
         """Watch a unit that a script gathers until it frees it, in a framework that forgets what is changed between."""
         if self.levels.parameter == Level.N:
             self.show_parameters()
-            for unit in (unit for unit in self.units if unit.spec.module is module):
+            for unit in (item for item in self.units if item.spec.module is module and not self._is_watched(item)):
                 self._gathered_by_hand[unit.spec.name] = watched = WholeInForward(unit.spec.slots, stays=True)
                 watched.begin()
+
+    def _is_watched(self, unit: UnitState) -> bool:
+        return unit.spec.name in self._gathered_by_hand
 
     def end_gathered_by_hand(self, module: nn.Module | None = None) -> None:
         """Look whether a script has changed a unit that it has gathered; None for all such units.

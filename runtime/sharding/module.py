@@ -85,6 +85,7 @@ class ShardedModule(nn.Module):
                 "would go on with the parameters of before",
                 hint="leave assign out, or load before the first training pass",
             )
+        engine.end_gathered_by_hand()
         engine.show_parameters()
         resting, taken = super().state_dict(), []
         places = {

@@ -32,6 +32,33 @@ class Coder(Blocks):
         return super().forward(values) + self.encode(values).sum()
 
 
+def scales_by_stacked_norms(model):
+    norms = torch.stack([gradient.norm() for gradient in gradients_of(model)]).tolist()
+    clip(model, sum(norm**2 for norm in norms) ** 0.5)
+
+
+def adds_kept_sums(model):
+    total = torch.zeros(1)
+    for gradient in gradients_of(model):
+        total += gradient.reshape(-1).square().sum(0, keepdim=True)
+    clip(model, total.sqrt())
+
+
+def clips_by_rank(model):
+    """Only rank 0 looks at what clipping returns."""
+    if dist.get_rank() == 0:
+        assert float(nn.utils.clip_grad_norm_(model.parameters(), 0.05)) > 0
+    else:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+
+def squares_after_dropping(job, values):
+    with job.no_sync():
+        squares(job, values).backward()
+    job.zero_grad()
+    return squares(job, -values)
+
+
 def sums_norms(model):
     """Put the norm of all gradients together from those of the shards, as FSDP1 shows them."""
     total = torch.zeros(())
@@ -142,6 +169,45 @@ def assigns_data(job):
     for parameter in job.parameters():
         parameter.data = parameter.detach() * 0.5
     return 0.0
+
+
+def scales_data(job):
+    for parameter in job.parameters():
+        parameter.data *= 0.5
+    return 0.0
+
+
+def gathers_twice_and_edits(job):
+    part = job.blocks[0]
+    part.unshard()
+    with torch.no_grad():
+        part.weight.mul_(0.5)
+    part.unshard()
+    part.reshard()
+    return 0.0
+
+
+def loads_while_gathered(job):
+    state = {name: 0.5 * value for name, value in job.state_dict().items()}
+    job.blocks[0].unshard()
+    job.load_state_dict(state)
+    job.blocks[0].reshard()
+    return 0.0
+
+
+def hooked(framework):
+    model, calls = Coder(), []
+    job = wrapped(model, framework)
+    model.register_forward_hook(lambda *_: calls.append(1))
+    register_fsdp_forward_method(job, "encode")
+    optimizer, found = adamw(job.parameters()), []
+    for step in range(STEPS):
+        loss = job.encode(values=values_of(step, same=False)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found += [mean(loss.item()), float(len(calls))]
+    return found
 
 
 def coded(framework):
@@ -265,6 +331,8 @@ def jobs(framework):
             "puts weights in place in forward",
             lambda: train(Blocks([Replaced(24, 24) for _ in range(2)]), framework),
         )
+        yield "clips by rank", lambda: train(Blocks(), framework, after_backward=clips_by_rank)
+        yield "drops a pass", lambda: train(Blocks(), framework, loss_of=squares_after_dropping)
         yield "perturbs by a gradient of its own", lambda: train(Blocks(), framework, loss_of=perturbs)
         yield "loads by assignment", lambda: train(Blocks(), framework, after_step=loads_by_assignment)
         yield "saves before clipping", lambda: saves_before_clipping(framework)
@@ -272,6 +340,8 @@ def jobs(framework):
         yield "trains two with one optimizer", lambda: two_with_one_optimizer(framework)
     elif framework == "fsdp1":
         yield "sums norms of shards", lambda: train(Blocks(), framework, after_backward=sums_norms)
+        yield "scales by norms of shards", lambda: train(Blocks(), framework, after_backward=scales_by_stacked_norms)
+        yield "adds sums of shards", lambda: train(Blocks(), framework, after_backward=adds_kept_sums)
         yield "averages squares of shards", lambda: train(Blocks(), framework, after_backward=averages_squares)
         yield "skips faults", lambda: train(Blocks(), framework, after_backward=skips_faults)
         yield "clips", lambda: train(Blocks(), framework, loss_of=clips_twice)
@@ -280,6 +350,10 @@ def jobs(framework):
         yield "lets the root wait", lambda: train(Blocks(), framework, loss_of=squares_after_the_root_waited)
         yield "has no replicas", lambda: train(Blocks(), framework, loss_of=squares_without_replicas)
         yield "edits while gathered", lambda: train(Blocks(), framework, after_step=edits_while_gathered)
+        yield "scales data", lambda: train(Blocks(), framework, after_step=scales_data)
+        yield "gathers twice and edits", lambda: train(Blocks(), framework, after_step=gathers_twice_and_edits)
+        yield "loads while gathered", lambda: train(Blocks(), framework, after_step=loads_while_gathered)
+        yield "has hooks and another method", lambda: hooked(framework)
         yield "looks while gathered", lambda: train(Blocks(), framework, after_step=looks_while_gathered)
         yield "keeps means of weights", lambda: keeps_means(framework)
         yield "assigns data", lambda: train(Blocks(), framework, after_step=assigns_data)

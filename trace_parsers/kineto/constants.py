@@ -21,6 +21,7 @@ MAX_WHOLE_BYTES = 4096  # bytes; the length of damaged text is compared with tha
 MIN_HOLE_BYTES = 16  # NUL bytes in one event from which it is a hole in the file; assumed
 MAX_LOST_SHARE = 0.01  # none; a trace that lost more of its events carries no verdict; assumed
 FEW_IMPOSSIBLE = 10  # rows; so few of impossible length tell of single rows, not of the recording; assumed
+ROUNDING_US = 1.0  # us; durations below zero by less come from rounded times of begin and end; assumed
 
 LEARN_EVENTS = 2000  # events; how many of a chunk are tried to learn the layout from; assumed
 LEARN_CHUNKS = 8  # chunks; how many are tried before every event is decoded in full; assumed

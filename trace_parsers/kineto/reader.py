@@ -27,6 +27,7 @@ from paro_advise.trace_parsers.kineto.constants import (
     MAX_SHIFTED_US,
     MIN_DURATION_US,
     NO_STEPS_CODE,
+    ROUNDING_US,
     SHIFT_DIGITS_US,
 )
 from paro_advise.trace_parsers.kineto.device.device_steps import device_steps, without_stub
@@ -274,7 +275,7 @@ class _TableBuilder:
         import numpy as np
 
         starts = np.frombuffer(start, dtype=np.float64) - self._origin_us
-        durations = np.frombuffer(duration, dtype=np.float64)
+        durations = raw_durations = np.frombuffer(duration, dtype=np.float64)
         endless = int((durations > MAX_DURATION_US).sum())
         if endless:
             self._notices.warn("Q107", f"{endless} events last longer than a year; their duration was taken as 0")
@@ -283,10 +284,11 @@ class _TableBuilder:
         if negative:
             self._notices.warn("Q107", f"{negative} events have a negative duration; it was taken as 0")
             durations = np.maximum(durations, 0.0)
-        if endless + negative > max(FEW_IMPOSSIBLE, MAX_LOST_SHARE * len(durations)):
+        impossible = endless + int((raw_durations < -ROUNDING_US).sum())
+        if impossible > max(FEW_IMPOSSIBLE, MAX_LOST_SHARE * len(durations)):
             self._notices.warn(
                 "Q108",
-                f"{(endless + negative) / len(durations):.0%} of the rows of one kind last an impossible time: "
+                f"{impossible / len(durations):.0%} of the rows of one kind have impossible durations: "
                 "this trace carries no verdict alone",
                 "copy the file again, or record it again",
             )

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from paro_advise.errors import CommunicationError, UsageError
 from paro_advise.runtime.adapters.constants import FAREWELL_POLL_S, FAREWELL_S
 from paro_advise.runtime.adapters.names import replace_name
-from paro_advise.runtime.sharding.parameters.reading import WholeReads, line_of_user
+from paro_advise.runtime.sharding.parameters.reading import WholeReads
 from paro_advise.runtime.sharding.states.whole_states import plain_optimizer_state, whole_moments, whole_parameters
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ _GO, _PARAMETERS, _OPTIMIZER, _UNIT, _READ, _OF_PARAMETER, _OF_MODEL = (
     " of parameter ",
     " of model ",
 )
+_NORM = "a norm of gradients"
 _READ_HINT = "take the read out of `if rank == 0:` and only print or save there, or choose a strategy N.."
 _HEARD = "paro_points_heard"  # key: how many ranks know that rank 0 has gone on for the last time
 # Rank 0 deletes what it said so many points ago: each step of training brings all ranks together.
@@ -113,6 +114,11 @@ class Attendance:
             UsageError: it is a value that only the script's line can make.
         """
         what, _, model = wanted.partition(_OF_MODEL)
+        if what == _NORM:
+            raise UsageError(
+                f"a norm of sharded gradients must be taken by all ranks, rank 0 takes one, rank {self._rank} does not",
+                hint="clip on all ranks, and only print on one, or choose a strategy N..",
+            )
         if what.startswith(_READ) and not model:
             raise UsageError(
                 "a sharded tensor must be read by all ranks at the same line, rank 0 reads at "
@@ -157,14 +163,14 @@ class Attendance:
         if self.is_needed:
             self.meet(_READ + line, _READ_HINT, self._parameter(tensor))
 
-    def meet_at_line(self) -> None:
-        """Bring all ranks together where the script reads gradients of all; help rank 0 with what it asks for before.
+    def meet_for_norm(self) -> None:
+        """Bring all ranks together where the script takes a norm of gradients; help rank 0 with what it asks before.
 
         Raises:
-            UsageError: another rank reads elsewhere.
+            UsageError: another rank does not.
         """
         if self.is_needed:
-            self.meet(_READ + line_of_user(), _READ_HINT)
+            self.meet(_NORM, _READ_HINT)
 
     def _parameter(self, tensor: DTensor) -> str | None:
         """Return which parameter of which model lies where a tensor does, "" for none, None where none can be told."""

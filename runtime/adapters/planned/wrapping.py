@@ -32,7 +32,7 @@ class Wrapping:
         evaluates_alone: rank 0 may run passes without gradients that the others do not.
         ignored: parameters that the framework leaves alone: each rank has its own.
         shards_parameters: the framework does.
-        mesh_shape: sizes of the mesh over which FSDP2 shards, None for other frameworks.
+        mesh_shapes: sizes of the meshes over which FSDP2 shards.
         shows_shards: gradients are this rank's shards to the script, and plain tensors, as FSDP1's.
         keeps_local_gradients: what passes without a reduction make lies in ``grad``, and a step takes it.
         missing_gradients: what the framework gives for a parameter that no rank used.
@@ -49,7 +49,7 @@ class Wrapping:
     evaluates_alone: bool = False
     ignored: frozenset[nn.Parameter] = frozenset()
     shards_parameters: bool = False
-    mesh_shape: tuple[int, ...] | None = None
+    mesh_shapes: frozenset[tuple[int, ...]] = frozenset()
     shows_shards: bool = False
     keeps_local_gradients: bool = False
     missing_gradients: Missing = Missing.NONE

@@ -7,6 +7,7 @@ it where the parameter is a DTensor. Training scripts do both; here the first is
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -42,10 +43,10 @@ class Keeper(Protocol):
     """What holds the gradients of a model's parameters while they are added up.
 
     Attributes:
-        drops_assigned_data: what a script assigns to ``parameter.data`` goes nowhere in its own framework.
+        is_of_fsdp2: for a script, parameters are DTensors of FSDP2's.
     """
 
-    drops_assigned_data: bool
+    is_of_fsdp2: bool
 
     def before_read(self) -> None:
         """Complete the gradients as far as the script expects it."""
@@ -75,8 +76,10 @@ class _Owned(torch.Tensor):
         Raises:
             UsageError: its shape is another one, or the script's framework would drop the value.
         """
+        if value is self.__dict__.get(_ALIAS):
+            return  # ``parameter.data *= 2`` has changed it in place
         keeper = _keeper_of(self)
-        if keeper is not None and keeper.drops_assigned_data:
+        if keeper is not None and keeper.is_of_fsdp2:
             raise UsageError(
                 "a parameter of an FSDP2 script must be changed in place, got an assignment to its data, which plain "
                 "FSDP2 drops without a word",
@@ -183,22 +186,29 @@ class OwnedWhole(_Owned, WholeTensor):
 class OwnedTensor(_Owned, nn.Parameter):
     """A parameter that every rank holds whole; FSDP2's scripts ask it for what DTensors have."""
 
-    def full_tensor(self) -> torch.Tensor:
-        """Return itself as a plain tensor: it is whole."""
-        return self.view_as(self)
+    @property
+    def full_tensor(self) -> Callable[[], torch.Tensor]:
+        """Return what gives the parameter as a plain tensor: it is whole. Other scripts find no such method."""
+        self._refuse_unless_of_fsdp2("full_tensor")
+        return functools.partial(self.view_as, self)
 
     @property
     def to_local(self) -> Callable[[], NoReturn]:
-        """Return what refuses this rank's rows, which FSDP2 would give; other scripts find no such method."""
-        if WholeReads.frameworks_mesh is None:
-            raise AttributeError("a plain parameter has no attribute 'to_local'", name="to_local", obj=self)
+        """Return what refuses this rank's rows, which FSDP2 would give. Other scripts find no such method."""
+        self._refuse_unless_of_fsdp2("to_local")
         return _refuse_rows
+
+    def _refuse_unless_of_fsdp2(self, name: str) -> None:
+        known = self.__dict__.get(_KEEPER)
+        keeper: Keeper | None = known() if known is not None else None
+        if keeper is None or not keeper.is_of_fsdp2:
+            raise AttributeError(f"a plain parameter has no attribute {name!r}", name=name, obj=self)
 
 
 def _refuse_rows() -> NoReturn:
     raise UsageError(
         "a script must not take this rank's rows (to_local) of a parameter that the plan replicates: sums over its "
-        "groups would be others",
+        "groups would differ",
         hint="take full_tensor(), or choose a strategy that shards parameters over all ranks (G..)",
     )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from paro_advise.errors import DivergedError, UsageError
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
@@ -37,12 +37,12 @@ class WholeReads:
     Attributes:
         before: called with the line of the script and the tensor before a read; None for nothing to call.
         are_saved_whole: the script's framework lets every rank hold whole parameters, so that it may pickle one.
-        frameworks_mesh: sizes of the mesh over which FSDP2 would have sharded; None without FSDP2.
+        frameworks_meshes: sizes of the meshes over which FSDP2 would have sharded; none without FSDP2.
     """
 
     before: ClassVar[Callable[[str, DTensor], None] | None] = None
     are_saved_whole: ClassVar[bool] = False
-    frameworks_mesh: ClassVar[tuple[int, ...] | None] = None
+    frameworks_meshes: ClassVar[set[tuple[int, ...]]] = set()
     _meshes: ClassVar[set[tuple[int, ...]]] = set()
     _count: ClassVar[dict[tuple[int, ...], int]] = {}
 
@@ -74,9 +74,10 @@ class WholeReads:
         Raises:
             DivergedError: they read at different lines.
             CommunicationError: one of them does not read at all.
-            UsageError: it is a single value that is this rank's own in the script's framework.
+            UsageError: it is a sum or a norm that is this rank's own in the script's framework.
         """
-        if tensor.dim() == 0 and getattr(tensor, "is_shard_in_framework", False):
+        is_reduced = not any(isinstance(place, Shard) for place in tensor.placements)
+        if is_reduced and getattr(tensor, "is_shard_in_framework", False):
             raise UsageError(
                 "a norm or a sum of gradients must not be read in a script for FSDP1: there it is that of this rank's "
                 "shards, under a plan that of whole gradients",
@@ -100,11 +101,12 @@ class WholeReads:
             UsageError: what it adds up over its groups would be another sum.
         """
         mesh = tensor.device_mesh
-        is_alike = cls.frameworks_mesh is None or cls.frameworks_mesh == (dist.get_world_size(),) == tuple(mesh.shape)
+        is_alike = cls.frameworks_meshes <= {(dist.get_world_size(),)} and mesh.shape == (dist.get_world_size(),)
+        is_alike |= not cls.frameworks_meshes
         if not is_alike and sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in _INNER:  # noqa: SLF001
             raise UsageError(
                 "a script must not take this rank's rows (to_local) where the plan lays them out otherwise than FSDP2: "
-                "sums over its groups would be others",
+                "sums over its groups would differ",
                 where=line_of_user(),
                 hint="take full_tensor(), or the norm that clip_grad_norm_ returns; or GGG, if the script shards over "
                 "all ranks",

@@ -62,7 +62,7 @@ class GradientReducer:
         synchronizes: the next backward pass is an accumulation boundary.
         singles: parameters without a dimension, which are averaged whole.
         reduces_once: the framework reduces one backward pass after a forward pass; those of more stay with their rank.
-        drops_assigned_data: the script's framework does nothing where it assigns to ``parameter.data``.
+        is_of_fsdp2: for the script, parameters are DTensors of FSDP2's.
         has_synchronized_forward: that was so in the last forward pass, by which such a framework goes.
         replicated: collects the gradients of parameters that are kept whole; None with FSDP2.
         before_backward, after_backward: called when a backward pass makes its first gradient, and at its end.
@@ -89,7 +89,7 @@ class GradientReducer:
         self.executor, self._side_executor = executor, side_executor
         self.synchronizes = True
         self.reduces_once = False
-        self.drops_assigned_data = False
+        self.is_of_fsdp2 = False
         self.singles = Singles(())
         self.has_synchronized_forward = True
         self.replicated: ReplicatedUnits | None = None
