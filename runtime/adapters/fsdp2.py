@@ -192,6 +192,7 @@ class FullyShardCalls:
         self._settings: dict[int, tuple[nn.Module, Settings]] = {}
         self._groups: list[list[nn.Module]] = []
         self._factors: dict[int, tuple[nn.Module, float]] = {}
+        self._gathered: set[int] = set()  # by hand; asked for at each call of each module
 
     def fully_shard(self, module: _Modules, **settings: Unpack[Settings]) -> _Modules:
         """Shard as FSDP2 does, and note what is wrapped, with FSDP2's settings."""
@@ -233,6 +234,7 @@ class FullyShardCalls:
         """Note that a script gathers a module by hand."""
         engine = self.session.engine(module)
         if engine is not None:
+            self._gathered.add(id(module))
             engine.begin_gathered_by_hand(module)
 
     def end_gathered(self, module: nn.Module) -> None:
@@ -241,8 +243,9 @@ class FullyShardCalls:
         Raises:
             UsageError: the script has changed them, which FSDP2 forgets.
         """
-        engine = self.session.engine(module)
+        engine = self.session.engine(module) if id(module) in self._gathered else None
         if engine is not None:
+            self._gathered.discard(id(module))
             engine.end_gathered_by_hand(module)
 
     def register_forward_method(self, module: nn.Module, method_name: str) -> None:

@@ -5,6 +5,8 @@ Arguments: "ddp", "fsdp1" or "fsdp2". Prints the name of each job with its numbe
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from script_habits import STEPS, Blocks, adamw, main, mean, squares, train, values_of, whole, wrapped
@@ -116,13 +118,18 @@ def squares_without_replicas(job, values):
     return squares(job, values)
 
 
-def edits_while_gathered(job):
+def edits_while_gathered(job, *, gathers_again=False):
     part = job.blocks[0]
     part.unshard()
     with torch.no_grad():
         part.weight.mul_(0.5)
+    if gathers_again:
+        part.unshard()
     part.reshard()
     return 0.0
+
+
+gathers_twice_and_edits = partial(edits_while_gathered, gathers_again=True)
 
 
 def looks_while_gathered(job):
@@ -174,16 +181,6 @@ def assigns_data(job):
 def scales_data(job):
     for parameter in job.parameters():
         parameter.data *= 0.5
-    return 0.0
-
-
-def gathers_twice_and_edits(job):
-    part = job.blocks[0]
-    part.unshard()
-    with torch.no_grad():
-        part.weight.mul_(0.5)
-    part.unshard()
-    part.reshard()
     return 0.0
 
 
