@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from paro_advise.core.plural import plural
+
 
 class Severity(StrEnum):
     """How much a notice weighs on the result."""
@@ -53,7 +55,13 @@ class NoticeList:
     def warn_of_skipped(self, count: int, what: str) -> None:
         """Add the number of broken records, unless it is 0."""
         if count:
-            self.warn("Q201", f"{count} {what} were broken or out of range and left out")
+            self.warn("Q201", f"{count:,} {what} broken or out of range and left out")
+
+    def warn_of_sizes(self, count: int, unknown: str) -> None:
+        """Add the number of collectives whose sizes cannot be told, unless it is 0, and what is unknown of them."""
+        if count:
+            have = plural(count, "collective has", "collectives have")
+            self.warn("Q212", f"{have} no size: unknown {unknown}")
 
     def _add(self, code: str, severity: Severity, message: str, help_text: str) -> None:
         self._notices.append(Notice(code=code, severity=severity, message=self._prefix + message, help=help_text))

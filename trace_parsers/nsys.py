@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from paro_advise.core.plural import plural
 from paro_advise.errors import BrokenInputError
 from paro_advise.trace_parsers.bytes.foreign_database import Database
 from paro_advise.trace_parsers.constants import MAX_DEVICE_ROWS, MAX_DEVICES, MAX_NAMES, MAX_PLACES, MAX_SPANS
@@ -145,7 +146,7 @@ def _read(database: Database, source: SourceFile) -> ParsedSource:
     header = _header(database, report)
     notices = _notices(database, report)
     if collectives.num_dropped:
-        notices.warn("Q202", f"{collectives.num_dropped} collectives were left out")
+        notices.warn("Q202", f"{plural(collectives.num_dropped, 'collective was', 'collectives were')} left out")
     return parsed_source(
         source, header, notices, report.num_events, collectives=collectives, events=_event_tables(report)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paro_advise.core.plural import plural
 from paro_advise.trace_parsers.constants import MAX_ROWS
 from paro_advise.trace_parsers.tables import (
     COLLECTIVE_COLUMNS,
@@ -76,11 +77,11 @@ class RowBuffer:
 def warn_of_limits(notices: NoticeList, data: Readable, *buffers: RowBuffer) -> None:
     """Add a notice of what the limits of reading cost."""
     if data.num_cut_lines:
-        notices.warn("Q200", f"{data.num_cut_lines} lines were longer than 1 MiB and cut")
+        notices.warn("Q200", f"cut short: {plural(data.num_cut_lines, 'line')} longer than 1 MiB")
     if dropped := sum(buffer.num_dropped for buffer in buffers):
         notices.warn(
             "Q202",
-            f"{dropped} rows beyond the first {MAX_ROWS} were left out",
+            f"{plural(dropped, 'row')} beyond the first {MAX_ROWS:,} left out",
             "record fewer steps, or pass the files of fewer ranks",
         )
 

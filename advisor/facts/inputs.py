@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from paro_advise.advisor.wording.quantities import number_ranges, plural
+from paro_advise.advisor.wording.quantities import number_ranges
+from paro_advise.core.plural import plural
 from paro_advise.errors import NoInputError, UsageError
 
 if TYPE_CHECKING:

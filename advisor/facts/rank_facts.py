@@ -14,10 +14,10 @@ from paro_advise.advisor.facts.frames import table_bytes
 from paro_advise.advisor.facts.intervals import EMPTY, Intervals, exposed_lengths
 from paro_advise.advisor.facts.model import RankFacts, StepFacts
 from paro_advise.advisor.facts.work import work_of
-from paro_advise.advisor.wording.quantities import plural
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import STATES
+from paro_advise.core.plural import plural
 from paro_advise.policies.frameworks.registry import OBSERVED
 from paro_advise.trace_parsers.kernel_kinds import KernelKind
 from paro_advise.trace_parsers.notice import Notice, Severity

@@ -17,8 +17,9 @@ from paro_advise.advisor.hangs.programs import deviation, deviation_in_circle
 from paro_advise.advisor.hangs.progress import groups_of, with_own_names
 from paro_advise.advisor.hangs.waits import first_mismatch, in_circles, knots_of, matched_transfers, stuck_alone
 from paro_advise.advisor.hangs.words import blame, ranks_text, verb
-from paro_advise.advisor.wording.quantities import bytes_text, plural
+from paro_advise.advisor.wording.quantities import bytes_text
 from paro_advise.core.model_state import MODEL_STATES
+from paro_advise.core.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

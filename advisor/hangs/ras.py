@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.hangs.model import FORMAT, Cause, Culprit, Hang, Wait
 from paro_advise.advisor.hangs.waits import in_circles
 from paro_advise.advisor.hangs.words import blame, ranks_text, verb
-from paro_advise.advisor.wording.quantities import plural
+from paro_advise.core.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

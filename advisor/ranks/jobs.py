@@ -16,7 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.ranks.constants import APART_S, LISTED_JOBS
-from paro_advise.advisor.wording.quantities import number_ranges, plural
+from paro_advise.advisor.wording.quantities import number_ranges
+from paro_advise.core.plural import plural
 from paro_advise.trace_parsers.notice import Notice, Severity
 
 if TYPE_CHECKING:

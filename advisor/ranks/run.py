@@ -10,8 +10,9 @@ import numpy as np
 
 from paro_advise.advisor.facts.model import LEFT_OUT_CODE, SEVERAL_FRAMEWORKS_CODE
 from paro_advise.advisor.ranks.jobs import choose_job
-from paro_advise.advisor.wording.quantities import number_ranges, plural
+from paro_advise.advisor.wording.quantities import number_ranges
 from paro_advise.core.framework import Framework
+from paro_advise.core.plural import plural
 from paro_advise.errors import UsageError
 from paro_advise.trace_parsers.notice import Notice, Severity
 from paro_advise.trace_parsers.rank_lists import highest_rank, ranks_text

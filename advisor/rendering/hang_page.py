@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.rendering.page import Cell, Row, make_table, render_page
 from paro_advise.advisor.rendering.texts.hang_text import awaited, group_name
-from paro_advise.advisor.wording.quantities import number_ranges, plural
+from paro_advise.advisor.wording.quantities import number_ranges
+from paro_advise.core.plural import plural
 
 if TYPE_CHECKING:
     from paro_advise.advisor.hangs.model import Hang

@@ -11,8 +11,9 @@ from markupsafe import Markup
 from paro_advise.advisor.comparison.model import ChangeVerdict
 from paro_advise.advisor.rendering.charts import lines
 from paro_advise.advisor.rendering.page import Cell, Row, make_table, number, render_page
-from paro_advise.advisor.wording.quantities import plural, time_text
+from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.documents import to_json
+from paro_advise.core.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

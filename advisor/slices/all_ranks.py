@@ -21,7 +21,8 @@ from paro_advise.advisor.slices.trace_events import (
     timed_in_step,
     tracked_states,
 )
-from paro_advise.advisor.wording.quantities import number_ranges, plural, time_text
+from paro_advise.advisor.wording.quantities import number_ranges, time_text
+from paro_advise.core.plural import plural
 from paro_advise.errors import InputError, UsageError
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from paro_advise.advisor.ranks.run import assemble_run
 from paro_advise.advisor.ranks.source import decode
 from paro_advise.advisor.ranks.topology import find_topology
 from paro_advise.advisor.slices.trace_events import as_file, events_within
-from paro_advise.advisor.wording.quantities import plural
 from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes, plain_dtype
+from paro_advise.core.plural import plural
 from paro_advise.errors import InputError
 from paro_advise.trace_parsers.kineto.events import as_float
 from paro_advise.trace_parsers.logs.constants import MAX_US

@@ -48,11 +48,6 @@ def bytes_text(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
-def plural(count: int, noun: str, nouns: str = "") -> str:
-    """Return a count with its noun: "1 step", "2 steps"."""
-    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
-
-
 def share_text(value: float | None) -> str:
     """Return a share as percentage, "unknown" for None."""
     return "unknown" if value is None else f"{value:.1%}"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes
+from paro_advise.core.plural import plural
 from paro_advise.errors import BrokenInputError, InputError
 from paro_advise.trace_parsers.bytes.constants import MAX_PICKLE_BYTES
 from paro_advise.trace_parsers.bytes.safe_pickle import load_plain
@@ -354,7 +355,7 @@ def _add_notices(scan: _Scan, content: dict[str, object], notices: NoticeList) -
     if scan.first_open is not None:
         notices.warn(
             "Q250",
-            f"{num_open} of {scan.num_entries} collectives were not completed when the dump was taken, "
+            f"{num_open:,} of {plural(scan.num_entries, 'collective')} not completed when the dump was taken, "
             f"the first: {scan.first_open[1]}; the run probably hung",
             "compare the dumps of all ranks with torchfrtrace",
         )
@@ -368,9 +369,8 @@ def _add_notices(scan: _Scan, content: dict[str, object], notices: NoticeList) -
     if scan.num_watched:
         notices.warn(
             "Q251",
-            f"start times of {scan.num_watched} collectives are those at which PyTorch's watchdog looked, "
+            f"start times of {plural(scan.num_watched, 'collective')} are those at which PyTorch's watchdog looked, "
             "up to some 100 ms late",
             "use a profiler's trace for times",
         )
-    if scan.num_without_size:
-        notices.warn("Q212", f"{scan.num_without_size} collectives have no size: unknown element type or shape")
+    notices.warn_of_sizes(scan.num_without_size, "element type or shape")

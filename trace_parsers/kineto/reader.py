@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from paro_advise.core.plural import plural
 from paro_advise.errors import BrokenInputError
 from paro_advise.trace_parsers.bytes.blocks import BlockReader, SourceRef
 from paro_advise.trace_parsers.bytes.chunks import EventChunks
@@ -278,11 +279,11 @@ class _TableBuilder:
         durations = raw_durations = np.frombuffer(duration, dtype=np.float64)
         endless = int((durations > MAX_DURATION_US).sum())
         if endless:
-            self._notices.warn("Q107", f"{endless} events last longer than a year; their duration was taken as 0")
+            self._notices.warn("Q107", f"{plural(endless, 'event')} longer than a year, taken as 0 us")
             durations = np.where(durations > MAX_DURATION_US, 0.0, durations)
         negative = int((durations < 0).sum())
         if negative:
-            self._notices.warn("Q107", f"{negative} events have a negative duration; it was taken as 0")
+            self._notices.warn("Q107", f"{plural(negative, 'event')} of negative duration, taken as 0 us")
             durations = np.maximum(durations, 0.0)
         impossible = endless + int((raw_durations < -ROUNDING_US).sum())
         if impossible > max(FEW_IMPOSSIBLE, MAX_LOST_SHARE * len(durations)):
@@ -319,11 +320,13 @@ class _TableBuilder:
         if unpaired:
             self._notices.warn("Q110", f"{unpaired} gloo spans have no issuing c10d operator")
         if untimed and spans:
-            self._notices.warn("Q111", f"{untimed} collectives have no gloo span and therefore no time")
+            self._notices.warn(
+                "Q111", f"{plural(untimed, 'collective')} without a gloo span and therefore without a time"
+            )
         unsized = sum(span.dims is None and not span.name.endswith("barrier") for span in spans)
         if unsized:
             self._notices.warn(
-                "Q112", f"{unsized} collectives were recorded without shapes: their sizes are unknown",
+                "Q112", f"{plural(unsized, 'collective')} recorded without shapes, of unknown size",
                 "record with record_shapes=True",
             )  # fmt: skip
         add_own_collectives(collectives, own, host, clock)
@@ -336,13 +339,14 @@ class _TableBuilder:
         if chunks.is_open and chunks.found_array:
             self._notices.warn(
                 "Q102",
-                f"the trace ends early; {raw.num_events} complete events were used",
+                f"the trace ends early; {plural(raw.num_events, 'complete event was', 'complete events were')} used",
                 "the process was killed while writing, or the disk was full: record it again",
             )
         if raw.num_repaired:
-            self._notices.warn("Q103", f"{raw.num_repaired} events with broken JSON were mended")
+            self._notices.warn("Q103", f"{plural(raw.num_repaired, 'event')} with broken JSON mended")
         if raw.num_dropped:
-            self._notices.warn("Q104", f"{raw.num_dropped} events could not be read and are missing from all figures")
+            lost = plural(raw.num_dropped, "event could not be read and is", "events could not be read and are")
+            self._notices.warn("Q104", f"{lost} missing from all figures")
         if raw.num_dropped > MAX_LOST_SHARE * raw.num_events:
             self._notices.warn(
                 "Q108",
@@ -350,7 +354,7 @@ class _TableBuilder:
                 "copy the file again, or record it again",
             )
         if chunks.lost_bytes:
-            self._notices.warn("Q105", f"{chunks.lost_bytes} bytes without an event boundary were skipped")
+            self._notices.warn("Q105", f"{plural(chunks.lost_bytes, 'byte')} without an event boundary skipped")
 
     def _note_steps(self, steps: Sequence[HostSpan]) -> None:
         if not steps:

@@ -19,6 +19,7 @@ from paro_advise.core.capture_files import (
     StepLogHeader,
     StepRecord,
 )
+from paro_advise.core.plural import plural
 from paro_advise.errors import BrokenInputError, InputError
 from paro_advise.trace_parsers.bytes.blocks import BlockReader
 from paro_advise.trace_parsers.logs.constants import HEAD_BYTES, MAX_COUNT, MAX_STEP_LOG_BYTES, MAX_US, MAX_VALUE
@@ -208,7 +209,7 @@ def read_step_logs(refs: Sequence[SourceRef]) -> tuple[tuple[StepLog, ...], tupl
             problems.append(f"{ref.file_name} could not be used: {error.what}")
             continue
         if log.num_broken:
-            problems.append(f"{ref.file_name}: {log.num_broken} lines could not be read")
+            problems.append(f"{ref.file_name}: {plural(log.num_broken, 'line')} could not be read")
         logs[log.rank] = log
     return tuple(logs[rank] for rank in sorted(logs)), tuple(problems)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paro_advise.core.plural import plural
 from paro_advise.errors import UnknownFormatError
 from paro_advise.trace_parsers.logs.benchmark_lines import BenchmarkTables
 from paro_advise.trace_parsers.logs.comms_lines import CommsTables
@@ -76,7 +77,7 @@ def parse_text(data: Readable, source: SourceFile, expected: str) -> ParsedSourc
     scan = TextScan(data)
     if scan.is_empty:
         raise UnknownFormatError(
-            f"{expected} was expected, but none of the {scan.num_lines} lines is known",
+            f"{expected} was expected, but none of its lines is known ({scan.num_lines:,} read)",
             where=source.path,
             hint=_RECORD_KINETO,
         )
@@ -148,11 +149,11 @@ def _add_nccl_notices(nccl: NcclLines, notices: NoticeList) -> None:
     if nccl.num_torn:
         notices.warn(
             "Q210",
-            f"{nccl.num_torn} lines of NCCL's log were torn by other output and not used",
+            f"{plural(nccl.num_torn, 'line')} of NCCL's log torn by other output and not used",
             "set NCCL_DEBUG_FILE=nccl.%h.%p.log so that every process writes its own file",
         )
     if nccl.num_warnings:
-        notices.warn("Q215", f"NCCL printed {nccl.num_warnings} warnings, the first: {nccl.first_warning}")
+        notices.warn("Q215", f"NCCL printed {plural(nccl.num_warnings, 'warning')}, the first: {nccl.first_warning}")
     if not nccl.num_collectives:
         if nccl.hosts:
             notices.info(
@@ -163,13 +164,14 @@ def _add_nccl_notices(nccl: NcclLines, notices: NoticeList) -> None:
         return
     notices.info(
         "Q211",
-        f"the {nccl.num_collectives} collectives of NCCL's log have no times: volume and order only",
+        f"NCCL's log has no times of its {plural(nccl.num_collectives, 'collective')}: volume and order only",
         _RECORD_KINETO,
     )
-    if nccl.num_without_size:
-        notices.warn("Q212", f"{nccl.num_without_size} collectives have no size: unknown element type or communicator")
+    notices.warn_of_sizes(nccl.num_without_size, "element type or communicator")
     if blanked := nccl.drop_stuck_sequences():
-        notices.info("Q213", f"opCount never advances in this log; {blanked} collectives have no sequence number")
+        notices.info(
+            "Q213", f"opCount never advances in this log: no sequence numbers of {plural(blanked, 'collective')}"
+        )
     if len(nccl.ranks) > 1:
         notices.info("Q214", f"{len(nccl.ranks)} ranks wrote into this log; its collectives are those of all")
 
@@ -178,24 +180,28 @@ def _add_benchmark_notices(benchmark: BenchmarkTables, notices: NoticeList) -> N
     if benchmark.num_unknown_op:
         notices.warn(
             "Q220",
-            f"{benchmark.num_unknown_op} benchmark rows do not say which collective they measure",
+            plural(
+                benchmark.num_unknown_op,
+                "benchmark row does not say which collective it measures",
+                "benchmark rows do not say which collective they measure",
+            ),
             "keep the line '# Collective test starting: ...' or print it with nccl-tests 2.13 or newer",
         )
     if benchmark.num_derived:
         notices.info(
             "Q221",
-            f"collective or group size of {benchmark.num_derived} benchmark rows follows from busbw / algbw",
+            f"collective or group size of {plural(benchmark.num_derived, 'benchmark row')} follows from busbw / algbw",
         )
     if benchmark.num_rejected:
         notices.warn(
             "Q222",
-            f"{benchmark.num_rejected} benchmark rows contradict themselves or are cut and were left out",
+            f"{plural(benchmark.num_rejected, 'benchmark row')} left out: contradictory or cut",
         )
     if benchmark.num_torn:
         notices.info(
             "Q223",
-            f"{benchmark.num_torn} benchmark rows were torn by other output and put together again; "
-            "their bandwidth matches size and time",
+            f"{plural(benchmark.num_torn, 'benchmark row')} torn by other output and put together again; "
+            "bandwidth matches size and time",
         )
 
 
@@ -205,7 +211,7 @@ def _add_comms_notices(comms: CommsTables, notices: NoticeList) -> None:
     waiting = comms.samples.num_rows - comms.num_without_wait
     notices.warn(
         "Q260",
-        f"{comms.samples.num_rows} entries of DeepSpeed's communication logger are averages over calls; "
+        f"{plural(comms.samples.num_rows, 'entry', 'entries')} of DeepSpeed's communication logger are averages; "
         f"{waiting} of them include the wait for other ranks; sizes are rounded, bandwidths computed anew",
         "use nccl-tests or NCCL Inspector to measure the links",
     )
@@ -215,11 +221,13 @@ def _add_comms_notices(comms: CommsTables, notices: NoticeList) -> None:
             f"group size {comms.group_size} follows from busbw / algbw; it is that of the world",
         )
     if comms.num_without_size:
-        notices.warn("Q262", f"{comms.num_without_size} entries were left out because the group size is unknown")
+        notices.warn(
+            "Q262", f"{plural(comms.num_without_size, 'entry', 'entries')} left out because the group size is unknown"
+        )
     if comms.num_impossible:
         notices.warn(
             "Q263",
-            f"{comms.num_impossible} entries were left out: their time is too short for their size, "
+            f"{plural(comms.num_impossible, 'entry', 'entries')} left out: too little time for the size, "
             "as when an asynchronous call is timed at its launch",
         )
     notices.warn_of_skipped(comms.num_broken, "entries of the communication logger")

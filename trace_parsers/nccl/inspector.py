@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from paro_advise.core.plural import plural
 from paro_advise.errors import BrokenInputError
 from paro_advise.trace_parsers.collective_sizes import busbw_gbps, full_bytes
 from paro_advise.trace_parsers.constants import MAX_GROUP_SIZE, MAX_GROUPS, MAX_TIME_US
@@ -278,19 +279,21 @@ def _notices(scan: _Scan) -> NoticeList:
     if scan.num_dump_times:
         notices.warn(
             "Q231",
-            f"{scan.num_dump_times} collectives have no start time; they are placed to end when they were "
-            "dumped, so only their durations hold",
+            f"{plural(scan.num_dump_times, 'collective')} without a start time, taken to end at the dump: "
+            "only durations hold",
             "set NCCL_INSPECTOR_DUMP_VERBOSE=1 to have start times recorded",
         )
     if lost := sum(scan.dropped.values()):
         notices.warn(
             "Q232",
-            f"NCCL Inspector overwrote {lost} records before it could write them",
+            f"NCCL Inspector overwrote {plural(lost, 'record')} before writing",
             "raise NCCL_INSPECTOR_DUMP_COLL_RING_SIZE, or shorten NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS",
         )
     _add_gap_notice(scan, notices)
     if scan.num_without_sample:
-        notices.info("Q234", f"{scan.num_without_sample} records of one rank, no bytes or 0 us say nothing about links")
+        notices.info(
+            "Q234", f"{plural(scan.num_without_sample, 'record')} of one rank, no bytes or 0 us: nothing about links"
+        )
     if len({rank for _, rank in scan.ranks}) > 1 and len(scan.ranks) > len(scan.comms):
         notices.info("Q214", f"{len(scan.ranks)} ranks wrote into this file; its collectives are those of all")
     return notices

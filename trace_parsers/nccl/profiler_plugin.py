@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from paro_advise.core.plural import plural
 from paro_advise.errors import BrokenInputError
 from paro_advise.trace_parsers.collective_sizes import full_bytes
 from paro_advise.trace_parsers.constants import MAX_GROUP_SIZE
@@ -246,7 +247,7 @@ def parse(data: Readable, source: SourceFile) -> ParsedSource:
     if not scan.calls:
         raise BrokenInputError(
             "events of a NCCL profiler plugin were expected, but no collective is complete "
-            f"({scan.num_records} records, {scan.num_broken} broken)",
+            f"({plural(scan.num_records, 'record')}, {scan.num_broken:,} broken)",
             where=source.path,
             hint="set NCCL_PROFILE_EVENT_MASK so that collectives are recorded (bit 2), and let the run end",
         )
@@ -303,17 +304,18 @@ def _notices(scan: _Scan, counts: Counter[str]) -> NoticeList:
     notices = NoticeList()
     notices.warn_of_skipped(scan.num_broken, "records of the profiler plugin")
     if scan.num_incomplete:
-        notices.warn("Q240", f"{scan.num_incomplete} collectives never ended in this dump: the run was cut")
+        notices.warn("Q240", f"{plural(scan.num_incomplete, 'collective')} never ended in this dump: the run was cut")
     if counts["host_time"]:
         notices.warn(
             "Q241",
-            f"{counts['host_time']} collectives have the plugin's host times only, not their kernels'",
+            f"{plural(counts['host_time'], 'collective')} by the plugin's host times only, not by kernels",
             "add the kernel channel bit (64) to NCCL_PROFILE_EVENT_MASK",
         )
-    if counts["no_size"]:
-        notices.warn("Q212", f"{counts['no_size']} collectives have no size: unknown element type or communicator")
+    notices.warn_of_sizes(counts["no_size"], "element type or communicator")
     if scan.num_dropped:
-        notices.warn("Q202", f"{scan.num_dropped} events were left out because too many had not ended")
+        notices.warn(
+            "Q202", f"{plural(scan.num_dropped, 'event was', 'events were')} left out because too many had not ended"
+        )
     if len({call.rank for call in scan.calls}) > 1:
         notices.info("Q214", "several ranks wrote into this file; its collectives are those of all")
     return notices

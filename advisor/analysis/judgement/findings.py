@@ -15,9 +15,10 @@ from paro_advise.advisor.analysis.constants import (
 from paro_advise.advisor.analysis.judgement.operations import operations_text
 from paro_advise.advisor.analysis.model import FindingEntry
 from paro_advise.advisor.ranks.stragglers import least_steps
-from paro_advise.advisor.wording.quantities import number_ranges, plural, time_text
+from paro_advise.advisor.wording.quantities import number_ranges, time_text
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
+from paro_advise.core.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,8 +15,9 @@ from paro_advise.advisor.analysis.constants import (
 from paro_advise.advisor.analysis.judgement.operations import operations_text
 from paro_advise.advisor.analysis.model import VerdictEntry
 from paro_advise.advisor.analysis.regimes import UNSEEN, Regime, Verdict
-from paro_advise.advisor.wording.quantities import bytes_text, gbps_text, plural, time_text
+from paro_advise.advisor.wording.quantities import bytes_text, gbps_text, time_text
 from paro_advise.core.framework import Framework
+from paro_advise.core.plural import plural
 from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import click
 
 from paro_advise.advisor.commands.jobs.capture import old_files, refuse_to_replace
 from paro_advise.advisor.wording.escaping import plain
-from paro_advise.advisor.wording.quantities import plural
+from paro_advise.core.plural import plural
 from paro_advise.core.secrets import masked_command
 from paro_advise.errors import InputError
 

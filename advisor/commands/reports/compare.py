@@ -10,7 +10,7 @@ import click
 from paro_advise.advisor.commands.options import ByteSize, engine_options
 from paro_advise.advisor.commands.output import REGRESSION
 from paro_advise.advisor.comparison.comparability import FACTS
-from paro_advise.advisor.wording.quantities import plural
+from paro_advise.core.plural import plural
 from paro_advise.core.secrets import masked_command
 from paro_advise.errors import UsageError
 

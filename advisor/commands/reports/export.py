@@ -11,7 +11,7 @@ import click
 
 from paro_advise.advisor.commands.labels import labels_of, refuse_own_labels
 from paro_advise.advisor.commands.options import engine_options
-from paro_advise.advisor.wording.quantities import plural
+from paro_advise.core.plural import plural
 from paro_advise.errors import UsageError
 from paro_advise.trace_parsers.remote.objects import refuse_remote
 

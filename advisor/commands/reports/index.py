@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import click
 
-from paro_advise.advisor.wording.quantities import plural
+from paro_advise.core.plural import plural
 from paro_advise.errors import ForeignDataError, NoInputError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from paro_advise.advisor.facts.reading.packing import anywhere
 from paro_advise.advisor.facts.reading.pooled import DaskEngine, LocalEngine
 from paro_advise.advisor.facts.reading.ray_cluster import RayEngine
 from paro_advise.advisor.facts.reading.slurm_array import SlurmEngine
-from paro_advise.advisor.wording.quantities import plural
+from paro_advise.core.plural import plural
 from paro_advise.errors import BrokenInputError, InputError, UnknownFormatError
 from paro_advise.trace_parsers.notice import Notice, Severity
 from paro_advise.trace_parsers.remote.objects import is_remote

@@ -26,8 +26,8 @@ from paro_advise.advisor.prediction.constants import (
 )
 from paro_advise.advisor.prediction.scoring import score
 from paro_advise.advisor.prediction.step_replay import arithmetic_us, floor_us, measured_links, step_us
-from paro_advise.advisor.wording.quantities import plural
 from paro_advise.core.collective import Op
+from paro_advise.core.plural import plural
 from paro_advise.errors import UsageError
 from paro_advise.policies.plan import Answer
 

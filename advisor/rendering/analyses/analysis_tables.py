@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from paro_advise.advisor.rendering.constants import MAX_COLLECTIVES, SHOWN_INPUTS, SHOWN_KERNELS, SHOWN_MODULES
 from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, make_table, number
 from paro_advise.advisor.rendering.texts.analysis_text import framework_text, latency_text, parameters_text
-from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, plural, share_text, time_text
+from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, share_text, time_text
 from paro_advise.core.model_state import STATES
+from paro_advise.core.plural import plural
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis

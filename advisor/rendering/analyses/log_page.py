@@ -14,7 +14,8 @@ from paro_advise.advisor.rendering.analyses.network_picture import network_pictu
 from paro_advise.advisor.rendering.constants import MAX_COLLECTIVES
 from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, make_table, number, render_page
 from paro_advise.advisor.rendering.texts.analysis_text import confidence, framework_text
-from paro_advise.advisor.wording.quantities import bytes_text, count_text, plural, time_text
+from paro_advise.advisor.wording.quantities import bytes_text, count_text, time_text
+from paro_advise.core.plural import plural
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis

@@ -8,7 +8,8 @@ from markupsafe import Markup
 
 from paro_advise.advisor.rendering.charts import chart
 from paro_advise.advisor.rendering.constants import CHART_WIDTH, PICTURE_NODES, PICTURE_RANKS
-from paro_advise.advisor.wording.quantities import bytes_text, count_text, plural
+from paro_advise.advisor.wording.quantities import bytes_text, count_text
+from paro_advise.core.plural import plural
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis, RankEntry

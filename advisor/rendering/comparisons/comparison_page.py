@@ -13,8 +13,9 @@ from paro_advise.advisor.rendering.page import Cell, Row, make_table, number, re
 from paro_advise.advisor.rendering.plans.plan_page import ablation_table, alternative_table
 from paro_advise.advisor.rendering.texts.comparison_text import change_text, name_text, value_text
 from paro_advise.advisor.rendering.timelines.lanes_chart import lanes_chart, lanes_legend
-from paro_advise.advisor.wording.quantities import bytes_text, count_text, plural, time_text
+from paro_advise.advisor.wording.quantities import bytes_text, count_text, time_text
 from paro_advise.core.model_state import MODEL_STATES, STATES, State
+from paro_advise.core.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,7 +24,7 @@ from paro_advise.advisor.rendering.constants import (
     MAX_MAP_STEPS,
     NARROW_LABEL,
 )
-from paro_advise.advisor.wording.quantities import plural
+from paro_advise.core.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,8 +10,9 @@ from paro_advise.advisor.analysis.judgement.findings import APPLIES, NOT_JUDGED
 from paro_advise.advisor.analysis.regimes import regime_text
 from paro_advise.advisor.rendering.constants import NAMED_KINDS, PRODUCTS_SHARE, WIDE_RANGE
 from paro_advise.advisor.wording.escaping import plain
-from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, plural, share_text, time_text
+from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, share_text, time_text
 from paro_advise.core.model_state import STATES
+from paro_advise.core.plural import plural
 from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:

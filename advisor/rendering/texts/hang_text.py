@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.wording.quantities import number_ranges, plural
+from paro_advise.advisor.wording.quantities import number_ranges
+from paro_advise.core.plural import plural
 
 if TYPE_CHECKING:
     from paro_advise.advisor.hangs.model import Hang, Mismatch, Wait

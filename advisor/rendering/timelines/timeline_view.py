@@ -8,7 +8,8 @@ from paro_advise.advisor.rendering.constants import SHOWN_BOXES
 from paro_advise.advisor.rendering.page import Cell, Row, Table, View, make_table, number
 from paro_advise.advisor.rendering.timelines.explorer import explorer
 from paro_advise.advisor.rendering.timelines.lanes_chart import lanes_chart, lanes_legend
-from paro_advise.advisor.wording.quantities import plural, time_text
+from paro_advise.advisor.wording.quantities import time_text
+from paro_advise.core.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
