@@ -81,9 +81,11 @@ def test_parameters_that_are_gathered_as_bytes_are_counted_by_their_gradients(by
 def test_without_host_rows_the_numbers_of_gathers_tell_whether_backward_gathers_again(again, triple, tmp_path):
     trace = hybrid(0, replicas=False, again=again)
     trace.events = [event for event in trace.events if event["cat"] == "kernel"]
-    run = analyze(trace.write(tmp_path / "rank0.json")).run
+    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    run = analysis.run
     assert (run.strategy.triple, run.strategy.triple_at_rest) == (triple, "GGG")
     assert run.micro_batches is None
+    assert any("record CPU activities" in notice.help for notice in analysis.data_quality if notice.code == "Q320")
 
 
 @pytest.mark.parametrize(("sends", "micro_batches"), [(0, 1), (2, 1), (6, None)])
@@ -98,7 +100,10 @@ def test_a_stage_that_sends_more_than_a_pass_does_runs_several(sends, micro_batc
             )
             if "Collective name" in event["args"]:
                 event["args"]["Collective name"] = "send"
-    assert analyze(trace.write(tmp_path / "rank0.json")).run.micro_batches == micro_batches
+    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    assert analysis.run.micro_batches == micro_batches
+    assumed = [notice.help for notice in analysis.data_quality if notice.code == "Q320"]
+    assert assumed == [""] * (micro_batches is None)  # the host was recorded
 
 
 def without_header(trace, path):

@@ -117,7 +117,7 @@ def observe_training(run: Run) -> ObservedTraining:
         parameter_count=(stated.parameters if stated else None) or counted,
         total_parameter_count=frozen.total,
         notices=(
-            *((_ONE_MICRO_BATCH,) if typical is not None and micro is None else ()),
+            *((_one_micro_batch(run),) if typical is not None and micro is None else ()),
             *((_several_updates(updates),) if updates > 1 else ()),
             *((_EXPERTS,) if counted and Op.ALL_TO_ALL.value in ops else ()),
             *frozen.notices,
@@ -138,8 +138,7 @@ def _updates(run: Run, typical: pl.DataFrame | None) -> int:
 _EXPERTS = Notice(
     code="Q327",
     severity=Severity.INFO,
-    message="all-to-alls are there, and experts may be: parameters that each rank has for itself move in no collective "
-    "and are not counted",
+    message="all-to-alls may be those of experts: parameters that each rank has for itself are not counted",
     help="give --measured-peak where memory decides",
 )
 
@@ -163,12 +162,14 @@ def _stated_in_logs(run: Run) -> ObservedStrategy:
     return ObservedStrategy(triple=triple, triple_at_rest=triple, group_size=None, source="metadata", reasons=reasons)
 
 
-_ONE_MICRO_BATCH = Notice(
-    code="Q320",
-    severity=Severity.INFO,
-    message="the number of micro-batches cannot be told; one per step is assumed",
-    help="record CPU activities too, so that backward passes can be counted",
-)
+def _one_micro_batch(run: Run) -> Notice:
+    are_passes_seen = any(item.facts.num_micro_batches for _, item in run.timed)
+    return Notice(
+        code="Q320",
+        severity=Severity.INFO,
+        message="the number of micro-batches cannot be told; one per step is assumed",
+        help="" if are_passes_seen else "record CPU activities too, so that backward passes can be counted",
+    )
 
 
 def _typical_step(run: Run) -> pl.DataFrame | None:
