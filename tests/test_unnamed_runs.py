@@ -195,3 +195,18 @@ def test_a_list_of_ranks_that_is_none_gives_way_to_the_groups_own(listed, tmp_pa
             event["args"] |= {"Process Group Ranks": listed, "Group size": 8 if listed == "[0]" else "eight"}
     (found,) = analyze(trace.write(tmp_path / "rank0.json")).collectives
     assert (found.op, found.span) == ("all_reduce", "mixed")
+
+
+@pytest.mark.parametrize(("name", "rank", "codes"), [("trace", 0, {"Q113", "Q306"}), ("rank3", 3, {"Q113"})])
+def test_a_rank_that_the_job_does_not_have_is_nobodys(name, rank, codes, tmp_path):
+    document = hybrid(0).document()
+    document["distributedInfo"]["rank"] = 99
+    path = tmp_path / f"{name}.json"
+    path.write_text(json.dumps(document))
+    analysis = analyze(path)
+    assert (analysis.run.ranks, analysis.run.world_size) == ((rank,), WORLD)
+    assert any("rank 99 of 8" in notice.message for notice in analysis.data_quality if notice.code == "Q113")
+    assert {notice.code for notice in analysis.data_quality} & {
+        "Q113",
+        "Q306",
+    } == codes  # the second: a rank is guessed

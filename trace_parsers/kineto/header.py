@@ -63,6 +63,20 @@ def rank_in_name(name: str) -> int | None:
     return next((int(match.group(1)) for match in found if match), None)
 
 
+def impossible_rank(metadata: TraceMetadata) -> str:
+    """Return a rank as the metadata state it that no job can have, as "rank 99 of 8", or ""."""
+    info = metadata.section("distributedInfo")
+    rank, world_size = as_int(info.get("rank")), _world_size(info)
+    if rank is None or 0 <= rank < (world_size or MAX_GROUP_SIZE):
+        return ""
+    return f"rank {rank}" if world_size is None else f"rank {rank} of {world_size}"
+
+
+def _world_size(info: dict[str, object]) -> int | None:
+    size = as_int(info.get("world_size"))
+    return size if size and 0 < size < MAX_GROUP_SIZE else None
+
+
 def trace_header(metadata: TraceMetadata, rows: KinetoRows, label: str, origin_us: float) -> SourceHeader:
     """Return what a trace says about itself.
 
@@ -76,16 +90,15 @@ def trace_header(metadata: TraceMetadata, rows: KinetoRows, label: str, origin_u
     info = metadata.section("distributedInfo")
     devices = metadata.objects("deviceProperties")
     device = devices[0] if devices else {}
-    rank = as_int(info.get("rank"))
+    rank = as_int(info.get("rank")) if not impossible_rank(metadata) else None
     named_rank = rank_in_name(label) if rank is None else None
-    world_size = as_int(info.get("world_size"))
     base_ns = as_int(fields.get("baseTimeNanoseconds")) or 0
     if not 0 <= base_ns <= MAX_TIME_US * 1000:
         base_ns = 0
     return SourceHeader(
         rank=named_rank if rank is None else rank,
         rank_source="content" if rank is not None else "name" if named_rank is not None else "",
-        world_size=world_size if world_size and 0 < world_size < MAX_GROUP_SIZE else None,
+        world_size=_world_size(info),
         host=_text(fields.get("host_name")),
         backend=_text(info.get("backend")),
         device_index=next((as_int(args.device) for _, args in rows.device.comm[:1]), None),

@@ -35,7 +35,7 @@ from paro_advise.trace_parsers.kineto.device.device_steps import device_steps, w
 from paro_advise.trace_parsers.kineto.device.device_table import device_rows, operator_table
 from paro_advise.trace_parsers.kineto.device.memory import phase_peaks
 from paro_advise.trace_parsers.kineto.event_routes import Detail
-from paro_advise.trace_parsers.kineto.header import rank_in_name, trace_header, trace_metadata
+from paro_advise.trace_parsers.kineto.header import impossible_rank, rank_in_name, trace_header, trace_metadata
 from paro_advise.trace_parsers.kineto.host_rows import sort_host_rows
 from paro_advise.trace_parsers.kineto.launches import blocking_calls, needs_launches
 from paro_advise.trace_parsers.kineto.phases import (
@@ -187,6 +187,8 @@ class _TableBuilder:
         metadata = trace_metadata(self._raw.chunks)
         if not metadata.is_readable:
             self._notices.warn("Q106", "the metadata before the events could not be read")
+        if doubtful := impossible_rank(metadata):
+            self._notices.warn("Q113", f"no trace can be of {doubtful}: its rank is taken as the file's name states it")
         host = sort_host_rows(self._rows.host, *self._times(self._rows.host.start, self._rows.host.duration))
         header = trace_header(metadata, self._rows, self._label, self._origin_us + self._raw.shift_us)
         worked_us = np.concatenate([host.start_us[host.kind == HostKind.OPERATOR], self._device_starts()])
