@@ -224,6 +224,19 @@ def test_each_verb_says_what_comes_next(traces, tmp_path, capsys):
     assert f"next: paro-advise compare {report} {report} -o comparison.html" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("characters", [1 << 18, 10])
+def test_a_report_of_any_length_stands_for_its_run(characters, traces, tmp_path, monkeypatch, capsys):
+    """Its data stand at its end, behind pictures and tables, or packed."""
+    monkeypatch.setattr("paro_advise.core.documents.PLAIN_CHARACTERS", characters)
+    report = tmp_path / "run.html"
+    assert run(["analyze", str(traces), "-o", str(report)]) == 0
+    report.write_text(report.read_text().replace("<style>", f"<style>/*{'x' * (1 << 17)}*/", 1))
+    assert run(["recommend", str(report)]) == 0
+    assert run(["compare", str(report), str(report)]) == 0
+    assert run(["export", str(report), "--prometheus", str(tmp_path / "run.prom")]) == 0
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_unusable_inputs_are_exit_3_with_a_reason(tmp_path, capsys):
     for name, content in {
         "empty.json": b"",

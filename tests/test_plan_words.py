@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from helpers import analyze, write_run
 from test_recommend import calibration
+from trace_builder import fsdp_rank
 
+from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.rendering.texts.plan_text import plan_text
+from paro_advise.advisor.wording.quantities import bytes_text
 from paro_advise.core.framework import Framework
 
 
@@ -67,3 +71,41 @@ def test_where_all_ranks_were_seen_no_more_are_asked_for():
 
     assert "traces of more ranks" in probes(0.5)
     assert "traces of more ranks" not in probes(1.0)
+
+
+def test_a_plan_speaks_of_one_memory():
+    """What a rank holds at the most, its transients included: in the sentence, in the table and in the choice."""
+    changes = 0
+    for megabytes in (1, 4, 40):
+        plan = recommend(calibration(unit_bytes=(megabytes * 1e6,) * 4), Limits())
+        row = next(line for line in plan_text(plan).splitlines() if line.startswith("now"))
+        assert row.endswith(bytes_text(plan.baseline.predicted.memory_bytes))
+        if plan.verdict == "change":
+            more = plan.chosen.predicted.memory_bytes - plan.baseline.predicted.memory_bytes
+            assert f"{bytes_text(abs(more))} {'more' if more > 0 else 'less'} memory per rank" in plan.text
+            changes += 1
+    assert changes
+
+
+def test_of_equally_fast_plans_the_one_with_the_least_memory_is_chosen():
+    for megabytes in (1, 4, 40):
+        plan = recommend(calibration(unit_bytes=(megabytes * 1e6,) * 4), Limits())
+        eligible = [choice for choice in plan.candidates if choice.eligible and choice.feasible]
+        best_us = min(choice.predicted.step_time_us.p50 for choice in eligible)
+        near = [choice for choice in eligible if choice.predicted.step_time_us.p50 <= best_us * 1.0299]
+        if plan.verdict == "change":
+            assert plan.chosen.predicted.memory_bytes <= min(choice.predicted.memory_bytes for choice in near)
+
+
+def test_a_step_with_gaps_that_nothing_explains_is_measured_first(tmp_path):
+    """What runs in them (CUDA graphs) is not idle time, and no strategy shortens it."""
+    analysis = analyze(write_run(tmp_path / "run", [fsdp_rank(rank) for rank in range(2)]))
+    parts = analysis.breakdown_us
+    idle_us = 3 * parts.step_us
+    for queued_us, is_doubtful in ((0.9 * idle_us, True), (0.1 * idle_us, False), (None, False)):
+        gaps = replace(
+            analysis,
+            breakdown_us=replace(parts, idle=idle_us),
+            idle_us=replace(analysis.idle_us, queued=queued_us),
+        )
+        assert ("no recorded kernel runs" in calibrate(gaps).unmodelled) is is_doubtful

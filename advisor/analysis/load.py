@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from paro_advise.advisor.facts.reading.all_inputs import ReadInputs
     from paro_advise.advisor.facts.reading.choice import EngineChoice
 
-_HEAD_BYTES = 1 << 16  # the format's name or a key of its own stands in the first 64 KiB
+_HEAD_BYTES = 1 << 16  # the format's name or a key of its own stands in the first 64 KiB, a page's title as well
+_TITLE = b"<title>paro-advise: "
 
 
 def load_analysis(
@@ -70,6 +71,8 @@ def _is_analysis(path: str) -> bool:
                 head = file.read(_HEAD_BYTES)
         except OSError as error:
             raise InputError(f"an input must be a readable file: {error.strerror or error}", where=path) from error
+    if _TITLE in head:  # of a page, whose data stand behind its styles and tables
+        head = document_of(path)[:_HEAD_BYTES]
     return FORMAT.name.encode() in head or b'"breakdown_us"' in head
 
 

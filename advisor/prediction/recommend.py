@@ -162,7 +162,7 @@ def recommendation(
 
 def _with_what_ifs(plan: Plan, basis: Basis, baseline: Scored, eligible: list[Scored], seed: int) -> Plan:
     ahead = plan.verdict != Verdict.KEEP
-    fitting = [(item.candidate, item.memory.total) for item in eligible]
+    fitting = [(item.candidate, item.memory.total + item.transient) for item in eligible]
     return replace(
         plan,
         budget=budget_steps([choice_of(item, baseline) for item in eligible]),

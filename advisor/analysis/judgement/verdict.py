@@ -164,6 +164,16 @@ class StepEvidence:
     trains: bool | None = None  # None: cannot be told
 
 
+def has_unexplained_gaps(step_us: float, exposed_us: float, idle_us: float, queued_us: float | None) -> bool:
+    """Tell whether most of a step's idle time, and more than it communicates, passes with the next kernel launched.
+
+    Args:
+        step_us, exposed_us, idle_us: of the step, what communication exposes, and the idle rest.
+        queued_us: of the idle time, with the next kernel launched already; None where that is not known.
+    """
+    return idle_us > HOST_IDLE_SHARE * step_us and idle_us > exposed_us and (queued_us or 0.0) > 0.5 * idle_us
+
+
 def judge_step(evidence: StepEvidence) -> Verdict:
     """Name what limits the step."""
     step = evidence.step_time_us
@@ -187,8 +197,7 @@ def judge_step(evidence: StepEvidence) -> Verdict:
     state = max(evidence.exposed_by_state, key=lambda key: evidence.exposed_by_state[key], default=None)
     untrained = _untrained_text(evidence)
     advice = "" if untrained or comm >= COMPUTE_SHARE else " Sharding will not help."
-    queued = (evidence.queued_us or 0.0) / step
-    if idle > HOST_IDLE_SHARE and idle > comm and queued > 0.5 * idle:
+    if has_unexplained_gaps(step, evidence.exposed_us, evidence.idle_us, evidence.queued_us):
         return Verdict(
             regime=Regime.UNKNOWN, limiting_state=None, text=untrained + _queued_text(evidence, split), case=""
         )

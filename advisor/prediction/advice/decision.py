@@ -161,7 +161,7 @@ def _recommended(calibration: Calibration, limits: Limits, field: Field) -> tupl
         assumptions=(*_doubts(calibration), *calibration.assumptions),
         probes=_probes(calibration, doubt) if verdict == Verdict.MEASURE_FIRST else (),
     )
-    return plan, chosen or baseline
+    return plan, baseline if verdict == Verdict.KEEP or chosen is None else chosen
 
 
 def _doubt(calibration: Calibration, chosen: Scored | None) -> str:
@@ -192,7 +192,7 @@ def fastest(fitting: Sequence[Scored]) -> Scored | None:
         return None
     best = min(map(median_us, fitting))
     near = [item for item in fitting if median_us(item) <= best * (1 + EQUAL_SHARE)]
-    return min(near, key=lambda item: (item.memory.total, median_us(item)))
+    return min(near, key=lambda item: (item.memory.total + item.transient, median_us(item)))
 
 
 def _verdict(field: Field, chosen: Scored | None, gain: float) -> Verdict:
@@ -363,8 +363,8 @@ def _change(baseline: Choice, chosen: Choice) -> str:
 
 
 def _memory(baseline: Choice, chosen: Choice) -> str:
-    more = chosen.redundancy_bytes - baseline.redundancy_bytes
-    if not more:
+    more = chosen.predicted.memory_bytes - baseline.predicted.memory_bytes
+    if bytes_text(abs(more)) == bytes_text(0):
         return ", with the same memory"
     return f", {bytes_text(abs(more))} {'more' if more > 0 else 'less'} memory per rank"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
 from paro_advise.advisor.analysis.constants import FROZEN_RATIO
+from paro_advise.advisor.analysis.judgement.verdict import has_unexplained_gaps
 from paro_advise.advisor.facts.model import CUT_CODES, LEFT_OUT_CODE, SEVERAL_FRAMEWORKS_CODE, SEVERAL_UPDATES_CODE
 from paro_advise.advisor.prediction.calibration import Calibration, Update
 from paro_advise.advisor.prediction.constants import (
@@ -22,6 +23,7 @@ from paro_advise.advisor.prediction.constants import (
 from paro_advise.advisor.prediction.fitting.data_parallel import DataParallel, data_parallel
 from paro_advise.advisor.prediction.fitting.profiler_correction import unprofiled
 from paro_advise.advisor.prediction.network_tiers import Cluster, Estimate, fit_tiers
+from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes, is_of_bytes
 from paro_advise.core.framework import Framework
@@ -119,7 +121,16 @@ def _untrusted(analysis: Analysis) -> str:
         return "the traces are of several jobs"
     if SEVERAL_UPDATES_CODE in codes:
         return "each step of the traces holds several steps of the optimizer"
-    return "the traces end early or are damaged, and what is missing looks like idle time" if is_cut else ""
+    if is_cut:
+        return "the traces end early or are damaged, and what is missing looks like idle time"
+    parts, idle = analysis.breakdown_us, analysis.idle_us
+    queued_us = idle.queued if idle else None
+    if has_unexplained_gaps(parts.step_us, parts.exposed_communication or 0.0, parts.idle or 0.0, queued_us):
+        return (
+            f"for {time_text(queued_us)} of each step no recorded kernel runs although the next one was launched, and "
+            "what is done then would be taken for idle time"
+        )
+    return ""
 
 
 def _cluster(analysis: Analysis, ranks: DataParallel, *, is_gloo: bool) -> Cluster:

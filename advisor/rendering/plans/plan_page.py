@@ -166,7 +166,7 @@ def alternative_table(plan: Plan) -> Table:
         Row(cells=(Cell(text=grouped_triple(c.triple, c.group_size)), *_choice_cells(c), Cell(text=c.reason)))
         for c in [*fitting, *rejected[: max(3, PAGE_CANDIDATES - len(fitting))]]
     ]
-    caption = f"Top {len(rows)} of {len(plan.candidates)} candidates ({len(rejected)} do not fit)"
+    caption = f"Top {len(rows)} of {len(plan.candidates)} candidates ({len(rejected)} left out)"
     names = ("strategy", *_CHOICE_NAMES, "why, or why not")
     return make_table("table-alternatives", caption, names, rows, first_rows=FIRST_CANDIDATES)
 

@@ -22,7 +22,7 @@ def plan_text(plan: Plan) -> str:
     rejected = [choice for choice in plan.candidates if not choice.feasible]
     if rejected:
         name = short_choice_name(rejected[0])
-        lines += ["", f"{len(rejected)} do not fit; the fastest of them: {name}: {rejected[0].reason}"]
+        lines += ["", f"{len(rejected)} left out; the fastest of them: {name}: {rejected[0].reason}"]
     if plan.switch_on_today and not same_way(plan.switch_on_today, plan.chosen):
         today = plan.switch_on_today
         names = ", ".join(name for name, fidelity in today.exports.items() if fidelity == Fidelity.EXACT)
@@ -159,7 +159,7 @@ def _sensitive(plan: Plan) -> list[str]:
 
 def _head(baseline: Choice) -> str:
     peak = "" if baseline.predicted.peak_bytes is None else f"{'peak':>12}"
-    return f"{'':<4}{'strategy':<26}{'step ms':>9}{'10..90 %':>18}{'speed-up':>10}{'best in':>9}{'states':>12}{peak}"
+    return f"{'':<4}{'strategy':<26}{'step ms':>9}{'10..90 %':>18}{'speed-up':>10}{'best in':>9}{'memory':>12}{peak}"
 
 
 def _ms(time_us: float) -> str:
@@ -170,10 +170,9 @@ def _ms(time_us: float) -> str:
 def _row(mark: str, choice: Choice) -> str:
     step = choice.predicted.step_time_us
     span = f"{_ms(step.p10)}..{_ms(step.p90)}"
-    states = sum(value for name, value in choice.predicted.terms.items() if name != "transient")
     peak = "" if choice.predicted.peak_bytes is None else f"{bytes_text(choice.predicted.peak_bytes):>12}"
     name = f"{short_choice_name(choice):<26}"
     return (
         f"{mark:<4}{name}{_ms(step.p50):>{35 - len(name)}}{span:>18}{choice.predicted.speedup.p50:>9.2f}x"
-        f"{choice.probability_best:>9.0%}{bytes_text(states):>12}{peak}"
+        f"{choice.probability_best:>9.0%}{bytes_text(choice.predicted.memory_bytes):>12}{peak}"
     )
