@@ -55,7 +55,7 @@ class NoticeList:
     def warn_of_skipped(self, count: int, what: str) -> None:
         """Add the number of broken records, unless it is 0."""
         if count:
-            self.warn("Q201", f"{count:,} {what} broken or out of range and left out")
+            self.warn("Q201", f"{what} broken or out of range, left out: {count:,}")
 
     def warn_of_sizes(self, count: int, unknown: str) -> None:
         """Add the number of collectives whose sizes cannot be told, unless it is 0, and what is unknown of them."""

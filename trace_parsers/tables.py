@@ -68,6 +68,9 @@ LINK_SAMPLE_COLUMNS: dict[str, str] = {
     "num_nodes": "i64",  # null when unknown
     "time_us": "f64",
     "busbw_gbps": "f64",
+    "group_name": "str",  # with the next two: which ranks measured the same collective; "" where that is not known
+    "seq": "i64",
+    "rank": "i64",  # in the group
 }
 
 _POLARS_NAMES = {"f64": "Float64", "i64": "Int64", "str": "String"}

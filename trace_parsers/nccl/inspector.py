@@ -129,7 +129,8 @@ class _Scan:
             seq=seq,
             name=_row_name(kind, perf, prefix, comm.rank),
         )
-        self._add_sample(op, num_bytes, time_us, comm)
+        # Only collectives have numbers that all ranks of a communicator share.
+        self._add_sample(op, num_bytes, time_us, comm, seq if prefix == "coll" else None)
         return True
 
     def _note_comm(self, comm: _Comm, kind: str, seq: int | None, timing_source: object) -> None:
@@ -176,7 +177,7 @@ class _Scan:
             self.base_us = stamp_us
         return stamp_us - self.base_us
 
-    def _add_sample(self, op: Op, num_bytes: int, time_us: float, comm: _Comm) -> None:
+    def _add_sample(self, op: Op, num_bytes: int, time_us: float, comm: _Comm, seq: int | None) -> None:
         if comm.size == 1 or time_us <= 0 or num_bytes == 0:
             self.num_without_sample += 1
             return
@@ -187,6 +188,9 @@ class _Scan:
             num_nodes=comm.num_nodes,
             time_us=time_us,
             busbw_gbps=busbw_gbps(op, num_bytes, time_us, comm.size),
+            group_name=comm.name if seq is not None else "",
+            seq=seq,
+            rank=comm.rank if seq is not None else None,
         )
 
 

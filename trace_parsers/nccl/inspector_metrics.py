@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paro_advise.core.collective import bus_factor
+from paro_advise.core.plural import plural
 from paro_advise.errors import BrokenInputError
 from paro_advise.trace_parsers.collective_sizes import full_bytes
-from paro_advise.trace_parsers.constants import MAX_GROUP_SIZE, MAX_GROUPS, MAX_TIME_US
+from paro_advise.trace_parsers.constants import MAX_GROUP_SIZE, MAX_GROUPS, MAX_ROWS, MAX_TIME_US
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
 from paro_advise.trace_parsers.notice import NoticeList
 from paro_advise.trace_parsers.side_rows import RowBuffer, parsed_source, warn_of_limits
@@ -42,7 +43,9 @@ class _Scan:
     num_broken: int = 0
     num_without_sample: int = 0
     world: tuple[int, int | None] = (0, None)  # ranks and nodes of the largest communicator
-    _rate: tuple[str, float] | None = None
+    # By labels, until the other of the two comes: line by line, or sorted by name.
+    _rates: dict[str, float] = field(default_factory=dict)
+    _times: dict[str, float] = field(default_factory=dict)
 
     def feed(self, line: str) -> None:
         found = _METRIC.fullmatch(line)
@@ -51,13 +54,21 @@ class _Scan:
             self.num_broken += 1
             return
         name, labels = found[1], found[2]
-        if name in _BANDWIDTHS:
-            self._rate = (labels, value)
-        elif name in _TIMES:
-            self.num_lines += 1
-            rate, self._rate = self._rate, None
-            if rate is None or rate[0] != labels or not self._add(dict(_LABEL.findall(labels)), rate[1], value):
-                self.num_broken += 1
+        if name not in _BANDWIDTHS and name not in _TIMES:
+            return
+        self.num_lines += name in _TIMES
+        own, other = (self._rates, self._times) if name in _BANDWIDTHS else (self._times, self._rates)
+        if labels not in other:
+            self.num_broken += labels in own or len(own) >= MAX_ROWS
+            if len(own) < MAX_ROWS:
+                own[labels] = value
+            return
+        rate, time_us = (value, other.pop(labels)) if own is self._rates else (other.pop(labels), value)
+        self.num_broken += not self._add(dict(_LABEL.findall(labels)), rate, time_us)
+
+    def finish(self) -> None:
+        """Count what came alone."""
+        self.num_broken += len(self._rates) + len(self._times)
 
     def _add(self, labels: dict[str, str], busbw: float, time: float) -> bool:
         size = parse_int(labels.get("nranks", ""))
@@ -76,14 +87,18 @@ class _Scan:
         factor = bus_factor(op, size)
         if bounds[0] is None or bounds[1] is None or not factor:
             return False
-        # What rate and time say together, where it lies in the range.
+        # What rate and time say together, where it lies in the range. Means of rates and of times that scatter may
+        # contradict the range: then the rate counts, as NCCL took it from each collective by itself.
         num_bytes = min(max(rate * 1e3 * time_us / factor, float(bounds[0])), float(bounds[1]))
+        moved_us = bounded_float(num_bytes * factor / rate / 1e3, high=MAX_TIME_US)
+        if moved_us is None:
+            return False
         self.samples.add(
             op=op.value,
             bytes=round(num_bytes),
             group_size=size,
             num_nodes=nodes,
-            time_us=time_us,
+            time_us=moved_us,
             busbw_gbps=rate,
         )
         return True
@@ -111,6 +126,7 @@ def parse(data: Readable, source: SourceFile) -> ParsedSource:
         text = line.strip()
         if text and not text.startswith("#"):
             scan.feed(text)
+    scan.finish()
     if not scan.samples.num_rows and not scan.num_without_sample:
         raise BrokenInputError(
             f"a metric of NCCL Inspector was expected, but none is intact ({scan.num_broken} broken)",
@@ -121,11 +137,11 @@ def parse(data: Readable, source: SourceFile) -> ParsedSource:
     notices.warn_of_skipped(scan.num_broken, "lines of NCCL Inspector's metrics")
     notices.info(
         "Q235",
-        f"{scan.samples.num_rows} means of NCCL Inspector: times include the wait for other ranks, sizes are ranges",
+        f"{plural(scan.samples.num_rows, 'mean')} of NCCL Inspector: times include waiting, sizes are ranges",
         "NCCL_INSPECTOR_PROM_DUMP=0 records every collective",
     )
     if scan.num_without_sample:
-        notices.info("Q234", f"{scan.num_without_sample} means of one rank, no bytes or 0 us say nothing about links")
+        notices.info("Q234", f"{plural(scan.num_without_sample, 'mean')} of one rank, no bytes or 0 us: no links")
     warn_of_limits(notices, data, scan.samples)
     size, nodes = scan.world
     header = SourceHeader(

@@ -25,6 +25,17 @@ _NAMED_SHARE = 0.8  # of a state's exposed time that the operations named carry 
 _MAX_NAMED = 2  # operations named at most; a sentence
 
 
+def operation_name(op: str) -> str:
+    """Return an operation as people write it: "all-reduce"."""
+    return op.replace("_", "-")
+
+
+def operations_name(op: str) -> str:
+    """Return the plural of an operation: "all-reduces"."""
+    name = operation_name(op)
+    return f"{name}es" if name.endswith("ch") else f"{name}s"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Operation:
     """All collectives of one operation."""
@@ -37,9 +48,8 @@ class _Operation:
 
     @property
     def text(self) -> str:
-        noun = self.op.replace("_", "-")
         count = count_text(self.count)
-        text = f"{count} {noun}" if count == "1" else f"{count} {noun}es" if noun.endswith("ch") else f"{count} {noun}s"
+        text = f"{count} {operation_name(self.op) if count == '1' else operations_name(self.op)}"
         if self.most_bytes is None:
             return text
         low, high = bytes_text(self.least_bytes), bytes_text(self.most_bytes)

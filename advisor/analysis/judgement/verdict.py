@@ -12,10 +12,11 @@ from paro_advise.advisor.analysis.constants import (
     MOSTLY_SHARE,
     NONE_OVERLAPPED,
 )
-from paro_advise.advisor.analysis.judgement.operations import operations_text
+from paro_advise.advisor.analysis.judgement.operations import operations_name, operations_text
 from paro_advise.advisor.analysis.model import VerdictEntry
 from paro_advise.advisor.analysis.regimes import UNSEEN, Regime, Verdict
 from paro_advise.advisor.wording.quantities import bytes_text, gbps_text, time_text
+from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
 from paro_advise.core.plural import plural
 from paro_advise.trace_parsers.tables import SourceKind
@@ -121,10 +122,12 @@ def _log_verdict(run: Run, links: Sequence[Link]) -> Verdict:
         parts.append(f"The run probably hung: {hangs} of {len(dumps)} dumps hold collectives that never ended")
     if count:
         parts.append(f"{plural(count, 'collective')} of {bytes_text(volume)} {'was' if count == 1 else 'were'} counted")
-    known = [link for link in links if link.busbw_gbps]
+    known = [link for link in links if link.reached_gbps and link.op != Op.UNKNOWN]
     if known:
-        best = max(known, key=lambda link: link.busbw_gbps or 0.0)
-        parts.append(f"{best.op} over {best.group_size} ranks reaches {gbps_text(best.busbw_gbps)} bus bandwidth")
+        best = max(known, key=lambda link: link.reached_gbps or 0.0)
+        ranks = f"{operations_name(best.op)} over {plural(best.group_size, 'rank')}"
+        reach = "reach at least" if best.is_lower_bound else "reach"
+        parts.append(f"{ranks} {reach} {gbps_text(best.reached_gbps)} bus bandwidth")
     headers = [item.header for item in run.untimed]
     median_us = next((header.median_iteration_us for header in headers if header.median_iteration_us), None)
     mean_us = next((header.mean_iteration_us for header in headers if header.mean_iteration_us), None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from paro_advise.core.collective import bus_factor
+
 
 class LatencySource(StrEnum):
     """Where a link's latency comes from."""
@@ -49,3 +51,10 @@ class Link:
     typical_bytes: float = 0.0
     typical_us: float | None = None
     is_lower_bound: bool = False
+
+    @property
+    def reached_gbps(self) -> float | None:
+        """Return the bus bandwidth that was seen: without latency where its own sizes tell it, else with all of it."""
+        if self.latency_source == LatencySource.MEASURED or not self.typical_us:
+            return self.busbw_gbps
+        return self.typical_bytes * bus_factor(self.op, self.group_size) / self.typical_us / 1e3

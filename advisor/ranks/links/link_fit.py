@@ -70,19 +70,24 @@ def _logged_samples(run: Run) -> pl.DataFrame | None:
         .then(pl.lit("inter"))
         .otherwise(pl.lit("mixed"))
     )
-    return (
+    samples = (
         pl.concat(frames)
         .filter((size > 1) & (pl.col("bytes") > 0) & (pl.col("time_us") > 0))
-        .select(
-            "op",
-            span.alias("span"),
-            "group_size",
-            "bytes",
-            "time_us",
-            pl.lit(value=False).alias("lone"),
-            pl.lit(value=False).alias("partial"),
-        )
+        .with_columns(span.alias("span"))
     )
+    same = ("op", "span", "group_size", "bytes")
+    is_known = pl.col("seq").is_not_null() & (pl.col("group_name") != "")
+    # What each rank measured of one collective holds its waiting for others; the last to arrive waited for none.
+    joined = (
+        samples.filter(is_known)
+        .group_by(*same, "group_name", "seq", maintain_order=True)
+        .agg(pl.col("time_us").min(), pl.col("rank").n_unique().alias("ranks"))
+        .select(*same, "time_us", (pl.col("ranks") == 1).alias("lone"), (pl.col("ranks") < size).alias("partial"))
+    )
+    as_measured = samples.filter(~is_known).select(
+        *same, "time_us", pl.lit(value=False).alias("lone"), pl.lit(value=False).alias("partial")
+    )
+    return pl.concat([as_measured, joined])
 
 
 def samples_of(table: pl.DataFrame) -> pl.DataFrame:

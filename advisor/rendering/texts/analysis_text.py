@@ -8,7 +8,8 @@ import click
 
 from paro_advise.advisor.analysis.judgement.findings import APPLIES, NOT_JUDGED
 from paro_advise.advisor.analysis.regimes import regime_text
-from paro_advise.advisor.rendering.constants import NAMED_KINDS, PRODUCTS_SHARE, WIDE_RANGE
+from paro_advise.advisor.ranks.links.link import LatencySource
+from paro_advise.advisor.rendering.constants import NAMED_KINDS, PRODUCTS_SHARE, SHOWN_LINKS, WIDE_RANGE
 from paro_advise.advisor.wording.escaping import plain
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, share_text, time_text
 from paro_advise.core.model_state import STATES
@@ -224,11 +225,24 @@ def _link_lines(analysis: Analysis) -> list[str]:
     known.sort(key=lambda link: (-link.num_samples, link.op, link.span, link.group_size))
     lines = [
         f"link       {link.op} over {link.group_size} ranks ({link.span}): "
-        f"{'at least ' if link.is_lower_bound else ''}{gbps_text(link.busbw_gbps)} bus bandwidth, "
+        f"{'at least ' if link.is_lower_bound else ''}{_bandwidth_text(link)} bus bandwidth, "
         f"latency {latency_text(link)}"
-        for link in known[:6]
+        for link in known[:SHOWN_LINKS]
     ]
+    if len(known) > SHOWN_LINKS:
+        lines.append(f"           ... and {plural(len(known) - SHOWN_LINKS, 'link')} more with fewer collectives")
     return ["", *lines] if lines else []
+
+
+def _bandwidth_text(link: Link) -> str:
+    """Return a bandwidth, with its range where the latency is assumed and leaves a wide one, or its least as such."""
+    low, high = link.busbw_low_gbps, link.busbw_high_gbps
+    is_told = link.latency_source == LatencySource.MEASURED
+    if is_told or low is None or high is None or high <= WIDE_RANGE * max(low, 1e-3):
+        return gbps_text(link.busbw_gbps)
+    if link.is_lower_bound:
+        return gbps_text(low)
+    return f"{gbps_text(link.busbw_gbps)} ({low:.3g} to {high:.3g})"
 
 
 def latency_text(link: Link) -> str:
