@@ -106,7 +106,7 @@ def test_inspector_skips_and_counts_broken_records(broken):
     parsed = read(inspector, broken + "\n" + json.dumps(inspector_record(coll_sn=10**30)) + "\n")
     assert parsed.collectives.height == 1
     assert parsed.collectives["seq"].to_list() == [None]
-    assert any(notice.code == "Q201" and notice.message.startswith("1 ") for notice in parsed.notices)
+    assert any(notice.code == "Q201" and notice.message.endswith("left out: 1") for notice in parsed.notices)
     with pytest.raises(BrokenInputError):
         read(inspector, broken)
 
@@ -130,7 +130,7 @@ def test_inspector_metrics_are_samples_of_links():
     rows = {row["op"]: row for row in parsed.link_samples.to_dicts()}
     assert rows["all_gather"] == {
         "op": "all_gather", "bytes": round(50e9 * 3000e-6 * 32 / 31), "group_size": 32, "num_nodes": 4,
-        "time_us": 3000.0, "busbw_gbps": 50.0,
+        "time_us": pytest.approx(3000.0), "busbw_gbps": 50.0, "group_name": "", "seq": None, "rank": None,
     }  # fmt: skip
     # 50 GB/s and 3,000 us say 86 MB of an all-reduce on 8 ranks: more than the range holds, so its end.
     assert rows["all_reduce"]["bytes"] == 65 << 20

@@ -14,6 +14,7 @@ from paro_advise.errors import BrokenInputError
 from paro_advise.trace_parsers.bytes.foreign_database import Database
 from paro_advise.trace_parsers.constants import MAX_DEVICE_ROWS, MAX_DEVICES, MAX_NAMES, MAX_PLACES, MAX_SPANS
 from paro_advise.trace_parsers.kernel_kinds import KernelKind, kind_of_kernel, op_of_name
+from paro_advise.trace_parsers.kineto.constants import NO_STEPS_CODE
 from paro_advise.trace_parsers.nccl.names import dtype_of_name
 from paro_advise.trace_parsers.notice import NoticeList
 from paro_advise.trace_parsers.side_rows import RowBuffer, parsed_source
@@ -48,7 +49,7 @@ _RANGE_TYPES = (59, 60)  # none; push/pop and start/end; NvtxPushPopRange and Nv
 # globalTid and globalPid hold the process above the thread (Nsight Systems, SQLite schema).
 _TID_BITS = 24  # bits; of a thread in globalTid; that schema
 _TID_MASK = (1 << _TID_BITS) - 1  # none; what of a globalTid is the thread; formula
-_STEP = re.compile(r"(?:ProfilerStep#|(?:train[ _])?(?:step|iteration|iter)[ _#:]*)(\d{1,9})", re.IGNORECASE)
+_STEP = re.compile(r"(ProfilerStep#|(?:train[ _])?(?:step|iteration|iter)[ _#:]*)(\d{1,9})", re.IGNORECASE)
 _MPI_RANK = re.compile(r"MPI Rank (\d{1,7})")
 _KERNEL_DTYPE = re.compile(r"_(bf16|f16|f32|f64|i8|u8|i32|u32|i64|u64)(?=_|\(|$)")
 
@@ -97,6 +98,12 @@ class _Report:
     rank: int | None
     places: list[tuple[int, int]]
     num_events: int
+    num_other_marks: int = 0  # ranges that look like steps, inside of steps or of other names or threads
+
+    @property
+    def times_device(self) -> bool:
+        """Tell whether a kernel was recorded; without any a device looks idle whatever it does."""
+        return any(kind != KernelKind.MEMORY for kind in self.rows.kind)
 
 
 def looks_like(head: bytes) -> bool:
@@ -136,7 +143,7 @@ def _read(database: Database, source: SourceFile) -> ParsedSource:
     places = _places(database)
     report = _device_rows(database, strings, places)
     _add_nvtx_ranges(database, strings, places[0][0] if places else 0, report)
-    if not report.rows.start_us and not report.spans:
+    if not (report.rows.start_us or report.spans or report.steps):
         raise BrokenInputError(
             f"the export of Nsight Systems holds no kernel, copy or NVTX range {database.problem}".rstrip(),
             where=source.path,
@@ -148,19 +155,24 @@ def _read(database: Database, source: SourceFile) -> ParsedSource:
     if collectives.num_dropped:
         notices.warn("Q202", f"{plural(collectives.num_dropped, 'collective was', 'collectives were')} left out")
     return parsed_source(
-        source, header, notices, report.num_events, collectives=collectives, events=_event_tables(report)
+        source,
+        header,
+        notices,
+        report.num_events,
+        collectives=collectives,
+        events=_event_tables(report) if report.times_device else None,
     )
 
 
 def _places(database: Database) -> list[tuple[int, int]]:
-    """Return (process, device) of all rows, in order; one rank is one of them."""
-    found: set[tuple[int, int]] = set()
+    """Return (process, device) of all rows, those with the most kernels first; one rank is one of them."""
+    found: dict[tuple[int, int], None] = {}
     for table in (_KERNEL, _MEMCPY):
         columns = ("globalPid", "deviceId")
-        where = "GROUP BY 1, 2" if database.tables.get(table) else ""
+        where = "GROUP BY 1, 2 ORDER BY COUNT(*) DESC, 1, 2"
         for process, device in database.select(table, columns, MAX_PLACES, where):
-            found.add((bounded_int(process) or 0, bounded_int(device) or 0))
-    return sorted(found)
+            found.setdefault((bounded_int(process) or 0, bounded_int(device) or 0))
+    return list(found)
 
 
 def _launches(database: Database, process: int) -> tuple[dict[int, float], dict[float, int]]:
@@ -225,7 +237,23 @@ def _add_nvtx_ranges(database: Database, strings: dict[int, str], process: int, 
         span = HostSpan(start_us=first / 1e3, end_us=last / 1e3, tid=tid & _TID_MASK, name=name)
         (report.steps if _STEP.fullmatch(name) else report.spans).append(span)
     report.spans.sort(key=lambda span: (span.start_us, -span.end_us, span.name))
-    report.steps.sort(key=lambda span: (span.start_us, -span.end_us, span.name))
+    marks = sorted(report.steps, key=lambda span: (span.start_us, -span.end_us, span.name))
+    report.steps = _one_after_another(marks)
+    report.num_other_marks = len(marks) - len(report.steps)
+
+
+def _one_after_another(marks: list[HostSpan]) -> list[HostSpan]:
+    """Return the ranges of the thread and name that cover the most time, without those inside of one another.
+
+    Scripts mark steps within steps (accumulated passes, iterations of a solver), and threads beside the training one.
+    """
+    families: dict[tuple[int, str], list[HostSpan]] = {}
+    for span in marks:
+        found = _STEP.fullmatch(span.name)
+        family = families.setdefault((span.tid, found[1].lower() if found else ""), [])
+        if not family or span.start_us >= family[-1].end_us:
+            family.append(span)
+    return max(families.values(), key=lambda family: sum(span.end_us - span.start_us for span in family), default=[])
 
 
 def _event_tables(report: _Report) -> EventTables:
@@ -302,7 +330,7 @@ def _notices(database: Database, report: _Report) -> NoticeList:
     if len(report.places) > 1:
         notices.warn(
             "Q270",
-            f"the report holds {len(report.places)} pairs of process and device; only the first was read",
+            f"only one of {len(report.places)} pairs of process and device was read, that with the most kernels",
             "let every rank write its own report: nsys profile -o report_%q{RANK}",
         )
     if missing := sorted({_KERNEL, "NVTX_EVENTS", _RUNTIME} - database.tables.keys()):
@@ -310,6 +338,23 @@ def _notices(database: Database, report: _Report) -> NoticeList:
             "Q271",
             f"the export lacks {', '.join(missing)}; what rests on them is unknown",
             "record with: nsys profile --trace=cuda,nvtx",
+        )
+    if not report.times_device:
+        notices.warn(
+            "Q122",
+            "no kernel was recorded: nothing is timed on the device",
+            "record with: nsys profile --trace=cuda,nvtx",
+        )
+    elif not report.steps:
+        notices.warn(
+            NO_STEPS_CODE,
+            "no NVTX range marks steps: the whole report counts as one step",
+            'mark each step: torch.cuda.nvtx.range_push(f"step {number}")',
+        )
+    if report.num_other_marks:
+        notices.info(
+            "Q274",
+            f"{plural(report.num_other_marks, 'NVTX range')} beside the steps also called steps, and left out of them",
         )
     if database.problem:
         notices.warn("Q272", f"the database is damaged or too complex, reading stopped early: {database.problem}")

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.comparison.constants import SAME_COUNT_SHARE
 from paro_advise.errors import UnlikeRunsError
+from paro_advise.trace_parsers.kineto.constants import NO_STEPS_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from paro_advise.advisor.analysis.model import Analysis
 
-FACTS = ("world_size", "batch", "micro_batches", "precision", "parameters")
+FACTS = ("world_size", "batch", "micro_batches", "precision", "parameters", "steps")
+_UNMARKED = "not marked"
 
 
 def check_comparability(before: Analysis, after: Analysis, allowed: Collection[str]) -> tuple[str, ...]:
@@ -46,4 +48,15 @@ def _facts(before: Analysis, after: Analysis) -> list[tuple[str, str, str]]:
     first, second = before.run.parameter_count, after.run.parameter_count
     if first and second and abs(first - second) > SAME_COUNT_SHARE * first:
         pairs.append(("parameters", first, second))
-    return [(name, str(one), str(other)) for name, one, other in pairs if one and other and one != other]
+    found = [(name, str(one), str(other)) for name, one, other in pairs if one and other and one != other]
+    marks = [_marks(before), _marks(after)]
+    if _UNMARKED in marks:
+        found.append(("steps", marks[0], marks[1]))
+    return found
+
+
+def _marks(analysis: Analysis) -> str:
+    """Return whether steps are known apart; else what was recorded counts as one step, however many it holds."""
+    are_timed = analysis.captured is not None and analysis.captured.steps
+    codes = {notice.code for notice in analysis.data_quality}
+    return _UNMARKED if NO_STEPS_CODE in codes and not are_timed else "marked"

@@ -258,8 +258,9 @@ def _throughput(
     scale = 1e6 if all(work) else 1e3
     # Runs that the user allows to differ do other amounts of work in a step, on other numbers of ranks.
     grown = (work[1] or 1.0) / (work[0] or 1.0) if all(work) else 1.0
-    ranks = (after.run.world_size or 1) / (before.run.world_size or 1)
-    dearer, faster = _scaled(change, ranks / grown), _scaled(_inverse(change), grown)
+    dearer, faster = None, _scaled(_inverse(change), grown)
+    if before.run.world_size and after.run.world_size:
+        dearer = _scaled(change, after.run.world_size / before.run.world_size / grown)
     rates: list[float | None] = [
         amount / time * 1e6 if amount and time else None for amount, time in zip(per_step, steps_us, strict=True)
     ]
@@ -275,7 +276,7 @@ def _throughput(
         ),
     ]
     hours = [
-        (analysis.run.world_size or 1) * scale / rate / 3600 if rate else None
+        analysis.run.world_size * scale / rate / 3600 if rate and analysis.run.world_size else None
         for analysis, rate in zip((before, after), rates, strict=True)
     ]
     found.append(_metric("device_hours", f"h per {what}", hours[0], hours[1], dearer, samples="steps"))
@@ -446,7 +447,9 @@ def _text(step: Metric, sides: tuple[Side, Side], plan: Plan | None, untested: s
     from paro_advise.advisor.wording.quantities import time_text
 
     if not step.before or not step.after or step.change_pct is None:
-        return "Cannot tell: one of the runs has no timed steps."
+        missing = [side for side, time in (("before", step.before), ("after", step.after)) if not time]
+        which = "neither run has" if len(missing) == 2 else f"the run {''.join(missing)} has no"
+        return f"Cannot tell: {which} timed steps."
     span = f"{time_text(step.before)} -> {time_text(step.after)}"
     pct = f"{step.change_pct:+.1f} %"
     if step.low_pct is not None and step.high_pct is not None:

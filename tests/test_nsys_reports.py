@@ -1,0 +1,131 @@
+"""Reports of Nsight Systems as scripts and launchers make them: 4 steps of 100 ms, 40 % computing, 10 % communicating."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+from helpers import analyze
+
+from paro_advise.advisor.cli import run
+
+MS = 1_000_000  # ns, the unit of the export
+STEP_MS, COMPUTE_MS, COMM_MS, STEPS = 100, 40, 10, 4
+RANK, THREAD, LOADER = 1000, 1, 2  # process of the rank, and two of its threads
+KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
+
+
+def global_pid(process):
+    return process << 24
+
+
+class Report:
+    """An export, written row by row."""
+
+    def __init__(self):
+        self.kernels, self.copies, self.ranges = [], [], []
+
+    def kernel(self, name, begin_ms, length_ms, process=RANK, device=0):
+        self.kernels.append((begin_ms * MS, (begin_ms + length_ms) * MS, device, 7, global_pid(process), name))
+
+    def mark(self, name, begin_ms, length_ms, thread=THREAD):
+        begin, end = int(begin_ms * MS), int((begin_ms + length_ms) * MS)
+        self.ranges.append((begin, end, 59, name, global_pid(RANK) + thread))
+
+    def write(self, path, *, kernels=True):
+        names = {"gemm": 1, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)": 2}
+        with sqlite3.connect(path) as db:
+            db.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")
+            db.executemany("INSERT INTO StringIds VALUES (?, ?)", [(code, name) for name, code in names.items()])
+            columns = "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, globalPid INTEGER"
+            if kernels:
+                db.execute(f"CREATE TABLE {KERNEL} ({columns}, demangledName INTEGER)")
+                rows = [(*row[:5], 2 if "AllReduce" in row[5] else 1) for row in self.kernels]
+                db.executemany(f"INSERT INTO {KERNEL} VALUES (?, ?, ?, ?, ?, ?)", rows)
+            db.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY ({columns}, copyKind INTEGER)")
+            db.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, ?, ?, ?, 1)", self.copies)
+            db.execute(
+                "CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER)"
+            )
+            db.executemany("INSERT INTO NVTX_EVENTS VALUES (?, ?, ?, ?, ?)", self.ranges)
+        db.close()
+        return path
+
+
+def usual(*, marks=True):
+    report = Report()
+    for step in range(STEPS):
+        at = step * STEP_MS
+        if marks:
+            report.mark(f"step {step}", at, STEP_MS)
+        report.kernel("gemm", at + 5, COMPUTE_MS)
+        report.kernel("ncclDevKernel_AllReduce", at + 60, COMM_MS)
+    return report
+
+
+def micro_batches(report):
+    for step in range(2 * STEPS):
+        report.mark(f"iter {step}", step * STEP_MS / 2, STEP_MS / 2)
+
+
+def a_loader(report):
+    for step in range(STEPS):
+        report.mark(f"step {step}", step * STEP_MS + 10, 30, thread=LOADER)
+
+
+def marked_twice(report):
+    for step in range(STEPS):
+        report.mark(f"step {step}", step * STEP_MS, STEP_MS)
+
+
+def a_launcher(report):
+    report.copies.append((1000, 1995, 0, 7, global_pid(900)))
+
+
+def another_device(report):
+    report.copies.append((1000, 1995, 0, 7, global_pid(RANK)))
+    report.kernels = [(*row[:2], 1, *row[3:]) for row in report.kernels]
+
+
+@pytest.mark.parametrize("habit", [None, micro_batches, a_loader, marked_twice, a_launcher, another_device])
+def test_the_steps_are_those_of_training_and_the_device_is_the_ranks(habit, tmp_path):
+    report = usual()
+    if habit:
+        habit(report)
+    analysis = analyze(report.write(tmp_path / "rank0.sqlite"))
+    assert analysis.step_time_us.values == pytest.approx([STEP_MS * 1e3] * STEPS)
+    parts = analysis.breakdown_us
+    assert parts.compute == pytest.approx(COMPUTE_MS * 1e3)
+    assert parts.exposed_communication == pytest.approx(COMM_MS * 1e3)
+    assert sum(state.count for state in analysis.states.values()) == 1  # a step
+    codes = {notice.code for notice in analysis.data_quality}
+    assert ("Q274" in codes) is (habit in (micro_batches, a_loader, marked_twice))
+    assert ("Q270" in codes) is (habit in (a_launcher, another_device))
+
+
+def test_without_kernels_nothing_is_said_of_the_device(tmp_path):
+    analysis = analyze(usual().write(tmp_path / "rank0.sqlite", kernels=False))
+    assert analysis.verdict.regime == "unknown"
+    assert not any(item.code == "PARO031" and item.status == "applies" for item in analysis.findings)
+    assert {"Q122", "Q271"} <= {notice.code for notice in analysis.data_quality}
+
+
+def test_reports_without_marks_are_one_step_and_not_compared(tmp_path, capsys):
+    paths = [tmp_path / name for name in ("marked.sqlite", "bare.sqlite")]
+    usual().write(paths[0])
+    usual(marks=False).write(paths[1])
+    assert "Q120" in {notice.code for notice in analyze(paths[1]).data_quality}
+    assert run(["compare", *map(str, paths)]) == 4
+    assert "steps marked before and not marked after" in capsys.readouterr().err
+    assert run(["compare", *map(str, paths), "--allow-unlike", "steps"]) == 0
+
+
+def test_runs_of_unknown_size_have_no_device_hours(tmp_path, capsys):
+    """One report of a job, then two of the same: nothing became dearer."""
+    (tmp_path / "two").mkdir()
+    for path in ("one.sqlite", "two/rank0.sqlite", "two/rank1.sqlite"):
+        usual().write(tmp_path / path)
+    assert run(["compare", str(tmp_path / "one.sqlite"), str(tmp_path / "two")]) == 0
+    printed = capsys.readouterr().out
+    assert "step 100 ms -> 100 ms" in printed
+    assert not any("worse" in line for line in printed.splitlines() if line.startswith("device hours"))
