@@ -97,21 +97,29 @@ def _wait(rows: pl.DataFrame, total_us: float) -> float | None:
     The union of the transfer parts is taken out of the union of the whole, so that collectives
     that overlap count once; what has no partner is scaled up from what has.
     """
-    import polars as pl
-
     if not len(rows):
         return 0.0
-    known = rows.filter(pl.col("transfer_us").is_not_null())
+    known = rows.drop_nulls("transfer_us")
     duration = float((rows["end_us"] - rows["start_us"]).sum())
     covered = float((known["end_us"] - known["start_us"]).sum())
     if covered < 0.5 * duration or not len(known):
         return None
+    whole, transfers = covered_us(known)
+    return (whole - transfers) / whole * total_us if whole > 0 else 0.0
+
+
+def covered_us(known: pl.DataFrame) -> tuple[float, float]:
+    """Return how long joined collectives ran and how long they transferred, those that overlap on a rank once (us).
+
+    Args:
+        known: rows with rank, step, start_us, end_us and transfer_us, none of them null.
+    """
+    import polars as pl
+
     of_a_step = known.select(pl.struct("rank", "step").rank("dense")).to_series().to_numpy()
     end = known["end_us"].to_numpy()
     whole = union_length(of_a_step, known["start_us"].to_numpy(), end)
-    transfers = union_length(of_a_step, end - known["transfer_us"].to_numpy(), end)
-    share = (whole - transfers) / whole if whole > 0 else 0.0
-    return share * total_us
+    return whole, union_length(of_a_step, end - known["transfer_us"].to_numpy(), end)
 
 
 def _rate_inside(rows: pl.DataFrame, links: Sequence[Link], fabric: Fabric) -> tuple[float, float] | None:

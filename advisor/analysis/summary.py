@@ -20,6 +20,7 @@ from paro_advise.advisor.analysis.model import (
     StepTime,
 )
 from paro_advise.advisor.analysis.parallel import data_parallel_size
+from paro_advise.advisor.analysis.state_summary import covered_us
 from paro_advise.advisor.facts.attribution import ROOT_MODULE, with_modules
 from paro_advise.advisor.facts.constants import MAX_KERNELS
 from paro_advise.advisor.facts.model import KernelTime, Work
@@ -233,12 +234,12 @@ def _logged_collectives(run: Run) -> tuple[CollectiveEntry, ...]:
 
 def rank_entries(aligned: AlignedRun | None, run: Run, topology: Topology) -> tuple[RankEntry, ...]:
     """Return each rank's means over its steps."""
-    import polars as pl
-
     waits: dict[int, float] = {}
     if aligned is not None:
-        sums = aligned.table.group_by("rank").agg(pl.col("wait_us").sum(), pl.col("wait_us").count().alias("n"))
-        waits = {rank: wait for rank, wait, count in sums.iter_rows() if count}
+        known = aligned.table.drop_nulls("transfer_us").partition_by("rank", as_dict=True)
+        for (rank,), rows in known.items():
+            whole, transfers = covered_us(rows)
+            waits[int(str(rank))] = whole - transfers
     entries = []
     for rank, item in run.timed:
         steps = item.steps

@@ -256,6 +256,8 @@ def _step_facts(
         np.array([low for low, _ in events.blocking_calls]), np.array([high for _, high in events.blocking_calls])
     )
     host = [(step.start_us, step.end_us) for step in events.steps]
+    # What a step issued may run in the next one, but what runs after the last belongs to none of them.
+    first_us, last_us = windows[0][1] if windows else 0.0, max((high for _, _, high in windows), default=0.0)
     out = []
     for index, (label, low, high) in enumerate(windows):
         busy = compute.clip(low, high)
@@ -267,7 +269,7 @@ def _step_facts(
         totals, free = {}, {}
         for state in STATES:
             mine = rows_of[index][state_of[rows_of[index]] == state.value]
-            union = Intervals.union_of(start[mine], end[mine])
+            union = Intervals.union_of(start[mine], end[mine]).clip(first_us, last_us)
             totals[state.value] = union.length_us
             free[state.value] = union.minus(compute.clip(*union.bounds_us)).length_us
         parts = busy.length_us, exposed.length_us, rest.length_us
