@@ -103,6 +103,41 @@ def test_a_device_that_lacks_what_others_have_is_at_fault(tmp_path):
     assert "has a device that has not finished all_reduce 5" in hang.text
 
 
+@pytest.mark.parametrize("left", [lambda whole: whole[: len(whole) // 2], lambda _whole: b""])
+def test_a_dump_that_is_cut_is_no_sign_of_death(left, tmp_path, capsys):
+    """Rank 2 never issued what 0 and 1 wait in; what rank 3 did nobody knows, but it lived to write its dump."""
+    before = entry(4, done=True)
+    waits = dump(before, entry(5))
+    folder = written(tmp_path / "d", {0: waits, 1: waits, 2: dump(before), 3: waits})
+    cut = folder / "nccl_trace_rank_3"
+    cut.write_bytes(left(cut.read_bytes()))
+    assert run(["hang", str(folder)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("Rank 2 holds the others up. Rank 2 never issued all_reduce 5")
+    assert "The dump of rank 3 cannot be read." in printed.out
+    assert str(cut) in printed.err
+
+
+def test_a_dump_that_is_cut_blames_nobody_else(tmp_path, capsys):
+    waits = dump(entry(4, done=True), entry(5))
+    folder = written(tmp_path / "d", dict.fromkeys(range(4), waits))
+    (folder / "nccl_trace_rank_3").write_bytes(b"")
+    assert run(["hang", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("Cannot tell who is at fault")
+    assert "The dump of rank 3 cannot be read." in printed
+
+
+@pytest.mark.parametrize("name", ["_all_gather_base", "_reduce_scatter_base", "all_gather_into_tensor"])
+def test_parts_of_one_tensor_are_equal_on_all_ranks(name, tmp_path):
+    """Rank 1 gathers half as much as the others; lists of tensors may differ."""
+    whole, half = entry(5, name, size=1 << 20), entry(5, name, size=1 << 19)
+    hang = diagnosed(tmp_path / "d", {rank: dump(half if rank == 1 else whole) for rank in range(4)})
+    assert causes(hang) == {1: Cause.MISMATCH}
+    whole, half = entry(5, "all_gather", size=1 << 20), entry(5, "all_gather", size=1 << 19)
+    assert not diagnosed(tmp_path / "e", {rank: dump(half if rank == 1 else whole) for rank in range(4)}).culprits
+
+
 def test_a_rank_without_a_dump_is_named_if_others_wait_for_it(tmp_path):
     hang = diagnosed(tmp_path / "d", {0: dump(entry(5)), 1: dump(entry(5)), 3: dump(entry(5))})
     assert causes(hang) == {2: Cause.GONE}

@@ -99,8 +99,9 @@ def test_another_number_of_elements_is_a_mismatch(tmp_path):
     assert causes(hang) == {1: Cause.MISMATCH}
 
 
-def test_shards_that_differ_in_size_are_none(tmp_path):
-    about = {"op": "_ALLGATHER_BASE"}
+@pytest.mark.parametrize("op", ["ALLGATHER", "ALLTOALL_BASE"])
+def test_lists_and_splits_that_differ_in_size_are_none(op, tmp_path):
+    about = {"op": op}
     hang = told(
         tmp_path / "d", job=[line for rank in range(4) for line in waits(rank, 7, elements=100 + rank, **about)]
     )

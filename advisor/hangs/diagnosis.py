@@ -22,7 +22,7 @@ from paro_advise.core.model_state import MODEL_STATES
 from paro_advise.core.plural import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from paro_advise.advisor.hangs.programs import Deviation
     from paro_advise.advisor.hangs.progress import Group
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.dumps.rank_dump import Issued, RankDump
 
 
-def diagnose(dumps: Mapping[int, RankDump]) -> Hang:
+def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Hang:
     """Return who waits for whom, and who is at fault.
 
     Args:
         dumps: by rank of the job.
+        unread: ranks whose dumps are there and cannot be read: they lived to write them, and did nobody knows what.
     """
     dumps = with_own_names(dumps)
     groups = groups_of(dumps)
@@ -55,7 +56,8 @@ def diagnose(dumps: Mapping[int, RankDump]) -> Hang:
         if ends & unexplained:
             ends = set()
         ends = {rank for rank in ends if rank in stuck or not _contradicts_its_waiters(rank, knots, groups)}
-        culprits = _without_victims([_culprit(rank, knots, stuck, dumps) for rank in sorted(ends)], groups, dumps)
+        suspects = [_culprit(rank, knots, stuck, dumps) for rank in sorted(ends.difference(unread))]
+        culprits = _without_victims(suspects, groups, dumps.keys() | set(unread), dumps)
         if not culprits and not awaited:
             culprits = [_culprit(rank, knots, stuck, dumps) for rank in sorted(stuck)]
         circle = in_circles(awaited) if not culprits and not unexplained else set()
@@ -68,10 +70,14 @@ def diagnose(dumps: Mapping[int, RankDump]) -> Hang:
     if alone is not None or is_part:
         culprits = []
     missing = tuple(sorted({rank for group in groups for rank in group.ranks} - dumps.keys()))
+    damaged = sorted(set(unread) - dumps.keys())
+    also = (
+        f" The {'dump' if len(damaged) == 1 else 'dumps'} of {ranks_text(damaged)} cannot be read." if damaged else ""
+    )
     return Hang(
         format=FORMAT.name,
         format_version=FORMAT.version,
-        text=_text(culprits, mismatches, circle, knots, alone, unseen if is_part else (), missing),
+        text=_text(culprits, mismatches, circle, knots, alone, unseen if is_part else (), missing) + also,
         culprits=tuple(culprits),
         ranks=tuple(sorted(dumps)),
         ranks_missing=missing,
@@ -156,14 +162,16 @@ def _alone(culprits: Sequence[Culprit], knots: Sequence[Knot]) -> Knot | None:
     return next(iter(few), None)
 
 
-def _without_victims(culprits: list[Culprit], groups: Sequence[Group], dumps: Mapping[int, RankDump]) -> list[Culprit]:
+def _without_victims(
+    culprits: list[Culprit], groups: Sequence[Group], alive: Collection[int], dumps: Mapping[int, RankDump]
+) -> list[Culprit]:
     """Leave out ranks that may only be late, or have ended with an error, because of another one.
 
     An error, where one without a dump, of their last group, died.
     """
     members = {group.name: set(group.ranks) for group in groups}
     # Also where nothing shows that others wait for it: gloo's recorder leaves reduce-scatters out.
-    gone = {rank for ranks in members.values() for rank in ranks} - dumps.keys()
+    gone = {rank for ranks in members.values() for rank in ranks}.difference(alive)
 
     def may_be_victim(one: Culprit) -> bool:
         issued = dumps[one.rank].issued if one.cause == Cause.HOST else ()

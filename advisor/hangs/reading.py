@@ -18,6 +18,8 @@ from paro_advise.trace_parsers.dumps.ras_report import read_ras_report
 from paro_advise.trace_parsers.dumps.watchdog_lines import read_watchdog
 from paro_advise.trace_parsers.read import read_head
 
+_IN_DUMP_NAMES = ("trace_rank_", "_dump_")  # of the flight recorder (TORCH_NCCL_DEBUG_INFO_TEMP_FILE and its default)
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -36,12 +38,14 @@ class Left:
         dumps: of the flight recorder; where a rank has none, what the watchdog's lines tell of it.
         stacks: of the rank's process.
         ras_reports: of the whole job.
+        unread: ranks whose dumps cannot be read, by their names.
         left_out: what could not be used, and why.
     """
 
     dumps: dict[int, RankDump] = field(default_factory=dict)
     stacks: dict[int, Stacks] = field(default_factory=dict)
     ras_reports: list[RasReport] = field(default_factory=list)
+    unread: set[int] = field(default_factory=set)
     left_out: list[str] = field(default_factory=list)
 
 
@@ -60,10 +64,15 @@ def read_hang(refs: Sequence[SourceRef], *, is_collection: bool) -> tuple[Hang, 
             if not is_collection and len(refs) == 1:
                 raise
             problem = str(error)
+        rank = flight_recorder.rank_in_name(ref.file_name)
+        if problem and rank is not None and any(part in ref.file_name for part in _IN_DUMP_NAMES):
+            left.unread.add(rank)
         if problem:
             left.left_out.append(f"{ref.label}: {problem}")
     if left.dumps:
-        hang = _with_stacks(_with_ras(diagnose(left.dumps), left.ras_reports), left.stacks)
+        hang = _with_stacks(
+            _with_ras(diagnose(left.dumps, left.unread - left.dumps.keys()), left.ras_reports), left.stacks
+        )
     elif left.ras_reports:
         by_ras = diagnose_ras(left.ras_reports)
         hang = by_ras.hang

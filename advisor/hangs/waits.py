@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.dumps.rank_dump import Issued
 
 # None of the ranks can finish these before all have issued them.
+_GATHERS = frozenset({Op.ALL_GATHER, Op.REDUCE_SCATTER})
+# In names of gathers and scatters whose ranks hold equal parts of one tensor (torch, distributed_c10d.py).
+_ONE_TENSOR = ("base", "tensor")
 _OF_ALL = frozenset({Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL, Op.BARRIER})
 
 
@@ -141,7 +144,9 @@ def first_mismatch(group: Group) -> tuple[int, dict[str, list[int]]] | None:
 
 def kind_of(issued: Issued) -> str:
     """Return what all ranks of a group issue alike: the operation, and its size where that is equal on all."""
-    if issued.op not in EQUALLY_SIZED:
+    # Gathers and scatters of one tensor (`_allgather_base`, `..._into_tensor`) are, those of lists need not be.
+    is_of_one_tensor = issued.op in _GATHERS and any(part in issued.name.lower() for part in _ONE_TENSOR)
+    if issued.op not in EQUALLY_SIZED and not is_of_one_tensor:
         return issued.name
     if issued.bytes is not None:
         return f"{issued.name} of {issued.bytes} B"
