@@ -1,4 +1,8 @@
-"""The order of the classes that are mixed into one module: FSDP2's, a sharded model's, and an adapter's."""
+"""The order of the classes that are mixed into one module: FSDP2's, a sharded model's, and an adapter's.
+
+A class that something was mixed into keeps its name: libraries choose by it what to compute (transformers the loss of
+label smoothing), and saved files hold it (the architecture in a model's config.json).
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,31 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+_SHOWN = "_paro_shown_as_base"
+
 
 class Outermost:
     """Marks what is mixed into a module for its script to call: it stays before whatever else is mixed in."""
+
+
+def mixed_in(mixin: type, cls: type, **members: object) -> type:
+    """Return a class with another one mixed in and further members, which shows itself as that class."""
+    return type(cls.__name__, (mixin, cls), {**members, **named_as(cls)})
+
+
+def named_as(cls: type) -> dict[str, object]:
+    """Return the members by which a class shows itself as another one."""
+    return {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+
+
+def shown_as_base(cls: type) -> type:
+    """Return a class that something was mixed into as one of the name of what it was mixed into, always the same."""
+    found: type | None = vars(cls).get(_SHOWN)
+    if found is None:
+        base = without_first(cls)
+        found = type(base.__name__, cls.__bases__, {**vars(cls), **named_as(base)})
+        setattr(cls, _SHOWN, found)  # a class of its own for each module would have each of them compiled anew
+    return found
 
 
 @contextmanager
@@ -47,4 +73,4 @@ def _is_outermost(cls: type) -> bool:
 
 def _over(outer: type, inner: type) -> type:
     members = {name: value for name, value in vars(outer).items() if not name.startswith("__")}
-    return type(outer.__name__, (outer.__bases__[0], inner), members)
+    return type(outer.__name__, (outer.__bases__[0], inner), {**members, **named_as(outer)})

@@ -21,6 +21,7 @@ from paro_advise.runtime.adapters.names import replace_everywhere
 from paro_advise.runtime.adapters.planned.wrapping import Wrapping, copy_from_rank_0
 from paro_advise.runtime.adapters.session import Session
 from paro_advise.runtime.compiler import taken_apart, uncompiled
+from paro_advise.runtime.mixins import mixed_in
 from paro_advise.runtime.sharding.exchange.usage import Missing
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ class _Wrapper(nn.Module):
         session, inner = _session(), self._inner
         sharded = session.sharded(inner)
         if sharded is not None:
+            session.hand_over(inner)
             outside, self._is_in_no_sync = self._is_in_no_sync, True
             try:
                 with sharded.no_sync():
@@ -468,5 +470,5 @@ class ZeroRedundancyOptimizer(metaclass=_AnyConsolidating):
         del cls, parameters_as_bucket_view
         optimizer = optimizer_class(params, **defaults)
         made = type(optimizer)
-        optimizer.__class__ = type(made.__name__, (_Consolidating, made), {})
+        optimizer.__class__ = mixed_in(_Consolidating, made)
         return optimizer

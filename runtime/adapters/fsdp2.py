@@ -20,7 +20,7 @@ from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.names import replace_everywhere
 from paro_advise.runtime.adapters.planned.wrapping import Wrapping
 from paro_advise.runtime.compiler import uncompiled
-from paro_advise.runtime.mixins import Outermost, without_first
+from paro_advise.runtime.mixins import Outermost, mixed_in, without_first
 from paro_advise.runtime.sharding.parameters.fsdp2 import hook_handles, unwrap
 from paro_advise.runtime.sharding.phases.gradients import refuse_late_gradient
 
@@ -210,7 +210,7 @@ class FullyShardCalls:
         """Give a module's class the methods of PlannedModule, so that the plan takes over at its first call."""
         cls = type(module)
         if not isinstance(module, PlannedModule):
-            module.__class__ = type(f"Planned{cls.__name__}", (PlannedModule, cls), {"paro_calls": self})
+            module.__class__ = mixed_in(PlannedModule, cls, paro_calls=self)
 
     def set_divide_factor(self, module: nn.Module, factor: float) -> None:
         """Note what sums of a module's gradients are divided by; it counts once the model is sharded."""

@@ -24,7 +24,7 @@ from paro_advise.runtime.sharding.exchange.executor import executor_for
 from paro_advise.runtime.sharding.exchange.usage import Usage
 from paro_advise.runtime.sharding.param_states import lead_to_shard
 from paro_advise.runtime.sharding.parameters import fsdp2
-from paro_advise.runtime.sharding.parameters.owned import is_in_backward, owned, set_gradient
+from paro_advise.runtime.sharding.parameters.owned import is_in_backward, owned_by_optimizer, set_gradient
 from paro_advise.runtime.sharding.parameters.replicated import ReplicatedUnits, cast_inputs
 from paro_advise.runtime.sharding.phases.edits import Edits, weights_are_given
 from paro_advise.runtime.sharding.phases.gradients import GradientReducer
@@ -213,7 +213,9 @@ class Engine:
         shards = {}
         for unit in self.units:
             for place, (slot, master) in enumerate(zip(unit.spec.training, unit.masters, strict=True)):
-                shards[slot.name] = owned(nn.Parameter(self.arrangement.as_sharded(unit, place, master)))
+                shards[slot.name] = owned_by_optimizer(
+                    nn.Parameter(self.arrangement.as_sharded(unit, place, master)), *slot.places[0]
+                )
         self.shards.place(shards)
         for unit in self.units:
             for slot in unit.spec.training:

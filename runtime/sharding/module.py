@@ -12,7 +12,7 @@ from torch import nn
 
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
-from paro_advise.runtime.mixins import beneath, without_first, without_second
+from paro_advise.runtime.mixins import beneath, mixed_in, without_first, without_second
 from paro_advise.runtime.sharding.engine import FACTOR_SETTER, Engine
 from paro_advise.runtime.sharding.states.whole_states import own_rows_of
 
@@ -232,7 +232,7 @@ def mark(model: nn.Module) -> None:
         if part is not model and is_plain and Engine.of_part(part) is None:
             part.register_state_dict_post_hook(_save_part)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     with beneath(model):
-        model.__class__ = type(f"Sharded{type(model).__name__}", (ShardedModule, type(model)), {})
+        model.__class__ = mixed_in(ShardedModule, type(model))
 
 
 def unmark(model: nn.Module) -> None:

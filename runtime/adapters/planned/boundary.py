@@ -54,6 +54,14 @@ class Boundary:
         engine.gradients.after_discard = self._after_discard
         engine.gradients.before_read = self.finish
 
+    def hand_over(self) -> None:
+        """Leave it to the script from now on, which begins to tell it; until then each pass was the last, as in DDP."""
+        if self._is_gated:
+            return
+        self.finish()
+        self._is_gated = True
+        self._engine.gradients.set_synchronizes(enabled=True)
+
     def _after_backward(self) -> None:
         self._passes += 1
         self._pending = not self._engine.synchronizes

@@ -86,8 +86,5 @@ def copy_from_rank_0(module: nn.Module, ignored: Collection[torch.Tensor] = ()) 
 
 
 def plain_name(thing: object) -> str:
-    """Return the name of a class without what was mixed into it."""
-    name = type(thing).__name__
-    for prefix in ("Sharded", "FSDP", "Planned", "FSDP"):
-        name = name.removeprefix(prefix)
-    return name
+    """Return the name of a class as its script knows it, without what FSDP2 puts before."""
+    return type(thing).__name__.removeprefix("FSDP")

@@ -23,7 +23,7 @@ from torch.profiler import record_function
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.ho_ring.fsdp2 import PlainMemory
-from paro_advise.runtime.mixins import beneath, without_first
+from paro_advise.runtime.mixins import beneath, shown_as_base, without_first
 from paro_advise.runtime.sharding.parameters.rows import cut_dimension
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def wrap(
             shard_placement_fn=lambda parameter: Shard(cut_dimension(parameter.shape, num_ranks)),
             ignored_params=set(unit.ignored.values()),
         )
+        unit.module.__class__ = shown_as_base(type(unit.module))
     module = unit.module
     assert isinstance(module, FSDPModule)
     if not unit.slots:

@@ -10,7 +10,7 @@ import copy
 import functools
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ _GRAD: Any = torch._C.TensorBase.__dict__["grad"]  # noqa: SLF001
 _ALIAS = "_paro_data"
 _ASSIGNED = "_paro_assigned"  # how often a script has put other values into a copy's place
 _KEEPER = "_paro_keeper"
+_PLACE = "_paro_place"  # of the model's parameter that one of the optimizer stands for
 _OWN_REFERENCES = 3  # to an alias that no script holds: its parameter's, a variable's, and that of asking for them
 
 _HOOKS = ", which would not be called where it is complete"
@@ -163,11 +164,46 @@ class _Owned(torch.Tensor):
         return found
 
 
-class OwnedShard(_Owned, WholeTensor):
+class _OfOptimizer(_Owned):
+    """A parameter that only the optimizer holds: whether it trains is asked of the model's and said to it."""
+
+    @property
+    def requires_grad(self) -> bool:
+        """Tell whether the model's parameter wants a gradient."""
+        found: bool = self._of_model().requires_grad
+        return found
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        """Freeze the model's parameter, or let it loose, as scripts do that train the parts of groups in turn."""
+        self._of_model().requires_grad = value
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:  # noqa: FBT001, FBT002 - as torch's own
+        """Do the same and return the parameter."""
+        self.requires_grad = requires_grad
+        return self
+
+    def register_hook(self, hook: AnyFunction) -> RemovableHandle:
+        """Hook the gradient of the model's parameter.
+
+        Raises:
+            UsageError: that one is sharded.
+        """
+        handle: RemovableHandle = self._of_model().register_hook(hook)  # type: ignore[no-untyped-call]
+        return handle
+
+    def _of_model(self) -> torch.Tensor:
+        known: tuple[weakref.ref[nn.Module], str] | None = self.__dict__.get(_PLACE)
+        module = known[0]() if known is not None else None
+        found = module._parameters.get(known[1]) if known is not None and module is not None else None  # noqa: SLF001 - without a module's own look-up
+        return _unmarked(self) if found is None else found
+
+
+class OwnedShard(_OfOptimizer, WholeTensor):
     """This rank's rows of a parameter of the optimizer."""
 
 
-class _SteppingShard(_Owned, DTensor):
+class _SteppingShard(_OfOptimizer, DTensor):
     """The same in a step of the optimizer, which mixes them with no plain tensors."""
 
 
@@ -213,6 +249,10 @@ def _refuse_rows() -> NoReturn:
     )
 
 
+class _OwnedWholeOfOptimizer(_OfOptimizer, OwnedTensor):
+    """A parameter of the optimizer that every rank holds whole."""
+
+
 class Gathered(nn.Parameter):
     """The whole copy of a sharded parameter that FSDP2 fills for a pass, and frees after it."""
 
@@ -256,18 +296,29 @@ def _unmarked(parameter: torch.Tensor) -> torch.Tensor:
     return values if isinstance(values, DTensor) else values.as_subclass(torch.Tensor)
 
 
-def owned(parameter: nn.Parameter, keeper: Keeper | None = None) -> nn.Parameter:
-    """Make a parameter ours, in place.
+def owned(parameter: nn.Parameter, keeper: Keeper) -> nn.Parameter:
+    """Make a parameter of the model ours, in place.
 
     Args:
-        parameter: of the model, or of the optimizer.
-        keeper: of its gradients, for the model's.
+        parameter: of the model.
+        keeper: of its gradients.
     """
-    sharded = OwnedShard if keeper is None else OwnedWhole
-    parameter.__class__ = sharded if isinstance(parameter, DTensor) else OwnedTensor  # type: ignore[assignment]
-    if keeper is not None:
-        # The garbage collector does not see through a parameter's hooks; the model goes first.
-        parameter.__dict__[_KEEPER] = weakref.ref(keeper)
+    parameter.__class__ = OwnedWhole if isinstance(parameter, DTensor) else OwnedTensor  # type: ignore[assignment]
+    # The garbage collector does not see through a parameter's hooks; the model goes first.
+    parameter.__dict__[_KEEPER] = weakref.ref(keeper)
+    return parameter
+
+
+def owned_by_optimizer(parameter: nn.Parameter, module: nn.Module, attribute: str) -> nn.Parameter:
+    """Make a parameter ours, in place, that an optimizer holds in place of one of the model.
+
+    Args:
+        parameter: of the optimizer.
+        module, attribute: where the model's stands.
+    """
+    is_sharded = isinstance(parameter, DTensor)
+    parameter.__class__ = OwnedShard if is_sharded else _OwnedWholeOfOptimizer  # type: ignore[assignment]
+    parameter.__dict__[_PLACE] = (weakref.ref(module), attribute)
     return parameter
 
 
