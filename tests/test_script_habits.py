@@ -96,6 +96,19 @@ def test_what_scripts_do_by_means_of_one_framework(framework, strategy, a_plan, 
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize("strategy", ["NNG", "IIG", "GGG"])
+def test_what_libraries_do_with_a_model_of_ddp(strategy, a_plan, tmp_path):
+    """By names of classes, groups of optimizers and lists of norms, as transformers and Lightning do."""
+    worker = ROOT / "tests/workers/library_habits.py"
+    plain, refused, _ = jobs_of("ddp", worker=worker)
+    assert refused == set()
+    found, refused, _ = jobs_of("ddp", plan_for(a_plan, tmp_path / "plan.json", strategy), worker)
+    assert refused == (set() if strategy == "NNG" else {"hooks by groups"})  # no rank has a whole gradient to hook
+    for name, numbers in found.items():
+        assert numbers == pytest.approx(plain[name], rel=2e-6), name
+
+
+@pytest.mark.distributed
 def test_what_torch_cannot_do_with_sharded_tensors_is_explained(a_plan, tmp_path):
     """Its words name DTensors, which no line of such a script does."""
     flat = ROOT / "tests/workers/flat_updates.py"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from paro_advise.errors import TrainingError, UsageError
 from paro_advise.runtime.adapters.names import replace_everywhere, replace_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from paro_advise.runtime.adapters.session import Session
 
@@ -28,6 +28,18 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+
+def _sending_whole(original: Callable[..., None]) -> Callable[..., None]:
+    """Return a broadcast that leaves sharded parameters out: what one rank alone holds is equal on no two."""
+
+    def broadcast(group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], *args: Any) -> None:
+        whole = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
+        if whole or not tensors:
+            original(group, whole, *args)
+
+    functools.update_wrapper(broadcast, original)
+    return broadcast
 
 
 class Hooks:
@@ -51,6 +63,9 @@ class Hooks:
             for name in ("clip_grad_value_", "get_total_norm"):
                 if hasattr(home, name):
                     replace_everywhere(name, self._wrap_reader(getattr(home, name)), home)
+        # What DDP and Lightning (before `test` and `validate`) make ranks equal by.
+        original = dist._broadcast_coalesced  # type: ignore[attr-defined]  # noqa: SLF001 - has no public name
+        replace_name("_broadcast_coalesced", _sending_whole(original), dist)
         unscale = torch.amp.GradScaler.unscale_
         replace_name("unscale_", self._finish_before(unscale), torch.amp.GradScaler)
 

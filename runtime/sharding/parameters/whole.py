@@ -41,6 +41,11 @@ if TYPE_CHECKING:
 # Torch's own, below what is put in its place here.
 _DATA: Any = torch._C.TensorBase.__dict__["data"]  # noqa: SLF001
 _REQUIRES_GRAD: Any = torch._C.TensorBase.__dict__["requires_grad"]  # noqa: SLF001
+_DISPATCH_KEYS: Any = (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot)  # noqa: SLF001
+# What torch calls for each element of a list that it makes a tensor of.
+_AS_NUMBERS = frozenset(
+    getattr(torch.Tensor, name) for name in ("__float__", "__int__", "__index__", "__bool__", "__complex__", "item")
+)
 _MIXED = "mixed torch.Tensor and DTensor"
 # In messages that follow from shapes and layouts, which all ranks have alike.
 OF_LAYOUTS = (
@@ -59,7 +64,9 @@ _UNUSED = "appears to not have been used in the graph"
 _SLOT = "_paro_slot"
 _END_OF_CALL = "_dispatch_fast_path_python_tail"  # torch 2.13's name for what it does after it has run an operator
 _OF_LISTS = "_foreach_"  # in the names of functions that take lists of tensors, also in those for mixed precision
-_IN_PLACE = re.compile(r"[a-z0-9]_$|^__i(?:add|sub|mul|div|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)__$")
+_IN_PLACE = re.compile(
+    r"[a-z0-9]_$|^__(?:setitem|i(?:add|sub|mul|div|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift))__$"
+)
 # Functions that draw, in place or not.
 _DRAWS = (
     "alpha_dropout bernoulli bernoulli_ binomial cauchy_ dropout exponential_ feature_alpha_dropout "
@@ -73,6 +80,26 @@ _TELLS_OF_FAULTS = frozenset(
 )
 
 
+def _is_dispatch_off() -> bool:
+    """Tell whether torch reads numbers into a tensor that it makes: torch.tensor([...]), which knows no DTensors."""
+    found: bool = torch._C._dispatch_tls_is_dispatch_key_excluded(_DISPATCH_KEYS[0])  # noqa: SLF001 - has no public name
+    return found
+
+
+@contextmanager
+def _dispatching() -> Iterator[None]:
+    """Let DTensors compute where torch has switched them off."""
+    switch = torch._C._dispatch_tls_set_dispatch_key_excluded  # noqa: SLF001
+    before = [torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in _DISPATCH_KEYS]  # noqa: SLF001
+    for key in _DISPATCH_KEYS:
+        switch(key, False)  # noqa: FBT003 - takes no names
+    try:
+        yield
+    finally:
+        for key, is_off in zip(_DISPATCH_KEYS, before, strict=True):
+            switch(key, is_off)
+
+
 class WholeTensor(DTensor):
     """A DTensor that mixes with plain tensors of its whole shape."""
 
@@ -82,6 +109,9 @@ class WholeTensor(DTensor):
     ) -> Result:
         """Call a function of torch's; once more with tensors of one kind, or whole ones, where it refuses."""
         kwargs = kwargs or {}
+        if func in _AS_NUMBERS and _is_dispatch_off():
+            with _dispatching():
+                return cls.__torch_function__(func, types, args, kwargs)
         known = func in _TELLS_OF_FAULTS or not any(issubclass(kind, FrameworksShard) for kind in types)
         result = WholeTensor if known else FrameworksShard
         if any(issubclass(kind, _StandIn) for kind in types):

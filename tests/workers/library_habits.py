@@ -1,0 +1,122 @@
+"""What training libraries do around a model that DDP wraps, a small job each, one after the other.
+
+Prints the name of each job with its numbers, or with what refused it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from script_habits import STEPS, Blocks, adamw, main, mean, squares, train, values_of, wrapped
+from torch import nn
+from torch.distributed.utils import _sync_module_states
+
+SMOOTHED = ("Blocks", "Linear")  # classes that a library knows by name
+
+
+def smooths_by_name(job, values):
+    """Choose a loss by the name of the model's class and of its layers, as transformers' Trainer does."""
+    model = job.module
+    names = [type(part).__name__ for part in (model, model.last)]
+    loss = squares(job, values)
+    return loss + 0.1 * job(values).abs().mean() if names == [*SMOOTHED] else loss
+
+
+def names_of(job):
+    model = job.module
+    shown = [f"{type(part).__module__}.{type(part).__qualname__}" for part in model.modules()]
+    return float(sum(map(len, shown)))
+
+
+def parts_in_turn(hook=None):
+    """Train the halves of a model in turn, as Lightning's toggle_optimizer freezes them: by an optimizer's groups."""
+    torch.manual_seed(0)
+    model = Blocks()
+    job = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    first = [*model.first.parameters()]
+    optimizer = torch.optim.SGD(
+        [{"params": first}, {"params": [p for p in model.parameters() if all(p is not other for other in first)]}],
+        lr=0.1,
+    )
+    found = []
+    for step in range(2 * STEPS):
+        if hook is None:
+            for number, group in enumerate(optimizer.param_groups):
+                for parameter in group["params"]:
+                    parameter.requires_grad_(step == 0 or step % 2 == number)
+            found.append(float(sum(p.requires_grad for g in optimizer.param_groups for p in g["params"])))
+        elif step == 1:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.register_hook(hook)
+        loss = squares(job, values_of(step, same=False))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found += [mean(loss.item()), float(sum(p.detach().double().abs().sum() for p in model.parameters()))]
+    return found
+
+
+def accumulates_later(passes):
+    """Lightning's order: forward, zero_grad, backward, all of it inside no_sync but for the last pass."""
+    torch.manual_seed(0)
+    model = Blocks()
+    job = wrapped(model, "ddp")
+    optimizer, found, drawn = adamw(job.parameters()), [], 0
+    for count in passes:
+        for number in range(count):
+            with job.no_sync() if number < count - 1 else contextlib.nullcontext():
+                loss = squares(job, values_of(drawn, same=False))
+                if number == 0:
+                    optimizer.zero_grad()
+                (loss / count).backward()
+                drawn += 1
+        found.append(float(nn.utils.clip_grad_norm_(job.parameters(), 1.0)))
+        optimizer.step()
+        found.append(mean(loss.item()))
+    return found
+
+
+def norms_as_tensors(model):
+    """Put norms into tensors in all the ways that loggers do."""
+    norms = [parameter.grad.norm() for parameter in model.parameters()]
+    table = torch.zeros(len(norms))
+    for place, norm in enumerate(norms):
+        table[place] = norm
+    rows = torch.zeros(16, 25)
+    rows[:, 1:] = model.first.weight.grad.T
+    made = [
+        torch.tensor(norms), torch.as_tensor(norms), table.new_tensor(norms), torch.FloatTensor(norms), table,
+        torch.full((2,), norms[0]), rows.abs().sum(),
+    ]  # fmt: skip
+    NORMS.append(float(sum(part.double().sum() for part in made)))
+
+
+NORMS: list[float] = []
+
+
+def logs_norms():
+    NORMS.clear()
+    return train(Blocks(), "ddp", after_backward=norms_as_tensors) + NORMS
+
+
+def syncs_states(job):
+    """Make the ranks' states equal, as Lightning does before it tests."""
+    _sync_module_states(job.module, dist.group.WORLD, 250 << 20, 0, params_and_buffers_to_ignore=())
+    return mean(float(sum(value.double().abs().sum() for value in job.module.state_dict().values())))
+
+
+def jobs(_):
+    yield "chooses by name", lambda: train(Blocks(), "ddp", loss_of=smooths_by_name, after_step=names_of)
+    yield "trains parts in turn", parts_in_turn
+    yield "hooks by groups", lambda: parts_in_turn(hook=lambda gradient: 0.5 * gradient)
+    yield "accumulates later", lambda: accumulates_later((1, 2, 3, 2, 1, 2))
+    yield "accumulates from the start", lambda: accumulates_later((2, 2, 3))
+    yield "logs norms", logs_norms
+    yield "syncs states", lambda: train(Blocks(), "ddp", after_step=syncs_states)
+
+
+if __name__ == "__main__":
+    main(jobs)
