@@ -237,6 +237,42 @@ def test_a_report_of_any_length_stands_for_its_run(characters, traces, tmp_path,
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("links", 0, "busbw_gbps"), -5.0),
+        (("links", 0, "alpha_us"), -1.0),
+        (("states", "parameter", "count"), -3.0),
+        (("states", "parameter", "count"), 1e18),
+        (("run", "parameter_count"), 10**18),
+        (("run", "device_memory_bytes"), -5),
+        (("run", "strategy", "triple"), "XYZ"),
+    ],
+)
+def test_an_analysis_with_numbers_that_none_has_is_refused(path, value, traces, tmp_path, capsys):
+    source = tmp_path / "run.json"
+    assert run(["analyze", str(traces), "--json", str(source)]) == 0
+    assert run(["recommend", str(source)]) == 0
+    document = json.loads(source.read_text())
+    home = document
+    for step in path[:-1]:
+        home = home[step]
+    home[path[-1]] = value
+    source.write_text(json.dumps(document))
+    capsys.readouterr()
+    for verb in (["recommend", str(source)], ["compare", str(source), str(source)]):
+        assert run(verb) == 3
+        told = capsys.readouterr().err
+        assert "an analysis must hold what `analyze` writes" in told
+        assert str(path[-1]) in told
+
+
+@pytest.mark.parametrize("option", ["--min-gain", "--price-per-gpu-hour", "--watts-per-gpu"])
+def test_options_take_no_number_that_is_none(option, traces, capsys):
+    assert run(["compare", str(traces), str(traces), option, "nan"]) == 2
+    assert "'nan' is not a finite number" in capsys.readouterr().err
+
+
 def test_unusable_inputs_are_exit_3_with_a_reason(tmp_path, capsys):
     for name, content in {
         "empty.json": b"",

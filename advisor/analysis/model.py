@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.analysis.constants import MAX_NUMBER
+
 # The format is decoded by these types, so they are needed at run time.
 from paro_advise.advisor.analysis.observed_strategy import ObservedStrategy  # noqa: TC001
 from paro_advise.advisor.facts.capture_log import Captured  # noqa: TC001
@@ -18,11 +20,15 @@ from paro_advise.advisor.ranks.slow_groups import SlowGroup  # noqa: TC001
 from paro_advise.advisor.ranks.stragglers import Straggler  # noqa: TC001
 from paro_advise.core.documents import Format, from_json
 from paro_advise.core.framework import Framework  # noqa: TC001
+from paro_advise.core.model_state import MODEL_STATES
+from paro_advise.errors import ForeignDataError
+from paro_advise.policies.strategy import Level
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 
+_SIGNED = frozenset(("clock_offsets_us", "captured"))  # what may be below 0: clocks, losses, differences of noise
 FORMAT = Format(
     name="paro-advise/analysis", version="1.2", hint="write it again with `paro-advise analyze PATH --json FILE`"
 )
@@ -350,6 +356,34 @@ def analysis_from_json(data: bytes, where: str) -> Analysis:
     """Read an analysis back.
 
     Raises:
-        ForeignDataError: not an analysis, or of another major version.
+        ForeignDataError: not an analysis, of another major version, or with numbers that none has.
     """
-    return from_json(data, FORMAT, Analysis, where)
+    import msgspec
+
+    found = from_json(data, FORMAT, Analysis, where)
+    wrong = next(_impossible(msgspec.json.decode(data), ""), None)
+    triple = found.run.strategy.triple
+    if wrong is None and triple is not None and (len(triple) != len(MODEL_STATES) or not set(triple) <= {*Level}):
+        wrong = f"run.strategy.triple {triple!r}"
+    if wrong is not None:
+        raise ForeignDataError(
+            f"an analysis must hold what `analyze` writes, got {wrong}", where=where, hint="run `analyze` again"
+        )
+    return found
+
+
+def _impossible(value: object, path: str) -> Iterator[str]:
+    """Yield what no analysis holds: numbers below 0, or beyond all that is counted or timed."""
+    match value:
+        case bool():
+            return
+        case int() | float():
+            if not 0 <= value <= MAX_NUMBER:
+                yield f"{path} {value}"
+        case dict():
+            for name, item in value.items():
+                if name not in _SIGNED:
+                    yield from _impossible(item, f"{path}.{name}" if path else name)
+        case list():
+            for item in value:
+                yield from _impossible(item, path)

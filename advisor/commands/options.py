@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -36,6 +37,17 @@ def engine_options(function: Callable[..., _Result]) -> Callable[..., _Result]:
         return function(engine=EngineChoice(name=EngineName(engine_name), max_array=max_array), **given)
 
     return with_engine
+
+
+class Number(click.FloatRange):
+    """A number in a range; Python also reads "nan", which is in none."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number."""
+        found = super().convert(cast("float", value), param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return float(found)
 
 
 class ByteSize(click.ParamType[float]):

@@ -248,6 +248,8 @@ def _header(scan: _Scan, origin_us: int) -> SourceHeader:
     # The largest communicator is taken for the world: Inspector knows ranks within communicators only.
     world = max(scan.comms.values(), key=lambda comm: (comm.size, comm.name))
     ranks = {rank for name, rank in scan.ranks if name == world.name}
+    # Where another one spans more nodes, none of them holds all ranks.
+    is_whole = all((comm.num_nodes or 0) <= (world.num_nodes or 0) for comm in scan.comms.values())
     metadata = {
         "clock": "event" if not scan.num_dump_times else "dump" if not scan.num_event_times else "mixed",
         "format_version": ",".join(sorted(scan.versions)),
@@ -257,12 +259,12 @@ def _header(scan: _Scan, origin_us: int) -> SourceHeader:
     if not (scan.num_dump_times or scan.num_event_times):
         metadata["clock"] = "none"
     return SourceHeader(
-        rank=next(iter(ranks)) if len(ranks) == 1 else None,
-        rank_source="content" if len(ranks) == 1 else "",
-        world_size=world.size,
+        rank=next(iter(ranks)) if len(ranks) == 1 and is_whole else None,
+        rank_source="content" if len(ranks) == 1 and is_whole else "",
+        world_size=world.size if is_whole else None,
         host=next(iter(scan.hosts)) if len(scan.hosts) == 1 else None,
         backend="nccl",
-        num_nodes=world.num_nodes,
+        num_nodes=world.num_nodes if is_whole else None,
         origin_ns=origin_us * 1000,
         groups=tuple(
             ProcessGroup(name=comm.name, description=comm.description, ranks=(), size=comm.size)

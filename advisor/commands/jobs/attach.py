@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paro_advise.advisor.commands.jobs.capture import old_files, refuse_to_replace
+from paro_advise.advisor.commands.options import Number
 from paro_advise.advisor.wording.escaping import plain
 from paro_advise.core.plural import plural
 from paro_advise.core.secrets import masked_command
@@ -25,7 +26,7 @@ _NO_DAY = 1900  # year that strptime() gives a time without a day
 
 @click.command("attach", short_help="Record traces of a job that runs already.")
 @click.option("-o", "--output", "folder", required=True, metavar="DIR", help="Folder for traces; the job writes there.")
-@click.option("--seconds", type=float, default=3.0, show_default=True, help="Recorded.")
+@click.option("--seconds", type=Number(), default=3.0, show_default=True, help="Recorded.")
 @click.option(
     "--at",
     type=click.DateTime(["%H:%M:%S", "%Y-%m-%dT%H:%M:%S"]),

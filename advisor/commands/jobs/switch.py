@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from paro_advise.advisor.commands.options import Number
 from paro_advise.advisor.commands.output import REGRESSION
 from paro_advise.advisor.comparison.constants import MIN_SAMPLES
 from paro_advise.errors import InputError, SwitchError
@@ -23,7 +24,7 @@ _SETTLING_STEPS = 2  # steps after a switch that count for nothing: buffers are 
 @click.command("switch", short_help="Give a running job a new plan at its next step.")
 @click.argument("job", metavar="JOB")
 @click.argument("plan_file", metavar="PLAN")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0), default=600.0, show_default=True, help="Seconds.")
+@click.option("--timeout", "timeout_s", type=Number(0), default=600.0, show_default=True, help="Seconds.")
 @click.option(
     "--canary", "logs", metavar="DIR", help="Go back unless steps become shorter; the folder of the job's step logs."
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paro_advise.advisor.commands.options import engine_options
+from paro_advise.advisor.commands.options import Number, engine_options
 from paro_advise.advisor.commands.spool import is_stream, spooled
 from paro_advise.advisor.facts.reading.choice import EngineChoice
 from paro_advise.core.secrets import masked_command
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
 @click.option("--skip-steps", type=click.IntRange(0), default=0, show_default=True, help="Warm-up steps to leave out.")
 @click.option("--tokens-per-step", type=click.IntRange(1), help="Tokens of all ranks in a step, for MFU.")
-@click.option("--peak-tflops", type=click.FloatRange(0, 1e6, min_open=True), help="Dense peak of one device, for MFU.")
+@click.option("--peak-tflops", type=Number(0, 1e6, min_open=True), help="Dense peak of one device, for MFU.")
 @click.option(
     "--with-hta", is_flag=True, help="Add HolisticTraceAnalysis' figures, and the same computed here by its rules."
 )

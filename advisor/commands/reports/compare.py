@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paro_advise.advisor.commands.options import ByteSize, engine_options
+from paro_advise.advisor.commands.options import ByteSize, Number, engine_options
 from paro_advise.advisor.commands.output import REGRESSION
 from paro_advise.advisor.comparison.comparability import FACTS
 from paro_advise.core.plural import plural
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 @click.option("--acceptance", "acceptance_file", metavar="FILE", help="Thresholds as TOML or JSON.")
 @click.option(
     "--min-gain",
-    type=float,
+    type=Number(),
     help="Throughput must surely rise by so many percent; 0 or less: must not surely fall below.  [default: 0]",
 )
 @click.option("--device-memory", type=ByteSize(), help="Memory of one device, such as 80GiB.")
-@click.option("--price-per-gpu-hour", type=click.FloatRange(0), help="For the cost of the work.")
-@click.option("--watts-per-gpu", type=click.FloatRange(0), help="Mean power, for the energy of the work.")
+@click.option("--price-per-gpu-hour", type=Number(0), help="For the cost of the work.")
+@click.option("--watts-per-gpu", type=Number(0), help="Mean power, for the energy of the work.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
 @click.option("--allow-unlike", multiple=True, type=click.Choice(FACTS), help="Compare although this fact differs.")
 @engine_options

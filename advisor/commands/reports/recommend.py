@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paro_advise.advisor.commands.options import ByteSize, engine_options
+from paro_advise.advisor.commands.options import ByteSize, Number, engine_options
 from paro_advise.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--redundancy-budget", type=ByteSize(), help="What a rank may hold beyond GGG.")
 @click.option(
     "--host-gbps",
-    type=click.FloatRange(0.01, 10_000),
+    type=Number(0.01, 10_000),
     default=12.0,
     show_default=True,
     help="What one device moves to or from its host, 1e9 bytes/s; counts where nothing else fits.",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import click
 
+from paro_advise.advisor.commands.options import Number
 from paro_advise.errors import InputError, UsageError
 from paro_advise.trace_parsers.remote.objects import refuse_remote
 
@@ -29,7 +30,7 @@ class _Bounds(TypedDict):
 @click.option("--step", type=click.IntRange(0), help="Index of the step.  [default: the slowest]")
 @click.option(
     "--max-mb",
-    type=click.FloatRange(0.1, 200),
+    type=Number(0.1, 200),
     default=10.0,
     show_default=True,
     help="Upper bound of the file.",
