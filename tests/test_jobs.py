@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 from helpers import analyze, write_run
-from trace_builder import fsdp_rank
+from trace_builder import TraceBuilder, fsdp_rank
 
 from paro_advise.advisor.cli import run
 
@@ -144,3 +144,60 @@ def test_traces_of_other_times_are_of_other_runs(tmp_path):
     (note,) = [item for item in analysis.data_quality if item.code == "Q304"]
     assert "of 3 different jobs" in note.message
     assert all(f"trace_{number}.json" in note.message for number in range(2))
+
+
+DAY_NS = 86_400 * 10**9
+
+
+def recorded(rank, *, passes=1, later_ns=0, world=4):
+    """Return the document of a rank whose steps hold some backward passes, each with a gather and a reduction."""
+    trace = TraceBuilder(rank, world)
+    for step in range(3):
+        base = 20_000.0 * step
+        trace.step(step, base, 20_000.0)
+        for number in range(passes):
+            at, seq = base + 1000 + 4000 * number, 10 * step + number
+            trace.collective("AllGather", at, 200, issue=at - 50, nelems=4000, seq=2 * seq)
+            trace.compute(at + 300, 1500)
+            trace.backward(at + 2000, 1500, sequence=100 * step + number)
+            trace.collective("ReduceScatter", at + 2500, 200, issue=at + 2450, nelems=4000, seq=2 * seq + 1, tid=2)
+        trace.annotation("Optimizer.step#AdamW.step", base + 18_500, 500)
+    document = trace.document()
+    document["baseTimeNanoseconds"] += later_ns
+    return document
+
+
+def written(folder, documents):
+    folder.mkdir(exist_ok=True)
+    for name, document in documents.items():
+        (folder / f"{name}.json").write_text(json.dumps(document))
+    return folder
+
+
+def test_halves_of_two_runs_are_not_mixed(tmp_path):
+    """A day apart, and with other numbers of micro-batches: no rank of one job trains like that."""
+    old = {f"rank{rank}": recorded(rank) for rank in range(2)}
+    new = {f"rank{rank}": recorded(rank, passes=4, later_ns=DAY_NS) for rank in (2, 3)}
+    analysis = analyze(written(tmp_path / "run", old | new))
+    assert "of 2 different jobs" in job_note(analysis)
+    assert (analysis.run.ranks, analysis.run.micro_batches) in {((0, 1), 1), ((2, 3), 4)}
+
+
+def test_ranks_recorded_far_apart_are_told(tmp_path):
+    """Clocks may differ, or they are of two runs: only a reader knows."""
+    documents = {f"rank{rank}": recorded(rank, later_ns=DAY_NS * (rank > 1)) for rank in range(4)}
+    analysis = analyze(written(tmp_path / "run", documents))
+    (note,) = [item.message for item in analysis.data_quality if item.code == "Q328"]
+    assert note == "ranks 0-1 and ranks 2-3 were recorded 24.0 h apart and count as one run"
+    near = analyze(written(tmp_path / "near", {f"rank{rank}": recorded(rank) for rank in range(4)}))
+    assert "Q328" not in {item.code for item in near.data_quality}
+
+
+def test_of_two_traces_of_a_rank_that_of_the_others_job_is_taken(tmp_path):
+    """The stray one is longer, and of another job."""
+    documents = {f"rank{rank}": recorded(rank) for rank in range(4)}
+    stray = {"rank0_again": recorded(0, passes=4)}
+    analysis = analyze(written(tmp_path / "run", documents | stray))
+    assert analysis.run.micro_batches == 1
+    (note,) = [item.message for item in analysis.data_quality if item.code == "Q305"]
+    assert note == "1 trace left out of a rank that has another one: rank0_again.json (rank 0)"

@@ -2,12 +2,13 @@
 
 A user may name a folder of everything. Ranks of one job agree on the world size, record at the same
 time, and are each there once. Neither a clock that is off nor a stray trace makes two jobs of one: parts
-are jobs of their own only where they hold the same ranks. Logs that lie elsewhere than the traces belong
-to them only if there is one job alone.
+are jobs of their own only where they hold the same ranks, or take other numbers of micro-batches a
+step. Logs that lie elsewhere than the traces belong to them only if there is one job alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ def choose_job(sources: Sequence[Source]) -> tuple[Job, tuple[Notice, ...]]:
     """Return the largest job of some inputs, and a list of the others to choose from."""
     jobs = sorted(part_jobs(sources), key=lambda job: job.weight, reverse=True)
     if len(jobs) < 2:
-        return jobs[0] if jobs else Job(timed=(), untimed=()), ()
+        return (jobs[0], _apart(jobs[0])) if jobs else (Job(timed=(), untimed=()), ())
     shown = [_text(job) for job in jobs[:LISTED_JOBS]]
     if len(set(shown)) < len(shown):  # of one folder and minute: only their files tell them apart
         firsts = [min(item.file_name for item in job.inputs) for job in jobs]
@@ -76,7 +77,26 @@ def choose_job(sources: Sequence[Source]) -> tuple[Job, tuple[Notice, ...]]:
         message=message + more,
         help="analyse one job at a time: pass its folder or files",
     )
-    return jobs[0], (notice,)
+    return jobs[0], (notice, *_apart(jobs[0]))
+
+
+def _apart(job: Job) -> tuple[Notice, ...]:
+    """Say that ranks of a job were recorded far apart, which may be a clock or another run."""
+    parts = _recorded_apart(job.timed)
+    if len(parts) < 2:
+        return ()
+    ends = [part[0].header.origin_ns / 1e9 for part in (parts[0], parts[-1])]
+    ranks = [
+        number_ranges(sorted({item.header.rank for item in part if item.header.rank is not None})) for part in parts
+    ]
+    shown = " and ".join(f"ranks {text}" if text else "others" for text in (ranks[0], ranks[-1]))
+    notice = Notice(
+        code="Q328",
+        severity=Severity.WARNING,
+        message=f"{shown} were recorded {(ends[1] - ends[0]) / 3600:.1f} h apart and count as one run",
+        help="pass the traces of one run; if they are, the clocks of the hosts differ",
+    )
+    return (notice,)
 
 
 def part_jobs(sources: Sequence[Source]) -> list[Job]:
@@ -126,17 +146,27 @@ def _by_world(inputs: list[Source]) -> list[list[Source]]:
 
 def _by_time(inputs: list[Source]) -> list[list[Source]]:
     """Part traces that were recorded far apart; those whose clock does not say when join the first."""
-    dated = sorted(
-        (item for item in inputs if item.header.origin_ns >= _EPOCH_NS), key=lambda item: item.header.origin_ns
-    )
-    numbers: dict[int, int] = {}
-    number = 0
-    for index, item in enumerate(dated):
-        if index and item.header.origin_ns - dated[index - 1].header.origin_ns > APART_S * 1e9:
-            number += 1
-        numbers[id(item)] = number
+    numbers = {id(item): number for number, part in enumerate(_recorded_apart(inputs)) for item in part}
     parts = _grouped(inputs, lambda item: numbers.get(id(item), 0))
-    return parts if _hold_the_same_ranks(parts) else [inputs]
+    return parts if _hold_the_same_ranks(parts) or _train_otherwise(parts) else [inputs]
+
+
+def _recorded_apart(inputs: Sequence[Source]) -> list[list[Source]]:
+    """Return traces in order of time, parted where two follow each other by more than clocks of hosts differ."""
+    parts: list[list[Source]] = []
+    for item in sorted(inputs, key=lambda item: item.header.origin_ns):
+        if item.header.origin_ns < _EPOCH_NS:
+            continue  # its clock does not say
+        if not parts or item.header.origin_ns - parts[-1][-1].header.origin_ns > APART_S * 1e9:
+            parts.append([])
+        parts[-1].append(item)
+    return parts
+
+
+def _train_otherwise(parts: Sequence[Sequence[Source]]) -> bool:
+    """Tell whether no part takes as many micro-batches a step as another one: ranks of one job take the same number."""
+    counts = [{item.facts.num_micro_batches for item in part} - {None} for part in parts]
+    return len(parts) > 1 and all(counts) and not any(one & other for one, other in itertools.combinations(counts, 2))
 
 
 def _by_place(inputs: list[Source]) -> list[list[Source]]:

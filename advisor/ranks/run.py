@@ -161,7 +161,7 @@ def _one_per_rank(inputs: list[Source], notices: list[Notice]) -> list[tuple[int
             unnamed.append(item)
         elif rank in by_rank:
             kept = by_rank[rank]
-            if (len(item.steps), item.facts.num_events) > (len(kept.steps), kept.facts.num_events):
+            if _fitness(item, inputs) > _fitness(kept, inputs):
                 by_rank[rank], item = item, kept
             if item.facts.source.sha256 != by_rank[rank].facts.source.sha256:
                 doubles.append(f"{item.file_name} (rank {rank})")
@@ -172,7 +172,7 @@ def _one_per_rank(inputs: list[Source], notices: list[Notice]) -> list[tuple[int
             Notice(
                 code="Q305",
                 severity=Severity.WARNING,
-                message=f"{len(doubles)} traces of a rank that has another one were left out: "
+                message=f"{plural(len(doubles), 'trace')} left out of a rank that has another one: "
                 + ", ".join(doubles[:4])
                 + (", ..." if len(doubles) > 4 else ""),
                 help="analyze one recording of a run at a time",
@@ -193,6 +193,18 @@ def _one_per_rank(inputs: list[Source], notices: list[Notice]) -> list[tuple[int
         )
     by_rank |= assumed
     return sorted(by_rank.items())
+
+
+def _fitness(item: Source, inputs: Sequence[Source]) -> tuple[int, int, int]:
+    """Return by what one of two traces of a rank is taken: how many of other ranks train like it, then its length."""
+    likes = sum(_training(other) == _training(item) for other in inputs if other.header.rank != item.header.rank)
+    return likes, len(item.steps), item.facts.num_events
+
+
+def _training(item: Source) -> tuple[object, ...]:
+    """Return what ranks of one job have alike."""
+    sizes = tuple(sorted(group.size for group in item.header.groups))
+    return item.facts.num_micro_batches, item.facts.framework, item.header.world_size, item.header.gpus_per_node, sizes
 
 
 def _without_warmup(item: Source, skip_steps: int) -> Source:
