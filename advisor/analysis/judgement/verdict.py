@@ -121,7 +121,9 @@ def _log_verdict(run: Run, links: Sequence[Link]) -> Verdict:
     if hangs:
         parts.append(f"The run probably hung: {hangs} of {len(dumps)} dumps hold collectives that never ended")
     if count:
-        parts.append(f"{plural(count, 'collective')} of {bytes_text(volume)} {'was' if count == 1 else 'were'} counted")
+        where = f" on {len(run.untimed_ranks)} ranks, each on all that took part" if len(run.untimed_ranks) > 1 else ""
+        were = "was" if count == 1 else "were"
+        parts.append(f"{plural(count, 'collective')} of {bytes_text(volume)} {were} counted{where}")
     known = [link for link in links if link.reached_gbps and link.op != Op.UNKNOWN]
     if known:
         best = max(known, key=lambda link: link.reached_gbps or 0.0)
