@@ -20,10 +20,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from paro_advise.advisor.comparison.comparability import FACTS
+
 SHARED = Path("../shared")
 # Made from the sentences themselves or from the clock, so they differ whenever a sentence does.
-UNLIKE = [word for fact in ("world_size", "batch", "micro_batches", "precision", "parameters")
-          for word in ("--allow-unlike", fact)]  # fmt: skip
+UNLIKE = [word for fact in FACTS for word in ("--allow-unlike", fact)]
 VOLATILE_KEYS = frozenset({"plan_id", "created_at", "sha256_of_analysis"})
 
 
