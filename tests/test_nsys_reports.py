@@ -129,3 +129,14 @@ def test_runs_of_unknown_size_have_no_device_hours(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "step 100 ms -> 100 ms" in printed
     assert not any("worse" in line for line in printed.splitlines() if line.startswith("device hours"))
+
+
+def test_without_names_of_kernels_nothing_is_said_of_the_device(tmp_path):
+    """Whether a kernel computes or communicates its name tells."""
+    path = usual().write(tmp_path / "rank0.sqlite")
+    with sqlite3.connect(path) as db:
+        db.execute("DROP TABLE StringIds")
+    db.close()
+    analysis = analyze(path)
+    assert analysis.verdict.regime == "unknown"
+    assert any("lacks" in notice.message and "StringIds" in notice.message for notice in analysis.data_quality)

@@ -243,11 +243,11 @@ def test_the_merged_trace_of_several_ranks_is_none_of_one(tmp_path, apart_us, is
 def test_ranks_of_several_frameworks_are_of_several_jobs(tmp_path):
     mixed = tmp_path / "mixed"
     mixed.mkdir()
-    for run_name, rank in (("fsdp2_ggg_acc1", 0), ("ddp_acc4", 1)):
+    for run_name, rank in (("fsdp2_ggg_acc1", 0), ("ds_z3_acc1", 1)):
         shutil.copy(RUNS / run_name / f"rank{rank}.json.gz", mixed)
     analysis = analyze(mixed, gpus_per_node=2)
     (said,) = [notice for notice in analysis.data_quality if notice.code == "Q325"]
-    assert "DDP: 1 rank (1); FSDP2: 1 rank (0)" in said.message
+    assert "DeepSpeed: 1 rank (1); FSDP2: 1 rank (0)" in said.message
     assert not any(notice.code == "Q325" for notice in analyze(RUNS / "fsdp2_ggg_acc1").data_quality)
 
 

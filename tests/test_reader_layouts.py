@@ -112,7 +112,7 @@ def test_invalid_utf8_nan_and_missing_values(tmp_path):
     assert len(parsed.events.device) == 19  # only the event without a value is lost
     messages = [notice.message for notice in parsed.notices if notice.code in ("Q103", "Q104")]
     assert any("2 events" in message for message in messages)
-    assert "1 event could not be read and is missing from all figures" in messages
+    assert "rank0.json: 1 event could not be read and is missing from all figures" in messages
 
 
 def test_a_file_of_two_layouts_loses_nothing(tmp_path):

@@ -50,6 +50,7 @@ _RANGE_TYPES = (59, 60)  # none; push/pop and start/end; NvtxPushPopRange and Nv
 _TID_BITS = 24  # bits; of a thread in globalTid; that schema
 _TID_MASK = (1 << _TID_BITS) - 1  # none; what of a globalTid is the thread; formula
 _STEP = re.compile(r"(ProfilerStep#|(?:train[ _])?(?:step|iteration|iter)[ _#:]*)(\d{1,9})", re.IGNORECASE)
+_UNNAMED = "unknown kernel"
 _MPI_RANK = re.compile(r"MPI Rank (\d{1,7})")
 _KERNEL_DTYPE = re.compile(r"_(bf16|f16|f32|f64|i8|u8|i32|u32|i64|u64)(?=_|\(|$)")
 
@@ -102,8 +103,9 @@ class _Report:
 
     @property
     def times_device(self) -> bool:
-        """Tell whether a kernel was recorded; without any a device looks idle whatever it does."""
-        return any(kind != KernelKind.MEMORY for kind in self.rows.kind)
+        """Tell whether a kernel of known name was recorded; without any a device looks idle, whatever it does."""
+        known = zip(self.rows.names, self.rows.kinds, strict=True)
+        return any(kind != KernelKind.MEMORY and name != _UNNAMED for name, kind in known)
 
 
 def looks_like(head: bytes) -> bool:
@@ -124,8 +126,9 @@ def parse(path: Path, source: SourceFile) -> ParsedSource:
     try:
         with closing(Database(path, path.stat().st_size)) as database:
             if not database.tables.keys() & {_KERNEL, _MEMCPY, "NVTX_EVENTS", "StringIds"}:
+                why = f" ({database.problem})" if database.problem else ""
                 raise BrokenInputError(
-                    "an export of Nsight Systems was expected, the database has none of its tables",
+                    f"an export of Nsight Systems was expected, the database has none of its tables{why}",
                     where=source.path,
                     hint="export the report with: nsys export --type sqlite report.nsys-rep",
                 )
@@ -207,7 +210,7 @@ def _device_rows(database: Database, strings: dict[int, str], places: list[tuple
                 continue
             kind = None if table == _KERNEL else KernelKind.MEMORY
             if table == _KERNEL:
-                name = _text(strings, what) or _text(strings, short_name) or "unknown kernel"
+                name = _text(strings, what) or _text(strings, short_name) or _UNNAMED
             elif table == _MEMCPY:
                 name = f"Memcpy {_COPIES.get(bounded_int(what) or 0, 'unknown')}"
             else:
@@ -333,7 +336,7 @@ def _notices(database: Database, report: _Report) -> NoticeList:
             f"only one of {len(report.places)} pairs of process and device was read, that with the most kernels",
             "let every rank write its own report: nsys profile -o report_%q{RANK}",
         )
-    if missing := sorted({_KERNEL, "NVTX_EVENTS", _RUNTIME} - database.tables.keys()):
+    if missing := sorted({_KERNEL, "NVTX_EVENTS", _RUNTIME, "StringIds"} - database.tables.keys()):
         notices.warn(
             "Q271",
             f"the export lacks {', '.join(missing)}; what rests on them is unknown",
@@ -342,7 +345,7 @@ def _notices(database: Database, report: _Report) -> NoticeList:
     if not report.times_device:
         notices.warn(
             "Q122",
-            "no kernel was recorded: nothing is timed on the device",
+            "no kernel was recorded by its name: nothing is timed on the device",
             "record with: nsys profile --trace=cuda,nvtx",
         )
     elif not report.steps:

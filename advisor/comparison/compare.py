@@ -24,6 +24,7 @@ from paro_advise.advisor.comparison.model import (
     Side,
 )
 from paro_advise.core.model_state import MODEL_STATES
+from paro_advise.core.plural import plural
 from paro_advise.errors import StalePlanError
 from paro_advise.policies.plan import Verdict
 
@@ -463,7 +464,7 @@ def _text(step: Metric, sides: tuple[Side, Side], plan: Plan | None, untested: s
         case ChangeVerdict.SAME:
             text = f"The same within noise: step {span} ({pct})."
         case _:
-            counts = f"{sides[0].num_steps} steps before and {sides[1].num_steps} after"
+            counts = f"{plural(sides[0].num_steps, 'step')} before and {sides[1].num_steps} after"
             few = min(side.num_steps for side in sides) < MIN_SAMPLES
             why = f"a range needs at least {MIN_SAMPLES} of each run" if few else "too noisy"
             text = f"Cannot tell: step {span} ({pct}), based on {counts}: {why}."

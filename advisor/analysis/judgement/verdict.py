@@ -119,9 +119,11 @@ def _log_verdict(run: Run, links: Sequence[Link]) -> Verdict:
     volume = sum(float(table["bytes"].sum() or 0) for table in tables)
     parts = []
     if hangs:
-        parts.append(f"The run probably hung: {hangs} of {len(dumps)} dumps hold collectives that never ended")
+        parts.append(
+            f"The run probably hung: collectives that never ended are in {hangs} of {plural(len(dumps), 'dump')}"
+        )
     if count:
-        where = f" on {len(run.untimed_ranks)} ranks, each on all that took part" if len(run.untimed_ranks) > 1 else ""
+        where = f", as {len(run.untimed_ranks)} ranks logged them" if len(run.untimed_ranks) > 1 else ""
         were = "was" if count == 1 else "were"
         parts.append(f"{plural(count, 'collective')} of {bytes_text(volume)} {were} counted{where}")
     known = [link for link in links if link.reached_gbps and link.op != Op.UNKNOWN]

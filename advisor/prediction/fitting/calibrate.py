@@ -28,6 +28,7 @@ from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes, is_of_bytes
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import MODEL_STATES, State
+from paro_advise.core.plural import plural
 from paro_advise.errors import InputError
 from paro_advise.policies.memory import shards
 from paro_advise.policies.strategy import Strategy
@@ -160,7 +161,8 @@ def _known_run(analysis: Analysis) -> tuple[int, str]:
     if not world or world < 2 or not steps or min(steps) <= 0 or not triple:
         raise InputError(
             "a recommendation must start from a run whose ranks, steps and strategy are known, got "
-            f"{world or 'no'} ranks, {len(steps)} steps, strategy {triple}",
+            f"{plural(world, 'rank') if world else 'no ranks'}, {plural(len(steps), 'step')}, "
+            f"strategy {triple or 'unknown'}",
             hint="give traces of some ranks with ProfilerStep marks and CPU activities",
         )
     return world, triple
@@ -198,7 +200,9 @@ def _model(analysis: Analysis, world: int, micro: int, notes: list[str]) -> _Mod
     if len(units) >= FEW_UNITS or run.framework.is_fsdp or run.framework == Framework.RUNTIME:
         return _Model(units=units, buckets=None, element_bytes=element_bytes)
     # Another strategy runs block by block, which costs more calls than a few large buckets.
-    notes.append(f"the model's blocks are not in the traces, which show {len(units)} buckets: {ASSUMED_UNITS} assumed")
+    notes.append(
+        f"the model's blocks are not in the traces, which show {plural(len(units), 'bucket')}: {ASSUMED_UNITS} assumed"
+    )
     assumed = (sum(units) / ASSUMED_UNITS,) * ASSUMED_UNITS
     return _Model(units=assumed, buckets=units, element_bytes=element_bytes)
 

@@ -342,9 +342,9 @@ def _parity_text(comparison: Comparison) -> str:
     parity = comparison.parity
     if parity is None or parity.loss_max_pct is None:
         return "Losses were not compared: both runs must be captured."
-    text = f"Losses of {parity.num_steps} steps differ by at most {parity.loss_max_pct:.2g} %"
+    text = f"Losses of {plural(parity.num_steps, 'step')} differ by at most {parity.loss_max_pct:.2g} %"
     if parity.num_diverged_before or parity.num_diverged_after:
-        counts = f"{parity.num_diverged_before} steps before and {parity.num_diverged_after} after"
+        counts = f"{plural(parity.num_diverged_before, 'step')} before and {parity.num_diverged_after} after"
         text = f"The loss of {counts} is NaN or infinite. " + text
     if parity.gradient_norm_max_pct is not None:
         text += f", gradient norms by at most {parity.gradient_norm_max_pct:.2g} %"

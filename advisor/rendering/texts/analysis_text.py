@@ -43,7 +43,7 @@ def confidence(analysis: Analysis) -> str:
     seen = f"{len(run.ranks)} of {plural(run.world_size, 'rank')}" if run.world_size else plural(len(run.ranks), "rank")
     least = min((entry.num_steps for entry in analysis.ranks), default=run.num_steps)
     steps = plural(run.num_steps, "step") if least == run.num_steps else f"{least} to {run.num_steps} steps"
-    text = f"Seen: {seen}, {steps} each."
+    text = f"Seen: {seen}, {steps}{' each' * (len(run.ranks) > 1)}."
     if slowed := profiled(analysis):
         text += f" Times are {slowed}."
     shares = {name: entry.evidence for name, entry in analysis.states.items() if entry.count and name in STATES[:3]}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.wording.escaping import plain
 from paro_advise.advisor.wording.quantities import bytes_text, share_text, time_text
+from paro_advise.core.plural import plural
 
 if TYPE_CHECKING:
     from paro_advise.advisor.comparison.model import Comparison, Criterion, Metric
@@ -65,9 +66,13 @@ def comparison_text(comparison: Comparison) -> str:
     if comparison.parity:
         parity = comparison.parity
         loss, norm = _pct(parity.loss_max_pct), _pct(parity.gradient_norm_max_pct)
-        lines += ["", f"losses of {parity.num_steps} steps differ by at most {loss}, gradient norms by {norm}"]
+        lines += [
+            "",
+            f"losses of {plural(parity.num_steps, 'step')} differ by at most {loss}, gradient norms by {norm}",
+        ]
     if comparison.parity and (comparison.parity.num_diverged_before or comparison.parity.num_diverged_after):
-        counts = f"{comparison.parity.num_diverged_before} steps before, {comparison.parity.num_diverged_after} after"
+        parity = comparison.parity
+        counts = f"{plural(parity.num_diverged_before, 'step')} before, {parity.num_diverged_after} after"
         lines.append(f"a loss or gradient norm is NaN or infinite in {counts}")
     lines += ["", "acceptance"]
     lines += [
@@ -107,8 +112,9 @@ def comparison_markdown(comparison: Comparison) -> str:
     lines += [
         "",
         f"Before: {_escaped(before.run.framework)}, {_escaped(before.run.strategy.triple or 'strategy unknown')}, "
-        f"{before.num_steps} {before.steps_source} steps. After: {_escaped(after.run.framework)}, "
-        f"{_escaped(after.run.strategy.triple or 'strategy unknown')}, {after.num_steps} {after.steps_source} steps."
+        f"{plural(before.num_steps, f'{before.steps_source} step')}. After: {_escaped(after.run.framework)}, "
+        f"{_escaped(after.run.strategy.triple or 'strategy unknown')}, "
+        f"{plural(after.num_steps, f'{after.steps_source} step')}."
         + (f" Plan {comparison.plan.plan_id}." if comparison.plan else ""),
     ]
     return "\n".join(lines) + "\n"
