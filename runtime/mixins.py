@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from torch import nn
 
@@ -21,22 +22,28 @@ class Outermost:
     """Marks what is mixed into a module for its script to call: it stays before whatever else is mixed in."""
 
 
-def mixed_in(mixin: type, cls: type, **members: object) -> type:
-    """Return a class with another one mixed in and further members, which shows itself as that class."""
-    return type(cls.__name__, (mixin, cls), {**members, **named_as(cls)})
+def mixed_in(mixin: type, cls: type, *, shown_as: type | None = None, **members: object) -> type:
+    """Return a class with another one mixed in and further members, which shows itself as that class, or as another."""
+    return derived(shown_as or cls, (mixin, cls), members)
 
 
-def named_as(cls: type) -> dict[str, object]:
-    """Return the members by which a class shows itself as another one."""
-    return {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+def derived(shown_as: type, bases: tuple[type, ...], members: Mapping[str, object]) -> type:
+    """Return a class that shows itself as another one.
+
+    It is made under a name that no other class has: registries that classes enter as they are made
+    (``__init_subclass__``) keep what they hold under the name of the other one.
+    """
+    made = type(f"_Paro{shown_as.__name__}_{uuid4().hex}", bases, {"__doc__": shown_as.__doc__, **members})
+    made.__name__, made.__qualname__, made.__module__ = shown_as.__name__, shown_as.__qualname__, shown_as.__module__
+    return made
 
 
 def shown_as_base(cls: type) -> type:
     """Return a class that something was mixed into as one of the name of what it was mixed into, always the same."""
     found: type | None = vars(cls).get(_SHOWN)
     if found is None:
-        base = without_first(cls)
-        found = type(base.__name__, cls.__bases__, {**vars(cls), **named_as(base)})
+        members = {name: value for name, value in vars(cls).items() if name not in ("__module__", "__qualname__")}
+        found = derived(without_first(cls), cls.__bases__, members)
         setattr(cls, _SHOWN, found)  # a class of its own for each module would have each of them compiled anew
     return found
 
@@ -73,4 +80,4 @@ def _is_outermost(cls: type) -> bool:
 
 def _over(outer: type, inner: type) -> type:
     members = {name: value for name, value in vars(outer).items() if not name.startswith("__")}
-    return type(outer.__name__, (outer.__bases__[0], inner), {**members, **named_as(outer)})
+    return derived(outer, (outer.__bases__[0], inner), members)

@@ -132,10 +132,9 @@ class _Wrapper(nn.Module):
         session, inner = _session(), self._inner
         sharded = session.sharded(inner)
         if sharded is not None:
-            session.hand_over(inner)
             outside, self._is_in_no_sync = self._is_in_no_sync, True
             try:
-                with sharded.no_sync():
+                with session.boundary(inner).told_by_script(), sharded.no_sync():
                     yield
             finally:
                 self._is_in_no_sync = outside

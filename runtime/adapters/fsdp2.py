@@ -192,6 +192,7 @@ class FullyShardCalls:
         self._settings: dict[int, tuple[nn.Module, Settings]] = {}
         self._groups: list[list[nn.Module]] = []
         self._factors: dict[int, tuple[nn.Module, float]] = {}
+        self._shown: dict[int, type] = {}  # by module, which `_settings` keeps alive
         self._gathered: set[int] = set()  # by hand; asked for at each call of each module
 
     def fully_shard(self, module: _Modules, **settings: Unpack[Settings]) -> _Modules:
@@ -210,7 +211,9 @@ class FullyShardCalls:
         """Give a module's class the methods of PlannedModule, so that the plan takes over at its first call."""
         cls = type(module)
         if not isinstance(module, PlannedModule):
-            module.__class__ = mixed_in(PlannedModule, cls, paro_calls=self)
+            # FSDP2's class is taken off and on again; what a script sees is that of its own call.
+            shown = self._shown.setdefault(id(module), cls)
+            module.__class__ = mixed_in(PlannedModule, cls, shown_as=shown, paro_calls=self)
 
     def set_divide_factor(self, module: nn.Module, factor: float) -> None:
         """Note what sums of a module's gradients are divided by; it counts once the model is sharded."""

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from paro_advise.errors import TrainingError, UsageError
 from paro_advise.runtime.adapters.names import replace_everywhere, replace_name
+from paro_advise.runtime.adapters.planned.attendance import changes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -30,11 +31,23 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def _sending_whole(original: Callable[..., None]) -> Callable[..., None]:
-    """Return a broadcast that leaves sharded parameters out: what one rank alone holds is equal on no two."""
+def _sending_whole(original: Callable[..., None], session: Session) -> Callable[..., None]:
+    """Return a broadcast that leaves sharded parameters out: each value lies on one rank, so that none differ.
+
+    The broadcast raises UsageError on all ranks where one of them has changed parameters that others have not.
+    """
 
     def broadcast(group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], *args: Any) -> None:
         whole = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
+        if len(whole) < len(tensors):
+            changes: list[list[str] | None] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(changes, [changes_of(model.engine) for model in session.models], group)
+            if any(of_rank != changes[0] for of_rank in changes):
+                raise UsageError(
+                    "sharded parameters must be changed by all ranks alike, got a broadcast that shall bring the "
+                    "changes of one rank to the others",
+                    hint="change them on all ranks, or choose a strategy that replicates parameters (N..)",
+                )
         if whole or not tensors:
             original(group, whole, *args)
 
@@ -65,7 +78,7 @@ class Hooks:
                     replace_everywhere(name, self._wrap_reader(getattr(home, name)), home)
         # What DDP and Lightning (before `test` and `validate`) make ranks equal by.
         original = dist._broadcast_coalesced  # type: ignore[attr-defined]  # noqa: SLF001 - has no public name
-        replace_name("_broadcast_coalesced", _sending_whole(original), dist)
+        replace_name("_broadcast_coalesced", _sending_whole(original, self._session), dist)
         unscale = torch.amp.GradScaler.unscale_
         replace_name("unscale_", self._finish_before(unscale), torch.amp.GradScaler)
 

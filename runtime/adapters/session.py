@@ -124,17 +124,14 @@ class Session:
         for part in module.modules() if recurse else (module,):
             self._gates.pop(part, None)
         self._gates[module] = synchronizes
-        for model in self.models:
-            if model.is_of(module):
-                model.boundary.hand_over()
-                model.engine.gradients.set_synchronizes(enabled=self._gate_of(model.root) is not False)
-                return
+        engine = self.engine(module)
+        if engine is not None:
+            root = next(model.root for model in self.models if model.engine is engine)
+            engine.gradients.set_synchronizes(enabled=self._gate_of(root) is not False)
 
-    def hand_over(self, module: nn.Module) -> None:
-        """Note that the script begins to tell which backward passes of a model are the last of their steps."""
-        for model in self.models:
-            if model.is_of(module):
-                model.boundary.hand_over()
+    def boundary(self, module: nn.Module) -> Boundary:
+        """Return what tells which backward passes of a sharded model are the last of their steps."""
+        return next(model.boundary for model in self.models if model.is_of(module))
 
     def next_pass_is_last(self, module: nn.Module) -> bool:
         """Tell what the script set last for a model; without that every pass is the last of its step."""

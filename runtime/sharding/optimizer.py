@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from paro_advise.errors import UsageError
-from paro_advise.runtime.mixins import named_as
+from paro_advise.runtime.mixins import derived
 from paro_advise.runtime.sharding.param_states import ParamStates, lay_out
 from paro_advise.runtime.sharding.parameters.owned import set_stepping
 
@@ -238,7 +238,7 @@ class OptimizerShards:
         for optimizer in self.optimizers:
             cls, gradients = type(optimizer), gradients_for(optimizer)
             if _GRADIENTS not in optimizer.__dict__:
-                optimizer.__class__ = type(cls.__name__, (cls,), {**_members_of(ShardedOptimizer), **named_as(cls)})
+                optimizer.__class__ = derived(cls, (cls,), _members_of(ShardedOptimizer))
                 setattr(optimizer, _GRADIENTS, gradients)
                 optimizer.register_step_pre_hook(partial(_before_step, gradients))
                 optimizer.register_step_post_hook(partial(_after_step, gradients))

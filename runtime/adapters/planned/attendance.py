@@ -147,7 +147,7 @@ class Attendance:
         Raises:
             UsageError: it has.
         """
-        if theirs != _changes_of(engine):
+        if theirs != changes_of(engine):
             raise UsageError(
                 "sharded parameters must be changed by all ranks alike, got a state dict of rank 0 after changes that "
                 f"rank {self._rank} has not made",
@@ -311,7 +311,7 @@ class AttendedReader:
         if self._engine.holds_all:
             yield from whole_parameters(self._engine)
             return
-        with self._attendance.meeting(_PARAMETERS + _changes_of(self._engine) + self._of_model):
+        with self._attendance.meeting(_PARAMETERS + changes_of(self._engine) + self._of_model):
             yield from whole_parameters(self._engine)
 
     def optimizer_state(self) -> StateDict:
@@ -328,7 +328,7 @@ class AttendedReader:
         self._attendance.meet(f"{_UNIT}{place}{self._of_model}", hint)
 
 
-def _changes_of(engine: Engine) -> str:
+def changes_of(engine: Engine) -> str:
     """Return how often this rank has changed the parameters of a model since its last step, as text."""
     engine.show_parameters()
     engine.homes.rest(engine.arrangement)

@@ -7,6 +7,7 @@ earlier, the gradients are reduced at the step, with a message.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from paro_advise.policies.strategy import Level
 from paro_advise.runtime.messages import tell
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import torch
 
@@ -50,24 +51,36 @@ class Boundary:
         self._expected: int | None = None
         self._announced: bool | None = None if is_gated else True
         self._has_warned = False
+        self._is_told = False
         engine.gradients.after_backward = self._after_backward
         engine.gradients.after_discard = self._after_discard
         engine.gradients.before_read = self.finish
 
-    def hand_over(self) -> None:
-        """Leave it to the script from now on, which begins to tell it; until then each pass was the last, as in DDP."""
-        if self._is_gated:
-            return
-        self.finish()
-        self._is_gated = True
-        self._engine.gradients.set_synchronizes(enabled=True)
+    @contextmanager
+    def told_by_script(self) -> Iterator[None]:
+        """Say nothing inside, where the script has said it (``no_sync``); leave it to the script after a pass there.
+
+        A rank may be inside alone, to evaluate: only backward passes, which all ranks run, make a difference.
+        """
+        was_told, self._is_told = self._is_told, True
+        was_gated = self._is_gated
+        try:
+            yield
+        finally:
+            self._is_told = was_told
+            if self._is_gated and not was_gated and not was_told:
+                self._engine.gradients.set_synchronizes(enabled=True)  # as outside of DDP's no_sync
 
     def _after_backward(self) -> None:
         self._passes += 1
         self._pending = not self._engine.synchronizes
-        if not self._is_gated and self._engine.synchronizes != self._announced:
-            self._is_gated = True  # the script has set it itself meanwhile
+        self._notice_script()
         self._announce()
+
+    def _notice_script(self) -> None:
+        """Leave it to the script if it has set it itself meanwhile."""
+        if self._is_told or self._engine.synchronizes != self._announced:
+            self._is_gated = True
 
     def _after_discard(self) -> None:
         """Start counting again, after ``zero_grad``.
@@ -90,7 +103,7 @@ class Boundary:
         self._announce()
 
     def _announce(self) -> None:
-        if self._is_gated:
+        if self._is_gated or self._is_told:
             return
         levels = self._engine.levels
         # FSDP2 keeps whole gradients of sharded parameters itself and reduces them only during a backward pass.
