@@ -89,7 +89,8 @@ def norms_as_tensors(model):
     rows[:, 1:] = model.first.weight.grad.T
     made = [
         torch.tensor(norms), torch.as_tensor(norms), table.new_tensor(norms), torch.FloatTensor(norms), table,
-        torch.full((2,), norms[0]), rows.abs().sum(),
+        torch.full((2,), norms[0]), rows.abs().sum(), torch.stack(norms).sum(),
+        torch.cat([norm.reshape(1) for norm in norms]).nansum(), model.first.weight.grad.norm(dim=0).sum(),
     ]  # fmt: skip
     NORMS.append(float(sum(part.double().sum() for part in made)))
 

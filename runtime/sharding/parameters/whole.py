@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -60,6 +60,8 @@ OF_LAYOUTS = (
 )
 # They fail on no element at all.
 _EXTREMES = frozenset(("amax", "amin", "aminmax", "argmax", "argmin", "kthvalue", "median", "mode", "quantile", "topk"))
+_SUMS = frozenset(("sum", "nansum"))
+_PART_OF_NORM = "_NormPartial"  # torch 2.13's name of the layout of a norm whose parts have not met yet
 _UNUSED = "appears to not have been used in the graph"
 _SLOT = "_paro_slot"
 _END_OF_CALL = "_dispatch_fast_path_python_tail"  # torch 2.13's name for what it does after it has run an operator
@@ -242,6 +244,8 @@ def _on_shards(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Result:
         return by_whole_values(func, args, kwargs)
     if sets_elements(func, args) or reshapes_unevenly(func, args) or (name in _EXTREMES and _may_be_empty(args)):
         return by_whole_values(func, args, kwargs)
+    if name in _SUMS and args and isinstance(args[0], DTensor):
+        args = (_without_parts_of_norms(args[0]), *args[1:])
     if args and isinstance(args[0], (list, tuple)) and len(_kinds(args[0])) > 1:
         # Single values that are plain would count as equal on all ranks.
         by_kind = _OF_LISTS in name
@@ -256,6 +260,14 @@ def _on_shards(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Result:
             raise
         return func(*_of_one_kind(args, changes_first=name.endswith("_")), **kwargs)
     return by_whole_values(func, args, kwargs) if cuts_through_shards(func, args, found) else found
+
+
+def _without_parts_of_norms(tensor: DTensor) -> DTensor:
+    """Return norms put together from those of all ranks' rows: torch adds the parts up as if they were sums."""
+    if not any(type(place).__name__ == _PART_OF_NORM for place in tensor.placements):
+        return tensor
+    whole = [Replicate() if place.is_partial() else place for place in tensor.placements]
+    return tensor.redistribute(placements=whole)
 
 
 def _may_be_empty(values: Result) -> bool:
