@@ -39,9 +39,15 @@ class Report:
             db.executemany("INSERT INTO StringIds VALUES (?, ?)", [(code, name) for name, code in names.items()])
             columns = "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, globalPid INTEGER"
             if kernels:
-                db.execute(f"CREATE TABLE {KERNEL} ({columns}, demangledName INTEGER)")
-                rows = [(*row[:5], 2 if "AllReduce" in row[5] else 1) for row in self.kernels]
-                db.executemany(f"INSERT INTO {KERNEL} VALUES (?, ?, ?, ?, ?, ?)", rows)
+                db.execute(f"CREATE TABLE {KERNEL} ({columns}, demangledName INTEGER, correlationId INTEGER)")
+                rows = [
+                    (*row[:5], 2 if "AllReduce" in row[5] else 1, place) for place, row in enumerate(self.kernels, 1)
+                ]
+                db.executemany(f"INSERT INTO {KERNEL} VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+                runtime = "start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER"
+                db.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME ({runtime})")
+                calls = [(row[0] - MS, row[0], row[4] + THREAD, row[6]) for row in rows]
+                db.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?)", calls)
             db.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY ({columns}, copyKind INTEGER)")
             db.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, ?, ?, ?, 1)", self.copies)
             db.execute(
@@ -71,6 +77,20 @@ def micro_batches(report):
 def a_loader(report):
     for step in range(STEPS):
         report.mark(f"step {step}", step * STEP_MS + 10, 30, thread=LOADER)
+
+
+def a_busy_loader(report):
+    """Its ranges cover more of the time than those of the thread that launches the kernels."""
+    report.ranges = [(begin, end - 5 * MS, *rest) for begin, end, *rest in report.ranges]
+    for step in range(2 * STEPS):
+        report.mark(f"step {step}", step * STEP_MS / 2, STEP_MS / 2, thread=LOADER)
+
+
+def test_the_thread_that_launches_kernels_is_the_training_one(tmp_path):
+    report = usual()
+    a_busy_loader(report)
+    analysis = analyze(report.write(tmp_path / "rank0.sqlite"))
+    assert len(analysis.step_time_us.values) == STEPS
 
 
 def marked_twice(report):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from array import array
+from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -241,14 +242,19 @@ def _add_nvtx_ranges(database: Database, strings: dict[int, str], process: int, 
         (report.steps if _STEP.fullmatch(name) else report.spans).append(span)
     report.spans.sort(key=lambda span: (span.start_us, -span.end_us, span.name))
     marks = sorted(report.steps, key=lambda span: (span.start_us, -span.end_us, span.name))
-    report.steps = _one_after_another(marks)
+    launches = Counter(report.issues.values())
+    report.steps = _one_after_another(marks, max(launches, key=lambda tid: launches[tid], default=None))
     report.num_other_marks = len(marks) - len(report.steps)
 
 
-def _one_after_another(marks: list[HostSpan]) -> list[HostSpan]:
+def _one_after_another(marks: list[HostSpan], trains: int | None) -> list[HostSpan]:
     """Return the ranges of the thread and name that cover the most time, without those inside of one another.
 
     Scripts mark steps within steps (accumulated passes, iterations of a solver), and threads beside the training one.
+
+    Args:
+        marks: by start, longer ones first.
+        trains: the thread that launches the most, whose marks go before others'; None where that is not known.
     """
     families: dict[tuple[int, str], list[HostSpan]] = {}
     for span in marks:
@@ -256,7 +262,11 @@ def _one_after_another(marks: list[HostSpan]) -> list[HostSpan]:
         family = families.setdefault((span.tid, found[1].lower() if found else ""), [])
         if not family or span.start_us >= family[-1].end_us:
             family.append(span)
-    return max(families.values(), key=lambda family: sum(span.end_us - span.start_us for span in family), default=[])
+
+    def weight(family: list[HostSpan]) -> tuple[bool, float]:
+        return family[0].tid == trains, sum(span.end_us - span.start_us for span in family)
+
+    return max(families.values(), key=weight, default=[])
 
 
 def _event_tables(report: _Report) -> EventTables:

@@ -26,5 +26,7 @@ LEAST_REPEATED_SHARE = 0.9  # of the bytes of the largest pass that each reduces
 GATHERS_AGAIN_RATIOS = (1.5, 2.5)  # gathers to reduce-scatters; 2 where backward gathers again; assumed
 SENDS_A_PASS = 2  # of a pipeline's stage in a micro-batch: activations on, gradients back; Megatron-LM's schedules
 PATH_EXPOSED_SHARE = 0.05  # of a collective that must be exposed for the critical path to run over it; assumed
-MAX_NUMBER = 1e17  # none; largest number of an analysis: bytes of an exabyte-sized run, us of 3,000 years; assumed
+MAX_NUMBER = (
+    1e22  # none; largest number of an analysis: FLOPs of one device in half a year; bytes and us are less; assumed
+)
 MOSTLY_SHARE = 0.5  # of a step that computes, and of that what communication exposes at most, to say so first; assumed

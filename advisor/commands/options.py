@@ -40,7 +40,12 @@ def engine_options(function: Callable[..., _Result]) -> Callable[..., _Result]:
 
 
 class Number(click.FloatRange):
-    """A number in a range; Python also reads "nan", which is in none."""
+    """A number in a range, or any; Python also reads "nan", which is none."""
+
+    name = "number"
+
+    def _describe_range(self) -> str:
+        return "" if self.min is None and self.max is None else super()._describe_range()
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number."""

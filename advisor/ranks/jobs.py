@@ -86,10 +86,10 @@ def _apart(job: Job) -> tuple[Notice, ...]:
     if len(parts) < 2:
         return ()
     ends = [part[0].header.origin_ns / 1e9 for part in (parts[0], parts[-1])]
-    ranks = [
-        number_ranges(sorted({item.header.rank for item in part if item.header.rank is not None})) for part in parts
-    ]
-    shown = " and ".join(f"ranks {text}" if text else "others" for text in (ranks[0], ranks[-1]))
+    ranks = [sorted({item.header.rank for item in part if item.header.rank is not None}) for part in parts]
+    shown = " and ".join(
+        f"rank{'s' * (len(some) != 1)} {number_ranges(some)}" if some else "others" for some in (ranks[0], ranks[-1])
+    )
     notice = Notice(
         code="Q328",
         severity=Severity.WARNING,

@@ -311,6 +311,13 @@ def two_with_one_optimizer(_):
     return steps(model, adamw(model.parameters()))
 
 
+def names_of_classes(job):
+    """Libraries choose by them, and know FSDP2's."""
+    assert type(job).__name__ == "FSDPBlocks"
+    shown = [f"{type(part).__module__}.{type(part).__qualname__}" for part in job.modules()]
+    return float(sum(map(len, shown)))
+
+
 def steps(model, optimizer):
     found = []
     for step in range(STEPS):
@@ -360,6 +367,7 @@ def jobs(framework):
         yield "adds rows up in groups", lambda: adds_rows_up(mesh)
         yield "looks at whole weights", lambda: train(Blocks(), framework, after_step=looks_at_whole_weights)
         yield "wraps layers alone", lambda: by_layers(framework)
+        yield "goes by names", lambda: train(Blocks(), framework, after_step=names_of_classes)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,23 @@ def parts_in_turn(hook=None):
     return found
 
 
+def freezes_between_passes():
+    """Freeze a layer after the first of two passes: it keeps the gradient of that one for the step."""
+    torch.manual_seed(0)
+    model = Blocks()
+    job = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer, found = torch.optim.SGD([{"params": model.parameters()}], lr=0.1, momentum=0.9), []
+    for step in range(STEPS):
+        for number in range(2):
+            squares(job, values_of(2 * step + number, same=False)).backward()
+            for parameter in optimizer.param_groups[0]["params"][:2]:
+                parameter.requires_grad = number == 1
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(float(sum(p.detach().double().abs().sum() for p in model.parameters())))
+    return found
+
+
 def accumulates_later(passes):
     """Lightning's order: forward, zero_grad, backward, all of it inside no_sync but for the last pass."""
     torch.manual_seed(0)
@@ -113,6 +130,7 @@ def jobs(_):
     yield "chooses by name", lambda: train(Blocks(), "ddp", loss_of=smooths_by_name, after_step=names_of)
     yield "trains parts in turn", parts_in_turn
     yield "hooks by groups", lambda: parts_in_turn(hook=lambda gradient: 0.5 * gradient)
+    yield "freezes between passes", freezes_between_passes
     yield "accumulates later", lambda: accumulates_later((1, 2, 3, 2, 1, 2))
     yield "accumulates from the start", lambda: accumulates_later((2, 2, 3))
     yield "logs norms", logs_norms

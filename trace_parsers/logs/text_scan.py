@@ -211,7 +211,7 @@ def _add_comms_notices(comms: CommsTables, notices: NoticeList) -> None:
     waiting = comms.samples.num_rows - comms.num_without_wait
     notices.warn(
         "Q260",
-        f"{plural(comms.samples.num_rows, 'entry', 'entries')} of DeepSpeed's communication logger are averages; "
+        f"{plural(comms.samples.num_rows, 'entry', 'entries')} of DeepSpeed's communication logger, each an average; "
         f"{waiting} of them include the wait for other ranks; sizes are rounded, bandwidths computed anew",
         "use nccl-tests or NCCL Inspector to measure the links",
     )

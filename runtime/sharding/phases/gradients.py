@@ -15,6 +15,7 @@ from paro_advise.runtime.ho_ring.spans import Span
 from paro_advise.runtime.sharding.exchange.exposure import Exposure
 from paro_advise.runtime.sharding.exchange.host_copies import copies_on_host
 from paro_advise.runtime.sharding.exchange.procedure import UnitProcedure
+from paro_advise.runtime.sharding.exchange.usage import Missing
 from paro_advise.runtime.sharding.parameters import fsdp2
 from paro_advise.runtime.sharding.parameters.owned import gradient_of, is_in_backward, set_gradient
 from paro_advise.runtime.sharding.phases.singles import Singles
@@ -323,8 +324,9 @@ class GradientReducer:
             self.singles.take(self._sums_of_singles, factor, self._usage.missing)
             self._sums_of_singles = None
         for unit, place, slot, view in self._reduced():
-            if not slot.parameter.requires_grad or not self._usage.is_used(unit, place):
-                continue  # frozen since the model was sharded, or not reached by any rank's backward pass
+            is_frozen = not slot.parameter.requires_grad and self._usage.missing != Missing.NONE
+            if is_frozen or not self._usage.is_used(unit, place):
+                continue  # reached by no rank's backward pass; frozen after one it keeps its gradient
             gradient = self._arrangement.as_sharded(unit, place, view)
             shard = slot.parameter if self._settings.offload_optimizer else self._shards.shards[slot.name]
             self._exposure.show(slot.parameter, shard, gradient)
