@@ -27,6 +27,6 @@ GATHERS_AGAIN_RATIOS = (1.5, 2.5)  # gathers to reduce-scatters; 2 where backwar
 SENDS_A_PASS = 2  # of a pipeline's stage in a micro-batch: activations on, gradients back; Megatron-LM's schedules
 PATH_EXPOSED_SHARE = 0.05  # of a collective that must be exposed for the critical path to run over it; assumed
 MAX_NUMBER = (
-    1e22  # none; largest number of an analysis: FLOPs of one device in half a year; bytes and us are less; assumed
+    1e22  # none; largest number of an analysis: FLOPs of a device in half a year, more than bytes and us; assumed
 )
 MOSTLY_SHARE = 0.5  # of a step that computes, and of that what communication exposes at most, to say so first; assumed

@@ -37,6 +37,7 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
         dumps: by rank of the job.
         unread: ranks whose dumps are there and cannot be read: they lived to write them, and did nobody knows what.
     """
+    unread = set(unread) - dumps.keys()
     dumps = with_own_names(dumps)
     groups = groups_of(dumps)
     knots = [knot for group in groups for knot in knots_of(group)]
@@ -57,7 +58,7 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
             ends = set()
         ends = {rank for rank in ends if rank in stuck or not _contradicts_its_waiters(rank, knots, groups)}
         suspects = [_culprit(rank, knots, stuck, dumps) for rank in sorted(ends.difference(unread))]
-        culprits = _without_victims(suspects, groups, dumps.keys() | set(unread), dumps)
+        culprits = _without_victims(suspects, groups, dumps.keys() | unread, dumps)
         if not culprits and not awaited:
             culprits = [_culprit(rank, knots, stuck, dumps) for rank in sorted(stuck)]
         circle = in_circles(awaited) if not culprits and not unexplained else set()
@@ -70,10 +71,7 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     if alone is not None or is_part:
         culprits = []
     missing = tuple(sorted({rank for group in groups for rank in group.ranks} - dumps.keys()))
-    damaged = sorted(set(unread) - dumps.keys())
-    also = (
-        f" The {'dump' if len(damaged) == 1 else 'dumps'} of {ranks_text(damaged)} cannot be read." if damaged else ""
-    )
+    also = f" The {'dump' if len(unread) == 1 else 'dumps'} of {ranks_text(unread)} cannot be read." if unread else ""
     return Hang(
         format=FORMAT.name,
         format_version=FORMAT.version,

@@ -70,9 +70,7 @@ def read_hang(refs: Sequence[SourceRef], *, is_collection: bool) -> tuple[Hang, 
         if problem:
             left.left_out.append(f"{ref.label}: {problem}")
     if left.dumps:
-        hang = _with_stacks(
-            _with_ras(diagnose(left.dumps, left.unread - left.dumps.keys()), left.ras_reports), left.stacks
-        )
+        hang = _with_stacks(_with_ras(diagnose(left.dumps, left.unread), left.ras_reports), left.stacks)
     elif left.ras_reports:
         by_ras = diagnose_ras(left.ras_reports)
         hang = by_ras.hang

@@ -155,13 +155,15 @@ def _one_per_rank(inputs: list[Source], notices: list[Notice]) -> list[tuple[int
     by_rank: dict[int, Source] = {}
     unnamed: list[Source] = []
     doubles: list[str] = []
+    # How many ranks train like each trace, whichever of a rank's traces does.
+    alike = Counter(training for _, training in {(item.header.rank, _training(item)) for item in inputs})
     for item in inputs:
         rank = item.header.rank
         if rank is None:
             unnamed.append(item)
         elif rank in by_rank:
             kept = by_rank[rank]
-            if _fitness(item, inputs) > _fitness(kept, inputs):
+            if _fitness(item, alike) > _fitness(kept, alike):
                 by_rank[rank], item = item, kept
             if item.facts.source.sha256 != by_rank[rank].facts.source.sha256:
                 doubles.append(f"{item.file_name} (rank {rank})")
@@ -195,10 +197,9 @@ def _one_per_rank(inputs: list[Source], notices: list[Notice]) -> list[tuple[int
     return sorted(by_rank.items())
 
 
-def _fitness(item: Source, inputs: Sequence[Source]) -> tuple[int, int, int]:
-    """Return by what one of two traces of a rank is taken: how many of other ranks train like it, then its length."""
-    likes = sum(_training(other) == _training(item) for other in inputs if other.header.rank != item.header.rank)
-    return likes, len(item.steps), item.facts.num_events
+def _fitness(item: Source, alike: Counter[tuple[object, ...]]) -> tuple[int, int, int]:
+    """Return by what one of two traces of a rank is taken: how many ranks train like it, then its length."""
+    return alike[_training(item)], len(item.steps), item.facts.num_events
 
 
 def _training(item: Source) -> tuple[object, ...]:
