@@ -1,27 +1,42 @@
 """Everything that only a GPU can tell, in one command: a table, and JSON. It says what it cannot run.
 
-    python benchmarks/gpu.py [--json FILE] [--on-cpu] [--only NAME ...]
+    python benchmarks/gpu.py [--json FILE] [--on-cpu] [--only NAME ...] [--at-once N] [--logs DIR]
 
-One GPU is enough: NCCL at world size 1, and four ranks that share the GPU and talk by gloo. ``--on-cpu`` runs the
-same checks with gloo on the CPU, to test the checks themselves; that says nothing about GPUs.
+One GPU is enough: NCCL at world size 1; ranks that share the GPU and talk by NCCL, as if each were a host; and four
+ranks that talk by gloo. ``--on-cpu`` runs the same checks with gloo on the CPU, to test the checks themselves; that says
+nothing about GPUs.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).parent))
+
+import gpu_jobs as jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 CHECKS = Path(__file__).with_name("gpu_checks.py")
-LIMIT_S = 120  # of one check; all together shall take less than eight minutes
+SCRIPTS = Path(__file__).with_name("gpu_scripts.py")
+LIMIT_S = 180  # of one check; all together shall take less than eight minutes
+FRAMEWORKS = ("ddp", "ddp_amp", "fsdp2", "fsdp2_bf16", "fsdp1", "accelerate", "trainer", "lightning")
+LIBRARY_OF = {"trainer": "transformers"}  # which a framework needs beside torch, where it isn't its own name
+NEAR, NEAR_16_BIT = 1e-5, 2e-3  # largest relative difference of a loss: fp32; 16 bits, whose roundings Adam grows
+PLANS = ("NNG", "GGG")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,34 +44,47 @@ class Check:
     """A check.
 
     Attributes:
-        name: of a function in gpu_checks.py, or "capture".
+        name: of a function in gpu_checks.py, "capture", or "scripts".
         ranks: processes that share the GPU.
         backend: of their collectives.
         on_cpu: it makes sense without a GPU.
+        alone: it measures time, and runs when nothing else does.
+        framework: of `gpu_scripts.py`.
     """
 
     name: str
     ranks: int
     backend: str
     on_cpu: bool = True
+    alone: bool = False
+    framework: str = ""
 
     @property
     def label(self) -> str:
         """Return it for the table."""
-        return f"{self.name} ({self.ranks} x {self.backend})"
+        return f"{self.framework or self.name} ({self.ranks} x {self.backend})"
+
+    @property
+    def hosts(self) -> bool:
+        """Tell whether its ranks pass for hosts of their own, as NCCL wants it."""
+        return self.backend == "nccl" and self.ranks > 1
 
 
 SUITE = (
     *(Check(name=name, ranks=1, backend="nccl", on_cpu=False) for name in ("parity_fp32", "parity_bf16", "compiled")),
+    *(Check(name="parity_fp32", ranks=ranks, backend="nccl", on_cpu=False) for ranks in (2, 4)),
+    *(Check(name=name, ranks=4, backend="nccl", on_cpu=False) for name in ("side_stream", "offloaded")),
+    *(Check(name="scripts", ranks=2, backend="nccl", framework=one) for one in FRAMEWORKS),
     *(
         Check(name=name, ranks=4, backend="gloo")
         for name in (
-            "parity_fp32", "parity_bf16", "side_stream", "repeatable", "memory", "out_of_memory", "compiled",
-            "checkpointing", "grad_scaler", "traces", "step_times",
+            "parity_fp32", "parity_bf16", "side_stream", "repeatable", "memory", "offloaded", "out_of_memory",
+            "compiled", "checkpointing", "grad_scaler", "traces",
         )
     ),
-    Check(name="layouts", ranks=1, backend="gloo"),
-    Check(name="capture", ranks=1, backend="nccl"),
+    Check(name="step_times", ranks=2, backend="nccl", alone=True),
+    Check(name="layouts", ranks=1, backend="gloo", alone=True),
+    Check(name="capture", ranks=1, backend="nccl", alone=True),
 )  # fmt: skip
 
 
@@ -66,6 +94,9 @@ def why_not(check: Check, device: str | None) -> str:
         return "torch finds no GPU"
     if device == "cpu" and not check.on_cpu:
         return "NCCL needs a GPU"
+    library = LIBRARY_OF.get(check.framework, check.framework)
+    if library in {"accelerate", "transformers", "lightning"} and importlib.util.find_spec(library) is None:
+        return f"{library} is not installed"
     return ""
 
 
@@ -80,22 +111,68 @@ def find_device(*, on_cpu: bool) -> tuple[str | None, str]:
     return "cuda", f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}"
 
 
-def run_check(check: Check, device: str) -> dict[str, Any]:
-    """Run one check in processes of its own."""
+def run_check(check: Check, device: str, logs: Path | None = None) -> dict[str, Any]:
+    """Run one check in processes of its own; what they say goes into a folder, if there is one."""
     if check.name == "capture":
         return capture()
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={check.ranks}"]
-    words = [*launcher, str(CHECKS), check.name, "--device", device, "--backend", check.backend]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return {"holds": False, "failed": f"took more than {LIMIT_S} s"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode == 0 and lines:
+    if check.name == "scripts":
+        return train_under_plans(check, logs)
+    script = [str(CHECKS), check.name, "--device", device, "--backend", check.backend]
+    ended = jobs.run(script, ranks=check.ranks, hosts=check.hosts, limit_s=LIMIT_S)
+    _keep(ended, logs, check.label)
+    lines = [line for line in ended.output.splitlines() if line.startswith("{")]
+    if ended.code == 0 and lines:
         found: dict[str, Any] = json.loads(lines[-1])
         return found
-    errors = [line for line in done.stderr.splitlines() if "Error" in line or "error" in line]
-    return {"holds": False, "failed": errors[0] if errors else f"exit {done.returncode}"}
+    return {"holds": False, "failed": ended.reason or "it told nothing"}
+
+
+def train_under_plans(check: Check, logs: Path | None) -> dict[str, Any]:
+    """Train an unchanged script plain while it is recorded, let each plan be made of that, and train under them."""
+    script, found = [str(SCRIPTS), check.framework], {}
+    many = {"ranks": check.ranks, "hosts": check.hosts, "limit_s": LIMIT_S / 2}
+    with tempfile.TemporaryDirectory() as folder:
+        recording = str(Path(folder) / "before")
+        before = jobs.run(script, under=[*jobs.PARO_ADVISE, "capture", "-o", recording, "--steps", "3:6", "--"], **many)
+        _keep(before, logs, f"{check.label} recorded")
+        wanted = losses_in(before.output)
+        if before.code != 0 or not wanted:
+            return {"holds": False, "failed": f"recorded: {before.reason or 'it told no losses'}"}
+        for strategy in PLANS:
+            plan = str(Path(folder) / f"{strategy}.json")
+            words = [
+                *jobs.PARO_ADVISE,
+                "recommend",
+                recording,
+                "--strategy",
+                strategy,
+                "--allow-untested",
+                "-o",
+                plan,
+                "-q",
+            ]
+            made = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+            if not Path(plan).exists():
+                return {"holds": False, "failed": f"recommend: {made.stderr.splitlines()[:1]}"}
+            after = jobs.run(script, under=[*jobs.PARO_ADVISE, "run", "--plan", plan, "--"], **many)
+            _keep(after, logs, f"{check.label} {strategy}")
+            got = losses_in(after.output)
+            if after.code != 0 or len(got) != len(wanted):
+                return {"holds": False, "failed": f"{strategy}: {after.reason or 'it told other steps'}"}
+            found[strategy] = max(abs(one - other) / abs(other) for one, other in zip(got, wanted, strict=True))
+    near = NEAR if check.framework in {"ddp", "fsdp2", "fsdp1"} else NEAR_16_BIT
+    return {**found, "asked": near, "holds": max(found.values()) <= near}
+
+
+def _keep(ended: jobs.Ended, logs: Path | None, name: str) -> None:
+    if logs is not None:
+        logs.mkdir(parents=True, exist_ok=True)
+        (logs / f"{name}.log").write_text(f"{ended.output}\n{ended.errors}", encoding="utf-8")
+
+
+def losses_in(output: str) -> list[float]:
+    """Return the losses that a script of `gpu_scripts.py` has told, step by step."""
+    return [float(line.split()[2]) for line in output.splitlines() if line.startswith("R ")]
 
 
 def capture() -> dict[str, Any]:
@@ -123,27 +200,50 @@ def main() -> None:
     """Print the table; exit 1 where a check has failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the table as JSON")
+    parser.add_argument("--logs", type=Path, help="a folder for what each check says")
     parser.add_argument("--on-cpu", action="store_true")
     parser.add_argument("--only", nargs="+", default=[check.name for check in SUITE])
+    few = max(1, min(5, (os.cpu_count() or 1) // 3))  # each is up to four processes
+    parser.add_argument(
+        "--at-once", type=int, default=few, help="checks that run beside each other (default: %(default)s)"
+    )
     args = parser.parse_args()
     device, what = find_device(on_cpu=args.on_cpu)
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     print(f"{what}, {today}\n", flush=True)
-    rows = []
-    for check in SUITE:
-        if check.name not in args.only:
-            continue
-        reason, begun = why_not(check, device), time.perf_counter()
-        found = {"skipped": reason} if reason else run_check(check, str(device))
-        took_s = time.perf_counter() - begun
-        verdict = "skipped" if reason else "holds" if found["holds"] else "FAILS"
-        shown = ", ".join(f"{name} {_short(value)}" for name, value in found.items() if name != "holds")
-        print(f"{check.label:30}{verdict:9}{took_s:6.1f} s  {shown}", flush=True)
-        rows.append({"check": check.label, "verdict": verdict, "seconds": round(took_s, 1), **found})
-    if args.json:
-        args.json.write_text(json.dumps({"device": what, "date": today, "rows": rows}, indent=1) + "\n")
+    rows: list[dict[str, Any]] = []
+    for row in _in_order([check for check in SUITE if check.name in args.only], device, args.at_once, args.logs):
+        rows.append(row)
+        if args.json:  # after each: what was found is worth keeping if the suite is cut off
+            args.json.write_text(json.dumps({"device": what, "date": today, "rows": rows}, indent=1) + "\n")
     if any(row["verdict"] == "FAILS" for row in rows):
         sys.exit(1)
+
+
+def _in_order(chosen: list[Check], device: str | None, at_once: int, logs: Path | None) -> Iterator[dict[str, Any]]:
+    """Run checks, several at a time, and print their lines in the suite's order."""
+    with ThreadPoolExecutor(at_once) as pool:
+        begun = [pool.submit(_row, check, device, logs) for check in chosen if not check.alone]
+        for row in begun:
+            yield _printed(row.result())
+    for check in chosen:
+        if check.alone:
+            yield _printed(_row(check, device, logs))
+
+
+def _row(check: Check, device: str | None, logs: Path | None) -> dict[str, Any]:
+    reason, begun = why_not(check, device), time.perf_counter()
+    found = {"skipped": reason} if reason else run_check(check, str(device), logs)
+    verdict = "skipped" if reason else "holds" if found["holds"] else "FAILS"
+    return {"check": check.label, "verdict": verdict, "seconds": round(time.perf_counter() - begun, 1), **found}
+
+
+def _printed(row: dict[str, Any]) -> dict[str, Any]:
+    shown = ", ".join(
+        f"{name} {_short(value)}" for name, value in row.items() if name not in {"check", "verdict", "seconds", "holds"}
+    )
+    print(f"{row['check']:30}{row['verdict']:9}{row['seconds']:6.1f} s  {shown}", flush=True)
+    return row
 
 
 def _short(value: object) -> str:

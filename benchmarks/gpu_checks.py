@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 
 from paro_advise.advisor.cli import run
 from paro_advise.policies.strategy import KEPT
-from paro_advise.runtime import save_checkpoint, shard, switch
+from paro_advise.runtime import load_checkpoint, save_checkpoint, shard, switch
 from paro_advise.runtime.lab.train import Transformer
 from paro_advise.runtime.sharding.exchange.procedure import UnitProcedure
 from paro_advise.runtime.sharding.parameters.layout import UnitLayout
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 VOCABULARY, WIDTH, LAYERS, SEQUENCE, BATCH = 97, 64, 3, 16, 2
 STEPS, MICRO_BATCHES, CLIP = 6, 2, 0.5
+DEEP = 40  # layers of the model whose steps are timed
 UNKNOWN = 0.05  # share of communication whose state a trace may leave open
 SLEEP_CYCLES = 2_000_000  # of the GPU's clock, about a millisecond: longer than a unit's work here
 FP32, BF16 = 2e-5, 4e-2  # largest relative difference of a loss; bf16 keeps 8 bits, and Adam grows differences
@@ -236,6 +237,29 @@ def memory() -> dict[str, Any]:
     return found
 
 
+def offloaded() -> dict[str, Any]:
+    """The optimizer on the host, its state saved halfway and loaded into a new model, equals a plain model."""
+    wanted, worst = plain(_model(), dist.get_world_size()), {}
+    half = STEPS // 2
+    for strategy in ("NNN", "NNG", "IIG", "GGG"):
+        model = _model()
+        model, optimizer = shard(model, _optimizer(model), strategy, group_size=_groups(), offload_optimizer=True)
+        got = sharded(model, optimizer, steps=range(half))
+        with tempfile.TemporaryDirectory() as folder:
+            shared = [folder]
+            dist.broadcast_object_list(shared)
+            save_checkpoint(Path(shared[0]) / "saved", model)
+            dist.barrier()
+            del model, optimizer
+            again = _model()
+            again, theirs = shard(again, _optimizer(again), strategy, group_size=_groups(), offload_optimizer=True)
+            load_checkpoint(Path(shared[0]) / "saved", again)
+            dist.barrier()
+        got += sharded(again, theirs, steps=range(half, STEPS))
+        worst[strategy] = _worst(got, wanted)
+    return {**worst, "asked": FP32, "holds": max(worst.values()) <= FP32}
+
+
 def out_of_memory() -> dict[str, Any]:
     """A pass that runs out of memory is caught, forgotten and run again; the result is as if it had not been."""
     wanted = plain(_model(), dist.get_world_size())
@@ -376,28 +400,43 @@ def traces() -> dict[str, Any]:
 
 
 def step_times() -> dict[str, Any]:
-    """Seconds of a step, plain and under three strategies, in turn."""
-    runs: dict[str, Any] = {}
-    model = _model()
-    runs["plain"] = (model, _optimizer(model))
+    """Time of a step, and of this process's threads in it, in torch's frameworks and under three strategies, in turn."""
+    from torch.distributed.fsdp import fully_shard
+
+    def deep() -> Any:
+        torch.manual_seed(0)
+        return Transformer(VOCABULARY, WIDTH, DEEP, heads=4).to(device)
+
+    sharded_by_torch = deep()
+    for block in sharded_by_torch.blocks:
+        fully_shard(block)
+    fully_shard(sharded_by_torch)
+    replicated = nn.parallel.DistributedDataParallel(
+        deep(), device_ids=[device.index] if device.index is not None else None
+    )
+    runs: dict[str, Any] = {
+        name: (one, _optimizer(one)) for name, one in (("DDP", replicated), ("FSDP2", sharded_by_torch))
+    }
     for strategy in ("NNG", "IIG", "GGG"):
-        model = _model()
+        model = deep()
         runs[strategy] = shard(model, _optimizer(model), strategy, group_size=_groups())
-        model.set_requires_gradient_sync(True)
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for _ in range(12):
         for name, (one, optimizer) in runs.items():
             _synchronize()
-            begun = time.perf_counter()
-            for micro in range(MICRO_BATCHES):
-                _loss(one, _tokens(0, micro, dist.get_rank())).backward()
+            dist.barrier()
+            begun, of_host = time.perf_counter(), time.process_time()
+            _loss(one, _tokens(0, 0, dist.get_rank())).backward()
             optimizer.step()
             optimizer.zero_grad()
+            of_host = time.process_time() - of_host
             _synchronize()
-            times[name].append(time.perf_counter() - begun)
-    return {f"{name} ms": round(1e3 * statistics.median(values[2:]), 2) for name, values in times.items()} | {
-        "holds": True
-    }
+            times[name].append((time.perf_counter() - begun, of_host))
+    found: dict[str, Any] = {"parameters": len(list(deep().parameters()))}
+    for name, pairs in times.items():
+        step, host = (1e3 * statistics.median(values) for values in zip(*pairs[2:], strict=True))
+        found[f"{name} ms"] = f"{step:.1f} ({host:.1f} host)"
+    return {**found, "holds": True}
 
 
 def _synchronize() -> None:
@@ -408,8 +447,8 @@ def _synchronize() -> None:
 CHECKS: dict[str, Callable[[], dict[str, Any]]] = {
     check.__name__: check
     for check in (
-        parity_fp32, parity_bf16, side_stream, repeatable, memory, out_of_memory, compiled, checkpointing, grad_scaler,
-        layouts, traces, step_times,
+        parity_fp32, parity_bf16, side_stream, repeatable, memory, offloaded, out_of_memory, compiled, checkpointing,
+        grad_scaler, layouts, traces, step_times,
     )
 }  # fmt: skip
 

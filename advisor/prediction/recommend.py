@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,6 +53,7 @@ from paro_advise.advisor.prediction.step_replay import (
     slowdown,
     step_us,
 )
+from paro_advise.core.release import release
 from paro_advise.errors import InputError
 from paro_advise.policies.plan import Origin, Plan, PlanInput, PlanLink, Quantiles, Verdict, with_id
 from paro_advise.policies.strategy import CollectiveBackend
@@ -175,7 +175,7 @@ def _with_what_ifs(plan: Plan, basis: Basis, baseline: Scored, eligible: list[Sc
 def _origin(calibration: Calibration, inputs: Sequence[PlanInput]) -> Origin:
     estimates = {name: getattr(calibration, name) for name in LINK_QUANTITIES}
     return Origin(
-        tool_version=version("paro-advise"),
+        tool_version=release(),
         inputs=tuple(inputs),
         framework=calibration.framework,
         data_parallel_ranks=calibration.world_size,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from paro_advise.core.release import release
 from paro_advise.core.secrets import masked_command
 from paro_advise.trace_parsers.tables import SourceKind
 
@@ -53,7 +53,7 @@ def provenance() -> Provenance:
     from paro_advise.advisor.wording.escaping import plain
 
     return Provenance(
-        version=version("paro-advise"),
+        version=release(),
         created_utc=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         command=plain(masked_command(["paro-advise", *sys.argv[1:]])),
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.settings import Settings
 
 # FSDP2's interface for what we do with it is complete since then, and this is what is tested.
-_MIN_TORCH = (2, 13)
+_MIN_TORCH = (2, 11)
 _WATCHED = "_paro_watches_inputs"
 # They look at whole rows and columns of a parameter, of which a rank has a part.
 _NEED_WHOLE = ("adafactor", "shampoo", "distributedshampoo", "soap")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import click
 from paro_advise.advisor.commands.labels import labels_of, refuse_own_labels
 from paro_advise.advisor.commands.options import engine_options
 from paro_advise.core.plural import plural
+from paro_advise.core.release import release
 from paro_advise.errors import UsageError
 from paro_advise.trace_parsers.remote.objects import refuse_remote
 
@@ -94,7 +94,7 @@ def command(
         if otel:
             from paro_advise.advisor.metrics.opentelemetry import otlp_document
 
-            document = otlp_document(measures, named, version("paro-advise"), time.time_ns())
+            document = otlp_document(measures, named, release(), time.time_ns())
             contents.append((otel, to_json(document)))
     if grafana:
         from paro_advise.advisor.metrics.dashboard import grafana_dashboard

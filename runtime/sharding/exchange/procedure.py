@@ -190,10 +190,9 @@ class UnitProcedure:
         return [view[: master.numel()].view(master.shape) for view, master in zip(views, unit.masters, strict=True)]
 
     def whole_buffer(
-        self, unit: UnitState, gradients: Sequence[torch.Tensor | None], dtype: torch.dtype
+        self, unit: UnitState, gradients: Sequence[torch.Tensor | None], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Return whole gradients as ``add`` wants them."""
-        device = unit.masters[0].device
+        """Return whole gradients as ``add`` wants them, on the model's device: the optimizer may be on the host."""
         if self._strategy.optimizer != Level.N:
             size = self._channels.grid.group_size * unit.layout.slab_elements
             buffer = torch.empty(size, dtype=dtype, device=device)

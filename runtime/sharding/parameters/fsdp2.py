@@ -2,7 +2,7 @@
 
 FSDP2 gathers and frees parameters around forward and backward. What it would reduce is taken out of its
 hands: the whole gradients of a unit go to our own procedure (docs/runtime.md, sharding).
-Checked with torch 2.13.
+Checked with torch 2.13; torch 2.11, whose FSDP2 lacks a few of these names, has trained the checks of docs/gpu.md.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import nn
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp._common_utils import collect_grad_tensors
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor, Shard
 from torch.profiler import record_function
+from torch.utils._pytree import tree_leaves
 
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.compiler import uncompiled
@@ -222,12 +222,30 @@ def recover(root: nn.Module) -> None:
     for state in top._state_ctx.all_states:  # noqa: SLF001
         state._modules_to_run_forward.clear()  # noqa: SLF001
         state._training_state = TrainingState.IDLE  # noqa: SLF001
-        for group in state._fsdp_param_groups:  # noqa: SLF001
-            group._reset_iter_state()  # noqa: SLF001 - also drops what was gathered ahead
+        for group in _groups_of(state):
+            _reset(group)
     top._state_ctx.iter_forward_root = None  # noqa: SLF001
     top._state_ctx.post_backward_final_callback_queued = False  # noqa: SLF001
     top._comm_ctx.post_forward_order.clear()  # noqa: SLF001
-    top._comm_ctx.reduce_scatter_states.clear()  # noqa: SLF001
+    getattr(top._comm_ctx, "reduce_scatter_states", []).clear()  # noqa: SLF001 - not before torch 2.13
+
+
+def _groups_of(state: Any) -> list[Any]:
+    """Return FSDP2's groups of parameters of a module: one before torch 2.13, there without a list."""
+    found: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
+    return [group for group in (state._fsdp_param_group,) if group] if found is None else found  # noqa: SLF001
+
+
+def _reset(group: Any) -> None:
+    """Bring a group to rest, which also drops what was gathered ahead."""
+    if hasattr(group, "_reset_iter_state"):
+        group._reset_iter_state()  # noqa: SLF001
+        return
+    if group._all_gather_result is not None:  # noqa: SLF001
+        group.wait_for_unshard()
+    group._post_forward_indices.clear()  # noqa: SLF001
+    group._training_state = TrainingState.IDLE  # noqa: SLF001
+    group._to_sharded()  # noqa: SLF001
 
 
 def hook_handles(root: nn.Module) -> list[RemovableHandle]:
@@ -261,6 +279,10 @@ def gather_once(module: nn.Module) -> None:
 
 def tensors_with_gradient(output: object) -> tuple[torch.Tensor, ...]:
     """Return the tensors in a module's output that FSDP2 finds, and by which it notices a backward pass."""
+    try:
+        from torch.distributed.fsdp._common_utils import collect_grad_tensors
+    except ImportError:  # before torch 2.13, whose FSDP2 looks into dataclasses too
+        return tuple(leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
     return collect_grad_tensors(output)
 
 
@@ -293,7 +315,7 @@ def unwrap(module: nn.Module, refuse_late: Callable[..., NoReturn]) -> None:
     state = module._get_fsdp_state()  # noqa: SLF001
     state._pre_forward_hook_handle.remove()  # noqa: SLF001
     state._post_forward_hook_handle.remove()  # noqa: SLF001
-    for group in state._fsdp_param_groups:  # noqa: SLF001
+    for group in _groups_of(state):
         group.pre_backward = group.post_backward = refuse_late  # type: ignore[method-assign]
         for parameter in group.fsdp_params:
             parameter._post_load_hook_handle.remove()  # noqa: SLF001

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.optim import optimizer as optimizer_module
+from torch.utils import _foreach_utils
 
 from paro_advise.errors import UsageError
 from paro_advise.runtime.sharding.parameters.reading import WholeReads
-from paro_advise.runtime.sharding.parameters.whole import WholeTensor, mixing
+from paro_advise.runtime.sharding.parameters.whole import FrameworksShard, WholeTensor, mixing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -378,3 +380,17 @@ def versions(parameter: torch.Tensor) -> tuple[int, ...]:
 
 def _address(tensor: torch.Tensor) -> int:
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).data_ptr()  # noqa: SLF001
+
+
+# Torch asks for the exact class before it works on lists of parameters, as it does by default on a GPU, and else takes
+# one at a time, which costs the host ten launches for each (torch/optim/optimizer.py, _default_to_fused_or_foreach).
+for _known in (optimizer_module._foreach_supported_types, _foreach_utils._foreach_supported_types):  # noqa: SLF001
+    _known += [
+        OwnedShard,
+        _SteppingShard,
+        OwnedWhole,
+        OwnedTensor,
+        _OwnedWholeOfOptimizer,
+        WholeTensor,
+        FrameworksShard,
+    ]

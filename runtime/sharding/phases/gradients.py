@@ -164,7 +164,7 @@ class GradientReducer:
                     self._made.add(unit.spec.training[place].name)
         with torch.no_grad(), self.executor.meeting():
             dtype = self._settings.gradient_dtype(unit.spec.training[0])
-            whole = self._procedure.whole_buffer(unit, gradients, dtype)
+            whole = self._procedure.whole_buffer(unit, gradients, dtype, self._arrangement.device)
             gradients.clear()  # their memory may serve the next unit
         last = self.synchronizes
         self._submit(unit, lambda: self._procedure.add(unit, whole, last=last))
