@@ -28,15 +28,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 import gpu_jobs as jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 CHECKS = Path(__file__).with_name("gpu_checks.py")
 SCRIPTS = Path(__file__).with_name("gpu_scripts.py")
-LIMIT_S = 180  # of one check; all together shall take less than eight minutes
+LIMIT_S = 120  # of one check or job; all together shall take less than eight minutes
+START_S = 60  # for processes to begin and to find each other
+TOGETHER = 4  # checks of one job at most: several jobs run beside each other
 FRAMEWORKS = ("ddp", "ddp_amp", "fsdp2", "fsdp2_bf16", "fsdp1", "accelerate", "trainer", "lightning")
 LIBRARY_OF = {"trainer": "transformers"}  # which a framework needs beside torch, where it isn't its own name
 NEAR, NEAR_16_BIT = 1e-5, 2e-3  # largest relative difference of a loss: fp32; 16 bits, whose roundings Adam grows
 PLANS = ("NNG", "GGG")
+OF_THEIR_OWN = ("scripts", "capture", "step_times", "layouts")  # checks that share no processes with others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +75,8 @@ class Check:
 
 SUITE = (
     *(Check(name=name, ranks=1, backend="nccl", on_cpu=False) for name in ("parity_fp32", "parity_bf16", "compiled")),
-    *(Check(name="parity_fp32", ranks=ranks, backend="nccl", on_cpu=False) for ranks in (2, 4)),
-    *(Check(name=name, ranks=4, backend="nccl", on_cpu=False) for name in ("side_stream", "offloaded")),
+    Check(name="parity_fp32", ranks=2, backend="nccl", on_cpu=False),
+    *(Check(name=name, ranks=4, backend="nccl", on_cpu=False) for name in ("parity_fp32", "side_stream", "offloaded")),
     *(Check(name="scripts", ranks=2, backend="nccl", framework=one) for one in FRAMEWORKS),
     *(
         Check(name=name, ranks=4, backend="gloo")
@@ -111,26 +114,34 @@ def find_device(*, on_cpu: bool) -> tuple[str | None, str]:
     return "cuda", f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}"
 
 
-def run_check(check: Check, device: str, logs: Path | None = None) -> dict[str, Any]:
-    """Run one check in processes of its own; what they say goes into a folder, if there is one."""
-    if check.name == "capture":
-        return capture()
-    if check.name == "scripts":
-        return train_under_plans(check, logs)
-    script = [str(CHECKS), check.name, "--device", device, "--backend", check.backend]
-    ended = jobs.run(script, ranks=check.ranks, hosts=check.hosts, limit_s=LIMIT_S)
-    _keep(ended, logs, check.label)
-    lines = [line for line in ended.output.splitlines() if line.startswith("{")]
-    if ended.code == 0 and lines:
-        found: dict[str, Any] = json.loads(lines[-1])
-        return found
-    return {"holds": False, "failed": ended.reason or "it told nothing"}
+def run_checks(checks: Sequence[Check], device: str, logs: Path | None = None) -> list[dict[str, Any]]:
+    """Run checks of one number of ranks and one backend; what they say goes into a folder, if there is one.
+
+    Most share their processes, whose start takes longer than they do.
+    """
+    first = checks[0]
+    if first.name == "capture":
+        return [capture()]
+    if first.name == "scripts":
+        return [train_under_plans(first, logs)]
+    script = [str(CHECKS), *(check.name for check in checks), "--device", device, "--backend", first.backend]
+    ended = jobs.run(script, ranks=first.ranks, hosts=first.hosts, limit_s=START_S + LIMIT_S * len(checks))
+    _keep(ended, logs, ", ".join(check.label for check in checks))
+    told = [json.loads(line) for line in ended.output.splitlines() if line.startswith('{"name"')]
+    found: dict[str, dict[str, Any]] = {one.pop("name"): one for one in told}
+    reason = {"holds": False, "failed": ended.reason or "it told nothing"}
+    rows = []
+    for check in checks:
+        rows.append(found.get(check.name, reason))
+        if check.name not in found:  # the first without a result ended the others
+            reason = {"holds": False, "failed": f"not reached, for {check.name} ended the job"}
+    return rows
 
 
 def train_under_plans(check: Check, logs: Path | None) -> dict[str, Any]:
     """Train an unchanged script plain while it is recorded, let each plan be made of that, and train under them."""
     script, found = [str(SCRIPTS), check.framework], {}
-    many = {"ranks": check.ranks, "hosts": check.hosts, "limit_s": LIMIT_S / 2}
+    many = {"ranks": check.ranks, "hosts": check.hosts, "limit_s": LIMIT_S}
     with tempfile.TemporaryDirectory() as folder:
         recording = str(Path(folder) / "before")
         before = jobs.run(script, under=[*jobs.PARO_ADVISE, "capture", "-o", recording, "--steps", "3:6", "--"], **many)
@@ -221,21 +232,41 @@ def main() -> None:
 
 
 def _in_order(chosen: list[Check], device: str | None, at_once: int, logs: Path | None) -> Iterator[dict[str, Any]]:
-    """Run checks, several at a time, and print their lines in the suite's order."""
+    """Run checks, several jobs at a time, and print their lines in the suite's order."""
     with ThreadPoolExecutor(at_once) as pool:
-        begun = [pool.submit(_row, check, device, logs) for check in chosen if not check.alone]
-        for row in begun:
-            yield _printed(row.result())
-    for check in chosen:
-        if check.alone:
-            yield _printed(_row(check, device, logs))
+        begun = [pool.submit(_rows, checks, device, logs) for checks in jobs_of(chosen) if not checks[0].alone]
+        for job in begun:
+            yield from map(_printed, job.result())
+    for checks in jobs_of(chosen):
+        if checks[0].alone:
+            yield from map(_printed, _rows(checks, device, logs))
 
 
-def _row(check: Check, device: str | None, logs: Path | None) -> dict[str, Any]:
-    reason, begun = why_not(check, device), time.perf_counter()
-    found = {"skipped": reason} if reason else run_check(check, str(device), logs)
-    verdict = "skipped" if reason else "holds" if found["holds"] else "FAILS"
-    return {"check": check.label, "verdict": verdict, "seconds": round(time.perf_counter() - begun, 1), **found}
+def jobs_of(checks: Iterable[Check]) -> list[tuple[Check, ...]]:
+    """Return checks by the jobs that run them, in order."""
+    found: list[tuple[Check, ...]] = []
+    for check in checks:
+        last = found[-1] if found else ()
+        is_alike = last and (last[0].ranks, last[0].backend) == (check.ranks, check.backend)
+        if is_alike and len(last) < TOGETHER and not {check.name, last[0].name} & set(OF_THEIR_OWN):
+            found[-1] = (*last, check)
+        else:
+            found.append((check,))
+    return found
+
+
+def _rows(checks: Sequence[Check], device: str | None, logs: Path | None) -> list[dict[str, Any]]:
+    reasons = [why_not(check, device) for check in checks]
+    able = [check for check, reason in zip(checks, reasons, strict=True) if not reason]
+    begun = time.perf_counter()
+    results = iter(run_checks(able, str(device), logs) if able else [])
+    took_s = round(time.perf_counter() - begun, 1)
+    rows = []
+    for check, reason in zip(checks, reasons, strict=True):
+        found = {"skipped": reason, "seconds": 0.0} if reason else next(results)
+        verdict = "skipped" if reason else "holds" if found["holds"] else "FAILS"
+        rows.append({"check": check.label, "verdict": verdict, "seconds": took_s, **found})
+    return rows
 
 
 def _printed(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The checks of `make gpu`: each runs in processes of its own, and prints one line of JSON for the table.
+"""The checks of `make gpu`, one after the other: each prints one line of JSON for the table.
 
-    python benchmarks/gpu_checks.py NAME [--device cuda|cpu]
+    python benchmarks/gpu_checks.py NAME ... [--device cuda|cpu]
 
 What is expected comes from a plain model in one process. With ``--device cpu`` the same code runs without a GPU,
 which tests the checks, not the GPU.
@@ -454,10 +454,10 @@ CHECKS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Run one check on this rank; rank 0 prints what it found."""
+    """Run checks on this rank; rank 0 prints what each found."""
     global device
     parser = argparse.ArgumentParser()
-    parser.add_argument("name", choices=sorted(CHECKS))
+    parser.add_argument("names", nargs="+", choices=sorted(CHECKS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--backend", default="gloo")
     args = parser.parse_args()
@@ -471,12 +471,15 @@ def main() -> None:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # the same for its matrix products
     torch.set_num_threads(1)
     dist.init_process_group(args.backend, device_id=device if args.backend == "nccl" else None)
-    found = CHECKS[args.name]()
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, found["holds"])
-    if dist.get_rank() == 0:
-        print(json.dumps({**found, "holds": all(everyone)}), flush=True)
-    gc.collect()
+    for name in args.names:
+        begun = time.perf_counter()
+        found = CHECKS[name]()
+        gc.collect()  # what its model held is free before the next one looks at memory
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, found["holds"])
+        told = {"name": name, "seconds": round(time.perf_counter() - begun, 1), **found, "holds": all(everyone)}
+        if dist.get_rank() == 0:
+            print(json.dumps(told), flush=True)
     dist.destroy_process_group()
 
 

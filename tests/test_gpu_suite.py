@@ -24,7 +24,9 @@ def load(name):
 
 def test_every_check_of_the_suite_exists_and_every_existing_one_is_run():
     suite, checks = load("gpu"), load("gpu_checks")
-    assert {check.name for check in suite.SUITE} - {"capture"} == set(checks.CHECKS)
+    assert {check.name for check in suite.SUITE} - {"capture", "scripts"} == set(checks.CHECKS)
+    assert {check.framework for check in suite.SUITE} - {""} == set(load("gpu_scripts").FRAMEWORKS)
+    assert [check for job in suite.jobs_of(suite.SUITE) for check in job] == list(suite.SUITE)
     page = (BENCHMARKS.parent / "docs/gpu.md").read_text(encoding="utf-8")
     assert all(f"`{check.name}`" in page for check in suite.SUITE)
 
@@ -43,7 +45,7 @@ def test_without_a_gpu_each_check_says_why_it_is_skipped(tmp_path):
 
 def test_a_check_that_fails_is_told_and_ends_the_suite_with_an_error(monkeypatch, capsys):
     suite = load("gpu")
-    monkeypatch.setattr(suite, "run_check", lambda *_: {"holds": False, "failed": "a reason"})
+    monkeypatch.setattr(suite, "run_checks", lambda *_: [{"holds": False, "failed": "a reason"}])
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--on-cpu", "--only", "layouts"])
     with pytest.raises(SystemExit) as ended:
         suite.main()
@@ -51,9 +53,30 @@ def test_a_check_that_fails_is_told_and_ends_the_suite_with_an_error(monkeypatch
     assert "FAILS" in capsys.readouterr().out
 
 
-def test_a_check_runs():
-    """On the CPU, with four ranks: its own code is right."""
+def test_checks_run():
+    """On the CPU, with four ranks: their own code is right."""
     suite = load("gpu")
-    found = suite.run_check(suite.Check(name="out_of_memory", ranks=4, backend="gloo"), "cpu")
+    checks = [suite.Check(name=name, ranks=4, backend="gloo") for name in ("out_of_memory", "memory")]
+    caught, memory = suite.run_checks(checks, "cpu")
+    assert caught["holds"], caught
+    assert caught["caught"] == 1
+    assert memory["holds"], memory
+
+
+def test_a_check_without_a_result_is_told_from_those_behind_it(monkeypatch):
+    suite = load("gpu")
+    ended = suite.jobs.Ended(code=1, output='{"name": "memory", "holds": true}\n', errors="RuntimeError: no memory\n")
+    monkeypatch.setattr(suite.jobs, "run", lambda *_, **__: ended)
+    checks = [suite.Check(name=name, ranks=4, backend="gloo") for name in ("memory", "traces", "compiled")]
+    memory, traces, compiled = suite.run_checks(checks, "cpu")
+    assert memory["holds"]
+    assert traces["failed"] == "RuntimeError: no memory"
+    assert compiled["failed"] == "not reached, for traces ended the job"
+
+
+def test_an_unchanged_script_trains_alike_under_plans_of_its_own_recording():
+    """On the CPU, as two hosts by gloo."""
+    suite = load("gpu")
+    (found,) = suite.run_checks([suite.Check(name="scripts", ranks=2, backend="nccl", framework="ddp")], "cpu")
     assert found["holds"], found
-    assert found["caught"] == 1
+    assert found["NNG"] <= 1e-6

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from paro_advise.policies.strategy import Strategy  # noqa: E402
+from paro_advise.runtime.sharding.exchange.procedure import UnitProcedure, UnitState  # noqa: E402
 from paro_advise.runtime.sharding.parameters.layout import UnitLayout  # noqa: E402 - needs torch
 
 SHAPES = [(7, 3), (16, 2), (1,), (5,), (12, 4, 2), (0, 3), (), (3, 24), (2, 12, 3), (37,)]
@@ -109,3 +112,21 @@ def test_copies_do_not_grow_with_the_ranks(kind):
         return sum(event.count for event in profile.key_averages() if event.key in {"aten::copy_", "aten::zero_"})
 
     assert all(count(num_ranks) <= 3 * (4 + 7) for num_ranks in (16, 64, 1024, 4096))
+
+
+@pytest.mark.parametrize("strategy", ["NNN", "GGG"])
+def test_gradients_are_packed_where_the_model_is_and_not_where_the_optimizer_steps(strategy):
+    """With the optimizer on the host its parameters are there, and collectives are still the device's (here the CPU)."""
+    shapes = [(6, 4), (5,)]
+    grid = SimpleNamespace(world_size=4, group_size=2)
+    procedure = UnitProcedure(Strategy.parse(strategy), SimpleNamespace(grid=grid))
+    slots = [SimpleNamespace(shape=torch.Size(shape)) for shape in shapes]
+    unit = UnitState(
+        spec=SimpleNamespace(training=slots),
+        layout=UnitLayout.of(shapes, group_size=2, num_groups=2, local=0, nested=True, by_ranks=False),
+        masters=[torch.empty(shape, device="meta") for shape in shapes],
+    )
+    gradients = [torch.ones(shape) for shape in shapes]
+    packed = procedure.whole_buffer(unit, gradients, torch.float32, torch.device("cpu"))
+    assert packed.device.type == "cpu"
+    assert packed.sum() == 6 * 4 + 5

@@ -36,13 +36,13 @@ _LOADER = ("enumerate(DataLoader)", "dataloader_iter")
 def rank_facts(parsed: ParsedSource) -> RankFacts:
     """Reduce what was read from one source to facts (pure)."""
     context_text = _context_text(parsed)
-    collectives, notices = with_default_group(parsed.collectives, parsed.header)
+    windows = [] if parsed.events is None else _windows(parsed)
+    collectives, notices = with_default_group(parsed.collectives, parsed.header, windows)
     table = _attributed(collectives, context_text)
     steps: tuple[StepFacts, ...] = ()
     compute_spans: dict[int, bytes] = {}
     work = None
     if parsed.events is not None:
-        windows = _windows(parsed)
         table = _with_steps(table, windows, parsed.events.steps)
         compute = _compute_union(parsed.events)
         table = _with_exposure(table, compute)
@@ -96,15 +96,25 @@ def _lag_us(events: EventTables) -> float:
     return float(np.median([device.start_us - host.start_us for device, host in pairs] or [0.0]))
 
 
-def with_default_group(collectives: pl.DataFrame, header: SourceHeader) -> tuple[pl.DataFrame, tuple[Notice, ...]]:
-    """Take collectives whose group was not recorded, nor any other group of the run, for ones of all ranks."""
+def with_default_group(
+    collectives: pl.DataFrame, header: SourceHeader, windows: Sequence[tuple[int, float, float]] = ()
+) -> tuple[pl.DataFrame, tuple[Notice, ...]]:
+    """Take collectives whose group was not recorded, nor any other group of the run, for ones of all ranks.
+
+    Of those beside all recorded steps (number, begin, end in us) nothing is said: a profiler that warms up records their
+    kernels and not what issued them, and no figure of a step counts them.
+    """
     import polars as pl
 
     is_open = pl.col("group_size").is_null() & (pl.col("group_name") == "") & (pl.col("group_ranks") == "")
-    num_open = len(collectives.filter(is_open & (pl.col("op") != Op.BARRIER.value)))
-    if not num_open or not header.world_size or len(header.groups) > 1:
+    told = collectives.filter(is_open & (pl.col("op") != Op.BARRIER.value))
+    if told.is_empty() or not header.world_size or len(header.groups) > 1:
         return collectives, ()
+    in_a_step = [pl.col("start_us").is_between(low, high) for _, low, high in windows]
+    num_open = len(told.filter(pl.any_horizontal(in_a_step) | pl.col("start_us").is_null()) if in_a_step else told)
     size = pl.when(is_open).then(pl.lit(header.world_size, dtype=pl.Int64)).otherwise("group_size").alias("group_size")
+    if not num_open:
+        return collectives.with_columns(size), ()
     notice = Notice(
         code="Q321",
         severity=Severity.INFO,

@@ -6,6 +6,8 @@ Prints the name of each job with its numbers, or with what refused it.
 from __future__ import annotations
 
 import contextlib
+from importlib import import_module
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -120,6 +122,24 @@ def logs_norms():
     return train(Blocks(), "ddp", after_backward=norms_as_tensors) + NORMS
 
 
+def works_on_lists():
+    """Count what is done to lists of parameters where torch does that by default: on a GPU, whose part a CPU plays."""
+    calls = []
+
+    def counted(module, name):
+        function = getattr(module, name)
+        return mock.patch.object(module, name, lambda *args, **names: (calls.append(name), function(*args, **names))[1])
+
+    kinds = "_get_foreach_kernels_supported_devices"
+    with contextlib.ExitStack() as patches:
+        for module in map(import_module, ("torch.utils._foreach_utils", "torch.optim.optimizer")):
+            patches.enter_context(mock.patch.object(module, kinds, lambda: ["cpu"]))
+        patches.enter_context(counted(import_module("torch.optim.adam"), "_multi_tensor_adam"))
+        patches.enter_context(counted(torch, "_foreach_norm"))
+        found = train(Blocks(), "ddp", after_backward=lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+    return [*found, calls.count("_multi_tensor_adam"), calls.count("_foreach_norm")]
+
+
 def syncs_states(job):
     """Make the ranks' states equal, as Lightning does before it tests."""
     _sync_module_states(job.module, dist.group.WORLD, 250 << 20, 0, params_and_buffers_to_ignore=())
@@ -134,6 +154,7 @@ def jobs(_):
     yield "accumulates later", lambda: accumulates_later((1, 2, 3, 2, 1, 2))
     yield "accumulates from the start", lambda: accumulates_later((2, 2, 3))
     yield "logs norms", logs_norms
+    yield "works on lists", works_on_lists
     yield "syncs states", lambda: train(Blocks(), "ddp", after_step=syncs_states)
 
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.tables import ParsedSource, SourceFile
 
 _RANK_IN_NAME = re.compile(r"(?:_dump_|rank[_-]?|trace_)(\d{1,7})(?:\.\w{1,10})?$")
+_NUMBER_LAST = re.compile(r"(\d{1,7})(?:\.[a-zA-Z]\w{0,9})?$")
 _FROM_TORCH = re.compile(
     r"(?:^|/)torch/(?!distributed/(?:fsdp|optim|_composable)/|nn/parallel/|optim/)|\.(?:cpp|h|cu)$|^<|^\?\?"
 )
@@ -301,6 +302,10 @@ def rank_of(
     if rank is None and len(common) == 1:
         rank = common.pop()
     named = rank_in_name(path)
+    if named is None and rank is None:
+        # Torch puts the rank behind whatever prefix TORCH_FR_DUMP_TEMP_FILE names.
+        last = _NUMBER_LAST.search(path)
+        named = int(last[1]) if last and int(last[1]) in set().union(*member_sets) else None
     rank_source = "" if rank is None else "content"
     if named is not None and rank is None:
         rank, rank_source = named, "name"
