@@ -263,7 +263,7 @@ def recommend(
         nodes_per_pod: of a faster interconnect domain, if any.
         strategy: make the plan for this one, such as "IIG/8".
         what_if: questions, such as "nodes=64".
-        allow_untested: let the plan choose what was never run on GPUs.
+        allow_untested: let the plan choose what was never timed on GPUs.
 
     Raises:
         InputError: the run does not tell enough to predict from.

@@ -124,7 +124,8 @@ def run_checks(checks: Sequence[Check], device: str, logs: Path | None = None) -
         return [capture()]
     if first.name == "scripts":
         return [train_under_plans(first, logs)]
-    script = [str(CHECKS), *(check.name for check in checks), "--device", device, "--backend", first.backend]
+    script = [str(CHECKS), *(check.name for check in checks), "--device", device]
+    script += ["--backend", first.backend if device == "cuda" else "gloo"]
     ended = jobs.run(script, ranks=first.ranks, hosts=first.hosts, limit_s=START_S + LIMIT_S * len(checks))
     _keep(ended, logs, ", ".join(check.label for check in checks))
     told = [json.loads(line) for line in ended.output.splitlines() if line.startswith('{"name"')]

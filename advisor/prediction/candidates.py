@@ -161,7 +161,7 @@ def is_proposable(candidate: Candidate, framework: Framework) -> bool:
 def may_choose(candidate: Candidate, calibration: Calibration, *, allow_untested: bool) -> bool:
     """Tell whether a plan may choose a candidate.
 
-    Beside a GPU that is what settings of the framework that ran express: HO-Ring and our runtime were never run there.
+    Beside a GPU that is what settings of the framework that ran express: HO-Ring and our runtime were not timed there.
     """
     framework = calibration.framework
     if not calibration.is_gpu or allow_untested or framework == Framework.RUNTIME:

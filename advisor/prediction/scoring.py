@@ -38,7 +38,7 @@ class Limits:
         device_memory_bytes: of one device; None when unknown, then nothing is excluded.
         redundancy_budget_bytes: what a rank may hold beyond GGG; None for any.
         other_bytes: activations and the rest, from a measured peak.
-        allow_untested: a plan may choose what was never run on the backend of the run.
+        allow_untested: a plan may choose what was never timed on the backend of the run.
         host_gbps: what one device moves to or from its host, 1e9 bytes/s.
     """
 

@@ -74,7 +74,7 @@ class Wanted:
         possible = [item for item in meant if is_eligible(item.candidate)]
         if not possible:
             raise UsageError(
-                f"--strategy must name what a plan may choose here, got {self}, which was never run on GPUs",
+                f"--strategy must name what a plan may choose here, got {self}, which was never timed on GPUs",
                 hint="--allow-untested lets the plan choose it all the same",
             )
         fitting = [item for item in possible if not item.reason]

@@ -2,7 +2,7 @@
 
 There a send waits for its receive on the device, so both directions of a hop are issued as one batch,
 and every rank issues the batches of a communicator in the same order. ``wait()`` orders streams and
-does not block the host. Checked with gloo only (docs/runtime.md, "Never run on GPUs").
+does not block the host. Checked with gloo only (docs/runtime.md, "GPUs: what ran and what did not").
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Communication on a stream of its own: where the host only issues it, as on GPUs with NCCL. Never run on one.
+"""Communication on a stream of its own: where the host only issues it, as on GPUs with NCCL (docs/gpu.md, streams).
 
 The host never waits here. Work is ordered by events: a job comes after what its caller's stream was asked to do
 before, and whoever waits for a job lets its own stream wait. Jobs are issued by the thread that submits them, so
