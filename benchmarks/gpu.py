@@ -20,6 +20,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,11 +142,12 @@ def run_checks(checks: Sequence[Check], device: str, logs: Path | None = None) -
 
 def train_under_plans(check: Check, logs: Path | None) -> dict[str, Any]:
     """Train an unchanged script plain while it is recorded, let each plan be made of that, and train under them."""
-    script, found = [str(SCRIPTS), check.framework], {}
-    many = {"ranks": check.ranks, "hosts": check.hosts, "limit_s": LIMIT_S}
+    script = [str(SCRIPTS), check.framework]
+    found: dict[str, Any] = {}
+    job = partial(jobs.run, script, ranks=check.ranks, hosts=check.hosts, limit_s=LIMIT_S)
     with tempfile.TemporaryDirectory() as folder:
         recording = str(Path(folder) / "before")
-        before = jobs.run(script, under=[*jobs.PARO_ADVISE, "capture", "-o", recording, "--steps", "3:6", "--"], **many)
+        before = job(under=[*jobs.PARO_ADVISE, "capture", "-o", recording, "--steps", "3:6", "--"])
         _keep(before, logs, f"{check.label} recorded")
         wanted = losses_in(before.output)
         if before.code != 0 or not wanted:
@@ -166,7 +168,7 @@ def train_under_plans(check: Check, logs: Path | None) -> dict[str, Any]:
             made = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
             if not Path(plan).exists():
                 return {"holds": False, "failed": f"recommend: {made.stderr.splitlines()[:1]}"}
-            after = jobs.run(script, under=[*jobs.PARO_ADVISE, "run", "--plan", plan, "--"], **many)
+            after = job(under=[*jobs.PARO_ADVISE, "run", "--plan", plan, "--"])
             _keep(after, logs, f"{check.label} {strategy}")
             got = losses_in(after.output)
             if after.code != 0 or len(got) != len(wanted):

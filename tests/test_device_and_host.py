@@ -70,8 +70,9 @@ def test_calls_without_names_and_shapes_still_issue_their_kernels(tmp_path):
 def test_kernels_of_the_profilers_warm_up_need_no_word_about_their_groups(tmp_path):
     """Their calls were not recorded; kernels of recorded steps name their groups, and no figure counts the others."""
     traces = [fsdp_rank(rank) for rank in range(2)]
+    kernel = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
     for trace in traces:
-        trace.row("kernel", "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", -500, 90, tid=21, stream=21, correlation=1)
+        trace.row("kernel", kernel, -500, 90, tid=21, stream=21, correlation=1)
     analysis = analyze(write_run(tmp_path / "run", traces))
     assert "Q321" not in {item.code for item in analysis.data_quality}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -118,11 +119,11 @@ def test_copies_do_not_grow_with_the_ranks(kind):
 def test_gradients_are_packed_where_the_model_is_and_not_where_the_optimizer_steps(strategy):
     """With the optimizer on the host its parameters are there, and collectives are still the device's (here the CPU)."""
     shapes = [(6, 4), (5,)]
-    grid = SimpleNamespace(world_size=4, group_size=2)
-    procedure = UnitProcedure(Strategy.parse(strategy), SimpleNamespace(grid=grid))
-    slots = [SimpleNamespace(shape=torch.Size(shape)) for shape in shapes]
+    channels: Any = SimpleNamespace(grid=SimpleNamespace(world_size=4, group_size=2))
+    procedure = UnitProcedure(Strategy.parse(strategy), channels)
+    spec: Any = SimpleNamespace(training=[SimpleNamespace(shape=torch.Size(shape)) for shape in shapes])
     unit = UnitState(
-        spec=SimpleNamespace(training=slots),
+        spec=spec,
         layout=UnitLayout.of(shapes, group_size=2, num_groups=2, local=0, nested=True, by_ranks=False),
         masters=[torch.empty(shape, device="meta") for shape in shapes],
     )

@@ -97,12 +97,12 @@ def _lag_us(events: EventTables) -> float:
 
 
 def with_default_group(
-    collectives: pl.DataFrame, header: SourceHeader, windows: Sequence[tuple[int, float, float]] = ()
+    collectives: pl.DataFrame, header: SourceHeader, windows: Sequence[tuple[str, float, float]] = ()
 ) -> tuple[pl.DataFrame, tuple[Notice, ...]]:
     """Take collectives whose group was not recorded, nor any other group of the run, for ones of all ranks.
 
-    Of those beside all recorded steps (number, begin, end in us) nothing is said: a profiler that warms up records their
-    kernels and not what issued them, and no figure of a step counts them.
+    Of those beside all recorded steps (name, begin, end in us) nothing is said: a profiler that warms up records
+    their kernels and not what issued them, and no figure of a step counts them.
     """
     import polars as pl
 

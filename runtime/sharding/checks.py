@@ -22,11 +22,17 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec
     from paro_advise.runtime.sharding.settings import Settings
 
-# FSDP2's interface for what we do with it is complete since then, and this is what is tested.
-_MIN_TORCH = (2, 11)
+# FSDP2's interface for what we do with it is complete since the first, and the tests run with the second
+# (docs/runtime.md, versions of torch).
+_MIN_TORCH, TESTED_TORCH = (2, 11), (2, 13)
 _WATCHED = "_paro_watches_inputs"
 # They look at whole rows and columns of a parameter, of which a rank has a part.
 _NEED_WHOLE = ("adafactor", "shampoo", "distributedshampoo", "soap")
+
+
+def torch_version() -> tuple[int, ...]:
+    """Return torch's major and minor number."""
+    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
 
 def check(
@@ -38,8 +44,7 @@ def check(
         UsageError: torch is too old; gradients would overflow or lose digits; hooks would be lost; the optimizer
             needs what a rank does not have.
     """
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version < _MIN_TORCH:
+    if torch_version() < _MIN_TORCH:
         raise UsageError(f"torch must be {_MIN_TORCH[0]}.{_MIN_TORCH[1]} or later, got {torch.__version__}")
     for spec in specs:
         _check_types(spec, settings)

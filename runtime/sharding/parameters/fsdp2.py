@@ -153,7 +153,7 @@ def _check_order(unit: UnitSpec, module: FSDPModule) -> None:
         raise TrainingError(
             "FSDP2 must lay the parameters of a unit out in module order, "
             f"got another order in {unit.name or 'the root'}",
-            hint=f"torch {torch.__version__} is not supported; use 2.13",
+            hint=f"torch {torch.__version__} is not supported; use 2.11 to 2.13",
         )
 
 
@@ -316,7 +316,7 @@ def unwrap(module: nn.Module, refuse_late: Callable[..., NoReturn]) -> None:
     state._pre_forward_hook_handle.remove()  # noqa: SLF001
     state._post_forward_hook_handle.remove()  # noqa: SLF001
     for group in _groups_of(state):
-        group.pre_backward = group.post_backward = refuse_late  # type: ignore[method-assign]
+        group.pre_backward = group.post_backward = refuse_late
         for parameter in group.fsdp_params:
             parameter._post_load_hook_handle.remove()  # noqa: SLF001
         for handles in (
