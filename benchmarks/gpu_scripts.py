@@ -105,7 +105,7 @@ def _loop(model: Any, steps: int, device: torch.device, *, clip: Callable[[], An
         tell(step, total, norm)
 
 
-def _replicated(device: torch.device) -> nn.Module:
+def _replicated(device: torch.device) -> nn.parallel.DistributedDataParallel:
     places = [device.index] if device.type == "cuda" else None
     return nn.parallel.DistributedDataParallel(model_on(device), device_ids=places)
 
