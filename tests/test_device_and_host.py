@@ -247,7 +247,7 @@ FIRST = {
     "host has not launched yet",
     f"{HTA}/nccl_parser_config/nccl_data.json.gz": "Host bound: the devices wait for work",
     f"{HTA}/trace_diff/control/control.json.gz": "Mostly compute (60% of the step); beside it intra-node bandwidth bound",
-    f"{HTA}/negative_queue_length_values_check/rank0.json.gz": "Cannot tell: for 138 ms of the 216 ms step no recorded "
+    f"{HTA}/negative_queue_length_values_check/rank0.json.gz": "Cannot tell: for 138 ms of the 215 ms step no recorded "
     "kernel runs although the next one was launched already",
     "AMD-AGI+TraceLens/tests/traces/mi300/resnet_act_checkpoint.json.gz": "Communication bound, cause unknown (or a rank "
     "without a trace is slow): 2 all-reduces of 5.48 MiB to 16.8 MiB a step for gradients take 15.7 ms of the 18.8 ms step",

@@ -21,7 +21,8 @@ def device_steps(steps: Sequence[HostSpan], rows: DeviceRows) -> tuple[HostSpan,
     """Return when the device ran each step, () where it keeps up with the host or launches are not known.
 
     A step begins with the first kernel that the host launched in it and ends where the next one begins; the last
-    ends with its last row, but lasts at least as long as on the host.
+    ends as long after its last row as those before it, but not before the host would have launched the next one's
+    first kernel.
     """
     import numpy as np
 
@@ -37,8 +38,11 @@ def device_steps(steps: Sequence[HostSpan], rows: DeviceRows) -> tuple[HostSpan,
     is_behind = float(np.median(starts - launched)) >= LAG_SHARE * float(np.median(lengths))
     if not is_behind or (np.diff(starts) <= 0).any():
         return ()
-    last = float(rows.end_us[step_of == len(steps) - 1].max())
-    ends = np.append(starts[1:], max(last, starts[-1] + lengths[-1]))
+    last_rows = np.full(len(steps), -np.inf)
+    np.maximum.at(last_rows, step_of[step_of >= 0], rows.end_us[step_of >= 0])
+    gap = float(np.median(np.maximum(starts[1:] - last_rows[:-1], 0.0))) if len(steps) > 1 else 0.0
+    before_first_launch = float(np.median(launched - np.array([step.start_us for step in steps])))
+    ends = np.append(starts[1:], max(last_rows[-1] + gap, steps[-1].end_us + before_first_launch))
     return tuple(
         HostSpan(start_us=float(start), end_us=float(end), tid=step.tid, name=step.name)
         for step, start, end in zip(steps, starts, ends, strict=True)
