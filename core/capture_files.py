@@ -13,7 +13,7 @@ from paro_advise.core.documents import Format
 if TYPE_CHECKING:
     from pathlib import Path
 
-STEPS = Format(name="paro-advise/steps", version="1.2")
+STEPS = Format(name="paro-advise/steps", version="1.3")
 RUN = Format(name="paro-advise/run", version="1.2")
 RUN_FILE = "run.json"
 TRACE_PATTERN = "rank*.json.gz"
@@ -94,6 +94,7 @@ class StepRecord:
         step_us: from the end of the step before to its own.
         overhead_us: of these, spent by the capture itself.
         cpu_us: what the thread that ends steps was on a core for, the capture's own part included.
+        device_us: from the end of the step before to its own as the device came to them, whose host may be steps ahead.
         profiled: the profiler ran, or other ranks may still have written their traces.
         micro_batches: backward passes.
         loss: sum of what the backward passes started from; NaN and infinities as text.
@@ -111,6 +112,7 @@ class StepRecord:
     gradient_norm_squared: float | str | None
     peak_memory_bytes: int
     cpu_us: float | None = None
+    device_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

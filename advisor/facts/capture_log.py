@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.facts.constants import MAX_CAPTURED_STEPS, WARM_UP_STEPS
+from paro_advise.advisor.facts.constants import MAX_CAPTURED_STEPS, RUN_AHEAD_RATIO, WARM_UP_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from paro_advise.trace_parsers.logs.step_log import StepLog, StepRow
 
@@ -21,8 +21,8 @@ class CapturedStep:
 
     Attributes:
         step: number, from 0.
-        step_us: mean over ranks; None for the first, which has no begin.
-        timed: it ran without the profiler and after the warm-up.
+        step_us: mean over ranks, of their devices where they have some; None for the first, which has no begin.
+        timed: it ran without the profiler and after the warm-up, and its time is known to be that of training.
         micro_batches: of a rank.
         loss: mean over ranks of the sum of a step's losses.
         gradient_norm: of the whole model before clipping; None if any rank's share is unknown.
@@ -59,6 +59,7 @@ class Captured:
             ranks; None where steps do not tell.
         profiler_cpu_slowdown: that over the same of timed steps.
         cores_per_rank: of the machine that has the fewest for each of its ranks; None where it is not known.
+        hosts_ran_ahead: of devices whose own time of steps was not logged, so that no step counts as timed.
     """
 
     steps: tuple[CapturedStep, ...]
@@ -76,6 +77,7 @@ class Captured:
     traced_cpu_us: float | None = None
     profiler_cpu_slowdown: float | None = None
     cores_per_rank: float | None = None
+    hosts_ran_ahead: bool = False
 
 
 def captured_of(logs: Sequence[StepLog]) -> Captured | None:
@@ -89,6 +91,9 @@ def captured_of(logs: Sequence[StepLog]) -> Captured | None:
             by_step.setdefault(row.step, []).append(row)
     whole = [rows for _, rows in sorted(by_step.items()) if len(rows) == len(logs)]
     steps = [_step(rows, complete=len(logs) == first.world_size) for rows in whole]
+    hosts_ran_ahead = _hosts_ran_ahead(logs, [step.step for step in steps if step.timed])
+    if hosts_ran_ahead:
+        steps = [replace(step, timed=False) for step in steps]
     timed = [step.step_us for step in steps if step.timed and step.step_us]
     slowed = [
         step
@@ -120,7 +125,23 @@ def captured_of(logs: Sequence[StepLog]) -> Captured | None:
         traced_cpu_us=traced_cpu,
         profiler_cpu_slowdown=traced_cpu / plain_cpu if traced_cpu and plain_cpu else None,
         cores_per_rank=_cores_per_rank(logs),
+        hosts_ran_ahead=hosts_ran_ahead,
     )
+
+
+def _hosts_ran_ahead(logs: Sequence[StepLog], timed: Collection[int]) -> bool:
+    """Tell whether hosts issued their steps at a pace that is not that of their devices.
+
+    Ranks train at one pace, so hosts that wait for their devices take the same time for the same steps.
+    """
+    counted = set(timed)
+    sums = []
+    for log in logs:
+        rows = [row for row in log.rows if row.step in counted]
+        if log.device_name is None or any(row.device_us is not None for row in rows):
+            return False
+        sums.append(math.fsum(row.step_us or 0.0 for row in rows))
+    return bool(sums) and max(sums) > RUN_AHEAD_RATIO * min(sums)
 
 
 def _cores_per_rank(logs: Sequence[StepLog]) -> float | None:
@@ -149,7 +170,7 @@ def _cpu_us(
 
 
 def _step(rows: Sequence[StepRow], *, complete: bool) -> CapturedStep:
-    times = _known(row.step_us for row in rows)
+    times = _known(row.pace_us for row in rows)
     shares = _known(row.gradient_norm_squared for row in rows)
     losses = _known(row.loss for row in rows)
     diverged = any(math.isnan(value) for value in (*losses, *shares))

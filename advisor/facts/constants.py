@@ -7,6 +7,9 @@ MAX_KERNEL_NAME = 100  # characters of a kernel's name that are kept; templates 
 DRAWN_STEPS = 8  # steps of a rank of which is kept when it computed; a capture holds 3 to 10 as a rule
 COMPUTE_SPANS = 600  # spans kept of each, the longest; a picture 1,000 pixels wide shows no more apart
 COMPUTE_GAPS = 2_000  # gaps shorter than this part of a step are closed: half a pixel of a picture of the whole step
+# Of two ranks' hosts, for the same steps: those that wait for their devices differ by a few per cent, and in a run on
+# an H100 whose hosts did not wait it was 15; assumed.
+RUN_AHEAD_RATIO = 1.5
 WARM_UP_STEPS = 3  # steps left out at the start of a capture: they allocate, compile and fill caches; assumed
 MAX_CAPTURED_STEPS = 5_000  # steps of a capture that are kept, the last ones; bounds the JSON
 SCALAR_ELEMENTS = 64  # elements of a norm, a loss or an overflow flag at most; docs/traces.md, attribution

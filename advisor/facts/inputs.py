@@ -107,7 +107,14 @@ def read_inputs(
     progress.say(f"read {sum(item.num_events for item in read.facts):,} events")
     notices = [Notice(code="Q301", severity=Severity.WARNING, message=problem) for problem in problems]
     read = replace(read, notices=(*read.notices, *notices))
-    return RunInputs(refs=tuple(refs), read=read, captured=captured_of(logs))
+    captured = captured_of(logs)
+    if captured is not None and captured.hosts_ran_ahead:
+        message = "hosts ran ahead of their devices while steps were timed: how long one takes unprofiled is unknown"
+        ahead = Notice(
+            code="Q329", severity=Severity.WARNING, message=message, help="record it again with this release"
+        )
+        read = replace(read, notices=(*read.notices, ahead))
+    return RunInputs(refs=tuple(refs), read=read, captured=captured)
 
 
 def _sampled(

@@ -26,7 +26,13 @@ from paro_advise.runtime.capture.on_demand import OnDemand, job_store
 from paro_advise.runtime.capture.rank_choice import RankChoice
 from paro_advise.runtime.capture.request import FOLDER_VARIABLE, CaptureRequest
 from paro_advise.runtime.capture.script_profilers import ScriptProfilers
-from paro_advise.runtime.capture.step_log import PendingStep, StepLog, facts_of_process, peak_memory_bytes
+from paro_advise.runtime.capture.step_log import (
+    PendingStep,
+    StepLog,
+    facts_of_process,
+    mark_on_device,
+    peak_memory_bytes,
+)
 from paro_advise.runtime.messages import tell
 
 if TYPE_CHECKING:
@@ -62,6 +68,7 @@ class Recorder:
         self._number = 0
         self._last_end: float | None = None
         self._last_cpu, self._last_thread = 0.0, 0
+        self._last_mark: torch.cuda.Event | None = None  # on the device, of the end of the last step
         self._profiler: profile | None = None
         self._profiled_until = -1
         self._old_handler: SignalHandler = None
@@ -96,24 +103,26 @@ class Recorder:
             tell(f"the capture of this rank ended, training goes on: {type(error).__name__}: {error}")
 
     def _end_step(self) -> None:
-        now, cpu_now = time.perf_counter(), time.thread_time()
+        now, cpu_now, mark = time.perf_counter(), time.thread_time(), mark_on_device()
         observer = self.observer
         if self._log is None:
             self._log = self._begin_log()
         number = self._number
         self._number += 1
-        self._log.add(self._pending_step(number, now, cpu_now))
+        self._log.add(self._pending_step(number, now, cpu_now, mark))
         if self._explicit:
             observer.begin()
         self._look_for_another(self._number, 0.0 if self._last_end is None else now - self._last_end)
         self._profile(self._number)
         # Time spent here counts as overhead of the next step, which waits for it.
         self._last_end, self._last_cpu, self._last_thread = now, cpu_now, threading.get_ident()
+        self._last_mark = mark
         spent_us = (time.perf_counter() - now) * 1e6
         # The observer adds the time of the call that led here.
         observer.busy_us = spent_us if self._explicit else 0.0
         if self._profiled_until == self._number:  # writing a trace belongs to no step
             self._last_end, self._last_cpu = time.perf_counter(), time.thread_time()
+            self._last_mark = mark_on_device()
             observer.busy_us -= spent_us
 
     def _begin_log(self) -> StepLog:
@@ -131,12 +140,13 @@ class Recorder:
         self._write_run()
         return log
 
-    def _pending_step(self, number: int, now: float, cpu_now: float) -> PendingStep:
+    def _pending_step(self, number: int, now: float, cpu_now: float, mark: torch.cuda.Event | None) -> PendingStep:
         """Return what is known of the step that ends now; times in seconds."""
         observer = self.observer
         return PendingStep(
             loss=observer.loss(),
             gradient_norm_squared=observer.gradient_norm_squared,
+            marks=None if self._last_mark is None or mark is None else (self._last_mark, mark),
             record=StepRecord(
                 step=number,
                 step_us=None if self._last_end is None else (now - self._last_end) * 1e6,

@@ -46,15 +46,32 @@ class PendingStep:
     Attributes:
         record: the rest.
         loss, gradient_norm_squared: see StepRecord.
+        marks: of its begin and its end on the device; None where there is none.
     """
 
     record: StepRecord
     loss: float | torch.Tensor | None
     gradient_norm_squared: float | torch.Tensor | None
+    marks: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     def to_record(self) -> StepRecord:
         """Return the record with its numbers; waits for the device."""
-        return replace(self.record, loss=_number(self.loss), gradient_norm_squared=_number(self.gradient_norm_squared))
+        return replace(
+            self.record,
+            loss=_number(self.loss),
+            gradient_norm_squared=_number(self.gradient_norm_squared),
+            device_us=self._device_us(),
+        )
+
+    def _device_us(self) -> float | None:
+        if self.marks is None:
+            return None
+        begin, end = self.marks
+        with suppress(RuntimeError):  # a script that goes on on another device, between whose events is no time
+            end.synchronize()
+            passed_ms: float = begin.elapsed_time(end)
+            return passed_ms * 1e3
+        return None
 
 
 class StepLog:
@@ -96,6 +113,19 @@ class StepLog:
         if not self._file.closed:
             self.flush()
             self._file.close()
+
+
+def mark_on_device() -> torch.cuda.Event | None:
+    """Return an event that the device reaches when it has done what it was asked to do so far; None without a device.
+
+    Of a CUDA graph that is being captured there is none: events in it tell no time.
+    """
+    has_device: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if not has_device or torch.cuda.is_current_stream_capturing():
+        return None
+    mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    mark.record()
+    return mark
 
 
 def _number(value: float | torch.Tensor | None) -> float | str | None:

@@ -42,6 +42,7 @@ class StepRow:
         step: number, from 0.
         step_us, overhead_us: wall time, and what of it the capture itself took.
         cpu_us: what the training thread was on a core for.
+        device_us: time of the step on the device, whose host may be ahead; None on a CPU.
         profiled: the profiler ran or was just writing.
         micro_batches: backward passes.
         loss: sum of what they started from.
@@ -58,6 +59,12 @@ class StepRow:
     loss: float | None
     gradient_norm_squared: float | None
     peak_memory_bytes: int
+    device_us: float | None = None
+
+    @property
+    def pace_us(self) -> float | None:
+        """Return what training took for the step: the device's time where there is one."""
+        return self.step_us if self.device_us is None else self.device_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,12 +185,13 @@ def _decode_record(line: bytes) -> StepRecord | None:
 
 
 def _step_row(record: StepRecord) -> StepRow:
-    cpu_us = record.cpu_us
+    cpu_us, device_us = record.cpu_us, record.device_us
     return StepRow(
         step=record.step,
         step_us=record.step_us,
         overhead_us=record.overhead_us,
         cpu_us=cpu_us if cpu_us is not None and 0 < cpu_us < MAX_US else None,
+        device_us=device_us if device_us is not None and 0 < device_us < MAX_US else None,
         profiled=record.profiled,
         micro_batches=record.micro_batches,
         loss=_number(record.loss),
