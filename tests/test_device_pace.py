@@ -8,11 +8,12 @@ import json
 import pytest
 
 from paro_advise.advisor.facts.capture_log import captured_of
+from paro_advise.advisor.watching.job import job_steps
 from paro_advise.trace_parsers.logs.step_log import StepLog, StepRow
 
 # Of the ranks' hosts in milliseconds, as logged on an H100 that four ranks shared: only the first waits for its loss.
 HOSTS_MS = [(99.7, 807.0), (101.9, 68.6), (62.8, 61.2), (52.9, 52.1)]
-WARM = 3
+WARM = 10  # steps before those count neither for a capture nor for an alarm
 
 
 def log_of(rank, world, host_ms, *, device_ms=None, device_name="NVIDIA H100 80GB HBM3"):
@@ -43,6 +44,13 @@ def test_hosts_of_different_paces_time_nothing():
     assert captured.median_step_us is None
     assert captured.profiler_slowdown is None
     assert not any(step.timed for step in captured.steps)
+
+
+def test_alarms_are_of_a_devices_pace():
+    logs = [log_of(rank, 4, host, device_ms=(800.0, 820.0)) for rank, host in enumerate(HOSTS_MS)]
+    assert job_steps(logs) == [(WARM, pytest.approx(800e3)), (WARM + 1, pytest.approx(820e3))]
+    hosts = [log_of(rank, 4, host) for rank, host in enumerate(HOSTS_MS)]  # the capture took 1 us of each
+    assert job_steps(hosts)[0] == (WARM, pytest.approx(1e3 * sum(host[0] for host in HOSTS_MS) / 4 - 1))
 
 
 @pytest.mark.parametrize("device_name", ["NVIDIA H100 80GB HBM3", None])

@@ -39,16 +39,17 @@ class Alarm:
 def job_steps(logs: Sequence[StepLog]) -> list[tuple[int, float]]:
     """Return number and mean time over ranks (us) of the steps that all ranks have logged.
 
-    The warm-up and profiled steps are left out.
+    The warm-up and profiled steps are left out, and of a host's time what the capture took of it.
     """
     by_step: dict[int, list[float]] = {}
     spoiled: set[int] = set()
     for log in logs:
         for row in log.rows:
-            if row.profiled or row.step_us is None:
+            if row.profiled or row.pace_us is None:
                 spoiled.add(row.step)
             else:
-                by_step.setdefault(row.step, []).append(row.step_us - row.overhead_us)
+                of_host = row.overhead_us if row.device_us is None else 0.0
+                by_step.setdefault(row.step, []).append(row.pace_us - of_host)
     return [
         (step, fmean(times))
         for step, times in sorted(by_step.items())
