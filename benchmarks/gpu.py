@@ -154,17 +154,8 @@ def train_under_plans(check: Check, logs: Path | None) -> dict[str, Any]:
             return {"holds": False, "failed": f"recorded: {before.reason or 'it told no losses'}"}
         for strategy in PLANS:
             plan = str(Path(folder) / f"{strategy}.json")
-            words = [
-                *jobs.PARO_ADVISE,
-                "recommend",
-                recording,
-                "--strategy",
-                strategy,
-                "--allow-untested",
-                "-o",
-                plan,
-                "-q",
-            ]
+            words = [*jobs.PARO_ADVISE, "recommend", recording, "--strategy", strategy, "--allow-untested", "-q"]
+            words += ["-o", plan]
             made = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
             if not Path(plan).exists():
                 return {"holds": False, "failed": f"recommend: {made.stderr.splitlines()[:1]}"}
@@ -262,7 +253,10 @@ def _rows(checks: Sequence[Check], device: str | None, logs: Path | None) -> lis
     reasons = [why_not(check, device) for check in checks]
     able = [check for check, reason in zip(checks, reasons, strict=True) if not reason]
     begun = time.perf_counter()
-    results = iter(run_checks(able, str(device), logs) if able else [])
+    try:
+        results = iter(run_checks(able, str(device), logs) if able else [])
+    except subprocess.TimeoutExpired as error:
+        results = iter([{"holds": False, "failed": f"took more than {error.timeout:.0f} s"} for _ in able])
     took_s = round(time.perf_counter() - begun, 1)
     rows = []
     for check, reason in zip(checks, reasons, strict=True):
