@@ -43,6 +43,12 @@ def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] =
     parent = next((folder for folder in path.absolute().parents if folder.exists()), None)
     if path.is_dir() or parent is None or not parent.is_dir() or not os.access(parent, os.W_OK):
         raise OutputError("an output must be a file in a folder that can be written", where=target)
+    if path.exists() and not path.is_file():
+        raise OutputError(
+            "an output must be a file, this one is a device or a pipe, which a new file would replace",
+            where=target,
+            hint="write to - for the standard output, or name another file",
+        )
     if target and target != "-" and not force and Path(target).exists():
         raise WouldOverwriteError(
             "the output file exists already", where=target, hint="pass --force to replace it, or name another file"

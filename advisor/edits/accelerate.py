@@ -26,6 +26,7 @@ def edit_accelerate(text: str, plan: Plan) -> str:
     if not isinstance(table, dict):
         raise UsageError("an accelerate file must be a mapping")
     check_fact(plan, "num_processes", plan.preconditions.world_size, table.get("num_processes"))
+    _refuse_other_parallelism(table, plan)
     wanted = settings(as_written(target_of(plan)))
     tables = {"fsdp_config": wanted.fsdp_config, "parallelism_config": wanted.parallelism_config}
     for key in tables:
@@ -46,6 +47,24 @@ def edit_accelerate(text: str, plan: Plan) -> str:
     out = io.StringIO()
     yaml.dump(table, out)
     return out.getvalue()
+
+
+def _refuse_other_parallelism(table: dict[str, Any], plan: Plan) -> None:
+    """Refuse a file whose model is cut in other ways too, of whose ranks a plan's are only a part.
+
+    Raises:
+        UsageError: another library than FSDP cuts the model.
+        StalePlanError: tensor, context or sequence parallelism.
+    """
+    if table.get("distributed_type") == "MEGATRON_LM" or table.get("megatron_lm_config"):
+        raise UsageError(
+            "an accelerate file must shard by FSDP or DeepSpeed, or replicate, this one names Megatron-LM",
+            hint="apply the plan to the flags of a Megatron launch script",
+        )
+    found = table.get("parallelism_config")
+    for name in ("tp_size", "cp_size", "sp_size"):
+        key = f"parallelism_config_{name}"
+        check_fact(plan, f"parallelism_config.{key}", 1, found.get(key) if isinstance(found, dict) else None)
 
 
 def _yaml(text: str) -> tuple[Any, Any]:

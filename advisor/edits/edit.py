@@ -43,9 +43,9 @@ def edit_file(plan: Plan, name: str, text: str, plan_name: str, *, whatever_it_b
         UsageError: the file is of no known kind, or cannot express the plan.
         StalePlanError: the file is for another job than the plan.
     """
-    if plan.verdict == Verdict.KEEP:
-        return Edit(framework="any", text=text, caveats=("the plan keeps the run as it is",))
     kind = _kind(name, text)
+    if plan.verdict == Verdict.KEEP:
+        return Edit(framework=kind, text=text, caveats=("the plan keeps the run as it is",))
     if not whatever_it_brings:
         refuse_no_gain(plan, kind)
     if kind == "python":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from math import prod
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.edits.result import target_of
+from paro_advise.advisor.edits.result import check_fact, target_of
 from paro_advise.errors import UsageError
 from paro_advise.policies.frameworks.megatron import FLAGS, flags
 from paro_advise.policies.frameworks.registry import as_written
@@ -21,6 +22,7 @@ _MEGATRON_PATTERN = re.compile(
     + "|".join(re.escape(flag) + (rf"[ =]{_VALUE}" if takes else "") for flag, takes in FLAGS.items())
     + r")(?=[\s\\\"')]|$)"
 )
+_MODEL_PARALLEL = re.compile(r"--((?:tensor|pipeline)-model-parallel-size|context-parallel-size)[ =](\d{1,6})(?!\S)")
 _MEGATRON_NAMES = re.compile(r"(?<![\w-])(?:" + "|".join(map(re.escape, FLAGS)) + r")(?![\w-])")
 
 
@@ -32,6 +34,7 @@ def edit_megatron(text: str, plan: Plan) -> str:
     """
     wanted = list(flags(as_written(target_of(plan))))
     hidden = re.sub(r"(?m)^[ \t]*#.*$", lambda line: " " * len(line.group()), text)  # comments, at equal places
+    _check_model_parallel(plan, hidden)
     found = []
     for match in _MEGATRON_PATTERN.finditer(hidden):
         words = match.group(0).replace("=", " ").split()
@@ -57,6 +60,17 @@ def edit_megatron(text: str, plan: Plan) -> str:
     for number, (start, end, _) in reversed(list(enumerate(found))):
         text = text[:start] + (_TAKEN if number else " ".join(wanted) or _TAKEN) + text[end:]
     return _without_taken(text)
+
+
+def _check_model_parallel(plan: Plan, script: str) -> None:
+    """Refuse a script that cuts its model among another number of ranks than the plan was made for.
+
+    Raises:
+        StalePlanError: it does.
+    """
+    degrees = [int(degree) for _, degree in _MODEL_PARALLEL.findall(script)]
+    if plan.origin is not None and degrees:
+        check_fact(plan, "model-parallel ranks", plan.origin.model_parallel_ranks, prod(degrees))
 
 
 def _without_taken(text: str) -> str:

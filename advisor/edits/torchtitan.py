@@ -35,7 +35,12 @@ def edit_torchtitan(text: str, plan: Plan) -> str:
     section = document.get("parallelism")
     if not isinstance(section, dict):
         raise UsageError("a torchtitan file must have one table named parallelism")
-    for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree"):
+    for name in (
+        "tensor_parallel_degree",
+        "pipeline_parallel_degree",
+        "context_parallel_degree",
+        "expert_parallel_degree",
+    ):
         check_fact(plan, f"parallelism.{name}", 1, section.get(name))
     for name, value in parallelism_settings(as_written(target_of(plan))).items():
         if section.get(name) != value:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.core.collective import REDUCTIONS
 from paro_advise.trace_parsers.kineto.columns import HostKind
-from paro_advise.trace_parsers.kineto.constants import DOUBLE_MARK_SHARE, TAIL_SHARE, TOUCH_US
+from paro_advise.trace_parsers.kineto.constants import DOUBLE_MARK_SHARE, TAIL_SHARE, TOUCH_US, TWO_MARKS_US
 from paro_advise.trace_parsers.kineto.host_rows import AUTOGRAD_NODE
 from paro_advise.trace_parsers.tables import HostSpan
 
@@ -33,17 +33,35 @@ _ROOT_FORWARD = (
 
 
 def profiler_steps(rows: HostRows) -> list[HostSpan]:
-    """Return the ``ProfilerStep#N`` spans; failing those, windows between optimizer steps."""
+    """Return the ``ProfilerStep#N`` spans; failing those, windows between optimizer steps.
+
+    Of the marks that two profilers of one thread wrote, as where a script profiles itself while it is recorded, the
+    earlier one of each step counts.
+    """
     # The oldest traces record the marks as operators.
     may_mark = (rows.kind == HostKind.ANNOTATION) | (rows.kind == HostKind.OPERATOR)
     marks = rows.select(may_mark & rows.mask_of_names(bool(_STEP.match(name)) for name in rows.names))
     if marks:
-        return sorted(marks, key=lambda span: span.start_us)
+        return _of_one_profiler(sorted(marks, key=lambda span: span.start_us))
     outer = outermost(optimizer_spans(rows))
     return [
         HostSpan(start_us=before.end_us, end_us=after.end_us, tid=after.tid, name=f"optimizer step {index}")
         for index, (before, after) in enumerate(itertools.pairwise(outer), start=1)
     ]
+
+
+def _of_one_profiler(marks: Sequence[HostSpan]) -> list[HostSpan]:
+    kept: list[HostSpan] = []
+    last_of: dict[int, HostSpan] = {}
+    for mark in marks:
+        before = last_of.get(mark.tid)
+        if before is not None and 0 < mark.start_us - before.start_us <= TWO_MARKS_US:
+            shared_us = min(before.end_us, mark.end_us) - mark.start_us
+            if 2 * shared_us > min(before.end_us - before.start_us, mark.end_us - mark.start_us):
+                continue
+        last_of[mark.tid] = mark
+        kept.append(mark)
+    return kept
 
 
 def num_merged(steps: Sequence[HostSpan]) -> int:

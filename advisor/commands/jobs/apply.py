@@ -39,7 +39,7 @@ def command(*, plan_file: str, target: str, action: str, force: bool, quiet: boo
     from paro_advise.advisor.commands.output import write_output
     from paro_advise.advisor.edits.edit import edit_file
     from paro_advise.advisor.wording.escaping import plain
-    from paro_advise.policies.plan import read_plan
+    from paro_advise.policies.plan import Verdict, read_plan
 
     path = Path(target).resolve()  # a link stays one; what it leads to is changed
     if not path.is_file():
@@ -62,7 +62,11 @@ def command(*, plan_file: str, target: str, action: str, force: bool, quiet: boo
     before = _text(path)
     made = edit_file(plan, path.name, before, plan_name, whatever_it_brings=force)
     if made.text == before:
-        click.echo(f"{target} runs this plan already; nothing to change", err=True)
+        is_kept = plan.verdict == Verdict.KEEP
+        told = "the plan keeps the run as it is" if is_kept else f"{target} runs this plan already"
+        click.echo(f"{told}; nothing to change", err=True)
+        for caveat in () if quiet or is_kept else made.caveats:
+            click.echo(plain(f"{made.framework}: {caveat}"), err=True)
         return
     lines = difflib.unified_diff(
         before.splitlines(), made.text.splitlines(), f"a/{path.name}", f"b/{path.name}", lineterm=""
