@@ -50,6 +50,7 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     left = deviation(dumps, groups)
     culprits = [_deviating(left, dumps)] if left is not None else _of_mismatches(mismatches, dumps)
     circle: set[int] = set()
+    unread_ends: set[int] = set()
     if not mismatches and left is None:
         ends = {other for others in awaited.values() for other in others if not awaited.get(other)}
         # What is waited in and nobody is known to be late for, something else holds up: a network, a rank unknown.
@@ -57,7 +58,8 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
         if ends & unexplained:
             ends = set()
         ends = {rank for rank in ends if rank in stuck or not _contradicts_its_waiters(rank, knots, groups)}
-        suspects = [_culprit(rank, knots, stuck, dumps) for rank in sorted(ends.difference(unread))]
+        unread_ends = ends & unread
+        suspects = [_culprit(rank, knots, stuck, dumps) for rank in sorted(ends - unread)]
         culprits = _without_victims(suspects, groups, dumps.keys() | unread, dumps)
         if not culprits and not awaited:
             culprits = [_culprit(rank, knots, stuck, dumps) for rank in sorted(stuck)]
@@ -67,7 +69,8 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     alone = _alone(culprits, knots)
     unseen = [one.rank for one in culprits if one.cause == Cause.GONE]
     # More likely their files were not given than that so many are gone.
-    is_part = len(unseen) > 1 and len(unseen) >= len(dumps)
+    unknown = sorted({*unseen, *unread_ends})
+    is_part = bool(unseen) and len(unknown) > 1 and len(unknown) >= len(dumps)
     if alone is not None or is_part:
         culprits = []
     missing = tuple(sorted({rank for group in groups for rank in group.ranks} - dumps.keys()))
@@ -75,7 +78,7 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     return Hang(
         format=FORMAT.name,
         format_version=FORMAT.version,
-        text=_text(culprits, mismatches, circle, knots, alone, unseen if is_part else (), missing) + also,
+        text=_text(culprits, mismatches, circle, knots, alone, unknown if is_part else (), missing) + also,
         culprits=tuple(culprits),
         ranks=tuple(sorted(dumps)),
         ranks_missing=missing,
@@ -272,6 +275,15 @@ def _text(
     pending = [knot for knot in knots if knot.issued.peer is None and not knot.awaited]
     if pending:
         knot = min(pending, key=lambda one: one.issued.created_ns)
+        seq = knot.issued.seq or 0
+        done = [rank for rank, one in knot.group.members.items() if rank not in knot.waiting and one.has_done(seq)]
+        if done:
+            have = [("has" if len(ranks) == 1 else "have") for ranks in (knot.waiting, done)]
+            return (
+                f"Cannot tell who is at fault: {ranks_text(knot.waiting)} {have[0]} not finished "
+                f"{_named(knot.group, knot.issued)}, which {ranks_text(done)} {have[1]}: a device, or a rank of which "
+                "nothing can be read, stands."
+            )
         return (
             f"Cannot tell who is at fault: {ranks_text(knot.waiting)}, all that are known of "
             f"{_group_text(knot.group)}, have issued {_operation(knot.issued)}, and none has finished it: a rank "
@@ -291,6 +303,11 @@ def _text(
         )
     if knots:
         return "Cannot tell who is at fault: transfers between ranks wait, which both ends have issued."
+    if missing:
+        return (
+            "Cannot tell who is at fault: every collective in these dumps is finished. Give what "
+            f"{ranks_text(missing)} left too."
+        )
     return "Nothing waits: every collective in these dumps is finished."
 
 

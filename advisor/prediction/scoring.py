@@ -22,6 +22,8 @@ from paro_advise.policies.memory import (
 from paro_advise.policies.strategy import Level, Strategy
 from paro_advise.policies.traffic import Shape, Traffic, step_traffic
 
+NEEDS = "needs"  # begins the reason of what does not fit into a device's memory
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -166,7 +168,7 @@ def _reason(candidate: Candidate, limits: Limits, total: float, redundancy: floa
     """Return why a candidate does not fit, "" if it does."""
     capacity, budget = limits.device_memory_bytes, limits.redundancy_budget_bytes
     if capacity is not None and over_capacity(total, limits):
-        return f"needs {bytes_text(total)} of {bytes_text(capacity)}; at most {CAPACITY_SHARE:.0%} may be planned"
+        return f"{NEEDS} {bytes_text(total)} of {bytes_text(capacity)}; at most {CAPACITY_SHARE:.0%} may be planned"
     if candidate.variant.changes_numbers:
         return "changes the numbers: it sends quantised parameters and gradients"
     if budget is not None and redundancy > budget:

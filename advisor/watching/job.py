@@ -72,7 +72,14 @@ def _alarm(change: Change, logs: Sequence[StepLog]) -> Alarm:
     if log is not None:
         text += f"; the host of rank {log.rank} works longer" + (f" ({log.host})" if log.host else "")
     elif any(row.cpu_us is not None for item in logs for row in item.rows):
-        text += "; no rank's host works longer: look at the network and the devices"
+        world = max(item.world_size for item in logs)
+        if len(logs) < world:
+            text += (
+                f"; no host of the {len(logs)} ranks of {world} whose logs are here works longer: look at the others, "
+            )
+            text += "at the network and the devices"
+        else:
+            text += "; no rank's host works longer: look at the network and the devices"
     return Alarm(
         step=change.step,
         since_step=change.since_step,

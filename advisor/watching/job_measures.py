@@ -51,7 +51,7 @@ def measures_of_job(
         ),
         _measure(
             "job_newest_step",
-            "The newest step that all ranks have logged.",
+            "The newest step that all ranks have logged whose logs are there.",
             "1",
             *([Sample(value=newest_step(logs))] if logs else []),
         ),

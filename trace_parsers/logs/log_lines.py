@@ -1,8 +1,16 @@
-"""Takes off what launchers and loggers put before a line of a rank's output."""
+"""Takes off what launchers, containers and loggers put before a line of a rank's output, and terminals' colours."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from paro_advise.trace_parsers.logs.constants import MAX_JOINED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 _PREFIXES = re.compile(
     r"""(?:
@@ -11,13 +19,51 @@ _PREFIXES = re.compile(
       | \s*\[(?:default|rank)\d{0,6}\]:\s?                # torchrun --tee, torch's own logs
       | \s*\((?:[\w.-]{1,80}\s)?pid=\d{1,9}(?:,\sip=[\d.]{1,15})?\)\s   # Ray
       | \s*\[?\d{4}-\d\d-\d\d[T\s]\d\d:\d\d:\d\d[.,\d]{0,10}(?:Z|[+-]\d\d:?\d\d)?\]?\s
-      | [A-Za-z][\w.-]{0,80}:\s(?=\s*\S)                  # pdsh, kubectl --prefix
+      | std(?:out|err)\s[FP]\s                            # CRI, behind its time
+      | \[pod/[\w./-]{1,200}\]\s                          # kubectl --prefix
+      | \[[A-Za-z][\w.-]{0,80}[-_]\d{1,6}\]\s            # names of workers
+      | [A-Za-z][\w.-]{0,80}:\s(?=\s*\S)                  # pdsh
+      | [A-Za-z][\w.-]{0,80}[-_]\d{1,6}\s{1,40}\|\s       # docker compose
     ){0,6}""",
     re.VERBOSE,
 )
+_COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
+_CRI = re.compile(r"\S{10,40}\s(std(?:out|err))\s([FP])\s")
+_MAX_CRI_HEAD = 64  # characters, of a time with nanoseconds and the tags
+_DOCKER = '{"log":'
+
+
+class _DockerLine(msgspec.Struct):
+    """A line in the files of Docker's json-file driver."""
+
+    log: str
+
+
+def whole_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Join the parts into which container runtimes cut long lines (CRI's tag P, until F ends the line)."""
+    begun: dict[str, str] = {}
+    for line in lines:
+        tag = _CRI.match(line) if begun or " P " in line[:_MAX_CRI_HEAD] else None
+        if tag is None:
+            yield line
+            continue
+        before = begun.pop(tag[1], None)
+        so_far = line if before is None else before + line[tag.end() :]
+        if tag[2] == "P" and len(so_far) < MAX_JOINED:
+            begun[tag[1]] = so_far
+        else:
+            yield so_far
+    yield from begun.values()
 
 
 def strip_prefix(line: str) -> str:
     """Return the line as the rank printed it, with the spaces of its own."""
+    if line.startswith(_DOCKER):
+        try:
+            line = msgspec.json.decode(line.encode(), type=_DockerLine).log.rstrip("\n")
+        except (msgspec.DecodeError, UnicodeError):
+            return line
+    if "\x1b" in line:
+        line = _COLOUR.sub("", line)
     found = _PREFIXES.match(line)
     return line[found.end() :] if found else line

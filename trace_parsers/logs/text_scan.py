@@ -11,7 +11,7 @@ from paro_advise.core.plural import plural
 from paro_advise.errors import UnknownFormatError
 from paro_advise.trace_parsers.logs.benchmark_lines import BenchmarkTables
 from paro_advise.trace_parsers.logs.comms_lines import CommsTables
-from paro_advise.trace_parsers.logs.log_lines import strip_prefix
+from paro_advise.trace_parsers.logs.log_lines import strip_prefix, whole_lines
 from paro_advise.trace_parsers.logs.nccl_lines import NcclLines
 from paro_advise.trace_parsers.logs.training_lines import TrainingFacts
 from paro_advise.trace_parsers.notice import NoticeList
@@ -39,7 +39,7 @@ class TextScan:
         self.comms = CommsTables()
         self.training = TrainingFacts()
         self.num_lines = 0
-        for raw in data.lines():
+        for raw in whole_lines(data.lines()):
             self.num_lines += 1
             self._feed(raw)
         self.benchmark.finish()

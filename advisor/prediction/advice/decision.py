@@ -16,6 +16,7 @@ from paro_advise.advisor.prediction.constants import (
     HOPELESS_PCT,
     NAMED_RATIO,
 )
+from paro_advise.advisor.prediction.scoring import NEEDS
 from paro_advise.advisor.wording.quantities import bytes_text
 from paro_advise.core.framework import Framework
 from paro_advise.policies.frameworks.model import Fidelity
@@ -129,7 +130,7 @@ def _recommended(calibration: Calibration, limits: Limits, field: Field) -> tupl
     text = (
         _text(verdict, base_choice, best, gain, field.replay_error_pct, keeps=keeps)
         if best
-        else _nothing_fits(choices[id(field.scored[0])])
+        else _nothing_fits([choices[id(item)] for item in field.scored])
     )
     if best and verdict in (Verdict.CHANGE, Verdict.MEASURE_FIRST) and abs(field.replay_error_pct) <= HOPELESS_PCT:
         text += _beside(best, [choices[id(item)] for item in field.eligible])
@@ -278,10 +279,14 @@ def _why(item: Scored, chosen: Scored | None, *, is_eligible: bool, is_untested:
     return f"{slower:.1%} slower than the chosen one"
 
 
-def _nothing_fits(first: Choice) -> str:
+def _nothing_fits(choices: Sequence[Choice]) -> str:
+    """Say what comes closest: what fits and is not ours to run, the fastest first, else what needs the least memory."""
+    first = next((choice for choice in choices if choice.feasible), None)
+    if first is None:
+        by_memory = [choice for choice in choices if choice.reason.startswith(NEEDS)]
+        least = min(by_memory or choices, key=lambda choice: choice.predicted.memory_bytes)
+        return f"Nothing fits, not even {choice_name(least)}: it {least.reason}."
     name = choice_name(first)
-    if not first.feasible:
-        return f"Nothing fits: {name} {first.reason}."
     names = ", ".join(name for name, fidelity in first.exports.items() if fidelity == Fidelity.EXACT)
     return f"Nothing fits that `paro-advise run` trains with; {name} does, by the settings of {names}."
 
