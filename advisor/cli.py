@@ -72,10 +72,12 @@ class VerbGroup(click.Group):
 
 
 def _colour(mode: str) -> bool | None:
-    """Return whether to colour: option, then NO_COLOR, then FORCE_COLOR, then the terminal."""
+    """Return whether to colour: option, then NO_COLOR, then FORCE_COLOR, then the terminal and its TERM."""
     if mode != "auto":
         return mode == "always"
     if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("TERM") == "dumb" and not os.environ.get("FORCE_COLOR"):
         return False
     return True if os.environ.get("FORCE_COLOR") else None
 

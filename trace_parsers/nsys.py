@@ -109,6 +109,9 @@ class _Report:
         return any(kind != KernelKind.MEMORY and name != _UNNAMED for name, kind in known)
 
 
+_MERGE_LOG = "move them into it first: sqlite3 FILE 'PRAGMA wal_checkpoint(TRUNCATE)'"
+
+
 def looks_like(head: bytes) -> bool:
     """Return whether the file is an SQLite database."""
     return head.startswith(_MAGIC)
@@ -131,14 +134,22 @@ def parse(path: Path, source: SourceFile) -> ParsedSource:
                 raise BrokenInputError(
                     f"an export of Nsight Systems was expected, the database has none of its tables{why}",
                     where=source.path,
-                    hint="export the report with: nsys export --type sqlite report.nsys-rep",
+                    hint=_MERGE_LOG
+                    if _log_bytes(path)
+                    else "export the report with: nsys export --type sqlite report.nsys-rep",
                 )
-            return _read(database, source)
+            return _read(database, source, _log_bytes(path))
     except (sqlite3.Error, OSError) as error:
         raise BrokenInputError(f"the SQLite database cannot be opened ({error})", where=source.path) from error
 
 
-def _read(database: Database, source: SourceFile) -> ParsedSource:
+def _log_bytes(path: Path) -> int:
+    """Return the size of the write-ahead log beside a database, in which its newest rows may stand."""
+    log = path.with_name(f"{path.name}-wal")
+    return log.stat().st_size if log.is_file() else 0
+
+
+def _read(database: Database, source: SourceFile, log_bytes: int) -> ParsedSource:
     strings = {
         code: bounded_text(value, 4096)
         for code, value in database.select("StringIds", ("id", "value"), MAX_NAMES)
@@ -156,6 +167,8 @@ def _read(database: Database, source: SourceFile) -> ParsedSource:
     collectives = _collectives(report)
     header = _header(database, report)
     notices = _notices(database, report)
+    if log_bytes:
+        notices.warn("Q275", "rows in the write-ahead log beside the database (-wal) are not read", _MERGE_LOG)
     if collectives.num_dropped:
         notices.warn("Q202", f"{plural(collectives.num_dropped, 'collective was', 'collectives were')} left out")
     return parsed_source(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,9 @@ def edit_file(plan: Plan, name: str, text: str, plan_name: str, *, whatever_it_b
     if not whatever_it_brings:
         refuse_no_gain(plan, kind)
     if kind == "python":
-        return edit_script(text, plan_name)
+        mark = "\ufeff" if text.startswith("\ufeff") else ""
+        edited = edit_script(text.removeprefix(mark), plan_name)
+        return replace(edited, text=mark + edited.text)
     if not plan.preconditions.gpus_per_node or not plan.preconditions.world_size:
         raise UsageError("a plan must say how many ranks it is for", where=f"plan {plan.plan_id}")
     made = export(kind, target_of(plan))

@@ -16,6 +16,7 @@ from paro_advise.core.plural import plural
 from paro_advise.errors import UsageError
 from paro_advise.trace_parsers.notice import Notice, Severity
 from paro_advise.trace_parsers.rank_lists import highest_rank, ranks_text
+from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +81,8 @@ def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
         skip_steps: warm-up steps to leave out at the start of each rank.
     """
     job, job_notices = choose_job(sources)
-    notices, untimed = [*job_notices], job.untimed
+    notices = [*job_notices]
+    untimed = _written_once(job.untimed, notices)
     timed = _one_per_rank(_uncut(list(job.timed), notices), notices)
     most_steps = max((len(item.steps) for _, item in timed), default=skip_steps + 1)
     if skip_steps and skip_steps >= most_steps:
@@ -111,6 +113,37 @@ def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
         framework=min(frameworks, key=lambda name: (-frameworks[name], name), default=Framework.UNKNOWN),
         notices=tuple(notices),
     )
+
+
+def _written_once(untimed: Sequence[Source], notices: list[Notice]) -> tuple[Source, ...]:
+    """Leave out logs of NCCL all of whose calls stand in another one: copies, and logs of ranks beside a joint one.
+
+    A communicator's id, a rank in it and a number name a call; without a rank nothing tells two ranks' calls apart.
+    """
+    calls = {
+        index: set(item.collectives.select("group_name", "name", "seq", "op", "bytes").iter_rows())
+        for index, item in enumerate(untimed)
+        if item.facts.source.kind == SourceKind.NCCL_LOG and item.collectives["name"].str.contains(" rank ").all()
+    }
+    known: set[tuple[object, ...]] = set()
+    doubles = set()
+    for index in sorted(calls, key=lambda index: (-len(calls[index]), index)):
+        if calls[index] and calls[index] <= known:
+            doubles.add(index)
+        known |= calls[index]
+    if not doubles:
+        return tuple(untimed)
+    names = ", ".join(untimed[index].file_name for index in sorted(doubles)[:4])
+    notices.append(
+        Notice(
+            code="Q305",
+            severity=Severity.INFO,
+            message=f"{plural(len(doubles), 'log')} of NCCL whose calls stand in other logs left out: {names}"
+            + (", ..." if len(doubles) > 4 else ""),
+            help="give each log once",
+        )
+    )
+    return tuple(item for index, item in enumerate(untimed) if index not in doubles)
 
 
 def _of_several(timed: Sequence[tuple[int, Source]]) -> list[Notice]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.errors import ParoAdviseError, UsageError
 from paro_advise.runtime.job import JOB_VARIABLE, PLAN_VARIABLE
+from paro_advise.runtime.messages import tell
 
 if TYPE_CHECKING:
     from paro_advise.runtime.adapters.session import Session
@@ -32,6 +33,8 @@ def redirect(plan_path: str, job: str | None) -> Session | None:
 
     plan = read_plan(plan_path)
     if plan.verdict == Verdict.KEEP:
+        if job:
+            tell("the plan keeps the run as it is, so that `paro-advise switch` cannot reach this job")
         return None
     session = Session(plan, job)
     # Our runtime must have imported torch's originals before they are replaced.

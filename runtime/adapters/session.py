@@ -398,7 +398,7 @@ class Session:
 
     def _switch(self, module: nn.Module) -> None:
         assert self._switchboard is not None
-        changed = self._switchboard.take(module, is_alone=len(self.models) == 1)
+        changed = self._switchboard.take(module, self.plan, is_alone=len(self.models) == 1)
         if changed is not None:
             self.plan = changed
             self.models[0].boundary.restart()

@@ -48,7 +48,7 @@ def command(*, job: str, plan_file: str, timeout_s: float, logs: str | None, can
         raise InputError(
             "the job must have been started by `paro-advise run --job DIR` and have taken a step",
             where=job,
-            hint=f"there is no {STATE} in this folder",
+            hint=f"there is no {STATE} in this folder; a job whose plan keeps the run as it is writes none",
         )
     if logs is None:
         _switch(folder, Path(plan_file).read_bytes(), timeout_s)

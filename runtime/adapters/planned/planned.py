@@ -21,6 +21,33 @@ def same_count(plan: Plan, num_parameters: int) -> bool:
     return abs(num_parameters - planned) <= SAME_COUNT * planned
 
 
+def check_like(plan: Plan, before: Plan) -> None:
+    """Check that a plan is for the job that another one trains.
+
+    Args:
+        plan: the new one.
+        before: the one in force, which fits.
+
+    Raises:
+        StalePlanError: it is for another job, and the user did not allow that it drifts.
+    """
+    allowed = set(os.environ.get(DRIFT_VARIABLE, "").split(","))
+    mine, theirs = before.preconditions, plan.preconditions
+    differing = {
+        "world_size": mine.world_size != theirs.world_size,
+        "gpus_per_node": mine.gpus_per_node != theirs.gpus_per_node,
+        "parameter_count": not same_count(plan, mine.parameter_count),
+    }
+    for name, differs in differing.items():
+        if differs and name not in allowed:
+            raise StalePlanError(
+                f"the plan must fit the job: made for {name} {getattr(theirs, name)}, the plan in force for "
+                f"{getattr(mine, name)}",
+                where=f"plan {plan.plan_id}",
+                hint=f"recommend from this job's traces, or start the job with --allow-drift {name}",
+            )
+
+
 def check_facts(plan: Plan, num_parameters: int, *other_counts: int) -> None:
     """Check the plan's preconditions against this job.
 

@@ -18,6 +18,7 @@ from paro_advise.core.documents import to_json
 from paro_advise.errors import ParoAdviseError, SwitchError, TrainingError
 from paro_advise.policies.plan import plan_from_json
 from paro_advise.runtime.adapters.constants import NOTICE_STEPS
+from paro_advise.runtime.adapters.planned.planned import check_like
 from paro_advise.runtime.job import ANSWER, CURRENT, REQUEST, STATE
 from paro_advise.runtime.messages import tell
 from paro_advise.runtime.sharding.module import engine_of
@@ -70,11 +71,12 @@ class Switchboard:
             (self._folder / REQUEST).unlink(missing_ok=True)
             self._is_announced = True
 
-    def take(self, model: nn.Module, *, is_alone: bool = True) -> Plan | None:
+    def take(self, model: nn.Module, before: Plan, *, is_alone: bool = True) -> Plan | None:
         """Switch if a request waits; a plan that cannot be used is answered with the reason and changes nothing.
 
         Args:
             model: sharded, between two steps.
+            before: the plan in force.
             is_alone: no other model of the job is sharded.
 
         Raises:
@@ -87,6 +89,7 @@ class Switchboard:
             if not is_alone:
                 raise TrainingError("a switch takes one model, this job trains several", hint="start it with the plan")
             plan = plan_from_json(data, REQUEST)
+            check_like(plan, before)
             chosen = plan.chosen
             size = chosen.group_size or engine_of(model).grid.group_size
             report = switch(model, chosen.triple, group_size=size)
