@@ -277,3 +277,51 @@ def test_line_ends_permissions_and_links_stay(plan, tmp_path):
     assert run(["apply", chosen, str(link), "--undo"]) == 0
     assert real.stat().st_mode & 0o777 == 0o640
     assert link.is_symlink()
+
+
+OTHER_WAYS = {
+    "acc.yaml": (
+        "distributed_type: FSDP\nnum_processes: 8\nparallelism_config:\n  parallelism_config_tp_size: 2\n",
+        "made for parallelism_config.parallelism_config_tp_size 1, the file says 2",
+    ),
+    "acc2.yaml": ("distributed_type: MEGATRON_LM\nnum_processes: 8\n", "this one names Megatron-LM"),
+    "titan.toml": ("[parallelism]\nexpert_parallel_degree = 4\n", "made for parallelism.expert_parallel_degree 1"),
+    "megatron.sh": (
+        """# --tensor-model-parallel-size 1
+torchrun megatron.py --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --use-distributed-optimizer
+""",
+        "made for model-parallel ranks 1, the file says 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_WAYS)
+def test_files_that_cut_the_model_in_other_ways_are_refused(name, plan, tmp_path, capsys):
+    """Only some of their ranks share the data, and the plan was made for a job where all do."""
+    pytest.importorskip({"yaml": "ruamel.yaml", "toml": "tomlkit", "sh": "paro_advise"}[name.rpartition(".")[2]])
+    text, told = OTHER_WAYS[name]
+    (tmp_path / name).write_text(text)
+    assert run(["apply", plan("III"), str(tmp_path / name), "--write"]) != 0
+    assert told in capsys.readouterr().err
+    assert (tmp_path / name).read_text() == text
+
+
+def test_a_plan_that_keeps_the_run_says_so_and_takes_no_file_for_one_that_runs_it(tmp_path, capsys):
+    kept = tmp_path / "keep.json"
+    made = recommend(calibration(), Limits())
+    kept.write_bytes(to_json(with_id(replace(made, chosen=made.baseline, verdict=Verdict.KEEP))))
+    for name, text in {"ds.json": DEEPSPEED, "notes.txt": "no configuration\n"}.items():
+        (tmp_path / name).write_text(text)
+    assert run(["apply", str(kept), str(tmp_path / "ds.json")]) == 0
+    assert "the plan keeps the run as it is; nothing to change" in capsys.readouterr().err
+    assert run(["apply", str(kept), str(tmp_path / "notes.txt")]) != 0
+    assert "got none of them" in capsys.readouterr().err
+
+
+def test_a_script_with_a_byte_order_mark_keeps_it(plan, tmp_path):
+    pytest.importorskip("libcst")
+    (tmp_path / "train.py").write_text("\ufeff" + SCRIPT)
+    assert run(["apply", plan("III"), str(tmp_path / "train.py"), "--write", "-q"]) == 0
+    text = (tmp_path / "train.py").read_text()
+    assert text.startswith("\ufeff")
+    assert "use_plan" in text

@@ -292,3 +292,19 @@ def test_recorded_runs_keep_their_order_of_truth():
         analysis = analyze(DATA / "nccl_like" / name / "traces")
         assert analysis.states["parameter"].count == truth["summary"]["states"]["parameter"]["count"]
         assert analysis.lag_us == 0
+
+
+def test_a_script_that_profiles_itself_while_it_is_recorded_has_each_step_once(tmp_path):
+    """Its profiler marks steps too, by the same thread some microseconds later, under the same or another number."""
+    traces = []
+    for rank in range(2):
+        trace = fsdp_rank(rank)
+        marks = [event for event in trace.events if event["name"].startswith("ProfilerStep#")]
+        for offset, mark in enumerate(marks):
+            number = int(mark["name"].partition("#")[2]) + offset % 2
+            trace.step(number, mark["ts"] - trace.offset + 30, mark["dur"])
+        traces.append(trace)
+    plain = analyze(write_run(tmp_path / "plain", [fsdp_rank(rank) for rank in range(2)]))
+    twice = analyze(write_run(tmp_path / "twice", traces))
+    assert twice.run.num_steps == plain.run.num_steps
+    assert twice.states["parameter"].count == plain.states["parameter"].count

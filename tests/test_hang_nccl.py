@@ -31,3 +31,25 @@ def test_a_number_that_is_no_rank_of_the_job_names_none(tmp_path, capsys):
         (tmp_path / name).write_bytes((DUMPS / f"skips/dump_{rank}").read_bytes())
     assert run(["hang", str(tmp_path)]) != 0
     assert "neither the dump nor its name tells the rank" in capsys.readouterr().err
+
+
+def some_of(made_by, folder, whole, cut=()):
+    for rank in whole:
+        (folder / f"nccl_trace_rank_{rank}").write_bytes((DUMPS / made_by / f"dump_{rank}").read_bytes())
+    for rank in cut:
+        (folder / f"nccl_trace_rank_{rank}").write_bytes((DUMPS / made_by / f"dump_{rank}").read_bytes()[:1000])
+    return str(folder)
+
+
+def test_ranks_of_which_nothing_is_known_are_blamed_alike(tmp_path, capsys):
+    """Rank 1 is at fault; its dump is cut, and that of rank 2, which waits, was not given."""
+    assert run(["hang", some_of("skips", tmp_path, [0], [1])]) == 0
+    assert "Cannot tell who is at fault: others wait for ranks 1-2" in capsys.readouterr().out
+
+
+def test_one_rank_whose_collectives_are_finished_does_not_speak_for_all(tmp_path, capsys):
+    assert run(["hang", some_of("size", tmp_path, [0])]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "Cannot tell who is at fault: every collective in these dumps is finished. Give what ranks 1-2 left too." in out
+    )

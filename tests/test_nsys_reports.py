@@ -160,3 +160,16 @@ def test_without_names_of_kernels_nothing_is_said_of_the_device(tmp_path):
     analysis = analyze(path)
     assert analysis.verdict.regime == "unknown"
     assert any("lacks" in notice.message and "StringIds" in notice.message for notice in analysis.data_quality)
+
+
+def test_rows_in_a_write_ahead_log_are_said_to_be_left_out(tmp_path):
+    """A program that still has the database open writes its newest rows beside it."""
+    path = usual().write(tmp_path / "r.sqlite")
+    assert "Q275" not in {item.code for item in analyze(path).data_quality}
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("INSERT INTO StringIds VALUES (9, 'later')")
+        db.commit()
+        assert path.with_name("r.sqlite-wal").stat().st_size > 0
+        assert "Q275" in {item.code for item in analyze(path).data_quality}
+    db.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import tarfile
 
 import pytest
@@ -111,3 +113,11 @@ def test_a_slice_beside_the_traces_is_not_read_as_one_of_them(traces, capsys):
     assert {**after, "data_quality": []} == {**before, "data_quality": []}
     assert run(["analyze", str(traces / "step.json")]) == 3
     assert "a part that paro-advise has cut" in capsys.readouterr().err
+
+
+def test_an_output_never_replaces_a_device_or_a_pipe(traces, tmp_path, capsys):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert run(["analyze", str(traces), "--json", str(pipe), "--force", "-q"]) != 0
+    assert "a device or a pipe" in capsys.readouterr().err
+    assert stat.S_ISFIFO(pipe.stat().st_mode)

@@ -29,7 +29,7 @@ from paro_advise.core.framework import Framework
 from paro_advise.errors import ForeignDataError, InputError, UsageError
 from paro_advise.policies.plan import plan_from_json, same_way
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
-from paro_advise.policies.strategy_name import short_choice_name
+from paro_advise.policies.strategy_name import choice_name, short_choice_name
 
 MB = 1e6
 PROVENANCE = Provenance(version="0", created_utc="", command="recommend")
@@ -443,7 +443,8 @@ def test_a_run_that_breaks_the_limit_is_not_kept():
 def test_when_nothing_fits_at_all_it_is_said():
     plan = recommend(calibration(), Limits(device_memory_bytes=1.0))
     assert plan.verdict == "keep"
-    assert plan.text.startswith("Nothing fits")
+    least = min((c for c in plan.candidates if c.reason.startswith("needs")), key=lambda c: c.predicted.memory_bytes)
+    assert plan.text.startswith(f"Nothing fits, not even {choice_name(least)}: it needs")
 
 
 def test_what_would_change_the_choice_is_judged_as_the_choice_was():
