@@ -74,10 +74,8 @@ def _alarm(change: Change, logs: Sequence[StepLog]) -> Alarm:
     elif any(row.cpu_us is not None for item in logs for row in item.rows):
         world = max(item.world_size for item in logs)
         if len(logs) < world:
-            text += (
-                f"; no host of the {len(logs)} ranks of {world} whose logs are here works longer: look at the others, "
-            )
-            text += "at the network and the devices"
+            seen = f"{len(logs)} ranks of {world}" if len(logs) > 1 else f"one rank of {world}"
+            text += f"; no host of the {seen} whose logs are here works longer: look at the others, the network, devices"
         else:
             text += "; no rank's host works longer: look at the network and the devices"
     return Alarm(
