@@ -222,7 +222,7 @@ def test_hosts_of_ranks_without_a_log_are_not_spoken_for(tmp_path, capsys):
     (tmp_path / "steps.rank0.jsonl").write_text("\n".join(log_lines(0, times, [4e5] * 80)) + "\n")
     assert run(["watch", str(tmp_path), "--once"]) == 0
     assert (
-        "no host of the one rank of 2 whose logs are here works longer: look at the others" in capsys.readouterr().out
+        "no host of the one rank of 2 whose logs are here works longer: look at others" in capsys.readouterr().out
     )
 
 

@@ -75,7 +75,7 @@ def _alarm(change: Change, logs: Sequence[StepLog]) -> Alarm:
         world = max(item.world_size for item in logs)
         if len(logs) < world:
             seen = f"{len(logs)} ranks of {world}" if len(logs) > 1 else f"one rank of {world}"
-            text += f"; no host of the {seen} whose logs are here works longer: look at the others, the network, devices"
+            text += f"; no host of the {seen} whose logs are here works longer: look at others, the network, devices"
         else:
             text += "; no rank's host works longer: look at the network and the devices"
     return Alarm(
