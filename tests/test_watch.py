@@ -221,9 +221,7 @@ def test_hosts_of_ranks_without_a_log_are_not_spoken_for(tmp_path, capsys):
     times = [1e6 + 1e3 * (index % 7) for index in range(60)] + [1.6e6] * 20
     (tmp_path / "steps.rank0.jsonl").write_text("\n".join(log_lines(0, times, [4e5] * 80)) + "\n")
     assert run(["watch", str(tmp_path), "--once"]) == 0
-    assert (
-        "no host of the one rank of 2 whose logs are here works longer: look at others" in capsys.readouterr().out
-    )
+    assert "no host of the one rank of 2 whose logs are here works longer: look at others" in capsys.readouterr().out
 
 
 def test_profiled_steps_and_the_start_do_not_count(tmp_path, capsys):
