@@ -76,7 +76,10 @@ class LinkRates:
         if op == Op.ALL_REDUCE and not self.sums_in_network and len(self.gbps) > 1:
             parts = [1 / self.busbw_gbps(part, nodes, local) for part in RATED if part != op and part in self.gbps]
             return len(parts) / sum(parts)
-        listed = _at(self._pairs(op), nodes)
+        pairs = self._pairs(op)
+        listed = _at(pairs, nodes)
+        if local > 1:  # what arrives over the cards goes on over the links inside a node, which a benchmark of one shows
+            listed = min([listed, *(rate for number, rate in pairs if number == 1)])
         card = self.card_gbps
         missing = card is not None and nodes > 1 and local < self.ranks_per_node
         if not missing or card is None:
