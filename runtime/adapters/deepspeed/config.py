@@ -161,6 +161,8 @@ def check_table(table: Table, **arguments: object) -> None:
     """
     zero = table.get("zero_optimization", {})
     low = low_precision(table)
+    if table.get("managed_gradient_accumulation") is False:
+        raise TrainingError("a plan cannot express DeepSpeed's managed_gradient_accumulation: false", hint=NO_PLAN)
     for name, value in (
         ("fp16", table.get("fp16", {}).get("enabled")),
         ("zero_optimization.offload_param", zero.get("offload_param", {}).get("device", "none") != "none"),
@@ -172,6 +174,11 @@ def check_table(table: Table, **arguments: object) -> None:
     ):
         if _is_on(value):
             raise TrainingError(f"a plan cannot express DeepSpeed's {name}", hint=NO_PLAN)
+
+
+def zero_stage(table: Table) -> int:
+    """Return the stage of ZeRO that a config asks for."""
+    return int(table.get("zero_optimization", {}).get("stage", 0) or 0)
 
 
 def low_precision(table: Table) -> Table:
@@ -225,8 +232,9 @@ def make_optimizer(table: Table, parameters: ParamsT) -> torch.optim.Optimizer:
         "sgd": torch.optim.SGD,
     }
     if kind not in classes:
+        got = section.get("type") or "none, as for a model that is not trained"
         raise TrainingError(
-            f"a plan needs an optimizer of type Adam, AdamW or SGD, got {section.get('type')!r}",
+            f"a plan needs an optimizer of type Adam, AdamW or SGD, got {got}",
             hint="pass optimizer= to deepspeed.initialize",
         )
     if kind in ("adam", "adamw") and not is_torchs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from contextlib import contextmanager
@@ -13,12 +14,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map
 
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.deepspeed import checkpoints
-from paro_advise.runtime.adapters.deepspeed.config import batch_sizes, gradient_clipping, low_precision
+from paro_advise.runtime.adapters.deepspeed.config import (
+    STAGES,
+    ZERO_3,
+    batch_sizes,
+    gradient_clipping,
+    low_precision,
+    zero_stage,
+)
 from paro_advise.runtime.adapters.planned.wrapping import Wrapping, copy_from_rank_0
 from paro_advise.runtime.sharding.exchange.usage import Missing
 
@@ -42,7 +50,8 @@ class PlannedEngine(nn.Module):
     Attributes:
         config: as given.
         training_dataloader: over the script's training data; None without.
-        global_steps, micro_steps, skipped_steps: optimizer steps and backward passes so far; none is skipped.
+        global_steps, micro_steps: steps and backward passes so far.
+        skipped_steps: those of the steps that were not taken, for a gradient was infinite or not a number.
         local_rank, global_rank, world_size: of this process.
     """
 
@@ -71,6 +80,11 @@ class PlannedEngine(nn.Module):
         self._in_backward = self._in_no_sync = self._has_stepped = False
         self._boundary: bool | None = None
         self._clip = gradient_clipping(table)
+        self._stage = zero_stage(table)
+        # DeepSpeed's ZeRO looks for infinite gradients in each step, in bf16 unless told not to.
+        low = low_precision(table)
+        is_told_not_to = low.get("enabled") and low.get("check_grad_overflow") is False and self._stage < ZERO_3
+        self._checks_overflow = self._stage > 0 and not is_told_not_to
         self._micro_batch, self._accumulation = batch_sizes(table)
         copy_from_rank_0(model)
         self._wrapping = Wrapping(
@@ -106,10 +120,15 @@ class PlannedEngine(nn.Module):
         if sharded is not None:
             sharded.set_requires_gradient_sync(last)
         output: object = self.module(*args, **kwargs)
-        for tensor in tree_leaves(output):
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                tensor.register_hook(self._scale_gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return output
+        return tree_map(self._scaled, output) if self._accumulation > 1 else output
+
+    def _scaled(self, leaf: object) -> object:
+        """Return a view of an output whose gradient is scaled: what the model makes of it itself goes past the view."""
+        if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
+            return leaf
+        shown = leaf.view_as(leaf)
+        shown.register_hook(self._scale_gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return shown
 
     def _scale_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
         """Take the mean over micro-batches where the script calls ``loss.backward()`` itself, as DeepSpeed does."""
@@ -118,7 +137,7 @@ class PlannedEngine(nn.Module):
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True, **_: object
     ) -> torch.Tensor:
-        """Accumulate the gradients of the mean over micro-batches."""
+        """Accumulate the gradients of the mean over micro-batches; return the loss as it was scaled for that."""
         self._refuse_unsharded()
         scaled = loss / self._accumulation if scale_wrt_gas else loss
         self._in_backward = True
@@ -126,7 +145,7 @@ class PlannedEngine(nn.Module):
             scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         finally:
             self._in_backward = False
-        return loss
+        return scaled
 
     def _refuse_unsharded(self) -> None:
         """End the job where the script has called its module by itself: the plan would never take over."""
@@ -159,11 +178,16 @@ class PlannedEngine(nn.Module):
         self.micro_steps += 1
         if not self._has_stepped:
             return
-        if self._clip > 0:
-            self._norm = float(torch.nn.utils.clip_grad_norm_(self.module.parameters(), self._clip))
-        self.optimizer.step()
+        if self._clip > 0 or self._checks_overflow:
+            most = self._clip if self._clip > 0 else math.inf
+            self._norm = float(torch.nn.utils.clip_grad_norm_(self.module.parameters(), most))
+        if self._checks_overflow and self._norm is not None and not math.isfinite(self._norm):
+            self._has_stepped = False
+            self.skipped_steps += 1
+        else:
+            self.optimizer.step()
         self.optimizer.zero_grad()
-        if self.lr_scheduler is not None:
+        if self.lr_scheduler is not None and self._has_stepped:
             self.lr_scheduler.step(**(lr_kwargs or {}))
         self.global_steps += 1
 
@@ -172,8 +196,9 @@ class PlannedEngine(nn.Module):
         return self._has_stepped
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Discard all gradients."""
-        self.optimizer.zero_grad(set_to_none)
+        """Discard the gradients at the parameters, from where DeepSpeed takes them at once from stage 2 on."""
+        if self._stage < STAGES["NGG"]:
+            self.optimizer.zero_grad(set_to_none)
 
     def compile(self, backend: str = "inductor", compile_kwargs: Keywords | None = None, **_: object) -> None:
         """Compile the units of the model once it is sharded; before that there is nothing to compile."""
@@ -281,7 +306,7 @@ class PlannedEngine(nn.Module):
         if load_lr_scheduler_states and takes_all and self.lr_scheduler is not None and schedule is not None:
             self.lr_scheduler.load_state_dict(schedule)
         if takes_all:
-            self.global_steps, self.micro_steps = beside["global_steps"], beside["micro_steps"]
+            self.global_steps = beside["global_steps"]  # passes are counted anew, as DeepSpeed does
         return str(path), beside["client_state"]
 
     def save_16bit_model(self, save_dir: str | Path, save_filename: str = "pytorch_model.bin", **_: object) -> bool:
@@ -370,7 +395,7 @@ class PlannedEngine(nn.Module):
 
     def zero_optimization_stage(self) -> int:
         """Return the stage in the config, in place of which the plan's strategy runs."""
-        return int(self.config.get("zero_optimization", {}).get("stage", 0))
+        return zero_stage(self.config)
 
     def zero_optimization(self) -> bool:
         """Tell whether the config asks for ZeRO."""

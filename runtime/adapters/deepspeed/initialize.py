@@ -19,6 +19,7 @@ from paro_advise.runtime.adapters.deepspeed.config import (
     make_scheduler,
     read_table,
     set_strategy,
+    zero_stage,
 )
 from paro_advise.runtime.adapters.deepspeed.engine import PlannedEngine
 from paro_advise.runtime.adapters.deepspeed.gathering import Gathering
@@ -121,7 +122,7 @@ class _Initialization:
     def _make_engine(self, table: Table, given: StateDict) -> Made:
         model, optimizer, scheduler = (given.get(key) for key in ("model", "optimizer", "lr_scheduler"))
         assert model is not None
-        self.models[model] = int(table.get("zero_optimization", {}).get("stage", 0))
+        self.models[model] = zero_stage(table)
         model.to(torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu")
         parameters = given.get("model_parameters") or model.parameters()
         made = optimizer(parameters) if callable(optimizer) else optimizer

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
-from paro_advise.runtime.sharding.parameters.owned import Gathered, versions
+from paro_advise.runtime.sharding.parameters.owned import Gathered, is_in_backward, versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,7 +87,8 @@ class WholeInForward:
             UsageError: see ``check``.
         """
         self.check()
-        self._before = [versions(slot.parameter) for slot in self._slots]
+        # A forward pass that backward runs again, for activations that were dropped, may end where it has them all.
+        self._before = [] if is_in_backward() else [versions(slot.parameter) for slot in self._slots]
 
     def end(self) -> None:
         """Compare them at the end of the forward pass.

@@ -37,7 +37,7 @@ class _View(torch.optim.Optimizer):
         if not engine.gradients.are_waiting:
             shards.ensure_state()
         models = {slot.name: slot.parameter for unit in engine.units for slot in unit.spec.slots} | shards.ignored
-        self._engine, self._of = engine, optimizer
+        self._engine, self._of, self._names = engine, optimizer, shards.all_names[groups]
         # What Optimizer.__init__ does beside this would count as a new optimizer of the script.
         self.param_groups = [
             {**group, "params": [models[name] for name in names]}
@@ -69,7 +69,19 @@ class _View(torch.optim.Optimizer):
         return part_of(self._engine, found, self._of)
 
     def load_state_dict(self, state_dict: StateDict) -> None:
-        """Take a state, by names or places, in the order of the groups."""
+        """Take a state, by names or places, in the order of the groups.
+
+        The helpers name parameters without what wrappers and compilers put into names, so their order tells whose is
+        whose, as for any optimizer.
+        """
+        ours = [name for names in self._names for name in names]
+        given = state_dict["param_groups"]
+        saved = [key for group in given for key in group["params"]]
+        if len(saved) == len(ours) and set(saved).isdisjoint(range(len(ours))):
+            own = dict(zip(saved, ours, strict=True))
+            groups = [{**group, "params": [own[key] for key in group["params"]]} for group in given]
+            state = {own.get(key, key): value for key, value in state_dict["state"].items()}
+            state_dict = {**state_dict, "state": state, "param_groups": groups}
         self._of.load_state_dict(state_dict)
 
 
