@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import weakref
 from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -151,13 +152,19 @@ class _Wrapper(nn.Module):
 
 
 class _NoReducer:
-    """DDP's reducer to those who prepare it for backward by hand: the plan needs no such thing."""
+    """DDP's reducer to those who prepare it for backward by hand, after a forward pass that did not."""
+
+    def __init__(self, wrapper: DistributedDataParallel) -> None:
+        self._wrapper = weakref.ref(wrapper)
 
     def _rebuild_buckets(self) -> bool:
         return False
 
     def prepare_for_backward(self, *_: object) -> None:
-        """Do nothing."""
+        """Let the coming backward pass count as one of a forward pass that synchronizes, if it does."""
+        wrapper = self._wrapper()
+        if wrapper is not None:
+            wrapper.is_prepared()
 
 
 class DistributedDataParallel(_Wrapper):
@@ -189,7 +196,7 @@ class DistributedDataParallel(_Wrapper):
             origin="DDP", states_are_whole=True, evaluates_alone=True, ignored=ignored, keeps_local_gradients=True
         )
         self._adopt(module, wrapping)
-        self.reducer = _NoReducer()
+        self.reducer = _NoReducer(self)
         self._show_settings(process_group, broadcast_buffers=broadcast_buffers, settings=settings)
 
     def _show_settings(
@@ -235,6 +242,13 @@ class DistributedDataParallel(_Wrapper):
         sharded = session.sharded(self._inner)
         if sharded is not None:
             sharded.set_requires_gradient_sync(value)
+
+    def is_prepared(self) -> None:
+        """Take note that the script itself prepares the coming backward pass."""
+        engine = _session().engine(self._inner)
+        if engine is not None and self.require_backward_grad_sync:
+            engine.gradients.has_synchronized_forward = engine.gradients.synchronizes
+            self._next_sends_buffers = True
 
     def forward(self, *args: object, **kwargs: object) -> object:
         """Call the wrapped module, with rank 0's buffers where DDP sends them.

@@ -54,6 +54,7 @@ class Exposure:
         Raises:
             UsageError: a gradient was replaced by a tensor of another kind.
         """
+        self.put_back()  # a script may go backward, and step, inside the forward pass of what it has wrapped
         for parameter, shard, gradient in self._shown:
             theirs, of_optimizer = gradient_of(parameter), gradient_of(shard)
             if theirs is None:

@@ -429,6 +429,12 @@ class GradientReducer:
                         "used outside of it (a penalty on weights, another method), whose gradient would be lost",
                         hint="compute it inside forward, or choose a strategy that replicates parameters (N..)",
                     )
+        if self.synchronizes and fsdp2.accumulated_bytes(self._model) > 0:
+            raise UsageError(
+                "a backward pass must reach each sharded unit once after all that its parameters are used for, got a "
+                "gradient of one that was reduced before (a penalty on gradients and another forward pass in one loss)",
+                hint="call backward() for each forward pass, or choose a strategy that replicates parameters (N..)",
+            )
 
     def drop(self, parameter: torch.Tensor) -> None:
         """Forget what was added up for one parameter, as ``parameter.grad = None`` does."""
