@@ -5,15 +5,19 @@ Arguments: "ddp", "fsdp1" or "fsdp2". Prints the name of each job with its numbe
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from script_habits import STEPS, Blocks, adamw, main, mean, squares, train, values_of, whole, wrapped
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 
 class Replaced(nn.Linear):
@@ -318,6 +322,37 @@ def names_of_classes(job):
     return float(sum(map(len, shown)))
 
 
+class Rerun(Blocks):
+    """Its blocks run again in backward, called by their parent, as transformers does it."""
+
+    def forward(self, values):
+        values = self.first(values).relu()
+        for block in self.blocks:
+            values = checkpoint(block, values, use_reentrant=False).relu()
+        return self.last(values)
+
+
+def loads_by_names_without_wrappers():
+    """Load the states that were saved some steps ago, by helpers that leave wrappers out of names."""
+    torch.manual_seed(0)
+    model = Blocks()
+    for place, block in enumerate(model.blocks):
+        model.blocks[place] = checkpoint_wrapper(block)
+    job, saved, found = wrapped(model, "fsdp2"), None, []
+    optimizer = adamw(job.parameters())
+    for step in range(2 * STEPS):
+        if step == STEPS // 2:
+            saved = copy.deepcopy(get_state_dict(job, optimizer))
+        if step == STEPS:
+            set_state_dict(job, optimizer, model_state_dict=saved[0], optim_state_dict=saved[1])
+        loss = squares(job, values_of(step, same=False))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(mean(loss.item()))
+    return found
+
+
 def steps(model, optimizer):
     found = []
     for step in range(STEPS):
@@ -367,6 +402,8 @@ def jobs(framework):
         yield "adds rows up in groups", lambda: adds_rows_up(mesh)
         yield "looks at whole weights", lambda: train(Blocks(), framework, after_step=looks_at_whole_weights)
         yield "wraps layers alone", lambda: by_layers(framework)
+        yield "runs blocks again", lambda: train(Rerun(), framework)
+        yield "loads by names without wrappers", loads_by_names_without_wrappers
         yield "goes by names", lambda: train(Blocks(), framework, after_step=names_of_classes)
 
 

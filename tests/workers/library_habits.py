@@ -98,6 +98,45 @@ def accumulates_later(passes):
     return found
 
 
+class TrainsInside(Blocks):
+    """Goes backward and steps inside its forward pass, as Lightning's manual optimization does inside DDP's."""
+
+    job: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def forward(self, values):
+        loss = super().forward(values).square().mean()
+        self.job.reducer._rebuild_buckets()
+        self.job.reducer.prepare_for_backward([])
+        loss.backward()
+        self.job.require_backward_grad_sync = False  # DDP itself shall prepare no backward pass at its end
+        return loss.detach()
+
+
+def trains_inside():
+    torch.manual_seed(0)
+    model = TrainsInside()
+    job = nn.parallel.DistributedDataParallel(model)
+    TrainsInside.job, TrainsInside.optimizer = job, adamw(job.parameters())
+    found = []
+    for step in range(2 * STEPS):
+        loss = job(values_of(step, same=False))
+        job.require_backward_grad_sync = True
+        if step % 2:  # of two passes, each reduced by itself
+            found.append(float(nn.utils.clip_grad_norm_(job.parameters(), 1.0)))
+            model.optimizer.step()
+            model.optimizer.zero_grad()
+        found.append(mean(loss))
+    return found
+
+
+def penalty_before_a_pass(job, values):
+    """The usual order of a Wasserstein GAN: a penalty on gradients, another forward pass, one backward pass."""
+    inputs = values.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(job(inputs).sum(), inputs, create_graph=True)
+    return (gradient.norm(dim=1) - 1).square().mean() + squares(job, values)
+
+
 def norms_as_tensors(model):
     """Put norms into tensors in all the ways that loggers do."""
     norms = [parameter.grad.norm() for parameter in model.parameters()]
@@ -154,6 +193,8 @@ def jobs(_):
     yield "accumulates later", lambda: accumulates_later((1, 2, 3, 2, 1, 2))
     yield "accumulates from the start", lambda: accumulates_later((2, 2, 3))
     yield "logs norms", logs_norms
+    yield "trains inside", trains_inside
+    yield "penalizes, then passes", lambda: train(Blocks(), "ddp", loss_of=penalty_before_a_pass)
     yield "works on lists", works_on_lists
     yield "syncs states", lambda: train(Blocks(), "ddp", after_step=syncs_states)
 
