@@ -238,6 +238,19 @@ def test_scripts_of_zero_3_see_whole_parameters_under_any_plan(a_plan, tmp_path)
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed (make integrations)")
+@pytest.mark.distributed
+@pytest.mark.parametrize(("stage", "strategy"), [(1, "NNG"), (2, "IIG"), (3, "GGG")])
+def test_scripts_of_deepspeed_train_alike_under_a_plan(stage, strategy, a_plan, tmp_path):
+    """Gradients are scaled once however they come, dropped where DeepSpeed has not taken them, and skipped if infinite."""
+    script = LOOPS / "deepspeed_habits.py"
+    plain = told_by(run_ranks(script, str(stage)))
+    assert len(plain) == 4 * 4 * 2
+    plan = plan_for(a_plan, tmp_path / "plan.json", strategy)
+    found = told_by(run_ranks(script, str(stage), plan=plan, drift="parameter_count"))
+    assert found == pytest.approx(plain, rel=ROUNDING)
+
+
 def told_by(done):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return [float(value) for value in re.findall(r"^LOSS \d+ (\S+)$", done.stdout, re.MULTILINE)]
