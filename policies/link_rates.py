@@ -78,7 +78,7 @@ class LinkRates:
             return len(parts) / sum(parts)
         pairs = self._pairs(op)
         listed = _at(pairs, nodes)
-        if local > 1:  # what arrives over the cards goes on over the links inside a node, which a benchmark of one shows
+        if local > 1:  # what arrives over the cards goes on inside the node, as fast as a benchmark of one shows
             listed = min([listed, *(rate for number, rate in pairs if number == 1)])
         card = self.card_gbps
         missing = card is not None and nodes > 1 and local < self.ranks_per_node

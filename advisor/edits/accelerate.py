@@ -49,7 +49,7 @@ def edit_accelerate(text: str, plan: Plan) -> str:
     return out.getvalue()
 
 
-def _refuse_other_parallelism(table: dict[str, Any], plan: Plan) -> None:
+def _refuse_other_parallelism(table: dict[str, object], plan: Plan) -> None:
     """Refuse a file whose model is cut in other ways too, of whose ranks a plan's are only a part.
 
     Raises:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
     from torch.utils.hooks import RemovableHandle
 
     from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec
@@ -230,13 +232,13 @@ def recover(root: nn.Module) -> None:
     getattr(top._comm_ctx, "reduce_scatter_states", []).clear()  # noqa: SLF001 - not before torch 2.13
 
 
-def _groups_of(state: Any) -> list[Any]:
+def _groups_of(state: FSDPState) -> list[FSDPParamGroup]:
     """Return FSDP2's groups of parameters of a module: one before torch 2.13, there without a list."""
-    found: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
+    found: list[FSDPParamGroup] | None = getattr(state, "_fsdp_param_groups", None)
     return [group for group in (state._fsdp_param_group,) if group] if found is None else found  # noqa: SLF001
 
 
-def _reset(group: Any) -> None:
+def _reset(group: FSDPParamGroup) -> None:
     """Bring a group to rest, which also drops what was gathered ahead."""
     if hasattr(group, "_reset_iter_state"):
         group._reset_iter_state()  # noqa: SLF001
@@ -245,7 +247,7 @@ def _reset(group: Any) -> None:
         group.wait_for_unshard()
     group._post_forward_indices.clear()  # noqa: SLF001
     group._training_state = TrainingState.IDLE  # noqa: SLF001
-    group._to_sharded()  # noqa: SLF001
+    group._to_sharded()  # type: ignore[no-untyped-call]  # noqa: SLF001
 
 
 def hook_handles(root: nn.Module) -> list[RemovableHandle]:
@@ -316,7 +318,7 @@ def unwrap(module: nn.Module, refuse_late: Callable[..., NoReturn]) -> None:
     state._pre_forward_hook_handle.remove()  # noqa: SLF001
     state._post_forward_hook_handle.remove()  # noqa: SLF001
     for group in _groups_of(state):
-        group.pre_backward = group.post_backward = refuse_late
+        group.pre_backward = group.post_backward = refuse_late  # type: ignore[method-assign]
         for parameter in group.fsdp_params:
             parameter._post_load_hook_handle.remove()  # noqa: SLF001
         for handles in (
