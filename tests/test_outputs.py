@@ -121,3 +121,15 @@ def test_an_output_never_replaces_a_device_or_a_pipe(traces, tmp_path, capsys):
     assert run(["analyze", str(traces), "--json", str(pipe), "--force", "-q"]) != 0
     assert "a device or a pipe" in capsys.readouterr().err
     assert stat.S_ISFIFO(pipe.stat().st_mode)
+    for device in ("/dev/null", "/dev/stdout"):  # the latter leads to a file where the shell has redirected it
+        assert run(["analyze", str(traces), "--json", device, "--force", "-q"]) != 0
+        assert "a device or a pipe" in capsys.readouterr().err
+
+
+def test_a_link_stays_one(traces, tmp_path):
+    (tmp_path / "today").mkdir()
+    link = tmp_path / "report.json"
+    link.symlink_to(tmp_path / "today" / "report.json")
+    assert run(["analyze", str(traces), "--json", str(link), "-q"]) == 0
+    assert link.is_symlink()
+    assert json.loads((tmp_path / "today" / "report.json").read_text())["format"] == "paro-advise/analysis"

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 REGRESSION = 5  # exit code of a run that became slower; docs/formats.md, exit codes
 
 
+_OF_DEVICES = ("/dev", "/dev/fd", "/dev/pts")  # folders whose names lead to devices and open files
+
+
 def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] = ()) -> None:
     """Raise before any work is done if a target exists, is an input, or lies in no writable folder.
 
@@ -43,7 +46,7 @@ def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] =
     parent = next((folder for folder in path.absolute().parents if folder.exists()), None)
     if path.is_dir() or parent is None or not parent.is_dir() or not os.access(parent, os.W_OK):
         raise OutputError("an output must be a file in a folder that can be written", where=target)
-    if path.exists() and not path.is_file():
+    if (path.exists() and not path.is_file()) or str(path.absolute().parent) in _OF_DEVICES:
         raise OutputError(
             "an output must be a file, this one is a device or a pipe, which a new file would replace",
             where=target,
@@ -150,7 +153,7 @@ def write_output(target: str, data: bytes, *, force: bool, mode: int | None = No
 
         upload(target, data)
         return
-    path = Path(target)
+    path = Path(target).resolve()  # a link stays one; what it leads to is replaced
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
