@@ -76,10 +76,7 @@ class LinkRates:
         if op == Op.ALL_REDUCE and not self.sums_in_network and len(self.gbps) > 1:
             parts = [1 / self.busbw_gbps(part, nodes, local) for part in RATED if part != op and part in self.gbps]
             return len(parts) / sum(parts)
-        pairs = self._pairs(op)
-        listed = _at(pairs, nodes)
-        if local > 1:  # what arrives over the cards goes on inside the node, as fast as a benchmark of one shows
-            listed = min([listed, *(rate for number, rate in pairs if number == 1)])
+        listed = _at(self._pairs(op), nodes)
         card = self.card_gbps
         missing = card is not None and nodes > 1 and local < self.ranks_per_node
         if not missing or card is None:

@@ -7,7 +7,6 @@ import pytest
 from paro_advise.core.collective import Op
 from paro_advise.errors import UsageError
 from paro_advise.policies.collective_cost import RingAlgorithm, effort_of
-from paro_advise.policies.link_rates import LinkRates
 
 
 def cost(algorithm, operation, num_bytes, nodes, local, *, ratio=10.0, inter_alpha=0.0, intra_alpha=0.0, inter=1.0):
@@ -96,12 +95,3 @@ def test_one_rank_sends_nothing():
 def test_other_operations_are_refused():
     with pytest.raises(UsageError, match="all_to_all"):
         effort_of(RingAlgorithm.RING, Op.ALL_TO_ALL, 1.0, 2, 2)
-
-
-def test_a_ring_over_nodes_is_no_faster_than_the_links_inside_a_node():
-    """What arrives over the cards goes on inside; one rank a node passes nothing on there."""
-    rates = LinkRates(ranks_per_node=8, num_bytes=1e9, gbps={Op.ALL_GATHER: ((1, 20.0), (4, 200.0))})
-    assert rates.busbw_gbps(Op.ALL_GATHER, 4, 8) == 20.0
-    assert rates.busbw_gbps(Op.ALL_GATHER, 1, 8) == 20.0
-    cards_only = LinkRates(ranks_per_node=8, num_bytes=1e9, gbps={Op.ALL_GATHER: ((4, 200.0),)})
-    assert rates.busbw_gbps(Op.ALL_GATHER, 4, 1) == cards_only.busbw_gbps(Op.ALL_GATHER, 4, 1)

@@ -21,8 +21,8 @@ def device_steps(steps: Sequence[HostSpan], rows: DeviceRows) -> tuple[HostSpan,
     """Return when the device ran each step, () where it keeps up with the host or launches are not known.
 
     A step begins with the first kernel that the host launched in it and ends where the next one begins; the last
-    ends as long after its last row as those before it, but not before the host would have launched the next one's
-    first kernel.
+    ends as long after its last row as those before it, but not before the next one's first kernel, which the host would
+    have launched as far into its step as before, could have begun.
     """
     import numpy as np
 
@@ -42,7 +42,9 @@ def device_steps(steps: Sequence[HostSpan], rows: DeviceRows) -> tuple[HostSpan,
     np.maximum.at(last_rows, step_of[step_of >= 0], rows.end_us[step_of >= 0])
     gap = float(np.median(np.maximum(starts[1:] - last_rows[:-1], 0.0))) if len(steps) > 1 else 0.0
     before_first_launch = float(np.median(launched - np.array([step.start_us for step in steps])))
-    ends = np.append(starts[1:], max(last_rows[-1] + gap, steps[-1].end_us + before_first_launch))
+    known = step_of >= 0
+    latency = max(0.0, float((rows.start_us[known] - rows.launch_us[known]).min()))  # of a launch, at the least
+    ends = np.append(starts[1:], max(last_rows[-1] + gap, steps[-1].end_us + before_first_launch + latency))
     return tuple(
         HostSpan(start_us=float(start), end_us=float(end), tid=step.tid, name=step.name)
         for step, start, end in zip(steps, starts, ends, strict=True)
