@@ -51,6 +51,6 @@ CPU_DEVICE_TYPE = 0  # of c10::DeviceType in `[memory]` events (c10/core/DeviceT
 MAX_ALLOCATED_BYTES = 1 << 44  # bytes; 16 TiB, more than any device or host holds; assumed
 MEMORY_EVENT = b'"[memory]"'  # the name of such an event, as text
 NO_STEPS_CODE = "Q120"  # of the notice that the whole trace counts as one step
-TWO_MARKS_US = 100.0  # between marks of one number by one thread up to which two profilers of a process wrote them;
-# seen: 18 to 37 us
+# Between marks of one number by one thread, up to which two profilers of a process wrote them; seen: 18 to 37.
+TWO_MARKS_US = 100.0
 DOUBLE_MARK_SHARE = 1e-3  # of a step between two marks of one number up to which one process wrote both; assumed
