@@ -103,8 +103,11 @@ class TrainsInside(Blocks):
 
     job: nn.Module
     optimizer: torch.optim.Optimizer
+    drops_first = False
 
     def forward(self, values):
+        if self.drops_first:
+            self.optimizer.zero_grad()
         loss = super().forward(values).square().mean()
         self.job.reducer._rebuild_buckets()
         self.job.reducer.prepare_for_backward([])
@@ -113,19 +116,22 @@ class TrainsInside(Blocks):
         return loss.detach()
 
 
-def trains_inside():
+def trains_inside(*, drops_first=False):
+    """Step after each second pass; with gradients dropped first, inside the forward pass, after each."""
     torch.manual_seed(0)
     model = TrainsInside()
+    model.drops_first = drops_first
     job = nn.parallel.DistributedDataParallel(model)
     TrainsInside.job, TrainsInside.optimizer = job, adamw(job.parameters())
     found = []
     for step in range(2 * STEPS):
         loss = job(values_of(step, same=False))
         job.require_backward_grad_sync = True
-        if step % 2:  # of two passes, each reduced by itself
+        if step % 2 or drops_first:
             found.append(float(nn.utils.clip_grad_norm_(job.parameters(), 1.0)))
             model.optimizer.step()
-            model.optimizer.zero_grad()
+            if not drops_first:
+                model.optimizer.zero_grad()
         found.append(mean(loss))
     return found
 
@@ -194,6 +200,7 @@ def jobs(_):
     yield "accumulates from the start", lambda: accumulates_later((2, 2, 3))
     yield "logs norms", logs_norms
     yield "trains inside", trains_inside
+    yield "drops and trains inside", lambda: trains_inside(drops_first=True)
     yield "penalizes, then passes", lambda: train(Blocks(), "ddp", loss_of=penalty_before_a_pass)
     yield "works on lists", works_on_lists
     yield "syncs states", lambda: train(Blocks(), "ddp", after_step=syncs_states)

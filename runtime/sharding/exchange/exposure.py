@@ -106,6 +106,7 @@ class Exposure:
             set_gradient(parameter, None)
             set_gradient(shard, None)
         self._shown = []
+        self._aside = []  # forgotten inside a forward pass, too
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
