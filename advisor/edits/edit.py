@@ -49,8 +49,8 @@ def edit_file(plan: Plan, name: str, text: str, plan_name: str, *, whatever_it_b
         return Edit(framework=kind, text=text, caveats=("the plan keeps the run as it is",))
     if not whatever_it_brings:
         refuse_no_gain(plan, kind)
+    mark = "\ufeff" if text.startswith("\ufeff") else ""
     if kind == "python":
-        mark = "\ufeff" if text.startswith("\ufeff") else ""
         edited = edit_script(text.removeprefix(mark), plan_name)
         return replace(edited, text=mark + edited.text)
     if not plan.preconditions.gpus_per_node or not plan.preconditions.world_size:
@@ -58,7 +58,6 @@ def edit_file(plan: Plan, name: str, text: str, plan_name: str, *, whatever_it_b
     made = export(kind, target_of(plan))
     caveats = [f"{kind} {made.min_version} or later, {made.fidelity}", *made.caveats]
     caveats += framework_caveats(plan, kind)
-    mark = "\ufeff" if text.startswith("\ufeff") else ""
     ending = "\r\n" if "\r\n" in text else "\n"
     plain = text.removeprefix(mark).replace("\r\n", "\n")
     try:
