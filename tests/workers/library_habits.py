@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from script_habits import STEPS, Blocks, adamw, main, mean, squares, train, values_of, wrapped
+from script_habits import STEPS, Blocks, CheckpointedBlocks, adamw, main, mean, squares, train, values_of, wrapped
 from torch import nn
 from torch.distributed.utils import _sync_module_states
 
@@ -143,6 +143,24 @@ def penalty_before_a_pass(job, values):
     return (gradient.norm(dim=1) - 1).square().mean() + squares(job, values)
 
 
+class Answer:
+    """What a model returns where a library wants more than tensors; nothing that torch could look into."""
+
+    def __init__(self, logits):
+        self.logits = logits
+
+
+class AnsweringBlocks(CheckpointedBlocks):
+    """A model that runs its blocks again in backward and whose output shows no tensor."""
+
+    def forward(self, values):
+        return Answer(super().forward(values))
+
+
+def answers_after_checkpoints():
+    return train(AnsweringBlocks(), "ddp", loss_of=lambda job, values: job(values).logits.square().mean())
+
+
 def norms_as_tensors(model):
     """Put norms into tensors in all the ways that loggers do."""
     norms = [parameter.grad.norm() for parameter in model.parameters()]
@@ -202,6 +220,7 @@ def jobs(_):
     yield "trains inside", trains_inside
     yield "drops and trains inside", lambda: trains_inside(drops_first=True)
     yield "penalizes, then passes", lambda: train(Blocks(), "ddp", loss_of=penalty_before_a_pass)
+    yield "answers after checkpoints", answers_after_checkpoints
     yield "works on lists", works_on_lists
     yield "syncs states", lambda: train(Blocks(), "ddp", after_step=syncs_states)
 

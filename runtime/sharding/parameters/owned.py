@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import sys
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 import torch
 from torch import nn
+from torch.autograd import graph
 from torch.distributed.tensor import DTensor
 from torch.optim import optimizer as optimizer_module
 from torch.utils import _foreach_utils
@@ -351,6 +354,17 @@ def set_stepping(parameter: torch.Tensor, *, enabled: bool) -> None:
 def is_in_backward() -> bool:
     """Tell whether a backward pass is under way on this thread; checkpointed parts of the forward run again in it."""
     return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - has no public name
+
+
+def is_in_nested_backward() -> bool:
+    """Tell whether the backward pass of this thread runs inside another, as reentrant checkpoints' do."""
+    # The engine's own threads, which serve devices, run Python only inside of a pass.
+    passes = int(isinstance(threading.current_thread(), threading._DummyThread))  # noqa: SLF001 - has no public name
+    frame = inspect.currentframe()
+    while frame is not None:
+        passes += frame.f_code is graph._engine_run_backward.__code__  # noqa: SLF001 - the door to every pass
+        frame = frame.f_back
+    return passes > 1
 
 
 def release(parameter: torch.Tensor) -> None:

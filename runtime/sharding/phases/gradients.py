@@ -17,7 +17,7 @@ from paro_advise.runtime.sharding.exchange.host_copies import copies_on_host
 from paro_advise.runtime.sharding.exchange.procedure import UnitProcedure
 from paro_advise.runtime.sharding.exchange.usage import Missing
 from paro_advise.runtime.sharding.parameters import fsdp2
-from paro_advise.runtime.sharding.parameters.owned import gradient_of, is_in_backward, set_gradient
+from paro_advise.runtime.sharding.parameters.owned import gradient_of, is_in_backward, is_in_nested_backward, set_gradient
 from paro_advise.runtime.sharding.phases.singles import Singles
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class GradientReducer:
             self.hide()
             self._callback_queued = True
             if not self._is_end_awaited:
-                Variable._execution_engine.queue_callback(self._end_backward)  # noqa: SLF001 - as FSDP and DDP do
+                Variable._execution_engine.queue_callback(self._end_unwatched)  # noqa: SLF001 - as FSDP and DDP do
 
     def begin_forward(self) -> None:
         """Forget a backward pass that an exception has left before its end."""
@@ -253,6 +253,17 @@ class GradientReducer:
         self._is_end_awaited = False
         if self._callback_queued:
             self._end_backward()
+
+    def _end_unwatched(self) -> None:
+        if self._arrangement.levels.parameter != Level.N and is_in_nested_backward():
+            self._callback_queued = False
+            raise UsageError(
+                "with sharded parameters a backward pass must go through a tensor that the model returned, got one that "
+                "reentrant checkpoints end early, after which gradients would be lost",
+                hint="use torch.utils.checkpoint with use_reentrant=False, return tensors (in tuples, dicts or "
+                "dataclasses), or choose a strategy that replicates parameters (N..)",
+            )
+        self._end_backward()
 
     def _end_backward(self) -> None:
         if self.replicated:
