@@ -149,9 +149,9 @@ def train_under_plans(check: Check, logs: Path | None) -> dict[str, Any]:
         recording = str(Path(folder) / "before")
         before = job(under=[*jobs.PARO_ADVISE, "capture", "-o", recording, "--steps", "3:6", "--"])
         _keep(before, logs, f"{check.label} recorded")
-        wanted = losses_in(before.output)
+        wanted = numbers_in(before.output)
         if before.code != 0 or not wanted:
-            return {"holds": False, "failed": f"recorded: {before.reason or 'it told no losses'}"}
+            return {"holds": False, "failed": f"recorded: {before.reason or 'it told no steps'}"}
         for strategy in PLANS:
             plan = str(Path(folder) / f"{strategy}.json")
             words = [*jobs.PARO_ADVISE, "recommend", recording, "--strategy", strategy, "--allow-untested", "-q"]
@@ -161,10 +161,10 @@ def train_under_plans(check: Check, logs: Path | None) -> dict[str, Any]:
                 return {"holds": False, "failed": f"recommend: {made.stderr.splitlines()[:1]}"}
             after = job(under=[*jobs.PARO_ADVISE, "run", "--plan", plan, "--"])
             _keep(after, logs, f"{check.label} {strategy}")
-            got = losses_in(after.output)
+            got = numbers_in(after.output)
             if after.code != 0 or len(got) != len(wanted):
                 return {"holds": False, "failed": f"{strategy}: {after.reason or 'it told other steps'}"}
-            found[strategy] = max(abs(one - other) / abs(other) for one, other in zip(got, wanted, strict=True))
+            found[strategy] = jobs.worst_difference(got, wanted)
     near = NEAR if check.framework in {"ddp", "fsdp2", "fsdp1"} else NEAR_16_BIT
     return {**found, "asked": near, "holds": max(found.values()) <= near}
 
@@ -175,9 +175,10 @@ def _keep(ended: jobs.Ended, logs: Path | None, name: str) -> None:
         (logs / f"{name}.log").write_text(f"{ended.output}\n{ended.errors}", encoding="utf-8")
 
 
-def losses_in(output: str) -> list[float]:
-    """Return the losses that a script of `gpu_scripts.py` has told, step by step."""
-    return [float(line.split()[2]) for line in output.splitlines() if line.startswith("R ")]
+def numbers_in(output: str) -> list[float]:
+    """Return the losses and the gradients' norms that a script of `gpu_scripts.py` has told, step by step."""
+    told = [line.split() for line in output.splitlines() if line.startswith("R ")]
+    return [float(number) for words in told for number in words[2:]]
 
 
 def capture() -> dict[str, Any]:

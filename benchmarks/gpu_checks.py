@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from gpu_jobs import worst_difference
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -122,10 +123,6 @@ def sharded(model: Any, optimizer: Any, *, around: Any = None, steps: range = ra
     return found
 
 
-def _worst(got: list[float], wanted: list[float]) -> float:
-    return max(abs(one - other) / abs(other) for one, other in zip(got, wanted, strict=True))
-
-
 def _groups() -> int:
     return 2 if dist.get_world_size() > 2 else 1
 
@@ -137,7 +134,7 @@ def _all_strategies(tolerance: float, around: Any = None, **options: Any) -> dic
         model = _model()
         model, optimizer = shard(model, _optimizer(model), strategy, group_size=_groups(), **options)
         with around() if around else contextlib.nullcontext():
-            worst[str(strategy)] = _worst(sharded(model, optimizer), wanted)
+            worst[str(strategy)] = worst_difference(sharded(model, optimizer), wanted)
     name, value = max(worst.items(), key=lambda item: item[1])
     return {"strategies": len(worst), "worst": value, "of": name, "asked": tolerance, "holds": value <= tolerance}
 
@@ -256,7 +253,7 @@ def offloaded() -> dict[str, Any]:
             load_checkpoint(Path(shared[0]) / "saved", again)
             dist.barrier()
         got += sharded(again, theirs, steps=range(half, STEPS))
-        worst[strategy] = _worst(got, wanted)
+        worst[strategy] = worst_difference(got, wanted)
     return {**worst, "asked": FP32, "holds": max(worst.values()) <= FP32}
 
 
@@ -283,7 +280,7 @@ def out_of_memory() -> dict[str, Any]:
     except torch.OutOfMemoryError:
         caught = 1
         optimizer.zero_grad()
-    worst = _worst(sharded(model, optimizer), wanted)
+    worst = worst_difference(sharded(model, optimizer), wanted)
     return {"caught": caught, "worst": worst, "asked": FP32, "holds": caught == 1 and worst <= FP32}
 
 
@@ -294,7 +291,7 @@ def compiled() -> dict[str, Any]:
         block.compile()
     wanted = plain(_model(), dist.get_world_size())
     model, optimizer = shard(model, _optimizer(model), "IIG", group_size=_groups())
-    worst = _worst(sharded(model, optimizer), wanted)
+    worst = worst_difference(sharded(model, optimizer), wanted)
     return {"worst": worst, "asked": 10 * FP32, "holds": worst <= 10 * FP32}
 
 
@@ -312,7 +309,7 @@ def checkpointing() -> dict[str, Any]:
                 return torch.utils.checkpoint.checkpoint(inner, hidden, use_reentrant=reentrant)
 
             block.forward = again
-        worst["reentrant" if reentrant else "not reentrant"] = _worst(sharded(model, optimizer), wanted)
+        worst["reentrant" if reentrant else "not reentrant"] = worst_difference(sharded(model, optimizer), wanted)
     return {**worst, "asked": FP32, "holds": max(worst.values()) <= FP32}
 
 
@@ -343,7 +340,7 @@ def grad_scaler() -> dict[str, Any]:
     wanted = train(model, _optimizer(model), list(range(dist.get_world_size())))
     model = _model()
     model, optimizer = shard(model, _optimizer(model), "IIG", group_size=_groups())
-    worst = _worst(train(model, optimizer, [dist.get_rank()]), wanted)
+    worst = worst_difference(train(model, optimizer, [dist.get_rank()]), wanted)
     return {"worst": worst, "asked": BF16, "holds": worst <= BF16}
 
 

@@ -8,6 +8,7 @@ goes through a socket. That proves what is sent, in which order and on which str
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 import signal
@@ -29,6 +30,14 @@ PARO_ADVISE = (sys.executable, "-m", "paro_advise.advisor")
 _IS_ERROR = re.compile(r"(?:^|\s)\w*(?:\.\w+)*(?:Error|error\[E\d+\]): ")
 _PORTS = itertools.count(20_000)
 GRACE_S = 10  # for launchers to end what they have started, and for ranks whose neighbour has failed
+
+
+def worst_difference(got: list[float], wanted: list[float]) -> float:
+    """Return the largest relative difference of two lists of numbers, infinite where only one of them is finite."""
+    pairs = [(one, other) for one, other in zip(got, wanted, strict=True) if one != other]
+    if not all(math.isfinite(value) for pair in pairs for value in pair):
+        return math.inf
+    return max((abs(one - other) / max(abs(one), abs(other)) for one, other in pairs), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

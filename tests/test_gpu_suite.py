@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,24 @@ def test_a_check_that_fails_is_told_and_ends_the_suite_with_an_error(monkeypatch
         suite.main()
     assert ended.value.code == 1
     assert "FAILS" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("got", "wanted", "difference"),
+    [
+        ([2.0, 3.0], [2.0, 4.0], 0.25),
+        ([0.0, math.inf], [0.0, math.inf], 0.0),
+        ([1.0, math.nan], [1.0, 2.0], math.inf),
+        ([math.nan, 1.0], [math.nan, 1.0], math.inf),
+        ([1.0, math.inf], [1.0, 2.0], math.inf),
+    ],
+)
+def test_numbers_that_are_none_are_never_near(got, wanted, difference):
+    assert load("gpu_jobs").worst_difference(got, wanted) == difference
+
+
+def test_norms_of_scripts_are_compared_beside_their_losses():
+    assert load("gpu").numbers_in("R 0 2.5 0.5\nwarning\nR 1 nan 0.25\n")[:2] == [2.5, 0.5]
 
 
 def test_checks_run():
