@@ -9,9 +9,18 @@ import pytest
 from helpers import analyze
 
 from paro_advise.trace_parsers.logs.log_lines import strip_prefix, whole_lines
+from paro_advise.trace_parsers.logs.text_scan import TextScan
 
 TIME = "2026-01-01T00:00:00.000000123Z"
 COUNTS = (1000, 2000, 3000)  # elements of fp32
+
+
+class Text:
+    def __init__(self, written):
+        self.written = written
+
+    def lines(self):
+        return iter(self.written)
 
 
 def log_of(rank):
@@ -32,12 +41,18 @@ def in_parts(line):
     return [f"{TIME} stdout P {line[:40]}", f"{TIME} stdout P {line[40:80]}", f"{TIME} stdout F {line[80:]}"]
 
 
+def in_parts_of_docker(line):
+    parts = (line[:40], line[40:80], f"{line[80:]}\n")
+    return [json.dumps({"log": part, "stream": "stderr", "time": TIME}) for part in parts]
+
+
 WRITTEN = {
     "plain": lambda line: [line],
     "CRI": lambda line: [f"{TIME} stdout F {line}"],
     "CRI in a zone": lambda line: [f"2026-01-01T00:00:00.5+02:00 stderr F {line}"],
     "CRI in parts": in_parts,
     "Docker": lambda line: [json.dumps({"log": f"{line}\n", "stream": "stdout", "time": TIME})],
+    "Docker in parts": in_parts_of_docker,
     "kubectl --prefix": lambda line: [f"[pod/train-worker-0/pytorch] {line}"],
     "docker compose": lambda line: [f"trainer-0  | {line}"],
     "names of workers in colour": lambda line: [f"\x1b[36m[worker-0]\x1b[0m {line}"],
@@ -53,6 +68,20 @@ def test_a_log_says_the_same_however_it_was_handed_on(how, tmp_path):
     assert "Q210" not in {item.code for item in analysis.data_quality}  # no line was torn
     assert sum(entry.count for entry in analysis.collectives) == len(COUNTS)
     assert sum(entry.bytes * entry.count for entry in analysis.collectives) == 4 * sum(COUNTS)
+
+
+@pytest.mark.parametrize("how", WRITTEN)
+def test_a_training_log_says_the_same_however_it_was_handed_on(how):
+    told = [
+        f"iteration {step}/ 100 | elapsed time per iteration (ms): {200.0 + step} | global batch size: 64 | loss: 2.5"
+        for step in range(1, 6)
+    ]
+    told.append("  world_size ............................................... 16")
+    written = [part for line in told for part in WRITTEN[how](line)]
+    scan = TextScan(Text(written))
+    assert scan.training.world_size == 16
+    assert scan.training.median_iteration_us == pytest.approx(203_000)
+    assert scan.training.metadata()["global_batch_size"] == "64"
 
 
 def test_what_is_no_such_prefix_stays():

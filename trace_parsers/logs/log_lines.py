@@ -37,12 +37,28 @@ class _DockerLine(msgspec.Struct):
     """A line in the files of Docker's json-file driver."""
 
     log: str
+    stream: str = ""
 
 
 def whole_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Join the parts into which container runtimes cut long lines (CRI's tag P, until F ends the line)."""
+    """Unpack Docker's lines, take colours off, and join the parts into which container runtimes cut long lines.
+
+    CRI tags parts P until F ends the line; what Docker writes into a part ends without a line break.
+    """
+    for line in _joined(lines):
+        yield _COLOUR.sub("", line) if "\x1b" in line else line
+
+
+def _joined(lines: Iterable[str]) -> Iterator[str]:
     begun: dict[str, str] = {}
     for line in lines:
+        if line.startswith(_DOCKER) and (found := _of_docker(line)) is not None:
+            so_far = begun.pop(found.stream, "") + found.log
+            if so_far.endswith("\n") or len(so_far) >= MAX_JOINED:
+                yield so_far.rstrip("\n")
+            else:
+                begun[found.stream] = so_far
+            continue
         tag = _CRI.match(line) if begun or " P " in line[:_MAX_CRI_HEAD] else None
         if tag is None:
             yield line
@@ -56,14 +72,14 @@ def whole_lines(lines: Iterable[str]) -> Iterator[str]:
     yield from begun.values()
 
 
+def _of_docker(line: str) -> _DockerLine | None:
+    try:
+        return msgspec.json.decode(line.encode(), type=_DockerLine)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+
+
 def strip_prefix(line: str) -> str:
-    """Return the line as the rank printed it, with the spaces of its own."""
-    if line.startswith(_DOCKER):
-        try:
-            line = msgspec.json.decode(line.encode(), type=_DockerLine).log.rstrip("\n")
-        except (msgspec.DecodeError, UnicodeError):
-            return line
-    if "\x1b" in line:
-        line = _COLOUR.sub("", line)
+    """Return a whole line as the rank printed it, with the spaces of its own."""
     found = _PREFIXES.match(line)
     return line[found.end() :] if found else line

@@ -39,9 +39,9 @@ class TextScan:
         self.comms = CommsTables()
         self.training = TrainingFacts()
         self.num_lines = 0
-        for raw in whole_lines(data.lines()):
+        for whole in whole_lines(data.lines()):
             self.num_lines += 1
-            self._feed(raw)
+            self._feed(whole)
         self.benchmark.finish()
         self.comms.finish()
 
@@ -51,12 +51,12 @@ class TextScan:
         rows = (self.nccl.num_lines, self.benchmark.samples.num_rows, self.comms.samples.num_rows)
         return not any(rows) and self.training.is_empty
 
-    def _feed(self, raw: str) -> None:
-        line = strip_prefix(raw)
+    def _feed(self, whole: str) -> None:
+        line = strip_prefix(whole)
         message = self.nccl.split(line)
         if message is None:
             if not (self.benchmark.feed(line) or self.comms.feed(line)):
-                self.training.feed(raw)
+                self.training.feed(whole)  # what it looks for stands anywhere; some would pass for a prefix
         elif not message.front.strip() or self.benchmark.feed(message.front):
             self.nccl.use(message)
         else:
