@@ -306,6 +306,40 @@ def test_files_that_cut_the_model_in_other_ways_are_refused(name, plan, tmp_path
     assert (tmp_path / name).read_text() == text
 
 
+MEGATRON = "torchrun megatron.py {} --use-distributed-optimizer --use-megatron-fsdp\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "sizes", "found"),
+    [
+        ("", '"--tensor-model-parallel-size 8"', 8),
+        ("TP=4\nexport PP=2\n", "--tensor-model-parallel-size $TP --pipeline-model-parallel-size ${PP}", 8),
+        ("TP='2'\n", "--tensor-model-parallel-size=${TP} --context-parallel-size $CP", 2),
+        ("", "--tensor-model-parallel-size 0 --context-parallel-size $CP", 0),
+    ],
+)
+def test_sizes_of_model_parallelism_are_found_in_quotes_and_variables(before, sizes, found, plan, tmp_path, capsys):
+    (tmp_path / "megatron.sh").write_text(before + MEGATRON.format(sizes))
+    assert run(["apply", plan("III"), str(tmp_path / "megatron.sh"), "--write", "--force"]) != 0
+    assert f"made for model-parallel ranks 1, the file says {found}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("before", "sizes"),
+    [
+        ("", "--tensor-model-parallel-size ${TP:-8}"),
+        ("TP=1\nTP=2\n", "--tensor-model-parallel-size $TP"),
+        ('[ "$BIG" ] && A="--tensor-model-parallel-size 1" || A="--tensor-model-parallel-size 2"\n', "$A"),
+    ],
+)
+def test_sizes_that_only_the_start_decides_are_said_to_be_open(before, sizes, plan, tmp_path, capsys):
+    (tmp_path / "megatron.sh").write_text(before + MEGATRON.format(sizes))
+    run(["apply", plan("GGG"), str(tmp_path / "megatron.sh"), "--force"])
+    told = capsys.readouterr().err
+    assert "the script leaves --tensor-model-parallel-size open: the plan is for 1 model-parallel rank" in told
+    assert "must fit the file" not in told
+
+
 def test_a_plan_that_keeps_the_run_says_so_and_takes_no_file_for_one_that_runs_it(tmp_path, capsys):
     kept = tmp_path / "keep.json"
     made = recommend(calibration(), Limits())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.edits.accelerate import edit_accelerate
 from paro_advise.advisor.edits.deepspeed import edit_deepspeed
-from paro_advise.advisor.edits.megatron import edit_megatron
+from paro_advise.advisor.edits.megatron import edit_megatron, megatron_caveats
 from paro_advise.advisor.edits.result import Edit, framework_caveats, refuse_no_gain, target_of
 from paro_advise.advisor.edits.script import edit_script
 from paro_advise.advisor.edits.torchtitan import edit_torchtitan
@@ -58,6 +58,8 @@ def edit_file(plan: Plan, name: str, text: str, plan_name: str, *, whatever_it_b
     made = export(kind, target_of(plan))
     caveats = [f"{kind} {made.min_version} or later, {made.fidelity}", *made.caveats]
     caveats += framework_caveats(plan, kind)
+    if kind == "megatron":
+        caveats += megatron_caveats(text, plan)
     ending = "\r\n" if "\r\n" in text else "\n"
     plain = text.removeprefix(mark).replace("\r\n", "\n")
     try:

@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.edits.result import check_fact, target_of
+from paro_advise.core.plural import plural
 from paro_advise.errors import UsageError
 from paro_advise.policies.frameworks.megatron import FLAGS, flags
 from paro_advise.policies.frameworks.registry import as_written
@@ -22,7 +23,11 @@ _MEGATRON_PATTERN = re.compile(
     + "|".join(re.escape(flag) + (rf"[ =]{_VALUE}" if takes else "") for flag, takes in FLAGS.items())
     + r")(?=[\s\\\"')]|$)"
 )
-_MODEL_PARALLEL = re.compile(r"--((?:tensor|pipeline)-model-parallel-size|context-parallel-size)[ =](\d{1,6})(?!\S)")
+_MODEL_PARALLEL = re.compile(
+    r"""--((?:tensor|pipeline)-model-parallel-size|context-parallel-size)[ =]{1,20}["']?([^\s"'\\)]{1,80})"""
+)
+_NUMBER = re.compile(r"\d{1,6}")
+_VARIABLE = re.compile(r"\$(?:(\w{1,80})|\{(\w{1,80})\})")
 _MEGATRON_NAMES = re.compile(r"(?<![\w-])(?:" + "|".join(map(re.escape, FLAGS)) + r")(?![\w-])")
 
 
@@ -33,7 +38,7 @@ def edit_megatron(text: str, plan: Plan) -> str:
         UsageError: the script is cleverer than that.
     """
     wanted = list(flags(as_written(target_of(plan))))
-    hidden = re.sub(r"(?m)^[ \t]*#.*$", lambda line: " " * len(line.group()), text)  # comments, at equal places
+    hidden = _without_comments(text)
     _check_model_parallel(plan, hidden)
     found = []
     for match in _MEGATRON_PATTERN.finditer(hidden):
@@ -62,15 +67,48 @@ def edit_megatron(text: str, plan: Plan) -> str:
     return _without_taken(text)
 
 
+def megatron_caveats(text: str, plan: Plan) -> list[str]:
+    """Name the sizes of a script's model parallelism that only whoever starts it knows."""
+    unknown = [flag for flag, size in _sizes_in(_without_comments(text)).items() if size is None]
+    if plan.origin is None or not unknown:
+        return []
+    ranks = plan.origin.model_parallel_ranks
+    return [f"the script leaves {' and '.join(unknown)} open: the plan is for {plural(ranks, 'model-parallel rank')}"]
+
+
 def _check_model_parallel(plan: Plan, script: str) -> None:
     """Refuse a script that cuts its model among another number of ranks than the plan was made for.
 
     Raises:
         StalePlanError: it does.
     """
-    degrees = [int(degree) for _, degree in _MODEL_PARALLEL.findall(script)]
-    if plan.origin is not None and degrees:
-        check_fact(plan, "model-parallel ranks", plan.origin.model_parallel_ranks, prod(degrees))
+    sizes = _sizes_in(script).values()
+    if plan.origin is None or not sizes:
+        return
+    told, ranks = prod(size for size in sizes if size is not None), plan.origin.model_parallel_ranks
+    if None not in sizes or not told or ranks % told:
+        check_fact(plan, "model-parallel ranks", ranks, told)
+
+
+def _sizes_in(script: str) -> dict[str, int | None]:
+    """Return what each flag of model parallelism says, None where that is not one number."""
+    told: dict[str, set[int | None]] = {}
+    for flag, word in _MODEL_PARALLEL.findall(script):
+        told.setdefault(f"--{flag}", set()).add(_number_of(word, script))
+    return {flag: numbers.pop() if len(numbers) == 1 else None for flag, numbers in told.items()}
+
+
+def _number_of(word: str, script: str) -> int | None:
+    if _NUMBER.fullmatch(word):
+        return int(word)
+    if not (variable := _VARIABLE.fullmatch(word)):
+        return None
+    assigned = re.findall(rf"(?<![\w$]){variable[1] or variable[2]}=[\"']?([^\s\"';)]{{0,80}})", script)
+    return int(assigned[0]) if len(set(assigned)) == 1 and _NUMBER.fullmatch(assigned[0]) else None
+
+
+def _without_comments(text: str) -> str:
+    return re.sub(r"(?m)^[ \t]*#.*$", lambda line: " " * len(line.group()), text)  # all else at equal places
 
 
 def _without_taken(text: str) -> str:
