@@ -126,6 +126,20 @@ def test_an_output_never_replaces_a_device_or_a_pipe(traces, tmp_path, capsys):
         assert "a device or a pipe" in capsys.readouterr().err
 
 
+def test_a_link_that_leads_to_itself_or_nowhere_is_neither_output_nor_input(traces, tmp_path, capsys):
+    loop, nowhere = tmp_path / "loop.json", tmp_path / "nowhere.json"
+    loop.symlink_to(loop)
+    nowhere.symlink_to(tmp_path / "missing")
+    assert run(["analyze", str(traces), "--json", str(loop), "--force", "-q"]) != 0
+    assert "a link that leads to itself" in capsys.readouterr().err
+    for link in (loop, nowhere):
+        assert run(["analyze", str(link)]) == 3
+        assert "this one leads to none" in capsys.readouterr().err
+        assert run(["apply", str(link), str(link)]) == 3
+        assert run(["recommend", str(traces), "-o", str(loop), "--html", str(loop), "-q"]) != 0
+        assert "a defect" not in capsys.readouterr().err
+
+
 def test_a_link_stays_one(traces, tmp_path):
     (tmp_path / "today").mkdir()
     link = tmp_path / "report.json"

@@ -73,7 +73,8 @@ def files_of(text: str) -> tuple[list[Path], bool]:
     matches = [Path(item) for item in sorted(glob.glob(text, recursive=True))]  # noqa: PTH207 - absolute patterns
     files = []
     for match in matches:
-        files += files_of(str(match))[0]
+        if match.exists():  # else a link that leads nowhere
+            files += files_of(str(match))[0]
     return files, True
 
 

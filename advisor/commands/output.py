@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 REGRESSION = 5  # exit code of a run that became slower; docs/formats.md, exit codes
 
 
-_OF_DEVICES = ("/dev", "/dev/fd", "/dev/pts")  # folders whose names lead to devices and open files
+# Folders whose names lead to devices and open files.
+_OF_DEVICES = re.compile(r"/dev(?:/fd|/pts)?|/proc/(?:self|thread-self|\d+)(?:/task/\d+)?/fd")
 
 
 def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] = ()) -> None:
@@ -46,7 +48,12 @@ def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] =
     parent = next((folder for folder in path.absolute().parents if folder.exists()), None)
     if path.is_dir() or parent is None or not parent.is_dir() or not os.access(parent, os.W_OK):
         raise OutputError("an output must be a file in a folder that can be written", where=target)
-    if (path.exists() and not path.is_file()) or str(path.absolute().parent) in _OF_DEVICES:
+    real = Path(os.path.realpath(path))
+    if real.is_symlink():
+        raise OutputError("an output must be a file, this one is a link that leads to itself", where=target)
+    if (path.exists() and not path.is_file()) or any(
+        _OF_DEVICES.fullmatch(str(place.parent)) for place in (path.absolute(), real)
+    ):
         raise OutputError(
             "an output must be a file, this one is a device or a pipe, which a new file would replace",
             where=target,
@@ -124,7 +131,7 @@ def refuse_same(targets: Sequence[str | None]) -> None:
         UsageError: they are.
     """
     paths = [
-        target if target == "-" or is_remote(target) else str(Path(target).resolve()) for target in targets if target
+        target if target == "-" or is_remote(target) else os.path.realpath(target) for target in targets if target
     ]
     if len(set(paths)) < len(paths):
         raise UsageError("every output needs a file of its own, two are the same")
@@ -153,7 +160,7 @@ def write_output(target: str, data: bytes, *, force: bool, mode: int | None = No
 
         upload(target, data)
         return
-    path = Path(target).resolve()  # a link stays one; what it leads to is replaced
+    path = Path(os.path.realpath(target))  # a link stays one; what it leads to is replaced
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -41,7 +41,7 @@ def command(*, plan_file: str, target: str, action: str, force: bool, quiet: boo
     from paro_advise.advisor.wording.escaping import plain
     from paro_advise.policies.plan import Verdict, read_plan
 
-    path = Path(target).resolve()  # a link stays one; what it leads to is changed
+    path = Path(os.path.realpath(target))  # a link stays one; what it leads to is changed
     if not path.is_file():
         raise InputError("a target must be a file", where=target)
     mode = path.stat().st_mode & 0o7777

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -117,7 +118,7 @@ def _check_profile(target: str, paths: tuple[str, ...]) -> None:
     refuse_remote(paths, "a compiler's profile")
     if target.endswith(".gz"):
         raise UsageError("a compiler's profile must not be compressed, got .gz", where=target)
-    folder = Path(target).resolve().parent
+    folder = Path(os.path.realpath(target)).parent
     if any(Path(path).is_dir() and folder.is_relative_to(Path(path).resolve()) for path in paths):
         raise UsageError("a compiler's profile must not lie among the traces, of which it would be one", where=target)
 

@@ -42,7 +42,7 @@ def command(*, folder: str, output: str | None, force: bool) -> None:
     problems: list[str] = []
     files = sorted(path for pattern in ("*.json", "*.html") for path in root.rglob(pattern) if _is_small(path))
     for path in files:
-        if path.resolve() == Path(target).resolve():
+        if path.resolve() == Path(os.path.realpath(target)):
             continue
         try:
             entry = _entry(path, root, page_folder=Path(target).parent)
