@@ -183,6 +183,7 @@ class PlannedEngine(nn.Module):
             self._norm = float(torch.nn.utils.clip_grad_norm_(self.module.parameters(), most))
         if self._checks_overflow and self._norm is not None and not math.isfinite(self._norm):
             self._has_stepped = False
+            self._norm = math.inf
             self.skipped_steps += 1
         else:
             self.optimizer.step()
@@ -267,6 +268,7 @@ class PlannedEngine(nn.Module):
             "client_state": client_state or {},
             "global_steps": self.global_steps,
             "micro_steps": self.micro_steps,
+            "skipped_steps": self.skipped_steps,
             "lr_scheduler": self.lr_scheduler.state_dict() if self.lr_scheduler is not None else None,
         }
         name = str(tag) if tag is not None else f"global_step{self.global_steps}"
@@ -307,6 +309,7 @@ class PlannedEngine(nn.Module):
             self.lr_scheduler.load_state_dict(schedule)
         if takes_all:
             self.global_steps = beside["global_steps"]  # passes are counted anew, as DeepSpeed does
+            self.skipped_steps = beside.get("skipped_steps", 0)
         return str(path), beside["client_state"]
 
     def save_16bit_model(self, save_dir: str | Path, save_filename: str = "pytorch_model.bin", **_: object) -> bool:

@@ -6,6 +6,7 @@ They accumulate by ``loss.backward()``, drop gradients before each pass, and mee
 from __future__ import annotations
 
 import sys
+import tempfile
 
 import deepspeed
 import torch
@@ -74,6 +75,13 @@ def main():
         engine.step()
         tell(rank, number, mean(loss))
         tell(rank, number, engine.skipped_steps + 10 * engine.global_steps)
+        tell(rank, number, min(float(engine.get_global_grad_norm() or 0.0), 1e9))
+    folder = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(folder)
+    engine.save_checkpoint(folder[0], tag="skipped")
+    loaded = made(Model)
+    loaded.load_checkpoint(folder[0], tag="skipped")
+    tell(rank, number, loaded.skipped_steps + 10 * loaded.global_steps)
     leave()
 
 
