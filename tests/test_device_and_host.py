@@ -50,6 +50,37 @@ def test_steps_are_those_of_the_launches_however_far_the_device_lags(tmp_path, l
     assert analysis.states["unknown"].count == 0
 
 
+def unmarked_rank(lag_us, hurry, steps=5):
+    """The same, launched by a host that is done in a ``hurry``-th of a step, with optimizer steps in place of marks."""
+    trace = TraceBuilder(0, 8)
+    for step in range(steps):
+        host, device = step * STEP_US, step * STEP_US + lag_us
+        launched(trace, device, 600, host)
+        trace.backward(host + 100 / hurry, 300 / hurry, sequence=step + 1)
+        trace.collective(
+            "AllReduce", device + 600, 200, nelems=1 << 20, issue=host + 200 / hurry, seq=step,
+            owners=("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",),
+        )  # fmt: skip
+        trace.annotation("Optimizer.step#AdamW.step", host + 890 / hurry, 20 / hurry)
+        launched(trace, device + 800, 200, host + 900 / hurry, launch_us=3.0 / hurry)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("lag_us", "hurry"),
+    [(30.0, 1.0), (750.0, 1.0), (2300.0, 1.0), (30.0, 10.0)],
+    ids=["in step", "behind", "far behind", "waited for behind the optimizer's step"],
+)
+def test_steps_without_marks_are_those_of_the_launches_too(tmp_path, lag_us, hurry):
+    """States, too, have all their time: what ran behind the first optimizer's step belongs to no step before it."""
+    analysis = analyze(unmarked_rank(lag_us, hurry).write(tmp_path / "rank0.json"))
+    assert "Q121" in {item.code for item in analysis.data_quality}
+    assert analysis.step_time_us.median == pytest.approx(STEP_US, rel=0.02)
+    assert analysis.breakdown_us.exposed_communication == pytest.approx(200, rel=0.01)
+    assert analysis.states["gradient"].exposed_us == pytest.approx(200, rel=0.01)
+    assert analysis.states["gradient"].count == 1
+
+
 def without_arguments(trace):
     """The trace as torch before 2.1 wrote it: calls of collectives say nothing, kernels only their launch."""
     keep = ("External id", "stream", "correlation", "Sequence number")

@@ -60,11 +60,22 @@ def _is_loosely_linked(rows: KinetoRows, start_us: NDArray[np.float64]) -> bool:
     if linked.sum() < MIN_LINKED_SHARE * len(kernels):
         return True
     issued = np.array(rows.host.start)[theirs][order][place][linked]
-    marks = np.array([name.startswith("ProfilerStep") for name in rows.host.names])
-    steps = np.sort(np.array(rows.host.start)[marks[np.array(rows.host.name)]])
+    steps = _cuts_us(rows)
     # A kernel that starts in a later step than its call was launched by a host that runs ahead.
     ahead = np.searchsorted(steps, start_us[mine][linked], side="right") > np.searchsorted(steps, issued, side="right")
     return bool(ahead.mean() > LAG_SHARE)
+
+
+def _cuts_us(rows: KinetoRows) -> NDArray[np.float64]:
+    """Return where steps begin on the host, in order: at the profiler's marks, else where optimizers' steps end."""
+    import numpy as np
+
+    starts, names = np.array(rows.host.start), np.array(rows.host.name)
+    marks = np.array([name.startswith("ProfilerStep") for name in rows.host.names])[names]
+    if marks.any():
+        return np.sort(starts[marks])
+    steps = np.array([name.startswith("Optimizer.step#") for name in rows.host.names])[names]
+    return np.sort(starts[steps] + np.maximum(np.array(rows.host.duration)[steps], 0.0))
 
 
 def _busy_us(start_us: NDArray[np.float64], end_us: NDArray[np.float64]) -> float:

@@ -254,7 +254,7 @@ def _state_text(state: State, evidence: StepEvidence, split: str) -> str:
     # States that run at the same time are each exposed: shares may sum to more than one.
     share = min(exposed / max(evidence.exposed_us, 1e-9), 1.0)
     total = evidence.total_by_state.get(state, exposed)
-    overlap = "none of it overlapped" if exposed > NONE_OVERLAPPED * total else f"{exposed / total:.0%} of it exposed"
+    overlap = "none of it overlapped" if exposed >= NONE_OVERLAPPED * total else f"{exposed / total:.0%} of it exposed"
     what = evidence.operations.get(state) or f"{state} communication"
     take = "takes" if what.startswith("1 ") and " and " not in what else "take"
     return (

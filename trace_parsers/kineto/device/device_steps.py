@@ -35,14 +35,19 @@ def device_steps(steps: Sequence[HostSpan], rows: DeviceRows) -> tuple[HostSpan,
     starts = _starts(len(steps), rows, step_of)
     launched = np.full(len(steps), np.inf)
     np.minimum.at(launched, step_of[step_of >= 0], rows.launch_us[step_of >= 0])
-    is_behind = float(np.median(starts - launched)) >= LAG_SHARE * float(np.median(lengths))
+    known = step_of >= 0
+    # A host that waits for the device behind the mark of a step runs not ahead, but the marks do.
+    is_later = steps_at(steps, rows.start_us[known]) != step_of[known]
+    is_behind = (
+        float(np.median(starts - launched)) >= LAG_SHARE * float(np.median(lengths))
+        or float(is_later.mean()) > LAG_SHARE
+    )
     if not is_behind or (np.diff(starts) <= 0).any():
         return ()
     last_rows = np.full(len(steps), -np.inf)
     np.maximum.at(last_rows, step_of[step_of >= 0], rows.end_us[step_of >= 0])
     gap = float(np.median(np.maximum(starts[1:] - last_rows[:-1], 0.0))) if len(steps) > 1 else 0.0
     before_first_launch = float(np.median(launched - np.array([step.start_us for step in steps])))
-    known = step_of >= 0
     latency = max(0.0, float((rows.start_us[known] - rows.launch_us[known]).min()))  # of a launch, at the least
     ends = np.append(starts[1:], max(last_rows[-1] + gap, steps[-1].end_us + before_first_launch + latency))
     return tuple(
