@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.analysis.constants import STALLED_SHARE
 from paro_advise.advisor.analysis.model import QualityEntry
+from paro_advise.advisor.analysis.summary import step_time
+from paro_advise.advisor.wording.quantities import time_text
+from paro_advise.core.plural import plural
 from paro_advise.trace_parsers.notice import Notice, Severity
 
 if TYPE_CHECKING:
@@ -52,6 +56,13 @@ def _unknowns(aligned: AlignedRun | None, run: Run, topology: Topology, num_impo
         note("Q312", Severity.WARNING, "no input times the steps: breakdown and exposure are unknown",
              "record torch profiler traces of the same run")  # fmt: skip
         return notes
+    times = step_time(run)
+    num_stalled, stalled_us = times.stalled
+    if times.median is not None and stalled_us > STALLED_SHARE * run.mean_step_us:
+        note("Q310", Severity.WARNING,
+             f"{num_stalled} of {plural(len(times.values), 'step')} took {time_text(max(times.values))} at the most, "
+             f"half of all steps up to {time_text(times.median)}: the means hold {time_text(stalled_us)} of stalls",
+             "record a few usual steps, or pass --skip-steps where the first ones stall")  # fmt: skip
     says_others = run.world_size is not None or (aligned is not None and len(aligned.table) > 0)
     if len(run.timed) == 1 and says_others and (run.world_size or 2) > 1:
         note("Q313", Severity.WARNING,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.analysis.constants import MAX_NUMBER
+from paro_advise.advisor.analysis.constants import MAX_NUMBER, STALL_RATIO
 
 # The format is decoded by these types, so they are needed at run time.
 from paro_advise.advisor.analysis.observed_strategy import ObservedStrategy  # noqa: TC001
@@ -107,6 +107,14 @@ class StepTime:
             return cls(median=None, p5=None, p95=None, values=())
         low, middle, high = (float(np.percentile(values, share)) for share in (5, 50, 95))
         return cls(median=middle, p5=low, p95=high, values=tuple(values))
+
+    @property
+    def stalled(self) -> tuple[int, float]:
+        """Return how many steps stalled, and what they took beyond the median, us a step as a mean over all steps."""
+        if self.median is None:
+            return 0, 0.0
+        beyond = [value - self.median for value in self.values if value > STALL_RATIO * self.median]
+        return len(beyond), sum(beyond) / len(self.values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

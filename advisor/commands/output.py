@@ -130,9 +130,7 @@ def refuse_same(targets: Sequence[str | None]) -> None:
     Raises:
         UsageError: they are.
     """
-    paths = [
-        target if target == "-" or is_remote(target) else os.path.realpath(target) for target in targets if target
-    ]
+    paths = [target if target == "-" or is_remote(target) else os.path.realpath(target) for target in targets if target]
     if len(set(paths)) < len(paths):
         raise UsageError("every output needs a file of its own, two are the same")
 

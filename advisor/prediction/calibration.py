@@ -58,7 +58,7 @@ class Calibration:
         compute_us: arithmetic of a step of one rank.
         fixed_us: idle, copies, and communication that no strategy changes (norms, tensor parallelism).
         gaps_us: of these, the host's own work between operators.
-        late_us: of these, waiting for the rank that computes longest.
+        late_us: of these, waiting for a rank that is late by its own doing, and in steps that stalled.
         wait_us: of each collective of a model state beside its transfer, on average: waiting for stragglers.
             Beside a GPU only.
         host_us_per_byte: what a byte that a rank sends takes beside links, where the cores that compute also

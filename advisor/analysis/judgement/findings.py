@@ -132,13 +132,16 @@ def _late_gathers(analysis: Analysis) -> FindingEntry:
         return _finding(code, DOES_NOT_APPLY, "no FSDP all-gathers")
     if forward <= ONE_UNIT_GATHERS * (analysis.run.micro_batches or 1):
         return _finding(code, DOES_NOT_APPLY, "the model is one unit: there is nothing to prefetch during another")
-    if exposed >= FINDING_SHARE * _step(analysis):
+    # Gathered earlier, they would wait for a late rank all the same.
+    waits = min(exposed, analysis.states["parameter"].wait_us or 0.0)
+    if exposed - waits >= FINDING_SHARE * _step(analysis):
+        beside = f" beside {time_text(waits)} of waiting for other ranks" if waits >= FINDING_SHARE * exposed else ""
         return _finding(
             code,
             APPLIES,
-            f"all-gathers that were not prefetched are exposed for {time_text(exposed)} a step "
+            f"all-gathers that were not prefetched are exposed for {time_text(exposed - waits)} a step{beside} "
             f"({_PREFETCH[analysis.run.framework == Framework.FSDP1]})",
-            exposed,
+            exposed - waits,
         )
     return _finding(code, DOES_NOT_APPLY, "all-gathers that were not prefetched are overlapped")
 

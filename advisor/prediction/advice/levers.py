@@ -101,7 +101,7 @@ def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
         yield from _overlaps(calibration, base)
     if calibration.late_us > 0:
         yield _Change(
-            what="the rank that computes longest as quick as the others",
+            what="no rank later than the others",
             calibration=replace(calibration, fixed_us=calibration.fixed_us - calibration.late_us, late_us=0.0),
             note="what it is worth to heal" + (" or to leave out its node" if calibration.num_nodes > 1 else ""),
         )

@@ -283,7 +283,7 @@ def _ranks_per_node(analysis: Analysis, world: int, notes: list[str]) -> int:
 
 class _StepParts(NamedTuple):
     fixed_us: float  # what no strategy changes
-    late_us: float  # of it, waiting for the rank that computes longest
+    late_us: float  # of it, waiting for ranks that are late by their own doing, and in steps that stalled
     wait_us: float  # of each collective beside its transfer
     transfer_us: float | None  # of all collectives of model states
 
@@ -306,8 +306,10 @@ def _step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool
     together = sum(entry.exposed_us or 0.0 for entry in states.values())
     once = min(1.0, (parts.exposed_communication or 0.0) / together) if together else 1.0
     wait = once * sum(min(entry.wait_us or 0.0, entry.exposed_us or 0.0) for entry in moved)
-    # A rank that computes longer delays every strategy once a step, however often they wait for each other.
-    late = min(wait, max((s.lateness_us for s in analysis.stragglers if "compute" in s.cause), default=0.0))
+    # A rank that is late by its own doing delays every strategy once a step, however often they wait for each other. On
+    # a CPU ranks are late for want of a core, too, of which another strategy takes more or less.
+    own = [s.lateness_us for s in analysis.stragglers if is_gpu or "compute" in s.cause]
+    late = min(wait, max([*own, _stalled_us(analysis) if is_gpu else 0.0]))
     fixed, wait = fixed + late, wait - late
     calls = finer + sum(entry.count for entry in moved)
     # On a CPU "other" is the time inside calls of collectives before and after gloo's own work.
@@ -318,6 +320,12 @@ def _step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool
     known = [entry.transfer_us for entry in moved if entry.count]
     transfer = None if any(value is None for value in known) else once * sum(value or 0.0 for value in known)
     return _StepParts(fixed, late, wait / calls if calls else 0.0, transfer)
+
+
+def _stalled_us(analysis: Analysis) -> float:
+    """Return how long ranks waited in steps that stalled, a step; what all ranks idled is no wait."""
+    _, stalled_us = analysis.step_time_us.stalled
+    return max(0.0, stalled_us - min((entry.idle_us for entry in analysis.ranks), default=0.0))
 
 
 def _gaps(analysis: Analysis) -> float:

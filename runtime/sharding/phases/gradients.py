@@ -17,7 +17,12 @@ from paro_advise.runtime.sharding.exchange.host_copies import copies_on_host
 from paro_advise.runtime.sharding.exchange.procedure import UnitProcedure
 from paro_advise.runtime.sharding.exchange.usage import Missing
 from paro_advise.runtime.sharding.parameters import fsdp2
-from paro_advise.runtime.sharding.parameters.owned import gradient_of, is_in_backward, is_in_nested_backward, set_gradient
+from paro_advise.runtime.sharding.parameters.owned import (
+    gradient_of,
+    is_in_backward,
+    is_in_nested_backward,
+    set_gradient,
+)
 from paro_advise.runtime.sharding.phases.singles import Singles
 
 if TYPE_CHECKING:
@@ -258,8 +263,8 @@ class GradientReducer:
         if self._arrangement.levels.parameter != Level.N and is_in_nested_backward():
             self._callback_queued = False
             raise UsageError(
-                "with sharded parameters a backward pass must go through a tensor that the model returned, got one that "
-                "reentrant checkpoints end early, after which gradients would be lost",
+                "with sharded parameters a backward pass must go through a tensor that the model returned, got one "
+                "that reentrant checkpoints end early, after which gradients would be lost",
                 hint="use torch.utils.checkpoint with use_reentrant=False, return tensors (in tuples, dicts or "
                 "dataclasses), or choose a strategy that replicates parameters (N..)",
             )

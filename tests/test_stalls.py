@@ -1,0 +1,83 @@
+"""Steps that take far longer than the others, as where one rank saves a checkpoint while the others wait."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import analyze, write_run
+from trace_builder import fsdp_rank
+
+from paro_advise.advisor.analysis.model import StepTime
+from paro_advise.advisor.prediction.fitting.calibrate import calibrate
+
+STALL_US, WORLD, STEPS = 6000.0, 4, 6
+
+
+def stalled(trace, at_us, by_us):
+    """Let what runs at a time end later, and all that begins behind it begin later."""
+    at_us += trace.offset
+    for event in trace.events:
+        if event["ts"] >= at_us:
+            event["ts"] += by_us
+        elif event["ts"] + event.get("dur", 0.0) > at_us:
+            event["dur"] += by_us
+    return trace
+
+
+def run_with_a_stall(folder, late_ranks):
+    """Ranks in ``late_ranks`` stall before the block's gather of the fourth step, in which the others wait for them."""
+    traces = [
+        stalled(fsdp_rank(rank, WORLD, steps=STEPS), 3 * 1000.0 + (70 if rank in late_ranks else 100), STALL_US)
+        for rank in range(WORLD)
+    ]
+    return analyze(write_run(folder, traces))
+
+
+def test_stalls_are_counted_beyond_the_median():
+    assert StepTime.of([100.0, 101.0, 99.0, 400.0]).stalled == (1, pytest.approx((400 - 100.5) / 4))
+    assert StepTime.of([100.0, 101.0, 149.0]).stalled == (0, 0.0)
+    assert StepTime.of([]).stalled == (0, 0.0)
+
+
+def test_waiting_for_a_rank_that_stalled_once_is_what_no_strategy_changes(tmp_path):
+    """A replay would else let it shrink with the groups, as waiting for ranks that are late by chance does."""
+    usual = calibrate(
+        analyze(write_run(tmp_path / "usual", [fsdp_rank(rank, WORLD, steps=STEPS) for rank in range(4)]))
+    )
+    analysis = run_with_a_stall(tmp_path / "stall", {2})
+    made = calibrate(analysis)
+    waited_us = STALL_US / STEPS * 3 / 4  # by three ranks of four, as a mean
+    assert made.late_us == pytest.approx(waited_us, rel=0.02)
+    assert made.wait_us == pytest.approx(usual.wait_us, abs=0.02 * waited_us)
+    # The late rank itself idles meanwhile.
+    assert made.fixed_us == pytest.approx(usual.fixed_us + STALL_US / STEPS, rel=0.02)
+    (said,) = [item.message for item in analysis.data_quality if item.code == "Q310"]
+    assert said == "1 of 6 steps took 7 ms at the most, half of all steps up to 1 ms: the means hold 1 ms of stalls"
+
+
+def test_a_stall_of_all_ranks_is_no_waiting(tmp_path):
+    analysis = run_with_a_stall(tmp_path / "stall", set(range(WORLD)))
+    assert "Q310" in {item.code for item in analysis.data_quality}
+    assert calibrate(analysis).late_us == pytest.approx(0.0, abs=1.0)
+
+
+def test_gathers_that_wait_for_a_late_rank_gain_nothing_by_prefetching(tmp_path):
+    analysis = run_with_a_stall(tmp_path / "stall", {2})
+    (finding,) = [item for item in analysis.findings if item.code == "PARO021"]
+    waited_us = STALL_US / STEPS * 3 / 4
+    exposed_us = sum(
+        entry.exposed_us
+        for entry in analysis.collectives
+        if entry.state == "parameter" and "prefetched" not in entry.detail
+    )
+    assert finding.saving_us == pytest.approx(exposed_us - waited_us, rel=0.05)
+
+
+def test_a_rank_whose_host_is_slow_delays_every_strategy(tmp_path):
+    """Others wait for it whatever is sent: 300 us in each step, between the root's gather and the block's."""
+    traces = [fsdp_rank(rank, WORLD, steps=STEPS) for rank in range(WORLD)]
+    for rank, trace in enumerate(traces):
+        for step in reversed(range(STEPS)):
+            stalled(trace, 1000.0 * step + (70 if rank == 2 else 100), 300.0)
+    analysis = analyze(write_run(tmp_path / "run", traces))
+    assert [(item.rank, item.cause) for item in analysis.stragglers] == [(2, "host")]
+    assert calibrate(analysis).late_us == pytest.approx(300 * 3 / 4, rel=0.05)
