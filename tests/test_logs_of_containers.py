@@ -78,7 +78,7 @@ def test_a_training_log_says_the_same_however_it_was_handed_on(how):
     ]
     told.append("  world_size ............................................... 16")
     written = [part for line in told for part in WRITTEN[how](line)]
-    scan = TextScan(Text(written))
+    scan = TextScan(Text(written))  # type: ignore[arg-type]
     assert scan.training.world_size == 16
     assert scan.training.median_iteration_us == pytest.approx(203_000)
     assert scan.training.metadata()["global_batch_size"] == "64"

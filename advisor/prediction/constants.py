@@ -102,7 +102,7 @@ KERNEL_US = 2.0
 
 # How much longer arithmetic takes while a collective runs beside it: 18.9 % on average, 40 % at most (arXiv
 # 2507.03114), less for large matrix products; prior 1.13, range 1.0 to 1.3
-COMPUTE_SLOWING, COMPUTE_SLOWING_SIGMA = 1.13, 0.06
+COMPUTE_SLOWING, COMPUTE_SLOWING_SIGMA = 1.13, 0.10
 
 ALL_TRAINED_SHARE = 0.95  # of the gathered parameters reduced, from which all are trained; padding differs by less
 

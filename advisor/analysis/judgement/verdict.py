@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import (
     COMPUTE_SHARE,
+    FINDING_SHARE,
     HOST_CAUSE_SHARE,
     HOST_IDLE_SHARE,
     MOSTLY_SHARE,
@@ -216,10 +217,7 @@ def judge_step(evidence: StepEvidence) -> Verdict:
             case="",
         )
     if comm < COMPUTE_SHARE or state is None:
-        most = f"{comm:.1%}"
-        gain = f" No change of sharding can gain more than {most}."
-        if untrained or most == "0.0%":
-            gain = "" if untrained else " No communication is exposed: sharding will not help."
+        gain = "" if untrained else _most_text(evidence)
         return Verdict(
             regime=Regime.COMPUTE_BOUND,
             limiting_state=None,
@@ -233,6 +231,19 @@ def judge_step(evidence: StepEvidence) -> Verdict:
         text=f"{untrained}{_headline(regime, evidence)} {_state_text(state, evidence, split)}",
         case=_case(evidence, comm),
     )
+
+
+def _most_text(evidence: StepEvidence) -> str:
+    """Return what a change of sharding can gain at the most."""
+    step, total = evidence.step_time_us, sum(evidence.total_by_state.values())
+    most = f"{evidence.exposed_us / step:.1%}"
+    # Kernels take longer while a collective runs beside them; how much longer no trace of one strategy tells.
+    is_beside = total - sum(evidence.exposed_by_state.values()) > FINDING_SHARE * step
+    if most == "0.0%":
+        rest = "can gain only what arithmetic loses beside collectives" if is_beside else "will not help"
+        return f" No communication is exposed: sharding {rest}."
+    rest = " and what arithmetic loses beside collectives" if is_beside else ""
+    return f" No change of sharding can gain more than {most}{rest}."
 
 
 _NOTHING_TOLD = "Nothing here tells whether a model is trained"
