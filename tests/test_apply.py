@@ -282,7 +282,7 @@ def test_line_ends_permissions_and_links_stay(plan, tmp_path):
 OTHER_WAYS = {
     "acc.yaml": (
         "distributed_type: FSDP\nnum_processes: 8\nparallelism_config:\n  parallelism_config_tp_size: 2\n",
-        "made for parallelism_config.parallelism_config_tp_size 1, the file says 2",
+        "made for model-parallel ranks 1, the file says 2",
     ),
     "acc2.yaml": ("distributed_type: MEGATRON_LM\nnum_processes: 8\n", "this one names Megatron-LM"),
     "titan.toml": ("[parallelism]\nexpert_parallel_degree = 4\n", "made for parallelism.expert_parallel_degree 1"),
@@ -304,6 +304,46 @@ def test_files_that_cut_the_model_in_other_ways_are_refused(name, plan, tmp_path
     assert run(["apply", plan("III"), str(tmp_path / name), "--write"]) != 0
     assert told in capsys.readouterr().err
     assert (tmp_path / name).read_text() == text
+
+
+SHARED = {
+    "titan.toml": ("[parallelism]\ntensor_parallel_degree = {}\n", "data_parallel_replicate_degree = 2"),
+    "acc.yaml": (
+        "distributed_type: FSDP\nnum_processes: 8\nparallelism_config:\n  parallelism_config_tp_size: {}\n",
+        "parallelism_config_dp_replicate_size: 2",
+    ),
+    "run.sh": (
+        "torchrun pretrain_gpt.py --tensor-model-parallel-size {} --use-distributed-optimizer\n",
+        "--num-distributed-optimizer-instances 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_groups_are_of_the_ranks_that_share_the_data(name, plan, tmp_path, capsys):
+    """Eight ranks, of which two hold a model together: groups of two of the four that share the data are two groups."""
+    pytest.importorskip({"yaml": "ruamel.yaml", "toml": "tomlkit", "sh": "paro_advise"}[name.rpartition(".")[2]])
+    made = recommend(calibration(), Limits())
+    origin = replace(made.origin, data_parallel_ranks=4, model_parallel_ranks=2)
+    text, written = SHARED[name]
+    target = tmp_path / name
+    for degree in (1, 2):
+        target.write_text(text.format(degree))
+        code = run(["apply", plan("III", origin=origin), str(target), "--write", "--force"])
+        assert (code == 0) is (degree == 2), capsys.readouterr().err
+    assert written in target.read_text()
+    assert "2 ranks hold a model together and 4 share the data" in capsys.readouterr().err
+
+
+def test_a_script_that_leaves_one_connection_is_told_that_megatrons_fsdp_does_not_start(plan, tmp_path, capsys):
+    target = tmp_path / "run.sh"
+    for setting, is_told in (
+        ("export CUDA_DEVICE_MAX_CONNECTIONS=1", True),
+        ("# CUDA_DEVICE_MAX_CONNECTIONS=1", False),
+    ):
+        target.write_text(f"{setting}\ntorchrun pretrain_gpt.py --use-distributed-optimizer\n")
+        assert run(["apply", plan("III"), str(target), "--force"]) == 0
+        assert ("take CUDA_DEVICE_MAX_CONNECTIONS=1 out of the script" in capsys.readouterr().err) is is_told
 
 
 MEGATRON = "torchrun megatron.py {} --use-distributed-optimizer --use-megatron-fsdp\n"

@@ -55,6 +55,22 @@ def test_numbers_of_a_hybrid_export():
     assert json.loads(export("deepspeed", target("III")).text)["zero_optimization"]["mics_shard_size"] == 8
 
 
+def test_numbers_of_a_hybrid_export_where_ranks_hold_a_model_together():
+    """32 ranks that share the data, each with a neighbour of the same model: 64 ranks, four groups of eight."""
+    made = {name: export(name, target("III", model_parallel_ranks=2)) for name in ("fsdp2", "fsdp1", "accelerate")}
+    mesh = 'init_device_mesh(device, (4, 8, 2), mesh_dim_names=("replicate", "shard", "model"))["replicate", "shard"]'
+    assert all(mesh in made[name].text for name in ("fsdp1", "fsdp2"))
+    assert "num_processes: 64" in made["accelerate"].text
+    assert "dp_replicate_size: 4" in made["accelerate"].text
+    assert all(
+        "2 ranks hold a model together and 32 share the data" in " ".join(item.caveats) for item in made.values()
+    )
+    whole = export("fsdp2", target("GGG", model_parallel_ranks=2)).text
+    assert 'init_device_mesh(device, (32, 2), mesh_dim_names=("shard", "model"))["shard"]' in whole
+    text = export("lightning", target("GGG", model_parallel_ranks=2)).text
+    assert "data_parallel_size=32, tensor_parallel_size=2" in text
+
+
 @pytest.mark.parametrize("strategy", ["NNN", "NNG", "NGG", "GGG", "IGG"])
 def test_deepspeed_loads_its_configuration(strategy):
     config = pytest.importorskip("deepspeed.runtime.config", reason="DeepSpeed is not installed (make bench-training)")

@@ -6,7 +6,7 @@ import io
 import re
 from typing import TYPE_CHECKING, Any
 
-from paro_advise.advisor.edits.result import check_fact, target_of
+from paro_advise.advisor.edits.result import check_fact, check_model_parallel, target_of
 from paro_advise.errors import UsageError
 from paro_advise.policies.frameworks.accelerate import settings
 from paro_advise.policies.frameworks.registry import as_written
@@ -62,9 +62,8 @@ def _refuse_other_parallelism(table: dict[str, object], plan: Plan) -> None:
             hint="apply the plan to the flags of a Megatron launch script",
         )
     found = table.get("parallelism_config")
-    for name in ("tp_size", "cp_size", "sp_size"):
-        key = f"parallelism_config_{name}"
-        check_fact(plan, f"parallelism_config.{key}", 1, found.get(key) if isinstance(found, dict) else None)
+    sizes = [f"parallelism_config_{name}_size" for name in ("tp", "cp", "sp")]
+    check_model_parallel(plan, sizes, found if isinstance(found, dict) else {})
 
 
 def _yaml(text: str) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.edits.accelerate import edit_accelerate
 from paro_advise.advisor.edits.deepspeed import edit_deepspeed
-from paro_advise.advisor.edits.megatron import edit_megatron, megatron_caveats
+from paro_advise.advisor.edits.megatron import edit_megatron, is_of_megatron, megatron_caveats
 from paro_advise.advisor.edits.result import Edit, framework_caveats, refuse_no_gain, target_of
 from paro_advise.advisor.edits.script import edit_script
 from paro_advise.advisor.edits.torchtitan import edit_torchtitan
@@ -82,7 +82,7 @@ def _kind(name: str, text: str) -> str:
         return "accelerate"
     if (suffix == ".toml" and text.startswith("[parallelism]")) or "\n[parallelism]" in text:
         return "torchtitan"
-    if suffix in (".sh", ".bash", ".slurm", ".sbatch") and "megatron" in text.lower() + name.lower():
+    if suffix in (".sh", ".bash", ".slurm", ".sbatch") and is_of_megatron(name, text):
         return "megatron"
     raise UsageError(
         "a target must be a DeepSpeed JSON, an accelerate YAML, a torchtitan TOML, a Megatron launch script or a "

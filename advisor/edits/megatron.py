@@ -26,9 +26,16 @@ _MEGATRON_PATTERN = re.compile(
 _MODEL_PARALLEL = re.compile(
     r"""--((?:tensor|pipeline)-model-parallel-size|context-parallel-size)[ =]{1,20}["']?([^\s"'\\)]{1,80})"""
 )
+_OWN_FLAGS = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--use-distributed-optimizer")
+_ONE_CONNECTION = re.compile(r"\bCUDA_DEVICE_MAX_CONNECTIONS=[\"']?1\b")
 _NUMBER = re.compile(r"\d{1,6}")
 _VARIABLE = re.compile(r"\$(?:(\w{1,80})|\{(\w{1,80})\})")
 _MEGATRON_NAMES = re.compile(r"(?<![\w-])(?:" + "|".join(map(re.escape, FLAGS)) + r")(?![\w-])")
+
+
+def is_of_megatron(name: str, text: str) -> bool:
+    """Tell whether a launch script starts Megatron-LM: it says so, or has flags that only that one has."""
+    return "megatron" in f"{name}\n{text}".lower() or any(flag in text for flag in _OWN_FLAGS)
 
 
 def edit_megatron(text: str, plan: Plan) -> str:
@@ -68,12 +75,16 @@ def edit_megatron(text: str, plan: Plan) -> str:
 
 
 def megatron_caveats(text: str, plan: Plan) -> list[str]:
-    """Name the sizes of a script's model parallelism that only whoever starts it knows."""
-    unknown = [flag for flag, size in _sizes_in(_without_comments(text)).items() if size is None]
-    if plan.origin is None or not unknown:
-        return []
-    ranks = plan.origin.model_parallel_ranks
-    return [f"the script leaves {' and '.join(unknown)} open: the plan is for {plural(ranks, 'model-parallel rank')}"]
+    """Say which sizes of model parallelism only whoever starts the script knows, and what to change by hand."""
+    hidden = _without_comments(text)
+    caveats = []
+    if "--use-megatron-fsdp" in flags(as_written(target_of(plan))) and _ONE_CONNECTION.search(hidden):
+        caveats.append("take CUDA_DEVICE_MAX_CONNECTIONS=1 out of the script: Megatron-FSDP does not start with it")
+    unknown = [flag for flag, size in _sizes_in(hidden).items() if size is None]
+    if plan.origin is not None and unknown:
+        ranks = plural(plan.origin.model_parallel_ranks, "model-parallel rank")
+        caveats.append(f"the script leaves {' and '.join(unknown)} open: the plan is for {ranks}")
+    return caveats
 
 
 def _check_model_parallel(plan: Plan, script: str) -> None:

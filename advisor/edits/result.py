@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 from paro_advise.errors import NoGainError, StalePlanError
@@ -12,6 +13,8 @@ from paro_advise.policies.strategy import CollectiveBackend
 from paro_advise.policies.strategy_name import short_choice_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from paro_advise.policies.plan import Plan
 
 
@@ -32,11 +35,12 @@ class Edit:
 
 def target_of(plan: Plan) -> Target:
     """Return what the chosen strategy asks of a framework."""
-    facts = plan.preconditions
+    facts, origin = plan.preconditions, plan.origin
     return Target(
         triple=plan.chosen.triple,
         group_size=plan.chosen.group_size or facts.gpus_per_node,
-        world_size=facts.world_size,
+        world_size=origin.data_parallel_ranks if origin else facts.world_size,
+        model_parallel_ranks=origin.model_parallel_ranks if origin else 1,
         micro_batches=facts.micro_batches,
         offload=plan.chosen.offload,
         variant=plan.chosen.variant,
@@ -83,6 +87,22 @@ def check_fact(plan: Plan, name: str, planned: int, found: object) -> None:
             where=f"plan {plan.plan_id}",
             hint="capture the job as it is and recommend again",
         )
+
+
+def check_model_parallel(plan: Plan, names: Sequence[str], table: Mapping[str, object]) -> None:
+    """Compare how many ranks of a file hold a model together with the plan's.
+
+    Args:
+        plan: to apply.
+        names: of the settings whose product that is; 1 where one is not set.
+        table: of the file.
+
+    Raises:
+        StalePlanError: they differ.
+    """
+    sizes = [table.get(name) for name in names]
+    told = prod(size for size in sizes if isinstance(size, int) and not isinstance(size, bool))
+    check_fact(plan, "model-parallel ranks", plan.origin.model_parallel_ranks if plan.origin else 1, told)
 
 
 def framework_caveats(plan: Plan, framework: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.edits.result import check_fact, target_of
+from paro_advise.advisor.edits.result import check_fact, check_model_parallel, target_of
 from paro_advise.errors import UsageError
 from paro_advise.policies.frameworks.registry import as_written
 from paro_advise.policies.frameworks.torchtitan import parallelism_settings
@@ -35,13 +35,9 @@ def edit_torchtitan(text: str, plan: Plan) -> str:
     section = document.get("parallelism")
     if not isinstance(section, dict):
         raise UsageError("a torchtitan file must have one table named parallelism")
-    for name in (
-        "tensor_parallel_degree",
-        "pipeline_parallel_degree",
-        "context_parallel_degree",
-        "expert_parallel_degree",
-    ):
-        check_fact(plan, f"parallelism.{name}", 1, section.get(name))
+    check_fact(plan, "parallelism.expert_parallel_degree", 1, section.get("expert_parallel_degree"))
+    degrees = ("tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree")
+    check_model_parallel(plan, degrees, section)
     for name, value in parallelism_settings(as_written(target_of(plan))).items():
         if section.get(name) != value:
             section[name] = value

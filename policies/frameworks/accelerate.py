@@ -33,11 +33,11 @@ class AccelerateSettings:
 def settings(target: Target) -> AccelerateSettings:
     """Return the settings of a target."""
     if target.triple == "NNN":
-        return AccelerateSettings(distributed_type="MULTI_GPU", num_processes=target.world_size)
+        return AccelerateSettings(distributed_type="MULTI_GPU", num_processes=target.num_ranks)
     replicate, shards = (target.num_groups, target.group_size) if target.is_hybrid else (1, target.world_size)
     return AccelerateSettings(
         distributed_type="FSDP",
-        num_processes=target.world_size,
+        num_processes=target.num_ranks,
         fsdp_config={
             "fsdp_version": 2,
             "fsdp_reshard_after_forward": target.triple not in ("NGG", "NII"),

@@ -20,10 +20,6 @@ _STRATEGIES = {
 
 def render(target: Target) -> Rendered:
     """Return a function that wraps a model."""
-    shape: tuple[int, ...] = (target.world_size,)
-    names = '("shard",)'
-    if target.is_hybrid:
-        shape, names = (target.num_groups, target.group_size), '("replicate", "shard")'
     strategy = _STRATEGIES[target.triple]
     code = f'''from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
@@ -31,7 +27,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 def apply(model, device="cuda", **options):
     """Wrap a model; options go to FSDP."""
-    mesh = init_device_mesh(device, {shape}, mesh_dim_names={names})
+    mesh = {target.mesh}
     return FullyShardedDataParallel(
         model, device_mesh=mesh, sharding_strategy=ShardingStrategy.{strategy}, **options
     )

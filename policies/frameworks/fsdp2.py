@@ -61,11 +61,6 @@ def render(target: Target) -> Rendered:
     if target.triple == "NNN":
         caveat = "put all micro-batches but the last under model.no_sync()"
         return Rendered(text=_DDP, suffix=".py", min_version="2.0", caveats=(caveat,))
-    shape: tuple[int, ...] = (target.world_size,)
-    names = '("shard",)'
-    if target.is_hybrid:
-        shape, names = (target.num_groups, target.group_size), '("replicate", "shard")'
-    mesh = f"init_device_mesh(device, {shape}, mesh_dim_names={names})"
     reshard = reshard_after_forward(target)
     imported = "FSDPModule, fully_shard" if target.is_hybrid else "fully_shard"
     code = f'''import torch
@@ -75,7 +70,7 @@ from torch.distributed.fsdp import {imported}
 
 def apply(model, blocks, device="cuda"):
     """Shard a model; blocks are its repeated layers."""
-    mesh = {mesh}
+    mesh = {target.mesh}
     for block in blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward={reshard})
     return fully_shard(model, mesh=mesh, reshard_after_forward={reshard})

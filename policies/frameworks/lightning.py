@@ -18,7 +18,9 @@ def render(target: Target) -> Rendered:
 
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-strategy = ModelParallelStrategy(data_parallel_size={target.world_size}, tensor_parallel_size=1)
+strategy = ModelParallelStrategy(
+    data_parallel_size={target.world_size}, tensor_parallel_size={target.model_parallel_ranks}
+)
 # In the LightningModule:
 #     def configure_model(self):
 #         apply(self.model, self.model.layers)

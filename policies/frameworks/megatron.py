@@ -26,6 +26,8 @@ _FSDP = (
     "--init-model-with-meta-device",
     "--data-parallel-sharding-strategy",
 )
+# megatron/training/arguments.py refuses to start else.
+CONNECTIONS = "Megatron-FSDP starts only where CUDA_DEVICE_MAX_CONNECTIONS is not set, or above 1"
 _OPTIMIZER = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
 
 
@@ -45,7 +47,9 @@ def flags(target: Target) -> tuple[str, ...]:
 
 def render(target: Target) -> Rendered:
     """Return the flags as one line."""
-    return Rendered(text=" ".join(flags(target)) + "\n", suffix=".txt", min_version="core 0.14")
+    words = flags(target)
+    caveats = (CONNECTIONS,) if _FSDP[0] in words else ()
+    return Rendered(text=" ".join(words) + "\n", suffix=".txt", min_version="core 0.14", caveats=caveats)
 
 
 MEGATRON = TrainingFramework(

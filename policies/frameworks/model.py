@@ -74,7 +74,8 @@ class Target:
     Attributes:
         triple: the strategy.
         group_size: ranks of a group.
-        world_size: all ranks.
+        world_size: ranks that share the data: all, but where ranks share a model too.
+        model_parallel_ranks: that hold one copy of the model by tensor, context or pipeline parallelism.
         micro_batches: per step.
         offload: states on the host.
         variant: what a framework's own setting makes of the triple.
@@ -86,6 +87,7 @@ class Target:
     micro_batches: int
     offload: Offload = Offload.NONE
     variant: Variant = Variant.PLAIN
+    model_parallel_ranks: int = 1
 
     @property
     def num_groups(self) -> int:
@@ -93,9 +95,33 @@ class Target:
         return self.world_size // self.group_size
 
     @property
+    def num_ranks(self) -> int:
+        """Return the number of all ranks."""
+        return self.world_size * self.model_parallel_ranks
+
+    @property
+    def mesh(self) -> str:
+        """Return the expression that makes a device mesh of the ranks that share the data, without its import.
+
+        Ranks that hold a model together are taken to be neighbours, as all frameworks place them by default.
+        """
+        shape: tuple[int, ...] = (self.num_groups, self.group_size) if self.is_hybrid else (self.world_size,)
+        names: tuple[str, ...] = ("replicate", "shard") if self.is_hybrid else ("shard",)
+        part = ""
+        if self.model_parallel_ranks > 1:
+            part = f"[{', '.join(map(_quoted, names))}]"
+            shape, names = (*shape, self.model_parallel_ranks), (*names, "model")
+        listed = f"({', '.join(map(_quoted, names))}{',' if len(names) == 1 else ''})"
+        return f"init_device_mesh(device, {shape}, mesh_dim_names={listed}){part}"
+
+    @property
     def is_hybrid(self) -> bool:
         """Tell whether parameters are sharded inside groups and replicated across them."""
         return self.triple in ("III", "NII", "NNI")
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

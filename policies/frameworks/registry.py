@@ -158,8 +158,15 @@ def export(framework: str, target: Target) -> Export:
         text=made.text,
         suffix=made.suffix,
         min_version=made.min_version,
-        caveats=(*made.caveats, "keep the global batch: ranks x micro-batch x accumulation steps"),
+        caveats=(*made.caveats, *_of_models(target), "keep the global batch: ranks x micro-batch x accumulation steps"),
     )
+
+
+def _of_models(target: Target) -> tuple[str, ...]:
+    if target.model_parallel_ranks == 1:
+        return ()
+    shared = f"{target.model_parallel_ranks} ranks hold a model together and {target.world_size} share the data"
+    return (f"{shared}: keep the sizes of tensor, context and pipeline parallelism as they are",)
 
 
 def as_written(target: Target) -> Target:
