@@ -130,6 +130,9 @@ SIXTEEN_NODES_LOG = (
     "  zero_stage ...................................... 0\n"
     + "".join(iteration(index, time) for index, time in enumerate([159.5, 141.0, 137.0, 137.5], 1))
 )
+RESUMED_LOG = (
+    "  Continuing training from global step 12\n" + TRAINER_LOG.partition("\n")[2]  # 4 of 16 steps in 128 s
+)
 SAMPLES = {
     "_dump_5": (flight_recorder, pickle.dumps(flight_dump(), 2)),
     "dump.json": (flight_recorder, json.dumps(flight_dump())),
@@ -219,6 +222,8 @@ def test_training_logs(tmp_path):
     megatron = parse_any(written(tmp_path / "a.log", MEGATRON_LOG)).header
     assert megatron.remarks["median_iteration_ms"] == "5684.250"  # between 5668.2 and 5700.3
     assert (megatron.remarks["zero_stage"], megatron.world_size) == ("1", 8)
+    resumed = parse_any(written(tmp_path / "r.log", RESUMED_LOG)).header
+    assert (resumed.mean_iteration_us, resumed.remarks["iteration_count"]) == (pytest.approx(32e6), "4")
     trainer = parse_any(written(tmp_path / "b.log", TRAINER_LOG)).header
     assert "median_iteration_ms" not in trainer.remarks
     assert (trainer.remarks["zero_stage"], trainer.remarks["mean_iteration_ms"]) == ("3", "8000.000")

@@ -180,6 +180,18 @@ def test_ambiguous_benchmark_stays_unknown_and_contradictions_are_left_out():
     assert {"Q220", "Q222"} <= set(codes(parsed))
 
 
+def test_no_bandwidth_is_told_of_a_collective_that_nobody_names(tmp_path):
+    """An all-gather's and an all-to-all's ratio is the same; what the bus carries differs from what is measured."""
+    rows = [table_row(1 << power, 50.0 + 2 ** (power - 18), 0.75, "none") for power in range(20, 27)]
+    (tmp_path / "bench.out").write_text(RANKS + COLUMNS + "\n".join(rows) + "\n")
+    assert analyze(tmp_path / "bench.out").links == ()
+    (tmp_path / "bench.out").write_text(
+        f"# Collective test starting: all_gather_perf\n{RANKS}{COLUMNS}" + "\n".join(rows)
+    )
+    (link,) = analyze(tmp_path / "bench.out").links
+    assert link.op == "all_gather"
+
+
 def test_rows_torn_by_nccl_output_are_joined_and_checked():
     row = table_row(1 << 24, 400.0, 1.5)
     cut = row.index("-1") + 2

@@ -182,8 +182,8 @@ def _add_benchmark_notices(benchmark: BenchmarkTables, notices: NoticeList) -> N
             "Q220",
             plural(
                 benchmark.num_unknown_op,
-                "benchmark row does not say which collective it measures",
-                "benchmark rows do not say which collective they measure",
+                "benchmark row does not say which collective it measures and is not used",
+                "benchmark rows do not say which collective they measure and are not used",
             ),
             "keep the line '# Collective test starting: ...' or print it with nccl-tests 2.13 or newer",
         )

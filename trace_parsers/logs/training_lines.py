@@ -15,6 +15,7 @@ _ELAPSED = re.compile(r"elapsed time per iteration \((ms|s)\):\s{0,20}([\d.eE+-]
 _BATCH = re.compile(r"global batch size:\s*(\d{1,9})")
 _RUNTIME = re.compile(r"'train_runtime': '?([\d.eE+-]{1,20})")
 _TOTAL_STEPS = re.compile(r"Total optimization steps = ([\d,]{1,12})")
+_RESUMED = re.compile(r"Continuing training from global step (\d{1,9})")
 _PROGRESS = re.compile(r"(\d{1,9})/(\d{1,9}) \[[\d:]{4,12}<[\d:?]{1,12}, +([\d.]{1,12})(s/it|it/s)")
 _SAMPLES = re.compile(r"\b(?:Curr)?SamplesPerSec=([\d.eE+-]{1,24})")
 _TOKENS = re.compile(r"\btps:\s{0,20}([\d,]{1,12})")
@@ -56,7 +57,7 @@ class TrainingFacts:
         self._tokens = array("d")
         self._facts: dict[str, str] = {}
         self._runtime_s: float | None = None
-        self._steps_done = 0
+        self._steps_done = self._steps_before = 0
         self._hints: set[str] = set()
         self._faults: dict[int, str] = {}
 
@@ -94,6 +95,8 @@ class TrainingFacts:
             self._append(self._tokens, [found[1].replace(",", "")])
         elif "world" in line or "Fault" in line or "fault_type" in line:
             self._read_sizes_and_faults(line)
+        if "from global step" in line and (found := _RESUMED.search(line)):
+            self._steps_before = int(found[1])
         if "optimization steps" in line and (found := _TOTAL_STEPS.search(line)):
             self._facts.setdefault("total_steps", found[1].replace(",", ""))
         if "zero" in line and (found := _ZERO.search(line)):
@@ -150,9 +153,13 @@ class TrainingFacts:
     @property
     def mean_iteration_us(self) -> float | None:
         """Return the mean time of an iteration where the log gives only the whole time, else None."""
-        if self._step_ms or not self._runtime_s or not self._steps_done:
-            return None
-        return self._runtime_s * 1e6 / self._steps_done
+        num_steps = self._steps_since_start
+        return self._runtime_s * 1e6 / num_steps if not self._step_ms and self._runtime_s and num_steps else None
+
+    @property
+    def _steps_since_start(self) -> int:
+        """Return the steps that the time of the whole run is of: those before a resumed one are not."""
+        return max(0, self._steps_done - self._steps_before)
 
     @property
     def framework(self) -> Framework:
@@ -173,7 +180,7 @@ class TrainingFacts:
             out["iteration_count"] = str(len(self._step_ms))
             out["median_iteration_ms"] = f"{median(self._step_ms):.3f}"
         elif self.mean_iteration_us:
-            out["iteration_count"] = str(self._steps_done)
+            out["iteration_count"] = str(self._steps_since_start)
             out["mean_iteration_ms"] = f"{self.mean_iteration_us / 1e3:.3f}"
         if self._samples:
             out["median_samples_per_second"] = f"{median(self._samples):.6g}"

@@ -18,7 +18,7 @@ from paro_advise.advisor.ranks.constants import (
 )
 from paro_advise.advisor.ranks.links.latency import Fabric, tell_latency
 from paro_advise.advisor.ranks.links.link import LatencySource, Link
-from paro_advise.core.collective import bus_factor
+from paro_advise.core.collective import Op, bus_factor
 
 if TYPE_CHECKING:
     import polars as pl
@@ -72,7 +72,8 @@ def _logged_samples(run: Run) -> pl.DataFrame | None:
     )
     samples = (
         pl.concat(frames)
-        .filter((size > 1) & (pl.col("bytes") > 0) & (pl.col("time_us") > 0))
+        # What goes over the bus of a collective that nobody names is not known.
+        .filter((size > 1) & (pl.col("bytes") > 0) & (pl.col("time_us") > 0) & (pl.col("op") != Op.UNKNOWN))
         .with_columns(span.alias("span"))
     )
     same = ("op", "span", "group_size", "bytes")
