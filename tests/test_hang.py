@@ -177,6 +177,18 @@ def test_who_may_have_ended_because_of_a_rank_without_a_dump_is_not_blamed(tmp_p
     )
 
 
+def test_who_is_late_is_named_beside_several_ranks_of_which_nothing_is_here(tmp_path):
+    """That two died at once is no likelier than that somebody did not copy their dumps."""
+    groups = ((WORLD, tuple(range(8))),)
+    waits = dump(entry(1, done=True), entry(2), groups=groups)
+    late = dump(entry(1, done=True), groups=groups)
+    dumps = {rank: late if rank == 5 else waits for rank in range(8) if rank not in (1, 2)}
+    hang = diagnosed(tmp_path, dumps)
+    assert causes(hang) == {}
+    assert hang.text.startswith("Cannot tell who is at fault: rank 5, or ranks 1-2, of which nothing is here")
+    assert "Rank 5 never issued" in hang.text
+
+
 def test_of_two_late_ranks_the_later_one_is_blamed(tmp_path):
     """Rank 0 may wait for 2 in what no dump shows; gloo's recorder leaves reduce-scatters out."""
     pair = ("1", "pair")

@@ -51,6 +51,7 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     culprits = [_deviating(left, dumps)] if left is not None else _of_mismatches(mismatches, dumps)
     circle: set[int] = set()
     unread_ends: set[int] = set()
+    late_or_victims: list[Culprit] = []
     if not mismatches and left is None:
         ends = {other for others in awaited.values() for other in others if not awaited.get(other)}
         # What is waited in and nobody is known to be late for, something else holds up: a network, a rank unknown.
@@ -61,6 +62,7 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
         unread_ends = ends & unread
         suspects = [_culprit(rank, knots, stuck, dumps) for rank in sorted(ends - unread)]
         culprits = _without_victims(suspects, groups, dumps.keys() | unread, dumps)
+        late_or_victims = [one for one in suspects if one.cause == Cause.HOST and one not in culprits]
         if not culprits and not awaited:
             culprits = [_culprit(rank, knots, stuck, dumps) for rank in sorted(stuck)]
         circle = in_circles(awaited) if not culprits and not unexplained else set()
@@ -71,14 +73,21 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     # More likely their files were not given than that so many are gone.
     unknown = sorted({*unseen, *unread_ends})
     is_part = bool(unseen) and len(unknown) > 1 and len(unknown) >= len(dumps)
-    if alone is not None or is_part:
+    # One rank that died takes others with it; several of which nothing is here may as well be left out by whoever asks.
+    doubtful = late_or_victims if len(unseen) == len(culprits) > 1 else []
+    if alone is not None or is_part or doubtful:
         culprits = []
     missing = tuple(sorted({rank for group in groups for rank in group.ranks} - dumps.keys()))
     also = f" The {'dump' if len(unread) == 1 else 'dumps'} of {ranks_text(unread)} cannot be read." if unread else ""
     return Hang(
         format=FORMAT.name,
         format_version=FORMAT.version,
-        text=_text(culprits, mismatches, circle, knots, alone, unknown if is_part else (), missing) + also,
+        text=(
+            _doubt_text(doubtful, unseen)
+            if doubtful
+            else _text(culprits, mismatches, circle, knots, alone, unknown if is_part else (), missing)
+        )
+        + also,
         culprits=tuple(culprits),
         ranks=tuple(sorted(dumps)),
         ranks_missing=missing,
@@ -239,6 +248,15 @@ def _deviating(left: Deviation, dumps: Mapping[int, RankDump]) -> Culprit:
     )
     last = max(dumps[left.rank].issued, key=lambda one: one.created_ns)
     return Culprit(rank=left.rank, cause=Cause.MISMATCH, why=why, last=_operation(last))
+
+
+def _doubt_text(late: Sequence[Culprit], unseen: Sequence[int]) -> str:
+    reasons = " ".join(f"Rank {one.rank} {one.why}." for one in late)
+    that = "it" if len(late) == 1 else "these"
+    return (
+        f"Cannot tell who is at fault: {ranks_text(one.rank for one in late)}, or {ranks_text(unseen)}, of which "
+        f"nothing is here and whose end may have taken {that} along. {reasons} Give what {ranks_text(unseen)} left too."
+    )
 
 
 def _text(
