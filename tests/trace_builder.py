@@ -87,12 +87,14 @@ class TraceBuilder:
         stream=20,
         kernel=None,
     ):
-        """kind: AllGather, ReduceScatter or AllReduce; nelems: elements of the full buffer."""
+        """kind: AllGather, ReduceScatter, AllReduce, Send or Recv; nelems: elements of the full buffer."""
         name, desc, ranks = next(item for item in self.groups if item[0] == group)
         recorded = {
             "AllGather": "_allgather_base",
             "ReduceScatter": "_reduce_scatter_base",
             "AllReduce": "allreduce",
+            "Send": "send",
+            "Recv": "recv",
         }[kind]
         shard = nelems // len(ranks)
         inputs = shard if kind == "AllGather" else nelems
@@ -101,6 +103,8 @@ class TraceBuilder:
             "AllGather": "c10d::_allgather_base_",
             "ReduceScatter": "c10d::_reduce_scatter_base_",
             "AllReduce": "c10d::allreduce_",
+            "Send": "c10d::send",
+            "Recv": "c10d::recv_",
         }[kind]
         for depth, owner in enumerate(owners):
             self.annotation(owner, issue - 5 + depth * 0.1, 20 - depth * 0.2, tid)

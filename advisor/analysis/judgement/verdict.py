@@ -19,6 +19,7 @@ from paro_advise.advisor.analysis.regimes import UNSEEN, Regime, Verdict
 from paro_advise.advisor.wording.quantities import bytes_text, gbps_text, time_text
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
+from paro_advise.core.model_state import State
 from paro_advise.core.plural import plural
 from paro_advise.trace_parsers.tables import SourceKind
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from paro_advise.advisor.ranks.run import Run
     from paro_advise.advisor.ranks.stragglers import Straggler
     from paro_advise.advisor.ranks.topology import Topology
-    from paro_advise.core.model_state import State
 
 
 def verdict_entry(
@@ -102,12 +102,20 @@ def _step_verdict(
             is_cut=run.is_cut,
             total_by_state={state: item.entry.total_us or 0.0 for state, item in states.items()},
             operations={state: operations_text(collectives, state) for state in states},
+            waits_between_stages=_is_of_pipeline(collectives),
             queued_us=idle.queued if idle else None,
             loading_us=idle.data_loading if idle else 0.0,
             blocked_us=idle.synchronisation if idle else 0.0,
             trains=run.trains,
         )
     )
+
+
+def _is_of_pipeline(collectives: Sequence[CollectiveEntry]) -> bool:
+    """Tell whether most of what is exposed for no model state are transfers between two ranks."""
+    other = [entry for entry in collectives if entry.state == State.OTHER.value]
+    sent = sum(entry.exposed_us or 0.0 for entry in other if entry.op in (Op.SEND, Op.RECV, Op.SEND_RECV))
+    return sent > 0.5 * sum(entry.exposed_us or 0.0 for entry in other)
 
 
 def _log_verdict(run: Run, links: Sequence[Link]) -> Verdict:
@@ -166,6 +174,7 @@ class StepEvidence:
     is_cut: bool  # the traces end early: what is missing looks idle
     total_by_state: dict[State, float] = field(default_factory=dict)
     operations: dict[State, str] = field(default_factory=dict)  # the collectives of a state in words
+    waits_between_stages: bool = False  # most of what moves no model state goes between stages of a pipeline
     queued_us: float | None = None  # of the idle time, with the next kernel launched already; None: not known
     loading_us: float = 0.0  # the training thread was in the DataLoader
     blocked_us: float = 0.0  # the host waited for the device
@@ -228,7 +237,7 @@ def judge_step(evidence: StepEvidence) -> Verdict:
     return Verdict(
         regime=regime,
         limiting_state=state.value,
-        text=f"{untrained}{_headline(regime, evidence)} {_state_text(state, evidence, split)}",
+        text=f"{untrained}{_headline(regime, state, evidence)} {_state_text(state, evidence, split)}",
         case=_case(evidence, comm),
     )
 
@@ -314,8 +323,10 @@ _HEADLINE = {
 }
 
 
-def _headline(regime: Regime, evidence: StepEvidence) -> str:
+def _headline(regime: Regime, state: State, evidence: StepEvidence) -> str:
     headline = _HEADLINE[regime]
+    if regime == Regime.STRAGGLER and state == State.OTHER and evidence.waits_between_stages:
+        headline = "Bound by the pipeline, whose stages wait for each other (its bubble, or a stage that is slower):"
     share = evidence.compute_us / evidence.step_time_us
     if share >= MOSTLY_SHARE and evidence.exposed_us < MOSTLY_SHARE * evidence.compute_us:
         headline = f"Mostly compute ({share:.0%} of the step); beside it {headline[:1].lower()}{headline[1:]}"

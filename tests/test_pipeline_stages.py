@@ -1,0 +1,52 @@
+"""Stages of a pipeline: what they send each other shares one group's numbers, and most of it is waiting."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import analyze, write_run
+from trace_builder import TraceBuilder
+
+STAGES, MICRO_BATCHES, STEPS = 4, 4, 3
+FORWARD_US, SEND_US, STEP_US = 1000.0, 20.0, 12_000.0
+KERNEL = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+PIPELINE = ("20", "PIPELINE_MODEL_PARALLEL_GROUP", list(range(STAGES)))
+
+
+def stage(rank):
+    """Forward passes of one stage: each receives what the one before computed, from when it asked for it.
+
+    Stage s can begin micro-batch m when stage s - 1 has computed and sent it.
+    """
+    trace = TraceBuilder(rank, STAGES)
+    trace.groups = [*trace.groups, PIPELINE]
+    for step in range(STEPS):
+        base = step * STEP_US
+        trace.step(step, base, STEP_US)
+        trace.backward(base + STEP_US - 600, 100, sequence=step + 1)
+        free, seq = base, 0
+        for micro in range(MICRO_BATCHES):
+            begins = base + (rank + micro) * (FORWARD_US + SEND_US)
+            if rank:
+                # Asked for as soon as this stage is free; there 20 us after the stage before sent it.
+                trace.collective(
+                    "Recv", free, begins - free, nelems=1 << 19, issue=free, seq=seq, group="20", kernel=KERNEL
+                )
+                seq += 1
+            trace.compute(begins, FORWARD_US)
+            free = begins + FORWARD_US
+            if rank < STAGES - 1:
+                trace.collective("Send", free, SEND_US, nelems=1 << 19, issue=free, seq=seq, group="20", kernel=KERNEL)
+                seq += 1
+    return trace
+
+
+def test_a_pipelines_bubble_is_waiting_and_no_bandwidth(tmp_path):
+    analysis = analyze(write_run(tmp_path / "run", [stage(rank) for rank in range(STAGES)]))
+    other = analysis.states["other"]
+    # The first stage sends each micro-batch, the last receives it; those between do both at once but for the first and
+    # the last one.
+    assert other.transfer_us == pytest.approx((4 + 5 + 5 + 4) / STAGES * SEND_US, rel=0.1)
+    # Stage s waits for s passes before its first micro-batch.
+    assert other.wait_us == pytest.approx((0 + 1 + 2 + 3) / STAGES * FORWARD_US, rel=0.1)
+    assert not [link for link in analysis.links if link.op in ("send", "recv")]
+    assert analysis.verdict.text.startswith("Bound by the pipeline, whose stages wait for each other")
