@@ -494,3 +494,14 @@ def test_reductions_that_nothing_explains_are_said_to_have_no_known_purpose(tmp_
     found = with_reductions_of("undefined", tmp_path / "run")["PARO040"]
     assert found.status == "applies"
     assert "100% of the communication time has no known purpose" in found.text
+
+
+def test_waiting_is_judged_by_what_is_exposed():
+    """Most of the transfers are hidden here, and most of what is exposed is waiting for a late rank."""
+    numbers = {"count": 9, "total_us": 33_500.0, "exposed_us": 18_700.0, "wait_us": 16_000.0}
+    found = judge_state(State.PARAMETER, evidence(**numbers, exposed_wait_share=0.85), 90_100.0)
+    assert found.regime == Regime.STRAGGLER
+    assert "85% of that is waiting" in found.text
+    # And most of the waiting is hidden there.
+    hidden = judge_state(State.PARAMETER, evidence(**numbers | {"wait_us": 20_000.0}, exposed_wait_share=0.1), 90_100.0)
+    assert hidden.regime == Regime.BANDWIDTH_INTER

@@ -81,6 +81,7 @@ class StateEvidence:
     overlapped_share: float  # share of the state's time while something computes
     sees_all_ranks: bool  # else a straggler without a trace looks like a slow link
     are_sizes_known: bool = True  # of any of its messages
+    exposed_wait_share: float | None = None  # of the exposed time, at least, that is waiting for other ranks
     rate: tuple[float, float] | None = None  # its bus bandwidth inside nodes and the device's (1e9 bytes/s), if known
 
 
@@ -115,10 +116,12 @@ def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> J
     if share < HIDDEN_SHARE:
         return Judgement(regime=Regime.HIDDEN, text=f"{exposed}: too little to matter")
     wait_share = evidence.wait_us / evidence.total_us if evidence.wait_us is not None and evidence.total_us else None
+    if evidence.exposed_wait_share is not None:  # what is overlapped delays nothing, whatever it waits for
+        wait_share = evidence.exposed_wait_share
     if wait_share is not None and wait_share > WAIT_SHARE:
         return Judgement(
             regime=Regime.STRAGGLER,
-            text=f"{exposed}; {wait_share:.0%} of it is waiting for other ranks, not transfer",
+            text=f"{exposed}; {wait_share:.0%} of that is waiting for other ranks, not transfer",
         )
     or_unseen = "" if evidence.sees_all_ranks else f" (or {UNSEEN})"
     if evidence.latency.low > LATENCY_SHARE:

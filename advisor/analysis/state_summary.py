@@ -65,6 +65,7 @@ def state_summaries(
             overlapped_share=1 - exposed / total if total > 0 else 0.0,
             sees_all_ranks=run.sees_all,
             are_sizes_known=rows["bytes"].null_count() < len(rows),
+            exposed_wait_share=_exposed_wait_share(rows) if wait is not None else None,
             rate=_rate_inside(rows, links, fabric) if wait is None else None,
         )
         judgement = judge_state(state, evidence, step_time_us)
@@ -106,6 +107,16 @@ def _wait(rows: pl.DataFrame, total_us: float) -> float | None:
         return None
     whole, transfers = covered_us(known)
     return (whole - transfers) / whole * total_us if whole > 0 else 0.0
+
+
+def _exposed_wait_share(rows: pl.DataFrame) -> float | None:
+    """Return which share of the exposed time is waiting at least: what is exposed of each beyond its transfer."""
+    import polars as pl
+
+    known = rows.drop_nulls(["transfer_us", "exposed_us"])
+    exposed = float(known["exposed_us"].sum())
+    waits = (pl.col("exposed_us") - pl.col("transfer_us")).clip(0.0)
+    return float(known.select(waits.sum()).item()) / exposed if exposed > 0 else None
 
 
 def covered_us(known: pl.DataFrame) -> tuple[float, float]:

@@ -95,9 +95,9 @@ def _on_cores(traced: Calibration, step: float, cores: float) -> Calibration:
 def _traced_error_pct(traced: Calibration) -> float | None:
     """Return how far the sum of measured parts, put together by the replay's rules, is off the traced step.
 
-    None where transfers and waits of one rank cannot be told apart.
+    None where transfers and waits of one rank cannot be told apart, or no transfer lies inside the steps.
     """
-    if traced.transfer_us is None:
+    if not traced.transfer_us:
         return None
     alone = replace(traced, wait_us=0.0)
     links = collectives_us(alone)
@@ -147,7 +147,7 @@ def _beside_a_gpu(traced: Calibration, step: float) -> Calibration:
     fixed = max(0.0, traced.fixed_us - excess)
     rest = min(1.0, (step * traced.step_us - fixed) / max(traced.step_us - traced.fixed_us, 1.0))
     return replace(
-        _with_links(traced, rest),
+        _with_links(traced, max(rest, MIN_LINK_SHARE)),
         step_us=step * traced.step_us,
         compute_us=rest * traced.compute_us,
         update=traced.update.scaled(rest),
