@@ -81,3 +81,12 @@ def test_a_rank_whose_host_is_slow_delays_every_strategy(tmp_path):
     analysis = analyze(write_run(tmp_path / "run", traces))
     assert [(item.rank, item.cause) for item in analysis.stragglers] == [(2, "host")]
     assert calibrate(analysis).late_us == pytest.approx(300 * 3 / 4, rel=0.05)
+
+
+def test_the_verdict_says_what_of_the_means_stalls_hold(tmp_path):
+    analysis = run_with_a_stall(tmp_path / "stall", {2})
+    assert analysis.verdict.text.endswith(
+        "These are means: 1 of 6 steps stalled and holds 1 ms of them, half of all steps take 1 ms at the most."
+    )
+    usual = analyze(write_run(tmp_path / "usual", [fsdp_rank(rank, WORLD, steps=STEPS) for rank in range(WORLD)]))
+    assert "stalled" not in usual.verdict.text

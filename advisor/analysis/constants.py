@@ -14,6 +14,7 @@ COMPUTE_SHARE = 0.05  # of a step with exposed communication below which it is c
 EVIDENCE_SHARE = 0.05  # of a state's time that evidence must carry to count; docs/formats.md, analysis
 FINDING_SHARE = 0.02  # of a step or of communication from which a finding applies; as HIDDEN_SHARE
 HOST_CAUSE_SHARE = 0.1  # of a step from which a cause of the host's is named; assumed
+NAMED_CAUSE_SHARE = 1 / 3  # of the idle time that a cause of the host's must hold to be named as the cause; assumed
 NONE_OVERLAPPED = 0.95  # exposed share of a state from which none of it counts as overlapped; assumed
 RARE_CHANCE = 0.05  # of an accident, up to which a finding does not speak of it; the usual level of a test
 MANY_CALLS = 8  # calls of a state a step from which larger buckets need fewer; assumed

@@ -158,6 +158,8 @@ class IdleParts:
     queued: float | None
     data_loading: float
     synchronisation: float
+    loading: float = 0.0  # since 1.2; part of the idle time that the training thread was in the DataLoader
+    updating: float = 0.0  # since 1.2; part of the idle time that it was in the optimizer's step
     queue_length: float | None = None  # launched device rows that wait, on average; None where launches were not read
 
 

@@ -84,6 +84,11 @@ class StateEvidence:
     exposed_wait_share: float | None = None  # of the exposed time, at least, that is waiting for other ranks
     rate: tuple[float, float] | None = None  # its bus bandwidth inside nodes and the device's (1e9 bytes/s), if known
 
+    @property
+    def mostly_waits_exposed(self) -> bool:
+        """Tell whether most of what is exposed is waiting; what is overlapped delays nothing, whatever it waits for."""
+        return (self.exposed_wait_share or 0.0) > WAIT_SHARE
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
@@ -116,13 +121,13 @@ def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> J
     if share < HIDDEN_SHARE:
         return Judgement(regime=Regime.HIDDEN, text=f"{exposed}: too little to matter")
     wait_share = evidence.wait_us / evidence.total_us if evidence.wait_us is not None and evidence.total_us else None
-    if evidence.exposed_wait_share is not None:  # what is overlapped delays nothing, whatever it waits for
-        wait_share = evidence.exposed_wait_share
     if wait_share is not None and wait_share > WAIT_SHARE:
         return Judgement(
             regime=Regime.STRAGGLER,
-            text=f"{exposed}; {wait_share:.0%} of that is waiting for other ranks, not transfer",
+            text=f"{exposed}; {wait_share:.0%} of it is waiting for other ranks, not transfer",
         )
+    if evidence.mostly_waits_exposed:
+        exposed += f", {evidence.exposed_wait_share:.0%} of that waiting for other ranks"
     or_unseen = "" if evidence.sees_all_ranks else f" (or {UNSEEN})"
     if evidence.latency.low > LATENCY_SHARE:
         calls = "one call" if round(evidence.count) == 1 else f"{evidence.count:.0f} calls"

@@ -30,10 +30,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSummary:
-    """A state's entry in the analysis and its regime."""
+    """A state's entry in the analysis, its regime, and what limits the step where its collectives do.
+
+    Attributes:
+        limits: waiting, where most of what is exposed is that; else the regime.
+    """
 
     entry: StateEntry
     regime: Regime
+    limits: Regime
 
 
 def state_summaries(
@@ -84,8 +89,14 @@ def state_summaries(
                 text=judgement.text,
             ),
             regime=judgement.regime,
+            limits=_limit(judgement.regime, evidence),
         )
     return out
+
+
+def _limit(regime: Regime, evidence: StateEvidence) -> Regime:
+    small = regime in (Regime.ABSENT, Regime.HIDDEN)
+    return Regime.STRAGGLER if evidence.mostly_waits_exposed and not small else regime
 
 
 def _sum(run: Run, field: str, state: State) -> float:
@@ -249,5 +260,6 @@ def _log_states(run: Run) -> dict[State, StateSummary]:
                 text="the input carries no times" if count else f"no {state} communication was seen",
             ),
             regime=Regime.UNKNOWN if count else Regime.ABSENT,
+            limits=Regime.UNKNOWN if count else Regime.ABSENT,
         )
     return out

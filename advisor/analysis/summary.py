@@ -71,6 +71,8 @@ def idle_parts(run: Run) -> IdleParts | None:
     return IdleParts(
         queued=float(np.mean(queued)) if len(queued) == len(run.steps) else None,
         data_loading=float(np.mean([step.loading_us for step in run.steps])),
+        loading=float(np.mean([step.idle_loading_us for step in run.steps])),
+        updating=float(np.mean([step.idle_updating_us for step in run.steps])),
         synchronisation=float(np.mean([step.blocked_us for step in run.steps])),
         queue_length=float(np.mean(queues)) if len(queues) == len(run.steps) else None,
     )

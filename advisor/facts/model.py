@@ -29,6 +29,8 @@ class StepFacts:
     state_exposed_us: dict[str, float]  # the part of it while nothing computes
     queued_us: float | None = None  # part of idle in which the next kernel was launched already; None: not known
     loading_us: float = 0.0  # the host was in the DataLoader
+    idle_loading_us: float = 0.0  # the same, while the device idled
+    idle_updating_us: float = 0.0  # the device idled while the host was in the optimizer's step
     blocked_us: float = 0.0  # the host waited for the device
     update_us: float = 0.0  # the part of compute in which a device ran the optimizer's kernels
     num_update_kernels: int = 0

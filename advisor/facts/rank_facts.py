@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from paro_advise.trace_parsers.tables import EventTables, HostSpan, ParsedSource, SourceHeader
 
+_OPTIMIZER = "Optimizer.step#"
 _LOADER = ("enumerate(DataLoader)", "dataloader_iter")
 
 
@@ -262,6 +263,7 @@ def _step_facts(
     gaps = _queued_gaps(events) if events.is_gpu else None
     update_start, update_end = updates
     loading = _union(span for span in events.spans if span.name.startswith(_LOADER))
+    stepping = _union(span for span in events.spans if span.name.startswith(_OPTIMIZER))
     blocked = Intervals.union_of(
         np.array([low for low, _ in events.blocking_calls]), np.array([high for _, high in events.blocking_calls])
     )
@@ -275,6 +277,7 @@ def _step_facts(
         talk = communication.clip(low, high)
         exposed = talk.minus(busy)
         rest = other.clip(low, high).minus(busy.join(talk))
+        worked = busy.join(talk).join(rest)
         wall = high - low
         totals, free = {}, {}
         for state in STATES:
@@ -298,6 +301,8 @@ def _step_facts(
                 state_exposed_us=free,
                 queued_us=gaps.clip(low, high).length_us if gaps is not None else None,
                 loading_us=loading.clip(*on_host).length_us,
+                idle_loading_us=loading.clip(low, high).minus(worked).length_us,
+                idle_updating_us=stepping.clip(low, high).minus(worked).length_us,
                 blocked_us=blocked.clip(*on_host).length_us,
                 update_us=Intervals.union_of(update_start[updating], update_end[updating]).clip(low, high).length_us,
                 num_update_kernels=int(updating.sum()),

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _ROOTED = (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER, Op.SEND, Op.RECV)
 # Ranks may pass different sizes to these, so sizes cannot tell a wrong join.
-TRANSFERS = [op.value for op in (Op.SEND, Op.RECV, Op.SEND_RECV)]
+# Kernels that send and receive at once may be an all-to-all of all ranks, too.
+TRANSFERS = [op.value for op in (Op.SEND, Op.RECV)]
 _UNEVEN = [op.value for op in (Op.ALL_TO_ALL, Op.SEND, Op.RECV, Op.SEND_RECV, Op.GATHER, Op.SCATTER)]
 
 

@@ -263,7 +263,13 @@ def _host(analysis: Analysis) -> FindingEntry:
     step = _step(analysis)
     if not step:
         return _no_times(code)
-    idle = analysis.breakdown_us.idle or 0.0
+    idle, other = analysis.breakdown_us.idle or 0.0, analysis.breakdown_us.other or 0.0
+    if analysis.run.backend != "gloo" and other >= HOST_CAUSE_SHARE * step and other > idle:
+        text = (
+            f"devices only copy memory for {time_text(other)} a step ({other / step:.0%}): batches and states from the "
+            "host (pinned memory and non_blocking=True let computing go on)"
+        )
+        return _finding(code, APPLIES, text, other)
     if idle >= HOST_CAUSE_SHARE * step:
         text = f"devices are idle for {time_text(idle)} a step ({idle / step:.0%}): {_idle_cause(analysis)}"
         return _finding(code, APPLIES, text, idle)
@@ -282,6 +288,8 @@ def _idle_cause(analysis: Analysis) -> str:
     ]
     if idle.data_loading > FINDING_SHARE * step:
         parts.append(f"the DataLoader holds the training thread for {time_text(idle.data_loading)} (num_workers)")
+    if idle.updating > FINDING_SHARE * step:
+        parts.append(f"the host is in the optimizer's step for {time_text(idle.updating)} of it")
     if idle.synchronisation > FINDING_SHARE * step:
         parts.append(f"the host waits {time_text(idle.synchronisation)} for the device (.item(), copies to the host)")
     return "; ".join(parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import (
@@ -11,11 +11,14 @@ from paro_advise.advisor.analysis.constants import (
     HOST_CAUSE_SHARE,
     HOST_IDLE_SHARE,
     MOSTLY_SHARE,
+    NAMED_CAUSE_SHARE,
     NONE_OVERLAPPED,
+    STALLED_SHARE,
 )
 from paro_advise.advisor.analysis.judgement.operations import operations_name, operations_text
 from paro_advise.advisor.analysis.model import VerdictEntry
 from paro_advise.advisor.analysis.regimes import UNSEEN, Regime, Verdict
+from paro_advise.advisor.analysis.summary import step_time
 from paro_advise.advisor.wording.quantities import bytes_text, gbps_text, time_text
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
@@ -84,7 +87,7 @@ def _step_verdict(
         values = [link.busbw_gbps for link in links if link.span in spans and link.busbw_gbps]
         return max(values, default=None)
 
-    return judge_step(
+    found = judge_step(
         StepEvidence(
             step_time_us=run.mean_step_us,
             compute_us=parts.compute or 0.0,
@@ -93,7 +96,7 @@ def _step_verdict(
             exposed_by_state={
                 state: item.entry.exposed_us or 0.0 for state, item in states.items() if item.entry.count
             },
-            regime_by_state={state: item.regime for state, item in states.items()},
+            regime_by_state={state: item.limits for state, item in states.items()},
             num_nodes=len(set(topology.node_of.values())) or None,
             inter_gbps=best(("inter", "mixed")),
             intra_gbps=best(("intra",)),
@@ -104,10 +107,26 @@ def _step_verdict(
             operations={state: operations_text(collectives, state) for state in states},
             waits_between_stages=_is_of_pipeline(collectives),
             queued_us=idle.queued if idle else None,
-            loading_us=idle.data_loading if idle else 0.0,
+            loading_us=idle.loading if idle else 0.0,
+            updating_us=idle.updating if idle else 0.0,
+            copied_us=(parts.other or 0.0) if any(item.facts.is_gpu for _, item in run.timed) else 0.0,
             blocked_us=idle.synchronisation if idle else 0.0,
             trains=run.trains,
         )
+    )
+    return replace(found, text=found.text + _stalls_text(run))
+
+
+def _stalls_text(run: Run) -> str:
+    """Return that a few steps hold much of the means, "" where none does."""
+    times = step_time(run)
+    num_stalled, stalled_us = times.stalled
+    if times.median is None or stalled_us <= STALLED_SHARE * run.mean_step_us:
+        return ""
+    hold = "holds" if num_stalled == 1 else "hold"
+    return (
+        f" These are means: {num_stalled} of {len(times.values)} steps stalled and {hold} {time_text(stalled_us)} of "
+        f"them, half of all steps take {time_text(times.median)} at the most."
     )
 
 
@@ -176,7 +195,9 @@ class StepEvidence:
     operations: dict[State, str] = field(default_factory=dict)  # the collectives of a state in words
     waits_between_stages: bool = False  # most of what moves no model state goes between stages of a pipeline
     queued_us: float | None = None  # of the idle time, with the next kernel launched already; None: not known
-    loading_us: float = 0.0  # the training thread was in the DataLoader
+    loading_us: float = 0.0  # of the idle time, the training thread was in the DataLoader
+    updating_us: float = 0.0  # of the idle time, it was in the optimizer's step
+    copied_us: float = 0.0  # a device copied, and nothing computed or communicated on it
     blocked_us: float = 0.0  # the host waited for the device
     trains: bool | None = None  # None: cannot be told
 
@@ -210,7 +231,9 @@ def judge_step(evidence: StepEvidence) -> Verdict:
             case="",
         )
     comm, idle, compute = (value / step for value in (evidence.exposed_us, evidence.idle_us, evidence.compute_us))
-    split = f"compute {compute:.0%}, exposed communication {comm:.0%}, idle {idle:.0%} of {time_text(step)}"
+    copies = evidence.copied_us / step
+    copied = f", copies {copies:.0%}" if copies >= COMPUTE_SHARE else ""
+    split = f"compute {compute:.0%}, exposed communication {comm:.0%}{copied}, idle {idle:.0%} of {time_text(step)}"
     state = max(evidence.exposed_by_state, key=lambda key: evidence.exposed_by_state[key], default=None)
     untrained = _untrained_text(evidence)
     advice = "" if untrained or comm >= COMPUTE_SHARE else " Sharding will not help."
@@ -218,11 +241,20 @@ def judge_step(evidence: StepEvidence) -> Verdict:
         return Verdict(
             regime=Regime.UNKNOWN, limiting_state=None, text=untrained + _queued_text(evidence, split), case=""
         )
+    if copies > HOST_IDLE_SHARE and copies > max(comm, idle):
+        return Verdict(
+            regime=Regime.HOST_BOUND,
+            limiting_state=None,
+            text=f"{untrained}Bound by copies: for {time_text(evidence.copied_us)} of the {time_text(step)} step the "
+            f"devices only copy memory, as where batches or offloaded states come from the host ({split}).{advice}",
+            case="",
+        )
     if idle > HOST_IDLE_SHARE and idle > comm:
         return Verdict(
             regime=Regime.HOST_BOUND,
             limiting_state=None,
-            text=f"{untrained}Host bound: {_host_text(evidence)} ({split}).{advice}",
+            text=f"{untrained}Host bound: {_host_text(evidence)} ({split})."
+            + (_UPDATES_SHARDED if evidence.updating_us > 0.5 * evidence.idle_us else advice),
             case="",
         )
     if comm < COMPUTE_SHARE or state is None:
@@ -255,6 +287,7 @@ def _most_text(evidence: StepEvidence) -> str:
     return f" No change of sharding can gain more than {most}{rest}."
 
 
+_UPDATES_SHARDED = " Optimizer states that more ranks share take each less time."
 _NOTHING_TOLD = "Nothing here tells whether a model is trained"
 
 
@@ -285,12 +318,14 @@ def _state_text(state: State, evidence: StepEvidence, split: str) -> str:
 
 def _host_text(evidence: StepEvidence) -> str:
     """Return why the devices idle, as far as the host's own rows tell."""
-    step = evidence.step_time_us
-    if evidence.loading_us > HOST_CAUSE_SHARE * step:
-        return (
-            f"the DataLoader holds the training thread for {time_text(evidence.loading_us)} of the "
-            f"{time_text(step)} step while the devices wait"
-        )
+    causes = (
+        (evidence.loading_us, "the DataLoader holds the training thread"),
+        (evidence.updating_us, "the host is in the optimizer's step"),
+    )
+    longest, cause = max(causes)
+    if longest > NAMED_CAUSE_SHARE * evidence.idle_us:
+        step = time_text(evidence.step_time_us)
+        return f"{cause} for {time_text(longest)} of the {step} step while the devices wait"
     return "the devices wait for work that the host has not launched yet" if evidence.queued_us is not None else (
         "the devices wait for work"
     )  # fmt: skip
