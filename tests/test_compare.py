@@ -166,6 +166,22 @@ def test_throughput_cost_and_energy_follow_from_the_step(analysis):
     assert metrics["cost"].change_pct == pytest.approx(-20.0)
 
 
+def test_pauses_cost_what_they_take_though_usual_steps_are_the_same(analysis):
+    """Every tenth step of the run after pauses for 900 us: it does 101/191 of the work in a second."""
+    usual = [100.0 + (number % 3) for number in range(60)]
+    pausing = [time + 900.0 * (number % 10 == 5) for number, time in enumerate(usual)]
+    found = compare(*pair(analysis, usual, pausing), None, Terms(price_per_gpu_hour=2.0))
+    metrics = {item.name: item for item in found.metrics}
+    assert metrics["step_time"].change_pct == pytest.approx(0.0, abs=0.5)
+    assert metrics["step_time_mean"].after == pytest.approx(np.mean(pausing))
+    for name, factor in (("throughput", 101 / 191), ("cost", 191 / 101), ("device_hours", 191 / 101)):
+        assert metrics[name].after / metrics[name].before == pytest.approx(factor, rel=0.001)
+    assert found.verdict == metrics["throughput"].verdict == "worse"
+    assert "6 of 60 steps after stalled and make the mean 191 us, not 101 us" in found.text
+    same = compare(*pair(analysis, pausing, pausing), None, Terms())
+    assert same.verdict == "same"
+
+
 @pytest.mark.parametrize(
     ("changes", "fact"),
     [({"inputs": ("8x128 torch.int64",)}, "batch"), ({"autocast": "torch.bfloat16"}, "precision")],

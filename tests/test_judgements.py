@@ -496,6 +496,21 @@ def test_reductions_that_nothing_explains_are_said_to_have_no_known_purpose(tmp_
     assert "100% of the communication time has no known purpose" in found.text
 
 
+@pytest.mark.parametrize(
+    ("devices", "per_node"),
+    [((0, 1, 2, 3), 4), ((0, 1, 0, 1), 2), ((0, 0, 0, 0), 4), ((3, 2, 1, 0), 4), ((0, None, 0, 1), 4)],
+    ids=["one node", "two ranks on each of two nodes", "each sees its own", "another order", "one unknown"],
+)
+def test_indexes_of_devices_tell_nodes_that_are_not_filled(devices, per_node, tmp_path):
+    builders = [fsdp_rank(rank, 4) for rank in range(4)]  # of nodes with eight devices
+    for builder, device in zip(builders, devices, strict=True):
+        for event in builder.events:
+            if event["cat"] == "kernel" and device is not None:
+                event["args"]["device"] = device
+    run = analyze(write_run(tmp_path / "run", builders)).run
+    assert (run.gpus_per_node, run.num_nodes) == (per_node, 4 // per_node)
+
+
 def test_waiting_is_said_where_most_of_what_is_exposed_is_that():
     """Most of the transfers are hidden here, and most of what is exposed is waiting for a late rank."""
     numbers = {"count": 9, "total_us": 33_500.0, "exposed_us": 18_700.0, "wait_us": 16_000.0}

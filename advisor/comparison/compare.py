@@ -23,6 +23,7 @@ from paro_advise.advisor.comparison.model import (
     Predicted,
     Side,
 )
+from paro_advise.advisor.comparison.stalls import have_stalls, overall_verdict, stalls_text
 from paro_advise.core.model_state import MODEL_STATES
 from paro_advise.core.plural import plural
 from paro_advise.errors import StalePlanError
@@ -76,7 +77,7 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
     by_name = {metric.name: metric for metric in metrics}
     parity = _parity(before, after)
     device = terms.device_memory_bytes or after.run.device_memory_bytes
-    step = by_name["step_time"]
+    step, times = by_name["step_time"], [side.step_time_us for side in sides]
     untested = _untested(plan, after, step)
     return Comparison(
         format=FORMAT.name,
@@ -88,8 +89,8 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
         parity=parity,
         predicted_vs_measured=() if untested else _predicted(plan, step),
         acceptance=judge(terms.thresholds, by_name["throughput"], parity, sides[1].peak_memory_bytes, device),
-        verdict=step.verdict,
-        text=_text(step, sides, plan, untested),
+        verdict=overall_verdict(step, by_name["throughput"], times),
+        text=_text(step, sides, plan, untested) + stalls_text(by_name["throughput"], times),
         unlike=unlike,
         plan=plan,
     )
@@ -195,6 +196,10 @@ def _metrics(
     steps_us = [typical(values) if values else None for values in (first, second)]
     change = change_between(first, second, paired=paired)
     found = [_metric("step_time", "us", steps_us[0], steps_us[1], change, samples="steps")]
+    if have_stalls([side.step_time_us for side in sides]):  # what a run does in an hour, it does with its stalls
+        steps_us = [math.fsum(values) / len(values) if values else None for values in (first, second)]
+        change = change_between(first, second, paired=paired, trim=0.0)
+        found.append(_metric("step_time_mean", "us", steps_us[0], steps_us[1], change, samples="steps"))
     found += _throughput(before, after, steps_us, change, terms)
     found += [
         _over_ranks(before, after, name, get)

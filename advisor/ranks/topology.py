@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from paro_advise.advisor.ranks.run import Run
+    from paro_advise.trace_parsers.tables import SourceHeader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +120,7 @@ def _of_traces(run: Run, world: range) -> Topology:
         )
     counts = {header.gpus_per_node for _, header in headers if header.gpus_per_node}
     if len(counts) == 1 and (count := counts.pop()) and (count > 1 or run.world_size == 1):
+        count = _used_per_node(headers, count, len(world)) if _are_ranks_named(run) else count
         return _regular(min(count, len(world)) if len(world) else count, "metadata", world)
     shard_sizes = {
         group.size
@@ -130,6 +132,23 @@ def _of_traces(run: Run, world: range) -> Topology:
         # A shard group smaller than the world is laid inside a node by those who set it.
         return _regular(shard_sizes.pop(), "groups", world)
     return Topology(gpus_per_node=None, source="", node_of={})
+
+
+def _used_per_node(headers: Sequence[tuple[int, SourceHeader]], num_devices: int, world_size: int) -> int:
+    """Return how many of a node's devices have ranks: fewer than there are, where indexes begin anew before.
+
+    Where several numbers explain the indexes of the ranks with a trace, the largest. Ranks that see one device each all
+    call it 0, which tells nothing.
+    """
+    index_of = {rank: header.device_index for rank, header in headers}
+    if None in index_of.values() or not any(index_of.values()):
+        return num_devices
+    fits = [
+        size
+        for size in range(2, num_devices + 1)
+        if world_size % size == 0 and all(index == rank % size for rank, index in index_of.items())
+    ]
+    return max(fits, default=num_devices)
 
 
 def _follow(hosts: Mapping[int, str], *, is_whole: bool) -> bool | None:

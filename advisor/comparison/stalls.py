@@ -1,0 +1,50 @@
+"""Runs some of whose steps stall: what they do in a second differs from what their usual steps would do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paro_advise.advisor.analysis.constants import STALLED_SHARE
+from paro_advise.advisor.comparison.bootstrap import typical
+from paro_advise.advisor.comparison.model import ChangeVerdict
+from paro_advise.advisor.wording.quantities import time_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.advisor.analysis.model import StepTime
+    from paro_advise.advisor.comparison.model import Metric
+
+
+def have_stalls(times: Sequence[StepTime]) -> bool:
+    """Tell whether stalls take much of the time of a run, whose mean step is then the one that costs."""
+    return any(each.stalled[1] > STALLED_SHARE * float(np.mean(each.values)) for each in times if each.values)
+
+
+def overall_verdict(step: Metric, throughput: Metric, times: Sequence[StepTime]) -> ChangeVerdict:
+    """Return the verdict on the run: its usual step's, and where steps stall, what they make of it.
+
+    Args:
+        step: change of the usual step.
+        throughput: change of what the run does in all its time.
+        times: of the steps before and after.
+    """
+    is_contrary = {step.verdict, throughput.verdict} == {ChangeVerdict.BETTER, ChangeVerdict.WORSE}
+    if have_stalls(times) and (step.verdict == ChangeVerdict.SAME or is_contrary):
+        return throughput.verdict
+    return step.verdict
+
+
+def stalls_text(throughput: Metric, times: Sequence[StepTime]) -> str:
+    """Say what stalls make of the throughput, "" where no run has many."""
+    if not have_stalls(times) or throughput.change_pct is None:
+        return ""
+    parts = [
+        f"{each.stalled[0]} of {len(each.values)} steps {when} stalled and make the mean {time_text(mean)}, not "
+        f"{time_text(typical(each.values))}"
+        for each, when in zip(times, ("before", "after"), strict=True)
+        if each.values and (mean := float(np.mean(each.values))) and have_stalls([each])
+    ]
+    return f" But {'; '.join(parts)}: over all steps the throughput changed by {throughput.change_pct:+.1f} %."
