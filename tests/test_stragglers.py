@@ -295,3 +295,19 @@ def test_of_a_slow_link_whose_transfers_are_overlapped_nothing_is_gained(tmp_pat
 def test_groups_that_cannot_be_told_apart_are_not_blamed(tmp_path, slow_group, num_groups):
     run = analyze(grouped_run(tmp_path / "run", slow_group=slow_group, num_groups=num_groups))
     assert run.slow_groups == ()
+
+
+def test_a_slow_node_is_named_as_one(tmp_path):
+    """Two nodes of four ranks; those of the second compute 300 us longer before each of 12 gathers, give or take 20."""
+    generator = random.Random(1)
+    slow = {rank: 300.0 + generator.uniform(-20, 20) for rank in range(4, 8)}
+    folder = ring_run(tmp_path / "run", slow_compute_us=slow, world=8, steps=6)
+    (late,) = analyze(folder, gpus_per_node=4).stragglers
+    assert late.node_ranks == (4, 5, 6, 7)
+    assert late.cause == "late compute"
+    assert late.lateness_us == pytest.approx(12 * 300, rel=0.05)
+    text = analyze(folder, gpus_per_node=4).verdict.text
+    assert "anks 4-7, a whole node, are stragglers (late compute)" in text
+    one = ring_run(tmp_path / "one", slow_compute_us={5: 300.0}, world=8, steps=6)
+    (late,) = analyze(one, gpus_per_node=4).stragglers
+    assert (late.rank, late.node_ranks) == (5, ())

@@ -62,7 +62,7 @@ def build_analysis(
     aligned = align_clocks(run, topology)
     fabric = fabric_of(run, topology)
     links, num_impossible = find_links(aligned, run, fabric)
-    lateness = find_stragglers(aligned, run)
+    lateness = find_stragglers(aligned, run, topology.node_of)
     stragglers = lateness.stragglers
     training = observe_training(run)
     states = state_summaries(aligned, run, links, fabric)

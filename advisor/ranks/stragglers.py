@@ -23,6 +23,7 @@ from paro_advise.advisor.ranks.constants import (
     STRAGGLER_STEPS_SHARE,
     STRAGGLER_WAIT_SHARE,
 )
+from paro_advise.advisor.wording.quantities import number_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,6 +48,7 @@ class Straggler:
         cause: "late compute", "host" (idle before it arrives) or "unknown".
         chance: at most, that one of equal ranks (or two, where two are named) causes most of it in as many steps; None
             in documents of older versions.
+        node_ranks: since 1.2; all ranks of its node with a trace, where these are late alike; () else.
     """
 
     rank: int
@@ -54,6 +56,14 @@ class Straggler:
     share_of_steps: float
     cause: str
     chance: float | None = None
+    node_ranks: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Return "rank 3", or "ranks 8-15, a whole node,"."""
+        if not self.node_ranks:
+            return f"rank {self.rank}"
+        return f"ranks {number_ranges(self.node_ranks)}, a whole node,"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +107,14 @@ def least_steps(num_ranks: int) -> int:
     return next(number for number in count(2) if chance_of_leading(number, number, ranks) <= STRAGGLER_MAX_CHANCE)
 
 
-def find_stragglers(aligned: AlignedRun | None, run: Run) -> Lateness:
-    """Find the rank that the others wait for in most steps, or the two that are late in turn."""
+def find_stragglers(aligned: AlignedRun | None, run: Run, node_of: Mapping[int, int] | None = None) -> Lateness:
+    """Find the rank that the others wait for in most steps, the two that are late in turn, or a node all of whose are.
+
+    Args:
+        aligned: all collectives; None without ranks that time steps.
+        run: all ranks.
+        node_of: the node of each rank, as far as known.
+    """
     facts = dict(run.timed)
     if aligned is None or run.mean_step_us <= 0:
         return Lateness(num_ranks=len(facts))
@@ -108,7 +124,10 @@ def find_stragglers(aligned: AlignedRun | None, run: Run) -> Lateness:
     if not len(joined):
         return Lateness(num_ranks=len(facts))
     costs = _costs(_delays(joined, aligned.table))
-    leaders, chance = costs.leaders(STRAGGLER_STEP_SHARE * run.mean_step_us, len(facts))
+    least_us = STRAGGLER_STEP_SHARE * run.mean_step_us
+    if node := _late_node(costs, facts, node_of or {}, least_us):
+        return Lateness(stragglers=(node,), num_steps=costs.num_steps, num_ranks=len(facts))
+    leaders, chance = costs.leaders(least_us, len(facts))
     is_decided = chance <= STRAGGLER_MAX_CHANCE
     found = [
         Straggler(
@@ -266,8 +285,51 @@ def _costs(delays: pl.DataFrame) -> _Costs:
     )
 
 
+def _late_node(
+    costs: _Costs, facts: Mapping[int, Source], node_of: Mapping[int, int], least_us: float
+) -> Straggler | None:
+    """Return the worst rank of a node that the others wait for in most steps, and whose ranks are all slower alike."""
+    members: dict[int, list[int]] = {}
+    for rank in facts:
+        members.setdefault(node_of.get(rank, -1), []).append(rank)
+    if -1 in members or len(members) < 2:
+        return None
+    total = sum(costs.all_us.values())
+    for ranks in members.values():
+        own = [rank for rank in ranks if rank in costs.own_us]
+        cost, led = sum(map(costs.own, own)), sum(costs.led[rank] for rank in ranks)
+        chance = chance_of_leading(min(led, costs.num_steps), costs.num_steps, len(members))
+        others = {rank: item for rank, item in facts.items() if rank not in ranks}
+        slower = [_excess(rank, {rank: facts[rank], **others}) for rank in ranks]
+        causes = {cause for cause, _ in slower}
+        # They are late one after the other, so what each of them costs is not to be added up.
+        excess_us = float(np.mean([excess for _, excess in slower]))
+        if (
+            len(ranks) > 1
+            and cost >= STRAGGLER_WAIT_SHARE * total
+            and excess_us >= least_us
+            and led >= STRAGGLER_STEPS_SHARE * costs.num_steps
+            and len(causes) == 1
+            and "unknown" not in causes
+            and chance <= STRAGGLER_MAX_CHANCE
+        ):
+            return Straggler(
+                rank=max(own, key=lambda rank: (costs.own(rank), -rank)),
+                lateness_us=excess_us,
+                share_of_steps=led / costs.num_steps,
+                cause=causes.pop(),
+                chance=chance,
+                node_ranks=tuple(sorted(ranks)),
+            )
+    return None
+
+
 def _cause(rank: int, facts: Mapping[int, Source]) -> str:
-    """Compare the rank's own time with that of the others."""
+    return _excess(rank, facts)[0]
+
+
+def _excess(rank: int, facts: Mapping[int, Source]) -> tuple[str, float]:
+    """Compare the rank's own time with that of the others: return what it spends more on, and how much a step (us)."""
 
     def mean(field: str, number: int) -> float:
         steps = facts[number].steps
@@ -275,7 +337,7 @@ def _cause(rank: int, facts: Mapping[int, Source]) -> str:
 
     others = [number for number in facts if number != rank and facts[number].steps]
     if rank not in facts or not others:
-        return "unknown"
+        return "unknown", 0.0
     excess = {
         field: mean(field, rank) - float(np.median([mean(field, number) for number in others]))
         for field in ("compute_us", "idle_us", "other_us")
@@ -283,5 +345,5 @@ def _cause(rank: int, facts: Mapping[int, Source]) -> str:
     largest = max(excess, key=lambda field: excess[field])
     wall = float(np.median([mean("wall_us", number) for number in others]))
     if excess[largest] < CAUSE_EXCESS_SHARE * wall:
-        return "unknown"
-    return "late compute" if largest == "compute_us" else "host"
+        return "unknown", 0.0
+    return ("late compute" if largest == "compute_us" else "host"), excess[largest]

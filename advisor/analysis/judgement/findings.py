@@ -185,14 +185,19 @@ def _straggler(analysis: Analysis, lateness: Lateness) -> FindingEntry:
 
 def _late_ranks(stragglers: Sequence[Straggler]) -> str:
     worst, *others = stragglers
+    are, it = ("are", "them") if worst.node_ranks else ("is", "it")
     text = (
-        f"rank {worst.rank} is late in {worst.share_of_steps:.0%} of the steps (cause: {worst.cause}); the "
-        f"others wait {time_text(worst.lateness_us)} a step for it, overlapped or exposed"
+        f"{worst.text} {are} late in {worst.share_of_steps:.0%} of the steps (cause: {worst.cause}); the "
+        f"others wait {time_text(worst.lateness_us)} a step for {it}, overlapped or exposed"
     )
     for other in others:
         text += f"; rank {other.rank} in {other.share_of_steps:.0%} ({other.cause}), {time_text(other.lateness_us)}"
     if worst.chance is None or worst.chance <= RARE_CHANCE:
         return text
+    if worst.node_ranks:
+        return (
+            f"{text}. Chance names one of equal nodes in up to {worst.chance:.0%} of such recordings: record more steps"
+        )
     named = "two" if others else "one"
     return (
         f"{text}. Chance names {named} of equal ranks in up to {worst.chance:.0%} of such recordings: record more steps"

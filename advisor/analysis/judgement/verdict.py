@@ -57,13 +57,14 @@ def verdict_entry(
     text = verdict.text
     if stragglers:
         worst = stragglers[0]
-        waits = f"the others wait {time_text(worst.lateness_us)} a step for it"
+        are, it = ("are stragglers", "them") if worst.node_ranks else ("is a straggler", "it")
+        waits = f"the others wait {time_text(worst.lateness_us)} a step for {it}"
         if verdict.regime == Regime.STRAGGLER:
             rest = text.partition(": ")[2]
-            text = f"Straggler bound: rank {worst.rank} is a straggler ({worst.cause}) and {waits}. "
+            text = f"Straggler bound: {worst.text} {are} ({worst.cause}) and {waits}. "
             text += rest[:1].upper() + rest[1:]
         else:
-            text += f" Rank {worst.rank} is a straggler ({worst.cause}): {waits}."
+            text += f" {worst.text.capitalize()} {are} ({worst.cause}): {waits}."
     return VerdictEntry(
         regime=verdict.regime.value,
         limiting_state=verdict.limiting_state,
