@@ -7,10 +7,12 @@ import json
 from dataclasses import replace
 
 import pytest
+from helpers import write_run
 from test_recommend import calibration
+from trace_builder import fsdp_rank
 
 from paro_advise.advisor.cli import run
-from paro_advise.advisor.edits.json_text import remove_key, set_value
+from paro_advise.advisor.edits.json_text import remove_key, set_value, without_comments
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.core.documents import to_json
@@ -240,7 +242,7 @@ def test_a_comment_is_no_flag_and_quotes_stay_whole(plan, tmp_path):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("ds.json", '{"zero_optimization": // comment\n {"stage": 3}}'),
+        ("ds.json", '{"zero_optimization": {"stage": 3},, }'),
         ("ds.json", '{"zero_optimization": {"stage": 3'),
         ("ds.json", '{"zero_optimization": ' + "[" * 5000),
         ("ds.json", '{"zero_optimization": [1]}'),
@@ -399,3 +401,44 @@ def test_a_script_with_a_byte_order_mark_keeps_it(plan, tmp_path):
     text = (tmp_path / "train.py").read_text()
     assert text.startswith("\ufeff")
     assert "use_plan" in text
+
+
+COMMENTED = """{
+  // "stage": 9 is no setting
+  "zero_optimization": { /* ZeRO */
+    "stage": 1, # of three
+    "url": "http://x/#y" // the last
+  }
+}
+"""
+
+
+def test_comments_in_json_stay(tmp_path):
+    """DeepSpeed reads Hjson; what a comment says is no setting, and what a string holds no comment."""
+    found = set_value(COMMENTED, ("zero_optimization", "stage"), 3)
+    assert found == COMMENTED.replace('"stage": 1', '"stage": 3')
+    found = set_value(found, ("zero_optimization", "overlap_comm"), True)
+    assert '"url": "http://x/#y", // the last\n    "overlap_comm": true\n' in found
+    assert json.loads(without_comments(found))["zero_optimization"] == {
+        "stage": 3, "url": "http://x/#y", "overlap_comm": True
+    }  # fmt: skip
+    found = remove_key(found, ("zero_optimization", "overlap_comm"))
+    assert json.loads(without_comments(found))["zero_optimization"] == {"stage": 3, "url": "http://x/#y"}
+    assert all(
+        comment in found for comment in ('// "stage": 9 is no setting', "/* ZeRO */", "# of three", "// the last")
+    )
+
+
+def test_a_deepspeed_file_with_comments_is_edited(plan, tmp_path):
+    target = tmp_path / "ds.json"
+    target.write_text("{\n  // ours\n" + DEEPSPEED.lstrip().removeprefix("{"))
+    assert run(["apply", plan("NGG"), str(target), "--write", "-q"]) == 0
+    assert "// ours" in target.read_text()
+    assert json.loads(without_comments(target.read_text()))["zero_optimization"]["stage"] == 2
+
+
+def test_an_export_to_the_standard_output_stands_there_alone(tmp_path, capsys):
+    traces = write_run(tmp_path / "traces", [fsdp_rank(0), fsdp_rank(1)])
+    words = ["recommend", str(traces), "--strategy", "NGG", "--export", "deepspeed=-", "--force", "-q"]
+    assert run(words) == 0
+    assert json.loads(capsys.readouterr().out)["zero_optimization"]["stage"] == 2

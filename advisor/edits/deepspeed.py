@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.edits.json_text import remove_key, set_value
+from paro_advise.advisor.edits.json_text import remove_key, set_value, without_comments
 from paro_advise.advisor.edits.result import check_fact, target_of
 from paro_advise.errors import UsageError
 from paro_advise.policies.frameworks.deepspeed import STRATEGY_KEYS, zero_settings
@@ -24,7 +24,7 @@ def edit_deepspeed(text: str, plan: Plan) -> str:
         UsageError: not such a file, or it asks for what the plan cannot have.
         StalePlanError: it is for another number of micro-batches.
     """
-    table = json.loads(text) if text.strip() else {}
+    table = json.loads(without_comments(text)) if text.strip() else {}
     passes = table.get("gradient_accumulation_steps") if isinstance(table, dict) else None
     check_fact(plan, "gradient_accumulation_steps", plan.preconditions.micro_batches, passes)
     wanted = zero_settings(as_written(target_of(plan)))

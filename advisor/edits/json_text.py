@@ -1,4 +1,4 @@
-"""Changes values inside JSON text and leaves every other character as it is (pure)."""
+"""Changes values inside JSON text, comments or not, and leaves every other character as it is (pure)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ from typing import Any
 from paro_advise.errors import UsageError
 
 _SPACE = re.compile(r"[ \t\r\n]*")
+_STRING_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|#[^\n]*|/\*.*?\*/', re.DOTALL)
 _decoder = json.JSONDecoder()
+
+
+def without_comments(text: str) -> str:
+    """Return text with spaces in the place of comments, as Hjson has them: all else stands where it did."""
+
+    def hidden(found: re.Match[str]) -> str:
+        word = found.group()
+        return word if word.startswith('"') else re.sub(r"[^\n]", " ", word)
+
+    return _STRING_OR_COMMENT.sub(hidden, text)
 
 
 def set_value(text: str, path: tuple[str, ...], value: Any) -> str:
@@ -23,33 +34,35 @@ def set_value(text: str, path: tuple[str, ...], value: Any) -> str:
     Raises:
         UsageError: the text is not JSON, or something on the way is not an object.
     """
-    start = _skip(text, 0)
+    plain = without_comments(text)
+    start = _skip(plain, 0)
     for depth, key in enumerate(path):
         if start >= len(text) or text[start] != "{":
             raise UsageError(f"{'.'.join(path[:depth]) or 'the file'} must be an object")
-        entries, end = _entries(text, start)
+        entries, end = _entries(plain, start)
         last = depth == len(path) - 1
         if key in entries:
             begin, stop = entries[key]
             if last:
-                if json.loads(text[begin:stop]) == value:
+                if json.loads(plain[begin:stop]) == value:
                     return text
                 return text[:begin] + _indented(value, text, begin) + text[stop:]
             start = begin
             continue
         for name in reversed(path[depth + 1 :]):
             value = {name: value}
-        return _inserted(text, start, end, key, value, is_empty=not entries)
+        return _inserted(text, start, end, key, value, max((stop for _, stop in entries.values()), default=None))
     return text
 
 
 def remove_key(text: str, path: tuple[str, ...]) -> str:
     """Return JSON text without a key; unchanged if it is not there."""
-    start = _skip(text, 0)
+    plain = without_comments(text)
+    start = _skip(plain, 0)
     for depth, key in enumerate(path):
         if start >= len(text) or text[start] != "{":
             return text
-        entries, end = _entries(text, start)
+        entries, end = _entries(plain, start)
         if key not in entries:
             return text
         if depth < len(path) - 1:
@@ -57,14 +70,16 @@ def remove_key(text: str, path: tuple[str, ...]) -> str:
             continue
         begin, stop = entries[key]
         name = json.dumps(key)
-        if text.count(name, start, begin) != 1 or text.count(name, stop, end) > 0:
+        if plain.count(name, start, begin) != 1 or plain.count(name, stop, end) > 0:
             raise UsageError(f"the file must name {key} once and plainly")
-        begin = text.rindex(name, start, begin)
-        after = _skip(text, stop)
-        if text[after] == ",":
+        begin = plain.rindex(name, start, begin)
+        after = _skip(plain, stop)
+        if plain[after] == ",":
             return text[:begin] + text[_skip(text, after + 1) :]
-        before = text[:begin].rstrip()
-        return before.removesuffix(",") + text[stop:]
+        before = plain[:begin].rstrip()
+        if before.endswith(","):  # a comment behind it stays
+            return text[: len(before) - 1] + text[len(before) : begin].rstrip() + text[stop:]
+        return text[:begin].rstrip() + text[stop:]
     return text
 
 
@@ -111,9 +126,9 @@ def _indented(value: Any, text: str, place: int) -> str:
     return json.dumps(value, indent=_unit(text)).replace("\n", "\n" + _line_indent(text, place))
 
 
-def _inserted(text: str, start: int, end: int, key: str, value: Any, *, is_empty: bool) -> str:
-    """Insert a key as the last of the object between two braces."""
-    if "\n" not in text[start:end] and not is_empty:
+def _inserted(text: str, start: int, end: int, key: str, value: Any, last_stop: int | None) -> str:
+    """Insert a key as the last of the object between two braces, whose last value ends at a place if there is one."""
+    if "\n" not in text[start:end] and last_stop is not None:
         inside = text[start + 1 : end].rstrip()
         return f"{text[: start + 1]}{inside}, {json.dumps(key)}: {json.dumps(value)}{text[end:]}"
     outer = _line_indent(text, start)
@@ -124,5 +139,6 @@ def _inserted(text: str, start: int, end: int, key: str, value: Any, *, is_empty
         else json.dumps(value)
     )
     head = text[:end].rstrip()
-    comma = "" if is_empty else ","
-    return f"{head}{comma}\n{inner}{json.dumps(key)}: {body}\n{outer}{text[end:]}"
+    if last_stop is not None:
+        head = f"{text[:last_stop]},{text[last_stop:end].rstrip()}"
+    return f"{head}\n{inner}{json.dumps(key)}: {body}\n{outer}{text[end:]}"

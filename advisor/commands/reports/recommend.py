@@ -125,7 +125,8 @@ def command(
     made = recommendation(
         run.calibration, limits, bias=_bias(learn_from), wanted=wanted, questions=questions, inputs=run.inputs
     )
-    _write(made, output, page, force=force)
+    # What a pipe is to take must stand on the standard output alone.
+    _write(made, output, page, force=force, says_plan="-" not in (output, *targets.values()))
     _say_written((output, page), quiet=quiet)
     for framework, file in targets.items():
         _export(made.plan, framework, file, force=force)
@@ -253,14 +254,14 @@ def _next(plan: Plan, limits: Limits, output: str | None) -> None:
         click.echo("next: measure what stands under `Measure`, then recommend again", err=True)
 
 
-def _write(made: Recommendation, output: str | None, page: str | None, *, force: bool) -> None:
+def _write(made: Recommendation, output: str | None, page: str | None, *, force: bool, says_plan: bool) -> None:
     from paro_advise.advisor.commands.output import write_output
     from paro_advise.advisor.rendering.texts.plan_text import plan_text
     from paro_advise.advisor.wording.escaping import plain
     from paro_advise.core.documents import to_json
 
     plan = made.plan
-    if output != "-":
+    if says_plan:
         click.echo("\n".join(plain(line) for line in plan_text(plan).splitlines()))
     if output:
         write_output(output, to_json(plan), force=force)
