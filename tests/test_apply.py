@@ -439,6 +439,8 @@ def test_a_deepspeed_file_with_comments_is_edited(plan, tmp_path):
 
 def test_an_export_to_the_standard_output_stands_there_alone(tmp_path, capsys):
     traces = write_run(tmp_path / "traces", [fsdp_rank(0), fsdp_rank(1)])
-    words = ["recommend", str(traces), "--strategy", "NGG", "--export", "deepspeed=-", "--force", "-q"]
-    assert run(words) == 0
-    assert json.loads(capsys.readouterr().out)["zero_optimization"]["stage"] == 2
+    words = ["recommend", str(traces), "--strategy", "GGG", "--export", "fsdp2=-", "--force", "-q"]
+    code, told = run(words), capsys.readouterr()
+    assert code == 0, told.err
+    assert "def apply(" in told.out
+    ast.parse(told.out)
