@@ -233,3 +233,16 @@ def test_frozen_parameters_have_no_gradients_and_no_optimizer_states(tmp_path):
 def test_a_job_without_model_parallelism_shards_over_all_ranks(tmp_path):
     made = calibrated(tmp_path, group="0", parallel=False)
     assert (made.job_world_size, made.world_size, made.ranks_per_node) == (8, 8, 4)
+
+
+def test_what_traces_of_deepspeed_leave_open_is_said(tmp_path):
+    """With one micro-batch ZeRO-1 sends what ZeRO-2 does; gathers over groups of two sizes are hpZ's."""
+    analysis = analyze(write_run(tmp_path / "run", [fsdp_rank(rank) for rank in range(2)]))
+    run = replace(analysis.run, framework=Framework.DEEPSPEED)
+    for triple, told in (("NGG", "with one micro-batch a step ZeRO-1 sends the same"), ("GGG", "")):
+        strategy = replace(run.strategy, triple=triple, triple_at_rest=triple)
+        said = " ".join(calibrate(replace(analysis, run=replace(run, strategy=strategy))).assumptions)
+        assert (told in said) if told else ("ZeRO-1" not in said)
+    entry = next(item for item in analysis.collectives if item.state == "parameter")
+    more = replace(analysis, run=run, collectives=(*analysis.collectives, replace(entry, group_size=8)))
+    assert any("gathered over 2 and 8 ranks: hpZ's second copy" in item for item in calibrate(more).assumptions)

@@ -143,6 +143,25 @@ def penalty_before_a_pass(job, values):
     return (gradient.norm(dim=1) - 1).square().mean() + squares(job, values)
 
 
+def logs_after_rank_0(first):
+    """Log norms of weights, a row and a product on all ranks, after rank 0 alone has saved or evaluated."""
+
+    def log(job):
+        model = job.module
+        if dist.get_rank() == 0:
+            if first == "saves":
+                model.state_dict()
+            else:
+                with torch.no_grad():
+                    model(values_of(9, same=True))
+        weights = [parameter.detach() for parameter in model.parameters()]
+        norms = torch.stack([weight.norm() for weight in weights])
+        square = weights[0].T @ weights[0]
+        return float(norms.norm()) + float(weights[0][3].sum()) + float(square.trace())
+
+    return train(Blocks(), "ddp", after_step=log)
+
+
 class Answer:
     """What a model returns where a library wants more than tensors; nothing that torch could look into."""
 
@@ -221,6 +240,8 @@ def jobs(_):
     yield "drops and trains inside", lambda: trains_inside(drops_first=True)
     yield "penalizes, then passes", lambda: train(Blocks(), "ddp", loss_of=penalty_before_a_pass)
     yield "answers after checkpoints", answers_after_checkpoints
+    yield "saves on rank 0 and logs weights", lambda: logs_after_rank_0("saves")
+    yield "evaluates on rank 0 and logs weights", lambda: logs_after_rank_0("evaluates")
     yield "works on lists", works_on_lists
     yield "syncs states", lambda: train(Blocks(), "ddp", after_step=syncs_states)
 

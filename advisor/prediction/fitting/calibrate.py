@@ -67,6 +67,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     parts = _step_parts(analysis, finer, is_gpu=not gloo, own_way=published is not None)
     tiers = fit_tiers(analysis.links, _cluster(analysis, ranks, is_gloo=gloo), nodes_per_pod)
     notes += [*tiers.notes, "one third of the arithmetic is forward, two thirds backward"]
+    notes += _ambiguities(analysis, triple, micro)
     if not gloo:
         notes.append(
             f"arithmetic takes {COMPUTE_SLOWING} times as long while a collective runs beside it (a prior, 1.0 to 1.3)"
@@ -116,6 +117,23 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         **{field.name: getattr(tiers, field.name) for field in fields(tiers) if field.name != "notes"},
     )
     return unprofiled(traced, analysis.captured)
+
+
+def _ambiguities(analysis: Analysis, triple: str, micro: int) -> list[str]:
+    """Say what DeepSpeed's traces leave open of its strategy."""
+    if analysis.run.framework != Framework.DEEPSPEED:
+        return []
+    if triple == "NGG" and micro == 1:
+        return ["ZeRO-2 is taken to have run: with one micro-batch a step ZeRO-1 sends the same, and holds more"]
+    sizes = sorted(
+        {entry.group_size for entry in _kinds(analysis, State.PARAMETER, lambda _: True) if entry.group_size}
+    )
+    if triple[0] == "G" and len(sizes) > 1:
+        told = " and ".join(map(str, sizes))
+        return [
+            f"parameters are gathered over {told} ranks: hpZ's second copy seems to be there, its memory is not counted"
+        ]
+    return []
 
 
 def _untrusted(analysis: Analysis) -> str:

@@ -49,6 +49,7 @@ _GO, _PARAMETERS, _OPTIMIZER, _UNIT, _READ, _OF_PARAMETER, _OF_MODEL = (
     " of model ",
 )
 _NORM = "a norm of gradients"
+_EXCHANGE = "exchange at "
 _READ_HINT = "take the read out of `if rank == 0:` and only print or save there, or choose a strategy N.."
 _HEARD = "paro_points_heard"  # key: how many ranks know that rank 0 has gone on for the last time
 # Rank 0 deletes what it said so many points ago: each step of training brings all ranks together.
@@ -90,6 +91,7 @@ class Attendance:
             replace_name(name, self._attend_before(getattr(dist, name)), dist)
         WholeReads.before = self._before_read
         WholeReads.are_saved_whole = True
+        WholeReads.meet_before_exchanges(self._before_exchange)
         atexit.register(self._leave)
 
     def reader(self, engine: Engine) -> AttendedReader:
@@ -118,6 +120,12 @@ class Attendance:
             raise UsageError(
                 f"a norm of sharded gradients must be taken by all ranks, rank 0 takes one, rank {self._rank} does not",
                 hint="clip on all ranks, and only print on one, or choose a strategy N..",
+            )
+        if what.startswith(_EXCHANGE):
+            raise UsageError(
+                "parts of sharded tensors must be exchanged by all ranks, rank 0 does so at "
+                f"{what.removeprefix(_EXCHANGE)}, rank {self._rank} does not",
+                hint=_READ_HINT,
             )
         if what.startswith(_READ) and not model:
             raise UsageError(
@@ -162,6 +170,22 @@ class Attendance:
         """
         if self.is_needed:
             self.meet(_READ + line, _READ_HINT, self._parameter(tensor))
+
+    def _before_exchange(self, line: str) -> None:
+        """Bring all ranks together where torch moves parts of sharded tensors; help rank 0 with what it asks before."""
+        if not self.is_needed:
+            return
+        if self._rank == 0:
+            self._say(_EXCHANGE + line)
+            return
+        while not (heard := self._hear()).startswith(_EXCHANGE):  # ranks may do the same at lines of their own
+            if heard == _GO:
+                raise UsageError(
+                    f"parts of sharded tensors must be exchanged by all ranks, rank {self._rank} does so at {line}, rank "
+                    "0 does not",
+                    hint=_READ_HINT,
+                )
+            self._help(heard)
 
     def meet_for_norm(self) -> None:
         """Bring all ranks together where the script takes a norm of gradients; help rank 0 with what it asks before.

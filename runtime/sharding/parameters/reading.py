@@ -7,13 +7,15 @@ mesh together first, as ``full_tensor()`` does. Ranks that read at different lin
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
+from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, _api, _dispatch, _redistribute
 
 from paro_advise.errors import DivergedError, UsageError
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
@@ -37,14 +39,17 @@ class WholeReads:
     Attributes:
         before: called with the line of the script and the tensor before a read; None for nothing to call.
         are_saved_whole: the script's framework lets every rank hold whole parameters, so that it may pickle one.
+        before_exchange: called with the line of the script before torch itself moves parts of a tensor between ranks.
         frameworks_meshes: sizes of the meshes over which FSDP2 would have sharded; none without FSDP2.
     """
 
     before: ClassVar[Callable[[str, DTensor], None] | None] = None
+    before_exchange: ClassVar[Callable[[str], None] | None] = None
     are_saved_whole: ClassVar[bool] = False
     frameworks_meshes: ClassVar[set[tuple[int, ...]]] = set()
     _meshes: ClassVar[set[tuple[int, ...]]] = set()
     _count: ClassVar[dict[tuple[int, ...], int]] = {}
+    _is_reading: ClassVar[bool] = False
 
     @classmethod
     def watch(cls, mesh: DeviceMesh) -> None:
@@ -90,8 +95,35 @@ class WholeReads:
         if line is None and cls.before is not None:
             cls.before(here, tensor if of is None else of)
         cls._meet(tensor.device_mesh, here)
-        with torch.no_grad(), reaching_all_ranks("a read of a gradient or a parameter"):
-            return tensor.full_tensor()
+        cls._is_reading = True
+        try:
+            with torch.no_grad(), reaching_all_ranks("a read of a gradient or a parameter"):
+                return tensor.full_tensor()
+        finally:
+            cls._is_reading = False
+
+    @classmethod
+    def meet_before_exchanges(cls, meet: Callable[[str], None]) -> None:
+        """Call something with the script's line before torch moves parts of watched tensors between ranks.
+
+        A script's rows, products and norms of norms make torch do so, on all ranks of a mesh together.
+        """
+        if cls.before_exchange is None:
+            for home in (_api, _dispatch, _redistribute):
+                home.redistribute_local_tensor = cls._announced(home.redistribute_local_tensor)  # type: ignore[attr-defined]
+        cls.before_exchange = meet
+
+    @classmethod
+    def _announced(cls, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(original)
+        def moved(local: torch.Tensor, current: Any, target: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            meet = cls.before_exchange
+            is_ours = current.placements != target.placements and _ranks(current.mesh) in cls._meshes
+            if meet is not None and is_ours and not cls._is_reading and current_thread() is main_thread():
+                meet(line_of_user())
+            return original(local, current, target, *args, **kwargs)
+
+        return moved
 
     @classmethod
     def refuse_local(cls, tensor: DTensor) -> None:
