@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 _PASSED = {True: "pass", False: "FAIL", None: "not judged"}
 
 
+_AS_IT_STANDS = 10_000  # from which four digits would need an exponent
+
+
 def value_text(value: float | None, unit: str) -> str:
     """Return a metric's value for people."""
     if value is None:
@@ -26,7 +29,7 @@ def value_text(value: float | None, unit: str) -> str:
         case "share":
             return share_text(value)
         case _:
-            return f"{value:.4g} {unit}"
+            return f"{value:,.0f} {unit}" if abs(value) >= _AS_IT_STANDS else f"{value:.4g} {unit}"
 
 
 def change_text(metric: Metric) -> str:
