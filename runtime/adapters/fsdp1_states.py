@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed._state_dict_utils import _all_gather_sharded_tensor
 from torch.distributed.fsdp import OptimStateKeyType
 from torch.distributed.fsdp.api import (
     FullOptimStateDictConfig,
@@ -208,6 +210,7 @@ class FullyShardedStates(nn.Module):
             theirs = saved.get(group_names[0], {}) if group_names else {}
             groups.append({**kept, **theirs, "params": [places[name] for name in group_names]})
         state = {places[name]: values for name, values in optim_state_dict["state"].items() if name in places}
+        state = tree_map_only(ShardedTensor, _all_gather_sharded_tensor, state)  # as torch's older loaders return them
         if _session().engine(model) is None:
             state = tree_map_only(DTensor, DTensor.full_tensor, state)
         found = {"state": state, "param_groups": groups}

@@ -6,6 +6,7 @@ Prints the name of each job with its numbers, or with what refused it.
 from __future__ import annotations
 
 import contextlib
+import io
 from importlib import import_module
 from unittest import mock
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from script_habits import STEPS, Blocks, CheckpointedBlocks, adamw, main, mean, squares, train, values_of, wrapped
 from torch import nn
 from torch.distributed.utils import _sync_module_states
+from torch.nn.utils import prune as torch_prune
 
 SMOOTHED = ("Blocks", "Linear")  # classes that a library knows by name
 
@@ -162,6 +164,51 @@ def logs_after_rank_0(first):
     return train(Blocks(), "ddp", after_step=log)
 
 
+class ByRows(torch.optim.Optimizer):
+    """Keeps a mean of each row's gradients, as optimizers do whose states are smaller than parameters."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1, "momentum": 0.9})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state, rows = self.state[parameter], parameter.grad.reshape(parameter.shape[0], -1).mean(1)
+                state["mean"] = state["mean"].mul(0.9).add(rows) if "mean" in state else rows.clone()
+                mean = state["mean"]
+                parameter.sub_((mean[:, None] if parameter.ndim == 2 else mean) * group["lr"])
+
+
+def reloads_states_of_their_own_shape():
+    made = []
+
+    def reload(_):
+        buffer = io.BytesIO()
+        torch.save(made[0].state_dict(), buffer)
+        buffer.seek(0)
+        made[0].load_state_dict(torch.load(buffer))
+        return 0.0
+
+    def optimizer_of(parameters):
+        made.append(ByRows(parameters))
+        return made[0]
+
+    return train(Blocks(), "ddp", after_step=reload, optimizer_of=optimizer_of)
+
+
+class Converts(nn.Linear):
+    """Converts itself to the type that it has, as routers of mixtures do."""
+
+    def forward(self, values):
+        return super(Converts, self.to(self.weight.dtype)).forward(values)
+
+
+def prunes(job):
+    torch_prune.l1_unstructured(job.module.blocks[0], "weight", 0.3)
+    return 0.0
+
+
 class Answer:
     """What a model returns where a library wants more than tensors; nothing that torch could look into."""
 
@@ -242,6 +289,12 @@ def jobs(_):
     yield "answers after checkpoints", answers_after_checkpoints
     yield "saves on rank 0 and logs weights", lambda: logs_after_rank_0("saves")
     yield "evaluates on rank 0 and logs weights", lambda: logs_after_rank_0("evaluates")
+    yield "reloads states of their own shape", reloads_states_of_their_own_shape
+    yield (
+        "converts to its own type",
+        lambda: train(Blocks([nn.Sequential(Converts(24, 24), nn.Tanh()) for _ in range(2)]), "ddp"),
+    )
+    yield "prunes amid training", lambda: train(Blocks(), "ddp", after_step=prunes)
     yield "works on lists", works_on_lists
     yield "syncs states", lambda: train(Blocks(), "ddp", after_step=syncs_states)
 

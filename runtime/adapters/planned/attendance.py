@@ -181,8 +181,8 @@ class Attendance:
         while not (heard := self._hear()).startswith(_EXCHANGE):  # ranks may do the same at lines of their own
             if heard == _GO:
                 raise UsageError(
-                    f"parts of sharded tensors must be exchanged by all ranks, rank {self._rank} does so at {line}, rank "
-                    "0 does not",
+                    f"parts of sharded tensors must be exchanged by all ranks, rank {self._rank} does so at {line}, "
+                    "rank 0 does not",
                     hint=_READ_HINT,
                 )
             self._help(heard)

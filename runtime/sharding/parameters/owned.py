@@ -268,8 +268,19 @@ class Gathered(nn.Parameter):
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
+        if _is_same(value, self):  # as where `module.to(dtype)` has nothing to change
+            return
         self.__dict__[_ASSIGNED] = self.__dict__.get(_ASSIGNED, 0) + 1
         _DATA.__set__(self, value)
+
+
+def _is_same(value: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Tell whether a tensor is a parameter's own memory, as it lies there."""
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+        like = (value.dtype, value.device, value.shape, value.stride())
+        return like == (parameter.dtype, parameter.device, parameter.shape, parameter.stride()) and (
+            value.data_ptr() == parameter.data_ptr()
+        )
 
 
 def _alias_of(parameter: torch.Tensor) -> torch.Tensor:

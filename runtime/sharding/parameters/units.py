@@ -39,11 +39,13 @@ class Slot:
 
     @property
     def parameter(self) -> nn.Parameter:
-        """Return what is registered now."""
+        """Return what is registered now.
+
+        Raises:
+            UsageError: nothing is.
+        """
         module, attribute = self.places[0]
-        found = module._parameters[attribute]  # noqa: SLF001 - getattr may go through a parametrization
-        assert isinstance(found, nn.Parameter)
-        return found
+        return self._of(module, attribute)
 
     @property
     def registered(self) -> list[torch.Tensor | None]:
@@ -53,8 +55,17 @@ class Slot:
     def parameter_in(self, module: nn.Module) -> nn.Parameter:
         """Return what is registered now in one of the modules that share it."""
         attribute = next(name for place, name in self.places if place is module)
-        found = module._parameters[attribute]  # noqa: SLF001
-        assert isinstance(found, nn.Parameter)
+        return self._of(module, attribute)
+
+    def _of(self, module: nn.Module, attribute: str) -> nn.Parameter:
+        found = module._parameters.get(attribute)  # noqa: SLF001 - getattr may go through a parametrization
+        if found is None:
+            raise UsageError(
+                f"{self.name} must stay the parameter that it was when the model was sharded, it was taken out of its "
+                "module",
+                where=self.name,
+                hint="prune, parametrize or replace parameters before the model is wrapped",
+            )
         return found
 
     def fill(self, parameter: nn.Parameter) -> None:

@@ -441,8 +441,9 @@ class GradientReducer:
             for slot in unit.spec.training:
                 if gradient_of(slot.parameter) is not None:
                     raise UsageError(
-                        f"a sharded parameter must be used inside the forward pass of its module, {slot.name} was also "
-                        "used outside of it (a penalty on weights, another method), whose gradient would be lost",
+                        f"a sharded parameter must get its gradient from the forward pass of its module, {slot.name} "
+                        "got one past it (a penalty on weights, another method, a second backward pass inside one "
+                        "forward pass), which would be lost",
                         hint="compute it inside forward, or choose a strategy that replicates parameters (N..)",
                     )
         if self.synchronizes and fsdp2.accumulated_bytes(self._model) > 0:

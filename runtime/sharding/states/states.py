@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from paro_advise.policies.strategy import Level
 from paro_advise.runtime.sharding.param_states import lay_out
@@ -82,9 +82,23 @@ def load_optimizer_state(
                 unit, place, own_rows(engine, unit, place, value).to(engine.optimizer_device)
             )
             if own_rows is not None and isinstance(value, torch.Tensor) and value.shape == shape
-            else value
+            else _of_own_shape(value, shards.shards[name])
             for key, value in values.items()
         }
+
+
+def _of_own_shape(value: Any, shard: torch.Tensor) -> Any:
+    """Return a part of a state that has another shape than its parameter so that it meets the sharded one.
+
+    An optimizer made it of a sharded gradient, as projections and means of rows are; every rank keeps it whole. What
+    shares no dimension with the parameter is the optimizer's own, as a table of codes is.
+    """
+    if not isinstance(shard, DTensor) or not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
+        return value
+    if value.numel() < 2 or not set(value.shape) & set(shard.shape):
+        return value
+    mesh = shard.device_mesh
+    return DTensor.from_local(value.to(shard.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
