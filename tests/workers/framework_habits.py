@@ -6,16 +6,19 @@ Arguments: "ddp", "fsdp1" or "fsdp2". Prints the name of each job with its numbe
 from __future__ import annotations
 
 import copy
+import tempfile
 from functools import partial
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoints
 from script_habits import STEPS, Blocks, adamw, main, mean, squares, train, values_of, whole, wrapped
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -364,6 +367,35 @@ def steps(model, optimizer):
     return found
 
 
+def resumes_by_sharded_states():
+    """Save and load with torch's own recipe for FSDP1: sharded state dicts, and its loader of optimizers' states."""
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder)
+    found = []
+    for part in range(2):
+        torch.manual_seed(0)
+        job = wrapped(Blocks(), "fsdp1")
+        FullyShardedDataParallel.set_state_dict_type(job, StateDictType.SHARDED_STATE_DICT)
+        optimizer = adamw(job.parameters())
+        if part:
+            states = {"model": job.state_dict()}
+            checkpoints.load(states, checkpoint_id=folder[0])
+            job.load_state_dict(states["model"])
+            loaded = load_sharded_optimizer_state_dict(
+                states["model"], "optimizer", checkpoints.FileSystemReader(folder[0])
+            )["optimizer"]
+            optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(job, optimizer, loaded))
+        for step in range(STEPS):
+            loss = squares(job, values_of(STEPS * part + step, same=False))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(mean(loss.item()))
+        states = {"model": job.state_dict(), "optimizer": FullyShardedDataParallel.optim_state_dict(job, optimizer)}
+        checkpoints.save(states, checkpoint_id=folder[0])
+    return found
+
+
 def jobs(framework):
     if framework == "ddp":
         yield (
@@ -384,6 +416,7 @@ def jobs(framework):
         yield "averages squares of shards", lambda: train(Blocks(), framework, after_backward=averages_squares)
         yield "skips faults", lambda: train(Blocks(), framework, after_backward=skips_faults)
         yield "clips", lambda: train(Blocks(), framework, loss_of=clips_twice)
+        yield "resumes by sharded states", resumes_by_sharded_states
     else:
         yield "lets a part wait", lambda: train(Blocks(), framework, loss_of=squares_after_waiting)
         yield "lets the root wait", lambda: train(Blocks(), framework, loss_of=squares_after_the_root_waited)
