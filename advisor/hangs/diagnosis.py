@@ -78,29 +78,18 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     if alone is not None or is_part or doubtful:
         culprits = []
     missing = tuple(sorted({rank for group in groups for rank in group.ranks} - dumps.keys()))
+    text = _text(culprits, mismatches, circle, knots, alone, unknown if is_part else (), missing)
+    text = _doubt_text(doubtful, unseen) if doubtful else text
     also = f" The {'dump' if len(unread) == 1 else 'dumps'} of {ranks_text(unread)} cannot be read." if unread else ""
     return Hang(
         format=FORMAT.name,
         format_version=FORMAT.version,
-        text=(
-            _doubt_text(doubtful, unseen)
-            if doubtful
-            else _text(culprits, mismatches, circle, knots, alone, unknown if is_part else (), missing)
-        )
-        + also,
+        text=text + also,
         culprits=tuple(culprits),
         ranks=tuple(sorted(dumps)),
         ranks_missing=missing,
         waits=tuple(_wait(knot) for knot in knots),
-        mismatches=tuple(
-            Mismatch(
-                group=group.name,
-                description=group.description,
-                seq=seq,
-                issued={kind: tuple(ranks) for kind, ranks in kinds.items()},
-            )
-            for group, seq, kinds in mismatches
-        ),
+        mismatches=tuple(_mismatch(*found) for found in mismatches),
         circle=tuple(sorted(circle)),
     )
 
@@ -327,6 +316,11 @@ def _text(
             f"{ranks_text(missing)} left too."
         )
     return "Nothing waits: every collective in these dumps is finished."
+
+
+def _mismatch(group: Group, seq: int, kinds: dict[str, list[int]]) -> Mismatch:
+    issued = {kind: tuple(ranks) for kind, ranks in kinds.items()}
+    return Mismatch(group=group.name, description=group.description, seq=seq, issued=issued)
 
 
 def _wait(knot: Knot) -> Wait:

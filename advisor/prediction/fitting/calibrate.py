@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.analysis.model import Analysis, CollectiveEntry
 
+_SLOWING = f"arithmetic takes {COMPUTE_SLOWING} times as long while a collective runs beside it (a prior, 1.0 to 1.3)"
 _MODEL_STATE_NAMES = tuple(state.value for state in MODEL_STATES)
 
 
@@ -67,11 +68,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     parts = _step_parts(analysis, finer, is_gpu=not gloo, own_way=published is not None)
     tiers = fit_tiers(analysis.links, _cluster(analysis, ranks, is_gloo=gloo), nodes_per_pod)
     notes += [*tiers.notes, "one third of the arithmetic is forward, two thirds backward"]
-    notes += _ambiguities(analysis, triple, micro)
-    if not gloo:
-        notes.append(
-            f"arithmetic takes {COMPUTE_SLOWING} times as long while a collective runs beside it (a prior, 1.0 to 1.3)"
-        )
+    notes += _ambiguities(analysis, triple, micro) + ([] if gloo else [_SLOWING])
     traced = Calibration(
         job_world_size=job,
         job_ranks_per_node=job_per_node,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from torch._ops import OpOverload
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     from paro_advise.runtime.torch_types import Arguments, Keywords
 
@@ -116,7 +117,9 @@ class WholeReads:
     @classmethod
     def _announced(cls, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @functools.wraps(original)
-        def moved(local: torch.Tensor, current: Any, target: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        def moved(
+            local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, *args: object, **kwargs: object
+        ) -> torch.Tensor:
             meet = cls.before_exchange
             is_ours = current.placements != target.placements and _ranks(current.mesh) in cls._meshes
             if meet is not None and is_ours and not cls._is_reading and current_thread() is main_thread():

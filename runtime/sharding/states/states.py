@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -87,7 +87,7 @@ def load_optimizer_state(
         }
 
 
-def _of_own_shape(value: Any, shard: torch.Tensor) -> Any:
+def _of_own_shape(value: object, shard: torch.Tensor) -> object:
     """Return a part of a state that has another shape than its parameter so that it meets the sharded one.
 
     An optimizer made it of a sharded gradient, as projections and means of rows are; every rank keeps it whole. What
