@@ -429,6 +429,12 @@ def test_comments_in_json_stay(tmp_path):
     )
 
 
+def test_a_comment_before_a_key_that_is_taken_out_does_not_swallow_what_follows():
+    left = remove_key('{"a": 1, // one\n  // two\n  "b": 2}', ("b",))
+    assert json.loads(without_comments(left)) == {"a": 1}
+    assert "// two" in left
+
+
 def test_a_deepspeed_file_with_comments_is_edited(plan, tmp_path):
     target = tmp_path / "ds.json"
     target.write_text("{\n  // ours\n" + DEEPSPEED.lstrip().removeprefix("{"))

@@ -41,18 +41,13 @@ def in_parts(line):
     return [f"{TIME} stdout P {line[:40]}", f"{TIME} stdout P {line[40:80]}", f"{TIME} stdout F {line[80:]}"]
 
 
-def in_parts_of_docker(line):
-    parts = (line[:40], line[40:80], f"{line[80:]}\n")
-    return [json.dumps({"log": part, "stream": "stderr", "time": TIME}) for part in parts]
-
-
 WRITTEN = {
     "plain": lambda line: [line],
     "CRI": lambda line: [f"{TIME} stdout F {line}"],
     "CRI in a zone": lambda line: [f"2026-01-01T00:00:00.5+02:00 stderr F {line}"],
     "CRI in parts": in_parts,
     "Docker": lambda line: [json.dumps({"log": f"{line}\n", "stream": "stdout", "time": TIME})],
-    "Docker in parts": in_parts_of_docker,
+    "Docker without line breaks": lambda line: [json.dumps({"log": line, "stream": "stdout", "time": TIME})],
     "kubectl --prefix": lambda line: [f"[pod/train-worker-0/pytorch] {line}"],
     "docker compose": lambda line: [f"trainer-0  | {line}"],
     "names of workers in colour": lambda line: [f"\x1b[36m[worker-0]\x1b[0m {line}"],
@@ -88,6 +83,16 @@ def test_what_is_no_such_prefix_stays():
     for line in ("step 3 | loss 2.5", '{"log": 3}', "stdout is closed", "a P b"):
         assert strip_prefix(line) == line
         assert list(whole_lines([line])) == [line]
+
+
+def test_parts_into_which_docker_cuts_a_long_line_are_joined():
+    """It cuts behind 16 KiB, and only the last part ends with a line break."""
+    line = "x" * 40_000
+    parts = [line[:16_384], line[16_384:32_768], f"{line[32_768:]}\n"]
+    written = [json.dumps({"log": part, "stream": "stderr", "time": TIME}) for part in parts]
+    other = json.dumps({"log": "between\n", "stream": "stdout", "time": TIME})
+    assert list(whole_lines([written[0], other, *written[1:], other])) == ["between", line, "between"]
+    assert list(whole_lines(written[:2])) == [line[:32_768]]
 
 
 def test_a_line_whose_end_is_missing_is_kept():

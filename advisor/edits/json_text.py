@@ -77,9 +77,8 @@ def remove_key(text: str, path: tuple[str, ...]) -> str:
         if plain[after] == ",":
             return text[:begin] + text[_skip(text, after + 1) :]
         before = plain[:begin].rstrip()
-        if before.endswith(","):  # a comment behind it stays
-            return text[: len(before) - 1] + text[len(before) : begin].rstrip() + text[stop:]
-        return text[:begin].rstrip() + text[stop:]
+        between = text[len(before) : begin]  # a comment there stays, and the break that ends it
+        return text[: len(before)].removesuffix(",") + (between if between.strip() else "") + text[stop:]
     return text
 
 

@@ -26,4 +26,5 @@ HEAD_BYTES = 4096  # bytes; what a step log or run.json is recognised by; assume
 MAX_US = 1e15  # us; longest time of a step, 31 years; assumed
 MAX_VALUE = 1e150  # none; larger losses and norms count as not finite; their squares still fit a float64
 MAX_COUNT = 1 << 62  # none; larger counts of a step are not believed; assumed
+DOCKER_PART_BYTES = 16 << 10  # bytes; where Docker cuts a line (moby, daemon/logger/copier.go, defaultBufSize)
 MAX_JOINED = 1 << 20  # characters of a line that was written in parts; assumed, far more than any line that is read

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from paro_advise.trace_parsers.logs.constants import MAX_JOINED
+from paro_advise.trace_parsers.logs.constants import DOCKER_PART_BYTES, MAX_JOINED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,7 +43,7 @@ class _DockerLine(msgspec.Struct):
 def whole_lines(lines: Iterable[str]) -> Iterator[str]:
     """Unpack Docker's lines, take colours off, and join the parts into which container runtimes cut long lines.
 
-    CRI tags parts P until F ends the line; what Docker writes into a part ends without a line break.
+    CRI tags parts P until F ends the line; a part that Docker writes is full and ends without a line break.
     """
     for line in _joined(lines):
         yield _COLOUR.sub("", line) if "\x1b" in line else line
@@ -54,7 +54,8 @@ def _joined(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         if line.startswith(_DOCKER) and (found := _of_docker(line)) is not None:
             so_far = begun.pop(found.stream, "") + found.log
-            if so_far.endswith("\n") or len(so_far) >= MAX_JOINED:
+            is_part = not found.log.endswith("\n") and len(found.log.encode()) >= DOCKER_PART_BYTES
+            if not is_part or len(so_far) >= MAX_JOINED:
                 yield so_far.rstrip("\n")
             else:
                 begun[found.stream] = so_far
