@@ -15,7 +15,7 @@ from test_recommend import calibration
 from test_report import Page
 from trace_builder import fsdp_rank
 
-from paro_advise.advisor.analysis.model import Analysis, analysis_from_json
+from paro_advise.advisor.analysis.model import Analysis, StepTime, analysis_from_json
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.comparison.acceptance import Thresholds
 from paro_advise.advisor.comparison.bootstrap import change_between
@@ -180,6 +180,19 @@ def test_pauses_cost_what_they_take_though_usual_steps_are_the_same(analysis):
     assert "6 of 60 steps after stalled and make the mean 191 us, not 101 us" in found.text
     same = compare(*pair(analysis, pausing, pausing), None, Terms())
     assert same.verdict == "same"
+    # Usual steps are a tenth faster, and the run does half of the work: that is no gain.
+    faster = [0.9 * time + 900.0 * (number % 10 == 5) for number, time in enumerate(usual)]
+    assert compare(*pair(analysis, usual, faster), None, Terms()).verdict == "worse"
+
+
+def test_steps_of_two_lengths_are_no_stalls_and_count_all(analysis):
+    """Every third batch is twice as long: none of them stalled, and the mean is what costs."""
+    usual = [100.0 + (number % 2) for number in range(60)]
+    mixed = [time * (2 if number % 3 == 0 else 1) for number, time in enumerate(usual)]
+    assert StepTime.of(mixed).stalled == (0, 0.0)
+    found = compare(*pair(analysis, usual, mixed), None, Terms())
+    throughput = next(item for item in found.metrics if item.name == "throughput")
+    assert throughput.after / throughput.before == pytest.approx(np.mean(usual) / np.mean(mixed), rel=0.001)
 
 
 @pytest.mark.parametrize(

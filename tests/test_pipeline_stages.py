@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from helpers import analyze, write_run
 from trace_builder import TraceBuilder
 
@@ -42,13 +41,12 @@ def stage(rank):
     return trace
 
 
-def test_a_pipelines_bubble_is_waiting_and_no_bandwidth(tmp_path):
+def test_what_stages_of_a_pipeline_wait_for_is_no_bandwidth(tmp_path):
+    """Stage s waits for s passes before its first micro-batch; which end a transfer waits for nothing in a trace tells."""
     analysis = analyze(write_run(tmp_path / "run", [stage(rank) for rank in range(STAGES)]))
     other = analysis.states["other"]
-    # The first stage sends each micro-batch, the last receives it; those between do both at once but for the first and
-    # the last one.
-    assert other.transfer_us == pytest.approx((4 + 5 + 5 + 4) / STAGES * SEND_US, rel=0.1)
-    # Stage s waits for s passes before its first micro-batch.
-    assert other.wait_us == pytest.approx((0 + 1 + 2 + 3) / STAGES * FORWARD_US, rel=0.1)
+    assert (other.regime, other.transfer_us, other.wait_us) == ("unknown", None, None)
+    assert "whose waiting for each other cannot be told from transfer" in other.text
     assert not [link for link in analysis.links if link.op in ("send", "recv")]
-    assert "bound by the pipeline, whose stages wait for each other" in analysis.verdict.text
+    assert "bound by the pipeline, by its bubble, a slower stage or the links" in analysis.verdict.text
+    assert analysis.critical_path is None

@@ -102,6 +102,7 @@ REFUSED_OF_LIBRARIES = {
     "penalizes, then passes",
     "drops and trains inside",
     "answers after checkpoints",
+    "answers from one unit",
     "prunes amid training",
 }
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import PATH_EXPOSED_SHARE
 from paro_advise.advisor.analysis.model import CriticalPath
+from paro_advise.advisor.ranks.clock_alignment import TRANSFERS
 
 if TYPE_CHECKING:
     from paro_advise.advisor.ranks.clock_alignment import AlignedRun
@@ -38,7 +39,7 @@ class _Stop:
 
 def critical_path(aligned: AlignedRun | None, run: Run) -> CriticalPath | None:
     """Return the path's parts, means over the steps that all ranks have; None without two ranks on one clock."""
-    if aligned is None or len(run.timed) < 2:
+    if aligned is None or len(run.timed) < 2 or _has_unpaired(aligned, run):
         return None
     windows = _windows(aligned, run)
     steps = [label for label, ranks in windows.items() if len(ranks) == len(run.timed)]
@@ -54,6 +55,15 @@ def critical_path(aligned: AlignedRun | None, run: Run) -> CriticalPath | None:
         transfer_us={state: time / len(steps) for state, time in sorted(transfer.items())},
         num_steps=len(steps),
     )
+
+
+def _has_unpaired(aligned: AlignedRun, run: Run) -> bool:
+    """Tell whether the steps hold transfers whose other end is not recorded: the path may run over any of them."""
+    import polars as pl
+
+    sent = aligned.table.filter(pl.col("op").is_in(TRANSFERS) & pl.col("match").is_null() & (pl.col("step") >= 0))
+    exposed = float(sent["exposed_us"].sum() or 0.0)
+    return exposed > PATH_EXPOSED_SHARE * sum(step.wall_us for step in run.steps)
 
 
 def _windows(aligned: AlignedRun, run: Run) -> dict[str, dict[int, tuple[float, float]]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.analysis.constants import MAX_NUMBER, STALL_RATIO
+from paro_advise.advisor.analysis.constants import MAX_NUMBER, STALL_RATIO, STALLED_STEPS
 
 # The format is decoded by these types, so they are needed at run time.
 from paro_advise.advisor.analysis.observed_strategy import ObservedStrategy  # noqa: TC001
@@ -114,6 +114,8 @@ class StepTime:
         if self.median is None:
             return 0, 0.0
         beyond = [value - self.median for value in self.values if value > STALL_RATIO * self.median]
+        if len(beyond) > STALLED_STEPS * len(self.values):  # steps of unlike length, none of which is the usual one
+            return 0, 0.0
         return len(beyond), sum(beyond) / len(self.values)
 
 

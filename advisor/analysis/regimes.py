@@ -82,6 +82,7 @@ class StateEvidence:
     sees_all_ranks: bool  # else a straggler without a trace looks like a slow link
     are_sizes_known: bool = True  # of any of its messages
     exposed_wait_share: float | None = None  # of the exposed time, at least, that is waiting for other ranks
+    is_between_stages: bool = False  # most of what is exposed goes between stages of a pipeline, ends not recorded
     rate: tuple[float, float] | None = None  # its bus bandwidth inside nodes and the device's (1e9 bytes/s), if known
 
     @property
@@ -125,6 +126,12 @@ def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> J
         return Judgement(
             regime=Regime.STRAGGLER,
             text=f"{exposed}; {wait_share:.0%} of it is waiting for other ranks, not transfer",
+        )
+    if evidence.is_between_stages:
+        return Judgement(
+            regime=Regime.UNKNOWN,
+            text=f"{exposed}; sent between stages of a pipeline, whose waiting for each other cannot be told from "
+            "transfer",
         )
     if evidence.mostly_waits_exposed:
         exposed += f", {evidence.exposed_wait_share:.0%} of that waiting for other ranks"

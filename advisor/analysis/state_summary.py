@@ -12,6 +12,7 @@ from paro_advise.advisor.analysis.model import StateEntry
 from paro_advise.advisor.analysis.regimes import Regime, ShareRange, StateEvidence, judge_state
 from paro_advise.advisor.facts.evidence import EVIDENCE_ORDER, Evidence
 from paro_advise.advisor.facts.intervals import union_length
+from paro_advise.advisor.ranks.clock_alignment import TRANSFERS
 from paro_advise.advisor.ranks.devices import device_links_gbps
 from paro_advise.advisor.ranks.links.latency import backend_latency
 from paro_advise.core.collective import bus_factor
@@ -71,6 +72,7 @@ def state_summaries(
             sees_all_ranks=run.sees_all,
             are_sizes_known=rows["bytes"].null_count() < len(rows),
             exposed_wait_share=_exposed_wait_share(rows) if wait is not None else None,
+            is_between_stages=wait is None and _are_of_stages(rows),
             rate=_rate_inside(rows, links, fabric) if wait is None else None,
         )
         judgement = judge_state(state, evidence, step_time_us)
@@ -118,6 +120,14 @@ def _wait(rows: pl.DataFrame, total_us: float) -> float | None:
         return None
     whole, transfers = covered_us(known)
     return (whole - transfers) / whole * total_us if whole > 0 else 0.0
+
+
+def _are_of_stages(rows: pl.DataFrame) -> bool:
+    """Tell whether most of what is exposed are transfers between two ranks that nothing pairs."""
+    import polars as pl
+
+    sent = rows.filter(pl.col("op").is_in(TRANSFERS) & pl.col("match").is_null())["exposed_us"].sum() or 0.0
+    return bool(sent > 0.5 * float(rows["exposed_us"].sum() or 0.0))
 
 
 def _exposed_wait_share(rows: pl.DataFrame) -> float | None:

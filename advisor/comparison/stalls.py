@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.analysis.constants import STALLED_SHARE
+from paro_advise.advisor.analysis.constants import STALL_RATIO, STALLED_SHARE
 from paro_advise.advisor.comparison.bootstrap import typical
 from paro_advise.advisor.comparison.model import ChangeVerdict
 from paro_advise.advisor.wording.quantities import time_text
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 def have_stalls(times: Sequence[StepTime]) -> bool:
-    """Tell whether stalls take much of the time of a run, whose mean step is then the one that costs."""
-    return any(each.stalled[1] > STALLED_SHARE * float(np.mean(each.values)) for each in times if each.values)
+    """Tell whether a few long steps take much of the time of a run, whose mean step is then the one that costs."""
+    return any(
+        float(np.mean(each.values)) > (1 + STALLED_SHARE) * typical(each.values) for each in times if each.values
+    )
 
 
 def overall_verdict(step: Metric, throughput: Metric, times: Sequence[StepTime]) -> ChangeVerdict:
@@ -31,10 +33,11 @@ def overall_verdict(step: Metric, throughput: Metric, times: Sequence[StepTime])
         throughput: change of what the run does in all its time.
         times: of the steps before and after.
     """
-    is_contrary = {step.verdict, throughput.verdict} == {ChangeVerdict.BETTER, ChangeVerdict.WORSE}
-    if have_stalls(times) and (step.verdict == ChangeVerdict.SAME or is_contrary):
-        return throughput.verdict
-    return step.verdict
+    if not have_stalls(times):
+        return step.verdict
+    wanted = {ChangeVerdict.BETTER: 1.0, ChangeVerdict.WORSE: -1.0}.get(step.verdict)
+    agrees = wanted is not None and wanted * (throughput.change_pct or 0.0) > 0
+    return step.verdict if agrees else throughput.verdict
 
 
 def stalls_text(throughput: Metric, times: Sequence[StepTime]) -> str:
@@ -42,9 +45,14 @@ def stalls_text(throughput: Metric, times: Sequence[StepTime]) -> str:
     if not have_stalls(times) or throughput.change_pct is None:
         return ""
     parts = [
-        f"{each.stalled[0]} of {len(each.values)} steps {when} stalled and make the mean {time_text(mean)}, not "
+        f"{_long_steps(each)} of {len(each.values)} steps {when} stalled and make the mean {time_text(mean)}, not "
         f"{time_text(typical(each.values))}"
         for each, when in zip(times, ("before", "after"), strict=True)
         if each.values and (mean := float(np.mean(each.values))) and have_stalls([each])
     ]
     return f" But {'; '.join(parts)}: over all steps the throughput changed by {throughput.change_pct:+.1f} %."
+
+
+def _long_steps(times: StepTime) -> int:
+    usual = typical(times.values)
+    return sum(value > STALL_RATIO * usual for value in times.values)

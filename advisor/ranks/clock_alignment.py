@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.ranks.constants import ALIGNMENT_ROUNDS, FASTEST_TRANSFERS
+from paro_advise.advisor.ranks.constants import ALIGNMENT_ROUNDS
 from paro_advise.core.collective import Op
 from paro_advise.trace_parsers.rank_lists import ranks_in
 
@@ -162,18 +162,7 @@ def _aligned(table: pl.DataFrame, ranks: Sequence[int], clock_of: Mapping[int, s
     last = pl.col("arrival_us").max().over("match")
     duration = pl.col("end_us") - pl.col("start_us")
     transfer = (pl.col("finish_us") - last).clip(0.0, duration)
-    # Whose transfer an unpaired one is nobody recorded: the fastest of its size waited least, and what a longer one
-    # takes beyond is waiting, as for the stages of a pipeline.
-    is_unpaired = ~has_match & pl.col("op").is_in(TRANSFERS) & (pl.lit(len(ranks)) > 1)
-    of_its_kind = pl.when(is_unpaired).then(duration).quantile(FASTEST_TRANSFERS, "lower")
-    fastest = of_its_kind.over("bytes", "group_size")
-    table = table.with_columns(
-        pl.when(has_match)
-        .then(transfer)
-        .when(is_unpaired)
-        .then(pl.min_horizontal(fastest, duration))
-        .alias("transfer_us")
-    )
+    table = table.with_columns(pl.when(has_match).then(transfer).alias("transfer_us"))
     table = table.with_columns((duration - pl.col("transfer_us")).alias("wait_us"))
     partial = joined.filter(pl.col("group_size").is_not_null()).select(
         (pl.col("joined_ranks") < pl.col("group_size")).mean()

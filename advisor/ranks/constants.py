@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 ALIGNMENT_ROUNDS = 8  # alternating medians of clock offsets; assumed: enough to settle
-FASTEST_TRANSFERS = 0.05  # of the transfers of one size, that waited least for their other end; assumed
 STRAGGLER_STEP_SHARE = 0.02  # of a step that a straggler must cost beyond what others do; assumed: less is noise
 STRAGGLER_STEPS_SHARE = 0.6  # of the steps in which one rank, or two together, must lead the waiting; assumed
 STRAGGLER_WAIT_SHARE = 0.4  # of all waiting that these must cause; assumed

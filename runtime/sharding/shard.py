@@ -54,6 +54,7 @@ class _Attachment:
         self._optimizer = weakref.ref(optimizer)
 
     def before_step(self) -> None:
+        self._engine.gradients.refuse_unseen()
         self._engine.before_step()
 
     def after_step(self) -> None:

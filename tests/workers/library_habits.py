@@ -223,6 +223,20 @@ class AnsweringBlocks(CheckpointedBlocks):
         return Answer(super().forward(values))
 
 
+class AnsweringLayer(nn.Linear):
+    """A model of one unit whose output shows no tensor, as a policy that returns a distribution."""
+
+    def __init__(self):
+        super().__init__(16, 8)
+
+    def forward(self, values):
+        return Answer(super().forward(values))
+
+
+def answers_from_one_unit():
+    return train(AnsweringLayer(), "ddp", loss_of=lambda job, values: job(values).logits.square().mean())
+
+
 def answers_after_checkpoints():
     return train(AnsweringBlocks(), "ddp", loss_of=lambda job, values: job(values).logits.square().mean())
 
@@ -295,6 +309,7 @@ def jobs(_):
         lambda: train(Blocks([nn.Sequential(Converts(24, 24), nn.Tanh()) for _ in range(2)]), "ddp"),
     )
     yield "prunes amid training", lambda: train(Blocks(), "ddp", after_step=prunes)
+    yield "answers from one unit", answers_from_one_unit
     yield "works on lists", works_on_lists
     yield "syncs states", lambda: train(Blocks(), "ddp", after_step=syncs_states)
 

@@ -255,7 +255,7 @@ def judge_step(evidence: StepEvidence) -> Verdict:
             regime=Regime.HOST_BOUND,
             limiting_state=None,
             text=f"{untrained}Host bound: {_host_text(evidence)} ({split})."
-            + (_UPDATES_SHARDED if evidence.updating_us > 0.5 * evidence.idle_us else advice),
+            + ("" if evidence.updating_us > 0.5 * evidence.idle_us else advice),
             case="",
         )
     if comm < COMPUTE_SHARE or state is None:
@@ -288,7 +288,6 @@ def _most_text(evidence: StepEvidence) -> str:
     return f" No change of sharding can gain more than {most}{rest}."
 
 
-_UPDATES_SHARDED = " Optimizer states that more ranks share take each less time."
 _NOTHING_TOLD = "Nothing here tells whether a model is trained"
 
 
@@ -361,8 +360,8 @@ _HEADLINE = {
 
 def _headline(regime: Regime, state: State, evidence: StepEvidence) -> str:
     headline = _HEADLINE[regime]
-    if regime == Regime.STRAGGLER and state == State.OTHER and evidence.waits_between_stages:
-        headline = "Bound by the pipeline, whose stages wait for each other (its bubble, or a stage that is slower):"
+    if regime == Regime.UNKNOWN and state == State.OTHER and evidence.waits_between_stages:
+        headline = "Bound by the pipeline, by its bubble, a slower stage or the links between stages:"
     share = evidence.compute_us / evidence.step_time_us
     if share >= MOSTLY_SHARE and evidence.exposed_us < MOSTLY_SHARE * evidence.compute_us:
         headline = f"Mostly compute ({share:.0%} of the step); beside it {headline[:1].lower()}{headline[1:]}"

@@ -23,6 +23,7 @@ from paro_advise.runtime.sharding.parameters.owned import (
     is_in_nested_backward,
     set_gradient,
 )
+from paro_advise.runtime.sharding.phases.lost_gradients import refuse_nested, refuse_stray, refuse_unseen
 from paro_advise.runtime.sharding.phases.singles import Singles
 
 if TYPE_CHECKING:
@@ -262,12 +263,7 @@ class GradientReducer:
     def _end_unwatched(self) -> None:
         if self._arrangement.levels.parameter != Level.N and is_in_nested_backward():
             self._callback_queued = False
-            raise UsageError(
-                "with sharded parameters a backward pass must go through a tensor that the model returned, got one "
-                "that reentrant checkpoints end early, after which gradients would be lost",
-                hint="use torch.utils.checkpoint with use_reentrant=False, return tensors (in tuples, dicts or "
-                "dataclasses), or choose a strategy that replicates parameters (N..)",
-            )
+            refuse_nested()
         self._end_backward()
 
     def _end_backward(self) -> None:
@@ -430,28 +426,13 @@ class GradientReducer:
             )
 
     def _refuse_stray(self) -> None:
-        """Refuse gradients of sharded parameters that did not come through the forward pass of their module.
+        if self._arrangement.levels.parameter != Level.N:
+            refuse_stray(self._arrangement.units, self._model, synchronizes=self.synchronizes)
 
-        Raises:
-            UsageError: there is one; it would be lost.
-        """
-        if self._arrangement.levels.parameter == Level.N:
-            return
-        for unit in self._arrangement.units:
-            for slot in unit.spec.training:
-                if gradient_of(slot.parameter) is not None:
-                    raise UsageError(
-                        f"a sharded parameter must get its gradient from the forward pass of its module, {slot.name} "
-                        "got one past it (a penalty on weights, another method, a second backward pass inside one "
-                        "forward pass), which would be lost",
-                        hint="compute it inside forward, or choose a strategy that replicates parameters (N..)",
-                    )
-        if self.synchronizes and fsdp2.accumulated_bytes(self._model) > 0:
-            raise UsageError(
-                "a backward pass must reach each sharded unit once after all that its parameters are used for, got a "
-                "gradient of one that was reduced before (a penalty on gradients and another forward pass in one loss)",
-                hint="call backward() for each forward pass, or choose a strategy that replicates parameters (N..)",
-            )
+    def refuse_unseen(self) -> None:
+        """Refuse to step after a backward pass that went through no tensor which a sharded model returned."""
+        if self._arrangement.levels.parameter != Level.N:
+            refuse_unseen(self._arrangement.units)
 
     def drop(self, parameter: torch.Tensor) -> None:
         """Forget what was added up for one parameter, as ``parameter.grad = None`` does."""
