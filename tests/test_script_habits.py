@@ -155,3 +155,13 @@ def test_only_errors_about_sharded_tensors_are_explained(raised, is_explained):
     outer = RuntimeError("training failed")
     outer.__cause__ = raised
     assert is_of_sharded_tensors(outer) == is_explained
+
+
+@pytest.mark.distributed
+def test_ranks_that_work_on_sharded_weights_in_unlike_orders_are_told(a_plan, tmp_path):
+    """What torch exchanges then pairs one weight's rows with another's, which no shape tells."""
+    worker = ROOT / "tests/workers/order_of_exchanges.py"
+    plan = plan_for(a_plan, tmp_path / "plan.json", "GGG")
+    done = run_ranks(worker, plan=plan, drift="parameter_count")
+    assert done.returncode != 0
+    assert "all ranks must do the same to sharded tensors in one order" in done.stderr

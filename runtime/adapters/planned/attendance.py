@@ -49,7 +49,7 @@ _GO, _PARAMETERS, _OPTIMIZER, _UNIT, _READ, _OF_PARAMETER, _OF_MODEL = (
     " of model ",
 )
 _NORM = "a norm of gradients"
-_EXCHANGE = "exchange at "
+_EXCHANGE, _OF_PARTS = "exchange at ", " of parts "
 _READ_HINT = "take the read out of `if rank == 0:` and only print or save there, or choose a strategy N.."
 _HEARD = "paro_points_heard"  # key: how many ranks know that rank 0 has gone on for the last time
 # Rank 0 deletes what it said so many points ago: each step of training brings all ranks together.
@@ -124,7 +124,7 @@ class Attendance:
         if what.startswith(_EXCHANGE):
             raise UsageError(
                 "parts of sharded tensors must be exchanged by all ranks, rank 0 does so at "
-                f"{what.removeprefix(_EXCHANGE)}, rank {self._rank} does not",
+                f"{what.removeprefix(_EXCHANGE).partition(_OF_PARTS)[0]}, rank {self._rank} does not",
                 hint=_READ_HINT,
             )
         if what.startswith(_READ) and not model:
@@ -171,12 +171,16 @@ class Attendance:
         if self.is_needed:
             self.meet(_READ + line, _READ_HINT, self._parameter(tensor))
 
-    def _before_exchange(self, line: str) -> None:
-        """Bring all ranks together where torch moves parts of sharded tensors; help rank 0 with what it asks before."""
+    def _before_exchange(self, line: str, what: str) -> None:
+        """Bring all ranks together where torch moves parts of sharded tensors; help rank 0 with what it asks before.
+
+        Raises:
+            UsageError: rank 0 moves none, or others.
+        """
         if not self.is_needed:
             return
         if self._rank == 0:
-            self._say(_EXCHANGE + line)
+            self._say(f"{_EXCHANGE}{line}{_OF_PARTS}{what}")
             return
         while not (heard := self._hear()).startswith(_EXCHANGE):  # ranks may do the same at lines of their own
             if heard == _GO:
@@ -186,6 +190,13 @@ class Attendance:
                     hint=_READ_HINT,
                 )
             self._help(heard)
+        where, _, theirs = heard.removeprefix(_EXCHANGE).partition(_OF_PARTS)
+        if theirs != what:
+            raise UsageError(
+                f"all ranks must do the same to sharded tensors in one order, rank 0 exchanges parts at {where}, rank "
+                f"{self._rank} others at {line}",
+                hint=_READ_HINT,
+            )
 
     def meet_for_norm(self) -> None:
         """Bring all ranks together where the script takes a norm of gradients; help rank 0 with what it asks before.

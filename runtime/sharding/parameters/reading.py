@@ -40,12 +40,13 @@ class WholeReads:
     Attributes:
         before: called with the line of the script and the tensor before a read; None for nothing to call.
         are_saved_whole: the script's framework lets every rank hold whole parameters, so that it may pickle one.
-        before_exchange: called with the line of the script before torch itself moves parts of a tensor between ranks.
+        before_exchange: called with the line of the script, and what is moved how, before torch itself moves parts of
+            a tensor between ranks.
         frameworks_meshes: sizes of the meshes over which FSDP2 would have sharded; none without FSDP2.
     """
 
     before: ClassVar[Callable[[str, DTensor], None] | None] = None
-    before_exchange: ClassVar[Callable[[str], None] | None] = None
+    before_exchange: ClassVar[Callable[[str, str], None] | None] = None
     are_saved_whole: ClassVar[bool] = False
     frameworks_meshes: ClassVar[set[tuple[int, ...]]] = set()
     _meshes: ClassVar[set[tuple[int, ...]]] = set()
@@ -104,8 +105,8 @@ class WholeReads:
             cls._is_reading = False
 
     @classmethod
-    def meet_before_exchanges(cls, meet: Callable[[str], None]) -> None:
-        """Call something with the script's line before torch moves parts of watched tensors between ranks.
+    def meet_before_exchanges(cls, meet: Callable[[str, str], None]) -> None:
+        """Call something before torch moves parts of watched tensors between ranks, see ``before_exchange``.
 
         A script's rows, products and norms of norms make torch do so, on all ranks of a mesh together.
         """
@@ -123,7 +124,8 @@ class WholeReads:
             meet = cls.before_exchange
             is_ours = current.placements != target.placements and _ranks(current.mesh) in cls._meshes
             if meet is not None and is_ours and not cls._is_reading and current_thread() is main_thread():
-                meet(line_of_user())
+                line, function = line_of_user(), _function_of_torch()
+                meet(line, f"{current} to {target.placements} in {function or line}")
             return original(local, current, target, *args, **kwargs)
 
         return moved
@@ -172,6 +174,17 @@ class WholeReads:
 
 def _ranks(mesh: DeviceMesh) -> tuple[int, ...]:
     return tuple(mesh.mesh.flatten().tolist())
+
+
+def _function_of_torch() -> str:
+    """Return the function for models or optimizers that the script has called, "" where it works on tensors itself."""
+    frame, outermost = sys._getframe(1), ""  # noqa: SLF001
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith(("torch.nn.utils", "torch.optim")):
+            outermost = f"{module}.{frame.f_code.co_name}"
+        frame = frame.f_back
+    return outermost
 
 
 def line_of_user() -> str:
