@@ -33,7 +33,7 @@ GRACE_S = 10  # for launchers to end what they have started, and for ranks whose
 
 
 def worst_difference(got: list[float], wanted: list[float]) -> float:
-    """Return the largest relative difference of two lists of numbers, infinite where only one of them is finite."""
+    """Return the largest relative difference of two lists of numbers, infinite where any that differ are not finite."""
     pairs = [(one, other) for one, other in zip(got, wanted, strict=True) if one != other]
     if not all(math.isfinite(value) for pair in pairs for value in pair):
         return math.inf

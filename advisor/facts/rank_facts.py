@@ -276,8 +276,9 @@ def _step_facts(
         updating = (update_start >= low) & (update_start < high)
         talk = communication.clip(low, high)
         exposed = talk.minus(busy)
-        rest = other.clip(low, high).minus(busy.join(talk))
-        worked = busy.join(talk).join(rest)
+        used = busy.join(talk)
+        rest = other.clip(low, high).minus(used)
+        worked = used.join(rest)
         wall = high - low
         totals, free = {}, {}
         for state in STATES:

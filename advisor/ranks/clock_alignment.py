@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from paro_advise.advisor.ranks.topology import Topology
 
 _ROOTED = (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER, Op.SEND, Op.RECV)
-# Ranks may pass different sizes to these, so sizes cannot tell a wrong join.
 # Kernels that send and receive at once may be an all-to-all of all ranks, too.
 TRANSFERS = [op.value for op in (Op.SEND, Op.RECV)]
+# Ranks may pass different sizes to these, so sizes cannot tell a wrong join.
 _UNEVEN = [op.value for op in (Op.ALL_TO_ALL, Op.SEND, Op.RECV, Op.SEND_RECV, Op.GATHER, Op.SCATTER)]
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from paro_advise.advisor.ranks.run import Run
     from paro_advise.advisor.ranks.source import Source
 
+_OWN_FIELDS = ("compute_us", "idle_us", "other_us")  # of a rank, by which it may be late
 # A pipeline's neighbours and a broadcast's root wait by design.
 _ONE_SIDED = ("broadcast", "send", "recv", "send_recv")
 
@@ -299,20 +300,15 @@ def _late_node(
         own = [rank for rank in ranks if rank in costs.own_us]
         cost, led = sum(map(costs.own, own)), sum(costs.led[rank] for rank in ranks)
         chance = chance_of_leading(min(led, costs.num_steps), costs.num_steps, len(members))
-        others = {rank: item for rank, item in facts.items() if rank not in ranks}
-        slower = [_excess(rank, {rank: facts[rank], **others}) for rank in ranks]
+        leads = cost >= STRAGGLER_WAIT_SHARE * total and led >= STRAGGLER_STEPS_SHARE * costs.num_steps
+        if len(ranks) < 2 or not leads or chance > STRAGGLER_MAX_CHANCE:
+            continue
+        typical = _typical([item for rank, item in facts.items() if rank not in ranks])
+        slower = [_excess(facts[rank], typical) for rank in ranks]
         causes = {cause for cause, _ in slower}
         # They are late one after the other, so what each of them costs is not to be added up.
         excess_us = float(np.mean([excess for _, excess in slower]))
-        if (
-            len(ranks) > 1
-            and cost >= STRAGGLER_WAIT_SHARE * total
-            and excess_us >= least_us
-            and led >= STRAGGLER_STEPS_SHARE * costs.num_steps
-            and len(causes) == 1
-            and "unknown" not in causes
-            and chance <= STRAGGLER_MAX_CHANCE
-        ):
+        if excess_us >= least_us and len(causes) == 1 and "unknown" not in causes:
             return Straggler(
                 rank=max(own, key=lambda rank: (costs.own(rank), -rank)),
                 lateness_us=excess_us,
@@ -325,25 +321,28 @@ def _late_node(
 
 
 def _cause(rank: int, facts: Mapping[int, Source]) -> str:
-    return _excess(rank, facts)[0]
+    if rank not in facts:
+        return "unknown"
+    return _excess(facts[rank], _typical([item for other, item in facts.items() if other != rank]))[0]
 
 
-def _excess(rank: int, facts: Mapping[int, Source]) -> tuple[str, float]:
-    """Compare the rank's own time with that of the others: return what it spends more on, and how much a step (us)."""
+def _mean(source: Source, field: str) -> float:
+    return float(np.mean([getattr(step, field) for step in source.steps])) if source.steps else 0.0
 
-    def mean(field: str, number: int) -> float:
-        steps = facts[number].steps
-        return float(np.mean([getattr(step, field) for step in steps])) if steps else 0.0
 
-    others = [number for number in facts if number != rank and facts[number].steps]
-    if rank not in facts or not others:
+def _typical(sources: Sequence[Source]) -> dict[str, float]:
+    """Return the median over ranks of where a step's time goes, {} without timed steps."""
+    timed = [source for source in sources if source.steps]
+    fields = (*_OWN_FIELDS, "wall_us") if timed else ()
+    return {field: float(np.median([_mean(source, field) for source in timed])) for field in fields}
+
+
+def _excess(source: Source, typical: Mapping[str, float]) -> tuple[str, float]:
+    """Compare a rank's own time with that of others: return what it spends more on, and how much a step (us)."""
+    if not typical:
         return "unknown", 0.0
-    excess = {
-        field: mean(field, rank) - float(np.median([mean(field, number) for number in others]))
-        for field in ("compute_us", "idle_us", "other_us")
-    }
+    excess = {field: _mean(source, field) - typical[field] for field in _OWN_FIELDS}
     largest = max(excess, key=lambda field: excess[field])
-    wall = float(np.median([mean("wall_us", number) for number in others]))
-    if excess[largest] < CAUSE_EXCESS_SHARE * wall:
+    if excess[largest] < CAUSE_EXCESS_SHARE * typical["wall_us"]:
         return "unknown", 0.0
     return ("late compute" if largest == "compute_us" else "host"), excess[largest]
