@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import PATH_EXPOSED_SHARE
 from paro_advise.advisor.analysis.model import CriticalPath
-from paro_advise.advisor.ranks.clock_alignment import TRANSFERS
+from paro_advise.advisor.ranks.clock_alignment import unpaired_transfers
 
 if TYPE_CHECKING:
     from paro_advise.advisor.ranks.clock_alignment import AlignedRun
@@ -61,7 +61,7 @@ def _has_unpaired(aligned: AlignedRun, run: Run) -> bool:
     """Tell whether the steps hold transfers whose other end is not recorded: the path may run over any of them."""
     import polars as pl
 
-    sent = aligned.table.filter(pl.col("op").is_in(TRANSFERS) & pl.col("match").is_null() & (pl.col("step") >= 0))
+    sent = aligned.table.filter(unpaired_transfers() & (pl.col("step") >= 0))
     exposed = float(sent["exposed_us"].sum() or 0.0)
     return exposed > PATH_EXPOSED_SHARE * sum(step.wall_us for step in run.steps)
 

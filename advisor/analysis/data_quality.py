@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.analysis.constants import STALLED_SHARE
 from paro_advise.advisor.analysis.model import QualityEntry
 from paro_advise.advisor.analysis.summary import step_time
 from paro_advise.advisor.wording.quantities import time_text
@@ -58,7 +57,7 @@ def _unknowns(aligned: AlignedRun | None, run: Run, topology: Topology, num_impo
         return notes
     times = step_time(run)
     num_stalled, stalled_us = times.stalled
-    if times.median is not None and stalled_us > STALLED_SHARE * run.mean_step_us:
+    if times.has_stalls:
         note("Q310", Severity.WARNING,
              f"{num_stalled} of {plural(len(times.values), 'step')} took {time_text(max(times.values))} at the most, "
              f"half of all steps up to {time_text(times.median)}: the means hold {time_text(stalled_us)} of stalls",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.analysis.constants import MAX_NUMBER, STALL_RATIO, STALLED_STEPS
+from paro_advise.advisor.analysis.constants import MAX_NUMBER, STALL_RATIO, STALLED_SHARE, STALLED_STEPS
 
 # The format is decoded by these types, so they are needed at run time.
 from paro_advise.advisor.analysis.observed_strategy import ObservedStrategy  # noqa: TC001
@@ -107,6 +107,11 @@ class StepTime:
             return cls(median=None, p5=None, p95=None, values=())
         low, middle, high = (float(np.percentile(values, share)) for share in (5, 50, 95))
         return cls(median=middle, p5=low, p95=high, values=tuple(values))
+
+    @property
+    def has_stalls(self) -> bool:
+        """Tell whether steps that stalled hold much of the mean."""
+        return bool(self.values) and self.stalled[1] > STALLED_SHARE * sum(self.values) / len(self.values)
 
     @property
     def stalled(self) -> tuple[int, float]:

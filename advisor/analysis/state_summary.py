@@ -12,7 +12,7 @@ from paro_advise.advisor.analysis.model import StateEntry
 from paro_advise.advisor.analysis.regimes import Regime, ShareRange, StateEvidence, judge_state
 from paro_advise.advisor.facts.evidence import EVIDENCE_ORDER, Evidence
 from paro_advise.advisor.facts.intervals import union_length
-from paro_advise.advisor.ranks.clock_alignment import TRANSFERS
+from paro_advise.advisor.ranks.clock_alignment import unpaired_transfers
 from paro_advise.advisor.ranks.devices import device_links_gbps
 from paro_advise.advisor.ranks.links.latency import backend_latency
 from paro_advise.core.collective import bus_factor
@@ -124,9 +124,7 @@ def _wait(rows: pl.DataFrame, total_us: float) -> float | None:
 
 def _are_of_stages(rows: pl.DataFrame) -> bool:
     """Tell whether most of what is exposed are transfers between two ranks that nothing pairs."""
-    import polars as pl
-
-    sent = rows.filter(pl.col("op").is_in(TRANSFERS) & pl.col("match").is_null())["exposed_us"].sum() or 0.0
+    sent = rows.filter(unpaired_transfers())["exposed_us"].sum() or 0.0
     return bool(sent > 0.5 * float(rows["exposed_us"].sum() or 0.0))
 
 

@@ -177,6 +177,13 @@ def _aligned(table: pl.DataFrame, ranks: Sequence[int], clock_of: Mapping[int, s
     )
 
 
+def unpaired_transfers() -> pl.Expr:
+    """Return the expression that marks transfers of an aligned table whose other end is not known."""
+    import polars as pl
+
+    return pl.col("op").is_in(TRANSFERS) & pl.col("match").is_null()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ends:
     """When collectives ended, by the clocks that saw them; one entry a collective and clock, by collective.

@@ -13,7 +13,6 @@ from paro_advise.advisor.analysis.constants import (
     MOSTLY_SHARE,
     NAMED_CAUSE_SHARE,
     NONE_OVERLAPPED,
-    STALLED_SHARE,
 )
 from paro_advise.advisor.analysis.judgement.operations import operations_name, operations_text
 from paro_advise.advisor.analysis.model import VerdictEntry
@@ -122,7 +121,7 @@ def _stalls_text(run: Run) -> str:
     """Return that a few steps hold much of the means, "" where none does."""
     times = step_time(run)
     num_stalled, stalled_us = times.stalled
-    if times.median is None or stalled_us <= STALLED_SHARE * run.mean_step_us:
+    if not times.has_stalls:
         return ""
     hold = "holds" if num_stalled == 1 else "hold"
     return (

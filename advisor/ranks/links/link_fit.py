@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.ranks.clock_alignment import TRANSFERS
+from paro_advise.advisor.ranks.clock_alignment import unpaired_transfers
 from paro_advise.advisor.ranks.constants import (
     IMPOSSIBLE_GBPS,
     LATENCY_BYTES,
@@ -122,7 +122,7 @@ def samples_of(table: pl.DataFrame) -> pl.DataFrame:
         )
         .drop("match")
     )
-    lone = known.filter(pl.col("match").is_null() & ~pl.col("op").is_in(TRANSFERS)).select(
+    lone = known.filter(pl.col("match").is_null() & ~unpaired_transfers()).select(
         "op",
         "span",
         "group_size",
