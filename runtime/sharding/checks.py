@@ -14,6 +14,7 @@ from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
 from paro_advise.runtime.sharding.parameters.owned import OwnedWhole, is_of_optimizer
 from paro_advise.runtime.sharding.parameters.whole import current
+from paro_advise.runtime.sharding.phases.lost_gradients import has_node_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -113,7 +114,7 @@ def _check_hooks(slot: Slot, settings: Settings, levels: Strategy) -> None:
         and not isinstance(parameter, DTensor)
     )
     hooks = [*(parameter._backward_hooks or ()), *(parameter._post_accumulate_grad_hooks or ())]  # noqa: SLF001
-    if hooks and not stays:
+    if not stays and (hooks or (parameter.requires_grad and has_node_hooks(parameter))):
         raise UsageError(
             f"a parameter that is sharded must have no hooks on its gradient, got some on {slot.name}",
             where=slot.name,

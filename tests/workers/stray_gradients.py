@@ -97,6 +97,68 @@ def hooks_on_gradients():
                 refused("no hook on its gradient", lambda p=parameter: p.register_hook(print))
 
 
+def kept_gradients():
+    """Gradients that a script keeps stay the parameters' until they are set to None: torch adds to them in place."""
+
+    def kept(model, optimizer, remembered):
+        gradients = []
+        for step in range(4):
+            one_pass(model, step)
+            if step % 3 == 0:
+                gradients = [parameter.grad for parameter in model.parameters()]
+            one_pass(model, step + 5)
+            for gradient in gradients:
+                gradient.mul_(0.5)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=step == 2)
+            if step != 2:
+                assert all(float(gradient.abs().sum()) == 0.0 for gradient in gradients)
+
+    both(kept)
+
+
+def node_of(parameter):
+    """Return the node of the graph that adds to a parameter's gradient, as Megatron and apex take it."""
+    return parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+
+
+def hooks_on_nodes():
+    """Hooks on the nodes that add to gradients are called, or refused: before a model is sharded and at a step."""
+    for register in ("register_hook", "register_prehook"):
+
+        def hooked(model, optimizer, remembered, register=register):
+            nodes = [node_of(parameter) for parameter in model.parameters()]
+            for step in range(3):
+                if step == 1:
+                    for node in nodes:
+                        getattr(node, register)(lambda *given: None)
+                        node.register_prehook(lambda given: (given[0] * 0.5,))
+                one_pass(model, step)
+                optimizer.step()
+                optimizer.zero_grad()
+
+        both(hooked, strategies=("NNN", "NNG", "NIG"), group_size=2)
+        for strategy in ("III", "IIG", "GGG"):
+            model = fresh()
+            early = node_of(model.head.weight)
+            handle = getattr(early, register)(lambda *given: None)
+            refused("no hooks on its gradient", lambda m=model, s=strategy: shard(m, sgd(m), s, group_size=2))
+            handle.remove()
+            model, optimizer = shard(model, sgd(model), strategy, group_size=2)
+            one_pass(model, 0)
+            optimizer.step()
+            node = node_of(model.head.weight)
+            handle = getattr(node, register)(lambda *given: None)
+            optimizer.zero_grad()
+            one_pass(model, 1)
+            before = {name: value.clone() for name, value in model.state_dict().items()}
+            refused("the node that adds to its gradient", optimizer.step)
+            refused("the node that adds to its gradient", optimizer.step)
+            assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+            handle.remove()
+            optimizer.step()
+
+
 class SomeBlocks(Model):
     """Leaves out one block of equal size, as experts and layers that are dropped at random are."""
 
@@ -140,6 +202,8 @@ def main():
         gradients_out_of_nothing,
         replaced_at_the_optimizer,
         hooks_on_gradients,
+        kept_gradients,
+        hooks_on_nodes,
         other_units_on_each_rank,
     ):
         case()

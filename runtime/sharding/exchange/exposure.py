@@ -6,6 +6,8 @@ Both get one DTensor over this rank's rows, so that torch's own functions see th
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -28,6 +30,7 @@ class Exposure:
         self.discarded = False
         self.kind: type[WholeTensor] = WholeTensor
         self._aside: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._released: dict[int, weakref.ref[torch.Tensor]] = {}  # by the parameter's id
 
     def show(self, parameter: torch.Tensor, shard: torch.Tensor, gradient: torch.Tensor) -> None:
         """Show a gradient on a model's parameter and on the optimizer's.
@@ -38,11 +41,28 @@ class Exposure:
             gradient: the optimizer's rows of it; its memory is shared with the reduced gradients.
         """
         # Detached it is no view to torch, which lets nobody detach views in place.
-        gradient = mixing(gradient, self.kind) if isinstance(gradient, DTensor) else gradient.detach()
+        gradient = gradient if isinstance(gradient, DTensor) else gradient.detach()
+        released = self._released.pop(id(parameter), None)
+        kept = released() if released is not None else None
+        if kept is not None:
+            gradient = _moved(kept, gradient)
+        if isinstance(gradient, DTensor):
+            gradient = mixing(gradient, self.kind)
         set_gradient(parameter, gradient)
         if shard is not parameter:
             set_gradient(shard, gradient)
         self._shown.append((parameter, shard, gradient))
+
+    def release(self, parameter: torch.Tensor) -> None:
+        """Take a gradient off a parameter of the model to which more is added later.
+
+        Torch would add to it in place: where a script keeps it, it becomes what is shown next.
+        """
+        gradient = gradient_of(parameter)
+        known = self._released.get(id(parameter))
+        if gradient is not None and (known is None or known() is None):
+            self._released[id(parameter)] = weakref.ref(gradient)
+        set_gradient(parameter, None)
 
     def shows(self, parameter: torch.Tensor) -> bool:
         """Tell whether the gradient of a model's parameter, or of the optimizer's, is on show."""
@@ -96,21 +116,44 @@ class Exposure:
         for (parameter, shard, gradient), is_gone in zip(self._shown, gone, strict=True):
             if is_gone:
                 _local(gradient).zero_()
-            set_gradient(parameter, None)
+            self.release(parameter)
             set_gradient(shard, None)
         self._shown = []
 
-    def forget(self) -> None:
-        """Take all gradients off the parameters."""
+    def forget(self, *, to_none: bool = True) -> None:
+        """Take all gradients off the parameters.
+
+        Args:
+            to_none: what a script keeps of them stays as it is, else it becomes zero.
+        """
         for parameter, shard, _ in self._shown:
-            set_gradient(parameter, None)
+            self.release(parameter)
             set_gradient(shard, None)
         self._shown = []
+        if to_none:
+            self._released.clear()
+        for released in self._released.values():
+            kept = released()
+            if kept is not None:
+                _local(kept).zero_()
         self._aside = []  # forgotten inside a forward pass, too
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001 - to_local() makes a view
+
+
+def _moved(kept: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient that a script has kept, with the memory of the one that is to be shown in its place."""
+    if isinstance(kept, DTensor) and isinstance(gradient, DTensor):
+        kept._local_tensor, kept._spec = gradient._local_tensor, gradient._spec  # noqa: SLF001 - as DTensor's own
+        return kept
+    if isinstance(kept, DTensor) or isinstance(gradient, DTensor) or kept.requires_grad:
+        return gradient
+    if (kept.shape, kept.dtype, kept.device) != (gradient.shape, gradient.dtype, gradient.device):
+        return gradient
+    kept.data = gradient
+    return kept
 
 
 def _laid_out_as(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

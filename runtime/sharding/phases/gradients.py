@@ -23,7 +23,7 @@ from paro_advise.runtime.sharding.parameters.owned import (
     is_in_nested_backward,
     set_gradient,
 )
-from paro_advise.runtime.sharding.phases.lost_gradients import refuse_nested, refuse_stray, refuse_unseen
+from paro_advise.runtime.sharding.phases.lost_gradients import NodeHooks, refuse_nested, refuse_stray, refuse_unseen
 from paro_advise.runtime.sharding.phases.singles import Singles
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ class GradientReducer:
         self._exposure = Exposure()
         # Kept over a switch: gradients that were set to zero before it are still there, for weight decay to act on.
         self._usage = usage
+        self._node_hooks = NodeHooks()
 
     def arrange(self, arrangement: Arrangement) -> None:
         """Work under a strategy from now on."""
@@ -159,7 +160,7 @@ class GradientReducer:
             return
         gradients = [gradient_of(slot.parameter) for slot in unit.spec.training]
         for slot in unit.spec.training:
-            set_gradient(slot.parameter, None)
+            self._exposure.release(slot.parameter)
         self._take(unit, gradients)
 
     def _take(self, unit: UnitState, gradients: list[torch.Tensor | None]) -> None:
@@ -433,6 +434,7 @@ class GradientReducer:
         """Refuse to step after a backward pass that went through no tensor which a sharded model returned."""
         if self._arrangement.levels.parameter != Level.N:
             refuse_unseen(self._arrangement.units)
+            self._node_hooks.refuse(self._arrangement.units)
 
     def drop(self, parameter: torch.Tensor) -> None:
         """Forget what was added up for one parameter, as ``parameter.grad = None`` does."""
@@ -467,7 +469,7 @@ class GradientReducer:
                 fsdp2.recover(self._model)
         self.after_discard()
         self.executor.drain()
-        self._exposure.forget()
+        self._exposure.forget(to_none=to_none)
         if to_none:
             self._usage.clear()
         for unit in self._arrangement.units:

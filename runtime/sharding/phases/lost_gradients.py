@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
+import torch
+from torch.autograd.function import _HookMixin
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
@@ -14,8 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
+    from torch.autograd.graph import Node
 
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
+    from paro_advise.runtime.torch_types import AnyFunction
 
 _RETURN_TENSORS = (
     "return tensors (in tuples, dicts or dataclasses), or choose a strategy that replicates parameters (N..)"
@@ -77,3 +81,70 @@ def refuse_unseen(units: Sequence[UnitState]) -> None:
                     f"output that shows none, and a gradient of {slot.name} that would be lost",
                     hint=_RETURN_TENSORS,
                 )
+
+
+def has_node_hooks(parameter: torch.Tensor) -> bool:
+    """Tell whether hooks stand on the node of the graph that adds to a parameter's gradient.
+
+    Torch lists them nowhere; a hook that is put beside them shows them for a moment.
+    """
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do it
+        node: Node = parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr,assignment]  # it has one
+    for register in (node.register_hook, node.register_prehook):
+        handle = register(_never)
+        is_alone = len(handle.hooks_dict_ref() or ()) == 1
+        handle.remove()
+        if not is_alone:
+            return True
+    return False
+
+
+def _never(*_: object) -> None:
+    """Stand where a hook would."""
+
+
+class _CountedHooks:
+    """Torch's function that puts a hook on a node, which counts them in this process."""
+
+    def __init__(self, original: AnyFunction) -> None:
+        self.original = original
+        self.count = 0
+
+    def __call__(self, hooks: object, hook: object) -> object:
+        self.count += 1
+        return self.original(hooks, hook)
+
+
+class NodeHooks:
+    """Refuses hooks on the nodes that add to the gradients of sharded parameters, which autograd never reaches.
+
+    To look at each node in each step would cost some microseconds for a parameter, so it is done after a hook was
+    put on any node only.
+    """
+
+    def __init__(self) -> None:
+        found: object = _HookMixin._register_hook  # noqa: SLF001 - has no public name
+        if not isinstance(found, _CountedHooks):
+            found = _CountedHooks(_HookMixin._register_hook)  # noqa: SLF001 - the same
+            setattr(_HookMixin, "_register_hook", found)  # noqa: B010 - an instance for a function
+        self._counted = found
+        self._seen = found.count
+
+    def refuse(self, units: Sequence[UnitState]) -> None:
+        """Refuse to step with such hooks.
+
+        Raises:
+            UsageError: there are some.
+        """
+        if self._counted.count == self._seen:
+            return
+        for unit in units:
+            for slot in unit.spec.training:
+                if slot.parameter.requires_grad and has_node_hooks(slot.parameter):
+                    raise UsageError(
+                        "a sharded parameter must have no hook on the node that adds to its gradient, which would not "
+                        f"be called, got some on {slot.name}'s",
+                        hint="change parameter.grad between backward and step, or choose a strategy that replicates "
+                        "parameters (N..)",
+                    )
+        self._seen = self._counted.count
