@@ -100,7 +100,16 @@ def test_communication_is_more_than_nccl_names(tmp_path, kernel):
 
 
 @pytest.mark.parametrize(
-    "kernel", ["void at::native::reduce_kernel<512, 1>()", "small_reduce_kernel", "flash_bwd_dispatch"]
+    "kernel",
+    [
+        "void at::native::reduce_kernel<512, 1>()",
+        "small_reduce_kernel",
+        "flash_bwd_dispatch",
+        # torch.compile names what it fuses.
+        "triton_poi_fused_all_reduce_0",
+        "triton_red_fused__to_copy_all_gather_into_tensor_native_layer_norm_wait_tensor_3",
+        "triton_per_fused_reduce_scatter_tensor_sum_wait_tensor_12",
+    ],
 )
 def test_reductions_that_compute_are_compute(tmp_path, kernel):
     trace = TraceBuilder(0, 8)

@@ -38,6 +38,12 @@ def test_stalls_are_counted_beyond_the_median():
     assert StepTime.of([]).stalled == (0, 0.0)
 
 
+def test_a_step_that_has_more_to_compute_does_not_stall():
+    """Sequences of unlike length: 80 us of the last step's 90 beyond the median are computing."""
+    assert StepTime.of([100.0, 101.0, 99.0, 190.0], [90.0, 91.0, 89.0, 171.0]).stalled == (0, 0.0)
+    assert StepTime.of([100.0, 101.0, 99.0, 190.0], [90.0, 91.0, 89.0, 91.0]).stalled == (1, pytest.approx(89.5 / 4))
+
+
 def test_waiting_for_a_rank_that_stalled_once_is_what_no_strategy_changes(tmp_path):
     """A replay would else let it shrink with the groups, as waiting for ranks that are late by chance does."""
     usual = calibrate(
@@ -90,3 +96,21 @@ def test_the_verdict_says_what_of_the_means_stalls_hold(tmp_path):
     )
     usual = analyze(write_run(tmp_path / "usual", [fsdp_rank(rank, WORLD, steps=STEPS) for rank in range(WORLD)]))
     assert "stalled" not in usual.verdict.text
+
+
+def test_waiting_for_another_late_rank_in_each_step_is_what_no_strategy_changes(tmp_path):
+    """In each step another rank pauses before the block's gather; no step is longer than the others."""
+    usual = calibrate(
+        analyze(write_run(tmp_path / "usual", [fsdp_rank(rank, WORLD, steps=STEPS) for rank in range(WORLD)]))
+    )
+    traces = [fsdp_rank(rank, WORLD, steps=STEPS) for rank in range(WORLD)]
+    pause_us = 0.5 * 1000.0
+    for step in range(STEPS):
+        for rank, trace in enumerate(traces):
+            stalled(trace, step * (1000.0 + pause_us) + (70 if rank == step % WORLD else 100), pause_us)
+    analysis = analyze(write_run(tmp_path / "pauses", traces))
+    assert analysis.stragglers == ()
+    assert "Q310" not in {item.code for item in analysis.data_quality}
+    made = calibrate(analysis)
+    assert made.late_us == pytest.approx(0.75 * pause_us, rel=0.02)
+    assert made.wait_us == pytest.approx(usual.wait_us, abs=0.02 * pause_us)

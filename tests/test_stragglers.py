@@ -17,13 +17,14 @@ COMPUTE_US = 200.0
 NUM_RUNS = 24
 
 
-def ring_run(folder, *, late_end_us=None, slow_compute_us=None, slow_steps=None, world=4, steps=3):
+def ring_run(folder, *, late_end_us=None, slow_compute_us=None, slow_steps=None, jitter=None, world=4, steps=3):
     """Write a run of gathers over all ranks, each issued when the last one has ended on that rank.
 
     Args:
         late_end_us: by rank, how much later than on the first rank every gather ends.
         slow_compute_us: by rank, how much longer it computes between two gathers.
         slow_steps: by step and rank, how many times as long it computes.
+        jitter: returns how many times as long one computation takes.
     """
     builders = [TraceBuilder(rank, world) for rank in range(world)]
     free = [0.0] * world
@@ -37,6 +38,7 @@ def ring_run(folder, *, late_end_us=None, slow_compute_us=None, slow_steps=None,
             for rank, builder in enumerate(builders):
                 compute = COMPUTE_US + (slow_compute_us or {}).get(rank, 0.0)
                 compute *= slow_steps[number][rank] if slow_steps else 1.0
+                compute *= jitter() if jitter else 1.0
                 builder.compute(free[rank], compute)
                 arrivals.append(free[rank] + compute)
             end = max(arrivals) + GATHER_US
@@ -311,3 +313,27 @@ def test_a_slow_node_is_named_as_one(tmp_path):
     one = ring_run(tmp_path / "one", slow_compute_us={5: 300.0}, world=8, steps=6)
     (late,) = analyze(one, gpus_per_node=4).stragglers
     assert (late.rank, late.node_ranks) == (5, ())
+
+
+def test_another_late_rank_in_each_step_is_waited_for_under_any_strategy(tmp_path):
+    """In each step another of eight ranks pauses once, as for garbage collection, by 4 ms: ten computations of 12."""
+    pauses = [[1.0 + 20.0 / 12 * (rank == (3 * step) % 8) for rank in range(8)] for step in range(6)]
+    run = analyze(ring_run(tmp_path / "run", slow_steps=pauses, world=8, steps=6))
+    paused_us = 20.0 * COMPUTE_US
+    assert run.stragglers == ()
+    assert run.late_once_us == pytest.approx(paused_us, rel=0.05)
+    (finding,) = [item for item in run.findings if item.code == "PARO030"]
+    assert finding.status == "applies"
+    assert "in each step one is late by its own doing" in finding.text
+    # Seven of eight ranks wait, and that is no saving of another strategy's.
+    (exposed,) = [item for item in run.findings if item.code == "PARO010"]
+    entry = run.states["parameter"]
+    assert entry.wait_us == pytest.approx(paused_us * 7 / 8, rel=0.05)
+    assert exposed.saving_us == pytest.approx(entry.exposed_us - entry.wait_us, rel=0.05)
+
+
+def test_what_ranks_are_late_by_chance_shrinks_with_their_meetings(tmp_path):
+    """Each computation of each rank takes up to half as long again, by chance: ranks meet 12 times a step."""
+    chance = random.Random(3)
+    run = analyze(ring_run(tmp_path / "run", jitter=lambda: 1.0 + 0.5 * chance.random(), world=8, steps=6))
+    assert 0.0 < run.late_once_us < 0.5 * run.states["parameter"].wait_us

@@ -32,6 +32,8 @@ _COMMUNICATION = re.compile(
     r"|(?:intra|inter)node::(?:dispatch|combine|notify)|^gloo:",
     re.IGNORECASE,
 )
+# A kernel that torch.compile has made is named after the operators it fuses, a wait for a collective among them.
+_FUSED = re.compile(r"^triton_[a-z_]+?_fused_")
 _SYNC = re.compile(r"^(?:Stream|Event|Context|Device) (?:Sync|Wait)", re.IGNORECASE)
 _MEMORY = re.compile(r"^(?:hip)?Mem(?:cpy|set)|^Copy(?:Host|Device)|^FillBuffer", re.IGNORECASE)
 
@@ -75,14 +77,14 @@ def kind_of_kernel(name: str) -> KernelKind:
         return KernelKind.MEMORY
     if _SYNC.search(name):
         return KernelKind.SYNC
-    if _COMMUNICATION.search(name) and not _is_torch_elementwise(name.lower()):
+    if _COMMUNICATION.search(name) and not _only_mentions_one(name.lower()):
         return KernelKind.COMMUNICATION
     return KernelKind.COMPUTE
 
 
-def _is_torch_elementwise(name: str) -> bool:
-    """Tell whether a name (lower case) is that of a kernel of PyTorch's own that only mentions a collective."""
-    return "multi_tensor" in name or "elementwise" in name.partition("at::native::")[2]
+def _only_mentions_one(name: str) -> bool:
+    """Tell whether a name (lower case) is that of a computing kernel of PyTorch's that only mentions a collective."""
+    return bool(_FUSED.match(name)) or "multi_tensor" in name or "elementwise" in name.partition("at::native::")[2]
 
 
 def op_of_name(name: str) -> Op:

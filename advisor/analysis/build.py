@@ -96,5 +96,6 @@ def build_analysis(
         critical_path=critical_path(aligned, run),
         memory=memory_peaks(run),
         slow_groups=tuple(find_slow_groups(aligned, run)),
+        late_once_us=lateness.once_us,
     )
     return replace(analysis, findings=tuple(findings(analysis, lateness)))

@@ -91,22 +91,27 @@ class RunEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Step times over steps (mean over ranks each), warm-up included."""
+    """Step times over steps (mean over ranks each), warm-up included.
+
+    Attributes:
+        computing: since 1.2; what devices computed in each, us; () where that is not known.
+    """
 
     median: float | None
     p5: float | None
     p95: float | None
     values: tuple[float, ...]
+    computing: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> StepTime:
+    def of(cls, values: Sequence[float], computing: Sequence[float] = ()) -> StepTime:
         """Return the quantiles of some step times; None for each without any."""
         import numpy as np
 
         if not values:
             return cls(median=None, p5=None, p95=None, values=())
         low, middle, high = (float(np.percentile(values, share)) for share in (5, 50, 95))
-        return cls(median=middle, p5=low, p95=high, values=tuple(values))
+        return cls(median=middle, p5=low, p95=high, values=tuple(values), computing=tuple(computing))
 
     @property
     def has_stalls(self) -> bool:
@@ -115,10 +120,16 @@ class StepTime:
 
     @property
     def stalled(self) -> tuple[int, float]:
-        """Return how many steps stalled, and what they took beyond the median, us a step as a mean over all steps."""
+        """Return how many steps stalled, and what they took beyond the median, us a step as a mean over all steps.
+
+        A step that has more to compute, as with longer sequences, takes longer and does not stall.
+        """
         if self.median is None:
             return 0, 0.0
-        beyond = [value - self.median for value in self.values if value > STALL_RATIO * self.median]
+        usual = sorted(self.computing)[len(self.computing) // 2] if self.computing else 0.0
+        more = [max(0.0, value - usual) for value in self.computing] or [0.0] * len(self.values)
+        beyond = [value - extra - self.median for value, extra in zip(self.values, more, strict=True)]
+        beyond = [value for value in beyond if value > (STALL_RATIO - 1) * self.median]
         if len(beyond) > STALLED_STEPS * len(self.values):  # steps of unlike length, none of which is the usual one
             return 0, 0.0
         return len(beyond), sum(beyond) / len(self.values)
@@ -367,6 +378,7 @@ class Analysis:
     critical_path: CriticalPath | None = None  # since 1.1; None without two ranks on one clock
     memory: MemoryPeaks | None = None  # since 1.1; None where traces do not record memory
     slow_groups: tuple[SlowGroup, ...] = ()  # since 1.1; process groups whose links are slower than their peers'
+    late_once_us: float = 0.0  # since 1.2; waiting that is left where ranks wait for each other once a step only
 
 
 def analysis_from_json(data: bytes, where: str) -> Analysis:

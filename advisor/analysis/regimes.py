@@ -166,7 +166,7 @@ def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> J
             f"({gbps_text(best)}): its ranks wait for each other, or the transport is not the one intended",
         )
     network = "inter-node" if (evidence.inter_share or 0.0) > 0.5 else "intra-node"
-    cause = f"limited by {network} bandwidth{or_unseen}"
+    cause = f"its transfers are limited by {network} bandwidth{or_unseen}"
     time = "transfer" if wait_share is not None else "time"
     if evidence.inter_share is None:
         return Judgement(

@@ -40,10 +40,11 @@ _T = TypeVar("_T")
 
 def step_time(run: Run) -> StepTime:
     """Return step times, means over ranks."""
-    per_step: dict[str, list[float]] = {}
+    per_step: dict[str, list[tuple[float, float]]] = {}
     for step in run.steps:
-        per_step.setdefault(step.label, []).append(step.wall_us)
-    return StepTime.of([float(np.mean(walls)) for walls in per_step.values()])
+        per_step.setdefault(step.label, []).append((step.wall_us, step.compute_us))
+    means = [np.mean(found, axis=0).tolist() for found in per_step.values()]
+    return StepTime.of([wall for wall, _ in means], [computing for _, computing in means])
 
 
 def breakdown(run: Run) -> Breakdown:

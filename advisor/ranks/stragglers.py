@@ -76,12 +76,15 @@ class Lateness:
         undecided: ranks that are late in so many steps as equal ranks may be by chance.
         num_steps: with collectives that could be joined across ranks.
         num_ranks: with timed steps.
+        once_us: mean over steps of what a typical other rank waits for whichever rank is latest in each by its own
+            doing. So long ranks wait even where they meet once a step only, as any strategy lets them.
     """
 
     stragglers: tuple[Straggler, ...] = ()
     undecided: tuple[int, ...] = ()
     num_steps: int = 0
     num_ranks: int = 0
+    once_us: float = 0.0
 
 
 def chance_of_leading(num_led: int, num_steps: int, num_ranks: int, num_leaders: int = 1) -> float:
@@ -127,7 +130,7 @@ def find_stragglers(aligned: AlignedRun | None, run: Run, node_of: Mapping[int, 
     costs = _costs(_delays(joined, aligned.table))
     least_us = STRAGGLER_STEP_SHARE * run.mean_step_us
     if node := _late_node(costs, facts, node_of or {}, least_us):
-        return Lateness(stragglers=(node,), num_steps=costs.num_steps, num_ranks=len(facts))
+        return Lateness(stragglers=(node,), num_steps=costs.num_steps, num_ranks=len(facts), once_us=costs.once_us)
     leaders, chance = costs.leaders(least_us, len(facts))
     is_decided = chance <= STRAGGLER_MAX_CHANCE
     found = [
@@ -145,6 +148,7 @@ def find_stragglers(aligned: AlignedRun | None, run: Run, node_of: Mapping[int, 
         undecided=() if is_decided else tuple(sorted(leaders)),
         num_steps=costs.num_steps,
         num_ranks=len(facts),
+        once_us=costs.once_us,
     )
 
 
@@ -210,6 +214,11 @@ class _Costs:
     @property
     def num_steps(self) -> int:
         return len(self.all_us)
+
+    @property
+    def once_us(self) -> float:
+        latest = [max(steps.get(label, 0.0) for steps in self.own_us.values()) for label in self.all_us]
+        return sum(latest) / len(latest) if latest else 0.0
 
     def own(self, rank: int) -> float:
         return sum(self.own_us[rank].values())

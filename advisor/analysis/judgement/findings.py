@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from math import inf
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import (
@@ -70,8 +71,22 @@ def _exposed_state(analysis: Analysis, state: str, code: str) -> FindingEntry:
     entry = analysis.states[state]
     exposed = entry.exposed_us or 0.0
     if exposed >= FINDING_SHARE * step:
-        return _finding(code, APPLIES, f"{state} communication is exposed: {entry.text}", exposed)
+        saving = exposed - _kept_wait(analysis, state)
+        return _finding(code, APPLIES, f"{state} communication is exposed: {entry.text}", saving)
     return _finding(code, DOES_NOT_APPLY, f"{state} communication: {entry.text}")
+
+
+def _kept_wait(analysis: Analysis, state: str) -> float:
+    """Return how long a state's exposed collectives wait for ranks that are late by their own doing, us a step.
+
+    Under any strategy the others wait for such a rank once a step. On a CPU another strategy may leave it more cores.
+    """
+    if analysis.run.backend == "gloo":
+        return 0.0
+    waits = {name: min(entry.wait_us or 0.0, entry.exposed_us or 0.0) for name, entry in analysis.states.items()}
+    total = sum(waits.values())
+    late = max([analysis.late_once_us, *(item.lateness_us for item in analysis.stragglers)])
+    return waits[state] * min(1.0, late / total) if total else 0.0
 
 
 def _exposed_other(analysis: Analysis) -> FindingEntry:
@@ -180,7 +195,9 @@ def _straggler(analysis: Analysis, lateness: Lateness) -> FindingEntry:
         return _finding(code, APPLIES, _late_ranks(lateness.stragglers))
     if analysis.run.ranks_missing:
         return _finding(code, NOT_JUDGED, "no rank with a trace is a straggler, but one without may be")
-    return _not_late(lateness)
+    # On a CPU ranks are late for want of a core, each in its turn.
+    least_us = inf if analysis.run.backend == "gloo" else HOST_CAUSE_SHARE * _step(analysis)
+    return _not_late(lateness, least_us)
 
 
 def _late_ranks(stragglers: Sequence[Straggler]) -> str:
@@ -204,7 +221,8 @@ def _late_ranks(stragglers: Sequence[Straggler]) -> str:
     )
 
 
-def _not_late(lateness: Lateness) -> FindingEntry:
+def _not_late(lateness: Lateness, least_us: float) -> FindingEntry:
+    """Say that no rank is a straggler, and how long the others wait for another one in each step, from so long on."""
     code, num_steps = "PARO030", lateness.num_steps
     steps = plural(num_steps, "step")
     if not num_steps:
@@ -216,6 +234,13 @@ def _not_late(lateness: Lateness) -> FindingEntry:
         who = f"rank {ranks} causes" if len(lateness.undecided) == 1 else f"ranks {ranks} cause"
         text = f"{who} most of the waiting, as equal ranks may by chance in {steps}: record more"
         return _finding(code, NOT_JUDGED, text)
+    if lateness.once_us >= least_us:
+        return _finding(
+            code,
+            APPLIES,
+            "no rank is late in most steps, but in each step one is late by its own doing, and the others wait for it "
+            f"({time_text(lateness.once_us)} a step, overlapped or exposed), as they would under any strategy",
+        )
     return _finding(code, DOES_NOT_APPLY, "no rank causes most of the waiting in more steps than chance explains")
 
 

@@ -328,7 +328,8 @@ def _step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool
     # A rank that is late by its own doing delays every strategy once a step, however often they wait for each other. On
     # a CPU ranks are late for want of a core, too, of which another strategy takes more or less.
     own = [s.lateness_us for s in analysis.stragglers if is_gpu or "compute" in s.cause]
-    late = min(wait, max([*own, _stalled_us(analysis) if is_gpu else 0.0]))
+    own += [analysis.late_once_us, _stalled_us(analysis)] if is_gpu else []
+    late = min(wait, max(own, default=0.0))
     fixed, wait = fixed + late, wait - late
     calls = finer + sum(entry.count for entry in moved)
     # On a CPU "other" is the time inside calls of collectives before and after gloo's own work.
