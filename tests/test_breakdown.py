@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from conftest import DATA, SHARED
-from helpers import analyze, facts_of, write_run
+from helpers import analyze, facts_of, read, write_run
 from trace_builder import TraceBuilder, fsdp_rank
 
 from paro_advise.advisor.analysis.parallel import dimension_of
@@ -117,6 +117,26 @@ def test_reductions_that_compute_are_compute(tmp_path, kernel):
     trace.compute(0, 10, name=kernel)
     (step,) = facts_of(trace.write(tmp_path / "rank0.json")).steps
     assert step.compute_us == pytest.approx(10)
+
+
+@pytest.mark.parametrize("starts", [(10.0, 20.0, 30.0), (10.0, 10.0, 30.0)])
+def test_copies_of_a_copy_engine_are_one_collective(tmp_path, starts):
+    """Symmetric memory and NCCL 2.28 copy from each peer, in turn or at once; the call has its bytes once."""
+    trace = TraceBuilder(0, 4)
+    trace.step(1, 0, 100)
+    trace.compute(0, 5)
+    trace.collective("AllGather", 10, 40, nelems=1 << 20, issue=5, seq=1)
+    (kernel,) = [event for event in trace.events if event["name"].startswith("nccl") and event["cat"] == "kernel"]
+    trace.events.remove(kernel)
+    copy = {**kernel, "cat": "gpu_memcpy", "name": "Memcpy PtoP (Device -> Device)", "dur": 10.0}
+    copy["args"] = {name: kernel["args"][name] for name in ("External id", "correlation", "stream")}
+    trace.events += [{**copy, "ts": trace.offset + at} for at in starts]
+    path = trace.write(tmp_path / "rank0.json")
+    (row,) = read(path).collectives.rows(named=True)
+    assert row["end_us"] - row["start_us"] == pytest.approx(max(starts) + 10.0 - min(starts))
+    assert row["bytes"] is not None
+    (step,) = facts_of(path).steps
+    assert step.exposed_communication_us == pytest.approx(max(starts) + 10.0 - min(starts))
 
 
 def test_nccl_on_the_compute_stream_is_still_communication(tmp_path):

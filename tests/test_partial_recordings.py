@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from conftest import ROOT
 from helpers import analyze, read, write_run
-from trace_builder import TraceBuilder
+from trace_builder import TraceBuilder, fsdp_rank
 
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
@@ -259,3 +259,21 @@ def test_a_large_message_beside_a_slow_scalar_is_no_latency():
     ((link,), _) = fit_links(pl.DataFrame(rows, schema=names, orient="row"))
     assert link.alpha_us is None
     assert link.busbw_gbps == pytest.approx((64 << 20) * 2 * 3 / 4 / 30_000.0 / 1e3, rel=0.01)
+
+
+@pytest.mark.parametrize(("world", "expected"), [(16, 16), (2, 10)])
+def test_the_largest_group_tells_the_world_where_nothing_else_does(tmp_path, world, expected):
+    """Rows of torch before 2.4 name the size of a group and not its ranks; files may be of some ranks only."""
+    traces = [fsdp_rank(rank, world) for rank in (0, 1, 8, 9)]
+    for trace in traces:
+        for event in trace.events:
+            event.get("args", {}).pop("Process Group Ranks", None)
+    folder = write_run(tmp_path / "run", traces)
+    for path in folder.iterdir():
+        whole = json.loads(path.read_bytes())
+        del whole["distributedInfo"]
+        path.write_text(json.dumps(whole))
+    analysis = analyze(folder)
+    assert analysis.run.world_size == expected
+    (said,) = [item.message for item in analysis.data_quality if item.code == "Q336"]
+    assert f"{expected} assumed" in said

@@ -37,6 +37,8 @@ _FUSED = re.compile(r"^triton_[a-z_]+?_fused_")
 _SYNC = re.compile(r"^(?:Stream|Event|Context|Device) (?:Sync|Wait)", re.IGNORECASE)
 _MEMORY = re.compile(r"^(?:hip)?Mem(?:cpy|set)|^Copy(?:Host|Device)|^FillBuffer", re.IGNORECASE)
 
+_PEER_COPY = re.compile(r"PtoP|Peer")
+
 _OPS: tuple[tuple[str, Op], ...] = (
     ("reducescatter", Op.REDUCE_SCATTER),
     ("allgather", Op.ALL_GATHER),
@@ -85,6 +87,11 @@ def kind_of_kernel(name: str) -> KernelKind:
 def _only_mentions_one(name: str) -> bool:
     """Tell whether a name (lower case) is that of a computing kernel of PyTorch's that only mentions a collective."""
     return bool(_FUSED.match(name)) or "multi_tensor" in name or "elementwise" in name.partition("at::native::")[2]
+
+
+def is_peer_copy(name: str) -> bool:
+    """Tell whether a device row is a copy between devices, of which collectives by the copy engine consist."""
+    return bool(_PEER_COPY.search(name))
 
 
 def op_of_name(name: str) -> Op:

@@ -89,7 +89,8 @@ def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
         raise UsageError(f"--skip-steps must leave a step, the traces hold {most_steps} at most, got {skip_steps}")
     if skip_steps:
         timed = [(rank, _without_warmup(item, skip_steps)) for rank, item in timed]
-    world = _world_size([item for _, item in timed] or list(untimed), timed)
+    world, assumed = _world_size([item for _, item in timed] or list(untimed), timed)
+    notices += assumed
     missing = tuple(sorted(set(range(world or 0)) - {rank for rank, _ in timed})) if timed else ()
     if missing and world:
         notices.append(
@@ -254,22 +255,39 @@ def _without_warmup(item: Source, skip_steps: int) -> Source:
     )
 
 
-def _world_size(inputs: Sequence[Source], timed: Sequence[tuple[int, Source]]) -> int | None:
+def _world_size(
+    inputs: Sequence[Source], timed: Sequence[tuple[int, Source]]
+) -> tuple[int | None, Sequence[Notice]]:
+    """Return how many ranks the job has, None when nothing tells, and a notice where that is a guess."""
     said = Counter(item.header.world_size for item in inputs if item.header.world_size)
     if said:
-        return max(said, key=lambda size: (said[size], size or 0))
+        return max(said, key=lambda size: (said[size], size or 0)), ()
     groups = [group.size for item in inputs for group in item.header.groups]
     if groups:
-        return max(groups)
+        return max(groups), ()
     named = timed and all(item.header.rank is not None for _, item in timed)
     highest = max((rank for rank, _ in timed), default=0) + 1 if named else 1
     # Files that do not say their ranks may be several of one rank, and then not all of a small world.
     if (listed := max(map(_largest_group, inputs), default=1)) > max(1, 0 if named else len(timed)):
-        return max(listed, highest)
-    if named and len(timed) > 1:
-        return highest
-    # Traces that say neither their rank nor the world may be of any job.
-    return None
+        return max(listed, highest), ()
+    if not named or len(timed) < 2:
+        # Traces that say neither their rank nor the world may be of any job.
+        return None, ()
+    sizes = [item.collectives["group_size"].max() for item in inputs]
+    largest = max((size for size in sizes if isinstance(size, int)), default=0)
+    if largest == highest:
+        return highest, ()
+    reason = (
+        "as its largest group of collectives has" if largest > highest else f"for the last one with a trace is {highest - 1}"
+    )
+    world = max(largest, highest)
+    notice = Notice(
+        code="Q336",
+        severity=Severity.WARNING,
+        message=f"no trace says how many ranks the job has: {world} assumed, {reason}",
+        help="record after init_process_group with a torch that writes distributedInfo (2.1 or later)",
+    )
+    return world, (notice,)
 
 
 def _largest_group(item: Source) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.core.collective import Op
-from paro_advise.trace_parsers.kernel_kinds import op_of_name
+from paro_advise.trace_parsers.kernel_kinds import is_peer_copy, op_of_name
 from paro_advise.trace_parsers.kineto.collectives.group_ranks import GroupTexts
 from paro_advise.trace_parsers.kineto.collectives.host_calls import COMMS_ROWS, calls_by_external, enclosing_calls
 from paro_advise.trace_parsers.kineto.collectives.rows import CollectiveRows
@@ -58,6 +58,7 @@ def kernel_collectives(
         groups: process groups by name.
     """
     by_external = calls_by_external(calls)
+    kernels = _joined_copies(kernels, by_external)
     around = enclosing_calls(calls, [kernel.launch for kernel in kernels])
     issuers = [by_external.get(kernel.external) or near for kernel, near in zip(kernels, around, strict=True)]
     owners = owners_at(rows, [(call.start_us, call.tid) if call else NOWHERE for call in issuers])
@@ -71,6 +72,22 @@ def kernel_collectives(
         if args.collective is not None and kernel.external >= 0:
             described.add(kernel.external)
         _add_kernel(out, kernel, call, args, owner, clock, texts.ranks(args), repeats=repeats)
+    return out
+
+
+def _joined_copies(kernels: Sequence[CommKernel], calls: Mapping[int, HostCall]) -> list[CommKernel]:
+    """Make one row of the copies of a recorded collective that copy engines run, by peer, in turn or at once."""
+    place_of: dict[int, int] = {}
+    out: list[CommKernel] = []
+    for kernel in kernels:
+        place = place_of.get(kernel.external)
+        if not is_peer_copy(kernel.name) or kernel.external not in calls or kernel.end_us is None:
+            out.append(kernel)
+        elif place is None:
+            place_of[kernel.external] = len(out)
+            out.append(kernel)
+        else:
+            out[place] = replace(out[place], end_us=max(kernel.end_us, out[place].end_us or kernel.end_us))
     return out
 
 

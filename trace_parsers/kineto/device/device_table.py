@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paro_advise.trace_parsers.kernel_kinds import KernelKind, kind_of_kernel
+from paro_advise.trace_parsers.kernel_kinds import KernelKind, is_peer_copy, kind_of_kernel
 from paro_advise.trace_parsers.kineto.collectives.kernels import CommKernel
 from paro_advise.trace_parsers.kineto.columns import HostKind
 
@@ -153,10 +153,10 @@ def _device_kinds(raw: DeviceColumns, comm_ids: Iterable[int]) -> NDArray[np.uin
         kind[np.array(rows, dtype=np.int64)] = KernelKind.COMMUNICATION
     comms = np.array([number for number in comm_ids if number >= 0], dtype=np.int64)
     # Copy-engine collectives run as peer copies inside a recorded collective.
-    is_peer_copy = np.array(["PtoP" in name or "Peer" in name for name in raw.names], dtype=bool)
-    if is_peer_copy.any() and len(comms):
+    is_copy = np.array([is_peer_copy(name) for name in raw.names], dtype=bool)
+    if is_copy.any() and len(comms):
         external = np.frombuffer(raw.external, dtype=np.int64)
-        kind[is_peer_copy[code] & np.isin(external, comms)] = KernelKind.COMMUNICATION
+        kind[is_copy[code] & np.isin(external, comms)] = KernelKind.COMMUNICATION
     return kind
 
 
