@@ -21,6 +21,11 @@ def is_of_bytes(name: str) -> bool:
     return plain_dtype(name) in ("byte", "uint8", "unsigned char")
 
 
+def is_of_counts(name: str) -> bool:
+    """Tell whether a type is an integer of more than 8 bits: what is added up of it are counts and marks."""
+    return plain_dtype(name) in ("int", "int32", "uint32", "long", "long int", "int64", "uint64", "short", "int16")
+
+
 def dtype_bytes(name: str) -> int | None:
     """Return the bytes of one element, None for an unknown type.
 

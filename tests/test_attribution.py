@@ -308,3 +308,10 @@ def test_reductions_inside_of_forward_passes_are_no_gradients(tmp_path):
     trace.write(tmp_path / "rank0.json")
     states = analyze(tmp_path).states
     assert (states["gradient"].count, states["other"].count) == (0, 2)
+
+
+@pytest.mark.parametrize(("dtype", "state"), [("Int", State.OTHER), ("Float", State.GRADIENT)])
+def test_marks_of_used_parameters_are_no_gradients(dtype, state):
+    """DDP adds up a mark for each parameter where its last gradient is made (find_unused_parameters=True)."""
+    marks = call(Op.ALL_REDUCE, owner=ACCUMULATE, phase="backward", nbytes=1200, dtype=dtype)
+    assert attribute(marks, DDP).state == state

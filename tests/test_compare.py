@@ -452,3 +452,13 @@ def test_the_action_runs_its_script(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "step" in summary.read_text()
     assert (tmp_path / "comparison.xml").exists()
+
+
+@pytest.mark.parametrize(("factor", "is_said"), [(0.5, True), (1.05, False)])
+def test_traces_that_compute_another_time_may_do_other_work(analysis, factor, is_said):
+    """Half a batch computes half as long, and nothing but that tells it in traces."""
+    parts = analysis.breakdown_us
+    after = replace(analysis, breakdown_us=replace(parts, compute=factor * parts.compute))
+    assert ("whether both runs do the same work is not known" in compare(analysis, after, None).text) == is_said
+    captured_pair = pair(analysis, [1e5, 1e5], [1e5, 1e5])
+    assert "the same work is not known" not in compare(*captured_pair, None).text

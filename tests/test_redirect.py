@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import re
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from conftest import ROOT
 from loop import SCRIPTS, paro, plan_for
 from ranks import forked, run_ranks
 
+from paro_advise.errors import TrainingError
 from paro_advise.runtime.import_hooks import when_imported
 
 WORKERS = ROOT / "tests/workers"
@@ -435,3 +437,14 @@ def test_methods_of_fsdp2s_class_are_those_of_its_modules():
     assert module.factor == 4.0
     with pytest.raises(TrainingError, match="set_gradient_divide_factor"):
         kind.set_gradient_divide_factor = None
+
+
+@pytest.mark.parametrize(("stage", "is_refused"), [(0, True), (None, True), (1, False), (3, False)])
+def test_bf16_of_deepspeed_without_zero_is_refused(stage, is_refused):
+    """Its FP16_UnfusedOptimizer steps once with zero gradients when it is made: losses would differ by 2 %."""
+    from paro_advise.runtime.adapters.deepspeed.config import check_table
+
+    zero = {} if stage is None else {"zero_optimization": {"stage": stage}}
+    with pytest.raises(TrainingError, match="bf16 without ZeRO") if is_refused else nullcontext():
+        check_table({"bf16": {"enabled": True}, **zero})
+    check_table({"bf16": {"enabled": False}, **zero})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.comparison.constants import SAME_COUNT_SHARE
+from paro_advise.advisor.comparison.constants import SAME_COUNT_SHARE, SAME_WORK_SHARE
 from paro_advise.errors import UnlikeRunsError
 from paro_advise.trace_parsers.kineto.constants import NO_STEPS_CODE
 
@@ -33,6 +33,18 @@ def check_comparability(before: Analysis, after: Analysis, allowed: Collection[s
             )
         found.append(text)
     return tuple(found)
+
+
+def doubt_of_work(before: Analysis, after: Analysis) -> str:
+    """Return that computing differs where nothing tells that both runs had batches of one size, "" elsewhere."""
+    first, second = before.breakdown_us.compute, after.breakdown_us.compute
+    are_told = before.captured is not None and after.captured is not None
+    if are_told or not first or not second or abs(second - first) <= SAME_WORK_SHARE * first:
+        return ""
+    return (
+        f" Computing takes {second / first:.2f} times as long, and traces do not tell the size of a batch: whether both "
+        "runs do the same work is not known (recordings of `capture` tell)."
+    )
 
 
 def _facts(before: Analysis, after: Analysis) -> list[tuple[str, str, str]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.analysis.model import StepTime
 from paro_advise.advisor.comparison.acceptance import Thresholds, judge
 from paro_advise.advisor.comparison.bootstrap import Change, change_between, typical
-from paro_advise.advisor.comparison.comparability import check_comparability
+from paro_advise.advisor.comparison.comparability import check_comparability, doubt_of_work
 from paro_advise.advisor.comparison.constants import MAX_POINTS, MIN_SAMPLES, NARROW_RANGE_PCT, REAL_CHANGE_PCT
 from paro_advise.advisor.comparison.model import (
     FORMAT,
@@ -90,7 +90,7 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
         predicted_vs_measured=() if untested else _predicted(plan, step),
         acceptance=judge(terms.thresholds, by_name["throughput"], parity, sides[1].peak_memory_bytes, device),
         verdict=overall_verdict(step, by_name["throughput"], times),
-        text=_text(step, sides, plan, untested) + stalls_text(by_name["throughput"], times),
+        text=_text(step, sides, plan, untested) + stalls_text(by_name["throughput"], times) + doubt_of_work(before, after),
         unlike=unlike,
         plan=plan,
     )

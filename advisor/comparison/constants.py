@@ -12,5 +12,6 @@ MAX_STEP_CORRELATION = 0.5  # between the steps of two runs from which they are 
 SIGNIFICANT_SIGMAS = 2.0  # standard errors from which steps count as correlated: 95 %
 TAIL_SHARE = 0.01  # on each side of a 98 % range
 EXTREME_SIGMAS = 30.0  # logarithm of a time beyond which it only would overflow
+SAME_WORK_SHARE = 0.1  # by which computing may differ of what nothing else tells to be the same work; assumed
 SAME_COUNT_SHARE = 0.02  # by which parameter counts may differ: traces hold the padding of uneven shards
 THROUGHPUT = "throughput gain, %"  # name of the criterion in every output; docs/formats.md, comparison

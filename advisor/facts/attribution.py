@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.facts.constants import SCALAR_ELEMENTS
 from paro_advise.advisor.facts.evidence import Evidence
 from paro_advise.core.collective import REDUCTIONS, Op
-from paro_advise.core.dtypes import dtype_bytes
+from paro_advise.core.dtypes import dtype_bytes, is_of_counts
 from paro_advise.core.model_state import State
 
 if TYPE_CHECKING:
@@ -127,6 +127,9 @@ class RunContext:
 
 def attribute(call: Call, context: RunContext) -> Attribution:
     """Attribute one collective."""
+    if call.op in REDUCTIONS and is_of_counts(call.dtype):
+        # Such as DDP's marks of the parameters that were used, which stand where gradients do.
+        return Attribution(state=State.OTHER, detail="counts", evidence=Evidence.PHASE)
     return (
         _by_annotation(call, context)
         or _by_group(call)

@@ -163,6 +163,11 @@ def check_table(table: Table, **arguments: object) -> None:
     low = low_precision(table)
     if table.get("managed_gradient_accumulation") is False:
         raise TrainingError("a plan cannot express DeepSpeed's managed_gradient_accumulation: false", hint=NO_PLAN)
+    if _is_on(low) and not zero_stage(table):
+        raise TrainingError(
+            "a plan cannot express DeepSpeed's bf16 without ZeRO, whose optimizer takes a step with zero gradients first",
+            hint='set "zero_optimization": {"stage": 1}, which does not, or train without a plan',
+        )
     for name, value in (
         ("fp16", table.get("fp16", {}).get("enabled")),
         ("zero_optimization.offload_param", zero.get("offload_param", {}).get("device", "none") != "none"),
