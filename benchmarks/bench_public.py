@@ -227,7 +227,11 @@ def scaling(rows: list[Row], links: RatesByNodes, rates: LinkRates, points: Poin
         small = min(series, key=lambda row: (row.nodes, -row.tokens_per_s))
         larger = [row for row in series if row.nodes > small.nodes and row.dp > 1]
         for row in larger:
-            predicted = moved(small, row, links)
+            try:
+                predicted = moved(small, row, links)
+            except ParoAdviseError as error:
+                print(f"refused: {row.configuration} from {small.nodes} nodes: {error}")
+                continue
             shown.append((small.step_s / row.step_s, small.step_s / (predicted.p50 / 1e6)))
             inside = predicted.p10 <= row.step_s * 1e6 <= predicted.p90
             found["ours"].append((row, row.step_s / (predicted.p50 / 1e6) - 1, inside))
@@ -251,7 +255,7 @@ def memory(rows: list[Row], links: RatesByNodes) -> None:
     for row in sorted(rows, key=lambda row: (row.nodes, row.zero_stage)):
         if row.tp > 1 or row.dp < 2:
             continue
-        calibration = calibrate_described(described(row, links))
+        calibration = calibrate_described(described(row, links, tokens_per_s=1.0))  # speed tells nothing of memory
         states = score(calibration, baseline_candidate(calibration), Limits(), np.ones(1)).memory.total / (1 << 30)
         key = (row.model_billion, row.micro_batch)
         if key not in other:

@@ -315,3 +315,11 @@ def test_marks_of_used_parameters_are_no_gradients(dtype, state):
     """DDP adds up a mark for each parameter where its last gradient is made (find_unused_parameters=True)."""
     marks = call(Op.ALL_REDUCE, owner=ACCUMULATE, phase="backward", nbytes=1200, dtype=dtype)
     assert attribute(marks, DDP).state == state
+
+
+@pytest.mark.parametrize(("shards_parameters", "state"), [(True, State.OTHER), (False, State.OPTIMIZER)])
+def test_gathers_of_an_optimizer_beside_sharded_parameters_bring_none_back(shards_parameters, state):
+    """Muon gathers its momenta where FSDP2 shards; with ZeroRedundancyOptimizer a step brings parameters back."""
+    calls = [call(Op.ALL_GATHER, owner="FSDP::pre_forward > FSDP::all_gather", phase="forward")] * shards_parameters
+    gather = call(Op.ALL_GATHER, owner="Optimizer.step#Muon.step", phase="update")
+    assert attribute(gather, RunContext.of([*calls, gather])).state == state

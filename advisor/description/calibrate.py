@@ -308,7 +308,27 @@ def _with_compute(described: Calibration, description: Description) -> Calibrati
     for _ in range(NUM_HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if _replayed_us(at(middle)) > measured_us else (middle, high)
+    _check_arithmetic(description, low, measured_us)
     return at(low)
+
+
+def _check_arithmetic(description: Description, passes_us: float, measured_us: float) -> None:
+    """Refuse a step that leaves less time for arithmetic than the devices need at their peak.
+
+    Raises:
+        InputError: it does; every prediction from it would be too quick.
+    """
+    if _peak_tflops(description) is None or description.model.sequence_length is None:
+        return
+    at_peak_us = _arithmetic_us(description, 100.0)
+    if passes_us < at_peak_us:
+        raise InputError(
+            "the described step must leave time for arithmetic: on the described links its communication leaves "
+            f"{passes_us / 1e3:.3g} ms of the {measured_us / 1e3:.3g} ms, the devices need {at_peak_us / 1e3:.3g} ms at "
+            "their peak",
+            hint="check units: rates are 1e9 bytes/s, a node's cards together; cluster.peak_tflops is of the type that "
+            "computes; parameters of a mixture of experts are those that a token uses",
+        )
 
 
 def _replayed_us(described: Calibration) -> float:
@@ -343,11 +363,15 @@ def _tokens(description: Description) -> float:
     return float(length * run.micro_batch_size * run.micro_batches * _ranks(description).world_size)
 
 
+def _peak_tflops(description: Description) -> float | None:
+    """Return a device's peak as described, or of the device as known; None where neither says."""
+    device = device_named(description.cluster.device)
+    return description.cluster.peak_tflops or (device.peak_tflops if device else None)
+
+
 def _arithmetic_us(description: Description, mfu_pct: float) -> float:
     """Return how long the model's operations take all devices at a share of their peak."""
-    cluster = description.cluster
-    device = device_named(cluster.device)
-    peak = cluster.peak_tflops or (device.peak_tflops if device else None)
+    cluster, peak = description.cluster, _peak_tflops(description)
     if peak is None:
         raise InputError(
             f"cluster.device must be known for speeds in MFU, got {cluster.device!r}", hint="or say cluster.peak_tflops"

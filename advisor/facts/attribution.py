@@ -81,6 +81,7 @@ class RunContext:
         names_gathers: the framework annotates every gather of parameters, or makes none.
         scatters: large reduce-scatters are there, as where gradients are sharded.
         scattered: (group, bytes) of what they leave on each rank.
+        gathers_parameters: FSDP gathers parameters for the passes, so that no step brings updated ones back.
     """
 
     is_ddp: bool
@@ -90,6 +91,7 @@ class RunContext:
     names_gathers: bool = False
     scatters: bool = False
     scattered: frozenset[tuple[str, int]] = frozenset()
+    gathers_parameters: bool = False
 
     @classmethod
     def of(cls, calls: list[Call], owners: str = "") -> RunContext:
@@ -111,6 +113,10 @@ class RunContext:
                 (call.group, call.bytes // call.group_size)
                 for call in calls
                 if call.op == Op.REDUCE_SCATTER and call.bytes and call.group_size
+            ),
+            gathers_parameters=any(
+                call.op == Op.ALL_GATHER and ("FSDP::all_gather" in call.owner or "FullyShardedDataParallel._" in call.owner)
+                for call in calls
             ),
             has_update_mark="Optimizer.step#" in owners,
             names_gathers=any(
@@ -160,6 +166,9 @@ def _by_annotation(call: Call, context: RunContext) -> Attribution | None:
         return _annotated(State.PARAMETER, _gather_detail(backward=backward, prefetched=prefetched))
     if "FullyShardedDataParallel._" in owner or "FullyShardedDataParallel.forward" in owner:
         return _by_fsdp1(call, context)
+    if "Optimizer.step#" in owner and call.op == Op.ALL_GATHER and context.gathers_parameters:
+        # Such as Muon's, whose orthogonalisation takes whole matrices.
+        return _annotated(State.OTHER, "of the optimizer's own")
     if "Optimizer.step#" in owner and call.op in _GATHERS:
         return _annotated(State.OPTIMIZER, "updated parameters")
     in_ddp_forward = "DistributedDataParallel.forward" in owner and "evaluate_function" not in owner
