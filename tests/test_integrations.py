@@ -251,6 +251,19 @@ def test_scripts_of_deepspeed_train_alike_under_a_plan(stage, strategy, a_plan, 
     assert found == pytest.approx(plain, rel=ROUNDING)
 
 
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed (make integrations)")
+@pytest.mark.distributed
+@pytest.mark.parametrize(("stage", "strategy"), [(0, "NNG"), (1, "GGG")])
+def test_what_a_stage_shows_is_there_under_plans_of_other_stages(stage, strategy, a_plan, tmp_path):
+    """Gradients that a script halves at stage 0; norms of weights and whole state dicts below stage 3."""
+    script = LOOPS / "deepspeed_shown.py"
+    plain = told_by(run_ranks(script, str(stage)))
+    assert len(plain) == 3 * 4
+    plan = plan_for(a_plan, tmp_path / "plan.json", strategy, collectives="native")
+    found = told_by(run_ranks(script, str(stage), plan=plan, drift="parameter_count"))
+    assert found == pytest.approx(plain, rel=ROUNDING)
+
+
 def told_by(done):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return [float(value) for value in re.findall(r"^LOSS \d+ (\S+)$", done.stdout, re.MULTILINE)]

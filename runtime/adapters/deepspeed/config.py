@@ -186,6 +186,15 @@ def zero_stage(table: Table) -> int:
     return int(table.get("zero_optimization", {}).get("stage", 0) or 0)
 
 
+def shows_as_much(stage: int, of_script: int) -> bool:
+    """Tell whether a stage of ZeRO shows a script all that the stage shows for which it was written.
+
+    Gradients between backward and step are there at stage 0 only; parameters outside of passes, and so whole state
+    dicts, penalties and norms of weights, up to stage 2.
+    """
+    return (stage == 0 or of_script > 0) and (stage < ZERO_3 or of_script == ZERO_3)
+
+
 def low_precision(table: Table) -> Table:
     """Return the section about bfloat16, by either of its names."""
     found: Table = table.get("bf16") or table.get("bfloat16") or {}

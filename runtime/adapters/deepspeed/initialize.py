@@ -19,6 +19,7 @@ from paro_advise.runtime.adapters.deepspeed.config import (
     make_scheduler,
     read_table,
     set_strategy,
+    shows_as_much,
     zero_stage,
 )
 from paro_advise.runtime.adapters.deepspeed.engine import PlannedEngine
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from paro_advise.policies.plan import Plan
+    from paro_advise.policies.plan import Choice, Plan
     from paro_advise.runtime.adapters.deepspeed.config import Table
     from paro_advise.runtime.adapters.session import Session
     from paro_advise.runtime.torch_types import StateDict
@@ -65,9 +66,14 @@ def _replace(module: ModuleType, session: Session) -> None:
         replace_everywhere("Init", whole.stand_in(zero.Init), zero, zero.partition_parameters)
 
 
+def _is_own(chosen: Choice) -> bool:
+    """Tell whether one of DeepSpeed's own stages is the plan."""
+    return chosen.collectives == CollectiveBackend.NATIVE and chosen.triple in STAGES
+
+
 def _is_own_sharding(plan: Plan) -> bool:
     """Tell whether DeepSpeed's own ZeRO-3 runs a plan."""
-    return plan.chosen.collectives == CollectiveBackend.NATIVE and STAGES.get(plan.chosen.triple) == ZERO_3
+    return _is_own(plan.chosen) and STAGES[plan.chosen.triple] == ZERO_3
 
 
 def _end_job_on_error(session: Session, function: Callable[_P, Made]) -> Callable[_P, Made]:
@@ -99,7 +105,7 @@ class _Initialization:
         self.models: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
     def run(self, *args: Any, **kwargs: Any) -> Made:  # Any: DeepSpeed's own parameters
-        """Return what DeepSpeed returns: its own engine where it can run the plan itself, else ours."""
+        """Return what DeepSpeed returns: its own engine where it can run the plan as the script expects it, else ours."""
         self._session.is_reached = True
         given = dict(inspect.signature(self._original).bind(*args, **kwargs).arguments)
         given.update(given.pop("kwargs", {}))
@@ -107,7 +113,7 @@ class _Initialization:
         wanted = given.pop("config", None) or named or getattr(options, "deepspeed_config", None)
         table, model = read_table(wanted), given["model"]
         chosen = self._session.plan.chosen
-        if chosen.collectives == CollectiveBackend.NATIVE and chosen.triple in STAGES:
+        if _is_own(chosen) and shows_as_much(STAGES[chosen.triple], zero_stage(table)):
             num_parameters = sum(parameter.numel() for parameter in model.parameters())
             if options is not None and getattr(options, "deepspeed_config", None):
                 options.deepspeed_config = None  # DeepSpeed takes one of the two
