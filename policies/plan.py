@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from paro_advise.core.documents import Format, document_bytes, from_json
-from paro_advise.errors import ForeignDataError
+from paro_advise.errors import ForeignDataError, UsageError
 from paro_advise.policies.frameworks.model import Fidelity, Offload, Variant
 from paro_advise.policies.frameworks.registry import approximation_of, exports_of
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
@@ -353,6 +353,24 @@ def as_framework_runs(plan: Plan, framework: str) -> Choice | None:
         == (triple, variant, CollectiveBackend.NATIVE, chosen.offload)
     ]
     return next((choice for choice in fitting if choice.group_size in (None, chosen.group_size)), None)
+
+
+def check_runnable(plan: Plan) -> None:
+    """Make sure that the runtime can train as a plan wants.
+
+    Raises:
+        UsageError: it wants a framework's own way to run a triple, such as a second copy for backward.
+    """
+    chosen = plan.chosen
+    if plan.verdict == Verdict.KEEP or not chosen.variant:
+        return
+    has_it = [name for name, fidelity in chosen.exports.items() if fidelity == Fidelity.EXACT]
+    raise UsageError(
+        f"a plan must be one of the runtime's own strategies to run, got {chosen.triple}, {chosen.variant.label}",
+        where=f"plan {plan.plan_id}",
+        hint="set it in the framework: paro-advise recommend ... --export "
+        f"{has_it[0] if has_it else 'FRAMEWORK'}=FILE; or plan another one: --strategy III",
+    )
 
 
 def same_way(first: Choice, second: Choice) -> bool:

@@ -13,10 +13,13 @@ from trace_builder import fsdp_rank
 
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.edits.json_text import remove_key, set_value, without_comments
+from paro_advise.advisor.prediction.advice.wanted import Wanted
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.core.documents import to_json
+from paro_advise.errors import UsageError
 from paro_advise.policies.plan import Quantiles, Verdict, read_plan, with_id
+from paro_advise.runtime.adapters.redirection import redirect
 
 DEEPSPEED = """{
     "train_micro_batch_size_per_gpu": 2,
@@ -81,16 +84,28 @@ FILES = {
 def plan(tmp_path):
     """Return a function that writes a plan which chooses a strategy."""
 
-    def write(triple, group_size=2, **changes):
+    def write(triple, group_size=2, variant="", **changes):
         made = recommend(calibration(), Limits())
-        chosen = next(
-            c for c in made.candidates if (c.triple, c.variant) == (triple, "") and c.group_size in (None, group_size)
-        )
+        ways = [c for c in made.candidates if (c.triple, c.variant) == (triple, variant)]
+        chosen = next(c for c in ways if c.group_size in (None, group_size))
         path = tmp_path / f"{triple}.json"
         path.write_bytes(to_json(with_id(replace(made, chosen=chosen, verdict=Verdict.CHANGE, **changes))))
         return str(path)
 
     return write
+
+
+@pytest.mark.parametrize("variant", ["kept_for_backward", "second_copy"])
+def test_a_way_that_only_a_framework_has_is_not_run_without_it(variant, plan, tmp_path, capsys):
+    """The runtime would train with the triple alone: what ran before, in place of what was planned."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    chosen = plan("GGG", variant=variant)
+    for words in (["apply", chosen, str(tmp_path / "train.py")], ["run", "--plan", chosen, "--", "true"]):
+        assert run(words) == 2
+        assert "must be one of the runtime's own strategies to run" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="must be one of the runtime's own strategies"):
+        redirect(chosen, None)
+    assert recommend(calibration(), Limits(), wanted=Wanted.parse("GGG")).chosen.variant == ""
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -14,7 +14,7 @@ from paro_advise.advisor.edits.script import edit_script
 from paro_advise.advisor.edits.torchtitan import edit_torchtitan
 from paro_advise.errors import UsageError
 from paro_advise.policies.frameworks.registry import export
-from paro_advise.policies.plan import Verdict
+from paro_advise.policies.plan import Verdict, check_runnable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +51,7 @@ def edit_file(plan: Plan, name: str, text: str, plan_name: str, *, whatever_it_b
         refuse_no_gain(plan, kind)
     mark = "\ufeff" if text.startswith("\ufeff") else ""
     if kind == "python":
+        check_runnable(plan)
         edited = edit_script(text.removeprefix(mark), plan_name)
         return replace(edited, text=mark + edited.text)
     if not plan.preconditions.gpus_per_node or not plan.preconditions.world_size:

@@ -27,8 +27,9 @@ def redirect(plan_path: str, job: str | None) -> Session | None:
 
     Raises:
         InputError: the plan cannot be read.
+        UsageError: it wants what the runtime cannot do.
     """
-    from paro_advise.policies.plan import Verdict, read_plan
+    from paro_advise.policies.plan import Verdict, check_runnable, read_plan
     from paro_advise.runtime.adapters.session import Session
 
     plan = read_plan(plan_path)
@@ -36,6 +37,7 @@ def redirect(plan_path: str, job: str | None) -> Session | None:
         if job:
             tell("the plan keeps the run as it is, so that `paro-advise switch` cannot reach this job")
         return None
+    check_runnable(plan)
     session = Session(plan, job)
     # Our runtime must have imported torch's originals before they are replaced.
     import paro_advise.runtime.sharding.shard  # noqa: F401

@@ -47,7 +47,7 @@ def command(
     """
     from paro_advise.advisor.commands.child_process import run_job
     from paro_advise.advisor.commands.jobs.capture import make_room, summary
-    from paro_advise.policies.plan import Verdict, read_plan
+    from paro_advise.policies.plan import Verdict, check_runnable, read_plan
     from paro_advise.runtime.capture.request import CaptureRequest
     from paro_advise.runtime.job import (
         APPLIED_VARIABLE,
@@ -58,6 +58,7 @@ def command(
     )
 
     plan = read_plan(plan_file)
+    check_runnable(plan)
     if plan.verdict == Verdict.KEEP:
         click.echo("paro-advise: the plan keeps the run as it is; the job runs unchanged", err=True)
     elif plan.verdict == Verdict.MEASURE_FIRST:

@@ -249,7 +249,8 @@ def _next(plan: Plan, limits: Limits, output: str | None) -> None:
         if plan.chosen.collectives == CollectiveBackend.HO_RING:
             click.echo(f"next: paro-advise run --plan {name} -- YOUR_COMMAND", err=True)
     elif plan.verdict == Verdict.CHANGE:
-        click.echo("next: the same command with -o plan.json, which `apply` and `run` read", err=True)
+        readers = "`apply` reads for a configuration" if plan.chosen.variant else "`apply` and `run` read"
+        click.echo(f"next: the same command with -o plan.json, which {readers}", err=True)
     elif plan.verdict == Verdict.MEASURE_FIRST:
         click.echo("next: measure what stands under `Measure`, then recommend again", err=True)
 

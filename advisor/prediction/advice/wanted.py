@@ -55,7 +55,7 @@ class Wanted:
         return candidate.strategy == self.strategy and self.group_size in (None, candidate.group_size)
 
     def pick(self, scored: Sequence[Scored], is_eligible: Callable[[Candidate], bool]) -> Scored:
-        """Return the fastest way to run it.
+        """Return the fastest way to run it: the triple itself, or a framework's own way where there is no other.
 
         Args:
             scored: all candidates.
@@ -80,4 +80,4 @@ class Wanted:
         fitting = [item for item in possible if not item.reason]
         if not fitting:
             raise UsageError(f"--strategy must name what fits, got {self}: {possible[0].reason}")
-        return min(fitting, key=median_us)
+        return min(fitting, key=lambda item: (bool(item.candidate.variant), median_us(item)))

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from paro_advise.core.documents import to_json
 from paro_advise.errors import ParoAdviseError, SwitchError, TrainingError
-from paro_advise.policies.plan import plan_from_json
+from paro_advise.policies.plan import check_runnable, plan_from_json
 from paro_advise.runtime.adapters.constants import NOTICE_STEPS
 from paro_advise.runtime.adapters.planned.planned import check_like
 from paro_advise.runtime.job import ANSWER, CURRENT, REQUEST, STATE
@@ -90,6 +90,7 @@ class Switchboard:
                 raise TrainingError("a switch takes one model, this job trains several", hint="start it with the plan")
             plan = plan_from_json(data, REQUEST)
             check_like(plan, before)
+            check_runnable(plan)
             chosen = plan.chosen
             size = chosen.group_size or engine_of(model).grid.group_size
             report = switch(model, chosen.triple, group_size=size)
