@@ -439,6 +439,20 @@ def test_methods_of_fsdp2s_class_are_those_of_its_modules():
         kind.set_gradient_divide_factor = None
 
 
+@pytest.mark.distributed
+def test_ranks_with_different_numbers_of_passes_train_or_are_told(a_plan, tmp_path):
+    """Packed batches give ranks different numbers of micro-batches: plain DDP meets in the last one only."""
+    expected = numbers_in(run_ranks(WORKERS / "uneven_passes.py").stdout)
+    assert len(expected) == 4
+    plan = plan_for(a_plan, tmp_path / "plan.json", "NNG", collectives="native")
+    done = run_ranks(WORKERS / "uneven_passes.py", plan=plan)
+    assert numbers_in(done.stdout) == pytest.approx(expected, rel=1e-6), done.stderr[-3000:]
+    # Where parameters are sharded each pass gathers them: the group would wait until its timeout.
+    done = run_ranks(WORKERS / "uneven_passes.py", plan=plan_for(a_plan, tmp_path / "plan.json", "GGG"))
+    assert done.returncode != 0
+    assert "all ranks must take equally many passes" in done.stderr
+
+
 @pytest.mark.parametrize(("stage", "is_refused"), [(0, True), (None, True), (1, False), (3, False)])
 def test_bf16_of_deepspeed_without_zero_is_refused(stage, is_refused):
     """Its FP16_UnfusedOptimizer steps once with zero gradients when it is made: losses would differ by 2 %."""

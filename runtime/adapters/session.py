@@ -155,10 +155,10 @@ class Session:
         ):
             self._attendance.meet_for_norm()
 
-    def attend(self) -> None:
-        """Pass a point that all ranks pass together."""
+    def attend(self, passing: str = "") -> None:
+        """Pass a point that all ranks pass together, as a rule a pass of some kind."""
         if self._attendance is not None:
-            self._attendance.attend()
+            self._attendance.attend(passing)
 
     def finish_gradients(self) -> None:
         """Reduce the gradients of passes that were mistaken for inner ones."""
@@ -248,8 +248,11 @@ class Session:
             return
         for model in self.models:
             model.engine.shards.set_stepping(enabled=False)  # a script may have caught what ended a step
-        if any(module is model.root for model in self.models):
-            self.attend()
+        found = next((model for model in self.models if module is model.root), None)
+        if found is not None:
+            if found.boundary.meets_nobody:
+                return
+            self.attend(found.boundary.passing)
             if self._switchboard is not None and module is self.models[0].root:
                 self._refuse_if_impossible(lambda: self._switch(module))
         elif not any(model.has_part(module) for model in self.models) and any(

@@ -99,15 +99,30 @@ class Attendance:
         self._engines.append(engine)
         return AttendedReader(self, engine, len(self._engines) - 1)
 
-    def attend(self) -> None:
-        """Pass a common point; help rank 0 as long as it asks for something."""
+    def attend(self, passing: str = "") -> None:
+        """Pass a common point; help rank 0 as long as it asks for something.
+
+        Args:
+            passing: which kind of a pass of a model this rank begins, "" for another point.
+
+        Raises:
+            UsageError: rank 0 begins a pass of another kind.
+        """
         if self._is_over or self._inside:
             return
         if self._rank == 0:
-            self._say(_GO)
+            self._say(_GO + passing)
             return
-        while (wanted := self._hear()) != _GO:
+        while not (wanted := self._hear()).startswith(_GO):
             self._help(wanted)
+        theirs = wanted.removeprefix(_GO)
+        if passing and theirs and passing != theirs:
+            raise UsageError(
+                f"all ranks must take equally many passes of a model whose parameters are sharded, rank 0 begins one "
+                f"{theirs}, rank {self._rank} one {passing}",
+                hint="give each rank as many micro-batches, or choose a strategy that replicates parameters and "
+                "gradients (NN.)",
+            )
 
     def _help(self, wanted: str) -> None:
         """Take part in what rank 0 gathers.
@@ -185,7 +200,7 @@ class Attendance:
         while not (heard := self._hear()).startswith(
             _EXCHANGE
         ):  # ranks may call a function of torch at lines of their own
-            if heard == _GO:
+            if heard.startswith(_GO):
                 raise UsageError(
                     f"parts of sharded tensors must be exchanged by all ranks, rank {self._rank} does so at {line}, "
                     "rank 0 does not",
@@ -253,7 +268,7 @@ class Attendance:
         while (heard := self._hear()) != what + (of or "") and (
             of is not None or heard.partition(_OF_PARAMETER)[0] != what
         ):
-            if heard == _GO:
+            if heard.startswith(_GO):
                 raise UsageError(
                     f"what is gathered ({what}) must be asked for by rank 0 or by all ranks, rank {self._rank} asked "
                     "and rank 0 went on",

@@ -71,6 +71,19 @@ class Boundary:
             if self._is_gated and not was_gated and not was_told:
                 self._engine.gradients.set_synchronizes(enabled=True)  # as outside of DDP's no_sync
 
+    @property
+    def passing(self) -> str:
+        """Return of which kind a pass is that begins now, where the script says it: inside ``no_sync`` or not."""
+        if not self._is_gated:
+            return ""
+        return "inside no_sync()" if self._is_told else "outside of no_sync()"
+
+    @property
+    def meets_nobody(self) -> bool:
+        """Tell whether a pass that begins now exchanges nothing: ranks may run different numbers of such."""
+        levels = self._engine.levels
+        return self._is_told and levels.parameter == Level.N and levels.gradient == Level.N
+
     def _after_backward(self) -> None:
         self._passes += 1
         self._pending = not self._engine.synchronizes
