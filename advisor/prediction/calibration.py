@@ -52,6 +52,7 @@ class Calibration:
             on several inputs before one backward pass.
         world_size, ranks_per_node, micro_batches: of the ranks that share the data.
         unit_bytes: parameters of each unit in the type they are sent in; the root last.
+        root_bytes: of these, the root's of FSDP, which is gathered first and reduced last; 0 where none is known.
         bucket_bytes: what the run itself sends at once, where its buckets hide the units; None where they do not.
         element_bytes: of that type.
         gather_width, reduce_width: bytes of an element that is gathered as parameter, and reduced as gradient.
@@ -154,6 +155,7 @@ class Calibration:
     is_described: bool = False
     forwards: float = 1.0
     is_dealt_out: bool = False
+    root_bytes: float = 0.0
 
     @property
     def knows_no_network(self) -> bool:

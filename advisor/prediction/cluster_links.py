@@ -121,6 +121,7 @@ class Links:
         sum_ratio: bus bandwidth of an all-reduce to that of a gather or scatter.
         rail_gain: what a node's port moves, to what such a ring moves through it.
         compute_slowing: how much longer arithmetic takes while a collective runs beside it on the device.
+        root_share: of the arithmetic that its bytes suggest, what the root of the model does on the device.
         shaped: rates by group shape, None where the tiers tell all.
     """
 
@@ -134,6 +135,7 @@ class Links:
     sum_ratio: Draws = 1.0
     rail_gain: Draws = 1.0
     compute_slowing: Draws = 1.0
+    root_share: Draws = 1.0
     shaped: ShapedLinks | None = None
 
     def us(self, parts: Parts) -> Draws:

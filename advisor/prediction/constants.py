@@ -104,6 +104,14 @@ KERNEL_US = 2.0
 # 2507.03114), less for large matrix products; prior 1.13, range 1.0 to 1.3
 COMPUTE_SLOWING, COMPUTE_SLOWING_SIGMA = 1.13, 0.10
 
+# Of the arithmetic that its bytes suggest, what the root of a model does: embeddings only look rows up, a head over the
+# vocabulary is a matrix product like others; prior uniform
+ROOT_SHARE_RANGE = (0.0, 1.0)
+
+# By how much replays of NCCL-like runs miss their measured step (logarithm): draws that do so count by it; assumed
+REPLAY_SIGMA = 0.03
+PRIOR_DRAWS = 2000  # samples, of which NUM_DRAWS are taken by how well they replay the measured step
+
 ALL_TRAINED_SHARE = 0.95  # of the gathered parameters reduced, from which all are trained; padding differs by less
 
 # ---- units of a model that its traces hide ----------------------------------------------------------------

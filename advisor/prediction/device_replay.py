@@ -67,6 +67,8 @@ class Queues(NamedTuple):
         separate: reductions do not queue behind gathers.
         gathers_once: parameters gathered in forward are kept for backward.
         forwards: passes forward before the one backward.
+        has_root: the last unit is the root of the model, which is gathered before the others and reduced after them,
+            as FSDP does: it holds embeddings at one end and a head at the other.
     """
 
     overlaps_gathers: bool
@@ -74,6 +76,7 @@ class Queues(NamedTuple):
     separate: bool
     gathers_once: bool
     forwards: float = 1.0
+    has_root: bool = False
 
 
 class _Links:
@@ -122,7 +125,8 @@ def micro_batch_us(units: list[UnitWork], queues: Queues) -> Draws:
     between: Draws = 0.0
     ready: Draws = compute_end
     waiting: tuple[Legs, Draws] | None = None  # what goes between groups, and from when on
-    for place in range(len(units) - 1, -1, -1):
+    root = len(units) - 1
+    for place in range(root, -1, -1):
         unit = units[place]
         begin = larger(compute_end, ready)
         if place and not queues.gathers_once:  # the next gather is issued before this unit's reduction
@@ -131,6 +135,8 @@ def micro_batch_us(units: list[UnitWork], queues: Queues) -> Draws:
         if waiting is not None:
             between = links.send(waiting[0], larger(between, waiting[1]))
         compute_end = begin + unit.compute * share
+        if queues.has_root and place == root:
+            continue
         queue = larger(reductions if queues.separate else main, compute_end)
         done = links.send(unit.reduce, queue)
         if queues.separate:
@@ -144,6 +150,10 @@ def micro_batch_us(units: list[UnitWork], queues: Queues) -> Draws:
             compute_end = larger(done, between) if unit.between else done
     if waiting is not None:
         between = links.send(waiting[0], larger(between, waiting[1]))
+    if queues.has_root:
+        queue = larger(reductions if queues.separate else main, compute_end)
+        reductions = links.send(units[root].reduce, queue)
+        between = links.send(units[root].between, larger(between, reductions))
     return earlier + larger(larger(compute_end, between), larger(main, reductions))
 
 
@@ -153,9 +163,14 @@ def _forward(units: list[UnitWork], queues: Queues, links: _Links) -> tuple[Draw
     compute_start: Draws = 0.0
     compute_end: Draws = 0.0
     share = (1 - backward_share(queues.forwards)) / queues.forwards
-    for unit in units:
+    blocks, root = (units[:-1], units[-1:]) if queues.has_root else (units, [])
+    for unit in root:
+        main = compute_start = compute_end = links.send(unit.gather, main)
+    for unit in blocks:
         issue = compute_start if queues.overlaps_gathers else compute_end
         main = links.send(unit.gather, larger(main, issue))
         compute_start = larger(compute_end, main)
         compute_end = compute_start + unit.compute * share
+    for unit in root:
+        compute_end = compute_end + unit.compute * share
     return main, compute_end

@@ -34,6 +34,9 @@ from paro_advise.advisor.prediction.constants import (
     HOST_GAP_RANGE,
     HOST_SIGMA,
     NUM_DRAWS,
+    PRIOR_DRAWS,
+    REPLAY_SIGMA,
+    ROOT_SHARE_RANGE,
     ON_CPU_SIGMA,
     ONE_STEP_SIGMA,
     OTHER_SIGMA,
@@ -214,8 +217,8 @@ class _Predictor:
         self.calibration = calibration
         self.generator = generator
         self._bias = bias
-        self.links = self._drawn_links()
         self.base = baseline_candidate(calibration)
+        self.links = self._drawn_links()
         self._floor = floor_us(calibration, self.base)
         # Of all candidates alike: what nobody measured yet.
         spread = calibration.compute_sigma
@@ -230,16 +233,30 @@ class _Predictor:
         self.anchor = np.clip((calibration.step_us - self._floor) / np.maximum(exposed_now, 1.0), *ANCHOR_RANGE)
 
     def _drawn_links(self) -> Links:
-        def draw(estimate: Estimate) -> NDArray[np.float64]:
-            return estimate.value * np.exp(self.generator.normal(0.0, estimate.sigma, NUM_DRAWS))
+        calibration = self.calibration
+        is_replayed = calibration.is_gpu and not calibration.is_described
+        number = PRIOR_DRAWS if is_replayed else NUM_DRAWS
 
-        drawn = {name: draw(getattr(self.calibration, name)) for name in LINK_QUANTITIES}
-        return Links(**drawn, slowdown=slowdown(self.calibration), shaped=self.calibration.shaped)
+        def draw(estimate: Estimate) -> NDArray[np.float64]:
+            return estimate.value * np.exp(self.generator.normal(0.0, estimate.sigma, number))
+
+        drawn = {name: draw(getattr(calibration, name)) for name in LINK_QUANTITIES}
+        if is_replayed and calibration.root_bytes:
+            drawn["root_share"] = self.generator.uniform(*ROOT_SHARE_RANGE, number)
+        links = Links(**drawn, slowdown=slowdown(calibration), shaped=calibration.shaped)
+        if not is_replayed:
+            return links
+        replayed = np.broadcast_to(np.maximum(step_us(calibration, self.base, links), 1.0), number)
+        taken = _likely(np.log(replayed / calibration.step_us), self.generator)
+        return replace(links, **{name: values[taken] for name, values in drawn.items()})
 
     def replay_error_pct(self) -> float:
         """Return how far the replay of the run as it is misses its measured step."""
         calibration = self.calibration
-        replayed = float(step_us(calibration, self.base, measured_links(calibration)))
+        if calibration.is_gpu and not calibration.is_described:
+            replayed = float(np.median(step_us(calibration, self.base, self.links)))
+        else:
+            replayed = float(step_us(calibration, self.base, measured_links(calibration)))
         error_pct = 100 * (replayed / calibration.step_us - 1)
         if calibration.traced_error_pct is not None:
             error_pct = max(error_pct, calibration.traced_error_pct, key=abs)
@@ -293,6 +310,19 @@ class _Predictor:
         least = link_demand_us if calibration.compute_sigma else demand_us
         bounded: NDArray[np.float64] = np.maximum(times, least(calibration, candidate, self.links))
         return bounded
+
+
+def _likely(errors: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.intp]:
+    """Return the indexes of NUM_DRAWS draws, taken by how well each replays the measured step (importance resampling).
+
+    Args:
+        errors: by draw, logarithm of the replayed step to the measured one. Where all miss it, those that miss it least
+            count.
+        generator: of the choice.
+    """
+    beyond = np.abs(errors) - np.min(np.abs(errors))
+    weights = np.exp(-0.5 * (beyond / REPLAY_SIGMA) ** 2)
+    return np.sort(generator.choice(len(errors), NUM_DRAWS, p=weights / weights.sum()))
 
 
 def _with_offload(

@@ -253,8 +253,9 @@ class _Step:
             separate=candidate.separate_queues,
             gathers_once=candidate.gathers_once,
             forwards=self._calibration.forwards,
+            has_root=self._calibration.root_bytes > 0,
         )
-        works = [self._work(size, first=first, last=last) for size in self._units]
+        works = self._works(first=first, last=last)
         time = micro_batch_us(works, queues)
         again = works[:0] if candidate.gathers_once else works[:-1]
         sent = sum((leg.alone for work in works for leg in (*work.reduce, *work.between)), 0.0)
@@ -265,7 +266,13 @@ class _Step:
         beside = smaller(larger(sent - (time - alone), 0.0), alone)
         return time + (self._links.compute_slowing - 1) * beside
 
-    def _unit_work(self, num_bytes: float, *, last: bool, first: bool) -> UnitWork:
+    def _works(self, *, first: bool, last: bool) -> list[UnitWork]:
+        root = len(self._units) - 1
+        return [
+            self._work(size, first=first, last=last, is_root=place == root) for place, size in enumerate(self._units)
+        ]
+
+    def _unit_work(self, num_bytes: float, *, last: bool, first: bool, is_root: bool) -> UnitWork:
         candidate, collectives = self._candidate, self._collectives
         gathered, reduced = self._sent(num_bytes)
         procedure = procedure_of(candidate.strategy)
@@ -280,8 +287,13 @@ class _Step:
             again=self._legs(collectives.parts(gather_from(near), gathered)),
             reduce=self._legs(collectives.parts(inside, reduced)),
             between=self._legs(collectives.parts(across, reduced)),
-            compute=per_micro * num_bytes / sum(self._units),
+            compute=per_micro * self._compute_share(num_bytes, is_root=is_root),
         )
+
+    def _compute_share(self, num_bytes: float, *, is_root: bool) -> Draws:
+        """Return a unit's share of the arithmetic: that of its bytes, of the root's as far as it computes."""
+        of_root = (1 - self._links.root_share) * min(self._calibration.root_bytes, self._units[-1])
+        return (num_bytes - (of_root if is_root else 0.0)) / (sum(self._units) - of_root)
 
     def _legs(self, parts: Parts) -> Legs:
         return tuple(
@@ -300,8 +312,9 @@ class _Step:
         fabric: Draws = 0.0
         for count, first, last in _passes(self._calibration.micro_batches):
             for place, size in enumerate(self._units):
-                work = self._work(size, first=first or not self._candidate.copy_lasts, last=last)
-                again = () if self._candidate.gathers_once or place == len(self._units) - 1 else work.again
+                is_root = place == len(self._units) - 1
+                work = self._work(size, first=first or not self._candidate.copy_lasts, last=last, is_root=is_root)
+                again = () if self._candidate.gathers_once or is_root else work.again
                 for leg in (*again, *work.reduce, *work.between):
                     port, fabric = port + count * leg.port, fabric + count * leg.fabric
                 for leg in work.gather:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paro_advise.advisor.prediction.constants import EQUAL_SHARE, SCALING_SIGMA
-from paro_advise.advisor.prediction.step_replay import arithmetic_us, measured_links, step_us
+from paro_advise.advisor.prediction.step_replay import arithmetic_us, demand_us, measured_links, step_us
 from paro_advise.core.collective import Op
 from paro_advise.policies.collective_cost import Effort, RingAlgorithm, effort_of
 from paro_advise.policies.plan import BudgetStep, Choice, HoRingGain, NodesWhatIf, Quantiles, Sensitivity
@@ -144,6 +144,8 @@ def anchored_us(
     else:
         exposed = np.maximum(step - floor, 0.0) * basis.anchor
     times: NDArray[np.float64] = floor * basis.arithmetic + exposed * noise
+    if basis.calibration.is_gpu and not basis.calibration.compute_sigma:
+        times = np.maximum(times, demand_us(calibration, candidate, drawn))
     return times
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -79,7 +80,8 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         world_size=world,
         ranks_per_node=per_node,
         micro_batches=micro,
-        unit_bytes=model.units,
+        unit_bytes=_root_last(model.units, root := _root_bytes(analysis, model.units, micro)),
+        root_bytes=root,
         bucket_bytes=model.buckets,
         element_bytes=model.element_bytes,
         gather_width=_gather_width(analysis, model),
@@ -395,6 +397,24 @@ def _units(analysis: Analysis, world: int, micro: int) -> tuple[tuple[float, ...
     count = analysis.run.parameter_count
     width = elements / count if count else 4.0
     return tuple(sorted(found)), min((1, 2, 4, 8), key=lambda size: abs(math.log(size / width)))
+
+
+def _root_bytes(analysis: Analysis, units: Sequence[float], micro: int) -> float:
+    """Return the bytes of FSDP's root, which stays gathered for backward where blocks are gathered again; 0 without."""
+    backward = _kinds(analysis, State.PARAMETER, lambda entry: entry.detail.startswith("backward"))
+    if not analysis.run.framework.is_fsdp or not backward or len(units) < 3:
+        return 0.0
+    again = Counter(_expanded(backward, micro))
+    kept = Counter(_expanded(_forward_gathers(analysis), micro)) - again
+    roots = list(kept.elements())
+    return roots[0] if len(roots) == 1 and roots[0] in units else 0.0
+
+
+def _root_last(units: tuple[float, ...], root: float) -> tuple[float, ...]:
+    if not root:
+        return units
+    place = units.index(root)
+    return (*units[:place], *units[place + 1 :], root)
 
 
 def _as_gathered(analysis: Analysis, reduction: CollectiveEntry, passes: int) -> list[float]:
