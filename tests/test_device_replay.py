@@ -14,7 +14,7 @@ from trace_builder import TraceBuilder, fsdp_rank
 from paro_advise.advisor.prediction.candidates import candidates
 from paro_advise.advisor.prediction.device_replay import Leg, Queues, UnitWork, micro_batch_us
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
-from paro_advise.advisor.prediction.recommend import recommend
+from paro_advise.advisor.prediction.recommend import likely, recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.prediction.step_replay import demand_us, measured_links, step_us, update_us
 from paro_advise.core.framework import Framework
@@ -47,6 +47,35 @@ def test_a_model_that_runs_several_times_gathers_each_time():
     assert micro_batch_us(work, thrice) == pytest.approx((3 * 4 + 3 + 4) * 10, abs=1)
     # Nothing to send: the same arithmetic, whichever of its parts is backward's.
     assert micro_batch_us(units(4), thrice) == pytest.approx(4 * 30.0)
+
+
+def test_the_root_is_gathered_first_and_reduced_last():
+    """FSDP2's own order (a recorded step: tests/data/zero_runs/fsdp2_ggg_acc1). Two blocks, no arithmetic but theirs."""
+    block = UnitWork(gather=on_port(10), again=on_port(10), reduce=on_port(20), between=(), compute=300.0)
+    root = UnitWork(gather=on_port(40), again=on_port(40), reduce=on_port(80), between=(), compute=0.0)
+    with_root = AT_ONCE._replace(separate=False, has_root=True)
+    # The root's gather, the first block's, 2 blocks of 300 us, of the last again in backward, reductions of first and root.
+    assert micro_batch_us([block, block, root], with_root) == pytest.approx(40 + 10 + 600 + 10 + 20 + 80)
+    # Its arithmetic, a head over the vocabulary, lies between forward and backward and hides that gather.
+    head = root._replace(compute=90.0)
+    assert micro_batch_us([block, block, head], with_root) == pytest.approx(40 + 10 + 600 + 90 + 20 + 80)
+
+
+def test_the_root_is_what_backward_does_not_gather_again(tmp_path):
+    """A block of 64,000 elements of 2 bytes, gathered in forward and in backward, and a root of 4,000, gathered once."""
+    run = calibrate(analyze(write_run(tmp_path / "run", [fsdp_rank(rank) for rank in range(2)])))
+    assert (run.unit_bytes, run.root_bytes) == ((128_000.0, 8_000.0), 8_000.0)
+
+
+def test_draws_that_replay_the_measured_step_count_most():
+    """Of draws that miss the step by 0, 3 and 12 % (sigma 3 %) the first is taken exp(0.5) times as often as the second."""
+    errors = np.repeat([0.0, 0.03, 0.12], 1000)
+    counts = np.zeros(3)
+    for seed in range(50):
+        taken = likely(errors, np.random.default_rng(seed))
+        counts += np.bincount(taken // 1000, minlength=3)
+    assert counts[0] / counts[1] == pytest.approx(math.exp(0.5), rel=0.1)
+    assert counts[2] < 0.01 * counts[0]
 
 
 def test_what_stays_inside_nodes_runs_beside_what_crosses_them():

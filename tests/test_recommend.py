@@ -364,7 +364,7 @@ def test_a_plan_is_exported_or_refused(tmp_path, capsys):
     else:
         assert code == 0
         assert "def apply" in config.read_text()
-        assert "2.6 or later" in capsys.readouterr().err
+        assert re.search(r"^fsdp2: fsdp2 2\.\d+ or later", capsys.readouterr().err, re.MULTILINE)
     assert run(["recommend", str(folder), "--export", "fsdp2", "-q"]) == 2
     assert run(["recommend", str(folder), "--export", f"mxnet={tmp_path / 'x'}", "-q"]) == 2
 

@@ -247,7 +247,7 @@ class _Predictor:
         if not is_replayed:
             return links
         replayed = np.broadcast_to(np.maximum(step_us(calibration, self.base, links), 1.0), number)
-        taken = _likely(np.log(replayed / calibration.step_us), self.generator)
+        taken = likely(np.log(replayed / calibration.step_us), self.generator)
         return replace(links, **{name: values[taken] for name, values in drawn.items()})
 
     def replay_error_pct(self) -> float:
@@ -312,7 +312,7 @@ class _Predictor:
         return bounded
 
 
-def _likely(errors: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.intp]:
+def likely(errors: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.intp]:
     """Return the indexes of NUM_DRAWS draws, taken by how well each replays the measured step (importance resampling).
 
     Args:

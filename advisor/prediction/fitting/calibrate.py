@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.analysis.model import Analysis, CollectiveEntry
 
+_ROOT = "of the root's arithmetic nothing, all that its bytes suggest or a part (a prior: embeddings only look rows up)"
 _SLOWING = f"arithmetic takes {COMPUTE_SLOWING} times as long while a collective runs beside it (a prior, 1.0 to 1.3)"
 _MODEL_STATE_NAMES = tuple(state.value for state in MODEL_STATES)
 
@@ -63,13 +64,12 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     notes += [note for note in (ranks.note, "" if run.micro_batches else unclear) if note]
     model = _model(analysis, world, micro, notes)
     gloo = run.backend == "gloo"
-    published = _published_us(analysis)
-    reduced = _reductions(analysis)
+    published, reduced = _published_us(analysis), _reductions(analysis)
     finer = _finer_reductions(model, reduced, 1 if triple[1] == "N" else micro)
     parts = _step_parts(analysis, finer, is_gpu=not gloo, own_way=published is not None)
     tiers = fit_tiers(analysis.links, _cluster(analysis, ranks, is_gloo=gloo), nodes_per_pod)
     notes += [*tiers.notes, "one third of the arithmetic is forward, two thirds backward"]
-    notes += _ambiguities(analysis, triple, micro) + ([] if gloo else [_SLOWING])
+    notes += _ambiguities(analysis, triple, micro) + ([] if gloo else [_SLOWING, *([_ROOT] if model.root else [])])
     traced = Calibration(
         job_world_size=job,
         job_ranks_per_node=job_per_node,
@@ -80,8 +80,8 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         world_size=world,
         ranks_per_node=per_node,
         micro_batches=micro,
-        unit_bytes=_root_last(model.units, root := _root_bytes(analysis, model.units, micro)),
-        root_bytes=root,
+        unit_bytes=model.units,
+        root_bytes=model.root,
         bucket_bytes=model.buckets,
         element_bytes=model.element_bytes,
         gather_width=_gather_width(analysis, model),
@@ -196,6 +196,7 @@ class _Model:
     units: tuple[float, ...]
     buckets: tuple[float, ...] | None
     element_bytes: int
+    root: float = 0.0  # see ``root_bytes`` there
 
     @property
     def num_sent(self) -> int:
@@ -219,7 +220,8 @@ def _model(analysis: Analysis, world: int, micro: int, notes: list[str]) -> _Mod
             hint="record with record_shapes=True" if moved else "record whole forward and backward passes of a step",
         )
     if len(units) >= FEW_UNITS or run.framework.is_fsdp or run.framework == Framework.RUNTIME:
-        return _Model(units=units, buckets=None, element_bytes=element_bytes)
+        root = _root_bytes(analysis, units, micro)
+        return _Model(units=_root_last(units, root), buckets=None, element_bytes=element_bytes, root=root)
     # Another strategy runs block by block, which costs more calls than a few large buckets.
     notes.append(
         f"the model's blocks are not in the traces, which show {plural(len(units), 'bucket')}: {ASSUMED_UNITS} assumed"
@@ -402,7 +404,7 @@ def _units(analysis: Analysis, world: int, micro: int) -> tuple[tuple[float, ...
 def _root_bytes(analysis: Analysis, units: Sequence[float], micro: int) -> float:
     """Return the bytes of FSDP's root, which stays gathered for backward where blocks are gathered again; 0 without."""
     backward = _kinds(analysis, State.PARAMETER, lambda entry: entry.detail.startswith("backward"))
-    if not analysis.run.framework.is_fsdp or not backward or len(units) < 3:
+    if not analysis.run.framework.is_fsdp or not backward or len(units) < 2:
         return 0.0
     again = Counter(_expanded(backward, micro))
     kept = Counter(_expanded(_forward_gathers(analysis), micro)) - again
