@@ -36,7 +36,7 @@ def constants_of(path: Path) -> list[Constant]:
     comments = {
         token.start[0]: token.string.lstrip("# ").rstrip()
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT and not token.string.startswith("# ---")
+        if token.type == tokenize.COMMENT and not token.string.startswith(("# ---", "# fmt:"))
     }
     lines = source.splitlines()
     found = []

@@ -53,11 +53,6 @@ class LinkRates:
                 raise UsageError(f"a link rate must be a positive number for 1 node or more, got {rate} for {nodes}")
 
     @property
-    def most_nodes(self) -> int:
-        """Return the largest listed number of nodes; beyond it the last rate is held."""
-        return max(nodes for pairs in self.gbps.values() for nodes, _ in pairs)
-
-    @property
     def card_gbps(self) -> float | None:
         """Return what one rank's share of a node's network cards moves: the best gather or scatter between nodes."""
         rings = (Op.ALL_GATHER, Op.REDUCE_SCATTER)

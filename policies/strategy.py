@@ -63,7 +63,7 @@ ALL: tuple[Strategy, ...] = tuple(
     for optimizer in Level
 )
 
-# What is left after the two dominance rules below; in the order of the reference.
+# What is left after the two dominance rules below; parameters first, from replicated to sharded globally.
 KEPT: tuple[Strategy, ...] = tuple(
     map(
         Strategy.parse,
@@ -71,28 +71,15 @@ KEPT: tuple[Strategy, ...] = tuple(
     )
 )
 
-# Same traffic as the G variant with more memory, kept for their other timing (T1).
+# Same traffic as the G variant with more memory, kept for their other timing (docs/strategies.md).
 TIES: dict[Strategy, Strategy] = {
     Strategy.parse(coarse): Strategy.parse(fine)
     for coarse, fine in (("NNN", "NNG"), ("NNI", "NNG"), ("NII", "NIG"), ("INI", "ING"), ("III", "IIG"))
 }
 
-# Pareto points only when few parameters are trained; else the named one dominates (P).
+# Pareto points only when few parameters are trained; else the named one dominates.
 PARTIAL_ONLY: dict[Strategy, Strategy] = {
     Strategy.parse(few): Strategy.parse(full) for few, full in (("ING", "NIG"), ("GNG", "NGG"), ("GIG", "IGG"))
-}
-
-KNOWN_SYSTEMS: dict[str, Strategy] = {
-    name: Strategy.parse(triple)
-    for name, triple in (
-        ("DDP", "NNN"),
-        ("ZeRO-1", "NNG"),
-        ("ZeRO-2", "NGG"),
-        ("ZeRO-3", "GGG"),
-        ("FSDP full shard", "GGG"),
-        ("HSDP", "III"),
-        ("MiCS", "III"),
-    )
 }
 
 _ORDER = (Level.N, Level.I, Level.G)

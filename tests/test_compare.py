@@ -78,7 +78,7 @@ def noisy(generator, count, factor=1.0, spread=0.03):
 
 
 def test_equal_runs_are_the_same_and_five_percent_are_found(analysis):
-    """100 pairs each of 20 steps with 3 % noise: the figures that issue 5 asks for."""
+    """100 pairs each of 20 steps with 3 % noise: 5 false alarms at most, and 90 of 100 changes of 5 % found."""
     generator = np.random.default_rng(7)
     same = found = 0
     for _ in range(100):
@@ -462,3 +462,13 @@ def test_traces_that_compute_another_time_may_do_other_work(analysis, factor, is
     assert ("whether both runs do the same work is not known" in compare(analysis, after, None).text) == is_said
     captured_pair = pair(analysis, [1e5, 1e5], [1e5, 1e5])
     assert "the same work is not known" not in compare(*captured_pair, None).text
+
+
+def test_traces_of_other_devices_and_other_types_are_not_compared(analysis):
+    other_device = replace(analysis, run=replace(analysis.run, device_name="NVIDIA A100"))
+    with pytest.raises(UnlikeRunsError, match="device NVIDIA H100 before and NVIDIA A100 after"):
+        compare(analysis, other_device, None)
+    in_fp32 = tuple(replace(entry, dtype="Float") for entry in analysis.collectives)
+    with pytest.raises(UnlikeRunsError, match="precision bfloat16 before and float after"):
+        compare(analysis, replace(analysis, collectives=in_fp32), None)
+    assert compare(analysis, other_device, None, Terms(allow_unlike=("device",))).unlike

@@ -11,7 +11,19 @@ import sys
 import pytest
 from conftest import DATA, ROOT
 
-ROOMS = ("advisor", "benchmarks", "docs", "core", "errors", "policies", "runtime", "src", "templates", "tests", "trace_parsers")
+ROOMS = (
+    "advisor",
+    "benchmarks",
+    "docs",
+    "core",
+    "errors",
+    "policies",
+    "runtime",
+    "src",
+    "templates",
+    "tests",
+    "trace_parsers",
+)
 PAGES = {
     "add-a-trace-format": ["tests/test_wiretimer.py"],
     "add-a-finding": ["tests/test_few_steps.py"],
@@ -20,7 +32,9 @@ PAGES = {
 }
 # Of the project's own rules, those that a page could lead its reader to break.
 RULES = ("tests/test_architecture.py", "tests/test_public_api.py", "tests/test_documentation.py")
-RULES_BY_NAME = "rooms or floors or types_mean or stay_small or explained or page_of_constants or reference_pages or frozen"
+RULES_BY_NAME = (
+    "rooms or floors or types_mean or stay_small or explained or page_of_constants or reference_pages or frozen"
+)
 WRITTEN_PAGES = {
     "constants": ("benchmarks/list_constants.py", "docs/constants.md"),
     "reference": ("benchmarks/reference.py", None),

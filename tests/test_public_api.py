@@ -99,3 +99,4 @@ def test_the_page_of_constants_is_what_the_code_says():
     page = runpy.run_path(str(ROOT / "benchmarks" / "list_constants.py"))["page"]
 
     assert (ROOT / "docs" / "constants.md").read_text() == page(), "run `make constants`"
+    assert not re.findall(r"^\| `(.+)` \|  \|$", page(), re.MULTILINE), "a constant needs a unit and an origin"

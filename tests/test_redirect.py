@@ -464,9 +464,7 @@ def test_bf16_of_deepspeed_without_zero_is_refused(stage, is_refused):
     check_table({"bf16": {"enabled": False}, **zero})
 
 
-@pytest.mark.parametrize(
-    ("of_script", "alike"), [(0, {0}), (1, {0, 1, 2}), (2, {0, 1, 2}), (3, {0, 1, 2, 3})]
-)
+@pytest.mark.parametrize(("of_script", "alike"), [(0, {0}), (1, {0, 1, 2}), (2, {0, 1, 2}), (3, {0, 1, 2, 3})])
 def test_deepspeed_runs_a_stage_itself_where_it_hides_nothing_from_the_script(of_script, alike):
     """A script for stage 1 that saves ``engine.module.state_dict()`` would save nothing at stage 3."""
     from paro_advise.runtime.adapters.deepspeed.config import shows_as_much

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.comparison.constants import SAME_COUNT_SHARE, SAME_WORK_SHARE
+from paro_advise.core.dtypes import plain_dtype
+from paro_advise.core.model_state import State
 from paro_advise.errors import UnlikeRunsError
 from paro_advise.trace_parsers.kineto.constants import NO_STEPS_CODE
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.analysis.model import Analysis
 
-FACTS = ("world_size", "batch", "micro_batches", "precision", "parameters", "steps")
+FACTS = ("world_size", "batch", "micro_batches", "precision", "parameters", "device", "steps")
 _UNMARKED = "not marked"
 
 
@@ -42,8 +44,8 @@ def doubt_of_work(before: Analysis, after: Analysis) -> str:
     if are_told or not first or not second or abs(second - first) <= SAME_WORK_SHARE * first:
         return ""
     return (
-        f" Computing takes {second / first:.2f} times as long, and traces do not tell the size of a batch: whether both "
-        "runs do the same work is not known (recordings of `capture` tell)."
+        f" Computing takes {second / first:.2f} times as long, and traces do not tell the size of a batch: whether "
+        "both runs do the same work is not known (recordings of `capture` tell)."
     )
 
 
@@ -53,10 +55,13 @@ def _facts(before: Analysis, after: Analysis) -> list[tuple[str, str, str]]:
         ("world_size", before.run.world_size, after.run.world_size),
         ("micro_batches", before.run.micro_batches, after.run.micro_batches),
     ]
+    pairs.append(("device", before.run.device_name, after.run.device_name))
     if before.captured and after.captured:
         one, other = before.captured, after.captured
         pairs.append(("batch", ", ".join(one.inputs), ", ".join(other.inputs)))
         pairs.append(("precision", one.autocast or "no autocast", other.autocast or "no autocast"))
+    else:
+        pairs.append(("precision", _gathered_types(before), _gathered_types(after)))
     first, second = before.run.parameter_count, after.run.parameter_count
     if first and second and abs(first - second) > SAME_COUNT_SHARE * first:
         pairs.append(("parameters", first, second))
@@ -65,6 +70,12 @@ def _facts(before: Analysis, after: Analysis) -> list[tuple[str, str, str]]:
     if _UNMARKED in marks:
         found.append(("steps", marks[0], marks[1]))
     return found
+
+
+def _gathered_types(analysis: Analysis) -> str:
+    """Return the types of elements in which parameters are gathered, "" where they are not."""
+    types = {plain_dtype(entry.dtype) for entry in analysis.collectives if entry.state == State.PARAMETER.value}
+    return " and ".join(sorted(types - {""}))
 
 
 def _marks(analysis: Analysis) -> str:

@@ -90,7 +90,9 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
         predicted_vs_measured=() if untested else _predicted(plan, step),
         acceptance=judge(terms.thresholds, by_name["throughput"], parity, sides[1].peak_memory_bytes, device),
         verdict=overall_verdict(step, by_name["throughput"], times),
-        text=_text(step, sides, plan, untested) + stalls_text(by_name["throughput"], times) + doubt_of_work(before, after),
+        text=_text(step, sides, plan, untested)
+        + stalls_text(by_name["throughput"], times)
+        + doubt_of_work(before, after),
         unlike=unlike,
         plan=plan,
     )

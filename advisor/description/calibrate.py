@@ -324,8 +324,8 @@ def _check_arithmetic(description: Description, passes_us: float, measured_us: f
     if passes_us < at_peak_us:
         raise InputError(
             "the described step must leave time for arithmetic: on the described links its communication leaves "
-            f"{passes_us / 1e3:.3g} ms of the {measured_us / 1e3:.3g} ms, the devices need {at_peak_us / 1e3:.3g} ms at "
-            "their peak",
+            f"{passes_us / 1e3:.3g} ms of the {measured_us / 1e3:.3g} ms, the devices need {at_peak_us / 1e3:.3g} ms "
+            "at their peak",
             hint="check units: rates are 1e9 bytes/s, a node's cards together; cluster.peak_tflops is of the type that "
             "computes; parameters of a mixture of experts are those that a token uses",
         )

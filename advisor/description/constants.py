@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 # Bytes of a device's memory that Adam moves for a parameter: master and two moments read and written in fp32, the
-# gradient read in fp32, the 16-bit parameter written; of the memory's data sheet rate that is reached: assumed, range
-# 0.7 to 0.9
+# gradient read in fp32, the 16-bit parameter written
 UPDATE_BYTES = 6 * 4.0 + 4.0 + 2.0
-MEMORY_SHARE = 0.8
+MEMORY_SHARE = 0.8  # of the memory's data sheet rate that Adam reaches; assumed, range 0.7 to 0.9
 
 FLOP_PER_PARAMETER_AND_TOKEN = 6.0  # forward and backward (Kaplan et al. 2020, section 2.1); attention is not counted
 

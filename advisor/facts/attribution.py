@@ -115,7 +115,8 @@ class RunContext:
                 if call.op == Op.REDUCE_SCATTER and call.bytes and call.group_size
             ),
             gathers_parameters=any(
-                call.op == Op.ALL_GATHER and ("FSDP::all_gather" in call.owner or "FullyShardedDataParallel._" in call.owner)
+                call.op == Op.ALL_GATHER
+                and ("FSDP::all_gather" in call.owner or "FullyShardedDataParallel._" in call.owner)
                 for call in calls
             ),
             has_update_mark="Optimizer.step#" in owners,

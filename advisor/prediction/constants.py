@@ -30,8 +30,9 @@ SCALING_SIGMA = 0.1  # per doubling of the nodes; assumed, range 0.05 to 0.2
 REPEAT_SIGMA = 0.03
 # Beside the strategy: gains below this share are noise, blocks that are merged to a unit; assumed
 LEAST_LEVER_GAIN, MERGED_UNITS = 0.01, (2, 4)
-# How far questions of a plan look: links this much slower and quicker, this many times the nodes; assumed
+# At how many times the nodes, the bandwidth and the batch a question of a plan is answered in steps; assumed
 NODE_FACTORS, BANDWIDTH_FACTORS, BATCH_FACTORS = (1, 2, 4, 8), (0.25, 0.5, 1.0, 2.0, 4.0), (1, 2, 4)
+# Where the search for an answer ends: links this much slower and quicker, this many times the nodes; assumed
 LINK_FACTORS, BEYOND_NODES = (1 / 64, 64.0), 64
 ANCHOR_RANGE = (0.5, 2.0)  # how far the measured step may correct exposed time; assumed
 STEP_ANCHOR_RANGE = (0.8, 1.25)  # how far the measured step may correct replayed ones beside a GPU; assumed

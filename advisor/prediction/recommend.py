@@ -34,13 +34,13 @@ from paro_advise.advisor.prediction.constants import (
     HOST_GAP_RANGE,
     HOST_SIGMA,
     NUM_DRAWS,
-    PRIOR_DRAWS,
-    REPLAY_SIGMA,
-    ROOT_SHARE_RANGE,
     ON_CPU_SIGMA,
     ONE_STEP_SIGMA,
     OTHER_SIGMA,
+    PRIOR_DRAWS,
     REPEAT_SIGMA,
+    REPLAY_SIGMA,
+    ROOT_SHARE_RANGE,
     SCALING_SIGMA,
     STEP_ANCHOR_RANGE,
     UNSEEN_SIGMA,
@@ -243,12 +243,16 @@ class _Predictor:
         drawn = {name: draw(getattr(calibration, name)) for name in LINK_QUANTITIES}
         if is_replayed and calibration.root_bytes:
             drawn["root_share"] = self.generator.uniform(*ROOT_SHARE_RANGE, number)
-        links = Links(**drawn, slowdown=slowdown(calibration), shaped=calibration.shaped)
+
+        def links_of(values: dict[str, NDArray[np.float64]]) -> Links:
+            return Links(**values, slowdown=slowdown(calibration), shaped=calibration.shaped)
+
         if not is_replayed:
-            return links
+            return links_of(drawn)
+        links = links_of(drawn)
         replayed = np.broadcast_to(np.maximum(step_us(calibration, self.base, links), 1.0), number)
         taken = likely(np.log(replayed / calibration.step_us), self.generator)
-        return replace(links, **{name: values[taken] for name, values in drawn.items()})
+        return links_of({name: values[taken] for name, values in drawn.items()})
 
     def replay_error_pct(self) -> float:
         """Return how far the replay of the run as it is misses its measured step."""

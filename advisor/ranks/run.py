@@ -255,9 +255,7 @@ def _without_warmup(item: Source, skip_steps: int) -> Source:
     )
 
 
-def _world_size(
-    inputs: Sequence[Source], timed: Sequence[tuple[int, Source]]
-) -> tuple[int | None, Sequence[Notice]]:
+def _world_size(inputs: Sequence[Source], timed: Sequence[tuple[int, Source]]) -> tuple[int | None, Sequence[Notice]]:
     """Return how many ranks the job has, None when nothing tells, and a notice where that is a guess."""
     said = Counter(item.header.world_size for item in inputs if item.header.world_size)
     if said:
@@ -278,7 +276,9 @@ def _world_size(
     if largest == highest:
         return highest, ()
     reason = (
-        "as its largest group of collectives has" if largest > highest else f"for the last one with a trace is {highest - 1}"
+        "as its largest group of collectives has"
+        if largest > highest
+        else f"for the last one with a trace is {highest - 1}"
     )
     world = max(largest, highest)
     notice = Notice(

@@ -147,9 +147,11 @@ def export(framework: str, target: Target) -> Export:
     fidelity, render = fidelities[framework], EXPORTED[framework].render
     if fidelity == Fidelity.UNSUPPORTED or render is None:
         known = [name for name, value in fidelities.items() if value != Fidelity.UNSUPPORTED]
+        way = f", {target.variant.label}" if target.variant else ""
         raise UsageError(
-            f"{framework} must be able to express {target.triple}, it has no settings for it",
-            hint=f"these have: {', '.join(known) or 'none'}; paro_advise.runtime.shard runs every strategy",
+            f"{framework} must be able to express {target.triple}{way}, it has no settings for it",
+            hint=f"these have: {', '.join(known) or 'none'}"
+            + ("" if target.variant else "; paro_advise.runtime.shard runs every strategy"),
         )
     made = render(as_written(target))
     return Export(

@@ -7,4 +7,5 @@ SAME_COUNT = 0.02  # of the parameters; how far plan and job may differ; assumed
 FAREWELL_S = 30.0  # s; rank 0 waits at its end for others to hear that it went on; assumed: a loaded machine's pause
 FAREWELL_POLL_S = 0.01  # s; between two looks at who has
 
+# What to do where a script asks for what no plan can express
 NO_PLAN = "run this script without a plan"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from paro_advise.core.plural import plural
 from paro_advise.errors import UnknownFormatError
-from paro_advise.trace_parsers.logs.printed_tables.benchmark_lines import BenchmarkTables
-from paro_advise.trace_parsers.logs.printed_tables.comms_lines import CommsTables
 from paro_advise.trace_parsers.logs.log_lines import strip_prefix, whole_lines
 from paro_advise.trace_parsers.logs.nccl_lines import NcclLines
+from paro_advise.trace_parsers.logs.printed_tables.benchmark_lines import BenchmarkTables
+from paro_advise.trace_parsers.logs.printed_tables.comms_lines import CommsTables
 from paro_advise.trace_parsers.logs.training_lines import TrainingFacts
 from paro_advise.trace_parsers.notice import NoticeList
 from paro_advise.trace_parsers.side_rows import RowBuffer, parsed_source, warn_of_limits

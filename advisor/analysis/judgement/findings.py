@@ -140,7 +140,9 @@ def _late_gathers(analysis: Analysis) -> FindingEntry:
     if not _step(analysis):
         return _no_times(code)
     gathers = [entry for entry in analysis.collectives if entry.state == "parameter"]
-    late = [entry for entry in gathers if "prefetched" not in entry.detail]
+    again = {entry.bytes for entry in gathers if entry.detail.startswith("backward")}
+    # What backward does not gather again is the root, the first of a step: nothing runs before it.
+    late = [entry for entry in gathers if "prefetched" not in entry.detail and (not again or entry.bytes in again)]
     exposed = sum(entry.exposed_us or 0.0 for entry in late)
     forward = sum(entry.count for entry in gathers if not entry.detail.startswith("backward"))
     if not analysis.run.framework.is_fsdp or not gathers:

@@ -165,7 +165,7 @@ def check_table(table: Table, **arguments: object) -> None:
         raise TrainingError("a plan cannot express DeepSpeed's managed_gradient_accumulation: false", hint=NO_PLAN)
     if _is_on(low) and not zero_stage(table):
         raise TrainingError(
-            "a plan cannot express DeepSpeed's bf16 without ZeRO, whose optimizer takes a step with zero gradients first",
+            "a plan cannot express DeepSpeed's bf16 without ZeRO, whose optimizer steps on zero gradients first",
             hint='set "zero_optimization": {"stage": 1}, which does not, or train without a plan',
         )
     for name, value in (

@@ -105,7 +105,7 @@ class _Initialization:
         self.models: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
     def run(self, *args: Any, **kwargs: Any) -> Made:  # Any: DeepSpeed's own parameters
-        """Return what DeepSpeed returns: its own engine where it can run the plan as the script expects it, else ours."""
+        """Return what DeepSpeed returns: its own engine where it runs the plan as the script expects it, else ours."""
         self._session.is_reached = True
         given = dict(inspect.signature(self._original).bind(*args, **kwargs).arguments)
         given.update(given.pop("kwargs", {}))

@@ -222,7 +222,7 @@ class Channels:
         wanted = world * torch.arange(world, dtype=torch.float32, device=device) + world * (world - 1) / 2
         if total.item() != expected or not torch.equal(gathered, wanted):
             raise CommunicationError(
-                f"the communication backend must add right: expected {expected} on rank {self.grid.rank}, "
+                f"sums of the communication backend must be right, expected {expected} on rank {self.grid.rank}, "
                 f"got {total.item()}",
                 hint="torch 2.8 with gloo averages wrongly; use torch 2.9 or later",
             )
