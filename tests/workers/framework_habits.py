@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoints
 from script_habits import STEPS, Blocks, adamw, main, mean, squares, train, values_of, whole, wrapped
 from torch import nn
+from torch.distributed._composable import checkpoint as composable_checkpoint
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -262,6 +263,14 @@ def saves_before_clipping(framework):
     return train(Blocks(), framework, optimizer_of=saving.start, after_backward=saving.after_backward)
 
 
+def checkpoints_composably():
+    """Checkpoint blocks as torchtitan once did; what it keeps at a module stands beside what ``fully_shard`` keeps."""
+    model = Blocks()
+    for block in model.blocks:
+        composable_checkpoint(block)
+    return train(model, "fsdp2")
+
+
 def steps_in_hooks(framework):
     model = Blocks()
     optimizers = {parameter: torch.optim.SGD([parameter], lr=0.01) for parameter in model.parameters()}
@@ -437,6 +446,7 @@ def jobs(framework):
         yield "wraps layers alone", lambda: by_layers(framework)
         yield "runs blocks again", lambda: train(Rerun(), framework)
         yield "loads by names without wrappers", loads_by_names_without_wrappers
+        yield "checkpoints by torch's composable function", checkpoints_composably
         yield "goes by names", lambda: train(Blocks(), framework, after_step=names_of_classes)
 
 

@@ -327,8 +327,11 @@ def unwrap(module: nn.Module, refuse_late: Callable[..., NoReturn]) -> None:
         ):
             for handle in handles.values():
                 handle.remove()
-    module.__dict__.get(STATE_KEY, {}).clear()
-    module.__dict__.get(REGISTRY_KEY, {}).clear()
+    # What other composable functions of torch's have left there, such as checkpoint's, stays.
+    states, registry = module.__dict__.get(STATE_KEY, {}), module.__dict__.get(REGISTRY_KEY, {})
+    for function in [item for item in states if item.__name__ == fully_shard.__name__]:
+        del states[function]
+    registry.pop(fully_shard.__name__, None)
     _module_state_mapping.pop(module, None)
     with beneath(module):
         module.__class__ = without_first(type(module))
