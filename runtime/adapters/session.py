@@ -250,7 +250,7 @@ class Session:
             model.engine.shards.set_stepping(enabled=False)  # a script may have caught what ended a step
         found = next((model for model in self.models if module is model.root), None)
         if found is not None:
-            if found.boundary.meets_nobody:
+            if found.boundary.meets_nobody and self._switchboard is None:  # a switch is taken before any pass of a step
                 return
             self.attend(found.boundary.passing)
             if self._switchboard is not None and module is self.models[0].root:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from paro_advise.errors import UsageError
+from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.mixins import derived
 from paro_advise.runtime.sharding.param_states import ParamStates, lay_out
 from paro_advise.runtime.sharding.parameters.owned import set_stepping
@@ -115,6 +116,7 @@ def _members_of(cls: type) -> dict[str, object]:
     return {name: member for name, member in vars(cls).items() if callable(member) or isinstance(member, property)}
 
 
+@uncompiled
 def _before_step(
     gradients: Gradients, _: torch.optim.Optimizer, args: Arguments, kwargs: Keywords
 ) -> tuple[Arguments, Keywords] | None:
@@ -131,8 +133,16 @@ def _before_step(
     return (args[0], lambda: loss, *args[2:]), kwargs
 
 
+@uncompiled
 def _after_step(gradients: Gradients, *_: object) -> None:
     gradients.after_step()
+
+
+def _leave_uncompiled(optimizer: torch.optim.Optimizer) -> None:
+    """Let ``optimizer.step = torch.compile(optimizer.step)`` run as it is: torch cannot trace what is shown for others."""
+    original = getattr(optimizer.__dict__.get("step"), "_torchdynamo_orig_callable", None)
+    if original is not None:
+        optimizer.__dict__["step"] = original
 
 
 def _step_alone(optimizer: torch.optim.Optimizer) -> None:
@@ -238,6 +248,7 @@ class OptimizerShards:
         for optimizer in self.optimizers:
             cls, gradients = type(optimizer), gradients_for(optimizer)
             if _GRADIENTS not in optimizer.__dict__:
+                _leave_uncompiled(optimizer)
                 optimizer.__class__ = derived(cls, (cls,), _members_of(ShardedOptimizer))
                 setattr(optimizer, _GRADIENTS, gradients)
                 optimizer.register_step_pre_hook(partial(_before_step, gradients))

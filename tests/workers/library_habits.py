@@ -289,6 +289,27 @@ def syncs_states(job):
     return mean(float(sum(value.double().abs().sum() for value in job.module.state_dict().values())))
 
 
+def compiled(parameters):
+    optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    optimizer.step = torch.compile(optimizer.step, backend="eager")
+    return optimizer
+
+
+def compiles_its_step():
+    """PyTorch's recipe for compiled optimizers; a schedule would wrap the step itself."""
+    torch.manual_seed(0)
+    job = wrapped(Blocks(), "ddp")
+    optimizer = compiled(job.parameters())
+    found = []
+    for step in range(STEPS):
+        loss = squares(job, values_of(step, same=False))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(mean(loss.item()))
+    return found
+
+
 def jobs(_):
     yield "chooses by name", lambda: train(Blocks(), "ddp", loss_of=smooths_by_name, after_step=names_of)
     yield "trains parts in turn", parts_in_turn
@@ -311,6 +332,7 @@ def jobs(_):
     yield "prunes amid training", lambda: train(Blocks(), "ddp", after_step=prunes)
     yield "answers from one unit", answers_from_one_unit
     yield "works on lists", works_on_lists
+    yield "compiles its step", compiles_its_step
     yield "syncs states", lambda: train(Blocks(), "ddp", after_step=syncs_states)
 
 

@@ -88,8 +88,11 @@ def has_node_hooks(parameter: torch.Tensor) -> bool:
 
     Torch lists them nowhere; a hook that is put beside them shows them for a moment.
     """
-    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do it
-        node: Node = parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr,assignment]  # it has one
+    with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():  # noqa: SLF001 - as torch's own subclasses do it
+        viewed = parameter.view_as(parameter).grad_fn
+    if viewed is None:  # in inference mode
+        return False
+    node: Node = viewed.next_functions[0][0]  # type: ignore[assignment]  # it has one
     for register in (node.register_hook, node.register_prehook):
         handle = register(_never)
         is_alone = len(handle.hooks_dict_ref() or ()) == 1
@@ -136,7 +139,8 @@ class NodeHooks:
         Raises:
             UsageError: there are some.
         """
-        if self._counted.count == self._seen:
+        count = self._counted.count
+        if count == self._seen:
             return
         for unit in units:
             for slot in unit.spec.training:
@@ -147,4 +151,4 @@ class NodeHooks:
                         hint="change parameter.grad between backward and step, or choose a strategy that replicates "
                         "parameters (N..)",
                     )
-        self._seen = self._counted.count
+        self._seen = self._counted.count = count  # the looks counted themselves
