@@ -73,8 +73,8 @@ def test_gathers_that_wait_for_a_late_rank_gain_nothing_by_prefetching(tmp_path)
     exposed_us = sum(
         entry.exposed_us
         for entry in analysis.collectives
-        if entry.state == "parameter" and "prefetched" not in entry.detail
-    )
+        if entry.state == "parameter" and "prefetched" not in entry.detail and entry.bytes == 128_000
+    )  # of the block; before the root's, the first of a step, nothing runs
     assert finding.saving_us == pytest.approx(exposed_us - waited_us, rel=0.05)
 
 
