@@ -138,6 +138,13 @@ class Links:
     root_share: Draws = 1.0
     shaped: ShapedLinks | None = None
 
+    def typical(self) -> Links:
+        """Return numbers for draws: the median of each."""
+        import numpy as np
+
+        drawn = (*LINK_QUANTITIES, "root_share")
+        return replace(self, **{name: float(np.median(getattr(self, name))) for name in drawn})
+
     def us(self, parts: Parts) -> Draws:
         """Return the time of collectives one after the other."""
         return self.slowdown * sum((self._alone(part) for part in parts), 0.0)

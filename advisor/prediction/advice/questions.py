@@ -25,7 +25,7 @@ from paro_advise.advisor.prediction.constants import (
     SCALING_SIGMA,
 )
 from paro_advise.advisor.prediction.scoring import score
-from paro_advise.advisor.prediction.step_replay import arithmetic_us, floor_us, measured_links, step_us
+from paro_advise.advisor.prediction.step_replay import arithmetic_us, floor_us, step_us
 from paro_advise.core.collective import Op
 from paro_advise.core.plural import plural
 from paro_advise.errors import UsageError
@@ -259,7 +259,7 @@ def _on_nodes(calibration: Calibration, nodes: int, text: str) -> Calibration:
 
 def _least_bandwidth(share: float, basis: Basis) -> str:
     """Say from which bandwidth between nodes on exposed communication stays below a share of the step."""
-    calibration, links = basis.calibration, measured_links(basis.calibration)
+    calibration, links = basis.calibration, basis.links.typical()
     if calibration.num_nodes == 1:
         return "one node: nothing moves between nodes"
     value = calibration.inter_gbps.value
@@ -291,7 +291,7 @@ def _least_bandwidth(share: float, basis: Basis) -> str:
 
 def _most_nodes(share: float, basis: Basis) -> str:
     """Say up to how many nodes a rank keeps a share of today's speed, with equal work per rank."""
-    calibration, links = basis.calibration, measured_links(basis.calibration)
+    calibration, links = basis.calibration, basis.links.typical()
     job_nodes = nodes_of(calibration)
     parts = []
     for candidate in _both(basis):

@@ -169,7 +169,7 @@ def sensitivities(basis: Basis, fitting: Sequence[tuple[Candidate, float]]) -> t
         fitting: all candidates that fit, with the bytes of their model states.
     """
     found = []
-    calibration, links = basis.calibration, measured_links(basis.calibration)
+    calibration, links = basis.calibration, basis.links.typical()
     for name, unit in (_UNITS | _POD_UNITS if calibration.has_pods else _UNITS).items():
         estimate = getattr(calibration, name)
         if not estimate.value or (calibration.num_nodes == 1 and name.startswith("inter")):
