@@ -142,8 +142,8 @@ class Links:
         """Return numbers for draws: the median of each."""
         import numpy as np
 
-        drawn = (*LINK_QUANTITIES, "root_share")
-        return replace(self, **{name: float(np.median(getattr(self, name))) for name in drawn})
+        drawn = {name: float(np.median(getattr(self, name))) for name in (*LINK_QUANTITIES, "root_share")}
+        return Links(**drawn, slowdown=self.slowdown, shaped=self.shaped)
 
     def us(self, parts: Parts) -> Draws:
         """Return the time of collectives one after the other."""

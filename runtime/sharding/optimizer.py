@@ -139,7 +139,7 @@ def _after_step(gradients: Gradients, *_: object) -> None:
 
 
 def _leave_uncompiled(optimizer: torch.optim.Optimizer) -> None:
-    """Let ``optimizer.step = torch.compile(optimizer.step)`` run as it is: torch cannot trace what is shown for others."""
+    """Let ``optimizer.step = torch.compile(optimizer.step)`` run as it is: torch cannot trace our tensors."""
     original = getattr(optimizer.__dict__.get("step"), "_torchdynamo_orig_callable", None)
     if original is not None:
         optimizer.__dict__["step"] = original
