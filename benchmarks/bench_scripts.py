@@ -102,7 +102,7 @@ class Trial:
     def __init__(self, name: str, command: list[str], folder: Path, resume: str | None, prepare: str | None) -> None:
         self._name, self._command, self._folder = name, command, folder
         self._resume, self._prepare = resume, prepare
-        # What fresh and resumed runs are held against: the first one of each, which have no plan.
+        # What fresh and resumed runs are compared with: the first one of each, which have no plan.
         self._references: dict[bool, Outcome] = {}
 
     def plain(self) -> Outcome:

@@ -15,7 +15,7 @@
       bar.style.width = step ? `${Math.max(0.5, 100 * step[1] / most)}%` : "0";
       return [make("p", {}, line(names[which], step)), bar];
     }));
-    if (steps[0] && steps[1]) told.append(make("p", { className: "gain" }, `${(steps[0][1] / steps[1][1]).toFixed(2)}x the speed`));
+    if (steps[0] && steps[1]) told.append(make("p", { className: "gain" }, `speed-up ${(steps[0][1] / steps[1][1]).toFixed(2)}x`));
   };
   const inputs = all.sliders.map((slider) => {
     const label = make("label", {}, `${slider.name} `), input = make("input", { type: "range", min: 0, max: slider.values.length - 1, step: 1 }), value = make("span", {});

@@ -140,7 +140,7 @@ def test_every_change_is_that_of_the_numbers_beside_it(analysis):
     assert {"step_time", "throughput", "cost", "compute"} <= {metric.name for metric in changed}
     for metric in changed:
         assert metric.change_pct == pytest.approx(100 * (metric.after / metric.before - 1)), metric.name
-    assert f"{found.step.before / found.step.after:.2f}x the speed" in found.text
+    assert f"speed-up {found.step.before / found.step.after:.2f}x" in found.text
 
 
 def test_steps_that_only_one_run_has_are_left_out(analysis):

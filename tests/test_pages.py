@@ -216,12 +216,12 @@ def test_sliders_tell_what_the_table_tells(open_page):
     def speed(row):
         return row[3].removesuffix("x")
 
-    assert f"{speed(texts['as it is'])}x the speed" in told.inner_text()
+    assert f"speed-up {speed(texts['as it is'])}x" in told.inner_text()
     slider = page.locator("#scenario-tools input").first
     slider.focus()
     page.keyboard.press("ArrowRight")
     (row,) = [row for name, row in texts.items() if name == "nodes: 8"]
-    assert f"{speed(row)}x the speed" in told.inner_text()
+    assert f"speed-up {speed(row)}x" in told.inner_text()
     assert row[1] in told.inner_text()
 
 

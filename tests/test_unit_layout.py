@@ -1,4 +1,4 @@
-"""Where the rows of parameters lie in the buffers of collectives, held against torch.chunk."""
+"""Where the rows of parameters lie in the buffers of collectives, compared with torch.chunk."""
 
 from __future__ import annotations
 

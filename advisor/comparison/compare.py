@@ -462,7 +462,7 @@ def _text(step: Metric, sides: tuple[Side, Side], plan: Plan | None, untested: s
     pct = f"{step.change_pct:+.1f} %"
     if step.low_pct is not None and step.high_pct is not None:
         pct += f", 98 % range {step.low_pct:+.1f} to {step.high_pct:+.1f} %"
-    ratio = f"{step.before / step.after:.2f}x the speed"
+    ratio = f"speed-up {step.before / step.after:.2f}x"
     match step.verdict:
         case ChangeVerdict.BETTER:
             text = f"Faster: step {span} ({pct}), {ratio}."

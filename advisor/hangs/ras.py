@@ -183,13 +183,13 @@ def _late(one: Communicator, places: Mapping[int, int]) -> list[_Late]:
 
 
 def _is_compared(one: Communicator, places: Mapping[int, int]) -> bool:
-    """Tell whether the counts of a communicator can be held against each other: none of it comes or goes."""
+    """Tell whether the counts of a communicator can be compared: none of it comes or goes."""
     is_whole = not one.absent and all(member.is_running for member in one.members.values())
     return is_whole and all(rank in places for rank in one.members)
 
 
 def _not_compared(latest: RasReport, places: Mapping[str, Mapping[int, int]]) -> list[str]:
-    """Return sentences on the communicators whose counts were not held against each other."""
+    """Return sentences on the communicators whose counts were not compared."""
     found = []
     for one in latest.communicators:
         if _is_compared(one, places[one.name]):

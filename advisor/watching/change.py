@@ -1,6 +1,6 @@
 """Tells from step times whether a job has become slower (pure).
 
-The newest m steps are held against ``BASELINE_STEPS`` before them. An alarm asks that each of them takes longer than
+The newest m steps are compared with ``BASELINE_STEPS`` before them. An alarm asks that each of them takes longer than
 all but k - 1 of the baseline's, and that their median is 5 % above the baseline's, for one of the pairs of m and k in
 ``EXCEEDANCES``. This needs no distribution: if steps come in any order with equal chance, m of them all exceed the k-th
 largest of n others with probability C(k + m - 1, m) / C(n + m, m) (exceedances: Gumbel and von Schelling, 1950). The

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 WARM_UP_STEPS = 10  # steps at the start that count for nothing; assumed: compilation, caches, allocators
-BASELINE_STEPS = 60  # steps before the newest ones that these are held against; assumed
+BASELINE_STEPS = 60  # steps before the newest ones that these are compared with; assumed
 LEAST_BASELINE = 30  # steps without which nothing is judged, by the first pair of EXCEEDANCES only; assumed
 # The first pair is soon, the others allow for more pauses in the baseline (checkpoints, evaluation).
 EXCEEDANCES = ((7, 3), (10, 5), (20, 15))  # m newest steps slower than the k-th slowest of the baseline; assumed

@@ -86,7 +86,7 @@ def try_plan(job: Path, plan: bytes, logs: Path, num_steps: int, timeout_s: floa
     before = [time_us for _, time_us in followed.steps()][-num_steps:]
     if len(before) < MIN_SAMPLES:
         raise InputError(
-            f"a canary must be held against at least {MIN_SAMPLES} steps, the logs hold {len(before)}",
+            f"a canary needs at least {MIN_SAMPLES} steps before the switch, the logs hold {len(before)}",
             where=str(logs),
             hint="start the job with `run --job JOB --capture DIR`, and let it take steps beyond the warm-up",
         )

@@ -339,7 +339,7 @@ def _beside(chosen: Choice, eligible: Sequence[Choice]) -> str:
 
 def _ahead(chosen: Choice) -> str:
     speedup = chosen.predicted.speedup
-    return f"{speedup.p50:.2f}x the speed ({speedup.p10:.2f} to {speedup.p90:.2f})"
+    return f"speed-up {speedup.p50:.2f}x ({speedup.p10:.2f} to {speedup.p90:.2f})"
 
 
 def _first_lower(text: str) -> str:
