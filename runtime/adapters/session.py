@@ -248,17 +248,22 @@ class Session:
             return
         for model in self.models:
             model.engine.shards.set_stepping(enabled=False)  # a script may have caught what ended a step
-        found = next((model for model in self.models if module is model.root), None)
-        if found is not None:
-            if found.boundary.meets_nobody and self._switchboard is None:  # a switch is taken before any pass of a step
-                return
-            self.attend(found.boundary.passing)
+        if any(module is model.root for model in self.models):
+            self._meet(module)
             if self._switchboard is not None and module is self.models[0].root:
                 self._refuse_if_impossible(lambda: self._switch(module))
         elif not any(model.has_part(module) for model in self.models) and any(
             parameter.requires_grad for parameter in module.parameters()
         ):
             self._refuse_if_impossible(lambda: self._shard(module, wrapping()))
+            self._meet(module)
+
+    def _meet(self, module: nn.Module) -> None:
+        """Pass a point with all ranks before a training pass, unless they may run different numbers of such."""
+        boundary = next((model.boundary for model in self.models if module is model.root), None)
+        # A switch is taken before any pass of a step.
+        if boundary is not None and not (boundary.meets_nobody and self._switchboard is None):
+            self.attend(boundary.passing)
 
     def accept_own_settings(self, framework: str, num_parameters: int) -> None:
         """Check the plan against a job that the framework itself runs by the plan's settings.

@@ -116,6 +116,18 @@ def kept_gradients():
 
     both(kept)
 
+    def dropped(model, optimizer, remembered):
+        one_pass(model, 0)
+        gradients = [parameter.grad for parameter in model.parameters()]
+        optimizer.zero_grad(set_to_none=False)
+        for parameter in model.parameters():
+            parameter.grad = None
+        one_pass(model, 1)
+        optimizer.step()
+        assert all(float(gradient.abs().sum()) == 0.0 for gradient in gradients)
+
+    both(dropped)
+
 
 def node_of(parameter):
     """Return the node of the graph that adds to a parameter's gradient, as Megatron and apex take it."""
@@ -156,7 +168,8 @@ def hooks_on_nodes():
             refused("the node that adds to its gradient", optimizer.step)
             assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
             handle.remove()
-            optimizer.step()
+            with torch.no_grad():
+                optimizer.step()
 
 
 class SomeBlocks(Model):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import sys
@@ -26,14 +25,27 @@ def main():
     model = DistributedDataParallel(make_model(args))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for step in range(4):
-        count = 2 + (step + rank) % 2
+        count = 1 + (step + rank) % 3
         total = torch.zeros(())
-        for micro in range(count):
-            with contextlib.nullcontext() if micro == count - 1 else model.no_sync():
-                loss = loss_of(model, batch(args, step, micro, rank)) / count
-                loss.backward()
+
+        def one_pass(micro, step=step, count=count, total=total):
+            loss = loss_of(model, batch(args, step, micro, rank)) / count
+            loss.backward()
             total += loss.detach()
+
+        if step % 2:
+            for micro in range(count - 1):
+                with model.no_sync():
+                    one_pass(micro)
+        else:
+            with model.no_sync():
+                for micro in range(count - 1):
+                    one_pass(micro)
+        one_pass(count - 1)
         optimizer.step()
+        if rank == 0 and step == 2:
+            saved = optimizer.state_dict()["state"]
+            print(f"{sum(float(state['momentum_buffer'].norm()) for state in saved.values()):.9e}", flush=True)
         optimizer.zero_grad()
         dist.all_reduce(total)
         if rank == 0:

@@ -118,8 +118,8 @@ class Attendance:
         theirs = wanted.removeprefix(_GO)
         if passing and theirs and passing != theirs:
             raise UsageError(
-                f"all ranks must take equally many passes of a model whose parameters are sharded, rank 0 begins one "
-                f"{theirs}, rank {self._rank} one {passing}",
+                f"all ranks must take equally many passes under this plan, rank 0 begins one {theirs}, rank "
+                f"{self._rank} one {passing}",
                 hint="give each rank as many micro-batches, or choose a strategy that replicates parameters and "
                 "gradients (NN.)",
             )

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.engine import Engine
 
 
+# Kinds of passes, as they are told.
+REDUCED, UNREDUCED = "that is reduced", "that is not reduced (no_sync)"
+
+
 class Boundary:
     """Tells an engine which pass is the last.
 
@@ -73,16 +77,19 @@ class Boundary:
 
     @property
     def passing(self) -> str:
-        """Return of which kind a pass is that begins now, where the script says it: inside ``no_sync`` or not."""
-        if not self._is_gated:
-            return ""
-        return "inside no_sync()" if self._is_told else "outside of no_sync()"
+        """Return of which kind a pass is that begins now, as far as the script says it."""
+        return UNREDUCED if self._stays_here else REDUCED
 
     @property
     def meets_nobody(self) -> bool:
         """Tell whether a pass that begins now exchanges nothing: ranks may run different numbers of such."""
         levels = self._engine.levels
-        return self._is_told and levels.parameter == Level.N and levels.gradient == Level.N
+        return self._stays_here and levels.parameter == Level.N and levels.gradient == Level.N
+
+    @property
+    def _stays_here(self) -> bool:
+        """Tell whether the script keeps the gradients of a pass that begins now from being reduced."""
+        return (self._is_gated or self._is_told) and not self._engine.synchronizes
 
     def _after_backward(self) -> None:
         self._passes += 1

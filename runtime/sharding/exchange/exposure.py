@@ -64,6 +64,10 @@ class Exposure:
             self._released[id(parameter)] = weakref.ref(gradient)
         set_gradient(parameter, None)
 
+    def let_go(self, parameter: torch.Tensor) -> None:
+        """Leave a gradient that was taken off a parameter to whoever keeps it: the next one is another."""
+        self._released.pop(id(parameter), None)
+
     def shows(self, parameter: torch.Tensor) -> bool:
         """Tell whether the gradient of a model's parameter, or of the optimizer's, is on show."""
         return any(parameter is shown or parameter is shard for shown, shard, _ in self._shown)

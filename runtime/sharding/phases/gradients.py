@@ -439,6 +439,7 @@ class GradientReducer:
     def drop(self, parameter: torch.Tensor) -> None:
         """Forget what was added up for one parameter, as ``parameter.grad = None`` does."""
         self.executor.drain()
+        self._exposure.let_go(parameter)
         found = self._arrangement.place_of(parameter)
         if found is None:
             return
