@@ -82,6 +82,13 @@ def tell(rank, step, loss):
         print(f"LOSS {step} {loss!r}", flush=True)
 
 
+def mean(value):
+    """Return the mean over ranks of a tensor with one element."""
+    value = value.detach().double().clone()
+    dist.all_reduce(value)
+    return value.item() / dist.get_world_size()
+
+
 def leave():
     """End the process: a thread of gloo's can abort an interpreter that is shutting down (docs/scripts.md)."""
     if dist.is_initialized():

@@ -10,7 +10,7 @@ import sys
 import deepspeed
 import torch
 import torch.distributed as dist
-from common import BATCH, WIDTH, Model, leave, tell
+from common import BATCH, WIDTH, Model, leave, mean, tell
 from torch import nn
 
 GatheredParameters = deepspeed.zero.GatheredParameters
@@ -34,12 +34,6 @@ def made():
         if dist.get_rank() == 0:
             nn.init.constant_(model.head.weight, 0.01)
     return model
-
-
-def mean(value):
-    value = value.detach().double().clone()
-    dist.all_reduce(value)
-    return value.item() / dist.get_world_size()
 
 
 def main():

@@ -11,7 +11,7 @@ import tempfile
 import deepspeed
 import torch
 import torch.distributed as dist
-from common import BATCH, WIDTH, Model, leave, tell
+from common import BATCH, WIDTH, Model, leave, mean, tell
 
 STEPS, MICRO_BATCHES = 4, 2
 STAGE = int(sys.argv[1])
@@ -42,12 +42,6 @@ def passes(engine):
     for number in range(STEPS * MICRO_BATCHES):
         inputs = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(10 * number + rank))
         yield number, engine(inputs, inputs.sum(1, keepdim=True))["loss"]
-
-
-def mean(value):
-    value = value.detach().double().clone()
-    dist.all_reduce(value)
-    return value.item() / dist.get_world_size()
 
 
 def made(kind):

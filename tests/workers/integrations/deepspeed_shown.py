@@ -7,7 +7,7 @@ import sys
 import deepspeed
 import torch
 import torch.distributed as dist
-from common import BATCH, WIDTH, Model, leave, tell
+from common import BATCH, WIDTH, Model, leave, mean, tell
 
 STEPS = 4
 STAGE = int(sys.argv[1])
@@ -18,12 +18,6 @@ CONFIG = {
     "gradient_clipping": 0.0,
     "zero_optimization": {"stage": STAGE, "stage3_param_persistence_threshold": 0},
 }
-
-
-def mean(value):
-    value = value.detach().double().clone()
-    dist.all_reduce(value)
-    return value.item() / dist.get_world_size()
 
 
 def main():
