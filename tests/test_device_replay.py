@@ -11,6 +11,7 @@ from helpers import analyze, write_run
 from test_recommend import calibration, estimate
 from trace_builder import TraceBuilder, fsdp_rank
 
+from paro_advise.advisor.prediction.advice.levers import larger_units
 from paro_advise.advisor.prediction.candidates import candidates
 from paro_advise.advisor.prediction.device_replay import Leg, Queues, UnitWork, micro_batch_us
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
@@ -275,3 +276,13 @@ def test_what_traces_of_deepspeed_leave_open_is_said(tmp_path):
     entry = next(item for item in analysis.collectives if item.state == "parameter")
     more = replace(analysis, run=run, collectives=(*analysis.collectives, replace(entry, group_size=8)))
     assert any("gathered over 2 and 8 ranks: hpZ's second copy" in item for item in calibrate(more).assumptions)
+
+
+def test_the_root_stays_a_unit_of_its_own_where_blocks_are_merged():
+    """8 blocks in pairs, and the root: 5 units; merged with blocks it would hold up the first pass and the last reduction."""
+    blocks = (4e6,) * 8
+    made = calibration(is_gpu=True, unit_bytes=(*blocks, 10e6), root_bytes=10e6)
+    (change,) = [change for change in larger_units(made) if "units of 2 blocks" in change.what]
+    assert change.calibration.unit_bytes == (8e6, 8e6, 8e6, 8e6, 10e6)
+    (change,) = [change for change in larger_units(made) if "units of 4 blocks" in change.what]
+    assert change.calibration.unit_bytes == (16e6, 16e6, 10e6)

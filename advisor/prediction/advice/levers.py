@@ -96,7 +96,7 @@ def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
             changes_numbers=True,
             note="sums of many ranks lose digits",
         )
-    yield from _larger_units(calibration)
+    yield from larger_units(calibration)
     if calibration.is_gpu:
         yield from _overlaps(calibration, base)
     if calibration.late_us > 0:
@@ -107,12 +107,14 @@ def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
         )
 
 
-def _larger_units(calibration: Calibration) -> Iterator[_Change]:
+def larger_units(calibration: Calibration) -> Iterator[_Change]:
+    """Yield the run with blocks that are gathered and reduced by twos and fours; FSDP's root stays a unit."""
     units = calibration.unit_bytes
+    blocks, root = (units[:-1], units[-1:]) if calibration.root_bytes else (units, ())
     for factor in MERGED_UNITS:
         if len(units) < 2 * factor:
             return
-        merged = tuple(sum(units[place : place + factor]) for place in range(0, len(units), factor))
+        merged = (*(sum(blocks[place : place + factor]) for place in range(0, len(blocks), factor)), *root)
         yield _Change(
             what=f"units of {factor} blocks, {len(merged)} in place of {len(units)}",
             calibration=replace(calibration, unit_bytes=merged),
