@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.comparison.constants import SAME_COUNT_SHARE, SAME_WORK_SHARE
-from paro_advise.core.dtypes import plain_dtype
+from paro_advise.core.dtypes import is_of_bytes, plain_dtype
 from paro_advise.core.model_state import State
 from paro_advise.errors import UnlikeRunsError
 from paro_advise.trace_parsers.kineto.constants import NO_STEPS_CODE
@@ -73,9 +73,9 @@ def _facts(before: Analysis, after: Analysis) -> list[tuple[str, str, str]]:
 
 
 def _gathered_types(analysis: Analysis) -> str:
-    """Return the types of elements in which parameters are gathered, "" where they are not."""
+    """Return the types of elements in which parameters are gathered, "" where none are or bytes stand for any type."""
     types = {plain_dtype(entry.dtype) for entry in analysis.collectives if entry.state == State.PARAMETER.value}
-    return " and ".join(sorted(types - {""}))
+    return "" if any(map(is_of_bytes, types)) else " and ".join(sorted(types - {""}))
 
 
 def _marks(analysis: Analysis) -> str:
