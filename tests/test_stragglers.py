@@ -337,3 +337,28 @@ def test_what_ranks_are_late_by_chance_shrinks_with_their_meetings(tmp_path):
     chance = random.Random(3)
     run = analyze(ring_run(tmp_path / "run", jitter=lambda: 1.0 + 0.5 * chance.random(), world=8, steps=6))
     assert 0.0 < run.late_once_us < 0.5 * run.states["parameter"].wait_us
+
+
+def test_a_straggler_that_exposes_nothing_itself_is_the_headline(tmp_path):
+    """Seven gathers of 2.5 ms beside 2 ms of computing; rank 2 computes 0.6 ms longer, for which the others wait exposed.
+
+    A quarter of the gathers is waiting, but all that is exposed of them.
+    """
+    builders = [TraceBuilder(rank, 4) for rank in range(4)]
+    for builder in builders:
+        late = 600.0 if builder.rank == 2 else 0.0
+        for number in range(3):
+            base = number * STEP_US
+            builder.step(number, base, STEP_US)
+            for seq in range(7):
+                start = base + 10.0 + 2_800.0 * seq
+                builder.compute(start, 2_000.0 + late)
+                builder.collective(
+                    "AllGather", start + 100.0 + late, 2_500.0 - late, nelems=64_000_000, issue=start,
+                    seq=number * 100 + seq, owners=("FSDP::pre_forward", "FSDP::all_gather"),
+                )  # fmt: skip
+    run = analyze(write_run(tmp_path / "run", builders))
+    parameter = run.states["parameter"]
+    assert parameter.wait_us < 0.25 * parameter.total_us
+    assert (run.verdict.regime, run.verdict.limiting_state) == ("straggler", "parameter")
+    assert run.verdict.text.startswith("Straggler bound: rank 2 is a straggler (late compute)")

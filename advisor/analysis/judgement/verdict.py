@@ -13,6 +13,7 @@ from paro_advise.advisor.analysis.constants import (
     MOSTLY_SHARE,
     NAMED_CAUSE_SHARE,
     NONE_OVERLAPPED,
+    WAIT_SHARE,
 )
 from paro_advise.advisor.analysis.judgement.operations import operations_name, operations_text
 from paro_advise.advisor.analysis.model import VerdictEntry
@@ -56,6 +57,8 @@ def verdict_entry(
     text = verdict.text
     if stragglers:
         worst = stragglers[0]
+        if verdict.limiting_state and _makes_most_of_it(worst, run):
+            verdict = replace(verdict, regime=Regime.STRAGGLER)
         are, it = ("are stragglers", "them") if worst.node_ranks else ("is a straggler", "it")
         waits = f"the others wait {time_text(worst.lateness_us)} a step for {it}"
         if verdict.regime == Regime.STRAGGLER:
@@ -71,6 +74,18 @@ def verdict_entry(
         case=verdict.case,
         case_text=CASES.get(verdict.case, ""),
     )
+
+
+def _makes_most_of_it(worst: Straggler, run: Run) -> bool:
+    """Tell whether a straggler itself exposes less than half of what the others do: the rest is waiting for it.
+
+    Whether the others wait beside compute or not, the straggler does not wait, and its transfers are theirs.
+    """
+    late = set(worst.node_ranks or (worst.rank,))
+    exposed = {rank: [step.exposed_communication_us for step in item.steps] for rank, item in run.timed}
+    own = [value for rank, values in exposed.items() if rank in late for value in values]
+    others = [value for rank, values in exposed.items() if rank not in late for value in values]
+    return bool(own and others) and sum(own) / len(own) < (1 - WAIT_SHARE) * sum(others) / len(others)
 
 
 def _step_verdict(
