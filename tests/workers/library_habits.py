@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from framework_habits import steps
 from script_habits import STEPS, Blocks, CheckpointedBlocks, adamw, main, mean, squares, train, values_of, wrapped
 from torch import nn
 from torch.distributed.utils import _sync_module_states
@@ -299,15 +300,7 @@ def compiles_its_step():
     """PyTorch's recipe for compiled optimizers; a schedule would wrap the step itself."""
     torch.manual_seed(0)
     job = wrapped(Blocks(), "ddp")
-    optimizer = compiled(job.parameters())
-    found = []
-    for step in range(STEPS):
-        loss = squares(job, values_of(step, same=False))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(mean(loss.item()))
-    return found
+    return steps(job, compiled(job.parameters()))
 
 
 def jobs(_):

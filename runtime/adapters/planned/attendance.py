@@ -197,9 +197,8 @@ class Attendance:
         if self._rank == 0:
             self._say(f"{_EXCHANGE}{line}{_OF_PARTS}{what}")
             return
-        while not (heard := self._hear()).startswith(
-            _EXCHANGE
-        ):  # ranks may call a function of torch at lines of their own
+        # Ranks may call a function of torch at lines of their own.
+        while not (heard := self._hear()).startswith(_EXCHANGE):
             if heard.startswith(_GO):
                 raise UsageError(
                     f"parts of sharded tensors must be exchanged by all ranks, rank {self._rank} does so at {line}, "
