@@ -232,22 +232,26 @@ class _Predictor:
         exposed_now = np.maximum(step_us(calibration, self.base, self.links) - self._floor, 0.0)
         self.anchor = np.clip((calibration.step_us - self._floor) / np.maximum(exposed_now, 1.0), *ANCHOR_RANGE)
 
+    @property
+    def _goes_by_replay(self) -> bool:
+        """Tell whether draws are taken by how well they replay the measured step: beside a device, of a trace."""
+        return self.calibration.is_gpu and not self.calibration.is_described
+
     def _drawn_links(self) -> Links:
         calibration = self.calibration
-        is_replayed = calibration.is_gpu and not calibration.is_described
-        number = PRIOR_DRAWS if is_replayed else NUM_DRAWS
+        number = PRIOR_DRAWS if self._goes_by_replay else NUM_DRAWS
 
         def draw(estimate: Estimate) -> NDArray[np.float64]:
             return estimate.value * np.exp(self.generator.normal(0.0, estimate.sigma, number))
 
         drawn = {name: draw(getattr(calibration, name)) for name in LINK_QUANTITIES}
-        if is_replayed and calibration.root_bytes:
+        if self._goes_by_replay and calibration.root_bytes:
             drawn["root_share"] = self.generator.uniform(*ROOT_SHARE_RANGE, number)
 
         def links_of(values: dict[str, NDArray[np.float64]]) -> Links:
             return Links(**values, slowdown=slowdown(calibration), shaped=calibration.shaped)
 
-        if not is_replayed:
+        if not self._goes_by_replay:
             return links_of(drawn)
         links = links_of(drawn)
         replayed = np.broadcast_to(np.maximum(step_us(calibration, self.base, links), 1.0), number)
@@ -257,7 +261,7 @@ class _Predictor:
     def replay_error_pct(self) -> float:
         """Return how far the replay of the run as it is misses its measured step."""
         calibration = self.calibration
-        if calibration.is_gpu and not calibration.is_described:
+        if self._goes_by_replay:
             replayed = float(np.median(step_us(calibration, self.base, self.links)))
         else:
             replayed = float(step_us(calibration, self.base, measured_links(calibration)))
