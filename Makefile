@@ -38,6 +38,7 @@ types: .venv/test.stamp ## Strict typing; tests and benchmarks by tests/mypy.ini
 
 contract: .venv/test.stamp ## Imports between the rooms and inside them
 	$(BIN)/lint-imports --config pyproject.toml --no-cache
+	$(BIN)/lint-imports --config layers.toml --no-cache
 
 unit: .venv/test.stamp ## Tests
 	$(BIN)/python -m pytest -n 3 --dist worksteal

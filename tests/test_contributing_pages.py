@@ -35,6 +35,7 @@ RULES = ("tests/test_architecture.py", "tests/test_public_api.py", "tests/test_d
 RULES_BY_NAME = (
     "rooms or floors or types_mean or stay_small or explained or page_of_constants or reference_pages or frozen"
 )
+LINT_IMPORTS = "from importlinter.cli import lint_imports_command; lint_imports_command()"
 WRITTEN_PAGES = {
     "constants": ("benchmarks/list_constants.py", "docs/constants.md"),
     "reference": ("benchmarks/reference.py", None),
@@ -44,7 +45,7 @@ BLOCK = r"```(?:text|python)\n(?P<text>.*?)```"
 INSERT = re.compile(
     r"In `(?P<file>[^`]+)`, (?P<where>after|before) the line `(?P<line>[^`]+)`, insert:\n\n" + BLOCK, re.DOTALL
 )
-REPLACE = re.compile(r"In `(?P<file>[^`]+)`, replace `(?P<old>[^`]+)` by `(?P<new>[^`]+)`\.")
+REPLACE = re.compile(r"In `(?P<file>[^`]+)`, replace `(?P<old>[^`]+)` by\s`(?P<new>[^`]+)`\.")
 NEW_FILE = re.compile(r"```python\n# file: (?P<file>\S+)\n(?P<text>.*?)```", re.DOTALL)
 
 
@@ -55,7 +56,7 @@ def clone(tmp_path):
         ignore = shutil.ignore_patterns("__pycache__", "data", "*.egg-info", "gallery")
         shutil.copytree(ROOT / room, tmp_path / room, symlinks=True, ignore=ignore)
     (tmp_path / "tests" / "data").symlink_to(DATA)
-    for name in ("pyproject.toml", "README.md", "CHANGELOG.md"):
+    for name in ("pyproject.toml", "layers.toml", "README.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
     return tmp_path
 
@@ -94,6 +95,8 @@ def test_a_page_can_be_followed_to_the_letter(page, clone):
     pytest_options = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
     assert " passed" in python(clone, *pytest_options, *PAGES[page])
     assert " passed" in python(clone, *pytest_options, *RULES, "-k", RULES_BY_NAME)
+    for config in ("pyproject.toml", "layers.toml"):
+        assert "0 broken" in python(clone, "-c", LINT_IMPORTS, "--config", config, "--no-cache")
 
 
 def python(clone, *arguments):
