@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paro_advise.advisor.description.calibrate import calibrate_described
-from paro_advise.advisor.description.model import Cluster, Description, Model, Parallel, RatesByNodes, Run
+from paro_advise.advisor.description.model import Cluster, DescribedRun, Description, Model, Parallel, RatesByNodes
 from paro_advise.advisor.prediction.candidates import candidates
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
@@ -67,7 +67,7 @@ def random_description(generator: random.Random) -> Description:
         ),
         cluster=Cluster(nodes=nodes, gpus_per_node=per_node, device=generator.choice(("A100", "H100")), links=links),
         parallel=Parallel(tensor=generator.choice((1, 1, 1, 2, 8))),
-        run=Run(
+        run=DescribedRun(
             strategy=triple,
             micro_batches=generator.randint(1, 6),
             micro_batch_size=generator.randint(1, 4),

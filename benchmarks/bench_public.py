@@ -31,7 +31,15 @@ import numpy as np
 
 from paro_advise.advisor.description.calibrate import calibrate_described
 from paro_advise.advisor.description.links import link_rates
-from paro_advise.advisor.description.model import Cluster, Description, Model, Parallel, RatesByNodes, Run, StateBytes
+from paro_advise.advisor.description.model import (
+    BytesPerParameter,
+    Cluster,
+    DescribedRun,
+    Description,
+    Model,
+    Parallel,
+    RatesByNodes,
+)
 from paro_advise.advisor.prediction.candidates import baseline_candidate
 from paro_advise.advisor.prediction.recommend import step_range
 from paro_advise.advisor.prediction.scoring import Limits, score
@@ -56,7 +64,7 @@ TICKS, WIDE_TICKS = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2), (0.5, 1.0, 2, 5, 10, 20)  # 
 # By question: measured and predicted speed-up of each row.
 Points = dict[str, list[tuple[float, float]]]
 # nanotron holds 16-bit gradients beside the fp32 buffer that it adds them up in, Adam's states in fp32.
-BYTES = StateBytes(parameter=2, gradient=6, optimizer=12)
+BYTES = BytesPerParameter(parameter=2, gradient=6, optimizer=12)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +133,7 @@ def described(
         ),
         cluster=Cluster(nodes=row.nodes, gpus_per_node=GPUS_PER_NODE, device="H100", links=links),
         parallel=Parallel(tensor=row.tp, pipeline=row.pp),
-        run=Run(
+        run=DescribedRun(
             strategy=STAGES[row.zero_stage if stage is None else stage],
             micro_batches=row.micro_batches,
             micro_batch_size=row.micro_batch,

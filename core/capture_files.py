@@ -56,7 +56,7 @@ def step_log_file(rank: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class RecordingOrder:
     """A recording that a running job is asked for.
 
     Attributes:
@@ -75,7 +75,7 @@ class Decided:
     """The steps of such a recording.
 
     Attributes:
-        name, ranks: see Wanted.
+        name, ranks: see RecordingOrder.
         first, last: the first step that is recorded, and the one after the last.
     """
 

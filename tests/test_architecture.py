@@ -67,6 +67,16 @@ def test_types_mean_something():
     assert uses <= 150
 
 
+def test_one_name_means_one_class():
+    paths: dict[str, list[str]] = {}
+    for room in SOURCE:
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    paths.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in paths.items() if len(found) > 1} == {}
+
+
 def test_nothing_unfinished_and_no_path_of_any_machine():
     unwanted = re.compile(r"\b(?:TODO|FIXME|XXX)\b|/root/|/work/")
     for path in FILES:

@@ -24,7 +24,7 @@ from paro_advise.advisor.commands.jobs import attach
 from paro_advise.errors import InputError, UsageError
 from paro_advise.runtime.attach import recording
 from paro_advise.runtime.attach.listener import Listener
-from paro_advise.runtime.attach.messages import Question, answer, parse, settings
+from paro_advise.runtime.attach.messages import TraceQuery, answer, parse, settings
 from paro_advise.runtime.attach.processes import Place, Process, members, place_of, ranks_of, unheard
 from paro_advise.runtime.attach.recording import AttachRequest, record
 
@@ -34,8 +34,8 @@ REGISTRATION = b"\x10" + bytes(7) + b"ctxt".ljust(32, b"\0") + struct.pack("<iiq
 
 
 def test_messages_are_read_as_kineto_writes_them():
-    assert parse(QUESTION) == Question(processes=(1371, 1323), job=17, is_free=True)
-    assert parse(QUESTION.replace(b"\x03", b"\x01", 1)) == Question(processes=(1371, 1323), job=17, is_free=False)
+    assert parse(QUESTION) == TraceQuery(processes=(1371, 1323), job=17, is_free=True)
+    assert parse(QUESTION.replace(b"\x03", b"\x01", 1)) == TraceQuery(processes=(1371, 1323), job=17, is_free=False)
     assert answer("A=1\n") == b"\x04" + bytes(7) + b"req".ljust(32, b"\0") + b"A=1\n"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from paro_advise.advisor.facts.capture_log import captured_of
 from paro_advise.advisor.watching.job import job_steps
-from paro_advise.trace_parsers.logs.step_log import StepLog, StepRow
+from paro_advise.trace_parsers.logs.step_log import LoggedSteps, StepRow
 
 # Of the ranks' hosts in milliseconds, as logged on an H100 that four ranks shared: only the first waits for its loss.
 HOSTS_MS = [(99.7, 807.0), (101.9, 68.6), (62.8, 61.2), (52.9, 52.1)]
@@ -24,7 +24,7 @@ def log_of(rank, world, host_ms, *, device_ms=None, device_name="NVIDIA H100 80G
         )
         for number in range(len(host_ms))
     )  # fmt: skip
-    return StepLog(
+    return LoggedSteps(
         rank=rank, world_size=world, local_world_size=1, backend="nccl", host="vm", machine=None, cores=None,
         device_name=device_name, device_memory_bytes=None, torch_version=None, traced=None, inputs=(), autocast=None,
         rows=rows, num_broken=0,

@@ -10,7 +10,7 @@ from test_recommend import MB, calibration, estimate
 
 from paro_advise.advisor.prediction.advice.what_if import Basis, sensitivities
 from paro_advise.advisor.prediction.candidates import Candidate, aligned_sizes, baseline_candidate
-from paro_advise.advisor.prediction.network_tiers import Cluster, fit_tiers
+from paro_advise.advisor.prediction.network_tiers import LinkContext, fit_tiers
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
@@ -19,7 +19,7 @@ from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
 
 # 8 nodes of 4 ranks.
-CLUSTER = Cluster(world_size=32, ranks_per_node=4, is_gloo=False, concurrent=1.0)
+CLUSTER = LinkContext(world_size=32, ranks_per_node=4, is_gloo=False, concurrent=1.0)
 
 
 def link(span, size, busbw, spread=1.05, alpha=None):

@@ -100,7 +100,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class StepVerdict:
     """The verdict on the whole step.
 
     ``case`` names the boundary case of the PaRO literature that the run resembles: one of

@@ -24,7 +24,7 @@ from paro_advise.advisor.prediction.advice.wanted import Wanted
 from paro_advise.advisor.prediction.calibration import Calibration, Update
 from paro_advise.advisor.prediction.candidates import aligned_sizes, baseline_candidate
 from paro_advise.advisor.prediction.constants import ASSUMED_UNITS, NUM_HALVINGS, P90_SIGMAS
-from paro_advise.advisor.prediction.network_tiers import Cluster, Estimate, fit_tiers
+from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, fit_tiers
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.advisor.ranks.devices import device_named
 from paro_advise.core.framework import Framework
@@ -107,7 +107,7 @@ def calibrate_described(description: Description, micro_batch_us: float | None =
     run, ranks, notes = description.run, _ranks(description), list[str]()
     _check_pods(description)
     wanted = Wanted.parse(run.strategy)
-    cluster = Cluster(
+    cluster = LinkContext(
         world_size=ranks.world_size,
         ranks_per_node=ranks.ranks_per_node,
         is_gloo=False,

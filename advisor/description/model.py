@@ -16,7 +16,7 @@ ElementType = Literal["fp32", "bf16", "fp16"]
 ELEMENT_BYTES: dict[ElementType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
-class StateBytes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BytesPerParameter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bytes per parameter of each model state."""
 
     parameter: Positive = 2.0
@@ -42,7 +42,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sequence_length: Count | None = None
     parameter_type: ElementType = "bf16"
     gradient_type: ElementType = "bf16"
-    bytes_per_parameter: StateBytes | None = None
+    bytes_per_parameter: BytesPerParameter | None = None
 
 
 class RatesByNodes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,7 +91,7 @@ class Parallel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pipeline: Count = 1
 
 
-class Run(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DescribedRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How it runs, and how fast.
 
     Attributes:
@@ -123,5 +123,5 @@ class Description(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     model: Model
     cluster: Cluster
-    run: Run
+    run: DescribedRun
     parallel: Parallel = field(default_factory=Parallel)

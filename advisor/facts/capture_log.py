@@ -12,7 +12,7 @@ from paro_advise.advisor.facts.constants import MAX_CAPTURED_STEPS, RUN_AHEAD_RA
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from paro_advise.trace_parsers.logs.step_log import StepLog, StepRow
+    from paro_advise.trace_parsers.logs.step_log import LoggedSteps, StepRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Captured:
     hosts_ran_ahead: bool = False
 
 
-def captured_of(logs: Sequence[StepLog]) -> Captured | None:
+def captured_of(logs: Sequence[LoggedSteps]) -> Captured | None:
     """Reduce the step logs of a job to what people and plans need; None without logs."""
     if not logs:
         return None
@@ -129,7 +129,7 @@ def captured_of(logs: Sequence[StepLog]) -> Captured | None:
     )
 
 
-def _hosts_ran_ahead(logs: Sequence[StepLog], timed: Collection[int]) -> bool:
+def _hosts_ran_ahead(logs: Sequence[LoggedSteps], timed: Collection[int]) -> bool:
     """Tell whether hosts issued their steps at a pace that is not that of their devices.
 
     Ranks train at one pace, so hosts that wait for their devices take the same time for the same steps.
@@ -144,7 +144,7 @@ def _hosts_ran_ahead(logs: Sequence[StepLog], timed: Collection[int]) -> bool:
     return bool(sums) and max(sums) > RUN_AHEAD_RATIO * min(sums)
 
 
-def _cores_per_rank(logs: Sequence[StepLog]) -> float | None:
+def _cores_per_rank(logs: Sequence[LoggedSteps]) -> float | None:
     """Return how many cores a rank has for itself; ranks whose log is missing count by their node's number."""
     shares = []
     for log in logs:

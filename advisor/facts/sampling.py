@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class RankSample:
     """What a sample says of all ranks.
 
     Attributes:
@@ -70,7 +70,7 @@ def sampling_order(items: Sequence[_Item], key: Callable[[_Item], str]) -> list[
 
 def read_sample(
     refs: Sequence[SourceRef], read: Callable[[Sequence[SourceRef]], ReadInputs], skip_steps: int = 0
-) -> tuple[list[ReadInputs], Sample]:
+) -> tuple[list[ReadInputs], RankSample]:
     """Read traces until the sample tells enough.
 
     Args:
@@ -94,7 +94,7 @@ def read_sample(
         wanted = min(len(order), max(taken + 1, math.ceil(SAMPLE_GROWTH * taken)))
 
 
-def judge_sample(facts: Sequence[RankFacts], num_all: int, num_read: int, skip_steps: int = 0) -> Sample:
+def judge_sample(facts: Sequence[RankFacts], num_all: int, num_read: int, skip_steps: int = 0) -> RankSample:
     """Return the exposed communication of all ranks with its range, from those that the analysis counts.
 
     Traces that end early count only where there are no others, as in the analysis.
@@ -107,9 +107,9 @@ def judge_sample(facts: Sequence[RankFacts], num_all: int, num_read: int, skip_s
         if wall > 0:
             shares.append(sum(step.exposed_communication_us for step in steps) / wall)
     if not shares:
-        return Sample(num_read=num_read, num_all=num_all, exposed_share=0.0, half_range=math.inf)
+        return RankSample(num_read=num_read, num_all=num_all, exposed_share=0.0, half_range=math.inf)
     half = 0.0 if num_read >= num_all else half_range(shares, num_all)
-    return Sample(num_read=num_read, num_all=num_all, exposed_share=fmean(shares), half_range=half)
+    return RankSample(num_read=num_read, num_all=num_all, exposed_share=fmean(shares), half_range=half)
 
 
 def half_range(values: Sequence[float], num_all: int) -> float:
@@ -125,7 +125,7 @@ def _student_t(degrees: int) -> float:
     return next(value for least, value in reversed(STUDENT_T) if degrees >= least)
 
 
-def sample_notice(sample: Sample) -> Notice:
+def sample_notice(sample: RankSample) -> Notice:
     """Say how many ranks were read, and what that leaves open."""
     return Notice(
         code="Q323",

@@ -18,7 +18,7 @@ _DEFAULT = ("default_pg", "0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class RankProgress:
     """A rank in a group.
 
     Attributes:
@@ -56,7 +56,7 @@ class Group:
     name: str
     description: str
     ranks: tuple[int, ...]
-    members: dict[int, Progress] = field(default_factory=dict)
+    members: dict[int, RankProgress] = field(default_factory=dict)
     transfers: dict[int, list[Issued]] = field(default_factory=dict)
 
 
@@ -143,10 +143,10 @@ def _identity(name: str, members: Sequence[RankDump]) -> str | None:
     return next(iter(ids)) if len(ids) == 1 else None
 
 
-def _progress(dump: RankDump, name: str, identity: str | None) -> Progress:
+def _progress(dump: RankDump, name: str, identity: str | None) -> RankProgress:
     issued = {one.seq: one for one in dump.issued if one.group == name and one.peer is None and one.seq is not None}
     pending = [seq for seq, one in issued.items() if not one.is_done]
     own = dump.group_ids.get(name, identity)
     counted = dump.enqueued.get(own) if own is not None else None
     known = [*issued, *([counted] if counted is not None else [])]
-    return Progress(issued=issued, first_pending=min(pending, default=None), enqueued=max(known, default=None))
+    return RankProgress(issued=issued, first_pending=min(pending, default=None), enqueued=max(known, default=None))

@@ -20,7 +20,7 @@ from paro_advise.core.plural import plural
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paro_advise.trace_parsers.dumps.ras_report import Communicator, Device, Member, RasReport
+    from paro_advise.trace_parsers.dumps.ras_report import Communicator, Member, RasReport, TrainingGpu
 
 # ncclResult_t of nccl.h
 _ERRORS = {
@@ -78,7 +78,7 @@ def diagnose_ras(reports: Sequence[RasReport]) -> RasVerdict:
     # Of another job nothing can be compared.
     earlier = [one for one in ordered if one.time < latest.time and _counts(one).keys() & _counts(latest).keys()]
     places, is_numbered = _places(latest)
-    silent: dict[int, tuple[Device, bool]] = {}
+    silent: dict[int, tuple[TrainingGpu, bool]] = {}
     nameless: list[str] = []
     for one in latest.communicators:
         for rank, found in one.silent.items():
@@ -151,7 +151,7 @@ def _places(report: RasReport) -> tuple[dict[str, dict[int, int]], bool]:
     return places, world is not None or not every
 
 
-def _devices(one: Communicator) -> dict[int, Device]:
+def _devices(one: Communicator) -> dict[int, TrainingGpu]:
     return {
         **{rank: member.device for rank, member in one.members.items()},
         **{rank: device for rank, (device, _) in one.silent.items()},
@@ -246,10 +246,10 @@ def _counts(report: RasReport) -> dict[tuple[str, int], dict[str, int]]:
 
 
 def _culprits(
-    silent: Mapping[int, tuple[Device, bool]],
+    silent: Mapping[int, tuple[TrainingGpu, bool]],
     late: Sequence[_Late],
     awaited: Mapping[int, set[int]],
-    devices: Mapping[int, Device],
+    devices: Mapping[int, TrainingGpu],
 ) -> list[Culprit]:
     """Return the ranks that do not answer; where all do, who is waited for and waits for nobody."""
     if silent:
@@ -276,11 +276,11 @@ def _culprits(
     ]
 
 
-def _where(device: Device) -> str:
+def _where(device: TrainingGpu) -> str:
     return f"process {device.pid} on {device.host}, GPU {device.nvml_index}"
 
 
-def _silence(device: Device, *, is_dead: bool) -> str:
+def _silence(device: TrainingGpu, *, is_dead: bool) -> str:
     why = f"({_where(device)}) does not answer NCCL's RAS"
     return f"{why}, which takes it for dead" if is_dead else why
 

@@ -19,7 +19,7 @@ PREFIX = "paro_advise"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class LabelledValue:
     """One value with what it is of."""
 
     value: float
@@ -40,7 +40,7 @@ class Measure:
     name: str
     about: str
     unit: str
-    samples: tuple[Sample, ...]
+    samples: tuple[LabelledValue, ...]
 
 
 def measures_of(analysis: Analysis, plan: Plan | None = None) -> tuple[Measure, ...]:
@@ -50,7 +50,7 @@ def measures_of(analysis: Analysis, plan: Plan | None = None) -> tuple[Measure, 
 
 
 def _measure(name: str, about: str, unit: str, *samples: tuple[float | None, Mapping[str, str]]) -> Measure:
-    known = tuple(Sample(value=value, labels=labels) for value, labels in samples if value is not None)
+    known = tuple(LabelledValue(value=value, labels=labels) for value, labels in samples if value is not None)
     return Measure(name=f"{PREFIX}_{name}", about=about, unit=unit, samples=known)
 
 

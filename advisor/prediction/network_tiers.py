@@ -51,7 +51,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class LinkContext:
     """What of a run its links depend on.
 
     Attributes:
@@ -103,7 +103,7 @@ class NetworkTiers:
     notes: tuple[str, ...]
 
 
-def fit_tiers(links: Sequence[Link], cluster: Cluster, nodes_per_pod: int | None) -> NetworkTiers:
+def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | None) -> NetworkTiers:
     """Reduce fitted links to one latency and bandwidth per tier.
 
     Args:
@@ -141,7 +141,7 @@ def fit_tiers(links: Sequence[Link], cluster: Cluster, nodes_per_pod: int | None
     return NetworkTiers(**found, sum_ratio=ratio, rail_gain=gain, nodes_per_pod=pod, notes=tuple(notes))
 
 
-def _sum_ratio(inside: Sequence[Link], across: Sequence[Link], cluster: Cluster) -> tuple[Estimate, float]:
+def _sum_ratio(inside: Sequence[Link], across: Sequence[Link], cluster: LinkContext) -> tuple[Estimate, float]:
     """Return the bus bandwidth of all-reduces to that of gathers and scatters: measured on one tier, else assumed.
 
     With gloo both are rings of sends between processes.
@@ -157,7 +157,7 @@ def _sum_ratio(inside: Sequence[Link], across: Sequence[Link], cluster: Cluster)
     return Estimate(value=SUM_RATIO, sigma=math.log(SUM_RATIO_FACTOR), source="prior"), SUM_RATIO
 
 
-def _like_gathers(links: Sequence[Link], cluster: Cluster, ratio: float) -> list[Link]:
+def _like_gathers(links: Sequence[Link], cluster: LinkContext, ratio: float) -> list[Link]:
     """Return the gathers and scatters of a tier; failing those, its all-reduces as fast as gathers would be there."""
     gathers = [link for link in links if link.op != Op.ALL_REDUCE and link.busbw_gbps]
     if cluster.is_gloo or gathers or not any(link.busbw_gbps for link in links):
@@ -179,7 +179,7 @@ def _scaled(link: Link, factor: float) -> Link:
     )
 
 
-def _rail_gain(across: Sequence[Link], cluster: Cluster) -> Estimate:
+def _rail_gain(across: Sequence[Link], cluster: LinkContext) -> Estimate:
     """Return what rings of one rank a node move through its port, together, to what a ring of many ranks moves.
 
     Measured where the run has both. Gloo's ranks send through one port either way.
@@ -195,7 +195,7 @@ def _rail_gain(across: Sequence[Link], cluster: Cluster) -> Estimate:
     return Estimate(value=1 / RING_SHARE, sigma=math.log(RING_SHARE_FACTOR) / P90_SIGMAS, source="prior")
 
 
-def _like_rings(links: Sequence[Link], cluster: Cluster, gain: float) -> list[Link]:
+def _like_rings(links: Sequence[Link], cluster: LinkContext, gain: float) -> list[Link]:
     """Return the rings of many ranks a node; failing those, rings of one rank a node as slow as those would be."""
     rings = [link for link in links if link.span == "mixed" and link.busbw_gbps]
     if cluster.is_gloo or rings or not links:
@@ -203,12 +203,12 @@ def _like_rings(links: Sequence[Link], cluster: Cluster, gain: float) -> list[Li
     return [_scaled(link, 1 / gain) for link in links]
 
 
-def _nccl_prior(cluster: Cluster) -> dict[str, float]:
+def _nccl_prior(cluster: LinkContext) -> dict[str, float]:
     best = device_links_gbps(cluster.device_name)
     return NCCL_PRIOR | ({"intra_gbps": DATA_SHEET_SHARE * best} if best else {})
 
 
-def _stated_pods(nodes_per_pod: int, cluster: Cluster) -> int | None:
+def _stated_pods(nodes_per_pod: int, cluster: LinkContext) -> int | None:
     if cluster.num_nodes % nodes_per_pod:
         raise UsageError(
             f"--nodes-per-pod must divide the {cluster.num_nodes} nodes of the run, got {nodes_per_pod}",
@@ -217,7 +217,7 @@ def _stated_pods(nodes_per_pod: int, cluster: Cluster) -> int | None:
     return nodes_per_pod if nodes_per_pod < cluster.num_nodes else None
 
 
-def _observed_pods(links: Sequence[Link], cluster: Cluster, notes: list[str]) -> int | None:
+def _observed_pods(links: Sequence[Link], cluster: LinkContext, notes: list[str]) -> int | None:
     """Return the nodes of a pod where groups of so many are clearly quicker than wider ones, else None."""
     spans = {_spanned(link, cluster) for link in links if link.span == "mixed"}
     for nodes in sorted(spans - {cluster.num_nodes}, reverse=True):
@@ -236,19 +236,19 @@ def _observed_pods(links: Sequence[Link], cluster: Cluster, notes: list[str]) ->
     return None
 
 
-def _spanned(link: Link, cluster: Cluster) -> int:
+def _spanned(link: Link, cluster: LinkContext) -> int:
     """Return over how many nodes a group reaches: it fills them, or has one rank on each of those of all groups."""
     if link.span == "mixed":
         return max(2, link.group_size // cluster.ranks_per_node)
     return 1 if link.span == "intra" else cluster.num_nodes
 
 
-def _copied(cluster: Cluster) -> float:
+def _copied(cluster: LinkContext) -> float:
     # A rank's transfers are one thread's.
     return min(1.0, cluster.cores_per_rank or UNKNOWN_CORES) * (1 - 1 / max(2, cluster.ranks_per_node))
 
 
-def _bandwidth(link: Link, cluster: Cluster) -> _Sample | None:
+def _bandwidth(link: Link, cluster: LinkContext) -> _Sample | None:
     """Return what a link moves through a node's port or a rank's; None where that was not measured."""
     if not link.busbw_gbps:
         return None
@@ -261,7 +261,7 @@ def _bandwidth(link: Link, cluster: Cluster) -> _Sample | None:
     return bandwidth, max(0.03, min(abs(spread), 0.5)), link.num_samples
 
 
-def _latency(link: Link, _cluster: Cluster) -> _Sample | None:
+def _latency(link: Link, _cluster: LinkContext) -> _Sample | None:
     if not link.alpha_us:
         return None
     rounds = max(1, link.group_size - 1) * (2 if link.op == Op.ALL_REDUCE else 1)
@@ -269,7 +269,7 @@ def _latency(link: Link, _cluster: Cluster) -> _Sample | None:
 
 
 def _samples(
-    links: Sequence[Link], cluster: Cluster, sample: Callable[[Link, Cluster], _Sample | None]
+    links: Sequence[Link], cluster: LinkContext, sample: Callable[[Link, LinkContext], _Sample | None]
 ) -> list[_Sample]:
     return [found for link in links if (found := sample(link, cluster))]
 
@@ -282,7 +282,7 @@ def _mean(samples: Sequence[_Sample]) -> Estimate | None:
     return Estimate(value=mean, sigma=sum(count * spread for _, spread, count in samples) / weight, source="measured")
 
 
-def _assumed(key: str, value: float, cluster: Cluster, notes: list[str]) -> Estimate:
+def _assumed(key: str, value: float, cluster: LinkContext, notes: list[str]) -> Estimate:
     tier, is_bandwidth = key.split("_")[0], key.endswith("gbps")
     factor = PRIOR_LATENCY_FACTOR
     if is_bandwidth:

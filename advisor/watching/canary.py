@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class SwitchOutcome:
     """What became of a switch.
 
     Attributes:
@@ -25,7 +25,7 @@ class Judgement:
     text: str
 
 
-def judge(before: Sequence[float], after: Sequence[float], switch_s: float) -> Judgement:
+def judge(before: Sequence[float], after: Sequence[float], switch_s: float) -> SwitchOutcome:
     """Judge a switch.
 
     Args:
@@ -34,12 +34,12 @@ def judge(before: Sequence[float], after: Sequence[float], switch_s: float) -> J
     """
     change = change_between(before, after)
     if change is None:
-        return Judgement(is_faster=False, text="the times of steps cannot be compared")
+        return SwitchOutcome(is_faster=False, text="the times of steps cannot be compared")
     first, second = typical(before), typical(after)
     percent = [100 * value for value in (change.value, change.low, change.high)]
     times = f"{time_text(first)} -> {time_text(second)}, {percent[0]:+.1f} % ({percent[1]:+.1f} to {percent[2]:+.1f})"
     if change.high >= 0:
         how = "longer" if change.low > 0 else "not shorter for sure"
-        return Judgement(is_faster=False, text=f"steps are {how}: {times}")
+        return SwitchOutcome(is_faster=False, text=f"steps are {how}: {times}")
     made_up = f"{switch_s * 1e6 / (first - second):.0f} steps make up for the {switch_s:.2f} s of the switch"
-    return Judgement(is_faster=True, text=f"steps are shorter: {times}; {made_up}")
+    return SwitchOutcome(is_faster=True, text=f"steps are shorter: {times}; {made_up}")

@@ -31,7 +31,7 @@ _MOST_STEPS = BASELINE_STEPS + max(run for run, _ in EXCEEDANCES)  # that a judg
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Slowdown:
     """A job has become slower.
 
     Attributes:
@@ -56,7 +56,7 @@ def false_alarm_chance(num_baseline: int = BASELINE_STEPS) -> float:
     return sum(math.comb(order + run - 1, run) / math.comb(num_baseline + run, run) for run, order in EXCEEDANCES)
 
 
-def find_changes(steps: Sequence[tuple[int, float]], *, since_step: int = 0, judged_step: int = -1) -> list[Change]:
+def find_changes(steps: Sequence[tuple[int, float]], *, since_step: int = 0, judged_step: int = -1) -> list[Slowdown]:
     """Return when a job became slower, in order; after each alarm the baseline begins anew.
 
     Args:
@@ -64,7 +64,7 @@ def find_changes(steps: Sequence[tuple[int, float]], *, since_step: int = 0, jud
         since_step: first step of a baseline, that of the last change where one was found before.
         judged_step: up to which all has been judged.
     """
-    found: list[Change] = []
+    found: list[Slowdown] = []
     numbers = [step for step, _ in steps]
     begin = bisect_left(numbers, since_step)  # of the baseline: nothing before a change counts after it
     for end in range(max(begin + RUN_STEPS, bisect_right(numbers, judged_step) + 1), len(steps) + 1):
@@ -78,7 +78,7 @@ def find_changes(steps: Sequence[tuple[int, float]], *, since_step: int = 0, jud
     return found
 
 
-def _change(steps: Sequence[tuple[int, float]], run: int, order: int) -> Change | None:
+def _change(steps: Sequence[tuple[int, float]], run: int, order: int) -> Slowdown | None:
     """Hold the newest steps against those before, by one pair; None where they are no slower, or too few are known."""
     newest, baseline = steps[-run:], [time for _, time in steps[-run - BASELINE_STEPS : -run]]
     if len(baseline) < (LEAST_BASELINE if run == RUN_STEPS else BASELINE_STEPS):
@@ -88,4 +88,4 @@ def _change(steps: Sequence[tuple[int, float]], run: int, order: int) -> Change 
     before, after = median(baseline), median(time for _, time in newest)
     if after <= LEAST_SLOWDOWN * before:
         return None
-    return Change(step=newest[-1][0], since_step=newest[0][0], before_us=before, after_us=after)
+    return Slowdown(step=newest[-1][0], since_step=newest[0][0], before_us=before, after_us=after)

@@ -19,7 +19,7 @@ from paro_advise.trace_parsers.logs.step_log import read_step_log, step_rows
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paro_advise.trace_parsers.logs.step_log import StepLog
+    from paro_advise.trace_parsers.logs.step_log import LoggedSteps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class _Known:
         identity: of the file, other in one that has taken its place.
     """
 
-    log: StepLog
+    log: LoggedSteps
     read_bytes: int
     identity: tuple[int, bytes]
 
@@ -54,7 +54,7 @@ class FollowedJob:
         self._vanished: dict[Path, _Known] = {}
         self.num_replaced = 0
 
-    def logs(self) -> list[StepLog]:
+    def logs(self) -> list[LoggedSteps]:
         """Return all step logs: of those known before, what was added and the newest steps before that.
 
         A line that is being written is left out.

@@ -13,8 +13,8 @@ from paro_advise.advisor.wording.quantities import time_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paro_advise.advisor.watching.change import Change
-    from paro_advise.trace_parsers.logs.step_log import StepLog
+    from paro_advise.advisor.watching.change import Slowdown
+    from paro_advise.trace_parsers.logs.step_log import LoggedSteps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Alarm:
     text: str
 
 
-def job_steps(logs: Sequence[StepLog]) -> list[tuple[int, float]]:
+def job_steps(logs: Sequence[LoggedSteps]) -> list[tuple[int, float]]:
     """Return number and mean time over ranks (us) of the steps that all ranks have logged.
 
     The warm-up and profiled steps are left out, and of a host's time what the capture took of it.
@@ -57,13 +57,13 @@ def job_steps(logs: Sequence[StepLog]) -> list[tuple[int, float]]:
     ]
 
 
-def find_alarms(logs: Sequence[StepLog], *, since_step: int = 0, judged_step: int = -1) -> list[Alarm]:
+def find_alarms(logs: Sequence[LoggedSteps], *, since_step: int = 0, judged_step: int = -1) -> list[Alarm]:
     """Return the changes of a job, in order; the steps are those of `find_changes`."""
     changes = find_changes(job_steps(logs), since_step=since_step, judged_step=judged_step)
     return [_alarm(change, logs) for change in changes]
 
 
-def _alarm(change: Change, logs: Sequence[StepLog]) -> Alarm:
+def _alarm(change: Slowdown, logs: Sequence[LoggedSteps]) -> Alarm:
     log = _longer_host(change, logs)
     text = (
         f"step {change.step}: steps take {change.factor:.2f}x as long since step {change.since_step} "
@@ -89,9 +89,9 @@ def _alarm(change: Change, logs: Sequence[StepLog]) -> Alarm:
     )
 
 
-def _longer_host(change: Change, logs: Sequence[StepLog]) -> StepLog | None:
+def _longer_host(change: Slowdown, logs: Sequence[LoggedSteps]) -> LoggedSteps | None:
     """Return the rank whose training thread is on a core for longer since the change, alone among the ranks."""
-    growth: list[tuple[float, StepLog]] = []
+    growth: list[tuple[float, LoggedSteps]] = []
     for log in logs:
         work = [(row.step, row.cpu_us) for row in log.rows if row.cpu_us is not None and not row.profiled]
         old = [us for step, us in work if change.since_step - BASELINE_STEPS <= step < change.since_step]

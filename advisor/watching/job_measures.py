@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.metrics.measures import PREFIX, Measure, Sample
+from paro_advise.advisor.metrics.measures import PREFIX, LabelledValue, Measure
 from paro_advise.advisor.watching.constants import SHOWN_STEPS
 from paro_advise.advisor.watching.job import job_steps
 from paro_advise.advisor.watching.recording import newest_step
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paro_advise.advisor.watching.job import Alarm
-    from paro_advise.trace_parsers.logs.step_log import StepLog
+    from paro_advise.trace_parsers.logs.step_log import LoggedSteps
 
 
 OWN_LABELS = ("rank", "host")
 
 
 def measures_of_job(
-    logs: Sequence[StepLog], num_alarms: int, last: Alarm | None, looked_s: float
+    logs: Sequence[LoggedSteps], num_alarms: int, last: Alarm | None, looked_s: float
 ) -> tuple[Measure, ...]:
     """Return step time, host time by rank, the newest step and alarms; those without a value are left out.
 
@@ -41,40 +41,40 @@ def measures_of_job(
             "job_step_seconds",
             f"Median of the newest {SHOWN_STEPS} steps, each the mean of all ranks.",
             "s",
-            *([Sample(value=step_us / 1e6)] if step_us is not None else []),
+            *([LabelledValue(value=step_us / 1e6)] if step_us is not None else []),
         ),
         _measure(
             "job_host_seconds",
             f"What a rank's training thread is on a core for, median of its newest {SHOWN_STEPS} steps.",
             "s",
-            *[Sample(value=us / 1e6, labels=_who(log)) for log, us in hosts if us is not None],
+            *[LabelledValue(value=us / 1e6, labels=_who(log)) for log, us in hosts if us is not None],
         ),
         _measure(
             "job_newest_step",
             "The newest step that all ranks have logged whose logs are there.",
             "1",
-            *([Sample(value=newest_step(logs))] if logs else []),
+            *([LabelledValue(value=newest_step(logs))] if logs else []),
         ),
-        _measure("job_alarms", "Changes to slower steps of this job.", "1", Sample(value=num_alarms)),
+        _measure("job_alarms", "Changes to slower steps of this job.", "1", LabelledValue(value=num_alarms)),
         _measure(
             "job_slowdown_ratio",
             "The newest steps since the last change over those before it; 1 where the job is as quick as then.",
             "1",
-            *([Sample(value=median(since) / last.before_us)] if last is not None and since else []),
+            *([LabelledValue(value=median(since) / last.before_us)] if last is not None and since else []),
         ),
-        _measure("job_looked_timestamp_seconds", "When the logs were read.", "s", Sample(value=looked_s)),
+        _measure("job_looked_timestamp_seconds", "When the logs were read.", "s", LabelledValue(value=looked_s)),
     )
     return tuple(measure for measure in found if measure.samples)
 
 
-def _measure(name: str, about: str, unit: str, *samples: Sample) -> Measure:
+def _measure(name: str, about: str, unit: str, *samples: LabelledValue) -> Measure:
     return Measure(name=f"{PREFIX}_{name}", about=about, unit=unit, samples=samples)
 
 
-def _host_us(log: StepLog) -> float | None:
+def _host_us(log: LoggedSteps) -> float | None:
     known = [row.cpu_us for row in log.rows if row.cpu_us is not None and not row.profiled]
     return median(known[-SHOWN_STEPS:]) if known else None
 
 
-def _who(log: StepLog) -> dict[str, str]:
+def _who(log: LoggedSteps) -> dict[str, str]:
     return {"rank": str(log.rank), "host": log.host or ""}

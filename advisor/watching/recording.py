@@ -12,7 +12,7 @@ from paro_advise.core.capture_files import (
     TRACE_PATTERN,
     WANTED_FILE,
     Decided,
-    Wanted,
+    RecordingOrder,
     recordings_folder,
     write_whole,
 )
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from paro_advise.trace_parsers.logs.step_log import StepLog
+    from paro_advise.trace_parsers.logs.step_log import LoggedSteps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class RecordingRequest:
     """What was asked for.
 
     Attributes:
@@ -39,7 +39,7 @@ class Recording:
     from_step: int
 
 
-def ask(capture: Path, logs: Sequence[StepLog]) -> Recording:
+def ask(capture: Path, logs: Sequence[LoggedSteps]) -> RecordingRequest:
     """Ask the job for three steps of a few ranks.
 
     Raises:
@@ -49,17 +49,17 @@ def ask(capture: Path, logs: Sequence[StepLog]) -> Recording:
 
     newest = newest_step(logs)
     name = f"steps-after-{newest}-{time.strftime('%Y%m%d-%H%M%S')}"
-    data = msgspec.json.encode(Wanted(name=name, count=RECORDED_STEPS, ranks="auto"))
+    data = msgspec.json.encode(RecordingOrder(name=name, count=RECORDED_STEPS, ranks="auto"))
     write_whole(capture / WANTED_FILE, data)
-    return Recording(capture=capture, folder=recordings_folder(capture) / name, from_step=newest)
+    return RecordingRequest(capture=capture, folder=recordings_folder(capture) / name, from_step=newest)
 
 
-def newest_step(logs: Sequence[StepLog]) -> int:
+def newest_step(logs: Sequence[LoggedSteps]) -> int:
     """Return the newest step that every rank has logged, 0 without any."""
     return min((log.rows[-1].step if log.rows else 0 for log in logs), default=0)
 
 
-def last_step(recording: Recording) -> int | None:
+def last_step(recording: RecordingRequest) -> int | None:
     """Return the step after its last one, None until the job has chosen."""
     import msgspec
 
@@ -70,7 +70,7 @@ def last_step(recording: Recording) -> int | None:
     return found.last if found.name == recording.folder.name else None
 
 
-def is_over(recording: Recording, logs: Sequence[StepLog]) -> bool:
+def is_over(recording: RecordingRequest, logs: Sequence[LoggedSteps]) -> bool:
     """Tell whether its steps have passed on every rank and no trace is being written."""
     last = last_step(recording)
     if last is None or newest_step(logs) <= last:
@@ -78,7 +78,7 @@ def is_over(recording: Recording, logs: Sequence[StepLog]) -> bool:
     return any(recording.folder.glob(TRACE_PATTERN)) and not any(recording.folder.glob("*.part"))
 
 
-def is_in_vain(recording: Recording, logs: Sequence[StepLog]) -> bool:
+def is_in_vain(recording: RecordingRequest, logs: Sequence[LoggedSteps]) -> bool:
     """Tell whether so many steps have passed that nothing more is to come of it."""
     last = last_step(recording)
     return newest_step(logs) > MOST_WAITED_STEPS + (recording.from_step if last is None else last)

@@ -51,7 +51,7 @@ _REFUSED = ("shard_placement_fn", "dp_mesh_dims")
 _Modules = TypeVar("_Modules", bound=nn.Module | list[nn.Module])
 
 
-class Settings(TypedDict, total=False):
+class FullyShardSettings(TypedDict, total=False):
     """The settings of ``fully_shard``; only those that are read here have a type."""
 
     mesh: DeviceMesh | None
@@ -189,13 +189,13 @@ class FullyShardCalls:
     def __init__(self, session: Session, original: Callable[..., object]) -> None:
         self.session = session
         self._original = original
-        self._settings: dict[int, tuple[nn.Module, Settings]] = {}
+        self._settings: dict[int, tuple[nn.Module, FullyShardSettings]] = {}
         self._groups: list[list[nn.Module]] = []
         self._factors: dict[int, tuple[nn.Module, float]] = {}
         self._shown: dict[int, type] = {}  # by module, which `_settings` keeps alive
         self._gathered: set[int] = set()  # by hand; asked for at each call of each module
 
-    def fully_shard(self, module: _Modules, **settings: Unpack[Settings]) -> _Modules:
+    def fully_shard(self, module: _Modules, **settings: Unpack[FullyShardSettings]) -> _Modules:
         """Shard as FSDP2 does, and note what is wrapped, with FSDP2's settings."""
         self.session.is_reached = True
         self._original(module, **settings)
@@ -229,7 +229,7 @@ class FullyShardCalls:
 
     def has_replicas(self, module: nn.Module) -> bool:
         """Tell whether a module's shards are repeated over one dimension of its mesh."""
-        _, settings = self._settings.get(id(module), (module, Settings()))
+        _, settings = self._settings.get(id(module), (module, FullyShardSettings()))
         mesh = settings.get("mesh")
         return mesh is not None and mesh.ndim > 1
 
@@ -391,7 +391,7 @@ def _refuse_cut_otherwise(part: nn.Module, num_dimensions: int) -> None:
             )
 
 
-def _check(settings: Settings) -> None:
+def _check(settings: FullyShardSettings) -> None:
     """Refuse settings that a plan would silently ignore.
 
     Raises:

@@ -14,7 +14,7 @@ _CAN_TRACE = 2  # LibkinetoConfigType::ACTIVITIES, libkineto/src/IpcFabricConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class TraceQuery:
     """A process asks whether a trace of it is wanted.
 
     Attributes:
@@ -28,7 +28,7 @@ class Question:
     is_free: bool
 
 
-def parse(data: bytes) -> Question | None:
+def parse(data: bytes) -> TraceQuery | None:
     """Read a message; None for one that is no question, or is cut."""
     if len(data) < _HEAD.size + _ASK.size:
         return None
@@ -40,7 +40,7 @@ def parse(data: bytes) -> Question | None:
     if count < 1 or len(content) != _ASK.size + 4 * count:
         return None
     processes = struct.unpack_from(f"<{count}i", content, _ASK.size)
-    return Question(processes=processes, job=job, is_free=bool(able & _CAN_TRACE))
+    return TraceQuery(processes=processes, job=job, is_free=bool(able & _CAN_TRACE))
 
 
 def answer(settings: str) -> bytes:

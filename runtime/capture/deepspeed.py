@@ -19,7 +19,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class Engine(Protocol):
+class DeepSpeedEngine(Protocol):
     """What is used here of DeepSpeed's engine."""
 
     def is_gradient_accumulation_boundary(self) -> bool:
@@ -41,9 +41,9 @@ def watch(module: ModuleType, observer: Observer) -> None:
 
 
 def _watch_init(
-    original: Callable[Concatenate[Engine, _P], None], observer: Observer
-) -> Callable[Concatenate[Engine, _P], None]:
-    def init(self: Engine, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+    original: Callable[Concatenate[DeepSpeedEngine, _P], None], observer: Observer
+) -> Callable[Concatenate[DeepSpeedEngine, _P], None]:
+    def init(self: DeepSpeedEngine, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
         observer.engine = self
         original(self, *args, **kwargs)
 
@@ -51,9 +51,9 @@ def _watch_init(
 
 
 def _watch_step(
-    original: Callable[Concatenate[Engine, _P], _R], observer: Observer
-) -> Callable[Concatenate[Engine, _P], _R]:
-    def step(self: Engine, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    original: Callable[Concatenate[DeepSpeedEngine, _P], _R], observer: Observer
+) -> Callable[Concatenate[DeepSpeedEngine, _P], _R]:
+    def step(self: DeepSpeedEngine, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         ends = self.is_gradient_accumulation_boundary()
         result = original(self, *args, **kwargs)
         if ends:
@@ -63,7 +63,7 @@ def _watch_step(
     return step
 
 
-def _norm_share(engine: Engine) -> torch.Tensor | float | None:
+def _norm_share(engine: DeepSpeedEngine) -> torch.Tensor | float | None:
     """Return this rank's share of the squared norm that the engine has computed, None if it has not."""
     norm = engine.get_global_grad_norm()
     return None if norm is None else norm**2 / dist.get_world_size()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch.distributed as dist
 
-from paro_advise.core.capture_files import DECIDED_FILE, WANTED_FILE, Decided, Wanted, write_whole
+from paro_advise.core.capture_files import DECIDED_FILE, WANTED_FILE, Decided, RecordingOrder, write_whole
 from paro_advise.errors import UsageError
 from paro_advise.runtime.capture.constants import (
     LEAD_S,
@@ -74,7 +74,7 @@ class OnDemand:
         if date_ns in (0, self._seen_ns):
             return None
         self._seen_ns = date_ns
-        wanted = msgspec.json.decode(_content(self._folder / WANTED_FILE), type=Wanted)
+        wanted = msgspec.json.decode(_content(self._folder / WANTED_FILE), type=RecordingOrder)
         ahead = max(LEAD_STEPS, math.ceil(LEAD_S / max(median(self._recent_s), 1e-4)))
         decided = Decided(
             name=wanted.name, ranks=wanted.ranks, first=coming + ahead, last=coming + ahead + wanted.count

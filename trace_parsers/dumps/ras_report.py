@@ -51,7 +51,7 @@ class _Report(msgspec.Struct, gc=False):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Device:
+class TrainingGpu:
     """A GPU that a process trains on.
 
     Attributes:
@@ -82,7 +82,7 @@ class Member:
         error: its asynchronous error, by NCCL's number; 0 for none.
     """
 
-    device: Device
+    device: TrainingGpu
     counts: dict[str, int]
     is_running: bool
     is_leaving: bool
@@ -103,8 +103,8 @@ class Communicator:
 
     name: str
     members: dict[int, Member]
-    silent: dict[int, tuple[Device, bool]]
-    absent: dict[int, Device]
+    silent: dict[int, tuple[TrainingGpu, bool]]
+    absent: dict[int, TrainingGpu]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,5 +176,5 @@ def _member(found: _Rank) -> Member:
     )
 
 
-def _device(found: _Rank) -> Device:
-    return Device(host=bounded_text(found.host, 120), nvml_index=found.nvml_dev, pid=found.pid)
+def _device(found: _Rank) -> TrainingGpu:
+    return TrainingGpu(host=bounded_text(found.host, 120), nvml_index=found.nvml_dev, pid=found.pid)

@@ -68,7 +68,7 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepLog:
+class LoggedSteps:
     """All steps of one rank, in order.
 
     Attributes:
@@ -122,7 +122,7 @@ def _head(ref: SourceRef) -> bytes:
     return block[:HEAD_BYTES]
 
 
-def read_step_log(ref: SourceRef) -> StepLog:
+def read_step_log(ref: SourceRef) -> LoggedSteps:
     """Read a step log; lines that are cut or broken are counted and left out.
 
     Raises:
@@ -132,7 +132,7 @@ def read_step_log(ref: SourceRef) -> StepLog:
     lines = _lines(ref)
     header = _decode_header(lines[0] if lines else b"", ref)
     rows, num_broken = step_rows(lines[1:])
-    return StepLog(
+    return LoggedSteps(
         rank=header.rank,
         world_size=header.world_size,
         local_world_size=header.local_world_size,
@@ -200,13 +200,13 @@ def _step_row(record: StepRecord) -> StepRow:
     )
 
 
-def read_step_logs(refs: Sequence[SourceRef]) -> tuple[tuple[StepLog, ...], tuple[str, ...]]:
+def read_step_logs(refs: Sequence[SourceRef]) -> tuple[tuple[LoggedSteps, ...], tuple[str, ...]]:
     """Read all step logs among some files.
 
     Returns:
         The logs by rank, and why others could not be read.
     """
-    logs: dict[int, StepLog] = {}
+    logs: dict[int, LoggedSteps] = {}
     problems = []
     for ref in refs:
         if not is_step_log(ref):

@@ -17,7 +17,7 @@ from paro_advise.advisor.analysis.constants import (
 )
 from paro_advise.advisor.analysis.judgement.operations import operations_name, operations_text
 from paro_advise.advisor.analysis.model import VerdictEntry
-from paro_advise.advisor.analysis.regimes import UNSEEN, Regime, Verdict
+from paro_advise.advisor.analysis.regimes import UNSEEN, Regime, StepVerdict
 from paro_advise.advisor.analysis.summary import step_time
 from paro_advise.advisor.wording.quantities import bytes_text, gbps_text, time_text
 from paro_advise.core.collective import Op
@@ -97,7 +97,7 @@ def _step_verdict(
     topology: Topology,
     strategy: ObservedStrategy,
     collectives: Sequence[CollectiveEntry],
-) -> Verdict:
+) -> StepVerdict:
     def best(spans: tuple[str, ...]) -> float | None:
         values = [link.busbw_gbps for link in links if link.span in spans and link.busbw_gbps]
         return max(values, default=None)
@@ -152,7 +152,7 @@ def _is_of_pipeline(collectives: Sequence[CollectiveEntry]) -> bool:
     return sent > 0.5 * sum(entry.exposed_us or 0.0 for entry in other)
 
 
-def _log_verdict(run: Run, links: Sequence[Link]) -> Verdict:
+def _log_verdict(run: Run, links: Sequence[Link]) -> StepVerdict:
     """Say what inputs without step times tell: a hang, volumes, links."""
     has_trace = any(item.facts.source.kind == SourceKind.KINETO for item in run.untimed)
     dumps = [item.facts for item in run.untimed if item.facts.source.kind == SourceKind.FLIGHT_RECORDER]
@@ -187,7 +187,7 @@ def _log_verdict(run: Run, links: Sequence[Link]) -> Verdict:
         parts.insert(0, _NOTHING_TOLD)
     parts.append("these inputs contain no timing within a step, so what limits it cannot be told")
     text = "; ".join(parts) + "."
-    return Verdict(regime=Regime.UNKNOWN, limiting_state=None, text=text[0].upper() + text[1:], case="")
+    return StepVerdict(regime=Regime.UNKNOWN, limiting_state=None, text=text[0].upper() + text[1:], case="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,18 +227,18 @@ def has_unexplained_gaps(step_us: float, exposed_us: float, idle_us: float, queu
     return idle_us > HOST_IDLE_SHARE * step_us and idle_us > exposed_us and (queued_us or 0.0) > 0.5 * idle_us
 
 
-def judge_step(evidence: StepEvidence) -> Verdict:
+def judge_step(evidence: StepEvidence) -> StepVerdict:
     """Name what limits the step."""
     step = evidence.step_time_us
     if step <= 0:
-        return Verdict(
+        return StepVerdict(
             regime=Regime.UNKNOWN,
             limiting_state=None,
             text="the input carries no step times, so what limits the step cannot be told",
             case="",
         )
     if evidence.is_cut:
-        return Verdict(
+        return StepVerdict(
             regime=Regime.UNKNOWN,
             limiting_state=None,
             text="No verdict: the trace ends early or is damaged, and what is missing would look like idle time. "
@@ -253,11 +253,11 @@ def judge_step(evidence: StepEvidence) -> Verdict:
     untrained = _untrained_text(evidence)
     advice = "" if untrained or comm >= COMPUTE_SHARE else " Sharding will not help."
     if has_unexplained_gaps(step, evidence.exposed_us, evidence.idle_us, evidence.queued_us):
-        return Verdict(
+        return StepVerdict(
             regime=Regime.UNKNOWN, limiting_state=None, text=untrained + _queued_text(evidence, split), case=""
         )
     if copies > HOST_IDLE_SHARE and copies > max(comm, idle):
-        return Verdict(
+        return StepVerdict(
             regime=Regime.HOST_BOUND,
             limiting_state=None,
             text=f"{untrained}Bound by copies: for {time_text(evidence.copied_us)} of the {time_text(step)} step the "
@@ -265,7 +265,7 @@ def judge_step(evidence: StepEvidence) -> Verdict:
             case="",
         )
     if idle > HOST_IDLE_SHARE and idle > comm:
-        return Verdict(
+        return StepVerdict(
             regime=Regime.HOST_BOUND,
             limiting_state=None,
             text=f"{untrained}Host bound: {_host_text(evidence)} ({split})."
@@ -274,14 +274,14 @@ def judge_step(evidence: StepEvidence) -> Verdict:
         )
     if comm < COMPUTE_SHARE or state is None:
         gain = "" if untrained else _most_text(evidence)
-        return Verdict(
+        return StepVerdict(
             regime=Regime.COMPUTE_BOUND,
             limiting_state=None,
             text=f"{untrained}Compute bound: {split}.{gain}",
             case="fast_fabric" if (evidence.num_nodes or 0) > 1 and not untrained else "",
         )
     regime = evidence.regime_by_state[state]
-    return Verdict(
+    return StepVerdict(
         regime=regime,
         limiting_state=state.value,
         text=f"{untrained}{_headline(regime, state, evidence)} {_state_text(state, evidence, split)}",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paro_advise.advisor.watching.job import Alarm
-    from paro_advise.trace_parsers.logs.step_log import StepLog
+    from paro_advise.trace_parsers.logs.step_log import LoggedSteps
 
 
 class MetricsFile:
@@ -59,7 +59,7 @@ class MetricsFile:
         """Forget the alarms: another job logs into the folder."""
         self._num_alarms, self._last = 0, None
 
-    def write(self, logs: Sequence[StepLog]) -> None:
+    def write(self, logs: Sequence[LoggedSteps]) -> None:
         """Write what is known now; what goes wrong is said, once, and does not end the watch."""
         measures = measures_of_job(logs, self._num_alarms, self._last, time.time())
         try:

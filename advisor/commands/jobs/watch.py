@@ -20,8 +20,8 @@ from paro_advise.runtime.job import STATE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paro_advise.advisor.watching.recording import Recording
-    from paro_advise.trace_parsers.logs.step_log import StepLog
+    from paro_advise.advisor.watching.recording import RecordingRequest
+    from paro_advise.trace_parsers.logs.step_log import LoggedSteps
 
 
 @click.command("watch", short_help="Say when a running job becomes slower.")
@@ -82,7 +82,7 @@ def command(
     metrics = None if prometheus is None else MetricsFile(prometheus, labels, force=force, watched=folder)
     judged, since, num_replaced = -1, 0, 0
     followed = FollowedJob(Path(folder), KEPT_STEPS)
-    recording: Recording | None = None
+    recording: RecordingRequest | None = None
     is_asked = False
     while not is_reader_gone():
         logs = followed.logs()
@@ -133,7 +133,7 @@ def _check(folder: str, record: str | None, apply_to: str | None) -> None:
         )
 
 
-def _ask(folder: str, logs: Sequence[StepLog]) -> Recording:
+def _ask(folder: str, logs: Sequence[LoggedSteps]) -> RecordingRequest:
     from paro_advise.advisor.watching.recording import ask
 
     try:
@@ -144,7 +144,7 @@ def _ask(folder: str, logs: Sequence[StepLog]) -> Recording:
     return recording
 
 
-def _is_told(recording: Recording, logs: Sequence[StepLog], *, as_json: bool, job: str | None) -> bool:
+def _is_told(recording: RecordingRequest, logs: Sequence[LoggedSteps], *, as_json: bool, job: str | None) -> bool:
     """Say what a recording shows once it is there; tell whether nothing more is to come of it."""
     from paro_advise.advisor.watching.recording import is_in_vain, is_over
 
@@ -160,7 +160,7 @@ def _is_told(recording: Recording, logs: Sequence[StepLog], *, as_json: bool, jo
     return True
 
 
-def _conclude(recording: Recording, *, as_json: bool, job: str | None) -> None:
+def _conclude(recording: RecordingRequest, *, as_json: bool, job: str | None) -> None:
     """Say what limits the recorded steps; where a job is given, try what is recommended for it."""
     from paro_advise.advisor.analysis.load import load_analysis
     from paro_advise.advisor.analysis.model import Options

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.facts.model import RankFacts
     from paro_advise.advisor.facts.reading.choice import EngineChoice
-    from paro_advise.advisor.facts.reading.engine import Engine, Result
+    from paro_advise.advisor.facts.reading.engine import InputReader, Result
     from paro_advise.trace_parsers.bytes.blocks import SourceRef
 
 
@@ -95,7 +95,7 @@ def read_all(
 
 def _parted(
     places: Sequence[int], refs: Sequence[SourceRef], choice: EngineChoice
-) -> Iterator[tuple[Engine, list[int]]]:
+) -> Iterator[tuple[InputReader, list[int]]]:
     """Give each engine and what it reads: members of compressed archives lie unpacked on this machine only."""
     if choice.name == EngineName.LOCAL:
         here, there = list(places), []
@@ -112,7 +112,7 @@ def _is_unpacked_here(ref: SourceRef) -> bool:
     return ref.member is not None and ref.member.data != ref.path
 
 
-def _engine_of(choice: EngineChoice) -> Engine:
+def _engine_of(choice: EngineChoice) -> InputReader:
     jobs = choice.jobs or os.cpu_count() or 1
     if choice.name == EngineName.RAY:
         return RayEngine(jobs)
@@ -122,7 +122,7 @@ def _engine_of(choice: EngineChoice) -> Engine:
 
 
 def _read_by(
-    engine: Engine,
+    engine: InputReader,
     places: Sequence[int],
     refs: Sequence[SourceRef],
     cache: str | None,

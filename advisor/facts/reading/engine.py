@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Result: TypeAlias = RankFacts | InputError
 
 
-class Engine(Protocol):
+class InputReader(Protocol):
     """Reads inputs, each in any of its processes."""
 
     def read(

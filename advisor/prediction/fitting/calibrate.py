@@ -23,7 +23,7 @@ from paro_advise.advisor.prediction.constants import (
 )
 from paro_advise.advisor.prediction.fitting.data_parallel import DataParallel, data_parallel
 from paro_advise.advisor.prediction.fitting.profiler_correction import unprofiled
-from paro_advise.advisor.prediction.network_tiers import Cluster, Estimate, fit_tiers
+from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, fit_tiers
 from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes, is_of_bytes
@@ -155,8 +155,8 @@ def _untrusted(analysis: Analysis) -> str:
     return ""
 
 
-def _cluster(analysis: Analysis, ranks: DataParallel, *, is_gloo: bool) -> Cluster:
-    return Cluster(
+def _cluster(analysis: Analysis, ranks: DataParallel, *, is_gloo: bool) -> LinkContext:
+    return LinkContext(
         world_size=ranks.world_size,
         ranks_per_node=ranks.ranks_per_node,
         is_gloo=is_gloo,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Job(Protocol):
+class Submission(Protocol):
     """Communication that has been submitted."""
 
     def wait(self) -> None:
@@ -43,7 +43,7 @@ class Executor(Protocol):
     def meeting(self) -> AbstractContextManager[None]:
         """Return a context in which the caller may read what has arrived, and after which that may be freed."""
 
-    def submit(self, job: Callable[[], None]) -> Job:
+    def submit(self, job: Callable[[], None]) -> Submission:
         """Run a job after those before it.
 
         Raises:

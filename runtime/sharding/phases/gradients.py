@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from paro_advise.runtime.sharding.arrangement import Arrangement
-    from paro_advise.runtime.sharding.exchange.executor import Executor, Job
+    from paro_advise.runtime.sharding.exchange.executor import Executor, Submission
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
     from paro_advise.runtime.sharding.exchange.usage import Usage
     from paro_advise.runtime.sharding.optimizer import OptimizerShards
@@ -291,7 +291,7 @@ class GradientReducer:
                 self._submit(unit, partial(self._procedure.finish, unit))
         self.executor.drain()
 
-    def _tell_usage(self) -> Job:
+    def _tell_usage(self) -> Submission:
         """Exchange which parameters got gradients beside the last reductions, whose links have time for it."""
         # Profiles show it as a part of the root's gradients.
         name = self._arrangement.span_name("gradient", self._arrangement.units[-1])

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paro_advise.runtime.sharding.arrangement import Arrangement
-    from paro_advise.runtime.sharding.exchange.executor import Executor, Job
+    from paro_advise.runtime.sharding.exchange.executor import Executor, Submission
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
     from paro_advise.runtime.sharding.phases.homes import ParameterHomes
 
@@ -26,8 +26,8 @@ class UpdatePublisher:
     def __init__(self, homes: ParameterHomes, executor: Executor) -> None:
         self.executor = executor
         self._homes = homes
-        self._under_way: dict[str, Job] = {}
-        self._last: dict[str, Job] = {}
+        self._under_way: dict[str, Submission] = {}
+        self._last: dict[str, Submission] = {}
 
     def arrange(self, arrangement: Arrangement) -> None:
         """Work under a strategy from now on."""
