@@ -54,6 +54,7 @@ def render(target: Target) -> Rendered:
     """Return a configuration file."""
     found = settings(target)
     lines = [
+        "# Add the other lines of your own file, mixed_precision among them: without it training is in fp32.",
         "compute_environment: LOCAL_MACHINE",
         f"distributed_type: {found.distributed_type}",
         f"num_processes: {found.num_processes}",

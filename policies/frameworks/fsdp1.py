@@ -18,6 +18,9 @@ _STRATEGIES = {
 }
 
 
+_OWN_OPTIONS = "give apply the options of your own FSDP call, auto_wrap_policy and mixed_precision among them"
+
+
 def render(target: Target) -> Rendered:
     """Return a function that wraps a model."""
     strategy = _STRATEGIES[target.triple]
@@ -32,7 +35,7 @@ def apply(model, device="cuda", **options):
         model, device_mesh=mesh, sharding_strategy=ShardingStrategy.{strategy}, **options
     )
 '''
-    caveats = kept_for_backward_caveats(target)
+    caveats = (_OWN_OPTIONS, *kept_for_backward_caveats(target))
     if target.is_hybrid:
         caveats += ("gradients cross groups in every micro-batch unless all but the last run under no_sync()",)
     return Rendered(text=code, suffix=".py", min_version="2.2", caveats=caveats)

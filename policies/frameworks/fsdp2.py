@@ -9,6 +9,8 @@ from paro_advise.core.framework import Framework
 from paro_advise.policies.frameworks.model import Rendered, Target, TrainingFramework, Variant, fidelities
 
 _KEPT_WHOLE = "parameters are sharded between steps and gathered once per micro-batch, not once per step"
+_OWN_SETTINGS = "give apply the mp_policy and offload_policy of your own fully_shard calls, or it trains in other types"
+_TYPES_OF_DDP = "DDP takes no mp_policy: keep the types of your own by torch.autocast or DDP's mixed_precision"
 _DDP = '''from torch.nn.parallel import DistributedDataParallel
 
 
@@ -59,8 +61,8 @@ def kept_for_backward_caveats(target: Target) -> tuple[str, ...]:
 def render(target: Target) -> Rendered:
     """Return functions that shard a model."""
     if target.triple == "NNN":
-        caveat = "put all micro-batches but the last under model.no_sync()"
-        return Rendered(text=_DDP, suffix=".py", min_version="2.0", caveats=(caveat,))
+        caveats = ("put all micro-batches but the last under model.no_sync()", _TYPES_OF_DDP)
+        return Rendered(text=_DDP, suffix=".py", min_version="2.0", caveats=caveats)
     reshard = reshard_after_forward(target)
     imported = "FSDPModule, fully_shard" if target.is_hybrid else "fully_shard"
     code = f'''import torch
@@ -68,17 +70,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import {imported}
 
 
-def apply(model, blocks, device="cuda"):
-    """Shard a model; blocks are its repeated layers."""
+def apply(model, blocks, device="cuda", **settings):
+    """Shard a model; blocks are its repeated layers, settings what else your own calls of fully_shard get."""
     mesh = {target.mesh}
     for block in blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward={reshard})
-    return fully_shard(model, mesh=mesh, reshard_after_forward={reshard})
+        fully_shard(block, mesh=mesh, reshard_after_forward={reshard}, **settings)
+    return fully_shard(model, mesh=mesh, reshard_after_forward={reshard}, **settings)
 '''
-    caveats: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = (_OWN_SETTINGS,)
     if target.is_hybrid:
         code += _BEFORE_BACKWARD + _COPY_ENGINES
-        caveats = ("call before_backward in every micro-batch, or gradients cross groups each time",)
+        caveats += ("call before_backward in every micro-batch, or gradients cross groups each time",)
     if target.triple in ("NGG", "NII", "NNG", "NNI"):
         caveats += (_KEPT_WHOLE,)
     if target.triple in ("NNG", "NNI"):

@@ -110,7 +110,7 @@ class Engine:
         self.homes = ParameterHomes(model, settings, self.gradients)
         self.updates = UpdatePublisher(self.homes, updates)
         self.homes.before_copy = self.updates.before_copy
-        self.edits = Edits(self.homes, shards, self.updates)
+        self.edits = Edits(self.homes, shards, self.updates, self.gradients.replicas)
         threads = [*reductions.threads, *updates.threads]
         # HO-Ring was never measured on a device, whose own collectives know its links.
         self.uses_ho_ring = not settings.native_collectives and device.type == "cpu"

@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from paro_advise.policies.frameworks.model import Fidelity, Target
@@ -50,7 +50,9 @@ def check(triple, first):
     module = {}
     exec(compile(made.text, "exported", "exec"), module)
     model = copy.deepcopy(first)
-    model = module["apply"](model) if triple == "NNN" else module["apply"](model, model.blocks, device="cpu")
+    shards = triple != "NNN"
+    own = {"device": "cpu", "mp_policy": MixedPrecisionPolicy(param_dtype=torch.float64)}
+    model = module["apply"](model, model.blocks, **own) if shards else module["apply"](model)
     if "gather_by_copy_engines" in module:
         # NCCL's; here only that every sharded module is asked, in words that this torch knows.
         with mock.patch.object(FSDPModule, "set_symm_mem_for_comm", autospec=True) as asked:
@@ -61,7 +63,9 @@ def check(triple, first):
         for name in ("before_backward", "hold_gradients"):
             if name in module:
                 module[name](model, is_last)
-        model(inputs(dist.get_rank(), micro)).square().sum().backward()
+        output = model(inputs(dist.get_rank(), micro))
+        assert output.dtype == (torch.float64 if shards else torch.float32)
+        output.square().sum().backward()
     found = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters()]
     for gradient, wanted in zip(found, expected(first), strict=True):
         torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-6)

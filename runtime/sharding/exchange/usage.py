@@ -46,10 +46,12 @@ class Usage:
 
     Attributes:
         missing: what a parameter that no rank used has.
+        has_changes: some rank had changed its parameters by hand, as far as ``check_order`` has looked.
     """
 
     def __init__(self, units: Sequence[UnitSpec], device: torch.device) -> None:
         self.missing = Missing.NONE
+        self.has_changes = False
         self._first: dict[str, int] = {}
         self._numbers = {unit.name: number for number, unit in enumerate(units, 1)}
         self._gathered = self._delivered = 0
@@ -98,22 +100,27 @@ class Usage:
             self._known, self._counts = [value > 0 for value in self._counts.tolist()], None
         return self._known[number]
 
-    def agree(self, channels: Channels) -> None:
-        """Exchange the notes; all ranks call it at once."""
+    def agree(self, channels: Channels, *, is_changed: bool = False) -> None:
+        """Exchange the notes; all ranks call it at once.
+
+        Args:
+            channels: of the ranks.
+            is_changed: this rank has changed parameters by hand.
+        """
         world, count = channels.grid.world_size, len(self._here)
         self._known, self._counts = list(self._here), None
         if world == 1 or not count:
             return
         pieces = [*_pieces(self._gathered), *_pieces(self._delivered)]
         self._gathered = self._delivered = 0
-        told = [*map(float, self._here), *pieces, *(piece * piece for piece in pieces)]
+        told = [*map(float, self._here), *pieces, *(piece * piece for piece in pieces), float(is_changed)]
         told += [0.0] * (-len(told) % world)
         # Pinned memory is copied beside the host.
         on_host = torch.tensor(told, dtype=torch.float32, device="cpu", pin_memory=self._device.type != "cpu")
         notes = on_host.to(self._device, non_blocking=True)
         channels.sum_all(notes)
         self._counts = notes[:count]
-        digests = notes[count : count + 4 * _PIECES]
+        digests = notes[count : count + 4 * _PIECES + 1]
         # The host waits for no device: it looks at what has long been there.
         self._unchecked, self._digests = (digests if self._device.type == "cpu" else self._digests), digests
         self._world_size = world
@@ -125,8 +132,11 @@ class Usage:
             DivergedError: they have not.
         """
         digests, self._unchecked = self._unchecked, None
+        self.has_changes = False
         if digests is not None:
-            _check_alike(digests.tolist(), self._world_size)
+            *sums, num_changed = digests.tolist()
+            _check_alike(sums, self._world_size)
+            self.has_changes = num_changed > 0
 
     def clear(self) -> None:
         """Forget all notes."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
     from paro_advise.runtime.sharding.optimizer import OptimizerShards
     from paro_advise.runtime.sharding.phases.homes import ParameterHomes
+    from paro_advise.runtime.sharding.phases.replicas import Replicas
     from paro_advise.runtime.sharding.phases.updates import UpdatePublisher
 
 
@@ -34,16 +35,19 @@ class Edits:
         homes: where the model's parameters rest.
         shards: the optimizer's.
         updates: brings the optimizer's to the model.
+        replicas: the copies of the model's that ranks hold.
     """
 
-    def __init__(self, homes: ParameterHomes, shards: OptimizerShards, updates: UpdatePublisher) -> None:
+    def __init__(
+        self, homes: ParameterHomes, shards: OptimizerShards, updates: UpdatePublisher, replicas: Replicas
+    ) -> None:
         self._homes = homes
         self._shards = shards
         self._updates = updates
+        self._replicas = replicas
         self._agreed: dict[str, tuple[int, ...]] = {}
         self._sums: dict[str, torch.Tensor] = {}
         self._saved: dict[str, torch.Tensor] = {}
-        self._total = 0
 
     def arrange(self, arrangement: Arrangement) -> None:
         """Work under a strategy from now on."""
@@ -69,15 +73,11 @@ class Edits:
         """Remember that all parameters agree."""
         for unit in self._arrangement.units:
             self.note(unit)
-        self._total = self._versions_of_model()
+        self._replicas.note(self._arrangement.units)
 
     def count_changes(self) -> int:
         """Return how often this rank has changed the model's parameters, at rest, since they were all noted."""
-        return self._versions_of_model() - self._total
-
-    def _versions_of_model(self) -> int:
-        slots = (slot for unit in self._arrangement.units for slot in unit.spec.training)
-        return sum(sum(versions(slot.parameter)) for slot in slots)
+        return self._replicas.count_changes(self._arrangement.units)
 
     def before_forward(self, unit: UnitState) -> None:
         """Bring what was changed on the optimizer's side to the model, before a unit is used.

@@ -24,6 +24,7 @@ from paro_advise.runtime.sharding.parameters.owned import (
     set_gradient,
 )
 from paro_advise.runtime.sharding.phases.lost_gradients import NodeHooks, refuse_nested, refuse_stray, refuse_unseen
+from paro_advise.runtime.sharding.phases.replicas import Replicas
 from paro_advise.runtime.sharding.phases.singles import Singles
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class GradientReducer:
         reduces_once: the framework reduces one backward pass after a forward pass; those of more stay with their rank.
         is_of_fsdp2: for the script, parameters are DTensors of FSDP2's.
         has_synchronized_forward: that was so in the last forward pass, by which such a framework goes.
+        replicas: the copies of parameters that ranks hold.
         replicated: collects the gradients of parameters that are kept whole; None with FSDP2.
         before_backward, after_backward: called when a backward pass makes its first gradient, and at its end.
         after_discard: called when all gradients are forgotten.
@@ -114,6 +116,7 @@ class GradientReducer:
         # Kept over a switch: gradients that were set to zero before it are still there, for weight decay to act on.
         self._usage = usage
         self._node_hooks = NodeHooks()
+        self.replicas = Replicas()
 
     def arrange(self, arrangement: Arrangement) -> None:
         """Work under a strategy from now on."""
@@ -280,7 +283,7 @@ class GradientReducer:
         if told is not None:
             self._finish_frozen()
             told.wait()
-            self._usage.check_order()
+            self._check_ranks()
             self._expose()
         self.after_backward()
 
@@ -298,15 +301,28 @@ class GradientReducer:
         channels = self._arrangement.gathering
         with torch.no_grad(), self._side_executor.meeting():
             sums = self.singles.gradients(channels.grid.world_size)
+        # DDP leaves it to scripts that their replicas stay alike, and so does a strategy that shards nothing.
+        may_differ = self.reduces_once and self._arrangement.levels.optimizer == Level.N
+        is_changed = not may_differ and self.replicas.count_changes(self._arrangement.units) != 0
 
         def run() -> None:
             with Span(name):
-                self._usage.agree(channels)
+                self._usage.agree(channels, is_changed=is_changed)
                 if sums is not None:
                     channels.sum_all(sums)
 
         self._sums_of_singles = sums
         return self._side_executor.submit(run)
+
+    def _check_ranks(self) -> None:
+        """Check that all ranks ran the same units, and what they have changed by hand.
+
+        Raises:
+            DivergedError: ranks ran others, or their copies of a parameter differ.
+        """
+        self._usage.check_order()
+        if self._usage.has_changes and self.replicas.are_held(self._arrangement):
+            self._side_executor.submit(partial(self.replicas.compare, self._arrangement)).wait()
 
     def finish_accumulation(self) -> None:
         """Bring the gradients of passes that were no boundaries to the optimizer's level, without another pass.
@@ -328,7 +344,7 @@ class GradientReducer:
         self.executor.drain()
         told.wait()
         self.synchronizes = before
-        self._usage.check_order()
+        self._check_ranks()
         self._expose()
 
     def _expose(self) -> None:

@@ -97,9 +97,9 @@ class ParameterHomes:
         return self._settings.reshard_root or unit.spec.module is not self._model
 
     def held(self, arrangement: Arrangement, unit: UnitState) -> list[torch.Tensor]:
-        """Return what this rank holds of each trained parameter, flat."""
+        """Return what this rank holds of each trained parameter, flat; versions tell nothing of writing there."""
         if arrangement.levels.parameter == Level.N:
-            return [slot.parameter.detach().view(-1) for slot in unit.spec.training]
+            return [slot.parameter.detach().data.view(-1) for slot in unit.spec.training]
         return [fsdp2.held(slot).view(-1) for slot in unit.spec.training]
 
     def bind_masters(
