@@ -173,6 +173,27 @@ def test_a_last_step_that_recording_cut_to_nothing_does_not_count(tmp_path):
     assert len(facts_of(trace.write(tmp_path / "rank0.json")).steps) == 2
 
 
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_a_first_step_that_was_launched_before_the_device_was_recorded_does_not_count(num_steps, tmp_path):
+    trace = TraceBuilder(0, 1)
+    for step in range(num_steps):
+        base = step * STEP_US
+        trace.step(step, base, STEP_US)
+        trace.backward(base + 1, 10, sequence=step + 1)
+        for number in range(9):
+            launched(trace, base + 50 + number * 100, 100, base + 40 + number * 100)
+            if step == 0 and number < 5:
+                assert trace.events.pop()["cat"] == "kernel"
+    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    told = next(item.message for item in analysis.data_quality if item.code == "Q124")
+    assert "5 kernels launched before have no row" in told
+    if num_steps > 1:
+        assert "1 step is left out" in told
+        assert analysis.breakdown_us.compute == pytest.approx(900)
+    else:
+        assert "idle times are too long" in told
+
+
 def test_a_job_of_one_process_is_not_asked_for_more_ranks(tmp_path):
     trace = TraceBuilder(0, 1)
     for step in range(3):

@@ -13,16 +13,21 @@ from paro_advise.trace_parsers.kineto.constants import (
     LAG_SHARE,
     LONG_CALL_US,
     MAX_BLOCKING_CALLS,
+    MAX_LOST_SHARE,
     MIN_LINKED_SHARE,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
     from paro_advise.trace_parsers.kineto.host_rows import HostRows
     from paro_advise.trace_parsers.kineto.rows import KinetoRows
+    from paro_advise.trace_parsers.tables import HostSpan
 
+_LAUNCH = re.compile(r"^(?:cuda|cu|hip)\w*Launch(?:Cooperative)?Kernel")
 # Calls in which the host waits for the device. A copy to pageable memory waits although it is called asynchronous.
 _BLOCKING = re.compile(r"^(?:cuda|hip|cu)(?:Stream|Device|Event|Ctx)Synchronize|^(?:cuda|hip)Memcpy(?:Async)?$")
 
@@ -31,7 +36,7 @@ def needs_launches(rows: KinetoRows) -> bool:
     """Tell whether the launches of a trace that was read without them would change what it says.
 
     They link kernels to their host calls where ids do not (torch before 2.1), tell which step a kernel belongs to
-    where the device lags behind the host, and why a device idles.
+    where the device lags behind the host, why a device idles, and whether its first kernels are missing.
     """
     import numpy as np
 
@@ -40,7 +45,51 @@ def needs_launches(rows: KinetoRows) -> bool:
     start = np.array(rows.device.start)
     end = start + np.maximum(np.array(rows.device.duration), 0.0)
     span = float(end.max() - start.min())
-    return _is_loosely_linked(rows, start) or _busy_us(start, end) < (1 - IDLE_SHARE) * span
+    if _is_loosely_linked(rows, start) or _busy_us(start, end) < (1 - IDLE_SHARE) * span:
+        return True
+    cuts = _cuts_us(rows)
+    if not len(cuts):
+        return False
+    step_us = float(np.median(np.diff(cuts))) if len(cuts) > 1 else span
+    return float(start.min() - cuts[0]) > IDLE_SHARE * step_us
+
+
+def lit_steps(
+    steps: Sequence[HostSpan], host: HostRows, correlation: NDArray[np.int64]
+) -> tuple[tuple[HostSpan, ...], int]:
+    """Leave out the first steps whose kernels were launched but not recorded, as where the device's recorder began late.
+
+    Args:
+        steps: by start.
+        host: rows with launches; without them nothing is left out.
+        correlation: of the device's rows.
+
+    Returns:
+        the steps that are left, and how many launches of the others have no kernel.
+    """
+    import numpy as np
+
+    named = host.mask_of_names(bool(_LAUNCH.match(name)) for name in host.names)
+    launches = np.flatnonzero((host.kind == HostKind.RUNTIME) & named & (host.correlation >= 0))
+    recorded = np.isin(host.correlation[launches], correlation)
+    if not recorded.any() or recorded[0]:
+        return tuple(steps), 0
+    launch_us = host.start_us[launches]
+    lost_us = launch_us[: int(np.argmax(recorded))]
+    lit = [
+        step
+        for step in steps
+        if _count(lost_us, step) <= MAX_LOST_SHARE * _count(launch_us, step) or step.start_us > lost_us[-1]
+    ]
+    return tuple(lit), len(lost_us) if len(lit) < len(steps) else 0
+
+
+def _count(times_us: NDArray[np.float64], step: HostSpan) -> int:
+    """Return how many of the times, in order, lie in a step."""
+    import numpy as np
+
+    low, high = np.searchsorted(times_us, (step.start_us, step.end_us))
+    return int(high - low)
 
 
 def _is_loosely_linked(rows: KinetoRows, start_us: NDArray[np.float64]) -> bool:

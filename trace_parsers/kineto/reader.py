@@ -37,7 +37,7 @@ from paro_advise.trace_parsers.kineto.device.memory import phase_peaks
 from paro_advise.trace_parsers.kineto.event_routes import Detail
 from paro_advise.trace_parsers.kineto.header import impossible_rank, rank_in_name, trace_header, trace_metadata
 from paro_advise.trace_parsers.kineto.host_rows import sort_host_rows
-from paro_advise.trace_parsers.kineto.launches import blocking_calls, needs_launches
+from paro_advise.trace_parsers.kineto.launches import blocking_calls, lit_steps, needs_launches
 from paro_advise.trace_parsers.kineto.phases import (
     PhaseClock,
     backward_passes,
@@ -192,7 +192,7 @@ class _TableBuilder:
         host = sort_host_rows(self._rows.host, *self._times(self._rows.host.start, self._rows.host.duration))
         header = trace_header(metadata, self._rows, self._label, self._origin_us + self._raw.shift_us)
         worked_us = np.concatenate([host.start_us[host.kind == HostKind.OPERATOR], self._device_starts()])
-        steps, updates = without_stub(profiler_steps(host), worked_us), optimizer_spans(host)
+        steps, updates = self._lit(without_stub(profiler_steps(host), worked_us), host), optimizer_spans(host)
         if (merged := num_merged(steps)) > 1:
             raise BrokenInputError(
                 f"a trace must hold the events of one process, this one holds the steps of {merged} at the same time",
@@ -239,6 +239,21 @@ class _TableBuilder:
             memory_peaks=phase_peaks(self._rows.memory, clock, self._origin_us, is_gpu=is_gpu),
         )
         return self._source(header, collectives, events)
+
+    def _lit(self, steps: tuple[HostSpan, ...], host: HostRows) -> tuple[HostSpan, ...]:
+        """Leave out first steps whose kernels are missing, where others are left."""
+        import numpy as np
+
+        lit, num_lost = lit_steps(steps, host, np.frombuffer(self._rows.device.correlation, dtype=np.int64))
+        if not num_lost:
+            return steps
+        done = f"{plural(len(steps) - len(lit), 'step is', 'steps are')} left out" if lit else "idle times are too long"
+        self._notices.warn(
+            "Q124",
+            f"the device's rows begin late, {plural(num_lost, 'kernel')} launched before have no row: {done}",
+            "give the profiler's schedule a warm-up step",
+        )
+        return lit or steps
 
     def _device_starts(self) -> NDArray[np.float64]:
         import numpy as np
