@@ -57,7 +57,7 @@ def needs_launches(rows: KinetoRows) -> bool:
 def lit_steps(
     steps: Sequence[HostSpan], host: HostRows, correlation: NDArray[np.int64]
 ) -> tuple[tuple[HostSpan, ...], int]:
-    """Leave out the first steps whose kernels were launched but not recorded, as where the device's recorder began late.
+    """Leave out first steps whose kernels were launched but not recorded, as where the device's recorder began late.
 
     Args:
         steps: by start.
