@@ -61,8 +61,8 @@ def kept_for_backward_caveats(target: Target) -> tuple[str, ...]:
 def render(target: Target) -> Rendered:
     """Return functions that shard a model."""
     if target.triple == "NNN":
-        caveats = ("put all micro-batches but the last under model.no_sync()", _TYPES_OF_DDP)
-        return Rendered(text=_DDP, suffix=".py", min_version="2.0", caveats=caveats)
+        of_ddp = ("put all micro-batches but the last under model.no_sync()", _TYPES_OF_DDP)
+        return Rendered(text=_DDP, suffix=".py", min_version="2.0", caveats=of_ddp)
     reshard = reshard_after_forward(target)
     imported = "FSDPModule, fully_shard" if target.is_hybrid else "fully_shard"
     code = f'''import torch
