@@ -65,7 +65,7 @@ def lit_steps(
         correlation: of the device's rows.
 
     Returns:
-        the steps that are left, and how many kernels were launched before the first that has a row (0 where none is left
+        the steps that are left, and how many kernels were launched before the first with a row (0 where none is left
         out).
     """
     import numpy as np
