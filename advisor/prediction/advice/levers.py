@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from paro_advise.advisor.prediction.advice.what_if import anchored_us, quantiles
 from paro_advise.advisor.prediction.constants import LEAST_LEVER_GAIN, MERGED_UNITS
 from paro_advise.advisor.prediction.scoring import needed_bytes, over_capacity
@@ -35,6 +37,7 @@ class _Change:
         what: to do.
         calibration: the run with it.
         change: a candidate with it.
+        further_us: what it may save of a step besides, of which the trace does not tell how much.
         activations: share of the activations that a rank then holds.
         changes_numbers: training computes something else.
         note: what to know.
@@ -43,6 +46,7 @@ class _Change:
     what: str
     calibration: Calibration
     change: Callable[[Candidate], Candidate] = lambda candidate: candidate
+    further_us: float = 0.0
     activations: float = 1.0
     changes_numbers: bool = False
     note: str = ""
@@ -59,7 +63,10 @@ def levers(basis: Basis, limits: Limits) -> tuple[Lever, ...]:
     before = [anchored_us(basis, basis.calibration, candidate) for candidate in (basis.base, basis.chosen)]
     for change in _changes(basis.calibration, basis.base):
         after = [anchored_us(basis, change.calibration, change.change(item)) for item in (basis.base, basis.chosen)]
-        now, planned = (quantiles(old / new) for old, new in zip(before, after, strict=True))
+        now, planned = (
+            quantiles(np.append(old / new, old / np.maximum(new - change.further_us, basis.calibration.compute_us)))
+            for old, new in zip(before, after, strict=True)
+        )
         if planned.p50 < 1 + LEAST_LEVER_GAIN:
             continue
         chosen = change.change(basis.chosen)
@@ -103,6 +110,7 @@ def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
         yield _Change(
             what="no rank later than the others",
             calibration=replace(calibration, fixed_us=calibration.fixed_us - calibration.late_us, late_us=0.0),
+            further_us=calibration.latest_us - calibration.late_us,
             note="what it is worth to heal" + (" or to leave out its node" if calibration.num_nodes > 1 else ""),
         )
 

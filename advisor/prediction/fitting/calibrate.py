@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import FROZEN_RATIO
 from paro_advise.advisor.analysis.judgement.verdict import has_unexplained_gaps
@@ -19,16 +19,16 @@ from paro_advise.advisor.prediction.constants import (
     COMPUTE_SLOWING_SIGMA,
     FEW_UNITS,
     KERNEL_US,
-    SHARED_CORE_THREADS,
 )
 from paro_advise.advisor.prediction.fitting.data_parallel import DataParallel, data_parallel
 from paro_advise.advisor.prediction.fitting.profiler_correction import unprofiled
+from paro_advise.advisor.prediction.fitting.step_parts import MODEL_STATE_NAMES, gaps_us, step_parts
 from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, fit_tiers
 from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes, is_of_bytes
 from paro_advise.core.framework import Framework
-from paro_advise.core.model_state import MODEL_STATES, State
+from paro_advise.core.model_state import State
 from paro_advise.core.plural import plural
 from paro_advise.errors import InputError
 from paro_advise.policies.memory import shards
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 _ROOT = "of the root's arithmetic nothing, all that its bytes suggest or a part (a prior: embeddings only look rows up)"
 _SLOWING = f"arithmetic takes {COMPUTE_SLOWING} times as long while a collective runs beside it (a prior, 1.0 to 1.3)"
-_MODEL_STATE_NAMES = tuple(state.value for state in MODEL_STATES)
 
 
 def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibration:
@@ -66,7 +65,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     gloo = run.backend == "gloo"
     published, reduced = _published_us(analysis), _reductions(analysis)
     finer = _finer_reductions(model, reduced, 1 if triple[1] == "N" else micro)
-    parts = _step_parts(analysis, finer, is_gpu=not gloo, own_way=published is not None)
+    parts = step_parts(analysis, finer, is_gpu=not gloo, own_way=published is not None)
     tiers = fit_tiers(analysis.links, _cluster(analysis, ranks, is_gloo=gloo), nodes_per_pod)
     notes += [*tiers.notes, "one third of the arithmetic is forward, two thirds backward"]
     notes += _ambiguities(analysis, triple, micro) + ([] if gloo else [_SLOWING, *([_ROOT] if model.root else [])])
@@ -88,8 +87,9 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         reduce_width=_width(analysis, State.GRADIENT) or model.element_bytes,
         compute_us=analysis.breakdown_us.compute or 0.0,
         fixed_us=parts.fixed_us,
-        gaps_us=min(parts.fixed_us - parts.late_us, _gaps(analysis)),
+        gaps_us=min(parts.fixed_us - parts.late_us, gaps_us(analysis)),
         late_us=parts.late_us,
+        latest_us=parts.latest_us,
         wait_us=parts.wait_us,
         host_us_per_byte=0.0,
         transfer_us=parts.transfer_us,
@@ -213,7 +213,7 @@ def _model(analysis: Analysis, world: int, micro: int, notes: list[str]) -> _Mod
     run = analysis.run
     units, element_bytes = _units(analysis, world, micro)
     if not units:
-        moved = [entry for entry in analysis.collectives if entry.state in _MODEL_STATE_NAMES]
+        moved = [entry for entry in analysis.collectives if entry.state in MODEL_STATE_NAMES]
         raise InputError(
             "a recommendation must know the model's size, got "
             + ("collectives whose sizes are not recorded" if moved else "no collective of parameters or gradients"),
@@ -304,75 +304,14 @@ def _ranks_per_node(analysis: Analysis, world: int, notes: list[str]) -> int:
     return per_node
 
 
-class _StepParts(NamedTuple):
-    fixed_us: float  # what no strategy changes
-    late_us: float  # of it, waiting for ranks that are late by their own doing, and in steps that stalled
-    wait_us: float  # of each collective beside its transfer
-    transfer_us: float | None  # of all collectives of model states
-
-
-def _step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool) -> _StepParts:
-    """Part a step into what no strategy changes and what its collectives take.
-
-    Args:
-        analysis: the run.
-        finer: reductions that the replay makes of the run's buckets beyond theirs.
-        is_gpu: collectives run beside compute.
-        own_way: updated parameters come back in the framework's own way, see ``_published_us``.
-    """
-    parts, states = analysis.breakdown_us, analysis.states
-    other = [states[name.value] for name in (State.OTHER, State.UNKNOWN) if name.value in states]
-    fixed = (parts.idle or 0.0) + sum(entry.exposed_us or 0.0 for entry in other)
-    names = [name for name in _MODEL_STATE_NAMES if not (own_way and name == State.OPTIMIZER.value)]
-    moved = [states[name] for name in names if name in states]
-    # States that are exposed at the same time delay the step once.
-    together = sum(entry.exposed_us or 0.0 for entry in states.values())
-    once = min(1.0, (parts.exposed_communication or 0.0) / together) if together else 1.0
-    wait = once * sum(min(entry.wait_us or 0.0, entry.exposed_us or 0.0) for entry in moved)
-    # A rank that is late by its own doing delays every strategy once a step, however often they wait for each other. On
-    # a CPU ranks are late for want of a core, too, of which another strategy takes more or less.
-    own = [s.lateness_us for s in analysis.stragglers if is_gpu or "compute" in s.cause]
-    own += [analysis.late_once_us, _stalled_us(analysis)] if is_gpu else []
-    late = min(wait, max(own, default=0.0))
-    fixed, wait = fixed + late, wait - late
-    calls = finer + sum(entry.count for entry in moved)
-    # On a CPU "other" is the time inside calls of collectives before and after gloo's own work.
-    if is_gpu:
-        fixed += parts.other or 0.0
-    else:
-        wait += parts.other or 0.0
-    known = [entry.transfer_us for entry in moved if entry.count]
-    transfer = None if any(value is None for value in known) else once * sum(value or 0.0 for value in known)
-    return _StepParts(fixed, late, wait / calls if calls else 0.0, transfer)
-
-
-def _stalled_us(analysis: Analysis) -> float:
-    """Return how long ranks waited in steps that stalled, a step; what all ranks idled is no wait."""
-    _, stalled_us = analysis.step_time_us.stalled
-    return max(0.0, stalled_us - min((entry.idle_us for entry in analysis.ranks), default=0.0))
-
-
-def _gaps(analysis: Analysis) -> float:
-    """Return the time between operators that the training thread worked; what it slept is none of it.
-
-    A core is assumed to be shared by three threads at most, where the step logs tell how long it was on one;
-    without them the whole gap counts as work.
-    """
-    captured, parts = analysis.captured, analysis.breakdown_us
-    idle = parts.idle or 0.0
-    if captured is None or not captured.traced_cpu_us:
-        return idle
-    return min(idle, max(0.0, SHARED_CORE_THREADS * captured.traced_cpu_us - (parts.compute or 0.0)))
-
-
 def _concurrent(analysis: Analysis) -> float:
     """Return how many collectives of model states were under way at once, on average while any was.
 
     They shared the links, so that each alone looks as slow as all of them together.
     """
-    moved = [entry for entry in analysis.collectives if entry.state in _MODEL_STATE_NAMES]
+    moved = [entry for entry in analysis.collectives if entry.state in MODEL_STATE_NAMES]
     alone = sum(entry.count * (entry.p50_us or 0.0) for entry in moved)
-    union = sum(entry.total_us or 0.0 for name, entry in analysis.states.items() if name in _MODEL_STATE_NAMES)
+    union = sum(entry.total_us or 0.0 for name, entry in analysis.states.items() if name in MODEL_STATE_NAMES)
     return max(1.0, alone / union) if union else 1.0
 
 

@@ -1,0 +1,78 @@
+"""What of a step no strategy changes, and what its collectives take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from paro_advise.advisor.prediction.constants import SHARED_CORE_THREADS
+from paro_advise.core.model_state import MODEL_STATES, State
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.analysis.model import Analysis
+
+MODEL_STATE_NAMES = tuple(state.value for state in MODEL_STATES)
+
+
+class StepParts(NamedTuple):
+    """How a step parts into what no strategy changes and what its collectives take."""
+
+    fixed_us: float  # what no strategy changes
+    late_us: float  # of it, waiting for ranks that are late by their own doing, and in steps that stalled
+    latest_us: float  # the most of a step that it would save if no rank was
+    wait_us: float  # of each collective beside its transfer
+    transfer_us: float | None  # of all collectives of model states
+
+
+def step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool) -> StepParts:
+    """Part a step into what no strategy changes and what its collectives take.
+
+    Args:
+        analysis: the run.
+        finer: reductions that the replay makes of the run's buckets beyond theirs.
+        is_gpu: collectives run beside compute.
+        own_way: updated parameters come back in the framework's own way, see ``_published_us``.
+    """
+    parts, states = analysis.breakdown_us, analysis.states
+    other = [states[name.value] for name in (State.OTHER, State.UNKNOWN) if name.value in states]
+    fixed = (parts.idle or 0.0) + sum(entry.exposed_us or 0.0 for entry in other)
+    names = [name for name in MODEL_STATE_NAMES if not (own_way and name == State.OPTIMIZER.value)]
+    moved = [states[name] for name in names if name in states]
+    # States that are exposed at the same time delay the step once.
+    together = sum(entry.exposed_us or 0.0 for entry in states.values())
+    once = min(1.0, (parts.exposed_communication or 0.0) / together) if together else 1.0
+    wait = once * sum(min(entry.wait_us or 0.0, entry.exposed_us or 0.0) for entry in moved)
+    # A rank that is late by its own doing delays every strategy once a step, however often they wait for each other. On
+    # a CPU ranks are late for want of a core, too, of which another strategy takes more or less.
+    own = [s.lateness_us for s in analysis.stragglers if is_gpu or "compute" in s.cause]
+    own += [analysis.late_once_us, _stalled_us(analysis)] if is_gpu else []
+    latest = min(parts.exposed_communication or 0.0, max(own, default=0.0))
+    late = min(wait, max(own, default=0.0))
+    fixed, wait = fixed + late, wait - late
+    calls = finer + sum(entry.count for entry in moved)
+    # On a CPU "other" is the time inside calls of collectives before and after gloo's own work.
+    if is_gpu:
+        fixed += parts.other or 0.0
+    else:
+        wait += parts.other or 0.0
+    known = [entry.transfer_us for entry in moved if entry.count]
+    transfer = None if any(value is None for value in known) else once * sum(value or 0.0 for value in known)
+    return StepParts(fixed, late, max(late, latest), wait / calls if calls else 0.0, transfer)
+
+
+def _stalled_us(analysis: Analysis) -> float:
+    """Return how long ranks waited in steps that stalled, a step; what all ranks idled is no wait."""
+    _, stalled_us = analysis.step_time_us.stalled
+    return max(0.0, stalled_us - min((entry.idle_us for entry in analysis.ranks), default=0.0))
+
+
+def gaps_us(analysis: Analysis) -> float:
+    """Return the time between operators that the training thread worked; what it slept is none of it.
+
+    A core is assumed to be shared by three threads at most, where the step logs tell how long it was on one;
+    without them the whole gap counts as work.
+    """
+    captured, parts = analysis.captured, analysis.breakdown_us
+    idle = parts.idle or 0.0
+    if captured is None or not captured.traced_cpu_us:
+        return idle
+    return min(idle, max(0.0, SHARED_CORE_THREADS * captured.traced_cpu_us - (parts.compute or 0.0)))
