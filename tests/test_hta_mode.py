@@ -148,12 +148,11 @@ def test_every_layout_reads_as_in_hta(tmp_path):
     assert found == {label: {} for label in found}
 
 
+@pytest.mark.corpus
 @pytest.mark.hta
 @needs_hta
 def test_every_public_trace_reads_as_in_hta(tmp_path, record_property):
-    """Other people's traces and the whole runs. Asks nothing where ../shared is absent."""
-    if not SHARED.is_dir():
-        return
+    """Other people's traces and the whole runs."""
     ranks = ranks_of_runs(SHARED)
     found, unreadable = beside_hta(kineto_in(SHARED / "corpus", *ranks), tmp_path)
     record_property("equal", len(found))

@@ -174,10 +174,9 @@ def test_transfers_and_clocks_of_kernels_without_arguments(tmp_path):
         assert wait == pytest.approx(duration - 10, abs=0.01)
 
 
+@pytest.mark.corpus
 def test_transfers_and_clocks_of_a_public_run():
-    """8 V100 in one box: the first all-to-all takes 10 us everywhere. Asks nothing where ../shared is absent."""
-    if not SHARED.is_dir():
-        return
+    """8 V100 in one box: the first all-to-all takes 10 us everywhere."""
     for duration, transfer, wait in first_all_to_all(
         SHARED / "corpus/facebookresearch+param/et_replay/tests/inputs/dlrm_kineto.tar.gz"
     ):
