@@ -54,7 +54,7 @@ class AnalysisResult:
         """Return what ``paro-advise analyze`` prints."""
         from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
 
-        return _unstyled(analysis_text(self.analysis))
+        return _strip_style(analysis_text(self.analysis))
 
     def frame(self, table: str) -> pl.DataFrame:
         """Return a table: "collectives", "ranks", "links", "states", "findings", "modules", "data_quality", "inputs".
@@ -66,7 +66,7 @@ class AnalysisResult:
             "collectives": self.analysis.collectives,
             "ranks": self.analysis.ranks,
             "links": self.analysis.links,
-            "states": [_named(name, entry) for name, entry in self.analysis.states.items()],
+            "states": [_with_name(name, entry) for name, entry in self.analysis.states.items()],
             "findings": self.analysis.findings,
             "modules": self.analysis.modules,
             "data_quality": self.analysis.data_quality,
@@ -88,7 +88,7 @@ class AnalysisResult:
 
     def _repr_html_(self) -> str:
         states = self.frame("states").filter(self.frame("states")["count"] > 0)
-        return _shown(self.analysis.verdict.text, states.select("name", "count", "exposed_us", "regime"))
+        return _as_html(self.analysis.verdict.text, states.select("name", "count", "exposed_us", "regime"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class PlanResult:
             }
             for choice in (self.plan.baseline, *[item for item in self.plan.candidates if item.feasible][:8])
         ]
-        return _shown(self.plan.text, pl.DataFrame(rows))
+        return _as_html(self.plan.text, pl.DataFrame(rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ class ComparisonResult:
         """Return what ``paro-advise compare`` prints."""
         from paro_advise.advisor.rendering.texts.comparison_text import comparison_text
 
-        return _unstyled(comparison_text(self.comparison))
+        return _strip_style(comparison_text(self.comparison))
 
     @property
     def passed(self) -> bool:
@@ -189,7 +189,9 @@ class ComparisonResult:
         return to_json(self.comparison)
 
     def _repr_html_(self) -> str:
-        return _shown(str(self).splitlines()[0], self.frame("metrics").select("name", "before", "after", "change_pct"))
+        return _as_html(
+            str(self).splitlines()[0], self.frame("metrics").select("name", "before", "after", "change_pct")
+        )
 
 
 def analyze(
@@ -367,7 +369,7 @@ def _bytes(name: str, text: str | None) -> float | None:
     return size
 
 
-def _named(name: str, entry: object) -> dict[str, object]:
+def _with_name(name: str, entry: object) -> dict[str, object]:
     import msgspec
 
     return {"name": name, **msgspec.to_builtins(entry)}
@@ -388,7 +390,7 @@ def _frame(tables: Mapping[str, Sequence[object]], name: str) -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None, strict=False)
 
 
-def _shown(text: str, frame: pl.DataFrame) -> str:
+def _as_html(text: str, frame: pl.DataFrame) -> str:
     """Return a sentence and a small table as HTML for a notebook."""
     from paro_advise.templates import render
 
@@ -400,7 +402,7 @@ def _cell(value: object) -> str:
     return f"{value:,.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
-def _unstyled(text: str) -> str:
+def _strip_style(text: str) -> str:
     import click
 
     return click.unstyle(text)

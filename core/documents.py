@@ -125,20 +125,20 @@ def document_bytes(path: str) -> bytes:
         data = Path(path).read_bytes()
     except OSError as error:
         raise InputError(f"an input must be a readable file: {error.strerror or error}", where=path) from error
-    return _embedded(data, path) if data.lstrip()[:1] == b"<" else data
+    return _find_embedded(data, path) if data.lstrip()[:1] == b"<" else data
 
 
-def _embedded(page: bytes, where: str) -> bytes:
+def _find_embedded(page: bytes, where: str) -> bytes:
     for media_type in ("application/json", PACKED_TYPE):
         mark = f'<script type="{media_type}" id="{EMBEDDED_ID}">'.encode()
         begin = page.find(mark)
         if begin >= 0:
             data = page[begin + len(mark) : page.find(b"</script>", begin)]
-            return _unpacked(data, where) if media_type == PACKED_TYPE else data
+            return _unpack(data, where) if media_type == PACKED_TYPE else data
     raise ForeignDataError("a report must hold its data as JSON, this page holds none", where=where)
 
 
-def _unpacked(data: bytes, where: str) -> bytes:
+def _unpack(data: bytes, where: str) -> bytes:
     """Return the JSON behind what a page embeds packed; a page may come from anyone, so it is bounded."""
     reader = zlib.decompressobj(zlib.MAX_WBITS | 16)
     try:

@@ -27,7 +27,7 @@ def _environment() -> Environment:
         loader=PackageLoader("paro_advise.templates", "."),
         autoescape=select_autoescape(default=True, default_for_string=True),
         undefined=StrictUndefined,
-        finalize=_shown,
+        finalize=_printable,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -35,7 +35,7 @@ def _environment() -> Environment:
     return environment
 
 
-def _shown(value: object) -> object:
+def _printable(value: object) -> object:
     """Return a value of a view without characters that steer; text that is safe as markup stays so."""
     return type(value)(_STEERING.sub("?", value)) if isinstance(value, str) and _STEERING.search(value) else value
 

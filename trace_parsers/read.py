@@ -57,7 +57,7 @@ def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
         InputError: it cannot be used (broken, hostile, unreadable).
     """
     head = read_head(ref)
-    found = _recognised(head)
+    found = _recognise(head)
     if found is not None:
         try:
             return found[1](ref, detail)
@@ -98,7 +98,7 @@ def is_an_input(ref: SourceRef) -> bool:
         head = read_head(ref)
     except InputError:
         return True
-    found = _recognised(head)
+    found = _recognise(head)
     if found is None or found[0] is not SourceKind.TRAIN_LOG:
         return found is not None
     if _tells_of_a_hang(ref, head):
@@ -117,7 +117,7 @@ def _tells_of_a_hang(ref: SourceRef, head: bytes) -> bool:
     return bool(read_watchdog(Readable(BlockReader(ref), MAX_TEXT_BYTES), ref.label))
 
 
-def _recognised(head: bytes) -> tuple[SourceKind, Callable[[SourceRef, Detail | None], ParsedSource]] | None:
+def _recognise(head: bytes) -> tuple[SourceKind, Callable[[SourceRef, Detail | None], ParsedSource]] | None:
     """Return which kind of input begins so, and what reads it; None where nothing does."""
     if head.startswith(OWN_TRACE):
         return None

@@ -275,7 +275,7 @@ def infer_strategy(
     seen = _observe(step, micro_batches)
     everything = seen.forward | seen.backward | seen.reduced | seen.replicas | seen.updated
     if not everything:
-        return _all_replicated(step, framework)
+        return _ddp_strategy(step, framework)
     # Tensor or pipeline parallelism leaves fewer data-parallel ranks than the world has.
     inner_size = max(seen.forward | seen.reduced | seen.backward, default=1)
     across = max(seen.replicas, default=1)
@@ -318,7 +318,7 @@ def infer_strategy(
     )
 
 
-def _all_replicated(step: pl.DataFrame, framework: Framework) -> ObservedStrategy:
+def _ddp_strategy(step: pl.DataFrame, framework: Framework) -> ObservedStrategy:
     """Return the strategy of DDP where no group's size is recorded, as by gloo for all-reduces in subgroups."""
     if not framework.is_ddp or set(_reductions(step)["op"].to_list()) != {Op.ALL_REDUCE.value}:
         return NOTHING_OBSERVED
@@ -398,7 +398,7 @@ def _frozen(step: pl.DataFrame, micro_batches: int, trained: int | None, run: Ru
     """
     import polars as pl
 
-    gathered = _gathered(step, micro_batches)
+    gathered = _forward_parameters(step, micro_batches)
     if not gathered or not trained or gathered <= FROZEN_RATIO * trained:
         return _NONE_FROZEN
     gathers, gradients = _forward_gathers(step), _reductions(step)
@@ -406,7 +406,7 @@ def _frozen(step: pl.DataFrame, micro_batches: int, trained: int | None, run: Ru
         again = _elements(_gathers(step).filter(pl.col("detail").str.starts_with("backward"))) or 0
         may_repeat = gathered * max(1, micro_batches) > FROZEN_RATIO * again
     else:
-        is_like = _named(gathers) is None and _element_counts(gathers) <= _element_counts(gradients)
+        is_like = _name_gathers(gathers) is None and _element_counts(gathers) <= _element_counts(gradients)
         may_repeat = is_like and not _is_of_one_forward(gathers, micro_batches, run)
     if may_repeat:
         return _Frozen(None, (_MAY_BE_FROZEN,))
@@ -420,7 +420,7 @@ def _is_of_one_forward(gathers: pl.DataFrame, micro_batches: int, run: Run) -> b
     return is_within and forwards is not None and forwards <= micro_batches
 
 
-def _named(gathers: pl.DataFrame) -> pl.DataFrame | None:
+def _name_gathers(gathers: pl.DataFrame) -> pl.DataFrame | None:
     """Return gathers with the modules that they are for (``with_modules``), None where not all of them name one."""
     named = with_modules(gathers)
     modules = set(named["module"].to_list())
@@ -443,10 +443,10 @@ def _element_counts(rows: pl.DataFrame) -> set[int]:
     return {size // width for size, width in zip(rows["bytes"], widths, strict=True) if size is not None}
 
 
-def _gathered(step: pl.DataFrame, micro_batches: int) -> int | None:
+def _forward_parameters(step: pl.DataFrame, micro_batches: int) -> int | None:
     """Return the parameters that forward gathers, None where it gathers none or sizes are missing."""
     gathers = _forward_gathers(step)
-    named = _named(gathers)
+    named = _name_gathers(gathers)
     if named is not None:
         return _elements(named.unique(subset=["module", "bytes", "dtype"]))
     counted = _elements(gathers)
@@ -479,7 +479,7 @@ def parameter_count(step: pl.DataFrame, micro_batches: int) -> int | None:
     """
     gradients = _reductions(step)
     counted = _elements(gradients)
-    return counted // max(1, _passes(gradients)) if counted else _gathered(step, micro_batches)
+    return counted // max(1, _passes(gradients)) if counted else _forward_parameters(step, micro_batches)
 
 
 def _are_repeats(gradients: pl.DataFrame) -> bool:

@@ -72,7 +72,7 @@ def judge(
     found = [_throughput(thresholds.min_throughput_gain_pct, throughput)]
     loss = parity.loss_max_pct if parity else None
     found.append(
-        _diverged(thresholds.max_loss_difference_pct, parity)
+        _check_divergence(thresholds.max_loss_difference_pct, parity)
         or _at_most(
             "loss difference, %", thresholds.max_loss_difference_pct, loss, "losses of the same steps of both runs"
         )
@@ -88,7 +88,7 @@ def judge(
     return tuple(found)
 
 
-def _diverged(limit: float | None, parity: Parity | None) -> Criterion | None:
+def _check_divergence(limit: float | None, parity: Parity | None) -> Criterion | None:
     """Return a failure if losses turned into no numbers after the change only."""
     if limit is None or parity is None or parity.num_diverged_after <= parity.num_diverged_before:
         return None

@@ -78,7 +78,7 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
     parity = _parity(before, after)
     device = terms.device_memory_bytes or after.run.device_memory_bytes
     step, times = by_name["step_time"], [side.step_time_us for side in sides]
-    untested = _untested(plan, after, step)
+    untested = _why_untested(plan, after, step)
     return Comparison(
         format=FORMAT.name,
         format_version=FORMAT.version,
@@ -87,7 +87,7 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
         metrics=metrics,
         collectives=_collectives(before, after),
         parity=parity,
-        predicted_vs_measured=() if untested else _predicted(plan, step),
+        predicted_vs_measured=() if untested else _predicted_step(plan, step),
         acceptance=judge(terms.thresholds, by_name["throughput"], parity, sides[1].peak_memory_bytes, device),
         verdict=overall_verdict(step, by_name["throughput"], times),
         text=_text(step, sides, plan, untested)
@@ -243,7 +243,7 @@ def _inverse(change: Change | None) -> Change | None:
     return Change(value=1 / (1 + change.value) - 1, low=1 / (1 + change.high) - 1, high=1 / (1 + change.low) - 1)
 
 
-def _scaled(change: Change | None, factor: float) -> Change | None:
+def _scale(change: Change | None, factor: float) -> Change | None:
     """Return the change of a quantity that also grew by a factor."""
     if change is None:
         return None
@@ -266,9 +266,9 @@ def _throughput(
     scale = 1e6 if all(work) else 1e3
     # Runs that the user allows to differ do other amounts of work in a step, on other numbers of ranks.
     grown = (work[1] or 1.0) / (work[0] or 1.0) if all(work) else 1.0
-    dearer, faster = None, _scaled(_inverse(change), grown)
+    dearer, faster = None, _scale(_inverse(change), grown)
     if before.run.world_size and after.run.world_size:
-        dearer = _scaled(change, after.run.world_size / before.run.world_size / grown)
+        dearer = _scale(change, after.run.world_size / before.run.world_size / grown)
     rates: list[float | None] = [
         amount / time * 1e6 if amount and time else None for amount, time in zip(per_step, steps_us, strict=True)
     ]
@@ -413,7 +413,7 @@ def _took_place(plan: Plan | None, after: Analysis) -> bool:
     return found == planned
 
 
-def _untested(plan: Plan | None, after: Analysis, step: Metric) -> str:
+def _why_untested(plan: Plan | None, after: Analysis, step: Metric) -> str:
     """Say why a plan's prediction was not tested, "" where it was."""
     if plan is None:
         return ""
@@ -429,7 +429,7 @@ def _untested(plan: Plan | None, after: Analysis, step: Metric) -> str:
     return ""
 
 
-def _predicted(plan: Plan | None, step: Metric) -> tuple[Predicted, ...]:
+def _predicted_step(plan: Plan | None, step: Metric) -> tuple[Predicted, ...]:
     if plan is None or not step.before or not step.after:
         return ()
     chosen = plan.chosen.predicted

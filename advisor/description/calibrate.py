@@ -135,7 +135,7 @@ def calibrate_described(description: Description, micro_batch_us: float | None =
     described = Calibration(
         job_world_size=description.cluster.nodes * description.cluster.gpus_per_node,
         job_ranks_per_node=description.cluster.gpus_per_node,
-        unmodelled=_unmodelled(description),
+        unmodelled=_name_unmodelled(description),
         trained_share=_trained_share(description),
         world_size=ranks.world_size,
         ranks_per_node=ranks.ranks_per_node,
@@ -231,7 +231,7 @@ def _check_pods(description: Description) -> None:
         )
 
 
-def _unmodelled(description: Description) -> str:
+def _name_unmodelled(description: Description) -> str:
     if description.parallel.pipeline > 1:
         return "pipeline parallelism is not modelled: its bubbles change with the strategy"
     return ""

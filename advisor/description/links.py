@@ -21,7 +21,7 @@ _LEAST_MESSAGE_BYTES = 1e6  # of a benchmark whose rates say something about ban
 _STATED_BYTES = 1e12  # as of so large a message that latency does not count: what people state of cards
 
 
-def _listed(cluster: Cluster) -> tuple[dict[Op, tuple[tuple[int, float], ...]], float]:
+def _list_rates(cluster: Cluster) -> tuple[dict[Op, tuple[tuple[int, float], ...]], float]:
     """Return listed rates by operation, and the bytes of their message."""
     links = cluster.links
     if links is None:
@@ -52,7 +52,7 @@ def link_rates(
         InputError: the message size is none.
     """
     cluster = description.cluster
-    listed, num_bytes = _listed(cluster)
+    listed, num_bytes = _list_rates(cluster)
     if not listed and cluster.inter_gbps is None and cluster.intra_gbps is None:
         return None
     inside = cluster.intra_gbps or (tiers.intra_gbps.value if tiers else None)
@@ -80,7 +80,7 @@ def shaped_links(
         nodes, local: of the data-parallel ranks, and how many of them share a node.
     """
     cluster, notes = description.cluster, list[str]()
-    listed = [number for pairs in _listed(cluster)[0].values() for number, _ in pairs]
+    listed = [number for pairs in _list_rates(cluster)[0].values() for number, _ in pairs]
     sources = {
         "intra": "benchmark" if 1 in listed else "stated" if cluster.intra_gbps else "prior",
         "inter": "benchmark" if max(listed, default=1) > 1 else "stated" if cluster.inter_gbps else "prior",

@@ -46,12 +46,12 @@ def set_value(text: str, path: tuple[str, ...], value: Any) -> str:
             if last:
                 if json.loads(plain[begin:stop]) == value:
                     return text
-                return text[:begin] + _indented(value, text, begin) + text[stop:]
+                return text[:begin] + _indent(value, text, begin) + text[stop:]
             start = begin
             continue
         for name in reversed(path[depth + 1 :]):
             value = {name: value}
-        return _inserted(text, start, end, key, value, max((stop for _, stop in entries.values()), default=None))
+        return _insert_key(text, start, end, key, value, max((stop for _, stop in entries.values()), default=None))
     return text
 
 
@@ -119,13 +119,13 @@ def _unit(text: str) -> str:
     return found.group(1) if found else "  "
 
 
-def _indented(value: Any, text: str, place: int) -> str:
+def _indent(value: Any, text: str, place: int) -> str:
     if not isinstance(value, dict | list):
         return json.dumps(value)
     return json.dumps(value, indent=_unit(text)).replace("\n", "\n" + _line_indent(text, place))
 
 
-def _inserted(text: str, start: int, end: int, key: str, value: Any, last_stop: int | None) -> str:
+def _insert_key(text: str, start: int, end: int, key: str, value: Any, last_stop: int | None) -> str:
     """Insert a key as the last of the object between two braces, whose last value ends at a place if there is one."""
     if "\n" not in text[start:end] and last_stop is not None:
         inside = text[start + 1 : end].rstrip()

@@ -71,7 +71,7 @@ def edit_megatron(text: str, plan: Plan) -> str:
         )
     for number, (start, end, _) in reversed(list(enumerate(found))):
         text = text[:start] + (_TAKEN if number else " ".join(wanted) or _TAKEN) + text[end:]
-    return _without_taken(text)
+    return _drop_marks(text)
 
 
 def megatron_caveats(text: str, plan: Plan) -> list[str]:
@@ -122,7 +122,7 @@ def _without_comments(text: str) -> str:
     return re.sub(r"(?m)^[ \t]*#.*$", lambda line: " " * len(line.group()), text)  # all else at equal places
 
 
-def _without_taken(text: str) -> str:
+def _drop_marks(text: str) -> str:
     """Remove the marks of flags that were taken out, and lines that held nothing else."""
     kept: list[str] = []
     for line in text.splitlines(keepends=True):

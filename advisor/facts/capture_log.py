@@ -161,7 +161,7 @@ def _cpu_us(
     """Return what the training thread was on a core for, in traced and in timed steps."""
     plain, slowed = [], []
     for step, rows in zip(steps, whole, strict=True):
-        known = _known(row.cpu_us for row in rows)
+        known = _all_or_none(row.cpu_us for row in rows)
         if known and traced is not None and traced[0] <= step.step < traced[1]:
             slowed.append(fmean(known))
         elif known and step.timed:
@@ -170,9 +170,9 @@ def _cpu_us(
 
 
 def _step(rows: Sequence[StepRow], *, complete: bool) -> CapturedStep:
-    times = _known(row.pace_us for row in rows)
-    shares = _known(row.gradient_norm_squared for row in rows)
-    losses = _known(row.loss for row in rows)
+    times = _all_or_none(row.pace_us for row in rows)
+    shares = _all_or_none(row.gradient_norm_squared for row in rows)
+    losses = _all_or_none(row.loss for row in rows)
     diverged = any(math.isnan(value) for value in (*losses, *shares))
     return CapturedStep(
         step=rows[0].step,
@@ -185,7 +185,7 @@ def _step(rows: Sequence[StepRow], *, complete: bool) -> CapturedStep:
     )
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
+def _all_or_none(values: Iterable[float | None]) -> list[float]:
     """Return all values, or none if one is unknown."""
     found = list(values)
     return [] if any(value is None for value in found) else [value for value in found if value is not None]

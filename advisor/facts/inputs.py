@@ -102,7 +102,7 @@ def read_inputs(
             progress=progress.step,
         )
 
-    read = _sampled(refs, peeked, read_some, skip_steps) if is_sample and peeked else read_some(refs)
+    read = _read_sample(refs, peeked, read_some, skip_steps) if is_sample and peeked else read_some(refs)
     read.require_facts()
     progress.say(f"read {sum(item.num_events for item in read.facts):,} events")
     notices = [Notice(code="Q301", severity=Severity.WARNING, message=problem) for problem in problems]
@@ -117,7 +117,7 @@ def read_inputs(
     return RunInputs(refs=tuple(refs), read=read, captured=captured)
 
 
-def _sampled(
+def _read_sample(
     refs: Sequence[SourceRef], peeked: Peek, read_some: Callable[[Sequence[SourceRef]], ReadInputs], skip_steps: int
 ) -> ReadInputs:
     """Read as many traces as it takes, and all that is no trace.

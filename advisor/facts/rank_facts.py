@@ -39,7 +39,7 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
     context_text = _context_text(parsed)
     windows = [] if parsed.events is None else _windows(parsed)
     collectives, notices = with_default_group(parsed.collectives, parsed.header, windows)
-    table = _attributed(collectives, context_text)
+    table = _attribute(collectives, context_text)
     steps: tuple[StepFacts, ...] = ()
     compute_spans: dict[int, bytes] = {}
     work = None
@@ -173,10 +173,10 @@ def _windows(parsed: ParsedSource) -> list[tuple[str, float, float]]:
 def reattributed(table: pl.DataFrame, framework: Framework) -> pl.DataFrame:
     """Attribute a table anew after its owners changed."""
     names = "\n".join([*table["owner"].unique(maintain_order=True).to_list(), framework])
-    return _attributed(table.drop("state", "detail", "evidence"), names)
+    return _attribute(table.drop("state", "detail", "evidence"), names)
 
 
-def _attributed(table: pl.DataFrame, context_text: str) -> pl.DataFrame:
+def _attribute(table: pl.DataFrame, context_text: str) -> pl.DataFrame:
     import polars as pl
 
     columns = ("op", "bytes", "dtype", "group_size", "group_ranks", "group_name", "group_desc", "owner", "phase")

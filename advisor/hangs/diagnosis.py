@@ -46,7 +46,7 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     # The earliest of each rank stands last.
     ordered = sorted(late, key=lambda one: one[:2], reverse=True)
     stuck = {rank: (group, issued) for _, rank, group, issued in ordered}
-    awaited = _awaited(knots, groups)
+    awaited = _find_awaited(knots, groups)
     left = deviation(dumps, groups)
     culprits = [_deviating(left, dumps)] if left is not None else _of_mismatches(mismatches, dumps)
     circle: set[int] = set()
@@ -94,7 +94,7 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     )
 
 
-def _awaited(knots: Sequence[Knot], groups: Sequence[Group]) -> dict[int, set[int]]:
+def _find_awaited(knots: Sequence[Knot], groups: Sequence[Group]) -> dict[int, set[int]]:
     """Return, by rank that waits for some, for whom."""
     found: dict[int, set[int]] = {}
     for knot in knots:
@@ -120,7 +120,7 @@ def _culprit(
     if rank not in dumps:
         why = f"left no dump here, and {ranks_text(waiting)} {verb(waiting)} for it: it died, or its dump is elsewhere"
         if any(dump.is_log for dump in dumps.values()):
-            what = _named(mine[0].group, mine[0].issued)
+            what = _title(mine[0].group, mine[0].issued)
             why = (
                 f"wrote no line of its watchdog here, and {ranks_text(waiting)} {verb(waiting)} for it in {what}: it "
                 "never issued it, died, or wrote elsewhere"
@@ -133,12 +133,12 @@ def _culprit(
         seq = issued.seq or 0
         done = [other for other, one in group.members.items() if other != rank and one.has_done(seq)]
         have = "has" if len(done) == 1 else "have"
-        why = f"has a device that has not finished {_named(group, issued)}, which {ranks_text(done)} {have}"
+        why = f"has a device that has not finished {_title(group, issued)}, which {ranks_text(done)} {have}"
         return Culprit(rank=rank, cause=Cause.DEVICE, why=why, last=shown)
     never = [knot for knot in mine if rank in knot.absent]
     if never:
         knot = min(never, key=lambda one: (one.issued.peer is not None, one.issued.created_ns))
-        what = _named(knot.group, knot.issued)
+        what = _title(knot.group, knot.issued)
         what = what if knot.issued.peer is None else f"its end of {what}"
         why = f"never issued {what}, in which {ranks_text(knot.waiting)} {verb(knot.waiting)}"
         return Culprit(rank=rank, cause=Cause.HOST, why=why, last=shown)
@@ -146,7 +146,7 @@ def _culprit(
     own = knot.group.members[rank]
     first = own.issued[own.first_pending] if own.first_pending is not None else knot.issued
     why = (
-        f"has a device that has not finished {_named(knot.group, first)}, and {ranks_text(waiting)} {verb(waiting)} "
+        f"has a device that has not finished {_title(knot.group, first)}, and {ranks_text(waiting)} {verb(waiting)} "
         "in later ones"
     )
     return Culprit(rank=rank, cause=Cause.DEVICE, why=why, last=shown)
@@ -265,7 +265,7 @@ def _text(
     if alone is not None:
         return (
             f"Cannot tell who is at fault: {ranks_text(alone.waiting)} {verb(alone.waiting)} in "
-            f"{_named(alone.group, alone.issued)}, which {ranks_text(alone.absent)} never issued: these stand, or it "
+            f"{_title(alone.group, alone.issued)}, which {ranks_text(alone.absent)} never issued: these stand, or it "
             "is one too many."
         )
     if culprits:
@@ -288,7 +288,7 @@ def _text(
             have = [("has" if len(ranks) == 1 else "have") for ranks in (knot.waiting, done)]
             return (
                 f"Cannot tell who is at fault: {ranks_text(knot.waiting)} {have[0]} not finished "
-                f"{_named(knot.group, knot.issued)}, which {ranks_text(done)} {have[1]}: a device, or a rank of which "
+                f"{_title(knot.group, knot.issued)}, which {ranks_text(done)} {have[1]}: a device, or a rank of which "
                 "nothing can be read, stands."
             )
         return (
@@ -337,7 +337,7 @@ def _wait(knot: Knot) -> Wait:
     )
 
 
-def _named(group: Group, issued: Issued) -> str:
+def _title(group: Group, issued: Issued) -> str:
     return f"{_operation(issued)} of {_group_text(group)}"
 
 
@@ -346,13 +346,13 @@ def _operation(issued: Issued) -> str:
     size = f", {bytes_text(issued.bytes)}" if issued.bytes else ""
     if issued.elements is not None:
         size = f", {plural(issued.elements, 'element')}"
-    moved = _moved(issued)
+    moved = _state_of_collective(issued)
     about = "; ".join(part for part in (moved, issued.owner) if part)
     number = "" if issued.seq is None else f" {issued.seq}"
     return f"{issued.name}{number}{size}" + (f" ({about})" if about else "")
 
 
-def _moved(issued: Issued) -> str:
+def _state_of_collective(issued: Issued) -> str:
     """Return which model state it moves, "" where that is unknown."""
     call = Call(
         op=issued.op,

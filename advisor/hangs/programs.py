@@ -156,7 +156,7 @@ def orders_of(dump: RankDump) -> list[Issued]:
 
 def _parting(mine: Sequence[Name], theirs: Sequence[Name]) -> tuple[int, int] | None:
     """Return the places at which two orders part, None where one is the other's begin or they meet again."""
-    sides = [_aligned(own, other) for own, other in ((mine, theirs), (theirs, mine))]
+    sides = [_align(own, other) for own, other in ((mine, theirs), (theirs, mine))]
     for one, other in zip(*sides, strict=False):
         if mine[one] != theirs[other]:
             both = {mine[place] for place in sides[0]} & {theirs[place] for place in sides[1]}
@@ -164,7 +164,7 @@ def _parting(mine: Sequence[Name], theirs: Sequence[Name]) -> tuple[int, int] | 
     return None
 
 
-def _aligned(own: Sequence[Name], other: Sequence[Name]) -> list[int]:
+def _align(own: Sequence[Name], other: Sequence[Name]) -> list[int]:
     """Return the places of what the other rank's buffer can hold too: of its groups, from its first number on."""
     first: dict[str, int] = {}
     for group, number, _ in other:

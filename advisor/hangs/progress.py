@@ -109,10 +109,10 @@ def with_own_names(dumps: Mapping[int, RankDump]) -> dict[int, RankDump]:
             if group.ranks:
                 listed[group.name].add(group.ranks)
     shared = {name for name, ranks in listed.items() if len(ranks) > 1}
-    return {rank: _renamed(dump, shared) for rank, dump in dumps.items()} if shared else dict(dumps)
+    return {rank: _rename_groups(dump, shared) for rank, dump in dumps.items()} if shared else dict(dumps)
 
 
-def _renamed(dump: RankDump, shared: Collection[str]) -> RankDump:
+def _rename_groups(dump: RankDump, shared: Collection[str]) -> RankDump:
     names = {
         group.name: f"{group.name} of ranks {number_ranges(group.ranks)}" if group.ranks else ""
         for group in dump.groups

@@ -91,7 +91,7 @@ def diagnose_ras(reports: Sequence[RasReport]) -> RasVerdict:
     for wait in late:
         for rank in wait.ahead:
             awaited[rank] |= wait.behind
-    moved, still_since = _moved(earlier, latest)
+    moved, still_since = _last_change(earlier, latest)
     devices = {
         places[one.name][rank]: member.device
         for one in latest.communicators
@@ -216,7 +216,7 @@ def _state(member: Member) -> str:
     return "is tearing it down" if member.is_leaving else "is initializing it"
 
 
-def _moved(earlier: Sequence[RasReport], latest: RasReport) -> tuple[RasReport | None, RasReport | None]:
+def _last_change(earlier: Sequence[RasReport], latest: RasReport) -> tuple[RasReport | None, RasReport | None]:
     """Return the last report before the newest, if a count has changed since; else the first since which none has."""
     still: RasReport | None = None
     for report in reversed(earlier):

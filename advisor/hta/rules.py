@@ -136,7 +136,7 @@ def _rank(head: bytes, ref: SourceRef) -> int | None:
 
 def _kept_rows(columns: TimedColumns, names: list[str], steps: set[int], *, include_last_step: bool) -> _Rows:
     """Return the device rows that HTA looks at."""
-    start, duration = _rounded(columns)
+    start, duration = _round_times(columns)
     if not len(start):
         return _Rows(start, duration, np.empty(0, dtype=bool), np.empty(0, dtype=bool))
     code = np.frombuffer(columns.name, dtype=np.uint32)
@@ -158,7 +158,7 @@ def _kept_rows(columns: TimedColumns, names: list[str], steps: set[int], *, incl
     # HTA compares with the end before it shifts times to 0, so this option keeps nearly all.
     in_time = aligned <= (start + duration)[is_step].max() if include_last_step else aligned < aligned[is_step].max()
     host = np.flatnonzero(~is_gpu & in_time)
-    device = _launched_by(np.flatnonzero(is_gpu & (stream != -1)), host, correlation)
+    device = _find_launched(np.flatnonzero(is_gpu & (stream != -1)), host, correlation)
     return everything.take(np.concatenate((device, host[stream[host] != -1])))
 
 
@@ -168,7 +168,7 @@ def _mask(code: NDArray[np.uint32], wanted: Iterable[bool]) -> NDArray[np.bool_]
     return mask
 
 
-def _rounded(columns: TimedColumns) -> tuple[Numbers, Numbers]:
+def _round_times(columns: TimedColumns) -> tuple[Numbers, Numbers]:
     """Return starts and durations after HTA's rounding: up to whole starts, down to whole ends."""
     start = np.frombuffer(columns.start, dtype=np.float64)
     duration = np.frombuffer(columns.duration, dtype=np.float64)
@@ -192,7 +192,7 @@ def _narrowest(whole: NDArray[np.float64]) -> Numbers:
     return whole
 
 
-def _launched_by(
+def _find_launched(
     device: NDArray[np.int64], host: NDArray[np.int64], correlation: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return the device rows that share a correlation with a host row, once per such host row."""
@@ -211,10 +211,10 @@ def _numbers(rows: _Rows) -> dict[str, float | None]:
         return dict.fromkeys(HtaNumbers.__dataclass_fields__)
     # HTA sorts all rows before it picks the compute kernels for the breakdown, not for the overlap.
     ordered = rows.take(np.argsort(rows.start, kind="quicksort"))
-    start, end = _merged(rows.start, rows.duration)
+    start, end = _merge(rows.start, rows.duration)
     kernel = float(end[-1] - start[0])
     idle = kernel - float(end.sum() - start.sum())
-    start, end = _merged(ordered.start[ordered.is_compute], ordered.duration[ordered.is_compute])
+    start, end = _merge(ordered.start[ordered.is_compute], ordered.duration[ordered.is_compute])
     compute = float(end.sum() - start.sum())
     rest = kernel - compute - idle
     return {
@@ -233,7 +233,7 @@ def _percentage(part: float, whole: float) -> float | None:
     return float(np.round(100 * (part / whole), 2)) if whole else None
 
 
-def _merged(start: Numbers, duration: Numbers) -> tuple[Numbers, Numbers]:
+def _merge(start: Numbers, duration: Numbers) -> tuple[Numbers, Numbers]:
     """Return the starts and ends of HTA's groups: a row opens one when it starts after all ends so far.
 
     Unlike Intervals.union_of this keeps rows that end before they start, with their negative length.
@@ -252,8 +252,8 @@ def _merged(start: Numbers, duration: Numbers) -> tuple[Numbers, Numbers]:
 
 def _overlap(rows: _Rows) -> float | None:
     """Return the share (%) of the communication groups that runs beside compute groups."""
-    talk_start, talk_end = _merged(rows.start[rows.is_communication], rows.duration[rows.is_communication])
-    busy_start, busy_end = _merged(rows.start[rows.is_compute], rows.duration[rows.is_compute])
+    talk_start, talk_end = _merge(rows.start[rows.is_communication], rows.duration[rows.is_communication])
+    busy_start, busy_end = _merge(rows.start[rows.is_compute], rows.duration[rows.is_compute])
     total = float((talk_end - talk_start).sum())
     if not total:
         return None

@@ -133,7 +133,7 @@ def candidates(calibration: Calibration) -> list[Candidate]:
         if variant.changes_numbers and not calibration.is_gpu:
             continue
         has_groups = Level.I in _levels(strategy) or variant.keeps_copy
-        found += [_varied(calibration, strategy, variant, size) for size in (proper if has_groups else usual)]
+        found += [_vary(calibration, strategy, variant, size) for size in (proper if has_groups else usual)]
     return found
 
 
@@ -232,7 +232,7 @@ def _overlaps(calibration: Calibration, strategy: Strategy) -> bool:
     return calibration.is_gpu or (str(strategy) == "NNN" and calibration.framework != Framework.DEEPSPEED)
 
 
-def _varied(calibration: Calibration, strategy: Strategy, variant: Variant, size: int) -> Candidate:
+def _vary(calibration: Calibration, strategy: Strategy, variant: Variant, size: int) -> Candidate:
     width = calibration.element_bytes
     return replace(
         _native(calibration, strategy, size),

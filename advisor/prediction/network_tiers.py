@@ -118,7 +118,7 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
     notes: list[str] = []
     pod = _stated_pods(nodes_per_pod, cluster) if nodes_per_pod else _observed_pods(known, cluster, notes)
     inside = [link for link in known if link.span == "intra" or cluster.num_nodes == 1]
-    near = [link for link in known if link not in inside and _spanned(link, cluster) <= (pod or 0)]
+    near = [link for link in known if link not in inside and _num_spanned_nodes(link, cluster) <= (pod or 0)]
     far = [link for link in known if link not in inside and link not in near]
     prior = (
         GLOO_PRIOR | {"intra_gbps": GLOO_PRIOR["intra_gbps"] * _copied(cluster)}
@@ -133,7 +133,7 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
     for name, sample in (("gbps", _bandwidth), ("alpha_us", _latency)):
         for tier, chosen in (("intra", inside), ("inter", far or near)):
             key = f"{tier}_{name}"
-            found[key] = _mean(_samples(chosen, cluster, sample)) or _assumed(key, prior[key], cluster, notes)
+            found[key] = _mean(_samples(chosen, cluster, sample)) or _assume(key, prior[key], cluster, notes)
         found[f"pod_{name}"] = _mean(_samples(near, cluster, sample)) or found[f"inter_{name}"]
     if pod and not (near and far):
         missing, other = ("between pods", "inside them") if near else ("inside pods", "between them")
@@ -162,10 +162,10 @@ def _like_gathers(links: Sequence[Link], cluster: LinkContext, ratio: float) -> 
     gathers = [link for link in links if link.op != Op.ALL_REDUCE and link.busbw_gbps]
     if cluster.is_gloo or gathers or not any(link.busbw_gbps for link in links):
         return list(links) if cluster.is_gloo or not gathers else gathers
-    return [_scaled(link, 1 / ratio) for link in links]
+    return [_scale(link, 1 / ratio) for link in links]
 
 
-def _scaled(link: Link, factor: float) -> Link:
+def _scale(link: Link, factor: float) -> Link:
     """Return a link with its bandwidth, and the range of it, times a factor."""
 
     def scaled(value: float | None) -> float | None:
@@ -200,7 +200,7 @@ def _like_rings(links: Sequence[Link], cluster: LinkContext, gain: float) -> lis
     rings = [link for link in links if link.span == "mixed" and link.busbw_gbps]
     if cluster.is_gloo or rings or not links:
         return list(links) if cluster.is_gloo or not rings else rings
-    return [_scaled(link, 1 / gain) for link in links]
+    return [_scale(link, 1 / gain) for link in links]
 
 
 def _nccl_prior(cluster: LinkContext) -> dict[str, float]:
@@ -219,10 +219,10 @@ def _stated_pods(nodes_per_pod: int, cluster: LinkContext) -> int | None:
 
 def _observed_pods(links: Sequence[Link], cluster: LinkContext, notes: list[str]) -> int | None:
     """Return the nodes of a pod where groups of so many are clearly quicker than wider ones, else None."""
-    spans = {_spanned(link, cluster) for link in links if link.span == "mixed"}
+    spans = {_num_spanned_nodes(link, cluster) for link in links if link.span == "mixed"}
     for nodes in sorted(spans - {cluster.num_nodes}, reverse=True):
-        near = [link for link in links if link.span == "mixed" and _spanned(link, cluster) == nodes]
-        wider = [link for link in links if link.span != "intra" and _spanned(link, cluster) > nodes]
+        near = [link for link in links if link.span == "mixed" and _num_spanned_nodes(link, cluster) == nodes]
+        wider = [link for link in links if link.span != "intra" and _num_spanned_nodes(link, cluster) > nodes]
         fast, usual = (_mean(_samples(part, cluster, _bandwidth)) for part in (near, wider))
         if cluster.num_nodes % nodes or fast is None or usual is None:
             continue
@@ -236,7 +236,7 @@ def _observed_pods(links: Sequence[Link], cluster: LinkContext, notes: list[str]
     return None
 
 
-def _spanned(link: Link, cluster: LinkContext) -> int:
+def _num_spanned_nodes(link: Link, cluster: LinkContext) -> int:
     """Return over how many nodes a group reaches: it fills them, or has one rank on each of those of all groups."""
     if link.span == "mixed":
         return max(2, link.group_size // cluster.ranks_per_node)
@@ -282,7 +282,7 @@ def _mean(samples: Sequence[_Sample]) -> Estimate | None:
     return Estimate(value=mean, sigma=sum(count * spread for _, spread, count in samples) / weight, source="measured")
 
 
-def _assumed(key: str, value: float, cluster: LinkContext, notes: list[str]) -> Estimate:
+def _assume(key: str, value: float, cluster: LinkContext, notes: list[str]) -> Estimate:
     tier, is_bandwidth = key.split("_")[0], key.endswith("gbps")
     factor = PRIOR_LATENCY_FACTOR
     if is_bandwidth:

@@ -47,9 +47,9 @@ def fit_bias(speedups: Iterable[tuple[float, float]]) -> PredictionBias:
     ]
     if not errors:
         return NO_BIAS
-    return PredictionBias(mean=math.fsum(errors) / (len(errors) + 1), spread=_spread(errors), count=len(errors))
+    return PredictionBias(mean=math.fsum(errors) / (len(errors) + 1), spread=_deviation(errors), count=len(errors))
 
 
-def _spread(errors: Sequence[float]) -> float:
+def _deviation(errors: Sequence[float]) -> float:
     """Return the standard deviation; of one error its own size."""
     return pstdev(errors) if len(errors) > 1 else abs(fmean(errors))

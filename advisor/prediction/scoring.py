@@ -104,7 +104,7 @@ def score(calibration: Calibration, candidate: Candidate, limits: Limits, times:
     """
     widths = _widths(calibration)
     shape = _shape(calibration, candidate.group_size)
-    memory = _trained(state_bytes(candidate.strategy, shape, calibration.parameters, widths=widths), calibration)
+    memory = _drop_frozen(state_bytes(candidate.strategy, shape, calibration.parameters, widths=widths), calibration)
     if candidate.offload:
         memory = replace(
             memory, optimizer=0.0, parameter=0.0 if candidate.offload.moves_parameters else memory.parameter
@@ -195,10 +195,10 @@ def _whole(count: Callable[..., float], calibration: Calibration, candidate: Can
 def _ggg_bytes(calibration: Calibration) -> float:
     shape = Shape(group_size=1, num_groups=calibration.world_size)
     states = state_bytes(Strategy.parse("GGG"), shape, calibration.parameters, widths=_widths(calibration))
-    return _trained(states, calibration).total
+    return _drop_frozen(states, calibration).total
 
 
-def _trained(states: StateBytes, calibration: Calibration) -> StateBytes:
+def _drop_frozen(states: StateBytes, calibration: Calibration) -> StateBytes:
     """Return model states where frozen parameters have neither gradients nor optimizer states."""
     share = calibration.trained_share
     return replace(states, gradient=states.gradient * share, optimizer=states.optimizer * share)

@@ -158,7 +158,7 @@ class _Step:
         self._costs = cache(self._unit_costs)
         self._work = cache(self._unit_work)
 
-    def _moved(self, parts: Parts) -> float:
+    def _moved_bytes(self, parts: Parts) -> float:
         """Return the bytes that the cores move; an assumed bandwidth inside nodes is that of the cores already."""
         has_copies = self._calibration.intra_gbps.source != "prior"
         return sum(part.rank_bytes for part in parts if has_copies or not part.is_inside)
@@ -166,14 +166,14 @@ class _Step:
     def _cost(self, parts: Parts) -> Draws:
         calibration = self._calibration
         late = sum(calibration.wait_us * _lateness(part.size, calibration.wait_group_size) for part in parts)
-        moved = self._copies * calibration.host_us_per_byte * self._moved(parts)
+        moved = self._copies * calibration.host_us_per_byte * self._moved_bytes(parts)
         return self._links.us(parts) + self._waits * late + moved
 
     def _on_cores(self, parts: Parts) -> Draws:
         near = tuple(replace(part, effort=_inside_nodes(part.effort)) for part in parts)
-        return self._links.us(near) + self._copies * self._calibration.host_us_per_byte * self._moved(parts)
+        return self._links.us(near) + self._copies * self._calibration.host_us_per_byte * self._moved_bytes(parts)
 
-    def _sent(self, num_bytes: float) -> tuple[float, float]:
+    def _sent_bytes(self, num_bytes: float) -> tuple[float, float]:
         """Return the bytes of a unit's parameters as they are gathered, and of its gradients as they are reduced."""
         calibration, candidate = self._calibration, self._candidate
         elements = num_bytes / calibration.element_bytes
@@ -184,7 +184,7 @@ class _Step:
     def _unit_costs(self, num_bytes: float, *, last: bool, first: bool = True) -> _UnitCosts:
         candidate, collectives = self._candidate, self._collectives
         strategy = candidate.strategy
-        gathered, reduced = self._sent(num_bytes)
+        gathered, reduced = self._sent_bytes(num_bytes)
         procedure = procedure_of(strategy)
         hops = procedure.reduce + (procedure.synchronise if last or candidate.replicates_each_pass else ())
         reduction = collectives.parts(hops, reduced)
@@ -274,7 +274,7 @@ class _Step:
 
     def _unit_work(self, num_bytes: float, *, last: bool, first: bool, is_root: bool) -> UnitWork:
         candidate, collectives = self._candidate, self._collectives
-        gathered, reduced = self._sent(num_bytes)
+        gathered, reduced = self._sent_bytes(num_bytes)
         procedure = procedure_of(candidate.strategy)
         hops = procedure.reduce + (procedure.synchronise if last or candidate.replicates_each_pass else ())
         near = candidate.backward_level or candidate.strategy.parameter

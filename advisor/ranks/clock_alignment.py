@@ -102,7 +102,7 @@ def match_ranks(ranks: Sequence[tuple[int, Source]], clock_of: Mapping[int, str]
         )
     table = pl.concat(frames).filter(pl.col("start_us").is_not_null() & (pl.col("step") >= 0))
     table, num_unequal = _with_match(table)
-    return _aligned(table, [rank for rank, _ in ranks], clock_of, num_unequal)
+    return _align(table, [rank for rank, _ in ranks], clock_of, num_unequal)
 
 
 def _with_match(table: pl.DataFrame) -> tuple[pl.DataFrame, int]:
@@ -143,7 +143,7 @@ def _with_match(table: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     return table.drop("position", "part", "is_unequal"), num_unequal
 
 
-def _aligned(table: pl.DataFrame, ranks: Sequence[int], clock_of: Mapping[int, str], num_unequal: int) -> AlignedRun:
+def _align(table: pl.DataFrame, ranks: Sequence[int], clock_of: Mapping[int, str], num_unequal: int) -> AlignedRun:
     import polars as pl
 
     joined = table.filter(pl.col("match").is_not_null())

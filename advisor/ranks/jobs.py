@@ -82,7 +82,7 @@ def choose_job(sources: Sequence[Source]) -> tuple[Job, tuple[Notice, ...]]:
 
 def _apart(job: Job) -> tuple[Notice, ...]:
     """Say that ranks of a job were recorded far apart, which may be a clock or another run."""
-    parts = _recorded_apart(job.timed)
+    parts = _split_by_time(job.timed)
     if len(parts) < 2:
         return ()
     ends = [part[0].header.origin_ns / 1e9 for part in (parts[0], parts[-1])]
@@ -120,7 +120,7 @@ def part_jobs(sources: Sequence[Source]) -> list[Job]:
     return [Job(timed=(), untimed=tuple(part)) for part in _log_jobs(untimed)]
 
 
-def _grouped(inputs: Sequence[Source], key: Callable[[Source], Hashable]) -> list[list[Source]]:
+def _group(inputs: Sequence[Source], key: Callable[[Source], Hashable]) -> list[list[Source]]:
     groups: dict[Hashable, list[Source]] = {}
     for item in inputs:
         groups.setdefault(key(item), []).append(item)
@@ -141,17 +141,17 @@ def _by_world(inputs: list[Source]) -> list[list[Source]]:
             return next((size for size in sizes if (size, _folder(item)) in places), None)
         return next((size for size in sizes if rank < size), None)
 
-    return _grouped(inputs, world)
+    return _group(inputs, world)
 
 
 def _by_time(inputs: list[Source]) -> list[list[Source]]:
     """Part traces that were recorded far apart; those whose clock does not say when join the first."""
-    numbers = {id(item): number for number, part in enumerate(_recorded_apart(inputs)) for item in part}
-    parts = _grouped(inputs, lambda item: numbers.get(id(item), 0))
+    numbers = {id(item): number for number, part in enumerate(_split_by_time(inputs)) for item in part}
+    parts = _group(inputs, lambda item: numbers.get(id(item), 0))
     return parts if _hold_the_same_ranks(parts) or _train_otherwise(parts) else [inputs]
 
 
-def _recorded_apart(inputs: Sequence[Source]) -> list[list[Source]]:
+def _split_by_time(inputs: Sequence[Source]) -> list[list[Source]]:
     """Return traces in order of time, parted where two follow each other by more than clocks of hosts differ."""
     parts: list[list[Source]] = []
     for item in sorted(inputs, key=lambda item: item.header.origin_ns):
@@ -176,7 +176,7 @@ def _by_place(inputs: list[Source]) -> list[list[Source]]:
     depth = max(_folder(item).count("/") + 1 for item in inputs)
     places: list[Callable[[Source], str]] = [partial(_folder_at, level) for level in range(depth)]
     for place in [*places, _folder, _stem]:
-        parts = _grouped(inputs, place)
+        parts = _group(inputs, place)
         is_whole = len(parts) > 1 and min(map(len, parts)) > 1 and not any(map(_has_doubles, parts))
         if is_whole and _hold_the_same_ranks(parts):
             return parts
@@ -230,7 +230,7 @@ def _is_near(one: str, other: str) -> bool:
 
 def _log_jobs(inputs: list[Source]) -> list[list[Source]]:
     """Part logs by folder where folders contradict each other: several training logs, or several world sizes."""
-    folders = _grouped(inputs, _folder)
+    folders = _group(inputs, _folder)
     training = sum(
         any(item.header.median_iteration_us or item.header.mean_iteration_us for item in folder) for folder in folders
     )

@@ -82,7 +82,7 @@ def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
     """
     job, job_notices = choose_job(sources)
     notices = [*job_notices]
-    untimed = _written_once(job.untimed, notices)
+    untimed = _drop_copies(job.untimed, notices)
     timed = _one_per_rank(_uncut(list(job.timed), notices), notices)
     most_steps = max((len(item.steps) for _, item in timed), default=skip_steps + 1)
     if skip_steps and skip_steps >= most_steps:
@@ -116,7 +116,7 @@ def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
     )
 
 
-def _written_once(untimed: Sequence[Source], notices: list[Notice]) -> tuple[Source, ...]:
+def _drop_copies(untimed: Sequence[Source], notices: list[Notice]) -> tuple[Source, ...]:
     """Leave out logs of NCCL all of whose calls stand in another one: copies, and logs of ranks beside a joint one.
 
     A communicator's id, a rank in it and a number name a call; without a rank nothing tells two ranks' calls apart.

@@ -48,7 +48,7 @@ def join_stacks(sources: Sequence[Source]) -> tuple[list[Source], list[Notice]]:
         if frames is None:
             out.append(item)
             continue
-        joined, count = _joined(item, frames)
+        joined, count = _join(item, frames)
         out.append(joined)
         num_joined += count
     notices = []
@@ -63,7 +63,7 @@ def join_stacks(sources: Sequence[Source]) -> tuple[list[Source], list[Notice]]:
     return out, notices
 
 
-def _joined(item: Source, frames: pl.DataFrame) -> tuple[Source, int]:
+def _join(item: Source, frames: pl.DataFrame) -> tuple[Source, int]:
     import polars as pl
 
     known = (

@@ -48,9 +48,9 @@ def find_topology(run: Run, gpus_per_node: int | None = None, launched_per_node:
     if gpus_per_node:
         if len(world) > gpus_per_node and len(world) % gpus_per_node:
             raise UsageError(f"--gpus-per-node must divide the {len(world)} ranks of the run, got {gpus_per_node}")
-        return _placed(min(gpus_per_node, len(world) or gpus_per_node), "flag", run, world)
+        return _place_ranks(min(gpus_per_node, len(world) or gpus_per_node), "flag", run, world)
     if launched_per_node and (run.world_size or launched_per_node) % launched_per_node == 0:
-        return _placed(launched_per_node, "metadata", run, world)
+        return _place_ranks(launched_per_node, "metadata", run, world)
     found = _of_traces(run, world)
     found = found if found.gpus_per_node else _of_logs(run, world) or found
     return found if run.world_size else replace(found, ranks_follow=None)
@@ -67,13 +67,13 @@ def _are_ranks_named(run: Run) -> bool:
     return all(item.header.rank is not None for _, item in run.timed)
 
 
-def _numbered(hosts: Mapping[int, str]) -> dict[int, int]:
+def _number_nodes(hosts: Mapping[int, str]) -> dict[int, int]:
     """Return the node of each rank, numbered by its lowest rank."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(hosts.values()))}
     return {rank: numbers[name] for rank, name in hosts.items()}
 
 
-def _placed(per_node: int, source: str, run: Run, world: range) -> Topology:
+def _place_ranks(per_node: int, source: str, run: Run, world: range) -> Topology:
     """Return nodes of so many ranks: those that follow each other, unless the hosts say otherwise.
 
     Hosts may be the names of containers, several to a node, and of machines of one name: they overrule only where
@@ -90,7 +90,7 @@ def _placed(per_node: int, source: str, run: Run, world: range) -> Topology:
     if len(set(hosts.values())) < len(hosts) and _agree(hosts, in_turn):
         return Topology(gpus_per_node=per_node, source=source, node_of=in_turn, ranks_follow=False)
     if len(hosts) == len(world) and set(Counter(hosts.values()).values()) == {per_node}:
-        return Topology(gpus_per_node=per_node, source=source, node_of=_numbered(hosts), ranks_follow=False)
+        return Topology(gpus_per_node=per_node, source=source, node_of=_number_nodes(hosts), ranks_follow=False)
     return _regular(per_node, source, world)
 
 
@@ -109,7 +109,7 @@ def _of_traces(run: Run, world: range) -> Topology:
     headers = [(rank, item.header) for rank, item in run.timed]
     hosts = _hosts(run)
     if hosts and (len(set(hosts.values())) > 1 or len(headers) == len(world)):
-        node_of = _numbered(hosts)
+        node_of = _number_nodes(hosts)
         sizes = set(Counter(node_of.values()).values())
         full = len(headers) == len(world)
         return Topology(
@@ -165,7 +165,7 @@ def _of_logs(run: Run, world: range) -> Topology | None:
         if not per_node and header.num_nodes and header.world_size:
             per_node = header.world_size // header.num_nodes
         if per_node:
-            return _placed(per_node, "metadata", run, world or range(per_node))
+            return _place_ranks(per_node, "metadata", run, world or range(per_node))
     return None
 
 

@@ -227,7 +227,7 @@ def _own_events(
         found.append((_priority(event), -float(event.get("dur") or 0.0), event))
     found.sort(key=lambda item: item[:2])
     used = {event["pid"] for _, _, event in found}
-    kept = [msgspec.json.encode(_named(event, window.rank)) for event in named if event["pid"] in used]
+    kept = [msgspec.json.encode(_name_rank(event, window.rank)) for event in named if event["pid"] in used]
     size = sum(map(_length, kept))
     for place, (_, _, event) in enumerate(found):
         text = msgspec.json.encode(event)
@@ -243,7 +243,7 @@ def _priority(event: Mapping[str, Any]) -> int:
     return 0 if category in _FIRST else 2 if category in _LAST else 1
 
 
-def _named(event: TraceEvent, rank: int) -> TraceEvent:
+def _name_rank(event: TraceEvent, rank: int) -> TraceEvent:
     """Return metadata with the rank in the process's name, and the rank's processes side by side."""
     arguments = event.get("args")
     if not isinstance(arguments, dict):

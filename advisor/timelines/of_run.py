@@ -40,9 +40,9 @@ def timeline_of(analysis: Analysis, facts: Sequence[RankFacts]) -> Timeline | No
             of_rank.setdefault(rank, item)
     if not of_rank:
         return None
-    chosen = _chosen(analysis, [entries[rank] for rank in sorted(of_rank)])
+    chosen = _choose_ranks(analysis, [entries[rank] for rank in sorted(of_rank)])
     dumps = [item for item in facts if not item.has_events and item.header.rank in chosen]
-    traces = [_without_skipped(decode(of_rank[rank]), entries[rank].num_steps) for rank in chosen]
+    traces = [_drop_skipped(decode(of_rank[rank]), entries[rank].num_steps) for rank in chosen]
     joined, _ = join_stacks([*traces, *(decode(item) for item in dumps)])
     sources = dict(zip(chosen, joined, strict=False))
     labels = _labels(sources)
@@ -64,7 +64,7 @@ def timeline_of(analysis: Analysis, facts: Sequence[RankFacts]) -> Timeline | No
     )
 
 
-def _chosen(analysis: Analysis, entries: Sequence[RankEntry]) -> list[int]:
+def _choose_ranks(analysis: Analysis, entries: Sequence[RankEntry]) -> list[int]:
     """Return the ranks to show: all, or those that stand out and the median one."""
     if len(entries) <= MAX_RANKS:
         return [entry.rank for entry in entries]
@@ -91,7 +91,7 @@ def _pair(analysis: Analysis, entries: Sequence[RankEntry]) -> tuple[int, int | 
     return waiting.rank, late
 
 
-def _without_skipped(source: Source, num_steps: int) -> Source:
+def _drop_skipped(source: Source, num_steps: int) -> Source:
     """Leave out the steps at a rank's begin that the analysis left out."""
     return replace(source, steps=source.steps[max(0, len(source.steps) - num_steps) :])
 

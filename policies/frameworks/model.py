@@ -109,9 +109,9 @@ class Target:
         names: tuple[str, ...] = ("replicate", "shard") if self.is_hybrid else ("shard",)
         part = ""
         if self.model_parallel_ranks > 1:
-            part = f"[{', '.join(map(_quoted, names))}]"
+            part = f"[{', '.join(map(_quote, names))}]"
             shape, names = (*shape, self.model_parallel_ranks), (*names, "model")
-        listed = f"({', '.join(map(_quoted, names))}{',' if len(names) == 1 else ''})"
+        listed = f"({', '.join(map(_quote, names))}{',' if len(names) == 1 else ''})"
         return f"init_device_mesh(device, {shape}, mesh_dim_names={listed}){part}"
 
     @property
@@ -120,7 +120,7 @@ class Target:
         return self.triple in ("III", "NII", "NNI")
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return f'"{name}"'
 
 

@@ -125,7 +125,7 @@ class FullyShardedStates(nn.Module):
         for key in own:
             value = found.pop(key)
             if not is_dropped:
-                found[key.replace(PART, "")] = _placed(value, to_cpu=to_cpu)
+                found[key.replace(PART, "")] = _place(value, to_cpu=to_cpu)
         return found
 
     def mark_inner(self) -> None:
@@ -160,7 +160,7 @@ class FullyShardedStates(nn.Module):
             ],
         }
         placed: StateDict = tree_map_only(
-            torch.Tensor, lambda value: _placed(value, to_cpu=config.offload_to_cpu), found
+            torch.Tensor, lambda value: _place(value, to_cpu=config.offload_to_cpu), found
         )
         return placed
 
@@ -296,7 +296,7 @@ def _nothing_of(value: torch.Tensor) -> torch.Tensor:
     return value.new_empty(0)
 
 
-def _placed(value: Any, *, to_cpu: bool) -> Any:
+def _place(value: Any, *, to_cpu: bool) -> Any:
     return value.cpu() if to_cpu and isinstance(value, torch.Tensor) else value
 
 

@@ -369,7 +369,7 @@ class Session:
             StalePlanError: it is for another job.
         """
         whole: list[torch.Tensor] = list(module.parameters())
-        in_all = [*whole, *self._optimized()]
+        in_all = [*whole, *self._optimized_parameters()]
         moved = [[item for item in items if item not in wrapping.ignored] for items in (whole, in_all)]
         trained = [[item for item in items if item.requires_grad] for items in moved]
         check_facts(self.plan, *(_count(items) for items in (whole, in_all, *moved, *trained)))
@@ -421,7 +421,7 @@ class Session:
         lies_elsewhere = not self.plan.chosen.triple.startswith(Level.G)
         let_dtensors_meet_plain_tensors(enabled=lies_elsewhere and self.norms_are_dtensors)
 
-    def _optimized(self) -> list[torch.Tensor]:
+    def _optimized_parameters(self) -> list[torch.Tensor]:
         """Return the parameters of all optimizers that the script has made, as they are today."""
         alive = [optimizer for reference in self.optimizers if (optimizer := reference()) is not None]
         return [item for optimizer in alive for group in optimizer.param_groups for item in group["params"]]

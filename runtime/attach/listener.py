@@ -79,10 +79,10 @@ class Listener:
                 data, extras, _, address = self._socket.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
             except TimeoutError:
                 return
-            if self._answered(data, extras, address, wanted):
+            if self._answer(data, extras, address, wanted):
                 return
 
-    def _answered(
+    def _answer(
         self,
         data: bytes,
         extras: list[tuple[int, int, bytes]],

@@ -162,12 +162,12 @@ def ranks_of(processes: Sequence[Process], stepped: Iterable[Process]) -> dict[P
 
 def _by_place(processes: Sequence[Process]) -> list[Process]:
     """Return the ranks as far as their places tell: what a rank starts inherits its place, a launcher has another."""
-    placed = _placed(processes) or list(processes)
+    placed = _choose_placed(processes) or list(processes)
     ranks = [process for process in placed if not any(o.is_below(process) and o.place != process.place for o in placed)]
     return [process for process in ranks if not any(process.is_below(other) for other in ranks)]
 
 
-def _placed(processes: Sequence[Process]) -> list[Process]:
+def _choose_placed(processes: Sequence[Process]) -> list[Process]:
     """Return those with a place; beside torch's own variables, those of other launchers name launchers."""
     placed = [process for process in processes if process.place is not None]
     return [process for process in placed if process.place and process.place.is_torchs] or placed
@@ -175,7 +175,7 @@ def _placed(processes: Sequence[Process]) -> list[Process]:
 
 def unheard(processes: Sequence[Process]) -> int:
     """Return how many ranks of this node have not asked, as far as their launcher tells."""
-    places = {process.place for process in _placed(processes) if process.place is not None}
+    places = {process.place for process in _choose_placed(processes) if process.place is not None}
     expected = max((place.local_world_size or 0 for place in places), default=0)
     return max(0, expected - len({place.rank for place in places}))
 

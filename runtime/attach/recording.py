@@ -104,7 +104,7 @@ def record(request: AttachRequest, listener: Listener, say: Callable[[str], None
         OutputError: the folder cannot be written.
     """
     with Traces(request.folder) as traces:
-        processes = _gathered(request, listener)
+        processes = _await_processes(request, listener)
         start_s = float(math.ceil(time.time() + LEAD_S)) if request.start_unix_s is None else request.start_unix_s
         shown = time.strftime("%H:%M:%S", time.localtime(start_s))
         say(f"{len(processes)} processes of the job found" if len(processes) > 1 else f"{processes[0].name} found")
@@ -137,7 +137,7 @@ def record(request: AttachRequest, listener: Listener, say: Callable[[str], None
     )
 
 
-def _gathered(request: AttachRequest, listener: Listener) -> list[Process]:
+def _await_processes(request: AttachRequest, listener: Listener) -> list[Process]:
     """Return the processes of the job, when all of this node must have asked."""
     if request.start_unix_s is not None:
         time.sleep(max(0.0, request.start_unix_s - LEAD_S - GATHER_S - time.time()))

@@ -79,7 +79,7 @@ class OnDemand:
         decided = Decided(
             name=wanted.name, ranks=wanted.ranks, first=coming + ahead, last=coming + ahead + wanted.count
         )
-        data = msgspec.json.encode(_checked(decided))
+        data = msgspec.json.encode(_check(decided))
         if dist.is_initialized():
             job_store().set(self._key(), data.decode())
             self._num_told += 1
@@ -91,7 +91,7 @@ class OnDemand:
             return None
         data = job_store().get(self._key())
         self._num_told += 1
-        decided = _checked(msgspec.json.decode(data, type=Decided))
+        decided = _check(msgspec.json.decode(data, type=Decided))
         return decided if coming < decided.first else None
 
     def _key(self) -> str:
@@ -103,7 +103,7 @@ def job_store() -> dist.distributed_c10d.Store:
     return dist.distributed_c10d._get_default_store()  # noqa: SLF001 - has no public name
 
 
-def _checked(decided: Decided) -> Decided:
+def _check(decided: Decided) -> Decided:
     """Return it where it is possible: its name becomes a folder's.
 
     Raises:

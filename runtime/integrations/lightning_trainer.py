@@ -86,7 +86,7 @@ def _callback(name: str) -> type:
     return type(name, (_Hooks, base), {"__doc__": _Hooks.__doc__, "__module__": __name__})
 
 
-def _asked_for(name: str) -> list[object]:
+def _requested_callback(name: str) -> list[object]:
     """Return a callback where the environment asks for a capture and nothing else makes one of this process."""
     if not os.environ.get(FOLDER_VARIABLE):
         return []
@@ -97,12 +97,12 @@ def _asked_for(name: str) -> list[object]:
 
 def callbacks() -> list[object]:
     """Return a callback for a Trainer of ``lightning.pytorch`` where the environment asks for a capture."""
-    return _asked_for("ParoCallback")
+    return _requested_callback("ParoCallback")
 
 
 def callbacks_of_pytorch_lightning() -> list[object]:
     """Return a callback for a Trainer of ``pytorch_lightning`` where the environment asks for a capture."""
-    return _asked_for("PytorchLightningCallback")
+    return _requested_callback("PytorchLightningCallback")
 
 
 def register() -> None:

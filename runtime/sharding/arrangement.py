@@ -215,7 +215,7 @@ class Arrangement:
         # Made for each gradient in each step: what says how it is sharded is made once.
         key = (unit.spec.name, place, local.device, local.dtype)
         if key not in self._specs:
-            self._specs[key] = self._sharded_anew(unit, place, local)._spec  # noqa: SLF001
+            self._specs[key] = self._shard_anew(unit, place, local)._spec  # noqa: SLF001
         return _in_layout(local, self._specs[key])
 
     def as_dtensor(self, unit: UnitState, place: int, local: torch.Tensor) -> torch.Tensor:
@@ -230,7 +230,7 @@ class Arrangement:
         spec = DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)._spec  # noqa: SLF001
         return _in_layout(tensor, spec)
 
-    def _sharded_anew(self, unit: UnitState, place: int, local: torch.Tensor) -> DTensor:
+    def _shard_anew(self, unit: UnitState, place: int, local: torch.Tensor) -> DTensor:
         level = self.levels.optimizer
         rows = unit.layout.rows[place]
         placements: list[Placement] = [Shard(rows.dim)]

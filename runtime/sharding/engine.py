@@ -350,14 +350,14 @@ class Engine:
             if is_root:
                 self._begin_pass()
             given = weights_are_given()
-            for needed in (unit, *self._gathered_ahead(unit)):
+            for needed in (unit, *self._find_gathered_ahead(unit)):
                 self.updates.wait_for(needed)
                 if not (given and self.edits.leave_given_weights(needed)):
                     self.edits.before_forward(needed)
 
         return prepare
 
-    def _gathered_ahead(self, unit: UnitState) -> list[UnitState]:
+    def _find_gathered_ahead(self, unit: UnitState) -> list[UnitState]:
         modules = fsdp2.gathered_ahead(unit.spec.module) if self.levels.parameter != Level.N else []
         return [other for other in self.units if any(other.spec.module is module for module in modules)]
 

@@ -61,7 +61,7 @@ def archive_members(path: Path, limit: int = MAX_MEMBERS) -> list[ArchiveMember]
         InputError: the archive cannot be read at all.
         HostileInputError: it holds more than ``limit`` members, expands without bound, or has endless headers.
     """
-    data = _unpacked(path)
+    data = _unpack(path)
     members: list[ArchiveMember] = []
     problem: Exception | None = None
     try:
@@ -107,7 +107,7 @@ def _check_headers(data: Path, where: str) -> None:
             file.seek(-(-size // _RECORD) * _RECORD, os.SEEK_CUR)
 
 
-def _unpacked(path: Path) -> Path:
+def _unpack(path: Path) -> Path:
     """Return an uncompressed archive as it lies, a compressed one as a temporary file."""
     with path.open("rb") as file:
         first = file.read(6)
@@ -118,7 +118,7 @@ def _unpacked(path: Path) -> Path:
     with os.fdopen(handle, "wb") as spool:
         allowed = min(FREE_BYTES + MAX_RATIO * path.stat().st_size, MAX_OUTPUT_BYTES)
         written = 0
-        for block in _decompressed(path, first):
+        for block in _decompress(path, first):
             written += len(block)
             if written > allowed:
                 raise HostileInputError(f"an archive must expand at most {MAX_RATIO} times", where=str(path))
@@ -126,7 +126,7 @@ def _unpacked(path: Path) -> Path:
     return Path(name)
 
 
-def _decompressed(path: Path, first: bytes) -> Iterator[bytes]:
+def _decompress(path: Path, first: bytes) -> Iterator[bytes]:
     """Yield what an archive expands to, as far as it can be read."""
     with _open(path, first) as file:
         while True:

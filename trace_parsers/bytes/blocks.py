@@ -57,17 +57,17 @@ class SourceRef:
     def label(self) -> str:
         """Return the name shown to people: ``path``, ``path!member``, or an address."""
         if self.shown or self.remote is not None:
-            return _shown(self.shown or shown_address(self.remote.url))  # type: ignore[union-attr]  # it is one
+            return _printable(self.shown or shown_address(self.remote.url))  # type: ignore[union-attr]  # it is one
         name = str(self.path) if self.member is None else f"{self.path}!{self.member.name}"
-        return _shown(name)
+        return _printable(name)
 
     @property
     def file_name(self) -> str:
         """Return the last part of the member or path."""
-        return _shown(Path(self.member.name if self.member else self.path).name)
+        return _printable(Path(self.member.name if self.member else self.path).name)
 
 
-def _shown(name: str) -> str:
+def _printable(name: str) -> str:
     """Return a name that any output may hold: no bytes that are not UTF-8, no control or bidi characters."""
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return "".join(char if char.isprintable() else "?" for char in text)

@@ -45,11 +45,11 @@ def whole_lines(lines: Iterable[str]) -> Iterator[str]:
 
     CRI tags parts P until F ends the line; a part that Docker writes is full and ends without a line break.
     """
-    for line in _joined(lines):
+    for line in _join(lines):
         yield _COLOUR.sub("", line) if "\x1b" in line else line
 
 
-def _joined(lines: Iterable[str]) -> Iterator[str]:
+def _join(lines: Iterable[str]) -> Iterator[str]:
     begun: dict[str, str] = {}
     for line in lines:
         if line.startswith(_DOCKER) and (found := _of_docker(line)) is not None:

@@ -108,7 +108,7 @@ def list_objects(text: str) -> list[RemoteObject]:
     address = parse_address(text)
     store = _open(address)
     try:
-        found = _named(store, address) or _listed(store, address)
+        found = _find_object(store, address) or _list_objects(store, address)
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 - obstore raises errors of Rust's own types too
@@ -122,7 +122,7 @@ def list_objects(text: str) -> list[RemoteObject]:
     return sorted(found, key=lambda item: item.url)
 
 
-def _named(store: ObjectStore, address: Address) -> list[RemoteObject]:
+def _find_object(store: ObjectStore, address: Address) -> list[RemoteObject]:
     """Return the object of exactly this key, [] where there is none."""
     import obstore
 
@@ -140,7 +140,7 @@ def _named(store: ObjectStore, address: Address) -> list[RemoteObject]:
     return [RemoteObject(url=address.url_of(address.key), size_bytes=meta["size"], etag=meta["e_tag"] or "")]
 
 
-def _listed(store: ObjectStore, address: Address) -> list[RemoteObject]:
+def _list_objects(store: ObjectStore, address: Address) -> list[RemoteObject]:
     """Return all objects below a prefix that a pattern, if there is one, fits."""
     import obstore
 
@@ -268,7 +268,7 @@ def exists(text: str) -> bool:
     address = parse_address(text)
     store = _open(address)
     try:
-        return bool(_named(store, address))
+        return bool(_find_object(store, address))
     except Exception as error:  # obstore raises errors of Rust's own types too
         raise OutputError(f"an output must be writable: {_reason(error)}", where=shown_address(text)) from error
 

@@ -46,7 +46,7 @@ def findings(analysis: Analysis, lateness: Lateness) -> list[FindingEntry]:
         _slow_link(analysis),
         _parted_ranks(analysis),
         _host(analysis),
-        _unattributed(analysis),
+        _find_unattributed(analysis),
     ]
     rank = {APPLIES: 0, NOT_JUDGED: 1, DOES_NOT_APPLY: 2}
     return sorted(found, key=lambda item: (rank[item.status], -(item.saving_us or 0.0), item.code))
@@ -332,7 +332,7 @@ def _is_alone(analysis: Analysis) -> bool:
     return analysis.run.world_size is None and len(analysis.ranks) == 1 and not analysis.collectives
 
 
-def _unattributed(analysis: Analysis) -> FindingEntry:
+def _find_unattributed(analysis: Analysis) -> FindingEntry:
     code = "PARO040"
     if not _step(analysis):
         return _no_times(code)

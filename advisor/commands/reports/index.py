@@ -47,7 +47,7 @@ def command(*, folder: str, output: str | None, force: bool) -> None:
         try:
             entry = _entry(path, root, page_folder=Path(target).parent)
         except (ForeignDataError, OSError) as error:
-            problems.append(f"{_named(path)}: {error}")
+            problems.append(f"{_path_text(path)}: {error}")
             continue
         if entry is not None:
             found.append(entry)
@@ -62,7 +62,7 @@ def command(*, folder: str, output: str | None, force: bool) -> None:
     click.echo(f"{plural(len(entries), 'comparison')}, {wrote_text(target)}", err=True)
 
 
-def _named(path: Path) -> str:
+def _path_text(path: Path) -> str:
     """Return a path for people, whatever bytes its name has."""
     return os.fsencode(path).decode("utf-8", "replace")
 
@@ -81,9 +81,9 @@ def _entry(path: Path, root: Path, *, page_folder: Path) -> Entry | None:
     data = path.read_bytes()
     if f'"{FORMAT.name}"'.encode() not in data:
         return None
-    comparison = comparison_from_json(document_bytes(str(path)), _named(path))
+    comparison = comparison_from_json(document_bytes(str(path)), _path_text(path))
     return Entry(
-        path=_named(path.relative_to(root)),
+        path=_path_text(path.relative_to(root)),
         link=quote(os.fsencode(os.path.relpath(path.resolve(), page_folder.resolve()))),
         modified_s=path.stat().st_mtime,
         comparison=comparison,

@@ -80,9 +80,9 @@ def read_all(
 
     for place, ref in enumerate(refs):
         # A store is asked by the processes that read, many at once.
-        if choice.name != EngineName.LOCAL and cache and not is_remote(cache) and (known := _known(ref, cache)):
+        if choice.name != EngineName.LOCAL and cache and not is_remote(cache) and (known := _ask_cache(ref, cache)):
             done(place, known)
-    for engine, places in _parted([place for place in range(len(refs)) if place not in results], refs, choice):
+    for engine, places in _part_by_engine([place for place in range(len(refs)) if place not in results], refs, choice):
         lost = _read_by(engine, places, refs, cache, done, alone=False)
         for place, reason in _read_by(engine, list(lost), refs, cache, done, alone=True).items():
             what = f"the process that read this input ended twice: {reason}"
@@ -93,7 +93,7 @@ def read_all(
     return replace(read, notices=(said, *read.notices)) if said else read
 
 
-def _parted(
+def _part_by_engine(
     places: Sequence[int], refs: Sequence[SourceRef], choice: EngineChoice
 ) -> Iterator[tuple[InputReader, list[int]]]:
     """Give each engine and what it reads: members of compressed archives lie unpacked on this machine only."""
@@ -138,7 +138,7 @@ def _read_by(
     return {places[number]: reason for number, reason in lost.items()}
 
 
-def _known(ref: SourceRef, cache: str) -> RankFacts | None:
+def _ask_cache(ref: SourceRef, cache: str) -> RankFacts | None:
     """Return cached facts: what an interrupted analysis has read elsewhere is not read again."""
     try:
         name = entry_name(ref)
@@ -173,7 +173,7 @@ def _usable(results: Sequence[RankFacts | InputError], refs: Sequence[SourceRef]
                 message=f"left out {plural(len(unknown), 'file')} without a recording: {shown}",
             )
         )
-    return ReadInputs(facts=tuple(facts), notices=(*_named(said), *notices), failure=_reason(failures, refs))
+    return ReadInputs(facts=tuple(facts), notices=(*_name_files(said), *notices), failure=_reason(failures, refs))
 
 
 def _reason(failures: Sequence[InputError], refs: Sequence[SourceRef]) -> InputError | None:
@@ -192,7 +192,7 @@ def _some(refs: Sequence[SourceRef]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
-def _named(said: Sequence[tuple[str, Notice]]) -> list[Notice]:
+def _name_files(said: Sequence[tuple[str, Notice]]) -> list[Notice]:
     """Return notices that name their files; what several files say alike is said once."""
     files: dict[Notice, list[str]] = {}
     for name, notice in said:

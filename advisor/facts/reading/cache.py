@@ -56,13 +56,13 @@ def entry_name(ref: SourceRef) -> str:
         OSError: its file cannot be looked at.
     """
     if ref.remote is not None:
-        return _hashed(f"{READER_VERSION}|{ref.remote.identity}") if ref.remote.identity else ""
+        return _hash(f"{READER_VERSION}|{ref.remote.identity}") if ref.remote.identity else ""
     stat = ref.path.stat()
     member = ref.member.name if ref.member else ""
-    return _hashed(f"{READER_VERSION}|{ref.path.resolve()}|{member}|{stat.st_size}|{stat.st_mtime_ns}|{ref.label}")
+    return _hash(f"{READER_VERSION}|{ref.path.resolve()}|{member}|{stat.st_size}|{stat.st_mtime_ns}|{ref.label}")
 
 
-def _hashed(identity: str) -> str:
+def _hash(identity: str) -> str:
     return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest() + ".facts"
 
 

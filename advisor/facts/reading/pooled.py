@@ -75,7 +75,7 @@ class DaskEngine:
         address = os.environ.get("DASK_SCHEDULER_ADDRESS")
         own = {"n_workers": self._jobs, "threads_per_worker": 1, "dashboard_address": None}
         how: dict[str, Any] = {"address": address} if address else own
-        with _joined(Client, how) as client:
+        with _join(Client, how) as client:
             cores = sum(client.ncores().values()) or 1
             size = 1 if alone else IN_FLIGHT * cores
             pool = client.get_executor(pure=False, retries=0)
@@ -87,7 +87,7 @@ class DaskEngine:
         return lost
 
 
-def _joined(client: Any, how: dict[str, Any]) -> Any:
+def _join(client: Any, how: dict[str, Any]) -> Any:
     """Return Dask's client.
 
     Raises:

@@ -71,7 +71,7 @@ class Field:
 
 def decide(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan, Scored]:
     """Return the plan without an id, and the candidate that looks best or was asked for."""
-    plan, best = _recommended(calibration, limits, field)
+    plan, best = _choose_recommendation(calibration, limits, field)
     if field.wanted is None:
         return plan, best
     chosen = next(choice for choice, item in zip(plan.candidates, field.scored, strict=True) if item is field.wanted)
@@ -95,7 +95,7 @@ def decide(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan
     return asked, field.wanted
 
 
-def _recommended(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan, Scored]:
+def _choose_recommendation(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan, Scored]:
     chosen = fastest(field.eligible)
     baseline = field.baseline
     # The same way to run is no change, whatever noise makes of it.

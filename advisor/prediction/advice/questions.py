@@ -189,7 +189,7 @@ def changed_run(
     Raises:
         UsageError: what is asked cannot be.
     """
-    changed, links = _changed(question, basis)
+    changed, links = _change_basis(question, basis)
     links = replace(links, inter_gbps=links.inter_gbps * inter_factor, pod_gbps=links.pod_gbps * inter_factor)
     doublings = abs(math.log2(changed.world_size / basis.calibration.world_size))
     sigma = math.hypot(OTHER_SIGMA if changed.is_gpu else ON_CPU_SIGMA, SCALING_SIGMA * doublings)
@@ -209,7 +209,7 @@ def step_of(
     return quantiles(times(there)) if _fits(there, changed) else None
 
 
-def _changed(question: Question, basis: Basis) -> tuple[Calibration, Links]:
+def _change_basis(question: Question, basis: Basis) -> tuple[Calibration, Links]:
     calibration, links = basis.calibration, basis.links
     # A bandwidth is stated for the nodes as they are changed, whichever is written first.
     for name, value in sorted(question.changes, key=lambda change: change[0] in _RATES):

@@ -72,7 +72,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     traced = Calibration(
         job_world_size=job,
         job_ranks_per_node=job_per_node,
-        unmodelled=ranks.unmodelled or _untrusted(analysis),
+        unmodelled=ranks.unmodelled or _why_untrusted(analysis),
         is_dealt_out=run.ranks_follow is False and not ranks.is_placed,
         forwards=_forwards(analysis, micro),
         trained_share=_trained_share(analysis, model),
@@ -135,7 +135,7 @@ def _ambiguities(analysis: Analysis, triple: str, micro: int) -> list[str]:
     return []
 
 
-def _untrusted(analysis: Analysis) -> str:
+def _why_untrusted(analysis: Analysis) -> str:
     """Return that traces are incomplete or mixed, "" where they are not, or those that are were left out."""
     codes = {notice.code for notice in analysis.data_quality}
     is_cut = codes.intersection(CUT_CODES) and LEFT_OUT_CODE not in codes
@@ -319,7 +319,7 @@ def _units(analysis: Analysis, world: int, micro: int) -> tuple[tuple[float, ...
     """Return the bytes of each unit, from gathers in forward, else from reductions of gradients."""
     forward, reductions = _forward_gathers(analysis), _reductions(analysis)
     forwards = _forwards(analysis, micro)
-    found = _expanded(forward, micro * math.ceil(forwards))
+    found = _expand(forward, micro * math.ceil(forwards))
     passes = _passes(analysis, reductions, micro)
     if found and forwards > 1 and analysis.run.total_parameter_count is None:
         # Gathered again and again, but each unit that trains is reduced once.
@@ -328,7 +328,7 @@ def _units(analysis: Analysis, world: int, micro: int) -> tuple[tuple[float, ...
         # What was scattered inside groups arrives at the next hop cut in m.
         largest = max((entry.bytes or 0 for entry in reductions), default=0)
         whole = [entry for entry in reductions if entry.group_size == world or (entry.bytes or 0) * 4 > largest]
-        found = _expanded(whole, passes)
+        found = _expand(whole, passes)
     if not found:
         return (), 4
     recorded = _width(analysis, State.PARAMETER if forward else State.GRADIENT)
@@ -345,8 +345,8 @@ def _root_bytes(analysis: Analysis, units: Sequence[float], micro: int) -> float
     backward = _kinds(analysis, State.PARAMETER, lambda entry: entry.detail.startswith("backward"))
     if not analysis.run.framework.is_fsdp or not backward or len(units) < 2:
         return 0.0
-    again = Counter(_expanded(backward, micro))
-    kept = Counter(_expanded(_forward_gathers(analysis), micro)) - again
+    again = Counter(_expand(backward, micro))
+    kept = Counter(_expand(_forward_gathers(analysis), micro)) - again
     roots = list(kept.elements())
     return roots[0] if len(roots) == 1 and roots[0] in units else 0.0
 
@@ -362,7 +362,7 @@ def _as_gathered(analysis: Analysis, reduction: CollectiveEntry, passes: int) ->
     """Return the bytes of the units of a kind of reduction in the type of parameters."""
     reduced = dtype_bytes(reduction.dtype)
     scale = (_width(analysis, State.PARAMETER) or reduced) / reduced if reduced else 1.0
-    return [scale * size for size in _expanded([reduction], passes)]
+    return [scale * size for size in _expand([reduction], passes)]
 
 
 def _forward_gathers(analysis: Analysis) -> list[CollectiveEntry]:
@@ -428,7 +428,7 @@ def _kinds(analysis: Analysis, state: State, wanted: Callable[[CollectiveEntry],
     return [entry for entry in analysis.collectives if entry.state == state.value and entry.bytes and wanted(entry)]
 
 
-def _expanded(entries: Sequence[CollectiveEntry], passes: int) -> list[float]:
+def _expand(entries: Sequence[CollectiveEntry], passes: int) -> list[float]:
     found: list[float] = []
     for entry in entries:
         found += [float(entry.bytes or 0)] * max(1, round(entry.count / passes))

@@ -84,11 +84,11 @@ def _on_cores(traced: Calibration, step: float, cores: float) -> Calibration:
         transfer_us=None,
         published_us=None if traced.published_us is None else step * traced.published_us,
     )
-    if _replayed(plain) < real_us:
+    if _replay(plain) < real_us:
         found = _solve_for_time(lambda share: replace(plain, host_us_per_byte=share * MAX_HOST_US_PER_BYTE), real_us)
-        return found if _replayed(found) > EXPLAINED_SHARE * real_us else plain
+        return found if _replay(found) > EXPLAINED_SHARE * real_us else plain
     quick = _solve_for_time(lambda share: _with_delays(plain, share), real_us)
-    if _replayed(quick) <= real_us / EXPLAINED_SHARE:
+    if _replay(quick) <= real_us / EXPLAINED_SHARE:
         return quick
     return _solve_for_time(lambda share: _with_links(quick, MIN_LINK_SHARE + (1 - MIN_LINK_SHARE) * share), real_us)
 
@@ -108,10 +108,10 @@ def _traced_error_pct(traced: Calibration) -> float | None:
         parts = _with_links(_with_delays(alone, total / links), total / links)
     else:
         parts = replace(alone, host_us_per_byte=(total - links) / moved if moved else 0.0)
-    return 100 * (_replayed(replace(parts, transfer_us=None)) / traced.step_us - 1)
+    return 100 * (_replay(replace(parts, transfer_us=None)) / traced.step_us - 1)
 
 
-def _replayed(calibration: Calibration) -> float:
+def _replay(calibration: Calibration) -> float:
     return float(step_us(calibration, baseline_candidate(calibration), measured_links(calibration)))
 
 
@@ -120,7 +120,7 @@ def _solve_for_time(at: Callable[[float], Calibration], real_us: float) -> Calib
     low, high = 0.0, 1.0
     for _ in range(NUM_HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if _replayed(at(middle)) > real_us else (middle, high)
+        low, high = (low, middle) if _replay(at(middle)) > real_us else (middle, high)
     return at(low)
 
 

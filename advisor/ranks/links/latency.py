@@ -131,7 +131,7 @@ def _evidence(link: Link, links: Sequence[Link], fabric: Fabric) -> Iterator[tup
     told = [item for item in peers if item.busbw_gbps]
     for item in told:
         if item.group_size == link.group_size and item.op in _RINGS and link.op in _RINGS and item.busbw_gbps:
-            move_us = wire / item.busbw_gbps / 1e3 * _sent(link, fabric) / _sent(item, fabric)
+            move_us = wire / item.busbw_gbps / 1e3 * _send_factor(link, fabric) / _send_factor(item, fabric)
             yield (
                 total - move_us * PEER_BANDWIDTH_FACTOR,
                 total - move_us / PEER_BANDWIDTH_FACTOR,
@@ -152,6 +152,6 @@ def _evidence(link: Link, links: Sequence[Link], fabric: Fabric) -> Iterator[tup
     yield least_us, most_us, LatencySource.BACKEND
 
 
-def _sent(link: Link, fabric: Fabric) -> float:
+def _send_factor(link: Link, fabric: Fabric) -> float:
     """Return how many bytes an operation sends for each that it must: gloo scatters by an all-reduce."""
     return 2.0 if fabric.is_gloo and link.op == Op.REDUCE_SCATTER else 1.0

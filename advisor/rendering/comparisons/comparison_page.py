@@ -84,7 +84,7 @@ def render_comparison(comparison: Comparison, timelines: Timelines, provenance: 
         alternative_table=alternative_table(plan) if plan else None,
         ablation_table=ablation_table(plan) if plan else None,
         acceptance_table=_acceptance_table(comparison),
-        saved=_saved(comparison),
+        saved=_saving(comparison),
         method=_METHOD,
         provenance_table=_provenance_table(comparison, provenance),
     )
@@ -380,7 +380,7 @@ def _acceptance_table(comparison: Comparison) -> Table:
     return make_table("table-acceptance", "Acceptance checks", names, rows)
 
 
-def _saved(comparison: Comparison) -> str:
+def _saving(comparison: Comparison) -> str:
     """Return the device hours saved a day, with the formula."""
     one, other = comparison.step.before, comparison.step.after
     world = comparison.after.run.world_size

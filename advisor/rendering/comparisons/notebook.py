@@ -21,7 +21,7 @@ def notebook_bytes(comparison: Comparison) -> bytes:
         _text(
             f"# Before and after\n\n{comparison.text}\n\nRun all cells: each figure is computed from the data below."
         ),
-        _code("import json, statistics\n\ndata = json.loads(r'''" + _embedded(data) + "''')"),
+        _code("import json, statistics\n\ndata = json.loads(r'''" + _embed(data) + "''')"),
         _text("## Baseline"),
         _code(_BASELINE),
         _text("## Cluster map"),
@@ -48,7 +48,7 @@ def notebook_bytes(comparison: Comparison) -> bytes:
     return json.dumps(book, indent=1, sort_keys=True).encode() + b"\n"
 
 
-def _embedded(data: object) -> str:
+def _embed(data: object) -> str:
     """Return JSON that cannot end the raw string around it."""
     return json.dumps(data, sort_keys=True).replace("'", "\\u0027")
 

@@ -94,7 +94,7 @@ def _pct(value: float | None) -> str:
 def comparison_markdown(comparison: Comparison) -> str:
     """Return a comparison for a ticket."""
     before, after = comparison.before, comparison.after
-    lines = [f"**{_escaped(comparison.text)}**", ""]
+    lines = [f"**{_escape(comparison.text)}**", ""]
     lines += ["| metric | before | after | change (98 % range) | verdict |", "|---|---:|---:|---:|---|"]
     for metric in comparison.metrics:
         if metric.before is None and metric.after is None:
@@ -106,22 +106,22 @@ def comparison_markdown(comparison: Comparison) -> str:
             change_text(metric),
             metric.verdict,
         )
-        lines.append("| " + " | ".join(map(_escaped, cells)) + " |")
+        lines.append("| " + " | ".join(map(_escape, cells)) + " |")
     lines += ["", "| acceptance | limit and measurement | |", "|---|---|---|"]
     lines += [
-        f"| {_escaped(item.criterion)} | {_escaped(threshold_text(item))} | {_PASSED[item.passed]} |"
+        f"| {_escape(item.criterion)} | {_escape(threshold_text(item))} | {_PASSED[item.passed]} |"
         for item in comparison.acceptance
     ]
     lines += [
         "",
-        f"Before: {_escaped(before.run.framework)}, {_escaped(before.run.strategy.triple or 'strategy unknown')}, "
-        f"{plural(before.num_steps, f'{before.steps_source} step')}. After: {_escaped(after.run.framework)}, "
-        f"{_escaped(after.run.strategy.triple or 'strategy unknown')}, "
+        f"Before: {_escape(before.run.framework)}, {_escape(before.run.strategy.triple or 'strategy unknown')}, "
+        f"{plural(before.num_steps, f'{before.steps_source} step')}. After: {_escape(after.run.framework)}, "
+        f"{_escape(after.run.strategy.triple or 'strategy unknown')}, "
         f"{plural(after.num_steps, f'{after.steps_source} step')}."
         + (f" Plan {comparison.plan.plan_id}." if comparison.plan else ""),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return plain(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

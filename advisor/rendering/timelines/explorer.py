@@ -36,12 +36,14 @@ def explorer(timeline: Timeline | None) -> View | None:
         "step": timeline.steps.index(timeline.step),
         "first": timeline.first,
         "beside": timeline.beside,
-        "shown": [_packed(item, timeline.steps, lanes, labels, units[item.step]) for item in timeline.shown],
+        "shown": [_pack_step(item, timeline.steps, lanes, labels, units[item.step]) for item in timeline.shown],
         "labels": list(labels),
     }
 
 
-def _packed(item: RankStep, steps: tuple[str, ...], lanes: list[str], labels: dict[str, int], unit_us: float) -> View:
+def _pack_step(
+    item: RankStep, steps: tuple[str, ...], lanes: list[str], labels: dict[str, int], unit_us: float
+) -> View:
     """Return a step with its boxes as one flat list: lane, start, length, label of each."""
     flat: list[int] = []
     for box in item.boxes:

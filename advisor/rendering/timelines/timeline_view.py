@@ -24,7 +24,7 @@ def timeline_view(timeline: Timeline | None, overlap_share: str) -> View:
         timeline: of a run.
         overlap_share: of its communication, as text.
     """
-    drawn = _drawn(timeline)
+    drawn = _first_view(timeline)
     title = f"{overlap_share} of the communication runs behind compute"
     return {
         "timeline_chart": lanes_chart("chart-timeline", title, f"{timeline.step} by lanes", drawn) if timeline else "",
@@ -37,7 +37,7 @@ def timeline_view(timeline: Timeline | None, overlap_share: str) -> View:
     }
 
 
-def _drawn(timeline: Timeline | None) -> list[RankStep]:
+def _first_view(timeline: Timeline | None) -> list[RankStep]:
     """Return what the picture shows before a reader chooses: a step of one rank, and of the one that it waits for."""
     if timeline is None:
         return []

@@ -120,9 +120,9 @@ class PlannedEngine(nn.Module):
         if sharded is not None:
             sharded.set_requires_gradient_sync(last)
         output: object = self.module(*args, **kwargs)
-        return tree_map(self._scaled, output) if self._accumulation > 1 else output
+        return tree_map(self._scale_output, output) if self._accumulation > 1 else output
 
-    def _scaled(self, leaf: object) -> object:
+    def _scale_output(self, leaf: object) -> object:
         """Return a view of an output whose gradient is scaled: what the model makes of it itself goes past the view."""
         if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
             return leaf

@@ -45,7 +45,7 @@ class Exposure:
         released = self._released.pop(id(parameter), None)
         kept = released() if released is not None else None
         if kept is not None:
-            gradient = _moved(kept, gradient)
+            gradient = _move(kept, gradient)
         if isinstance(gradient, DTensor):
             gradient = mixing(gradient, self.kind)
         set_gradient(parameter, gradient)
@@ -147,7 +147,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001 - to_local() makes a view
 
 
-def _moved(kept: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+def _move(kept: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """Return a gradient that a script has kept, with the memory of the one that is to be shown in its place."""
     if isinstance(kept, DTensor) and isinstance(gradient, DTensor):
         kept._local_tensor, kept._spec = gradient._local_tensor, gradient._spec  # noqa: SLF001 - as DTensor's own

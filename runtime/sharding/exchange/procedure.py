@@ -83,9 +83,9 @@ class UnitProcedure:
         """
         if self._strategy.gradient == Level.N:
             # Only called at the boundary: until then they add up where they are.
-            self._finish(unit, self._reduced(unit, whole, self._hops.synchronise))
+            self._finish(unit, self._reduce(unit, whole, self._hops.synchronise))
             return
-        part = self._reduced(unit, whole, self._hops.reduce)
+        part = self._reduce(unit, whole, self._hops.reduce)
         if unit.accumulated is None:
             unit.accumulated = part
         else:
@@ -97,7 +97,7 @@ class UnitProcedure:
         """Bring what was added up at the gradients' level to the optimizer's."""
         part, unit.accumulated = unit.accumulated, None
         assert part is not None
-        self._finish(unit, self._reduced(unit, part, self._hops.synchronise))
+        self._finish(unit, self._reduce(unit, part, self._hops.synchronise))
 
     def _finish(self, unit: UnitState, total: torch.Tensor) -> None:
         total.div_(unit.divide_factor or self._world_size)
@@ -108,7 +108,7 @@ class UnitProcedure:
         else:
             unit.reduced.add_(total)
 
-    def _reduced(self, unit: UnitState, gradients: torch.Tensor, hops: Hops) -> torch.Tensor:
+    def _reduce(self, unit: UnitState, gradients: torch.Tensor, hops: Hops) -> torch.Tensor:
         """Take gradients through collectives; those that keep a size work in place."""
         channels = self._channels
         for hop in hops:

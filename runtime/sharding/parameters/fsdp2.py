@@ -123,7 +123,7 @@ def _deliver_instead(module: FSDPModule, unit: UnitSpec, deliver: Deliver) -> No
             return
         group._training_state = TrainingState.POST_BACKWARD  # noqa: SLF001
         with record_function(f"FSDP::post_backward ({unit.name})"):
-            gradients = [_taken(parameter) for parameter in training]
+            gradients = [_take_gradient(parameter) for parameter in training]
             if group.reshard_after_backward:
                 group.reshard()
             deliver(gradients)
@@ -131,7 +131,7 @@ def _deliver_instead(module: FSDPModule, unit: UnitSpec, deliver: Deliver) -> No
     group.post_backward = post_backward  # type: ignore[method-assign]
 
 
-def _taken(parameter: Any) -> torch.Tensor | None:
+def _take_gradient(parameter: Any) -> torch.Tensor | None:
     """Take the whole gradient that FSDP2 holds of a parameter, of this pass and of those that were not reduced."""
     parameter.accumulate_unsharded_grad_if_needed()
     whole = getattr(parameter, "_unsharded_param", None)

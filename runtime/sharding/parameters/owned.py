@@ -142,7 +142,7 @@ class _Owned(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return what a plain parameter is saved as, so that it can be read without this package."""
-        values = _unmarked(self)
+        values = _unmark(self)
         if isinstance(values, DTensor) and WholeReads.are_saved_whole:
             assert isinstance(self, DTensor)
             values = WholeReads.whole(values, of=self)
@@ -201,7 +201,7 @@ class _OfOptimizer(_Owned):
         known: tuple[weakref.ref[nn.Module], str] | None = self.__dict__.get(_PLACE)
         module = known[0]() if known is not None else None
         found = module._parameters.get(known[1]) if known is not None and module is not None else None  # noqa: SLF001 - without a module's own look-up
-        return _unmarked(self) if found is None else found
+        return _unmark(self) if found is None else found
 
 
 class OwnedShard(_OfOptimizer, WholeTensor):
@@ -305,7 +305,7 @@ def _part_from_alias(parameter: torch.Tensor, value: torch.Tensor) -> None:
         _DATA.__set__(alias, _DATA.__get__(alias).clone())
 
 
-def _unmarked(parameter: torch.Tensor) -> torch.Tensor:
+def _unmark(parameter: torch.Tensor) -> torch.Tensor:
     """Return a parameter's values as torch's own kind of tensor."""
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documentation names it so
         values: torch.Tensor = parameter.detach()

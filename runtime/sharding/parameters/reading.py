@@ -112,11 +112,11 @@ class WholeReads:
         """
         if cls.before_exchange is None:
             for home in (_api, _dispatch, _redistribute):
-                home.redistribute_local_tensor = cls._announced(home.redistribute_local_tensor)  # type: ignore[attr-defined]
+                home.redistribute_local_tensor = cls._announce(home.redistribute_local_tensor)  # type: ignore[attr-defined]
         cls.before_exchange = meet
 
     @classmethod
-    def _announced(cls, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def _announce(cls, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @functools.wraps(original)
         def moved(
             local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, *args: object, **kwargs: object

@@ -112,7 +112,7 @@ def find_units(
     Raises:
         UsageError: units lie inside each other, share a parameter, or hold a scalar.
     """
-    modules = _repeated_blocks(model) if chosen is None else _chosen(model, chosen)
+    modules = _repeated_blocks(model) if chosen is None else _choose(model, chosen)
     owner = _owners(model, modules)
     given = frozenset(ignored)
     left_alone = {name: parameter for name, parameter in model.named_parameters() if parameter in given}
@@ -194,7 +194,7 @@ def _runs(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
-def _chosen(model: nn.Module, chosen: Sequence[type[nn.Module] | nn.Module]) -> dict[str, nn.Module]:
+def _choose(model: nn.Module, chosen: Sequence[type[nn.Module] | nn.Module]) -> dict[str, nn.Module]:
     classes = tuple(item for item in chosen if isinstance(item, type))
     modules = [item for item in chosen if isinstance(item, nn.Module)]
     found = {

@@ -112,7 +112,7 @@ class _Whole:
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documentation names it so
             value = self.value.detach()
             if any(place.is_partial() for place in self.origin.placements):
-                self.origin._local_tensor, self.origin._spec = _replicated(self.origin, value)  # noqa: SLF001
+                self.origin._local_tensor, self.origin._spec = _reduce_partial(self.origin, value)  # noqa: SLF001
             else:
                 is_same = (value == before) | (value.isnan() & before.isnan())
                 self.origin.copy_(torch.where(like(is_same, self.origin), self.origin, like(value, self.origin)))
@@ -128,7 +128,7 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - has no public name
 
 
-def _replicated(origin: DTensor, value: torch.Tensor) -> tuple[torch.Tensor, Result]:
+def _reduce_partial(origin: DTensor, value: torch.Tensor) -> tuple[torch.Tensor, Result]:
     """Return what a sum that is not yet taken over all ranks becomes once it is."""
     made = distribute_tensor(value, origin.device_mesh, src_data_rank=None)
     return made._local_tensor, made._spec  # noqa: SLF001 - has no public name
@@ -160,7 +160,7 @@ class Window(torch.Tensor):
         for whole in wholes:
             whole.prepare(writes=writes)
         found = func(*tree_map(_plain, args), **tree_map(_plain, kwargs))
-        return _concluded(func, found, wholes)
+        return _conclude(func, found, wholes)
 
     @property
     def data(self) -> torch.Tensor:
@@ -181,7 +181,7 @@ def _plain(value: Result) -> Result:
     return value
 
 
-def _concluded(func: AnyFunction, found: Result, wholes: list[_Whole]) -> Result:
+def _conclude(func: AnyFunction, found: Result, wholes: list[_Whole]) -> Result:
     """Write back what a function has changed; return what it returned, views as windows."""
     if _communicates(func) and hasattr(found, "wait"):
         found.wait()
@@ -219,7 +219,7 @@ def by_whole_values(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Res
         return wholes[id(value)].value
 
     args, kwargs = tree_map(whole, args), tree_map(whole, kwargs)
-    return _concluded(func, func(*args, **kwargs), list(wholes.values()))
+    return _conclude(func, func(*args, **kwargs), list(wholes.values()))
 
 
 def cuts_through_shards(func: AnyFunction, args: Arguments, found: Result) -> bool:

@@ -352,7 +352,7 @@ class GradientReducer:
             factor = self._arrangement.units[-1].divide_factor or self._arrangement.gathering.grid.world_size
             self.singles.take(self._sums_of_singles, factor, self._usage.missing)
             self._sums_of_singles = None
-        for unit, place, slot, view in self._reduced():
+        for unit, place, slot, view in self._reduced_gradients():
             is_frozen = not slot.parameter.requires_grad and self._usage.missing != Missing.NONE
             if is_frozen or not self._usage.is_used(unit, place):
                 continue  # reached by no rank's backward pass; frozen after one it keeps its gradient
@@ -360,7 +360,7 @@ class GradientReducer:
             shard = slot.parameter if self._settings.offload_optimizer else self._shards.shards[slot.name]
             self._exposure.show(slot.parameter, shard, gradient)
 
-    def _reduced(self) -> Iterator[tuple[UnitState, int, Slot, torch.Tensor]]:
+    def _reduced_gradients(self) -> Iterator[tuple[UnitState, int, Slot, torch.Tensor]]:
         """Return each reduced gradient with its unit, its place there, and its slot."""
         for unit in self._arrangement.units:
             if unit.reduced is not None:
@@ -392,7 +392,7 @@ class GradientReducer:
         """Bring the gradients to the optimizer's parameters, before it steps."""
         self._exposure.collect()
         if self._settings.offload_optimizer:
-            found = [one for one in self._reduced() if gradient_of(one[2].parameter) is not None]
+            found = [one for one in self._reduced_gradients() if gradient_of(one[2].parameter) is not None]
             copies = copies_on_host([view for *_, view in found])
             for (unit, place, slot, _), there in zip(found, copies, strict=True):
                 self._shards.shards[slot.name].grad = self._arrangement.as_sharded(unit, place, there)

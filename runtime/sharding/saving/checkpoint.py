@@ -79,7 +79,7 @@ def save_checkpoint_async(
     _check_free(Path(path), force=force)
     _background_group()
     # torch 2.13's own staging cannot copy the empty shards of short parameters.
-    contents = _copied(_contents(engine_of(model), extra))
+    contents = _copy(_contents(engine_of(model), extra))
     return _writer().submit(_save, contents, path, _background_group())
 
 
@@ -180,12 +180,12 @@ def _contents(engine: Engine, extra: StateDict | None) -> StateDict:
     return {**contents, "extra": extra} if extra else contents
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     """Copy all tensors of nested values."""
     if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
+        return {key: _copy(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_copied(item) for item in value]
+        return [_copy(item) for item in value]
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 

@@ -107,10 +107,10 @@ class _WithViews:
     def __call__(
         self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], *args: Any, **kwargs: Any
     ) -> Any:
-        return self._helper(model, tuple(_seen(model, optimizer) for optimizer in optimizers), *args, **kwargs)
+        return self._helper(model, tuple(_view_of(model, optimizer) for optimizer in optimizers), *args, **kwargs)
 
 
-def _seen(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def _view_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the view of a sharded optimizer of this model; others as they are."""
     for part in model.modules():
         engine = Engine.find(part) if isinstance(part, ShardedModule) else None

@@ -74,11 +74,11 @@ def gathered_parameters(
     engine.show_parameters()
     engine.edits.before_step()
     is_sharded = engine.levels.parameter != Level.N
-    shown = [item for unit in engine.units for item in _shown(engine, unit, wanted)]
+    shown = [item for unit in engine.units for item in _show(engine, unit, wanted)]
     with ExitStack() as stack:
         if is_sharded:
             stack.enter_context(_passes_limited(engine, len(shown)))
-        stack.enter_context(_filled(engine, shown))
+        stack.enter_context(_filling(engine, shown))
         stack.enter_context(_Whole({id(kept.get(id(item.own), item.own)): item.whole for item in shown}))
         if not (is_sharded and forgets_changes):  # then what is shown is dropped with its changes
             stack.enter_context(unchanged([item.whole for item in shown], forgets_changes=forgets_changes))
@@ -133,7 +133,7 @@ def same_on_all_ranks(parameters: Sequence[torch.Tensor], source: int | None) ->
         dist.broadcast(parameter.data, source)
 
 
-def _shown(engine: Engine, unit: UnitState, wanted: Collection[str]) -> list[_Shown]:
+def _show(engine: Engine, unit: UnitState, wanted: Collection[str]) -> list[_Shown]:
     if not any(slot.name in wanted for slot in unit.spec.slots):
         return []
     values: list[nn.Parameter] = [slot.parameter for slot in unit.spec.slots]
@@ -148,7 +148,7 @@ def _shown(engine: Engine, unit: UnitState, wanted: Collection[str]) -> list[_Sh
 
 
 @contextmanager
-def _filled(engine: Engine, shown: Collection[_Shown]) -> Iterator[None]:
+def _filling(engine: Engine, shown: Collection[_Shown]) -> Iterator[None]:
     for item in shown:
         item.slot.fill(item.whole)
     engine.is_summoned = True
