@@ -36,9 +36,9 @@ class Effort:
     """What a collective asks of the links; its time follows from their latency and bandwidth.
 
     Attributes:
-        inter_messages, inter_bytes: rounds between nodes, and bytes through one node's port.
-        intra_messages, intra_bytes: rounds inside nodes, and bytes that one rank sends there.
-        overlapped_rounds: the two go on at once in this many rounds between nodes, with one more round
+        inter_messages, inter_bytes: inter-node rounds, and bytes through one node's port.
+        intra_messages, intra_bytes: intra-node rounds, and bytes that one rank sends there.
+        overlapped_rounds: the two go on at once in this many inter-node rounds, with one more round
             inside nodes; 0 for one after the other.
     """
 

@@ -215,7 +215,7 @@ class HoRingGain:
         unit_bytes: of that unit.
         rounds_before, rounds_after: between nodes, one after the other.
         port_bytes_before, port_bytes_after: through the port of a node.
-        hidden_us: work inside nodes that runs during the rounds between nodes.
+        hidden_us: intra-node work that runs during the inter-node rounds.
         step_us_without: of the chosen strategy with the backend's own collectives.
     """
 

@@ -156,7 +156,7 @@ def test_what_is_stated_counts_where_nothing_is_listed():
     )
     assert rates.busbw_gbps(Op.ALL_GATHER, 1, 8) == 100.0
     assert calibration.intra_gbps.source == "stated"
-    assert any("bandwidth between nodes: 25 GB/s assumed" in note for note in calibration.assumptions)
+    assert any("inter-node bandwidth: 25 GB/s assumed" in note for note in calibration.assumptions)
     listed = GPUS.replace("inter_gbps = 200", "inter_gbps = 150\nlinks = { all_gather = { 1 = 250 } }")
     rates, calibration = rates_of(listed)
     assert (rates.busbw_gbps(Op.ALL_GATHER, 1, 8), rates.busbw_gbps(Op.ALL_GATHER, 4, 8)) == (250.0, 150.0)

@@ -138,7 +138,7 @@ def test_a_plan_shards_inside_pods_and_says_what_it_rests_on():
     slow = {c.group_size: c.predicted.step_time_us.p50 for c in plan.candidates if c.triple == "III"}
     assert slow[8] < step_us_without_pods(8)
     named = {item.what for item in plan.sensitivities}
-    assert {"bandwidth between pods (GB/s)", "bandwidth between nodes of a pod (GB/s)"} <= named
+    assert {"bandwidth between pods (GB/s)", "inter-node bandwidth within a pod (GB/s)"} <= named
 
 
 def step_us_without_pods(size):

@@ -63,7 +63,7 @@ def test_one_node_tells_nothing_of_several():
     prior = {"inter_gbps": Estimate(value=1.0, sigma=1.0, source="prior")}
     made = calibration(world_size=4, ranks_per_node=4, job_world_size=4, job_ranks_per_node=4, **prior)
     for text in ("nodes=4", "efficiency=80%"):
-        with pytest.raises(UsageError, match="tells nothing of the network between nodes"):
+        with pytest.raises(UsageError, match="tells nothing of the inter-node network"):
             recommend(made, Limits(), questions=[Question.parse(text)])
     plan = recommend(made, Limits(), wanted=Wanted.parse("NNN"), questions=[Question.parse("nodes=4,inter-gbps=0.05")])
     assert plan.answers[0].baseline_step_us.p50 > plan.baseline.predicted.step_time_us.p50

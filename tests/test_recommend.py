@@ -417,7 +417,7 @@ def test_a_plan_says_what_it_becomes_elsewhere():
     assert [item.world_size for item in plan.outlooks] == [16, 32, 64]
     widths = [item.speedup.p90 / item.speedup.p10 for item in plan.outlooks]
     assert widths == sorted(widths)
-    # Four nodes of two: a flat ring takes 7 rounds between nodes, HO-Ring 3.
+    # Four nodes of two: a flat ring takes 7 inter-node rounds, HO-Ring 3.
     assert (plan.ho_ring.rounds_before, plan.ho_ring.rounds_after) == (7, 3)
     assert plan.ho_ring.port_bytes_before == pytest.approx(7 / 8 * 4 * MB)
     assert plan.ho_ring.port_bytes_after == pytest.approx(3 / 4 * 4 * MB)

@@ -55,7 +55,7 @@ def _peak(run: Run, options: Options) -> tuple[float | None, str]:
 
 
 def _busy_share(aligned: AlignedRun | None, run: Run) -> float | None:
-    """Return the share of the steps during which traffic across nodes transfers."""
+    """Return the share of the steps during which inter-node traffic transfers."""
     import polars as pl
 
     wall = sum(step.wall_us for step in run.steps)

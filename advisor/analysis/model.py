@@ -307,7 +307,7 @@ class Efficiency:
     """Figures of merit; None where an ingredient is missing.
 
     Attributes:
-        inter_node_busy_share: share of the step during which traffic across nodes transfers.
+        inter_node_busy_share: share of the step during which inter-node traffic transfers.
         mfu: model FLOPs utilisation, 6 * parameters * tokens / (step time * peak).
         tokens_per_step, peak_tflops: as the user gave them or from the device table.
     """

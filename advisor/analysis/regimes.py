@@ -83,7 +83,7 @@ class StateEvidence:
     are_sizes_known: bool = True  # of any of its messages
     exposed_wait_share: float | None = None  # of the exposed time, at least, that is waiting for other ranks
     is_between_stages: bool = False  # most of what is exposed goes between stages of a pipeline, ends not recorded
-    rate: tuple[float, float] | None = None  # its bus bandwidth inside nodes and the device's (1e9 bytes/s), if known
+    rate: tuple[float, float] | None = None  # its intra-node bus bandwidth and the device's (1e9 bytes/s), if known
 
     @property
     def mostly_waits_exposed(self) -> bool:

@@ -202,7 +202,7 @@ def latency_share(links: Sequence[Link], op: str, span: str, group_size: int, by
 
 
 def _inter(rows: pl.DataFrame) -> float | None:
-    """Return the share of time on links across nodes, None when most spans are unknown."""
+    """Return the share of time on inter-node links, None when most spans are unknown."""
     import polars as pl
 
     time = (pl.col("end_us") - pl.col("start_us")).sum()

@@ -85,7 +85,7 @@ class _Ranks:
     Attributes:
         world_size: how many.
         ranks_per_node: of them on a node.
-        tensor_spans_nodes: tensor parallelism uses the links between nodes.
+        tensor_spans_nodes: tensor parallelism uses the inter-node links.
     """
 
     world_size: int
@@ -196,12 +196,12 @@ def _notes(description: Description, ranks: _Ranks) -> list[str]:
         notes.append("arithmetic: what the described step leaves beside communication")
     if description.cluster.device and device_named(description.cluster.device) is None:
         notes.append(
-            "cluster.device is not known: the optimizer takes no time, bandwidth inside nodes is no data sheet's"
+            "cluster.device is not known: the optimizer takes no time, intra-node bandwidth is no data sheet's"
         )
     if ranks.tensor_spans_nodes:
         notes.append(
             f"tensor parallelism of {parallel.tensor} ranks spans nodes: nothing else is hidden behind it, and "
-            "all-reduces between nodes are as slow as scatter and gather"
+            "inter-node all-reduces are as slow as scatter and gather"
         )
     return notes
 

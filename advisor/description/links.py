@@ -93,9 +93,9 @@ def shaped_links(
     intra_sigma = sigmas.get(sources["intra"], tiers.intra_gbps.sigma)
     inter_sigma = sigmas.get(sources["inter"], tiers.inter_gbps.sigma)
     if sources["intra"] == "prior" and local > 1:
-        notes.append(f"bandwidth inside nodes: {tiers.intra_gbps.value:.3g} GB/s assumed, nothing says it")
+        notes.append(f"intra-node bandwidth: {tiers.intra_gbps.value:.3g} GB/s assumed, nothing says it")
     if sources["inter"] == "prior" and nodes > 1:
-        notes.append(f"bandwidth between nodes: {tiers.inter_gbps.value:.3g} GB/s assumed, nothing says it")
+        notes.append(f"inter-node bandwidth: {tiers.inter_gbps.value:.3g} GB/s assumed, nothing says it")
     if sources["inter"] == "benchmark" and nodes > max(listed):
         inter_sigma = math.hypot(inter_sigma, BEYOND_SIGMA * math.log2(nodes / max(listed)))
         notes.append(f"links of {nodes} nodes: as quick as those of {max(listed)}, the most that are listed")

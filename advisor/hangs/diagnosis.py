@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.facts.attribution import Call, RunContext, attribute
 from paro_advise.advisor.facts.evidence import Evidence
 from paro_advise.advisor.hangs.model import FORMAT, Cause, Culprit, Hang, Mismatch, Wait
-from paro_advise.advisor.hangs.programs import deviation, deviation_in_circle
+from paro_advise.advisor.hangs.programs import deviation, deviation_in_cycle
 from paro_advise.advisor.hangs.progress import groups_of, with_own_names
-from paro_advise.advisor.hangs.waits import first_mismatch, in_circles, knots_of, matched_transfers, stuck_alone
+from paro_advise.advisor.hangs.waits import first_mismatch, in_cycles, knots_of, matched_transfers, stuck_alone
 from paro_advise.advisor.hangs.words import blame, ranks_text, verb
 from paro_advise.advisor.wording.quantities import bytes_text
 from paro_advise.core.model_state import MODEL_STATES
@@ -65,8 +65,8 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
         late_or_victims = [one for one in suspects if one.cause == Cause.HOST and one not in culprits]
         if not culprits and not awaited:
             culprits = [_culprit(rank, knots, stuck, dumps) for rank in sorted(stuck)]
-        circle = in_circles(awaited) if not culprits and not unexplained else set()
-        if circle and (odd := deviation_in_circle(dumps, circle)) is not None:
+        circle = in_cycles(awaited) if not culprits and not unexplained else set()
+        if circle and (odd := deviation_in_cycle(dumps, circle)) is not None:
             culprits = [_deviating(odd, dumps)]
     alone = _alone(culprits, knots)
     unseen = [one.rank for one in culprits if one.cause == Cause.GONE]

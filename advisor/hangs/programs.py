@@ -90,7 +90,7 @@ def deviation(dumps: Mapping[int, RankDump], groups: Sequence[Group]) -> Deviati
     )
 
 
-def deviation_in_circle(dumps: Mapping[int, RankDump], circle: AbstractSet[int]) -> Deviation | None:
+def deviation_in_cycle(dumps: Mapping[int, RankDump], circle: AbstractSet[int]) -> Deviation | None:
     """Return the one rank that waits in something else than its steps before had there; None where not one does.
 
     Ranks can wait for each other over a third group without any two orders that part.

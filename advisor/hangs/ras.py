@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.hangs.model import FORMAT, Cause, Culprit, Hang, Wait
-from paro_advise.advisor.hangs.waits import in_circles
+from paro_advise.advisor.hangs.waits import in_cycles
 from paro_advise.advisor.hangs.words import blame, ranks_text, verb
 from paro_advise.core.plural import plural
 
@@ -99,7 +99,7 @@ def diagnose_ras(reports: Sequence[RasReport]) -> RasVerdict:
         if rank in places[one.name]
     }
     culprits = [] if nameless or (moved and not silent) else _culprits(silent, late, awaited, devices)
-    circle = in_circles(awaited) if not (culprits or moved or nameless) else set()
+    circle = in_cycles(awaited) if not (culprits or moved or nameless) else set()
     is_of_counts = bool(late) and not (silent or nameless or moved)
     sentences = [
         *nameless[:_LISTED],

@@ -153,7 +153,7 @@ def kind_of(issued: Issued) -> str:
     return issued.name if issued.elements is None else f"{issued.name} of {issued.elements} elements"
 
 
-def in_circles(awaited: Mapping[int, set[int]]) -> set[int]:
+def in_cycles(awaited: Mapping[int, set[int]]) -> set[int]:
     """Return the ranks that wait, over others, for each other.
 
     Args:

@@ -83,10 +83,10 @@ class Calibration:
         published_us: what bringing updated parameters back took, where the framework does it in a way of its
             own: one by one, or those few that it keeps whole; None where the strategy tells.
         framework: that ran it.
-        inter_alpha_us, inter_gbps: a message between nodes; the port of a node, 1e9 bytes/s.
-        intra_alpha_us, intra_gbps: a message inside a node; one rank's sending, 1e9 bytes/s.
+        inter_alpha_us, inter_gbps: an inter-node message; the port of a node, 1e9 bytes/s.
+        intra_alpha_us, intra_gbps: an intra-node message; one rank's sending, 1e9 bytes/s.
         nodes_per_pod: nodes of a pod (faster interconnect domain); None where there are no pods.
-        pod_alpha_us, pod_gbps: a message between nodes of a pod; ``inter_*`` are then of those between pods.
+        pod_alpha_us, pod_gbps: an inter-node message within a pod; ``inter_*`` are then of those between pods.
         sum_ratio: bus bandwidth of an all-reduce to that of a gather or scatter.
         rail_gain: what a node's port moves, to what a ring over several ranks of each node moves through it.
         compute_slowing: how much longer arithmetic takes while a collective runs beside it; 1 where cores compute.

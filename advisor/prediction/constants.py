@@ -53,7 +53,7 @@ QUANTISED_PARAMETER_BYTES, QUANTISED_GRADIENT_BYTES = 1.0, 0.5
 # ---- overlap (docs/prediction.md, replay) -----------------------------------------------------------------
 PENDING_REDUCTIONS = 3  # under way at once in our runtime (runtime/sharding: depth of a queue)
 SLOWDOWN_RANGE = (0.7, 9.0)  # how much longer transfers may take than the best of their size; assumed
-# HO-Ring against a native run (`make bench-prediction`): share of the links between nodes that it reaches, of the
+# HO-Ring against a native run (`make bench-prediction`): share of the inter-node links that it reaches, of the
 # waits, and of what cores add to its bytes; range 0.9 to 1, 0.5 to 1, 0.2 to 0.5.
 HO_RING_BETWEEN, HO_RING_WAITS, HO_RING_COPIES = 0.94, 0.7, 0.3
 # Where cores move bytes inside nodes: share of the backend's assumed bandwidth with one peer, and ranks of a node

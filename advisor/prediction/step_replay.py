@@ -159,7 +159,7 @@ class _Step:
         self._work = cache(self._unit_work)
 
     def _moved_bytes(self, parts: Parts) -> float:
-        """Return the bytes that the cores move; an assumed bandwidth inside nodes is that of the cores already."""
+        """Return the bytes that the cores move; an assumed intra-node bandwidth is that of the cores already."""
         has_copies = self._calibration.intra_gbps.source != "prior"
         return sum(part.rank_bytes for part in parts if has_copies or not part.is_inside)
 

@@ -30,5 +30,5 @@ GLOO_MESSAGE_US = (20.0, 3000.0)  # us a message of gloo over TCP, cores free or
 PEER_BANDWIDTH_FACTOR = 1.6  # how far bus bandwidths of ring operations of one group differ, either way; assumed
 PEER_LATENCY_FACTOR = 2.0  # how far latencies a message differ, either way; assumed
 SHORT_LATENCY_RANGE = (0.5, 6.0)  # latency of long messages to that of short ones: 5.2 to 5.7 by the constants above
-DEVICE_LINKS_SHARE = (0.3, 1.0)  # of the data sheet's links inside a node that long messages reach; assumed
+DEVICE_LINKS_SHARE = (0.3, 1.0)  # of the data sheet's intra-node links that long messages reach; assumed
 TOLD_SHARE = 0.9  # a range narrowed to less than this share was told something; assumed

@@ -201,7 +201,7 @@ class StepEvidence:
     exposed_by_state: dict[State, float]
     regime_by_state: dict[State, Regime]
     num_nodes: int | None
-    inter_gbps: float | None  # fitted bus bandwidth across nodes
+    inter_gbps: float | None  # fitted inter-node bus bandwidth
     intra_gbps: float | None
     shards_globally: bool
     sees_all_ranks: bool

@@ -81,13 +81,13 @@ def decide(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan
         probability_gain=_gain(field.baseline, field.wanted),
         expected_regret_pct=round(100 * _wins(field.eligible)[1].get(id(field.wanted), 0.0), 2),
     )
-    doubt = "" if keeps else _doubt(calibration, field.wanted)
+    caveat = "" if keeps else _caveat(calibration, field.wanted)
     ahead = "" if keeps else f": predicted {_ahead(chosen)}{_memory(plan.baseline, chosen)}"
     what = f"keep {choice_name(chosen)}" if keeps else _first_lower(_change(plan.baseline, chosen))
     asked = replace(
         plan,
         verdict=Verdict.KEEP if keeps else Verdict.CHANGE,
-        text=f"As asked for, {what}{ahead}{f', but {doubt}' if doubt else ''}. Without --strategy: {plan.text}",
+        text=f"As asked for, {what}{ahead}{f', but {caveat}' if caveat else ''}. Without --strategy: {plan.text}",
         chosen=chosen,
         confidence=confidence,
         asked_for=field.asked_for,
@@ -102,8 +102,8 @@ def _choose_recommendation(calibration: Calibration, limits: Limits, field: Fiel
     keeps = chosen is None or same_way(choice_of(baseline, baseline), choice_of(chosen, baseline))
     gain = 0.0 if chosen is None or keeps else _gain(baseline, chosen)
     verdict = _verdict(field, chosen, gain)
-    doubt = _doubt(calibration, chosen) if verdict in (Verdict.CHANGE, Verdict.MEASURE_FIRST) else ""
-    if doubt:
+    caveat = _caveat(calibration, chosen) if verdict in (Verdict.CHANGE, Verdict.MEASURE_FIRST) else ""
+    if caveat:
         verdict = Verdict.MEASURE_FIRST
     wins, regrets = _wins(field.eligible)
     base_choice = _choice(baseline, baseline, baseline.reason or "the run as it is", 0.0)
@@ -141,7 +141,7 @@ def _choose_recommendation(calibration: Calibration, limits: Limits, field: Fiel
         format_version=FORMAT.version,
         plan_id="",
         verdict=verdict,
-        text=f"{text} No change yet: {doubt}." if doubt else text,
+        text=f"{text} No change yet: {caveat}." if caveat else text,
         baseline=base_choice,
         chosen=base_choice if verdict == Verdict.KEEP or best is None else best,
         switch_on_today=choices[id(field.usable_today)] if field.usable_today else None,
@@ -160,12 +160,12 @@ def _choose_recommendation(calibration: Calibration, limits: Limits, field: Fiel
             device_memory_bytes=limits.device_memory_bytes,
         ),
         assumptions=(*_doubts(calibration), *calibration.assumptions),
-        probes=_probes(calibration, doubt) if verdict == Verdict.MEASURE_FIRST else (),
+        probes=_probes(calibration, caveat) if verdict == Verdict.MEASURE_FIRST else (),
     )
     return plan, baseline if verdict == Verdict.KEEP or chosen is None else chosen
 
 
-def _doubt(calibration: Calibration, chosen: Scored | None) -> str:
+def _caveat(calibration: Calibration, chosen: Scored | None) -> str:
     """Return why a choice that is predicted to gain is none to change to yet, "" where nothing speaks against it."""
     if calibration.is_dealt_out and chosen is not None and chosen.candidate.uses_groups:
         return _DEALT_OUT
@@ -382,24 +382,24 @@ def _confidence_text(error_pct: float, *, is_described: bool) -> str:
     return f"replaying the traced step reproduces its time to {off:+.1f} %, {gate} the {GATE_PCT:.0f} % tolerance"
 
 
-def _probes(calibration: Calibration, doubt: str) -> tuple[str, ...]:
+def _probes(calibration: Calibration, caveat: str) -> tuple[str, ...]:
     """Return what to measure so that the answer gets certain, the most useful first."""
     found: list[str] = []
     if calibration.is_described:
         return ("a trace of a few steps of the run, of one rank per node: it tells exposed communication and links",)
-    if doubt == _DEALT_OUT:
+    if caveat == _DEALT_OUT:
         started = "torchrun does so; mpirun --map-by slot, srun --distribution=block"
         return (f"the same run with ranks started node by node ({started})",)
     probe = "-m paro_advise.runtime.probe"
     nodes, per_node = calibration.num_nodes, calibration.ranks_per_node
     if calibration.intra_gbps.source == "prior" and per_node > 1:
         found.append(
-            f"bandwidth inside a node, on one node: torchrun --nproc-per-node {per_node} {probe} > inside.txt, "
+            f"intra-node bandwidth, on one node: torchrun --nproc-per-node {per_node} {probe} > inside.txt, "
             "then recommend with inside.txt beside the traces"
         )
     if calibration.inter_gbps.source == "prior" and nodes > 1:
         found.append(
-            f"bandwidth between nodes, on all of them: torchrun --nnodes {nodes} --nproc-per-node {per_node} ... "
+            f"inter-node bandwidth, on all of them: torchrun --nnodes {nodes} --nproc-per-node {per_node} ... "
             f"{probe} > between.txt, then recommend with between.txt beside the traces"
         )
     if calibration.transfer_us is None and calibration.seen_share < 1:

@@ -170,7 +170,7 @@ def _need_a_network(question: Question, calibration: Calibration) -> None:
     if calibration.knows_no_network and (is_wider or question.target == "efficiency"):
         stated = "state it (nodes=4,inter-gbps=25), or " if is_wider else ""
         raise UsageError(
-            f"a run on one node tells nothing of the network between nodes, which {question.text!r} asks about",
+            f"a run on one node tells nothing of the inter-node network, which {question.text!r} asks about",
             hint=f"{stated}give nccl-tests output of several nodes beside the traces",
         )
 
@@ -184,7 +184,7 @@ def changed_run(
         question: what is changed.
         basis: the run and the plan.
         seed: of the uncertainty.
-        inter_factor: times the bandwidth between nodes.
+        inter_factor: times the inter-node bandwidth.
 
     Raises:
         UsageError: what is asked cannot be.
@@ -258,7 +258,7 @@ def _on_nodes(calibration: Calibration, nodes: int, text: str) -> Calibration:
 
 
 def _least_bandwidth(share: float, basis: Basis) -> str:
-    """Say from which bandwidth between nodes on exposed communication stays below a share of the step."""
+    """Say from which inter-node bandwidth on exposed communication stays below a share of the step."""
     calibration, links = basis.calibration, basis.links.typical()
     if calibration.num_nodes == 1:
         return "one node: nothing moves between nodes"
@@ -277,7 +277,7 @@ def _least_bandwidth(share: float, basis: Basis) -> str:
         now = f"{exposed(1.0):.0%} at today's {value:.3g} GB/s"
         if exposed(high) > share:
             left = exposed(high)
-            parts.append(f"{candidate.name}: by no bandwidth between nodes, {left:.0%} remain; {now}")
+            parts.append(f"{candidate.name}: by no inter-node bandwidth, {left:.0%} remain; {now}")
             continue
         if exposed(low) <= share:
             parts.append(f"{candidate.name}: at any from {value * low:.3g} GB/s on, as far as was looked; {now}")

@@ -27,7 +27,7 @@ class Scenarios:
     """Step times for every combination of three quantities, with equal work per rank and micro-batch.
 
     Attributes:
-        nodes, inter_gbps, micro_batches: the values of each quantity, rising; bandwidth between nodes as NCCL's tests
+        nodes, inter_gbps, micro_batches: the values of each quantity, rising; inter-node bandwidth as NCCL's tests
             define it (1e9 bytes/s).
         now: where the run stands in each of the three.
         grid: one for each combination; the last quantity changes fastest.

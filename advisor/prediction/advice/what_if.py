@@ -35,8 +35,8 @@ _UNITS = {
 _POD_UNITS = {
     "inter_alpha_us": "latency between pods (us)",
     "inter_gbps": "bandwidth between pods (GB/s)",
-    "pod_alpha_us": "latency between nodes of a pod (us)",
-    "pod_gbps": "bandwidth between nodes of a pod (GB/s)",
+    "pod_alpha_us": "inter-node latency within a pod (us)",
+    "pod_gbps": "inter-node bandwidth within a pod (GB/s)",
 }
 
 

@@ -315,8 +315,8 @@ def ho_ring_text(plan: Plan) -> str:
     if gain is None:
         return ""
     return (
-        f"A gather of {bytes_text(gain.unit_bytes)} over all ranks takes {gain.rounds_after:.0f} rounds between nodes "
+        f"A gather of {bytes_text(gain.unit_bytes)} over all ranks takes {gain.rounds_after:.0f} inter-node rounds "
         f"instead of {gain.rounds_before:.0f}, sends {bytes_text(gain.port_bytes_after)} through a node's port instead "
-        f"of {bytes_text(gain.port_bytes_before)}, and overlaps {time_text(gain.hidden_us)} of work inside nodes. With "
+        f"of {bytes_text(gain.port_bytes_before)}, and overlaps {time_text(gain.hidden_us)} of intra-node work. With "
         f"the backend's own collectives the same strategy takes {time_text(gain.step_us_without)} a step."
     )

@@ -49,7 +49,7 @@ def scenario_table(scenarios: Scenarios) -> Table:
 def _quantities(scenarios: Scenarios) -> list[tuple[str, list[str]]]:
     return [
         ("nodes", [str(count) for count in scenarios.nodes]),
-        ("bandwidth between nodes", [f"{rate:.3g} GB/s" for rate in scenarios.inter_gbps]),
+        ("inter-node bandwidth", [f"{rate:.3g} GB/s" for rate in scenarios.inter_gbps]),
         ("micro-batches", [str(count) for count in scenarios.micro_batches]),
     ]
 

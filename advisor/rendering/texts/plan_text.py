@@ -103,9 +103,9 @@ def _ho_ring(plan: Plan) -> list[str]:
         return []
     what = (
         f"HO-Ring, in a gather of {bytes_text(gain.unit_bytes)} over all ranks: {gain.rounds_before:.0f} -> "
-        f"{gain.rounds_after:.0f} rounds between nodes, {bytes_text(gain.port_bytes_before)} -> "
+        f"{gain.rounds_after:.0f} inter-node rounds, {bytes_text(gain.port_bytes_before)} -> "
         f"{bytes_text(gain.port_bytes_after)} through a node's port, "
-        f"{time_text(gain.hidden_us)} of work inside nodes overlapped;"
+        f"{time_text(gain.hidden_us)} of intra-node work overlapped;"
     )
     return [
         "",

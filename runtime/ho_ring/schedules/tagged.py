@@ -133,7 +133,7 @@ class _NodeParts:
     def send_ahead(self, step: int, number: int) -> None:
         """Send the peers their parts of this chunk and the next few.
 
-        All at once they would take the processor from the traffic between nodes, which is the slower.
+        All at once they would take the processor from the inter-node traffic, which is the slower.
         """
         count = len(self._chunks)
         while self._num_sent < min(step * count + number + 1 + CHUNKS_AHEAD, self._grid.num_nodes * count):
