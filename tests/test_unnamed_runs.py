@@ -9,6 +9,7 @@ from helpers import analyze, write_run
 from trace_builder import TraceBuilder
 
 from paro_advise.advisor.analysis.parallel import data_parallel_size
+from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.rendering.texts.analysis_text import confidence, parameters_text
 
 UNITS = 4
@@ -210,3 +211,29 @@ def test_a_rank_that_the_job_does_not_have_is_nobodys(name, rank, codes, tmp_pat
         "Q113",
         "Q306",
     } == codes  # the second: a rank is guessed
+
+
+@pytest.mark.parametrize("gathers_each", [False, True])
+def test_parameters_kept_over_a_steps_micro_batches_are_gathered_once_in_it(gathers_each, tmp_path):
+    """FSDP2 with ``set_reshard_after_backward(False)`` until the last micro-batch, and with nothing freed before it."""
+    trace = TraceBuilder(0, WORLD)
+    for step in range(2):
+        base = step * 20_000.0
+        trace.step(step, base, 20_000.0)
+        for micro in range(4):
+            start = base + micro * 4000
+            for unit in range(UNITS):
+                at, common = start + unit * 300, {"nelems": UNIT_ELEMENTS, "dtype": "BFloat16"}
+                if gathers_each or not micro:
+                    owners = ("FSDP::pre_forward", "FSDP::all_gather")
+                    trace.collective("AllGather", at, 200, issue=at - 1, seq=int(at), owners=owners, **common)
+            trace.backward(start + 1800, 1900, sequence=4 * step + micro + 1)
+            for unit in range(UNITS):
+                at, owners = start + 2000 + unit * 300, ("FSDP::post_backward_reduce",)
+                trace.collective("ReduceScatter", at, 200, issue=at - 1, seq=int(at), tid=2, owners=owners, **common)
+        trace.annotation("Optimizer.step#AdamW.step", base + 18_500, 500)
+    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    assert (analysis.run.micro_batches, analysis.run.strategy.triple) == (4, "NGG")
+    made = calibrate(analysis)
+    assert made.unit_bytes == (2 * UNIT_ELEMENTS,) * UNITS
+    assert made.forwards == 1.0

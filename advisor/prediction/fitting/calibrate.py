@@ -57,6 +57,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     """
     run, notes = analysis.run, list[str]()
     job, triple = _known_run(analysis)
+    at_rest = run.strategy.triple_at_rest or triple
     ranks = data_parallel(analysis, job, job_per_node := _ranks_per_node(analysis, job, notes))
     world, per_node = ranks.world_size, ranks.ranks_per_node
     micro, unclear = run.micro_batches or 1, "one micro-batch a step, since backward passes could not be counted"
@@ -98,8 +99,8 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         traced_error_pct=None,
         is_gpu=not gloo,
         native_reduce_scatter_is_all_reduce=gloo,
-        baseline=Strategy.parse(run.strategy.triple_at_rest or triple),
-        gathers_once=triple[0] == "N" and (run.strategy.triple_at_rest or "N")[0] != "N",
+        baseline=Strategy.parse(at_rest),
+        gathers_once=triple[0] == "N" and at_rest[0] != "N",
         replicates_each_pass=_replicates_each_pass(analysis, model, reduced, micro),
         scatters_by_all_reduce="N" not in triple[1:] and all(entry.op == Op.ALL_REDUCE for entry in reduced),
         overlaps_gathers=_overlaps(analysis, State.PARAMETER),
@@ -319,7 +320,7 @@ def _units(analysis: Analysis, world: int, micro: int) -> tuple[tuple[float, ...
     """Return the bytes of each unit, from gathers in forward, else from reductions of gradients."""
     forward, reductions = _forward_gathers(analysis), _reductions(analysis)
     forwards = _forwards(analysis, micro)
-    found = _expand(forward, micro * math.ceil(forwards))
+    found = _expand(forward, _gather_passes(analysis, micro) * math.ceil(forwards))
     passes = _passes(analysis, reductions, micro)
     if found and forwards > 1 and analysis.run.total_parameter_count is None:
         # Gathered again and again, but each unit that trains is reduced once.
@@ -345,8 +346,9 @@ def _root_bytes(analysis: Analysis, units: Sequence[float], micro: int) -> float
     backward = _kinds(analysis, State.PARAMETER, lambda entry: entry.detail.startswith("backward"))
     if not analysis.run.framework.is_fsdp or not backward or len(units) < 2:
         return 0.0
-    again = Counter(_expand(backward, micro))
-    kept = Counter(_expand(_forward_gathers(analysis), micro)) - again
+    passes = _gather_passes(analysis, micro)
+    again = Counter(_expand(backward, passes))
+    kept = Counter(_expand(_forward_gathers(analysis), passes)) - again
     roots = list(kept.elements())
     return roots[0] if len(roots) == 1 and roots[0] in units else 0.0
 
@@ -376,12 +378,27 @@ def _reductions(analysis: Analysis) -> list[CollectiveEntry]:
 
 def _forwards(analysis: Analysis, micro: int) -> float:
     """Return how often a micro-batch gathers a parameter for forward, on average; 1 where the model is not known."""
+    gathered = _forward_share(analysis) / _gather_passes(analysis, micro)
+    return gathered if gathered > FROZEN_RATIO else 1.0
+
+
+def _forward_share(analysis: Analysis) -> float:
+    """Return the parameters that forward passes gather in a step, as a multiple of the model's; 0 where not known."""
     width, run = _width(analysis, State.PARAMETER), analysis.run
     known = run.total_parameter_count or run.parameter_count
     if not width or not known or run.strategy.source == "metadata":
-        return 1.0
-    gathered = sum(entry.count * float(entry.bytes or 0) for entry in _forward_gathers(analysis)) / micro / width
-    return gathered / known if gathered > FROZEN_RATIO * known else 1.0
+        return 0.0
+    return sum(entry.count * float(entry.bytes or 0) for entry in _forward_gathers(analysis)) / width / known
+
+
+def _gather_passes(analysis: Analysis, micro: int) -> int:
+    """Return in how many passes of a step parameters are gathered for forward: in each, or once where they stay whole.
+
+    FSDP2 keeps them over the micro-batches of a step with ``set_reshard_after_backward(False)``.
+    """
+    gathered = _forward_share(analysis)
+    stays = (analysis.run.strategy.triple or "")[:1] == "N" and gathered
+    return min((1, micro), key=lambda passes: abs(math.log(gathered / passes))) if stays else micro
 
 
 def _trained_share(analysis: Analysis, model: _Model) -> float:
