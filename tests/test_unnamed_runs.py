@@ -229,7 +229,7 @@ def test_parameters_kept_over_a_steps_micro_batches_are_gathered_once_in_it(gath
                     trace.collective("AllGather", at, 200, issue=at - 1, seq=int(at), owners=owners, **common)
             trace.backward(start + 1800, 1900, sequence=4 * step + micro + 1)
             for unit in range(UNITS):
-                at, owners = start + 2000 + unit * 300, ("FSDP::post_backward_reduce",)
+                at = start + 2000 + unit * 300
                 trace.collective("ReduceScatter", at, 200, issue=at - 1, seq=int(at), tid=2, owners=owners, **common)
         trace.annotation("Optimizer.step#AdamW.step", base + 18_500, 500)
     analysis = analyze(trace.write(tmp_path / "rank0.json"))
