@@ -19,7 +19,7 @@ from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
 
 # 8 nodes of 4 ranks.
-CLUSTER = LinkContext(world_size=32, ranks_per_node=4, is_gloo=False, concurrent=1.0)
+CLUSTER = LinkContext(world_size=32, ranks_per_node=4, is_gloo=False)
 
 
 def link(span, size, busbw, spread=1.05, alpha=None):
@@ -65,6 +65,21 @@ def test_groups_that_are_hardly_quicker_show_none(near, spread):
     assert found.nodes_per_pod is None
     assert found.inter_gbps.value == pytest.approx((near * 10.0) ** 0.5)
     assert found.pod_gbps == found.inter_gbps
+
+
+def test_rings_with_some_of_a_nodes_ranks_share_its_port():
+    """Replicas of groups of two: rings of 16 ranks, two on each of eight nodes, two rings through each port."""
+    found = fit_tiers([replace(link("mixed", 16, 5.0), num_nodes=8)], CLUSTER, None)
+    assert found.inter_gbps.value == pytest.approx(2 * 5.0)
+    assert found.nodes_per_pod is None
+
+
+def test_what_runs_at_once_shares_the_links_of_its_own_tier_only():
+    """Gathers inside nodes beside the reductions of replicas make neither slower."""
+    links = [link("intra", 4, 100.0), link("inter", 8, 2.5)]
+    found = fit_tiers(links, replace(CLUSTER, concurrent_intra=1.5), None)
+    assert found.intra_gbps.value == pytest.approx(1.5 * 100.0)
+    assert found.inter_gbps == fit_tiers(links, CLUSTER, None).inter_gbps
 
 
 def test_rails_of_one_rank_a_node_against_a_ring_of_many():

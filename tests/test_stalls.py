@@ -35,6 +35,8 @@ def run_with_a_stall(folder, late_ranks):
 def test_stalls_are_counted_beyond_the_median():
     assert StepTime.of([100.0, 101.0, 99.0, 400.0]).stalled == (1, pytest.approx((400 - 100.5) / 4))
     assert StepTime.of([100.0, 101.0, 149.0]).stalled == (0, 0.0)
+    assert StepTime.of([100.0, 400.0, 101.0]).stalled == (1, pytest.approx((400 - 101) / 3))
+    assert StepTime.of([50.0, 100.0, 400.0]).stalled == (0, 0.0)  # two that do not agree tell of no third
     assert StepTime.of([]).stalled == (0, 0.0)
 
 

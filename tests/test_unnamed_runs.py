@@ -63,6 +63,23 @@ def test_replicas_are_known_by_what_the_scatters_leave(names, tmp_path):
     assert "parts of the model" not in parameters_text(run)
 
 
+def test_collectives_at_once_are_counted_by_tier(tmp_path):
+    """Each all-reduce of the replicas, 150 us, and the next unit's scatter; none shares its links."""
+    trace = hybrid(0, names=True)
+    assert analyze(trace.write(tmp_path / "alone.json"), gpus_per_node=4).efficiency.concurrent == {
+        "intra": 1.0, "inter": 1.0
+    }  # fmt: skip
+    for unit in range(UNITS):
+        owners = ("FSDP::post_backward_reduce",)
+        for step in range(2):
+            at = 20_000.0 * step + 9400 + 1000 * unit
+            common = {"nelems": UNIT_ELEMENTS, "group": "1", "owners": owners, "seq": 100 + 10 * step + unit}
+            trace.collective("ReduceScatter", at, 400, issue=at - 20, stream=30, **common)
+    found = analyze(trace.write(tmp_path / "beside.json"), gpus_per_node=4).efficiency.concurrent
+    # A step's unit gathers twice 200 us, scatters 200 us and, beside that and the all-reduce, 400 us.
+    assert found == {"intra": pytest.approx((400 + 200 + 400) / (400 + 400)), "inter": 1.0}
+
+
 def test_ranks_that_do_not_share_the_data_hold_parts_of_the_model(tmp_path):
     analysis = analyze(hybrid(0, replicas=False).write(tmp_path / "rank0.json"))
     run = analysis.run
@@ -229,8 +246,8 @@ def test_parameters_kept_over_a_steps_micro_batches_are_gathered_once_in_it(gath
                     trace.collective("AllGather", at, 200, issue=at - 1, seq=int(at), owners=owners, **common)
             trace.backward(start + 1800, 1900, sequence=4 * step + micro + 1)
             for unit in range(UNITS):
-                at = start + 2000 + unit * 300
-                trace.collective("ReduceScatter", at, 200, issue=at - 1, seq=int(at), tid=2, owners=owners, **common)
+                at, late = start + 2000 + unit * 300, {"tid": 2, "owners": ("FSDP::post_backward_reduce",)}
+                trace.collective("ReduceScatter", at, 200, issue=at - 1, seq=int(at), **late, **common)
         trace.annotation("Optimizer.step#AdamW.step", base + 18_500, 500)
     analysis = analyze(trace.write(tmp_path / "rank0.json"))
     assert (analysis.run.micro_batches, analysis.run.strategy.triple) == (4, "NGG")

@@ -24,6 +24,7 @@ MAX_LOGGED_KINDS = 60  # kinds of collectives of logs in the JSON; bounds its si
 MAX_REMARKS = 200  # remarks of inputs about themselves in the JSON; bounds its size
 STALL_RATIO = 1.5  # of the median step from which a step stalled; assumed: steps of one batch size differ far less
 STALLED_STEPS = 0.25  # of all steps that stall at the most; of more the longer ones are usual, too; assumed
+USUAL_SPREAD = 0.1  # of the median step, by which two steps differ at the most to be usual ones beside a third; assumed
 STALLED_SHARE = 0.1  # of all steps' time that stalls take, from which it is said; assumed
 FROZEN_RATIO = 1.5  # gathered over trained parameters from which some are frozen; padding makes less; assumed
 LEAST_REPEATED_SHARE = 0.9  # of the bytes of the largest pass that each reduces where they repeat one another; assumed

@@ -10,6 +10,7 @@ import numpy as np
 from paro_advise.advisor.analysis.model import Efficiency
 from paro_advise.advisor.facts.intervals import Intervals
 from paro_advise.advisor.ranks.devices import device_named
+from paro_advise.core.model_state import MODEL_STATES
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Options
@@ -41,6 +42,7 @@ def efficiency(
         peak_tflops=peak,
         peak_source=source,
         product_tflops=work.achieved_tflops if work else None,
+        concurrent=_concurrency(aligned),
     )
 
 
@@ -69,3 +71,25 @@ def _busy_share(aligned: AlignedRun | None, run: Run) -> float | None:
         end = part["end_us"].to_numpy()
         busy += Intervals.union_of(end - part["transfer_us"].to_numpy(), end).length_us
     return min(1.0, busy / wall)
+
+
+def _concurrency(aligned: AlignedRun | None) -> dict[str, float]:
+    """Return how many collectives of model states ran at once, on average while any did: inside nodes, and between.
+
+    They shared the links of their tier, so that each alone looks as slow as all of them together.
+    """
+    import polars as pl
+
+    if aligned is None:
+        return {}
+    rows = aligned.table.filter(pl.col("state").is_in(MODEL_STATES) & pl.col("end_us").is_not_null())
+    found = {}
+    for tier, spans in (("intra", ["intra"]), ("inter", ["inter", "mixed"])):
+        alone = together = 0.0
+        for _, part in rows.filter(pl.col("span").is_in(spans)).group_by("rank", maintain_order=True):
+            start, end = part["start_us"].to_numpy(), part["end_us"].to_numpy()
+            alone += float((end - start).sum())
+            together += Intervals.union_of(start, end).length_us
+        if together > 0:
+            found[tier] = max(1.0, alone / together)
+    return found

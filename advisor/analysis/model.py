@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.analysis.constants import MAX_NUMBER, STALL_RATIO, STALLED_SHARE, STALLED_STEPS
+from paro_advise.advisor.analysis.constants import MAX_NUMBER, STALL_RATIO, STALLED_SHARE, STALLED_STEPS, USUAL_SPREAD
 
 # The format is decoded by these types, so they are needed at run time.
 from paro_advise.advisor.analysis.observed_strategy import ObservedStrategy  # noqa: TC001
@@ -130,8 +130,11 @@ class StepTime:
         more = [max(0.0, value - usual) for value in self.computing] or [0.0] * len(self.values)
         beyond = [value - extra - self.median for value, extra in zip(self.values, more, strict=True)]
         beyond = [value for value in beyond if value > (STALL_RATIO - 1) * self.median]
-        if len(beyond) > STALLED_STEPS * len(self.values):  # steps of unlike length, none of which is the usual one
-            return 0, 0.0
+        # One of three is told by two that agree.
+        do_agree = min(self.values) > (1 - USUAL_SPREAD) * self.median
+        is_one_of_three = len(beyond) == 1 and len(self.values) == 3 and do_agree
+        if len(beyond) > STALLED_STEPS * len(self.values) and not is_one_of_three:
+            return 0, 0.0  # steps of unlike length, none of which is the usual one
         return len(beyond), sum(beyond) / len(self.values)
 
 
@@ -319,6 +322,7 @@ class Efficiency:
     peak_tflops: float | None
     peak_source: str
     product_tflops: float | None = None  # since 1.1; what matrix products reach while they run, None without shapes
+    concurrent: dict[str, float] = field(default_factory=dict)  # since 1.2; by intra and inter: collectives at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

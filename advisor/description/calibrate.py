@@ -112,7 +112,6 @@ def calibrate_described(description: Description, micro_batch_us: float | None =
         world_size=ranks.world_size,
         ranks_per_node=ranks.ranks_per_node,
         is_gloo=False,
-        concurrent=1.0,
         device_name=description.cluster.device or None,
     )
     tiers = fit_tiers((), cluster, description.cluster.nodes_per_pod)

@@ -57,7 +57,7 @@ class LinkContext:
     Attributes:
         world_size, ranks_per_node: of the run.
         is_gloo: its backend.
-        concurrent: collectives that shared the links at once, on average.
+        concurrent_intra, concurrent_inter: collectives that shared the links of a tier at once, on average.
         cores_per_rank: None where it is not known.
         device_name: of the accelerators, None where it is not known.
     """
@@ -65,7 +65,8 @@ class LinkContext:
     world_size: int
     ranks_per_node: int
     is_gloo: bool
-    concurrent: float
+    concurrent_intra: float = 1.0
+    concurrent_inter: float = 1.0
     cores_per_rank: float | None = None
     device_name: str | None = None
 
@@ -238,6 +239,8 @@ def _observed_pods(links: Sequence[Link], cluster: LinkContext, notes: list[str]
 
 def _num_spanned_nodes(link: Link, cluster: LinkContext) -> int:
     """Return over how many nodes a group reaches: it fills them, or has one rank on each of those of all groups."""
+    if link.num_nodes:
+        return link.num_nodes
     if link.span == "mixed":
         return max(2, link.group_size // cluster.ranks_per_node)
     return 1 if link.span == "intra" else cluster.num_nodes
@@ -252,11 +255,13 @@ def _bandwidth(link: Link, cluster: LinkContext) -> _Sample | None:
     """Return what a link moves through a node's port or a rank's; None where that was not measured."""
     if not link.busbw_gbps:
         return None
-    bandwidth = link.busbw_gbps * cluster.concurrent
+    is_intra = link.span == "intra" or cluster.num_nodes == 1
+    bandwidth = link.busbw_gbps * (cluster.concurrent_intra if is_intra else cluster.concurrent_inter)
     if cluster.is_gloo and link.op == Op.REDUCE_SCATTER:
         bandwidth *= 2  # it runs as an all-reduce, which moves twice as much
-    if link.span == "inter":  # rings of all local ranks share the port
-        bandwidth *= max(1, min(cluster.ranks_per_node, cluster.world_size // max(1, link.group_size)))
+    if not is_intra:  # rings of all local ranks share the port
+        members = link.group_size / _num_spanned_nodes(link, cluster) if link.span == "mixed" else 1.0
+        bandwidth *= max(1.0, min(cluster.ranks_per_node / members, cluster.world_size / max(1, link.group_size)))
     spread = math.log((link.busbw_high_gbps or 1.0) / (link.busbw_low_gbps or 1.0)) / 2 / P90_SIGMAS
     return bandwidth, max(0.03, min(abs(spread), 0.5)), link.num_samples
 

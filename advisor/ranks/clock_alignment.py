@@ -73,8 +73,7 @@ def align_clocks(run: Run, topology: Topology) -> AlignedRun | None:
         for rank, item in run.timed
     }
     aligned = match_ranks(run.timed, clock_of)
-    spans = span_column(aligned.table, topology, run.world_size)
-    return replace(aligned, table=aligned.table.with_columns(spans.fill_null("").alias("span")))
+    return replace(aligned, table=aligned.table.with_columns(span_columns(aligned.table, topology, run.world_size)))
 
 
 def match_ranks(ranks: Sequence[tuple[int, Source]], clock_of: Mapping[int, str]) -> AlignedRun:
@@ -297,22 +296,25 @@ def _pairs(ends: _Ends, num_clocks: int) -> list[tuple[int, int, float]]:
     return [(int(pairs[at] // num_clocks), int(pairs[at] % num_clocks), float(gaps[at])) for at in by_count]
 
 
-def span_column(table: pl.DataFrame, topology: Topology, world_size: int | None) -> pl.Series:
-    """Return each collective's span: intra, inter, mixed or "" when unknown."""
+def span_columns(table: pl.DataFrame, topology: Topology, world_size: int | None) -> list[pl.Series]:
+    """Return each collective's span: intra, inter, mixed or "" when unknown, and on how many nodes its group lies."""
     import polars as pl
 
     keys = table.select("group_ranks", "group_size").unique(maintain_order=True)
-    spans = []
+    spans: list[str] = []
+    counts: list[int | None] = []
     for text, size in keys.iter_rows():
         ranks = ranks_in(text)
         if not ranks and size and size == world_size:
             ranks = list(range(size))
-        spans.append(_span([topology.node_of.get(rank) for rank in ranks]))
-    keys = keys.with_columns(pl.Series("span", spans, dtype=pl.String))
+        nodes = [topology.node_of.get(rank) for rank in ranks]
+        spans.append(_span(nodes))
+        counts.append(len(set(nodes)) if spans[-1] else None)
+    keys = keys.with_columns(pl.Series("span", spans, dtype=pl.String), pl.Series("num_nodes", counts, dtype=pl.Int64))
     joined = table.select("group_ranks", "group_size").join(
         keys, on=["group_ranks", "group_size"], how="left", nulls_equal=True, maintain_order="left"
     )
-    return joined["span"]
+    return [joined["span"].fill_null(""), joined["num_nodes"]]
 
 
 def _span(nodes: Sequence[int | None]) -> str:

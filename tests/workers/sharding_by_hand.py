@@ -429,33 +429,6 @@ def refusals():
     optimizer.step()
 
 
-def unlike_copies():
-    """Noise that each rank draws for itself is refused where the plan keeps copies of a parameter; like noise is not."""
-
-    def trains_with_noise(strategy, generator):
-        model = fresh()
-        model, optimizer = shard(model, sgd(model), strategy, group_size=2)
-        for step in range(2):
-            optimizer.zero_grad()
-            one_pass(model, step)
-            optimizer.step()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.mul_(1 + torch.rand((), generator=generator))
-
-    rank = dist.get_rank()
-    for strategy in ("NNN", "NNG", "IGG", "III"):
-        own = torch.Generator().manual_seed(rank)
-        refused(
-            "copies that differ", lambda own=own, strategy=strategy: trains_with_noise(strategy, own), DivergedError
-        )
-        trains_with_noise(strategy, torch.Generator().manual_seed(0))
-    for strategy in ("IGG", "III"):
-        # Each shard is noisy in a way of its own, and its copy in the other group in the same.
-        trains_with_noise(strategy, torch.Generator().manual_seed(rank % 2))
-    trains_with_noise("GGG", torch.Generator().manual_seed(rank))
-
-
 def reads_at_different_lines():
     """Ranks that read at different lines would take each other's values: they are told so instead."""
     model = fresh()
@@ -495,7 +468,6 @@ CASES = {
     "streamed": streamed,
     "memory_formats": memory_formats,
     "made_whole": made_whole,
-    "unlike_copies": unlike_copies,
     "reads_on_two_meshes": reads_on_two_meshes,
     "checkpoints_of_low_precision": checkpoints_of_low_precision,
     "refusals": refusals,

@@ -87,13 +87,9 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         gather_width=_gather_width(analysis, model),
         reduce_width=_width(analysis, State.GRADIENT) or model.element_bytes,
         compute_us=analysis.breakdown_us.compute or 0.0,
-        fixed_us=parts.fixed_us,
         gaps_us=min(parts.fixed_us - parts.late_us, gaps_us(analysis)),
-        late_us=parts.late_us,
-        latest_us=parts.latest_us,
-        wait_us=parts.wait_us,
         host_us_per_byte=0.0,
-        transfer_us=parts.transfer_us,
+        **parts._asdict(),
         wait_group_size=max((entry.group_size or 0 for entry in analysis.collectives), default=0) or world,
         step_us=sum(analysis.step_time_us.values) / len(analysis.step_time_us.values),
         traced_error_pct=None,
@@ -157,11 +153,14 @@ def _why_untrusted(analysis: Analysis) -> str:
 
 
 def _cluster(analysis: Analysis, ranks: DataParallel, *, is_gloo: bool) -> LinkContext:
+    known = {} if is_gloo else analysis.efficiency.concurrent
+    concurrent = _concurrent(analysis)  # of both tiers together
     return LinkContext(
         world_size=ranks.world_size,
         ranks_per_node=ranks.ranks_per_node,
         is_gloo=is_gloo,
-        concurrent=_concurrent(analysis),
+        concurrent_intra=known.get("intra", concurrent),
+        concurrent_inter=known.get("inter", concurrent),
         cores_per_rank=analysis.captured.cores_per_rank if analysis.captured else None,
         device_name=analysis.run.device_name,
     )

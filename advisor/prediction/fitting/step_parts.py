@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from paro_advise.advisor.prediction.constants import SHARED_CORE_THREADS
@@ -54,9 +55,21 @@ def step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool)
         fixed += parts.other or 0.0
     else:
         wait += parts.other or 0.0
-    known = [entry.transfer_us for entry in moved if entry.count]
-    transfer = None if any(value is None for value in known) else once * sum(value or 0.0 for value in known)
+    known = [states[name].transfer_us for name in names if name in states and states[name].count]
+    many = [_at_once(analysis, name) if is_gpu else 1.0 for name in names if name in states and states[name].count]
+    transfer = None
+    if all(us is not None for us in known):
+        transfer = once * sum((us or 0.0) * at_once for us, at_once in zip(known, many, strict=True))
     return StepParts(fixed, late, max(late, latest), wait / calls if calls else 0.0, transfer)
+
+
+def _at_once(analysis: Analysis, state: str) -> float:
+    """Return how many collectives of a state ran at once: its time counts once what runs on two tiers of links."""
+    entries = [entry for entry in analysis.collectives if entry.state == state]
+    if len({entry.span == "intra" for entry in entries}) == 1:
+        return 1.0
+    alone = sum(entry.count * (entry.p50_us or 0.0) for entry in entries)
+    return max(1.0, alone / (analysis.states[state].total_us or math.inf))
 
 
 def _stalled_us(analysis: Analysis) -> float:

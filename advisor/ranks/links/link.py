@@ -24,6 +24,7 @@ class Link:
 
     Attributes:
         op, span, group_size: which collectives.
+        num_nodes: on which their group has ranks; None where that is not known.
         num_samples: how many of them.
         alpha_us: latency; None where the samples cannot tell.
         busbw_gbps: nccl-tests' bus bandwidth (1e9 bytes/s); None where the samples cannot tell.
@@ -51,6 +52,7 @@ class Link:
     typical_bytes: float = 0.0
     typical_us: float | None = None
     is_lower_bound: bool = False
+    num_nodes: int | None = None
 
     @property
     def reached_gbps(self) -> float | None:

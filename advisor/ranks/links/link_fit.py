@@ -77,7 +77,7 @@ def _logged_samples(run: Run) -> pl.DataFrame | None:
         .filter((size > 1) & (pl.col("bytes") > 0) & (pl.col("time_us") > 0) & (pl.col("op") != Op.UNKNOWN))
         .with_columns(span.alias("span"))
     )
-    same = ("op", "span", "group_size", "bytes")
+    same = ("op", "span", "group_size", "num_nodes", "bytes")
     is_known = pl.col("seq").is_not_null() & (pl.col("group_name") != "")
     # What each rank measured of one collective holds its waiting for others; the last to arrive waited for none.
     joined = (
@@ -99,7 +99,7 @@ def samples_of(table: pl.DataFrame) -> pl.DataFrame:
         table: AlignedRun.table with a ``span`` column.
 
     Returns:
-        op, span, group_size, bytes, time_us, lone (bool: one rank only, so the time may hold
+        op, span, group_size, num_nodes, bytes, time_us, lone (bool: one rank only, so the time may hold
         waiting), partial (bool: some of its ranks have no trace, likewise).
     """
     import polars as pl
@@ -114,6 +114,7 @@ def samples_of(table: pl.DataFrame) -> pl.DataFrame:
             pl.col("op").first(),
             pl.col("span").first(),
             pl.col("group_size").first(),
+            pl.col("num_nodes").first(),
             pl.col("bytes").first(),
             # The last arrival's own duration is the cleanest: it holds no wait by construction.
             pl.min_horizontal(pl.col("transfer_us").median(), pl.col("duration_us").min()).alias("time_us"),
@@ -126,6 +127,7 @@ def samples_of(table: pl.DataFrame) -> pl.DataFrame:
         "op",
         "span",
         "group_size",
+        "num_nodes",
         "bytes",
         pl.col("duration_us").alias("time_us"),
         pl.lit(value=True).alias("lone"),
@@ -135,16 +137,16 @@ def samples_of(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def fit_links(samples: pl.DataFrame) -> tuple[list[Link], int]:
-    """Fit one link per operation, span and group size.
+    """Fit one link per operation, span, size of the group and its number of nodes.
 
     Returns:
         The links, and the number of samples left out because their bandwidth is impossible.
     """
     links, num_impossible = [], 0
-    for key, part in samples.sort("op", "span", "group_size", "bytes", "time_us").group_by(
-        "op", "span", "group_size", maintain_order=True
-    ):
+    kind = ("op", "span", "group_size", "num_nodes")
+    for key, part in samples.sort(*kind, "bytes", "time_us").group_by(*kind, maintain_order=True):
         op, span, group_size = str(key[0]), str(key[1]), int(str(key[2]))
+        num_nodes = None if key[3] is None else int(str(key[3]))
         wire = part["bytes"].to_numpy() * bus_factor(op, group_size)
         time_us = part["time_us"].to_numpy()
         possible = wire <= IMPOSSIBLE_GBPS * 1e3 * time_us  # no time is too short to be multiplied
@@ -153,7 +155,7 @@ def fit_links(samples: pl.DataFrame) -> tuple[list[Link], int]:
             lone = bool(part["lone"].all())
             link = _fit(op, span, group_size, wire[possible], time_us[possible], lone=lone)
             partial = "partial" in part.columns and bool(part["partial"].mean() > 0.5)  # type: ignore[operator]
-            links.append(replace(link, is_lower_bound=partial))
+            links.append(replace(link, is_lower_bound=partial, num_nodes=num_nodes))
     return links, num_impossible
 
 
