@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from threading import Thread
 
+    from torch import nn
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     from paro_advise.runtime.sharding.exchange.channels import GroupGrid
-    from paro_advise.runtime.sharding.parameters.units import UnitSpec
+    from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec
 
 
 class Communicators:
@@ -115,6 +116,13 @@ class Communicators:
         return self._meshes[key]
 
 
+class _Place(NamedTuple):
+    unit: UnitState
+    place: int
+    slot: Slot
+    resting: nn.Parameter
+
+
 class Arrangement:
     """A model under one strategy.
 
@@ -140,7 +148,7 @@ class Arrangement:
         self.reducing, self.gathering = communicators.channels(grid)
         self._communicators = communicators
         self.units = [UnitState(spec=spec, layout=self._layout(spec)) for spec in specs]
-        self._places: dict[int, tuple[UnitState, int]] = {}
+        self._places: dict[int, _Place] = {}
         self._specs: dict[tuple[str, int, torch.device, torch.dtype], DTensorSpec] = {}
 
     def _layout(self, spec: UnitSpec) -> UnitLayout:
@@ -160,17 +168,21 @@ class Arrangement:
         return [self.units[-1], *self.units[:-1]]
 
     def place_of(self, parameter: torch.Tensor) -> tuple[UnitState, int] | None:
-        """Return the unit of one of the model's parameters that train, and its place there; None for others."""
+        """Return the unit of one of the model's parameters that train, and its place there; None for others.
+
+        Between forward and backward a gathered copy may stand in the place of the one that rests: both are known.
+        """
         found = self._places.get(id(parameter))
-        if found is None or found[0].spec.training[found[1]].parameter is not parameter:
+        if found is None or not any(parameter is known for known in (found.slot.parameter, found.resting)):
             # Parameters are new objects after each sharding.
-            self._places = {
-                id(slot.parameter): (unit, place)
+            places = [
+                _Place(unit, place, slot, resting)
                 for unit in self.units
-                for place, slot in enumerate(unit.spec.training)
-            }
+                for place, (slot, resting) in enumerate(zip(unit.spec.training, unit.at_rest(), strict=True))
+            ]
+            self._places = {id(known): place for place in places for known in (place.resting, place.slot.parameter)}
             found = self._places.get(id(parameter))
-        return found
+        return None if found is None else (found.unit, found.place)
 
     def rows_at(self, level: Level, unit: UnitState, place: int) -> tuple[int, int]:
         """Return the rows of a trained parameter that this rank has at a level."""

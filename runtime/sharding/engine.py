@@ -258,7 +258,7 @@ class Engine:
     def _watch_changes(self, unit: UnitState) -> None:
         """Refuse changes in the unit's forward pass of which another result would come than of the plain script."""
         slots, is_root, is_sharded = unit.spec.slots, unit.spec.module is self.model, self.levels.parameter != Level.N
-        watched = GatheredCopies(slots) if is_sharded else WholeInForward(slots, stays=is_root)
+        watched = GatheredCopies(unit) if is_sharded else WholeInForward(slots, stays=is_root)
 
         def differs() -> bool:
             # FSDP2 forgets them alike in both. FSDP1 may keep other units gathered than the plan does.

@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from sharding_by_hand import both, fresh, one_pass, refused, sgd
-from sharding_worker import Model, data, loss_of
+from sharding_worker import Model, compare_parameters, data, loss_of, whole_parameters
 
 from paro_advise.errors import DivergedError
 from paro_advise.runtime import shard
@@ -129,6 +129,50 @@ def kept_gradients():
     both(dropped)
 
 
+def cleared_before_backward():
+    """Gradients that a script clears between forward and backward, while the root is gathered, are gone."""
+
+    def by_modules(model, optimizers):
+        for child in model.children():
+            child.zero_grad()
+
+    def by_parameters(model, optimizers):
+        for parameter in model.parameters():
+            parameter.grad = None
+
+    def in_place(model, optimizers):
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+
+    def by_optimizers(model, optimizers):
+        optimizers[0].zero_grad()
+        optimizers[1].zero_grad(set_to_none=False)
+
+    def trained(clear, model, optimizers):
+        for step in range(3):
+            ranks = range(dist.get_world_size()) if type(model) is Model else [dist.get_rank()]
+            loss = sum(loss_of(model, data(step, 0, rank)) for rank in ranks) / len(ranks)
+            clear(model, optimizers)
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        return whole_parameters(model) if type(model) is not Model else dict(model.named_parameters())
+
+    def two_optimizers(model):
+        wide = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+        narrow = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+        return [torch.optim.SGD(wide, lr=0.1, momentum=0.9), torch.optim.SGD(narrow, lr=0.05)]
+
+    for clear in (by_modules, by_parameters, in_place, by_optimizers):
+        plain = fresh()
+        expected = trained(clear, plain, two_optimizers(plain))
+        for strategy in ("NNG", "IIG", "GGG"):
+            model = fresh()
+            model, optimizers = shard(model, two_optimizers(model), strategy, group_size=1)
+            compare_parameters(f"{clear.__name__} {strategy}", trained(clear, model, optimizers), expected, 1e-6)
+
+
 def node_of(parameter):
     """Return the node of the graph that adds to a parameter's gradient, as Megatron and apex take it."""
     return parameter.expand_as(parameter).grad_fn.next_functions[0][0]
@@ -216,6 +260,7 @@ def main():
         replaced_at_the_optimizer,
         hooks_on_gradients,
         kept_gradients,
+        cleared_before_backward,
         hooks_on_nodes,
         other_units_on_each_rank,
     ):

@@ -57,6 +57,13 @@ class UnitState:
     reduced: torch.Tensor | None = None
     divide_factor: float | None = None
 
+    def at_rest(self) -> list[nn.Parameter]:
+        """Return the parameters that train as they are between passes, when no gathered copy stands in their place."""
+        if not self.parameters:  # not yet placed
+            return [slot.parameter for slot in self.spec.training]
+        known = dict(zip((slot.name for slot in self.spec.slots), self.parameters, strict=True))
+        return [known[slot.name] for slot in self.spec.training]
+
 
 class UnitProcedure:
     """The collectives of a strategy.

@@ -24,6 +24,7 @@ from paro_advise.errors import TrainingError
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.ho_ring.fsdp2 import PlainMemory
 from paro_advise.runtime.mixins import beneath, shown_as_base, without_first
+from paro_advise.runtime.sharding.parameters.owned import set_gradient
 from paro_advise.runtime.sharding.parameters.rows import cut_dimension
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ def discard_accumulated(root: nn.Module, only: torch.Tensor | None = None) -> No
             continue
         parameter.unsharded_accumulated_grad = None
         if hasattr(parameter, "_unsharded_param"):
-            parameter._unsharded_param.grad = None  # noqa: SLF001
+            set_gradient(parameter._unsharded_param, None)  # noqa: SLF001
 
 
 def recover(root: nn.Module) -> None:

@@ -38,6 +38,7 @@ _GRAD: Any = torch._C.TensorBase.__dict__["grad"]  # noqa: SLF001
 _ALIAS = "_paro_data"
 _ASSIGNED = "_paro_assigned"  # how often a script has put other values into a copy's place
 _KEEPER = "_paro_keeper"
+_RESTING = "_paro_resting"  # the parameter of which a gathered one is a copy
 _PLACE = "_paro_place"  # of the model's parameter that one of the optimizer stands for
 _OWN_REFERENCES = 3  # to an alias that no script holds: its parameter's, a variable's, and that of asking for them
 
@@ -272,6 +273,32 @@ class Gathered(nn.Parameter):
             return
         self.__dict__[_ASSIGNED] = self.__dict__.get(_ASSIGNED, 0) + 1
         _DATA.__set__(self, value)
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """Return the gradient of the parameter that rests meanwhile: a script may look at it before backward."""
+        found = gradient_of(self)
+        resting = None if found is not None or is_in_backward() else self._resting()
+        return found if resting is None else resting.grad
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        """Replace the gradient of the copy; None drops that of the parameter as well, as scripts mean it."""
+        set_gradient(self, value)
+        resting = None if value is not None or is_in_backward() else self._resting()
+        if resting is not None:
+            resting.grad = None
+
+    def _resting(self) -> torch.Tensor | None:
+        known = self.__dict__.get(_RESTING)
+        found: torch.Tensor | None = known() if known is not None else None
+        return found
+
+
+def gathered_of(copy: nn.Parameter, resting: torch.Tensor) -> None:
+    """Let a plain copy be one of a parameter that rests."""
+    copy.__class__ = Gathered
+    copy.__dict__[_RESTING] = weakref.ref(resting)
 
 
 def _is_same(value: torch.Tensor, parameter: torch.Tensor) -> bool:

@@ -466,11 +466,11 @@ class GradientReducer:
     def discard_of(self, names: Collection[str], *, to_none: bool = True) -> None:
         """Forget the gradients of some parameters, by name, as their optimizer's ``zero_grad`` does."""
         for unit in self._arrangement.units:
-            for slot in unit.spec.training:
+            for slot, parameter in zip(unit.spec.training, unit.at_rest(), strict=True):
                 if slot.name in names and to_none:
-                    slot.parameter.grad = None
-                elif slot.name in names and slot.parameter.grad is not None:
-                    slot.parameter.grad.zero_()
+                    parameter.grad = None
+                elif slot.name in names and parameter.grad is not None:
+                    parameter.grad.zero_()
 
     def discard(self, *, to_none: bool = True) -> None:
         """Forget all gradients, and a backward pass that an exception has left.

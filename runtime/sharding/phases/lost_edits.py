@@ -14,19 +14,20 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
-from paro_advise.runtime.sharding.parameters.owned import Gathered, is_in_backward, versions
+from paro_advise.runtime.sharding.parameters.owned import gathered_of, is_in_backward, versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from paro_advise.runtime.sharding.exchange.procedure import UnitState
     from paro_advise.runtime.sharding.parameters.units import Slot
 
 
 class GatheredCopies:
     """The copies of a unit's sharded parameters that FSDP2 fills for each pass; a gather leaves versions alone."""
 
-    def __init__(self, slots: Iterable[Slot]) -> None:
-        self._slots = tuple(slots)
+    def __init__(self, unit: UnitState) -> None:
+        self._unit = unit
         self._known: dict[str, tuple[weakref.ref[nn.Parameter], tuple[int, ...]]] = {}
 
     def begin(self) -> None:
@@ -35,14 +36,14 @@ class GatheredCopies:
         Raises:
             UsageError: the script has changed one since it was made.
         """
-        for slot in self._slots:
+        for slot, resting in zip(self._unit.spec.slots, self._unit.parameters, strict=True):
             copy = slot.parameter
             known = self._known.get(slot.name)
             if known is not None and known[0]() is copy:
                 _refuse_change(slot.name, copy, known[1])
             elif not isinstance(copy, DTensor):
                 if type(copy) is nn.Parameter:
-                    copy.__class__ = Gathered
+                    gathered_of(copy, resting)
                 self._known[slot.name] = weakref.ref(copy), versions(copy)
 
     def end(self) -> None:
