@@ -129,6 +129,12 @@ def kept_gradients():
     both(dropped)
 
 
+def two_optimizers(model):
+    wide = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    narrow = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+    return [torch.optim.SGD(wide, lr=0.1, momentum=0.9), torch.optim.SGD(narrow, lr=0.05)]
+
+
 def cleared_before_backward():
     """Gradients that a script clears between forward and backward, while the root is gathered, are gone."""
 
@@ -158,11 +164,6 @@ def cleared_before_backward():
             for optimizer in optimizers:
                 optimizer.step()
         return whole_parameters(model) if type(model) is not Model else dict(model.named_parameters())
-
-    def two_optimizers(model):
-        wide = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-        narrow = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-        return [torch.optim.SGD(wide, lr=0.1, momentum=0.9), torch.optim.SGD(narrow, lr=0.05)]
 
     for clear in (by_modules, by_parameters, in_place, by_optimizers):
         plain = fresh()
