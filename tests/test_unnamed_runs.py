@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from conftest import DATA
 from helpers import analyze, write_run
 from trace_builder import TraceBuilder
 
@@ -228,6 +229,12 @@ def test_a_rank_that_the_job_does_not_have_is_nobodys(name, rank, codes, tmp_pat
         "Q113",
         "Q306",
     } == codes  # the second: a rank is guessed
+
+
+def test_all_reduces_of_gradients_that_the_optimizer_shards_are_replayed_as_such():
+    """DeepSpeed's ZeRO-1 sums gradients on all ranks once a step; taken for scatters, all links would look half as fast."""
+    made = calibrate(analyze(DATA / "zero_runs" / "ds_z1_acc4"))
+    assert (str(made.baseline), made.scatters_by_all_reduce) == ("NNG", True)
 
 
 @pytest.mark.parametrize("gathers_each", [False, True])

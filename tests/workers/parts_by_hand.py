@@ -288,7 +288,12 @@ def gradients_by_autograd():
         model = fresh()
         model, optimizer = shard(model, sgd(model), strategy, group_size=2)
         loss = model(data(0, 0, dist.get_rank())[:, :-1]).square().mean()
-        refused("loss.backward", lambda m=model, value=loss: torch.autograd.grad(value, list(m.parameters())))
+        for options in ({}, {"allow_unused": True}):
+
+            def by_autograd(m=model, value=loss, options=options):
+                torch.autograd.grad(value, list(m.parameters()), **options)
+
+            refused("loss.backward", by_autograd)
         optimizer.zero_grad()
         stepped(model, optimizer, 0)
 

@@ -356,8 +356,8 @@ def _change(baseline: Choice, chosen: Choice) -> str:
     changes = []
     if baseline.reduces_each_micro_batch:
         changes.append(
-            "reduce gradients once a step in place of every micro-batch (`run` does; DDP and FSDP1 by no_sync, "
-            "FSDP2 by set_requires_all_reduce)"
+            "reduce gradients once a step in place of every micro-batch (`run` does; DDP by no_sync, FSDP2 by "
+            "set_requires_all_reduce; FSDP1's no_sync also keeps whole gradients, for more memory)"
         )
     if chosen.collectives != baseline.collectives:
         is_ho_ring = chosen.collectives == CollectiveBackend.HO_RING

@@ -98,7 +98,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         baseline=Strategy.parse(at_rest),
         gathers_once=triple[0] == "N" and at_rest[0] != "N",
         replicates_each_pass=_replicates_each_pass(analysis, model, reduced, micro),
-        scatters_by_all_reduce="N" not in triple[1:] and all(entry.op == Op.ALL_REDUCE for entry in reduced),
+        scatters_by_all_reduce=triple[2] != "N" and all(entry.op == Op.ALL_REDUCE for entry in reduced),
         overlaps_gathers=_overlaps(analysis, State.PARAMETER),
         overlaps_reductions=_overlaps(analysis, State.GRADIENT),
         compute_slowing=_compute_slowing(is_gpu=not gloo),
@@ -348,7 +348,8 @@ def _root_bytes(analysis: Analysis, units: Sequence[float], micro: int) -> float
     passes = _gather_passes(analysis, micro)
     again = Counter(_expand(backward, passes))
     kept = Counter(_expand(_forward_gathers(analysis), passes)) - again
-    roots = list(kept.elements())
+    # The last block may stay gathered as well, as torchtitan has it; it is as large as the others.
+    roots = [size for size in kept.elements() if size not in again] or list(kept.elements())
     return roots[0] if len(roots) == 1 and roots[0] in units else 0.0
 
 

@@ -143,10 +143,10 @@ def fit_links(samples: pl.DataFrame) -> tuple[list[Link], int]:
         The links, and the number of samples left out because their bandwidth is impossible.
     """
     links, num_impossible = [], 0
-    kind = ("op", "span", "group_size", "num_nodes")
+    kind = ("op", "span", "group_size", *(["num_nodes"] if "num_nodes" in samples.columns else []))
     for key, part in samples.sort(*kind, "bytes", "time_us").group_by(*kind, maintain_order=True):
         op, span, group_size = str(key[0]), str(key[1]), int(str(key[2]))
-        num_nodes = None if key[3] is None else int(str(key[3]))
+        num_nodes = None if key[3:] in ((), (None,)) else int(str(key[3]))
         wire = part["bytes"].to_numpy() * bus_factor(op, group_size)
         time_us = part["time_us"].to_numpy()
         possible = wire <= IMPOSSIBLE_GBPS * 1e3 * time_us  # no time is too short to be multiplied

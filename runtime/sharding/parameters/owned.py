@@ -23,7 +23,7 @@ from torch.utils import _foreach_utils
 
 from paro_advise.errors import UsageError
 from paro_advise.runtime.sharding.parameters.reading import WholeReads
-from paro_advise.runtime.sharding.parameters.whole import FrameworksShard, WholeTensor, mixing
+from paro_advise.runtime.sharding.parameters.whole import FrameworksShard, WholeTensor, made_by_autograd, mixing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -223,6 +223,16 @@ class OwnedWhole(_Owned, WholeTensor):
             UsageError: always.
         """
         raise UsageError(f"a sharded parameter must have no hook on its gradient{_HOOKS}", hint=_INSTEAD)
+
+    def refuse_none(self) -> None:
+        """Refuse that torch.autograd.grad finds no gradient: a gathered copy has it. FSDP2's own finds none as well.
+
+        Raises:
+            UsageError: the script is not FSDP2's.
+        """
+        keeper = _keeper_of(self)
+        if keeper is not None and not keeper.is_of_fsdp2:
+            raise made_by_autograd()
 
 
 class OwnedTensor(_Owned, nn.Parameter):

@@ -102,6 +102,22 @@ def _dispatching() -> Iterator[None]:
             switch(key, is_off)
 
 
+def made_by_autograd() -> UsageError:
+    """Return the error of a gradient that would have to come from outside of ``backward``."""
+    return UsageError(
+        "gradients of sharded parameters must be made by loss.backward(), got torch.autograd.grad",
+        hint="choose a strategy that replicates parameters (N..)",
+    )
+
+
+def _refuse_none(gradients: Result, inputs: Any) -> None:
+    """Refuse that sharded parameters have none because a copy of theirs was used."""
+    of_each = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    for tensor, gradient in zip(of_each, gradients, strict=True):
+        if gradient is None and isinstance(tensor, WholeTensor):
+            tensor.refuse_none()
+
+
 class WholeTensor(DTensor):
     """A DTensor that mixes with plain tensors of its whole shape."""
 
@@ -122,18 +138,21 @@ class WholeTensor(DTensor):
             return Window.__torch_function__(func, types, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass(), _meeting_plain_tensors(enabled=False):  # noqa: SLF001 - torch's documentation names it so
             try:
-                return _as_whole(_on_shards(func, args, kwargs), result)
+                found = _on_shards(func, args, kwargs)
+                if func is torch.autograd.grad:
+                    _refuse_none(found, args[1] if len(args) > 1 else kwargs["inputs"])
+                return _as_whole(found, result)
             except (torch.OutOfMemoryError, dist.DistError):
                 raise
             except (RuntimeError, ValueError) as error:
                 if not _is_raised_everywhere(error, args, kwargs):
                     raise
                 if _UNUSED in str(error):
-                    raise UsageError(
-                        "gradients of sharded parameters must be made by loss.backward(), got torch.autograd.grad",
-                        hint="choose a strategy that replicates parameters (N..)",
-                    ) from None
+                    raise made_by_autograd() from None
                 return _as_whole(by_whole_values(func, args, kwargs), result)
+
+    def refuse_none(self) -> None:
+        """Accept that no pass has used this tensor, as far as torch.autograd.grad can tell."""
 
     def to_local(self, **kwargs: Any) -> torch.Tensor:
         """Return this rank's rows.
