@@ -158,6 +158,26 @@ def test_what_can_be_switched_on_today_is_of_the_frameworks_own_family():
     assert is_at_hand(megatron, Framework.UNKNOWN)
 
 
+@pytest.mark.parametrize(
+    ("framework", "baseline", "strategy", "overlaps"),
+    [
+        (Framework.FSDP2, "GGG", "III", False),
+        (Framework.FSDP2, "GGG", "NNN", False),
+        (Framework.DDP, "NNN", "NNG", False),
+        (Framework.DDP, "NNN", "GGG", True),  # another framework's reducer
+        (Framework.DEEPSPEED, "NGG", "NNG", False),  # `overlap_comm` is off
+        (Framework.DEEPSPEED, "NGG", "GGG", True),  # stage 3 is exported with it
+    ],
+)
+def test_reductions_that_block_in_the_run_block_under_other_strategies_of_its_framework(
+    framework, baseline, strategy, overlaps
+):
+    changes = {"framework": framework, "baseline": Strategy.parse(baseline), "is_gpu": True}
+    made = calibration(**changes, overlaps_reductions=False)
+    native = [item for item in candidates(made) if item.collectives == CollectiveBackend.NATIVE]
+    assert {item.overlaps_reductions for item in native if str(item.strategy) == strategy} == {overlaps}
+
+
 def test_when_not_even_that_fits_the_parameters_go_to_the_host_too():
     """ZeRO-Infinity: only gathered units stay on the device."""
     made = calibration(micro_batches=2)

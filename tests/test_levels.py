@@ -67,6 +67,14 @@ def test_groups_that_are_hardly_quicker_show_none(near, spread):
     assert found.pod_gbps == found.inter_gbps
 
 
+@pytest.mark.parametrize(("spread", "source"), [(1.05, "measured"), (2.0, "prior")])
+def test_all_reduces_are_held_against_gathers_where_both_are_known_well(spread, source):
+    sums = replace(link("intra", 4, 300.0, spread), op="all_reduce")
+    found = fit_tiers([link("intra", 4, 200.0), sums, link("mixed", 32, 10.0)], CLUSTER, None)
+    assert found.sum_ratio.source == source
+    assert found.sum_ratio.value == pytest.approx(1.5 if source == "measured" else 1.0)
+
+
 def test_rings_with_some_of_a_nodes_ranks_share_its_port():
     """Replicas of groups of two: rings of 16 ranks, two on each of eight nodes, two rings through each port."""
     found = fit_tiers([replace(link("mixed", 16, 5.0), num_nodes=8)], CLUSTER, None)

@@ -220,14 +220,28 @@ def _native(calibration: Calibration, strategy: Strategy, size: int) -> Candidat
         group_size=size,
         collectives=CollectiveBackend.NATIVE,
         overlaps_reductions=_overlaps(calibration, strategy),
+        overlaps_gathers=_gathers_ahead(calibration, strategy),
         separate_queues=False,
     )
+
+
+def _gathers_ahead(calibration: Calibration, strategy: Strategy) -> bool:
+    """Tell whether a framework's gathers run beside compute: as those of the run, where it has some."""
+    has_seen = Level.N not in (calibration.baseline.parameter, strategy.parameter)
+    is_set = calibration.framework == Framework.DEEPSPEED  # by what is exported
+    return calibration.overlaps_gathers or not (calibration.is_gpu and has_seen) or is_set
 
 
 def _overlaps(calibration: Calibration, strategy: Strategy) -> bool:
     """Tell whether a framework's reductions run beside backward."""
     if calibration.beside_backward is not None:
         return str(strategy) in calibration.beside_backward
+    if calibration.is_gpu and not calibration.overlaps_reductions:
+        # What keeps them from it in the run is taken to do so under its framework's other settings as well. DeepSpeed's
+        # ``overlap_comm`` is exported for stage 3; a loop that reduces by itself, as after DDP's, does not beside FSDP.
+        if calibration.framework == Framework.DEEPSPEED:
+            return strategy.parameter != Level.N or strategy.optimizer == Level.N
+        return calibration.baseline.gradient == Level.N and strategy.gradient != Level.N
     # On a CPU DDP's reducer has a thread of its own; FSDP waits for every collective.
     return calibration.is_gpu or (str(strategy) == "NNN" and calibration.framework != Framework.DEEPSPEED)
 

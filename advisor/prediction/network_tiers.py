@@ -145,16 +145,17 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
 def _sum_ratio(inside: Sequence[Link], across: Sequence[Link], cluster: LinkContext) -> tuple[Estimate, float]:
     """Return the bus bandwidth of all-reduces to that of gathers and scatters: measured on one tier, else assumed.
 
-    With gloo both are rings of sends between processes.
+    What is measured within a wider range than is assumed tells nothing. With gloo both are rings of sends between
+    processes.
     """
     if cluster.is_gloo:
         return Estimate(value=1.0, sigma=0.0, source="derived"), 1.0
     for part in (across, inside):
         sums = _mean(_samples([link for link in part if link.op == Op.ALL_REDUCE], cluster, _bandwidth))
         others = _mean(_samples([link for link in part if link.op != Op.ALL_REDUCE], cluster, _bandwidth))
-        if sums and others:
+        if sums and others and (sigma := math.hypot(sums.sigma, others.sigma)) < math.log(SUM_RATIO_FACTOR):
             value = sums.value / others.value
-            return Estimate(value=value, sigma=math.hypot(sums.sigma, others.sigma), source="measured"), value
+            return Estimate(value=value, sigma=sigma, source="measured"), value
     return Estimate(value=SUM_RATIO, sigma=math.log(SUM_RATIO_FACTOR), source="prior"), SUM_RATIO
 
 
