@@ -31,7 +31,7 @@ from paro_advise.runtime.job import mark_applied
 from paro_advise.runtime.messages import tell, write_lines
 from paro_advise.runtime.sharding.checks import TESTED_TORCH, torch_version
 from paro_advise.runtime.sharding.module import engine_of
-from paro_advise.runtime.sharding.parameters.owned import is_in_backward
+from paro_advise.runtime.sharding.parameters.owned import attributes_of, carry_attributes, is_in_backward
 from paro_advise.runtime.sharding.parameters.reading import WholeReads
 from paro_advise.runtime.sharding.parameters.whole import (
     FrameworksShard,
@@ -309,6 +309,7 @@ class Session:
                 "the runtime cannot keep parameters on the host, as this plan wants",
                 hint="export the plan for DeepSpeed: paro-advise recommend ... --export deepspeed=FILE",
             )
+        attributes = {name: attributes_of(parameter) for name, parameter in module.named_parameters()}
         if wrapping.let_go is not None:
             wrapping.let_go()
         _check_optimizers(module, optimizers)  # the framework may have kept gathered parameters in place until then
@@ -336,6 +337,7 @@ class Session:
         slots = {name: slot for unit in engine.units for slot in unit.spec.slots for name in slot.aliases}
         for name in before.keys() & slots.keys():
             self._replaced[before[name]] = slots[name]
+            carry_attributes(attributes.get(name, {}), slots[name].parameter)
         self.handed_out.lead_to(engine, self._replaced)
         if wrapping.compile is not None:
             # Unit by unit, as FSDP2's users do: what surrounds a unit's forward must run as it is.

@@ -13,6 +13,7 @@ from paro_advise.policies.strategy import Level
 from paro_advise.runtime.measure.process_memory import forget_peak, peak_bytes
 from paro_advise.runtime.sharding.agreement import agree
 from paro_advise.runtime.sharding.module import engine_of, mark, unmark
+from paro_advise.runtime.sharding.parameters.owned import attributes_of, carry_attributes
 from paro_advise.runtime.sharding.phases.gradients import refuse_late_gradient
 from paro_advise.runtime.sharding.shard import checked_strategy, grid_of
 from paro_advise.runtime.sharding.states import states
@@ -105,6 +106,8 @@ def _move(engine: Engine, strategy: Strategy, grid: GroupGrid) -> None:
         for unit in engine.units:
             for slot in unit.spec.training:
                 slot.parameter.requires_grad_().register_hook(refuse_late_gradient)  # type: ignore[no-untyped-call]  # as torch declares it
+    slots = [slot for unit in engine.units for slot in unit.spec.slots]
+    attributes = [attributes_of(slot.parameter) for slot in slots]
     unmark(engine.model)
     engine.stop()
     before = engine.arrangement
@@ -124,6 +127,8 @@ def _move(engine: Engine, strategy: Strategy, grid: GroupGrid) -> None:
     engine.start()
     for slot in frozen:
         slot.parameter.requires_grad = False
+    for slot, known in zip(slots, attributes, strict=True):
+        carry_attributes(known, slot.parameter)
     mark(engine.model)
     engine.gradients.set_synchronizes(enabled=synchronizes)
 

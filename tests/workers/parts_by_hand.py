@@ -14,7 +14,7 @@ from sharding_by_hand import both, fresh, one_pass, refused, sgd
 from sharding_worker import Model, data
 from torch import nn
 
-from paro_advise.runtime import shard
+from paro_advise.runtime import shard, switch
 
 SHARDED = ("III", "IIG", "ING", "GIG", "GGG")
 
@@ -298,6 +298,34 @@ def gradients_by_autograd():
         stepped(model, optimizer, 0)
 
 
+class Scaled(torch.optim.SGD):
+    """Scales gradients by what a script has set on their parameters."""
+
+    def step(self, closure=None):
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.grad.mul_(getattr(parameter, "lr_scale", 1.0))
+        super().step(closure)
+
+
+def scaled(model):
+    for number, parameter in enumerate(model.parameters()):
+        parameter.lr_scale = 0.1 if number % 2 else 1.0
+    return Scaled(model.parameters(), lr=0.1)
+
+
+def attributes_of_parameters(model, optimizer, remembered):
+    """What is set on parameters is there for the optimizer and for the script, after a switch as well."""
+    for step in range(3):
+        optimizer.zero_grad()
+        if step == 2 and type(model) is not Model:
+            switch(model, "GGG")
+        one_pass(model, step)
+        for parameter in model.parameters():
+            parameter.grad.mul_(2 * parameter.lr_scale)
+        optimizer.step()
+
+
 def copies_and_pickles():
     """Parameters, gradients and states are copied and pickled as tensors that need nothing of ours to be read."""
     for strategy in ("NNN", "NNG", *SHARDED):
@@ -331,6 +359,7 @@ CASES = (
     lambda: both(draws, tolerance=5e-6),
     lambda: both(states_by_parameter),
     lambda: both(collectives_of_the_script),
+    lambda: both(attributes_of_parameters, make_optimizer=scaled),
     others_in_their_place,
     chosen_inputs,
     other_weights,

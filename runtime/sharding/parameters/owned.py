@@ -26,7 +26,7 @@ from paro_advise.runtime.sharding.parameters.reading import WholeReads
 from paro_advise.runtime.sharding.parameters.whole import FrameworksShard, WholeTensor, made_by_autograd, mixing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch.utils.hooks import RemovableHandle
 
@@ -40,6 +40,7 @@ _ASSIGNED = "_paro_assigned"  # how often a script has put other values into a c
 _KEEPER = "_paro_keeper"
 _RESTING = "_paro_resting"  # the parameter of which a gathered one is a copy
 _PLACE = "_paro_place"  # of the model's parameter that one of the optimizer stands for
+_NOT_THE_SCRIPTS = ("_paro", "_is_param", "__")  # begins of names of attributes that are ours, torch's or Python's
 _OWN_REFERENCES = 3  # to an alias that no script holds: its parameter's, a variable's, and that of asking for them
 
 _HOOKS = ", which would not be called where it is complete"
@@ -198,6 +199,14 @@ class _OfOptimizer(_Owned):
         handle: RemovableHandle = self._of_model().register_hook(hook)  # type: ignore[no-untyped-call]
         return handle
 
+    def __getattr__(self, name: str) -> Any:
+        """Return what a script has set on the model's parameter, as a factor on its learning rate."""
+        if not name.startswith(_NOT_THE_SCRIPTS) and _PLACE in self.__dict__:
+            of_model = self._of_model().__dict__
+            if name in of_model:
+                return of_model[name]
+        raise AttributeError(f"a parameter has no attribute {name!r}", name=name, obj=self)
+
     def _of_model(self) -> torch.Tensor:
         known: tuple[weakref.ref[nn.Module], str] | None = self.__dict__.get(_PLACE)
         module = known[0]() if known is not None else None
@@ -309,6 +318,7 @@ def gathered_of(copy: nn.Parameter, resting: torch.Tensor) -> None:
     """Let a plain copy be one of a parameter that rests."""
     copy.__class__ = Gathered
     copy.__dict__[_RESTING] = weakref.ref(resting)
+    carry_attributes(attributes_of(resting), copy)
 
 
 def _is_same(value: torch.Tensor, parameter: torch.Tensor) -> bool:
@@ -347,6 +357,16 @@ def _unmark(parameter: torch.Tensor) -> torch.Tensor:
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documentation names it so
         values: torch.Tensor = parameter.detach()
     return values if isinstance(values, DTensor) else values.as_subclass(torch.Tensor)
+
+
+def attributes_of(parameter: torch.Tensor) -> dict[str, Any]:
+    """Return what a script has set on a parameter."""
+    return {name: value for name, value in parameter.__dict__.items() if not name.startswith(_NOT_THE_SCRIPTS)}
+
+
+def carry_attributes(attributes: Mapping[str, Any], parameter: torch.Tensor) -> None:
+    """Set on a parameter what a script has set on one that it replaces."""
+    parameter.__dict__.update({name: value for name, value in attributes.items() if name not in parameter.__dict__})
 
 
 def owned(parameter: nn.Parameter, keeper: Keeper) -> nn.Parameter:

@@ -12,7 +12,7 @@ from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 from paro_advise.runtime.sharding.parameters import fsdp2
-from paro_advise.runtime.sharding.parameters.owned import owned, release
+from paro_advise.runtime.sharding.parameters.owned import attributes_of, carry_attributes, owned, release
 from paro_advise.runtime.sharding.parameters.whole import current, stand_in
 from paro_advise.runtime.sharding.phases.gradients import refuse_late_gradient
 
@@ -88,6 +88,7 @@ class ParameterHomes:
     def _own(self, spec: UnitSpec, before: list[nn.Parameter]) -> None:
         for slot, old in zip(spec.slots, before, strict=True):
             if old is not slot.parameter:
+                carry_attributes(attributes_of(old), slot.parameter)
                 release(old)
                 stand_in(old, slot)
             owned(slot.parameter, self._keeper)
