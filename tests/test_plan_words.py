@@ -8,6 +8,7 @@ from helpers import analyze, write_run
 from test_recommend import calibration
 from trace_builder import fsdp_rank
 
+from paro_advise.advisor.analysis.model import DeviceUpdate
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
@@ -109,3 +110,20 @@ def test_a_step_with_gaps_that_nothing_explains_is_measured_first(tmp_path):
             idle_us=replace(analysis.idle_us, queued=queued_us),
         )
         assert ("no recorded kernel runs" in calibrate(gaps).unmodelled) is is_doubtful
+
+
+@pytest.mark.parametrize(
+    ("updating_share", "on_devices_share", "is_doubtful"), [(0.5, 0.0, True), (0.01, 0.0, False), (0.5, 0.2, False)]
+)
+def test_a_run_whose_optimizer_steps_on_the_host_is_measured_first(
+    updating_share, on_devices_share, is_doubtful, tmp_path
+):
+    """With offloaded states each strategy has its own shards, and the host its own time for them."""
+    analysis = analyze(write_run(tmp_path / "run", [fsdp_rank(rank) for rank in range(2)]))
+    updating_us = updating_share * analysis.breakdown_us.step_us
+    offloaded = replace(
+        analysis,
+        idle_us=replace(analysis.idle_us, updating=updating_us),
+        update=DeviceUpdate(us=on_devices_share * updating_us, num_kernels=1),
+    )
+    assert ("the optimizer steps on the host" in calibrate(offloaded).unmodelled) is is_doubtful

@@ -96,6 +96,7 @@ EXPLAINED_SHARE, NUM_HALVINGS = (
 MAX_HOST_US_PER_BYTE = 0.1  # of what cores add to a byte; a bound of the search, far above what CPUs show
 
 # ---- queues of a GPU run ------------------------------------------------------------------------------------
+LITTLE_UPDATE_SHARE = 0.1  # of the host's time in the optimizer's step, below which devices do not update; assumed
 BLOCKING_SHARE = 0.97  # of a state's time exposed, from which nothing of it ran beside compute; assumed
 
 # The shortest time of a kernel (us), launch gaps not counted; assumed, range 1.5 to 3

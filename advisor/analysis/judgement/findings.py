@@ -178,9 +178,11 @@ def _small_messages(analysis: Analysis) -> FindingEntry:
                 "fewer ranks a group or none of it shorten it, larger buckets do not",
                 entry.exposed_us,
             )
+        of_none = "one sum of all, as of stacked norms, needs fewer"
+        fewer = of_none if name == State.OTHER else "larger units or buckets need fewer"
         return _finding(
-            code, APPLIES, f"{name} communication is many small messages ({entry.count:.0f} a step): larger units or "
-            "buckets need fewer", entry.exposed_us,
+            code, APPLIES, f"{name} communication is many small messages ({entry.count:.0f} a step): {fewer}",
+            entry.exposed_us,
         )  # fmt: skip
     return _finding(code, DOES_NOT_APPLY, "no state is bound by latency")
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.analysis.constants import FROZEN_RATIO
+from paro_advise.advisor.analysis.constants import FROZEN_RATIO, HOST_CAUSE_SHARE
 from paro_advise.advisor.analysis.judgement.verdict import has_unexplained_gaps
 from paro_advise.advisor.facts.model import CUT_CODES, LEFT_OUT_CODE, SEVERAL_FRAMEWORKS_CODE, SEVERAL_UPDATES_CODE
 from paro_advise.advisor.prediction.calibration import Calibration, Update
@@ -19,6 +19,7 @@ from paro_advise.advisor.prediction.constants import (
     COMPUTE_SLOWING_SIGMA,
     FEW_UNITS,
     KERNEL_US,
+    LITTLE_UPDATE_SHARE,
 )
 from paro_advise.advisor.prediction.fitting.data_parallel import DataParallel, data_parallel
 from paro_advise.advisor.prediction.fitting.profiler_correction import unprofiled
@@ -149,7 +150,20 @@ def _why_untrusted(analysis: Analysis) -> str:
             f"for {time_text(queued_us)} of each step no recorded kernel runs although the next one was launched, and "
             "what is done then would be taken for idle time"
         )
-    return ""
+    return _on_the_host(analysis)
+
+
+def _on_the_host(analysis: Analysis) -> str:
+    """Return that the optimizer steps on the host, whose work other strategies change by what no trace tells."""
+    updating_us = analysis.idle_us.updating if analysis.idle_us else 0.0
+    on_devices_us = analysis.update.us if analysis.update else 0.0
+    is_long = updating_us > HOST_CAUSE_SHARE * analysis.breakdown_us.step_us
+    if analysis.run.backend == "gloo" or not is_long or on_devices_us > LITTLE_UPDATE_SHARE * updating_us:
+        return ""
+    return (
+        f"the optimizer steps on the host, for {time_text(updating_us)} in which devices idle: with larger or smaller "
+        "shards of its states it takes longer or shorter"
+    )
 
 
 def _cluster(analysis: Analysis, ranks: DataParallel, *, is_gloo: bool) -> LinkContext:
