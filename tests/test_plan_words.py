@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from helpers import analyze, write_run
 from test_recommend import calibration
 from trace_builder import fsdp_rank
