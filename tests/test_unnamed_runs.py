@@ -19,10 +19,13 @@ WORLD = 8
 SHARD = [0, 1, 2, 3]
 
 
-def hybrid(rank, *, names=False, dtype="BFloat16", gathered=UNIT_ELEMENTS, replicas=True, steps=2, again=True):
+def hybrid(
+    rank, *, names=False, dtype="BFloat16", gathered=UNIT_ELEMENTS, replicas=True, steps=2, again=True, swapped=False
+):
     """FSDP2 in groups of four of eight ranks, whose replicas add up the shards that reduce-scatters leave."""
-    shard = [member for member in range(WORLD) if member // 4 == rank // 4]
-    groups = [("0", "", list(range(WORLD))), ("1", "", shard), ("2", "", [rank % 4, rank % 4 + 4])]
+    shard = [member for member in range(WORLD) if (member % 2 == rank % 2 if swapped else member // 4 == rank // 4)]
+    replica = [rank // 2 * 2, rank // 2 * 2 + 1] if swapped else [rank % 4, rank % 4 + 4]
+    groups = [("0", "", list(range(WORLD))), ("1", "", shard), ("2", "", replica)]
     trace = TraceBuilder(rank, WORLD, groups=groups)
     for step in range(steps):
         base = step * 20_000.0
@@ -62,6 +65,14 @@ def test_replicas_are_known_by_what_the_scatters_leave(names, tmp_path):
     assert run.parameter_count == UNITS * UNIT_ELEMENTS
     assert run.data_parallel_ranks == WORLD
     assert "parts of the model" not in parameters_text(run)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_shard_groups_that_cross_nodes_without_need_are_measured_again(swapped, tmp_path):
+    """A mesh of (shards, replicas) in place of (replicas, shards), on two nodes of four ranks."""
+    analysis = analyze(hybrid(0, names=True, swapped=swapped).write(tmp_path / "rank0.json"), gpus_per_node=4)
+    assert (analysis.run.strategy.triple, analysis.run.strategy.group_size) == ("III", 4)
+    assert ("swap the dimensions of the device mesh" in calibrate(analysis).unmodelled) is swapped
 
 
 def test_collectives_at_once_are_counted_by_tier(tmp_path):

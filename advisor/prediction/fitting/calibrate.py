@@ -150,7 +150,29 @@ def _why_untrusted(analysis: Analysis) -> str:
             f"for {time_text(queued_us)} of each step no recorded kernel runs although the next one was launched, and "
             "what is done then would be taken for idle time"
         )
-    return _on_the_host(analysis)
+    return _on_the_host(analysis) or _across_nodes(analysis)
+
+
+def _across_nodes(analysis: Analysis) -> str:
+    """Return that shard groups which would fit into nodes cross them, as where a mesh has its dimensions swapped."""
+    run, per_node = analysis.run, analysis.run.gpus_per_node
+    size = run.strategy.group_size
+    if (
+        "I" not in (run.strategy.triple or "")
+        or not size
+        or not per_node
+        or per_node % size
+        or run.ranks_follow is False
+    ):
+        return ""
+    sharding = [entry for entry in analysis.collectives if entry.group_size == size and entry.detail != "replica"]
+    sharding = [entry for entry in sharding if entry.state in MODEL_STATE_NAMES]
+    if not sharding or any(entry.span in ("intra", "unknown") for entry in sharding):
+        return ""
+    return (
+        f"its shard groups of {plural(size, 'rank')} cross nodes although they would fit into one; swap the dimensions "
+        "of the device mesh, (replicas, shards), and record again"
+    )
 
 
 def _on_the_host(analysis: Analysis) -> str:
