@@ -42,7 +42,7 @@ def run_of(world_size: int) -> Calibration:
         fixed_us=5e4,
         gaps_us=5e4,
         late_us=0.0,
-        latest_us=0.0,
+        most_late_us=0.0,
         wait_us=500.0,
         host_us_per_byte=0.0,
         wait_group_size=world_size,

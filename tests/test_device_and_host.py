@@ -186,12 +186,12 @@ def test_a_first_step_that_was_launched_before_the_device_was_recorded_does_not_
                 assert trace.events.pop()["cat"] == "kernel"
     analysis = analyze(trace.write(tmp_path / "rank0.json"))
     told = next(item.message for item in analysis.data_quality if item.code == "Q124")
-    assert "5 kernels launched before have no row" in told
+    assert "5 kernels launched before the first have none" in told
     if num_steps > 1:
         assert "1 step is left out" in told
         assert analysis.breakdown_us.compute == pytest.approx(900)
     else:
-        assert "idle times are too long" in told
+        assert "idle times come out too long" in told
 
 
 def test_a_job_of_one_process_is_not_asked_for_more_ranks(tmp_path):

@@ -51,7 +51,7 @@ def calibration(**changes):
         "fixed_us": 5_000.0,
         "gaps_us": 5_000.0,
         "late_us": 0.0,
-        "latest_us": 0.0,
+        "most_late_us": 0.0,
         "wait_us": 0.0,
         "host_us_per_byte": 0.0,
         "wait_group_size": 8,
@@ -468,14 +468,14 @@ def test_a_run_in_buckets_is_replayed_in_buckets_and_others_block_by_block():
 
 def test_a_healed_rank_is_worth_its_lateness():
     """30 ms of a step are waiting for one rank, whatever the strategy."""
-    made = calibration(fixed_us=35_000.0, late_us=30_000.0, latest_us=30_000.0)
+    made = calibration(fixed_us=35_000.0, late_us=30_000.0, most_late_us=30_000.0)
     made = replace(made, step_us=float(step_us(made, baseline_candidate(made), measured_links(made))))
     plan = recommend(made, Limits())
     lever = next(item for item in plan.levers if item.what == "no rank later than the others")
     assert lever.speedup_now.p50 == pytest.approx(made.step_us / (made.step_us - 30_000), rel=0.02)
     assert not lever.changes_numbers
     # What waiting may have hidden or slowed besides is the upper end of the range.
-    plan = recommend(replace(made, latest_us=50_000.0), Limits())
+    plan = recommend(replace(made, most_late_us=50_000.0), Limits())
     unsure = next(item for item in plan.levers if item.what == "no rank later than the others")
     assert unsure.speedup_now.p10 == pytest.approx(lever.speedup_now.p10, rel=0.02)
     assert unsure.speedup_now.p90 == pytest.approx(made.step_us / (made.step_us - 50_000), rel=0.02)

@@ -56,7 +56,7 @@ _NOT_SEEN: Mapping[str, Any] = MappingProxyType(
         "fixed_us": 0.0,
         "gaps_us": 0.0,
         "late_us": 0.0,
-        "latest_us": 0.0,
+        "most_late_us": 0.0,
         "wait_us": 0.0,
         "host_us_per_byte": 0.0,
         "transfer_us": None,

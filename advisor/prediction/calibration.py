@@ -60,7 +60,7 @@ class Calibration:
         fixed_us: idle, copies, and communication that no strategy changes (norms, tensor parallelism).
         gaps_us: of these, the host's own work between operators.
         late_us: of these, waiting for a rank that is late by its own doing, and in steps that stalled.
-        latest_us: the most that a step would save if no rank was late: its waits may also be hidden beneath compute,
+        most_late_us: the most that a step would save if no rank was late: its waits may also be hidden beneath compute,
             and its transfers have been slowed by them.
         wait_us: of each collective of a model state beside its transfer, on average: waiting for stragglers.
             Beside a GPU only.
@@ -118,7 +118,7 @@ class Calibration:
     fixed_us: float
     gaps_us: float
     late_us: float
-    latest_us: float
+    most_late_us: float
     wait_us: float
     host_us_per_byte: float
     wait_group_size: int

@@ -145,7 +145,7 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
 def _sum_ratio(inside: Sequence[Link], across: Sequence[Link], cluster: LinkContext) -> tuple[Estimate, float]:
     """Return the bus bandwidth of all-reduces to that of gathers and scatters: measured on one tier, else assumed.
 
-    What is measured within a wider range than is assumed tells nothing. With gloo both are rings of sends between
+    A ratio that is known less well than the assumed one is not used. With gloo both are rings of sends between
     processes.
     """
     if cluster.is_gloo:

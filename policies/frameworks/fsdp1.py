@@ -37,7 +37,9 @@ def apply(model, device="cuda", **options):
 '''
     caveats = (_OWN_OPTIONS, *kept_for_backward_caveats(target))
     if target.is_hybrid:
-        caveats += ("gradients cross groups in every micro-batch; under no_sync() once, but whole gradients are kept",)
+        caveats += (
+            "gradients cross groups in every micro-batch; under no_sync() once, for the memory of whole gradients",
+        )
     return Rendered(text=code, suffix=".py", min_version="2.2", caveats=caveats)
 
 

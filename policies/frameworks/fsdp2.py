@@ -9,7 +9,9 @@ from paro_advise.core.framework import Framework
 from paro_advise.policies.frameworks.model import Rendered, Target, TrainingFramework, Variant, fidelities
 
 _KEPT_WHOLE = "parameters are sharded between steps and gathered once per micro-batch, not once per step"
-_OWN_SETTINGS = "give apply the mp_policy and offload_policy of your own fully_shard calls, or it trains in other types"
+_OWN_SETTINGS = (
+    "give apply the mp_policy and offload_policy of your own fully_shard calls, or types and offloading are lost"
+)
 _TYPES_OF_DDP = "DDP takes no mp_policy: keep the types of your own by torch.autocast or DDP's mixed_precision"
 _DDP = '''from torch.nn.parallel import DistributedDataParallel
 

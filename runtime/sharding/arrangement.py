@@ -118,9 +118,17 @@ class Communicators:
 
 class _Place(NamedTuple):
     unit: UnitState
-    place: int
+    place: int | None  # among those that train
     slot: Slot
     resting: nn.Parameter
+
+
+def _places_of(unit: UnitState) -> list[_Place]:
+    numbers = {slot.name: place for place, slot in enumerate(unit.spec.training)}
+    resting = unit.parameters or [slot.parameter for slot in unit.spec.slots]
+    return [
+        _Place(unit, numbers.get(slot.name), slot, known) for slot, known in zip(unit.spec.slots, resting, strict=True)
+    ]
 
 
 class Arrangement:
@@ -175,14 +183,10 @@ class Arrangement:
         found = self._places.get(id(parameter))
         if found is None or not any(parameter is known for known in (found.slot.parameter, found.resting)):
             # Parameters are new objects after each sharding.
-            places = [
-                _Place(unit, place, slot, resting)
-                for unit in self.units
-                for place, (slot, resting) in enumerate(zip(unit.spec.training, unit.at_rest(), strict=True))
-            ]
+            places = [place for unit in self.units for place in _places_of(unit)]
             self._places = {id(known): place for place in places for known in (place.resting, place.slot.parameter)}
             found = self._places.get(id(parameter))
-        return None if found is None else (found.unit, found.place)
+        return None if found is None or found.place is None else (found.unit, found.place)
 
     def rows_at(self, level: Level, unit: UnitState, place: int) -> tuple[int, int]:
         """Return the rows of a trained parameter that this rank has at a level."""

@@ -288,7 +288,7 @@ def gradients_by_autograd():
         model = fresh()
         model, optimizer = shard(model, sgd(model), strategy, group_size=2)
         loss = model(data(0, 0, dist.get_rank())[:, :-1]).square().mean()
-        for options in ({}, {"allow_unused": True}):
+        for options in ({}, {"allow_unused": True}, {"materialize_grads": True}):
 
             def by_autograd(m=model, value=loss, options=options):
                 torch.autograd.grad(value, list(m.parameters()), **options)
@@ -320,6 +320,9 @@ def attributes_of_parameters(model, optimizer, remembered):
         optimizer.zero_grad()
         if step == 2 and type(model) is not Model:
             switch(model, "GGG")
+        if step == 1:  # another value than the first pass has seen
+            for parameter in model.parameters():
+                parameter.lr_scale *= 0.5
         one_pass(model, step)
         for parameter in model.parameters():
             parameter.grad.mul_(2 * parameter.lr_scale)

@@ -135,25 +135,36 @@ def two_optimizers(model):
     return [torch.optim.SGD(wide, lr=0.1, momentum=0.9), torch.optim.SGD(narrow, lr=0.05)]
 
 
+def by_modules(model, optimizers):
+    for child in model.children():
+        child.zero_grad()
+
+
+def by_parameters(model, optimizers):
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def in_place(model, optimizers):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.zero_()
+
+
+def halved(model, optimizers):
+    for child in model.children():
+        for parameter in child.parameters():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad * 0.5
+
+
+def by_optimizers(model, optimizers):
+    optimizers[0].zero_grad()
+    optimizers[1].zero_grad(set_to_none=False)
+
+
 def cleared_before_backward():
     """Gradients that a script clears between forward and backward, while the root is gathered, are gone."""
-
-    def by_modules(model, optimizers):
-        for child in model.children():
-            child.zero_grad()
-
-    def by_parameters(model, optimizers):
-        for parameter in model.parameters():
-            parameter.grad = None
-
-    def in_place(model, optimizers):
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.zero_()
-
-    def by_optimizers(model, optimizers):
-        optimizers[0].zero_grad()
-        optimizers[1].zero_grad(set_to_none=False)
 
     def trained(clear, model, optimizers):
         for step in range(3):
@@ -165,10 +176,10 @@ def cleared_before_backward():
                 optimizer.step()
         return whole_parameters(model) if type(model) is not Model else dict(model.named_parameters())
 
-    for clear in (by_modules, by_parameters, in_place, by_optimizers):
+    for clear in (by_modules, by_parameters, in_place, halved, by_optimizers):
         plain = fresh()
         expected = trained(clear, plain, two_optimizers(plain))
-        for strategy in ("NNG", "IIG", "GGG"):
+        for strategy in ("NNG", "IIG", "GIG", "GGG"):
             model = fresh()
             model, optimizers = shard(model, two_optimizers(model), strategy, group_size=1)
             compare_parameters(f"{clear.__name__} {strategy}", trained(clear, model, optimizers), expected, 1e-6)

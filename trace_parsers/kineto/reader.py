@@ -247,10 +247,14 @@ class _TableBuilder:
         lit, num_lost = lit_steps(steps, host, np.frombuffer(self._rows.device.correlation, dtype=np.int64))
         if not num_lost:
             return steps
-        done = f"{plural(len(steps) - len(lit), 'step is', 'steps are')} left out" if lit else "idle times are too long"
+        done = (
+            f"{plural(len(steps) - len(lit), 'step is', 'steps are')} left out"
+            if lit
+            else "idle times come out too long"
+        )
         self._notices.warn(
             "Q124",
-            f"the device's rows begin late, {plural(num_lost, 'kernel')} launched before have no row: {done}",
+            f"the device's rows begin late, {plural(num_lost, 'kernel')} launched before the first have none: {done}",
             "give the profiler's schedule a warm-up step",
         )
         return lit or steps

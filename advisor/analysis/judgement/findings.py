@@ -178,7 +178,7 @@ def _small_messages(analysis: Analysis) -> FindingEntry:
                 "fewer ranks a group or none of it shorten it, larger buckets do not",
                 entry.exposed_us,
             )
-        of_none = "one sum of all, as of stacked norms, needs fewer"
+        of_none = "summing them at once, as one stack of norms, needs fewer"
         fewer = of_none if name == State.OTHER else "larger units or buckets need fewer"
         return _finding(
             code, APPLIES, f"{name} communication is many small messages ({entry.count:.0f} a step): {fewer}",

@@ -21,6 +21,8 @@ from paro_advise.policies.strategy import Level
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from numpy.typing import NDArray
+
     from paro_advise.advisor.prediction.advice.what_if import Basis
     from paro_advise.advisor.prediction.calibration import Calibration
     from paro_advise.advisor.prediction.candidates import Candidate
@@ -64,7 +66,7 @@ def levers(basis: Basis, limits: Limits) -> tuple[Lever, ...]:
     for change in _changes(basis.calibration, basis.base):
         after = [anchored_us(basis, change.calibration, change.change(item)) for item in (basis.base, basis.chosen)]
         now, planned = (
-            quantiles(np.append(old / new, old / np.maximum(new - change.further_us, basis.calibration.compute_us)))
+            quantiles(old / _with_further(new, change.further_us, basis.calibration.compute_us))
             for old, new in zip(before, after, strict=True)
         )
         if planned.p50 < 1 + LEAST_LEVER_GAIN:
@@ -87,6 +89,11 @@ def levers(basis: Basis, limits: Limits) -> tuple[Lever, ...]:
     return tuple(sorted(found, key=lambda lever: -lever.speedup_with_plan.p50))
 
 
+def _with_further(times_us: NDArray[np.float64], further_us: float, least_us: float) -> NDArray[np.float64]:
+    """Return draws of which every second one also saves what may be saved besides, in pairs."""
+    return np.stack((times_us, np.maximum(times_us - further_us, least_us)) if further_us else (times_us, times_us))
+
+
 def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
     if calibration.micro_batches > 1 and calibration.micro_batches % 2 == 0:
         half = calibration.micro_batches // 2
@@ -106,11 +113,11 @@ def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
     yield from larger_units(calibration)
     if calibration.is_gpu:
         yield from _overlaps(calibration, base)
-    if calibration.late_us > 0:
+    if calibration.most_late_us > 0:
         yield _Change(
             what="no rank later than the others",
             calibration=replace(calibration, fixed_us=calibration.fixed_us - calibration.late_us, late_us=0.0),
-            further_us=calibration.latest_us - calibration.late_us,
+            further_us=calibration.most_late_us - calibration.late_us,
             note="what it is worth to heal" + (" or to leave out its node" if calibration.num_nodes > 1 else ""),
         )
 

@@ -184,7 +184,7 @@ def _on_the_host(analysis: Analysis) -> str:
         return ""
     return (
         f"the optimizer steps on the host, for {time_text(updating_us)} in which devices idle: with larger or smaller "
-        "shards of its states it takes longer or shorter"
+        "shards of its states it takes more or less time"
     )
 
 

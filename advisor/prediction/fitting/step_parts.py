@@ -19,7 +19,7 @@ class StepParts(NamedTuple):
 
     fixed_us: float  # what no strategy changes
     late_us: float  # of it, waiting for ranks that are late by their own doing, and in steps that stalled
-    latest_us: float  # the most of a step that it would save if no rank was
+    most_late_us: float  # the most that a step would save if no rank was late
     wait_us: float  # of each collective beside its transfer
     transfer_us: float | None  # of all collectives of model states
 

@@ -40,7 +40,8 @@ _ASSIGNED = "_paro_assigned"  # how often a script has put other values into a c
 _KEEPER = "_paro_keeper"
 _RESTING = "_paro_resting"  # the parameter of which a gathered one is a copy
 _PLACE = "_paro_place"  # of the model's parameter that one of the optimizer stands for
-_NOT_THE_SCRIPTS = ("_paro", "_is_param", "__")  # begins of names of attributes that are ours, torch's or Python's
+# Begins of names of attributes that are ours, torch's or Python's.
+_NOT_THE_SCRIPTS = ("_paro", "_is_param", "_dynamo", "_fsdp", "__")
 _OWN_REFERENCES = 3  # to an alias that no script holds: its parameter's, a variable's, and that of asking for them
 
 _HOOKS = ", which would not be called where it is complete"
@@ -202,9 +203,9 @@ class _OfOptimizer(_Owned):
     def __getattr__(self, name: str) -> Any:
         """Return what a script has set on the model's parameter, as a factor on its learning rate."""
         if not name.startswith(_NOT_THE_SCRIPTS) and _PLACE in self.__dict__:
-            of_model = self._of_model().__dict__
-            if name in of_model:
-                return of_model[name]
+            of_model = self._of_model()
+            if name in of_model.__dict__ or isinstance(of_model, Gathered):
+                return getattr(of_model, name)
         raise AttributeError(f"a parameter has no attribute {name!r}", name=name, obj=self)
 
     def _of_model(self) -> torch.Tensor:
@@ -302,13 +303,27 @@ class Gathered(nn.Parameter):
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        """Replace the gradient of the copy; None drops that of the parameter as well, as scripts mean it."""
-        set_gradient(self, value)
-        resting = None if value is not None or is_in_backward() else self._resting()
+        """Replace the gradient of the copy; outside of backward that of the parameter that rests."""
+        resting = None if is_in_backward() else self._resting()
+        if resting is None or value is None:
+            set_gradient(self, value)
         if resting is not None:
-            resting.grad = None
+            resting.grad = value
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what a script has set on the parameter that rests meanwhile."""
+        resting = None if name.startswith(_NOT_THE_SCRIPTS) else self._resting()
+        if resting is not None and name in resting.__dict__:
+            return resting.__dict__[name]
+        raise AttributeError(f"a parameter has no attribute {name!r}", name=name, obj=self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return what a plain parameter is saved as."""
+        plain = nn.Parameter(_DATA.__get__(self), requires_grad=self.requires_grad)
+        return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def _resting(self) -> torch.Tensor | None:
+        """Return the parameter of which this is a copy."""
         known = self.__dict__.get(_RESTING)
         found: torch.Tensor | None = known() if known is not None else None
         return found
@@ -318,7 +333,6 @@ def gathered_of(copy: nn.Parameter, resting: torch.Tensor) -> None:
     """Let a plain copy be one of a parameter that rests."""
     copy.__class__ = Gathered
     copy.__dict__[_RESTING] = weakref.ref(resting)
-    carry_attributes(attributes_of(resting), copy)
 
 
 def _is_same(value: torch.Tensor, parameter: torch.Tensor) -> bool:

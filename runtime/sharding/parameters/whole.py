@@ -110,12 +110,22 @@ def made_by_autograd() -> UsageError:
     )
 
 
-def _refuse_none(gradients: Result, inputs: Any) -> None:
-    """Refuse that sharded parameters have none because a copy of theirs was used."""
+def _by_autograd(args: Arguments, kwargs: Keywords) -> Result:
+    """Call ``torch.autograd.grad``; refuse that sharded parameters have none because a copy of theirs was used."""
+    inputs = args[1] if len(args) > 1 else kwargs["inputs"]
     of_each = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    makes_zeros = kwargs.get("materialize_grads", False)
+    used = {**kwargs, "materialize_grads": False, "allow_unused": True} if makes_zeros else kwargs
+    gradients = _on_shards(torch.autograd.grad, args, used)
     for tensor, gradient in zip(of_each, gradients, strict=True):
         if gradient is None and isinstance(tensor, WholeTensor):
             tensor.refuse_none()
+    if makes_zeros:
+        return tuple(
+            torch.zeros_like(tensor) if gradient is None else gradient
+            for tensor, gradient in zip(of_each, gradients, strict=True)
+        )
+    return gradients
 
 
 class WholeTensor(DTensor):
@@ -138,10 +148,9 @@ class WholeTensor(DTensor):
             return Window.__torch_function__(func, types, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass(), _meeting_plain_tensors(enabled=False):  # noqa: SLF001 - torch's documentation names it so
             try:
-                found = _on_shards(func, args, kwargs)
                 if func is torch.autograd.grad:
-                    _refuse_none(found, args[1] if len(args) > 1 else kwargs["inputs"])
-                return _as_whole(found, result)
+                    return _as_whole(_by_autograd(args, kwargs), result)
+                return _as_whole(_on_shards(func, args, kwargs), result)
             except (torch.OutOfMemoryError, dist.DistError):
                 raise
             except (RuntimeError, ValueError) as error:

@@ -87,6 +87,7 @@ class Edits:
         """
         self._bring_home(unit)
         if any(self._is_changed(slot.name) for slot in unit.spec.training):
+            self._replicas.note_change()
             self._updates.publish_unit(unit)
             self.note(unit)
 
@@ -119,6 +120,9 @@ class Edits:
     def before_step(self) -> None:
         """Bring what was changed on the model's side to the optimizer, before it steps."""
         self._updates.finish()
+        has_copies = self._arrangement.levels.optimizer != Level.G
+        if self.count_changes() or (has_copies and any(map(self._is_changed, self._agreed))):
+            self._replicas.note_change()
         for unit in self._arrangement.units:
             self._bring_home(unit)
         self.absorb()

@@ -303,7 +303,7 @@ class GradientReducer:
             sums = self.singles.gradients(channels.grid.world_size)
         # DDP leaves it to scripts that their replicas stay alike, and so does a strategy that shards nothing.
         may_differ = self.reduces_once and self._arrangement.levels.optimizer == Level.N
-        is_changed = not may_differ and self.replicas.count_changes(self._arrangement.units) != 0
+        is_changed = self.replicas.are_changed(self._arrangement) and not may_differ
 
         def run() -> None:
             with Span(name):

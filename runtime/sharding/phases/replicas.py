@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Small enough that 24 bits hold each piece exactly, whatever type a backend gathers in.
 _PIECE_BITS, _PIECES = 20, 3
 _FACTOR = 1_000_003  # an odd number: products modulo 2 ** 60 lose nothing
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by bytes of an element; of others pieces of eight
 
 
 class Replicas:
@@ -32,10 +32,20 @@ class Replicas:
 
     def __init__(self) -> None:
         self._total = 0
+        self._is_changed = False
 
     def note(self, units: Sequence[UnitState]) -> None:
         """Remember the parameters as they are: all ranks have just made them alike."""
         self._total = _versions(units)
+
+    def note_change(self) -> None:
+        """Note that a script has changed some, or the optimizer's of them, since all were compared."""
+        self._is_changed = True
+
+    def are_changed(self, arrangement: Arrangement) -> bool:
+        """Tell whether copies have been changed on this rank since all were compared, which is forgotten."""
+        found, self._is_changed = self._is_changed, False
+        return self.are_held(arrangement) and (found or self.count_changes(arrangement.units) != 0)
 
     def count_changes(self, units: Sequence[UnitState]) -> int:
         """Return how often this rank has changed the parameters, at rest, since they were noted."""
@@ -77,7 +87,7 @@ def _digest(units: Sequence[UnitState]) -> list[float]:
     for slot in (slot for unit in units for slot in unit.spec.training):
         held = slot.parameter.detach()
         local = held._local_tensor if isinstance(held, DTensor) else held  # noqa: SLF001 - to_local() makes a view
-        sums.append(local.contiguous().view(_WORDS[local.element_size()]).sum(dtype=torch.int64))
+        sums.append(local.contiguous().view(_WORDS.get(local.element_size(), torch.int64)).sum(dtype=torch.int64))
     digest = 0
     for value in torch.stack(sums).tolist() if sums else ():
         digest = (digest * _FACTOR + value) % 2 ** (_PIECE_BITS * _PIECES)
