@@ -298,7 +298,9 @@ class Gathered(nn.Parameter):
     def grad(self) -> torch.Tensor | None:
         """Return the gradient of the parameter that rests meanwhile: a script may look at it before backward."""
         found = gradient_of(self)
-        resting = None if found is not None or is_in_backward() else self._resting()
+        # Dynamo, which looks as well, takes a tensor and its gradient to be of one kind.
+        is_compiled = torch._guards.CompileContext.current_compile_id() is not None  # noqa: SLF001 - has no public name
+        resting = None if found is not None or is_compiled or is_in_backward() else self._resting()
         return found if resting is None else resting.grad
 
     @grad.setter

@@ -110,6 +110,7 @@ class GradientReducer:
         self._is_end_awaited = False  # by a callback of the outermost backward pass
         self._sums_of_singles: torch.Tensor | None = None
         self._has_run_forward = False  # since the last backward pass that was reduced
+        self._has_changes = False  # of parameters by hand, on any rank, that were not compared
         self._is_output_reached = False  # by the backward pass under way
         self._made: set[str] = set()  # names of parameters that have got gradients since the last forward pass
         self._exposure = Exposure()
@@ -315,13 +316,24 @@ class GradientReducer:
         return self._side_executor.submit(run)
 
     def _check_ranks(self) -> None:
-        """Check that all ranks ran the same units, and what they have changed by hand.
+        """Check that all ranks ran the same units, and hear whether one has changed parameters by hand.
 
         Raises:
-            DivergedError: ranks ran others, or their copies of a parameter differ.
+            DivergedError: ranks ran others.
         """
         self._usage.check_order()
-        if self._usage.has_changes and self.replicas.are_held(self._arrangement):
+        self._has_changes = self._has_changes or self._usage.has_changes
+
+    def compare_replicas(self) -> None:
+        """Compare copies of parameters before a step, if a script has changed some.
+
+        Not earlier: adversarial training changes weights by this rank's own gradient for one pass, and takes it back.
+
+        Raises:
+            DivergedError: they differ between ranks.
+        """
+        has_changes, self._has_changes = self._has_changes, False
+        if has_changes and self.replicas.are_held(self._arrangement):
             self._side_executor.submit(partial(self.replicas.compare, self._arrangement)).wait()
 
     def finish_accumulation(self) -> None:
