@@ -12,7 +12,7 @@ import inspect
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, SupportsIndex
 
 import torch
 from torch import nn
@@ -143,7 +143,7 @@ class _Owned(torch.Tensor):
             f"a parameter under a strategy must have no hook on its finished gradient{_HOOKS}", hint=_INSTEAD
         )
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
         """Return what a plain parameter is saved as, so that it can be read without this package."""
         values = _unmark(self)
         if isinstance(values, DTensor) and WholeReads.are_saved_whole:
@@ -200,7 +200,7 @@ class _OfOptimizer(_Owned):
         handle: RemovableHandle = self._of_model().register_hook(hook)  # type: ignore[no-untyped-call]
         return handle
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         """Return what a script has set on the model's parameter, as a factor on its learning rate."""
         if not name.startswith(_NOT_THE_SCRIPTS) and _PLACE in self.__dict__:
             of_model = self._of_model()
@@ -312,14 +312,14 @@ class Gathered(nn.Parameter):
         if resting is not None:
             resting.grad = value
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         """Return what a script has set on the parameter that rests meanwhile."""
         resting = None if name.startswith(_NOT_THE_SCRIPTS) else self._resting()
         if resting is not None and name in resting.__dict__:
             return resting.__dict__[name]
         raise AttributeError(f"a parameter has no attribute {name!r}", name=name, obj=self)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
         """Return what a plain parameter is saved as."""
         plain = nn.Parameter(_DATA.__get__(self), requires_grad=self.requires_grad)
         return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -375,12 +375,12 @@ def _unmark(parameter: torch.Tensor) -> torch.Tensor:
     return values if isinstance(values, DTensor) else values.as_subclass(torch.Tensor)
 
 
-def attributes_of(parameter: torch.Tensor) -> dict[str, Any]:
+def attributes_of(parameter: torch.Tensor) -> dict[str, object]:
     """Return what a script has set on a parameter."""
     return {name: value for name, value in parameter.__dict__.items() if not name.startswith(_NOT_THE_SCRIPTS)}
 
 
-def carry_attributes(attributes: Mapping[str, Any], parameter: torch.Tensor) -> None:
+def carry_attributes(attributes: Mapping[str, object], parameter: torch.Tensor) -> None:
     """Set on a parameter what a script has set on one that it replaces."""
     parameter.__dict__.update({name: value for name, value in attributes.items() if name not in parameter.__dict__})
 

@@ -23,7 +23,7 @@ from paro_advise.runtime.sharding.parameters.owned import (
     is_in_nested_backward,
     set_gradient,
 )
-from paro_advise.runtime.sharding.phases.lost_gradients import NodeHooks, refuse_nested, refuse_stray, refuse_unseen
+from paro_advise.runtime.sharding.phases import lost_gradients
 from paro_advise.runtime.sharding.phases.replicas import Replicas
 from paro_advise.runtime.sharding.phases.singles import Singles
 
@@ -52,14 +52,6 @@ def refuse_late_gradient(*_: object) -> NoReturn:
     raise UsageError(
         "a backward pass must run under the strategy of its forward pass, got one from before a switch",
         hint="switch between two steps; drop the gradients with optimizer.zero_grad() to go on",
-    )
-
-
-def _refuse_second_pass() -> NoReturn:
-    raise UsageError(
-        "a backward pass that reaches parameters for the second time must have a forward pass of its own: DDP does not "
-        "reduce its gradients, which stay on each rank, and replicas drift apart",
-        hint="add the losses up and call backward once, or run the model again before the second backward",
     )
 
 
@@ -110,13 +102,12 @@ class GradientReducer:
         self._is_end_awaited = False  # by a callback of the outermost backward pass
         self._sums_of_singles: torch.Tensor | None = None
         self._has_run_forward = False  # since the last backward pass that was reduced
-        self._has_changes = False  # of parameters by hand, on any rank, that were not compared
         self._is_output_reached = False  # by the backward pass under way
         self._made: set[str] = set()  # names of parameters that have got gradients since the last forward pass
         self._exposure = Exposure()
         # Kept over a switch: gradients that were set to zero before it are still there, for weight decay to act on.
         self._usage = usage
-        self._node_hooks = NodeHooks()
+        self._node_hooks = lost_gradients.NodeHooks()
         self.replicas = Replicas()
 
     def arrange(self, arrangement: Arrangement) -> None:
@@ -193,7 +184,7 @@ class GradientReducer:
         """Make sure that the end of this backward pass is noticed."""
         if not self._callback_queued:
             if self.synchronizes and self._is_output_reached and not self._has_run_forward:
-                _refuse_second_pass()
+                lost_gradients.refuse_second_pass()
             self.before_backward()
             # Not earlier: between a forward and its backward, or in a validation pass, the user may still
             # clip, step or clear what the passes before have left.
@@ -268,7 +259,7 @@ class GradientReducer:
     def _end_unwatched(self) -> None:
         if self._arrangement.levels.parameter != Level.N and is_in_nested_backward():
             self._callback_queued = False
-            refuse_nested()
+            lost_gradients.refuse_nested()
         self._end_backward()
 
     def _end_backward(self) -> None:
@@ -322,18 +313,15 @@ class GradientReducer:
             DivergedError: ranks ran others.
         """
         self._usage.check_order()
-        self._has_changes = self._has_changes or self._usage.has_changes
+        self.replicas.hear(has_changes=self._usage.has_changes)
 
     def compare_replicas(self) -> None:
         """Compare copies of parameters before a step, if a script has changed some.
 
-        Not earlier: adversarial training changes weights by this rank's own gradient for one pass, and takes it back.
-
         Raises:
             DivergedError: they differ between ranks.
         """
-        has_changes, self._has_changes = self._has_changes, False
-        if has_changes and self.replicas.are_held(self._arrangement):
+        if self.replicas.must_be_compared(self._arrangement):
             self._side_executor.submit(partial(self.replicas.compare, self._arrangement)).wait()
 
     def finish_accumulation(self) -> None:
@@ -456,12 +444,12 @@ class GradientReducer:
 
     def _refuse_stray(self) -> None:
         if self._arrangement.levels.parameter != Level.N:
-            refuse_stray(self._arrangement.units, self._model, synchronizes=self.synchronizes)
+            lost_gradients.refuse_stray(self._arrangement.units, self._model, synchronizes=self.synchronizes)
 
     def refuse_unseen(self) -> None:
         """Refuse to step after a backward pass that went through no tensor which a sharded model returned."""
         if self._arrangement.levels.parameter != Level.N:
-            refuse_unseen(self._arrangement.units)
+            lost_gradients.refuse_unseen(self._arrangement.units)
             self._node_hooks.refuse(self._arrangement.units)
 
     def drop(self, parameter: torch.Tensor) -> None:

@@ -152,3 +152,16 @@ class NodeHooks:
                         "parameters (N..)",
                     )
         self._seen = self._counted.count = count  # the looks counted themselves
+
+
+def refuse_second_pass() -> NoReturn:
+    """Refuse a second backward pass after one forward pass of DDP's.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError(
+        "a backward pass that reaches parameters for the second time must have a forward pass of its own: DDP does not "
+        "reduce its gradients, which stay on each rank, and replicas drift apart",
+        hint="add the losses up and call backward once, or run the model again before the second backward",
+    )

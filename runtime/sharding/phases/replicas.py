@@ -32,7 +32,8 @@ class Replicas:
 
     def __init__(self) -> None:
         self._total = 0
-        self._is_changed = False
+        self._is_changed = False  # on this rank
+        self._is_doubtful = False  # on any
 
     def note(self, units: Sequence[UnitState]) -> None:
         """Remember the parameters as they are: all ranks have just made them alike."""
@@ -50,6 +51,18 @@ class Replicas:
     def count_changes(self, units: Sequence[UnitState]) -> int:
         """Return how often this rank has changed the parameters, at rest, since they were noted."""
         return _versions(units) - self._total
+
+    def hear(self, *, has_changes: bool) -> None:
+        """Hear whether any rank has changed some."""
+        self._is_doubtful = self._is_doubtful or has_changes
+
+    def must_be_compared(self, arrangement: Arrangement) -> bool:
+        """Tell whether copies may differ in a step, which is forgotten; all ranks find the same.
+
+        Not in the pass before: adversarial training changes weights by a rank's own gradient for one, and back.
+        """
+        found, self._is_doubtful = self._is_doubtful, False
+        return found and self.are_held(arrangement)
 
     def are_held(self, arrangement: Arrangement) -> bool:
         """Tell whether any rank holds what another one holds as well."""
