@@ -150,7 +150,7 @@ class _Owned(torch.Tensor):
             assert isinstance(self, DTensor)
             values = WholeReads.whole(values, of=self)
         plain = nn.Parameter(values, requires_grad=self.requires_grad)
-        return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return plain.__reduce_ex__(protocol)  # type: ignore[no-any-return, no-untyped-call]  # torch's is untyped
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         """Return a plain parameter: a copy belongs to no strategy.
@@ -322,7 +322,7 @@ class Gathered(nn.Parameter):
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
         """Return what a plain parameter is saved as."""
         plain = nn.Parameter(_DATA.__get__(self), requires_grad=self.requires_grad)
-        return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return plain.__reduce_ex__(protocol)  # type: ignore[no-any-return, no-untyped-call]  # torch's is untyped
 
     def _resting(self) -> torch.Tensor | None:
         """Return the parameter of which this is a copy."""
