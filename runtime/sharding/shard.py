@@ -55,7 +55,7 @@ class _Attachment:
 
     def before_step(self) -> None:
         self._engine.gradients.refuse_unseen()
-        self._engine.gradients.compare_replicas()
+        self._engine.gradients.compare_replicas(self._engine.edits.publish)
         self._engine.before_step()
 
     def after_step(self) -> None:

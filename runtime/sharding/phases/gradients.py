@@ -315,13 +315,14 @@ class GradientReducer:
         self._usage.check_order()
         self.replicas.hear(has_changes=self._usage.has_changes)
 
-    def compare_replicas(self) -> None:
-        """Compare copies of parameters before a step, if a script has changed some.
+    def compare_replicas(self, publish: Callable[[], None]) -> None:
+        """Compare copies of parameters before a step, if a script has changed some, once all have been published.
 
         Raises:
             DivergedError: they differ between ranks.
         """
         if self.replicas.must_be_compared(self._arrangement):
+            publish()
             self._side_executor.submit(partial(self.replicas.compare, self._arrangement)).wait()
 
     def finish_accumulation(self) -> None:
