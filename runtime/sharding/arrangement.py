@@ -125,10 +125,7 @@ class _Place(NamedTuple):
 
 def _places_of(unit: UnitState) -> list[_Place]:
     numbers = {slot.name: place for place, slot in enumerate(unit.spec.training)}
-    resting = unit.parameters or [slot.parameter for slot in unit.spec.slots]
-    return [
-        _Place(unit, numbers.get(slot.name), slot, known) for slot, known in zip(unit.spec.slots, resting, strict=True)
-    ]
+    return [_Place(unit, numbers.get(slot.name), slot, resting) for slot, resting in unit.at_rest()]
 
 
 class Arrangement:

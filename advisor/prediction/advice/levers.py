@@ -90,8 +90,8 @@ def levers(basis: Basis, limits: Limits) -> tuple[Lever, ...]:
 
 
 def _with_further(times_us: NDArray[np.float64], further_us: float, least_us: float) -> NDArray[np.float64]:
-    """Return draws of which every second one also saves what may be saved besides, in pairs."""
-    return np.stack((times_us, np.maximum(times_us - further_us, least_us)) if further_us else (times_us, times_us))
+    """Return the draws, and beside them, where more may be saved, the same draws without that."""
+    return np.stack((times_us, np.maximum(times_us - further_us, least_us))) if further_us else times_us
 
 
 def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:

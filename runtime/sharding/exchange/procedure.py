@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paro_advise.policies.strategy import Strategy
     from paro_advise.runtime.sharding.exchange.channels import Channels
     from paro_advise.runtime.sharding.parameters.layout import UnitLayout
-    from paro_advise.runtime.sharding.parameters.units import UnitSpec
+    from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,12 +57,11 @@ class UnitState:
     reduced: torch.Tensor | None = None
     divide_factor: float | None = None
 
-    def at_rest(self) -> list[nn.Parameter]:
-        """Return the parameters that train as they are between passes, when no gathered copy stands in their place."""
-        if not self.parameters:  # not yet placed
-            return [slot.parameter for slot in self.spec.training]
-        known = dict(zip((slot.name for slot in self.spec.slots), self.parameters, strict=True))
-        return [known[slot.name] for slot in self.spec.training]
+    def at_rest(self) -> list[tuple[Slot, nn.Parameter]]:
+        """Return all parameters as they are between passes, when no gathered copy stands in their place."""
+        # Before they are placed, nothing is gathered.
+        parameters = self.parameters or [slot.parameter for slot in self.spec.slots]
+        return list(zip(self.spec.slots, parameters, strict=True))
 
 
 class UnitProcedure:

@@ -46,12 +46,10 @@ class Usage:
 
     Attributes:
         missing: what a parameter that no rank used has.
-        has_changes: some rank had changed its parameters by hand, as far as ``check_order`` has looked.
     """
 
     def __init__(self, units: Sequence[UnitSpec], device: torch.device) -> None:
         self.missing = Missing.NONE
-        self.has_changes = False
         self._first: dict[str, int] = {}
         self._numbers = {unit.name: number for number, unit in enumerate(units, 1)}
         self._gathered = self._delivered = 0
@@ -125,18 +123,21 @@ class Usage:
         self._unchecked, self._digests = (digests if self._device.type == "cpu" else self._digests), digests
         self._world_size = world
 
-    def check_order(self) -> None:
+    def check_order(self) -> bool:
         """Check that all ranks ran the same units up to the last exchange of notes, on devices up to the one before.
+
+        Returns:
+            whether any had changed its parameters by hand.
 
         Raises:
             DivergedError: they have not.
         """
         digests, self._unchecked = self._unchecked, None
-        self.has_changes = False
-        if digests is not None:
-            *sums, num_changed = digests.tolist()
-            _check_alike(sums, self._world_size)
-            self.has_changes = num_changed > 0
+        if digests is None:
+            return False
+        *sums, num_changed = digests.tolist()
+        _check_alike(sums, self._world_size)
+        return bool(num_changed > 0)
 
     def clear(self) -> None:
         """Forget all notes."""

@@ -312,8 +312,7 @@ class GradientReducer:
         Raises:
             DivergedError: ranks ran others.
         """
-        self._usage.check_order()
-        self.replicas.hear(has_changes=self._usage.has_changes)
+        self.replicas.hear(has_changes=self._usage.check_order())
 
     def compare_replicas(self, publish: Callable[[], None]) -> None:
         """Compare copies of parameters before a step, if a script has changed some, once all have been published.
@@ -467,10 +466,12 @@ class GradientReducer:
     def discard_of(self, names: Collection[str], *, to_none: bool = True) -> None:
         """Forget the gradients of some parameters, by name, as their optimizer's ``zero_grad`` does."""
         for unit in self._arrangement.units:
-            for slot, parameter in zip(unit.spec.training, unit.at_rest(), strict=True):
-                if slot.name in names and to_none:
+            for slot, parameter in unit.at_rest():
+                if not slot.trains or slot.name not in names:
+                    continue
+                if to_none:
                     parameter.grad = None
-                elif slot.name in names and parameter.grad is not None:
+                elif parameter.grad is not None:
                     parameter.grad.zero_()
 
     def discard(self, *, to_none: bool = True) -> None:

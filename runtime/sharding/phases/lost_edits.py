@@ -36,7 +36,7 @@ class GatheredCopies:
         Raises:
             UsageError: the script has changed one since it was made.
         """
-        for slot, resting in zip(self._unit.spec.slots, self._unit.parameters, strict=True):
+        for slot, resting in self._unit.at_rest():
             copy = slot.parameter
             known = self._known.get(slot.name)
             if known is not None and known[0]() is copy:
