@@ -163,7 +163,7 @@ def test_what_scripts_do_by_hand(cases):
 
 def test_gradients_on_other_ways_are_used_or_refused():
     """Penalties on weights, gradients set by hand, hooks, units that only some ranks run: each was lost in silence."""
-    assert run("stray_gradients", "", ranks=2, warnings="ignore").count("held") == 8
+    assert run("stray_gradients", "", ranks=2, warnings="ignore").count("held") == 9
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

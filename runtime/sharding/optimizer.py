@@ -19,6 +19,7 @@ from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.mixins import derived
 from paro_advise.runtime.sharding.param_states import ParamStates, lay_out
 from paro_advise.runtime.sharding.parameters.owned import set_stepping
+from paro_advise.runtime.sharding.parameters.whole import let_dtensors_add_to_plain_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -341,10 +342,11 @@ class OptimizerShards:
         return self._is_stepping
 
     def set_stepping(self, *, enabled: bool) -> None:
-        """Let parameters and states mix with plain tensors, or not: a step meets none, and calls are dearer then."""
+        """Let parameters and states mix with plain tensors, or with single values only: a step is quicker so."""
         if enabled == self._is_stepping:
             return
         self._is_stepping = enabled
+        let_dtensors_add_to_plain_tensors(enabled=enabled)
         for shard in self.shards.values():
             set_stepping(shard, enabled=enabled)
         for optimizer in self.optimizers:

@@ -303,6 +303,43 @@ def compiles_its_step():
     return steps(job, compiled(job.parameters()))
 
 
+class ByOneNorm(torch.optim.SGD):
+    """Adds the squares of all gradients up in a plain tensor, by whose root it divides them, as timm's LAMB does."""
+
+    @torch.no_grad()
+    def step(self):
+        square = torch.zeros(1)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                square.add_(parameter.grad.pow(2).sum())
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad / square.sqrt(), alpha=-group["lr"])
+
+
+class FailsOnce(torch.optim.SGD):
+    fails = False
+
+    def step(self):
+        if self.fails:
+            raise RuntimeError("as when memory is short")
+        super().step()
+
+
+def goes_on_after_a_step_that_failed():
+    """Catch what ended a step, send round a tensor, and train another model."""
+    torch.manual_seed(0)
+    job = wrapped(Blocks(), "ddp")
+    optimizer = FailsOnce(job.parameters(), lr=0.05)
+    found = steps(job, optimizer)
+    optimizer.fails = True
+    squares(job, values_of(9, same=False)).backward()
+    with contextlib.suppress(RuntimeError):
+        optimizer.step()
+    values = torch.full((4,), 1.0 + dist.get_rank())
+    dist.broadcast(values, 0)
+    return [*found, float(values.sum()), *train(Blocks(), "ddp")]
+
+
 def jobs(_):
     yield "chooses by name", lambda: train(Blocks(), "ddp", loss_of=smooths_by_name, after_step=names_of)
     yield "trains parts in turn", parts_in_turn
@@ -326,6 +363,8 @@ def jobs(_):
     yield "answers from one unit", answers_from_one_unit
     yield "works on lists", works_on_lists
     yield "compiles its step", compiles_its_step
+    yield "divides by one norm", lambda: train(Blocks(), "ddp", optimizer_of=lambda ps: ByOneNorm(ps, lr=0.05))
+    yield "goes on after a step that failed", goes_on_after_a_step_that_failed
     yield "syncs states", lambda: train(Blocks(), "ddp", after_step=syncs_states)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from datetime import timedelta
 
@@ -185,6 +186,29 @@ def cleared_before_backward():
             compare_parameters(f"{clear.__name__} {strategy}", trained(clear, model, optimizers), expected, 1e-6)
 
 
+def cleared_between_micro_batches():
+    """What one of two optimizers clears to zeros after a micro-batch in no_sync() is gone, wherever it adds up."""
+
+    def trained(model, optimizers):
+        for step in range(3):
+            with contextlib.nullcontext() if type(model) is Model else model.no_sync():
+                one_pass(model, step + 5)
+            optimizers[0].zero_grad(set_to_none=False)
+            one_pass(model, step)
+            for optimizer in optimizers:
+                optimizer.step()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+        return whole_parameters(model) if type(model) is not Model else dict(model.named_parameters())
+
+    plain = fresh()
+    expected = trained(plain, two_optimizers(plain))
+    for strategy in ("NNG", "NGG", "GNG", "ING", "IIG", "GGG"):
+        model = fresh()
+        model, optimizers = shard(model, two_optimizers(model), strategy, group_size=1)
+        compare_parameters(f"cleared between {strategy}", trained(model, optimizers), expected, 1e-6)
+
+
 def node_of(parameter):
     """Return the node of the graph that adds to a parameter's gradient, as Megatron and apex take it."""
     return parameter.expand_as(parameter).grad_fn.next_functions[0][0]
@@ -273,6 +297,7 @@ def main():
         hooks_on_gradients,
         kept_gradients,
         cleared_before_backward,
+        cleared_between_micro_batches,
         hooks_on_nodes,
         other_units_on_each_rank,
     ):

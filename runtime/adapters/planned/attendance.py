@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.optim import optimizer as optimizer_module
 from torch.utils._pytree import tree_leaves
 
 from paro_advise.errors import CommunicationError, UsageError
@@ -314,7 +315,7 @@ class Attendance:
         """
         if self._inside or current_thread() is not main_thread():
             return
-        if not any(engine.shards.is_stepping for engine in self._engines):
+        if not (any(engine.shards.is_stepping for engine in self._engines) and _is_in_step()):
             return
         if any(isinstance(item, torch.Tensor) and item.numel() > 1 for item in tree_leaves(given)):
             raise UsageError(
@@ -396,6 +397,16 @@ def _resting(engine: Engine) -> list[DTensor]:
 
 def _layout(tensor: DTensor) -> tuple[object, object]:
     return tensor.device_mesh, tensor.placements
+
+
+def _is_in_step() -> bool:
+    """Tell whether an optimizer steps here: an exception that a script has caught leaves a step without a word."""
+    frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack reads files
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_filename == optimizer_module.__file__:
+            return True
+    return False
 
 
 def _are_whole(groups: list[dist.ProcessGroup]) -> bool:

@@ -17,7 +17,7 @@ from paro_advise.policies.strategy import Level
 from paro_advise.runtime.messages import tell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     import torch
 
@@ -57,7 +57,7 @@ class Boundary:
         self._has_warned = False
         self._is_told = False
         engine.gradients.after_backward = self._after_backward
-        engine.gradients.after_discard = self._after_discard
+        engine.gradients.on_discard = self._on_discard
         engine.gradients.before_read = self.finish
 
     @contextmanager
@@ -102,8 +102,8 @@ class Boundary:
         if self._is_told or self._engine.synchronizes != self._announced:
             self._is_gated = True
 
-    def _after_discard(self) -> None:
-        """Start counting again, after ``zero_grad``.
+    def _on_discard(self, names: Collection[str] | None) -> None:
+        """Start counting again where a ``zero_grad`` forgets all gradients.
 
         Raises:
             UsageError: the framework's own would have left gradients that are about to be dropped.
@@ -114,7 +114,8 @@ class Boundary:
                 "FSDP2 itself keeps those and adds them to the next step's",
                 hint="call zero_grad after each step only, or let the last pass before it be reduced",
             )
-        self.restart()
+        if names is None:
+            self.restart()
 
     def restart(self) -> None:
         """Start counting again: gradients were discarded, or the strategy changed."""

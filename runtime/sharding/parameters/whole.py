@@ -225,10 +225,19 @@ def let_dtensors_meet_plain_tensors(*, enabled: bool) -> None:
     Torch takes plain tensors to be equal on all ranks then, as ``implicit_replication`` in
     ``torch.distributed.tensor.experimental`` does for a block. It also changes them in place, but fails thereafter.
     """
-    dispatcher = DTensor._op_dispatcher  # noqa: SLF001 - the context manager that sets the same ends with False
-    dispatcher._allow_implicit_replication = enabled  # noqa: SLF001
+    # The context manager that sets the same ends with False.
+    DTensor._op_dispatcher._allow_implicit_replication = enabled  # noqa: SLF001
+    let_dtensors_add_to_plain_tensors(enabled=enabled)
+
+
+def let_dtensors_add_to_plain_tensors(*, enabled: bool) -> None:
+    """Let DTensors change plain tensors in place that torch takes to be equal on all ranks, or only where it must.
+
+    These are single values, as the norm that an optimizer adds up over parameters: torch fails after the change.
+    """
+    dispatcher = DTensor._op_dispatcher  # noqa: SLF001
     dispatcher.__dict__.pop(_END_OF_CALL, None)
-    if enabled:
+    if enabled or dispatcher._allow_implicit_replication:  # noqa: SLF001
         dispatcher.__dict__[_END_OF_CALL] = partial(_end_call, getattr(dispatcher, _END_OF_CALL))
 
 

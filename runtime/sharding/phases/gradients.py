@@ -67,7 +67,7 @@ class GradientReducer:
         replicas: the copies of parameters that ranks hold.
         replicated: collects the gradients of parameters that are kept whole; None with FSDP2.
         before_backward, after_backward: called when a backward pass makes its first gradient, and at its end.
-        after_discard: called when all gradients are forgotten.
+        on_discard: called with the names of those whose gradients are forgotten, None for all.
         before_read: called when a script looks at a gradient.
         executor: of reductions.
 
@@ -96,7 +96,7 @@ class GradientReducer:
         self.replicated: ReplicatedUnits | None = None
         self.before_backward: Callable[[], None] = lambda: None
         self.after_backward: Callable[[], None] = lambda: None
-        self.after_discard: Callable[[], None] = lambda: None
+        self.on_discard: Callable[[Collection[str] | None], None] = lambda _: None
         self.before_read: Callable[[], None] = lambda: None
         self._callback_queued = False
         self._is_end_awaited = False  # by a callback of the outermost backward pass
@@ -465,13 +465,14 @@ class GradientReducer:
 
     def discard_of(self, names: Collection[str], *, to_none: bool = True) -> None:
         """Forget the gradients of some parameters, by name, as their optimizer's ``zero_grad`` does."""
+        self.on_discard(names)
         for unit in self._arrangement.units:
             for slot, parameter in unit.at_rest():
                 if not slot.trains or slot.name not in names:
                     continue
-                if to_none:
-                    parameter.grad = None
-                elif parameter.grad is not None:
+                if to_none or parameter.grad is None:
+                    parameter.grad = None  # which drops what adds up elsewhere
+                else:
                     parameter.grad.zero_()
 
     def discard(self, *, to_none: bool = True) -> None:
@@ -486,7 +487,7 @@ class GradientReducer:
             self._callback_queued = self._is_end_awaited = False
             if not self.replicated and not fsdp2.is_resting(self._model):
                 fsdp2.recover(self._model)
-        self.after_discard()
+        self.on_discard(None)
         self.executor.drain()
         self._exposure.forget(to_none=to_none)
         if to_none:
