@@ -14,6 +14,7 @@ from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
 from paro_advise.runtime.mixins import beneath, mixed_in, without_first, without_second
 from paro_advise.runtime.sharding.engine import FACTOR_SETTER, Engine
+from paro_advise.runtime.sharding.parameters.whole import saved_form
 from paro_advise.runtime.sharding.states.whole_states import own_rows_of
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def _states_to_save(engine: Engine) -> Iterator[tuple[str, torch.Tensor]]:
     elif engine.stands_for_fsdp2:
         engine.edits.before_step()
         for slot, value in engine.saved_forms():
-            yield from ((alias, value) for alias in slot.aliases)
+            yield from ((alias, saved_form(value)) for alias in slot.aliases)
     elif engine.settings.param_dtype is not None:
         engine.edits.before_step()
         for unit in engine.units:

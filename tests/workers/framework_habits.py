@@ -321,6 +321,25 @@ def by_layers(_):
     return steps(model, adamw(model.parameters()))
 
 
+def keeps_a_target(framework):
+    """A second model that follows the first one by state dicts: loaded whole, then mixed in place and out of place."""
+    target = wrapped(Blocks(), framework).requires_grad_(requires_grad=False)
+
+    def follow(job):
+        job.reshard()
+        target.reshard()
+        now = job.state_dict()
+        target.load_state_dict(now)
+        with torch.no_grad():
+            for name, value in target.state_dict().items():
+                value.lerp_(now[name] * 0.5, 0.3)
+            old = target.state_dict()
+            target.load_state_dict({name: 0.9 * old[name] + 0.1 * now[name] for name in old})
+        return sum(float(whole(value).double().abs().sum()) for value in target.state_dict().values())
+
+    return train(Blocks(), framework, after_step=follow)
+
+
 def two_with_one_optimizer(_):
     torch.manual_seed(0)
     model = nn.Sequential(DistributedDataParallel(nn.Linear(16, 24)), DistributedDataParallel(nn.Linear(24, 8)))
@@ -447,6 +466,7 @@ def jobs(framework):
         yield "runs blocks again", lambda: train(Rerun(), framework)
         yield "loads by names without wrappers", loads_by_names_without_wrappers
         yield "checkpoints by torch's composable function", checkpoints_composably
+        yield "keeps a target by state dicts", lambda: keeps_a_target(framework)
         yield "goes by names", lambda: train(Blocks(), framework, after_step=names_of_classes)
 
 

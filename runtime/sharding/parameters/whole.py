@@ -265,6 +265,20 @@ def _meeting_plain_tensors(*, enabled: bool) -> Iterator[None]:
         let_dtensors_meet_plain_tensors(enabled=before)
 
 
+class SavedShard(WholeTensor):
+    """What a state dict holds of a parameter on a mesh that the script's framework would not have."""
+
+    def to_local(self, **kwargs: Any) -> torch.Tensor:
+        """Return this rank's rows: what they are added up to is a file."""
+        return DTensor.to_local(self, **kwargs)
+
+
+def saved_form(tensor: torch.Tensor) -> torch.Tensor:
+    """Let a state dict's DTensor mix with others of its shape, as those of a target network, where meshes differ."""
+    is_alike = not isinstance(tensor, DTensor) or tensor.device_mesh.shape == (dist.get_world_size(),)
+    return tensor if is_alike else mixing(tensor, SavedShard)
+
+
 class FrameworksShard(WholeTensor):
     """A gradient, or what was made of some, where the script's own framework would show this rank's shard, as FSDP1.
 
