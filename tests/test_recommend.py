@@ -351,6 +351,22 @@ def test_the_expected_peak_is_the_measured_one_with_other_states_and_buffers():
     assert recommend(made, Limits()).chosen.predicted.peak_bytes is None
 
 
+def test_what_runs_on_a_device_today_may_be_planned_for_it():
+    """A run that peaks at 70 of 80 GiB takes more than 80 %: it fits, as does what needs no more; what needs more does not."""
+    made, gib = calibration(), 2**30
+    other = 70 * gib - least_bytes(made)
+    plan = recommend(made, Limits(other_bytes=other, device_memory_bytes=80 * gib))
+    assert plan.baseline.feasible
+    assert "Nothing fits" not in plan.text
+    needed = plan.baseline.predicted.memory_bytes
+    assert all(choice.feasible for choice in plan.candidates if choice.predicted.memory_bytes <= needed)
+    whole = next(choice for choice in plan.candidates if choice.triple == "NNN")
+    assert "as the run as it is needs, may be planned" in whole.reason
+    on_smaller = recommend(made, Limits(other_bytes=other, device_memory_bytes=64 * gib))
+    assert not on_smaller.baseline.feasible
+    assert "at most 80% may be planned" in on_smaller.baseline.reason
+
+
 def test_a_plan_is_exported_or_refused(tmp_path, capsys):
     folder = write_run(tmp_path / "run", [fsdp_rank(rank) for rank in range(2)])
     data, config = tmp_path / "plan.json", tmp_path / "out.txt"

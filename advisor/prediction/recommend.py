@@ -46,7 +46,7 @@ from paro_advise.advisor.prediction.constants import (
     UNSEEN_SIGMA,
 )
 from paro_advise.advisor.prediction.prediction_bias import NO_BIAS, PredictionBias
-from paro_advise.advisor.prediction.scoring import Limits, Scored, score
+from paro_advise.advisor.prediction.scoring import Limits, Scored, score, with_run
 from paro_advise.advisor.prediction.step_replay import (
     demand_us,
     device_floor_us,
@@ -125,6 +125,7 @@ def recommendation(
             hint="analyze the traces again",
         )
     predictor = _Predictor(calibration, np.random.default_rng(seed), bias)
+    limits = with_run(limits, calibration)
     baseline = score(calibration, predictor.base, limits, predictor.present())
     scored = [score(calibration, item, limits, predictor.times_of(item)) for item in candidates(calibration)]
 

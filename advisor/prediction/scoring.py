@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,7 @@ class Limits:
         other_bytes: activations and the rest, from a measured peak.
         allow_untested: a plan may choose what was never timed on the backend of the run.
         host_gbps: what one device moves to or from its host, 1e9 bytes/s.
+        run_bytes: what the run as it is needs at the most, where a device was measured to hold it; else 0.
     """
 
     device_memory_bytes: float | None = None
@@ -49,6 +51,13 @@ class Limits:
     other_bytes: float = 0.0
     host_gbps: float = HOST_GBPS
     allow_untested: bool = False
+    run_bytes: float = 0.0
+
+    @property
+    def plannable_bytes(self) -> float:
+        """Return what may be planned of a device: most of it, and no less than what runs on it today."""
+        capacity = self.device_memory_bytes
+        return math.inf if capacity is None else max(CAPACITY_SHARE * capacity, self.run_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +150,12 @@ def needed_bytes(calibration: Calibration, candidate: Candidate, other_bytes: fl
     return scored.memory.total + scored.transient + other_bytes
 
 
-def over_capacity(num_bytes: float, limits: Limits) -> bool:
-    """Tell whether bytes are more than may be planned of a device."""
-    return limits.device_memory_bytes is not None and num_bytes > CAPACITY_SHARE * limits.device_memory_bytes
+def with_run(limits: Limits, calibration: Calibration) -> Limits:
+    """Let plans take as much as the run as it is needs, if its peak was measured and a device holds it."""
+    capacity, other = limits.device_memory_bytes, limits.other_bytes
+    if not other or capacity is None or least_bytes(calibration) + other > capacity:
+        return limits
+    return replace(limits, run_bytes=baseline_bytes(calibration) + other)
 
 
 def traffic(calibration: Calibration, candidate: Candidate) -> Traffic | None:
@@ -167,8 +179,11 @@ def traffic(calibration: Calibration, candidate: Candidate) -> Traffic | None:
 def _reason(candidate: Candidate, limits: Limits, total: float, redundancy: float) -> str:
     """Return why a candidate does not fit, "" if it does."""
     capacity, budget = limits.device_memory_bytes, limits.redundancy_budget_bytes
-    if capacity is not None and over_capacity(total, limits):
-        return f"{NEEDS} {bytes_text(total)} of {bytes_text(capacity)}; at most {CAPACITY_SHARE:.0%} may be planned"
+    if capacity is not None and total > limits.plannable_bytes:
+        most = f"{CAPACITY_SHARE:.0%}"
+        if limits.run_bytes == limits.plannable_bytes:
+            most = f"{bytes_text(limits.run_bytes)}, as the run as it is needs,"
+        return f"{NEEDS} {bytes_text(total)} of {bytes_text(capacity)}; at most {most} may be planned"
     if candidate.variant.changes_numbers:
         return "changes the numbers: it sends quantised parameters and gradients"
     if budget is not None and redundancy > budget:

@@ -13,7 +13,7 @@ import numpy as np
 
 from paro_advise.advisor.prediction.advice.what_if import anchored_us, quantiles
 from paro_advise.advisor.prediction.constants import LEAST_LEVER_GAIN, MERGED_UNITS
-from paro_advise.advisor.prediction.scoring import needed_bytes, over_capacity
+from paro_advise.advisor.prediction.scoring import needed_bytes
 from paro_advise.core.framework import Framework
 from paro_advise.policies.plan import Lever
 from paro_advise.policies.strategy import Level
@@ -81,7 +81,7 @@ def levers(basis: Basis, limits: Limits) -> tuple[Lever, ...]:
                 more_bytes=more - needed_bytes(basis.calibration, basis.chosen, limits.other_bytes)
                 if limits.other_bytes or change.activations == 1.0
                 else None,
-                fits=not over_capacity(more, limits),
+                fits=more <= limits.plannable_bytes,
                 changes_numbers=change.changes_numbers,
                 note=change.note,
             )

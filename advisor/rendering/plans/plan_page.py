@@ -99,6 +99,7 @@ def trade_chart(plan: Plan) -> Markup:
             label = f"{text}: {short_choice_name(choice)}"
             points.append(_point(kind, choice, peaks=peaks, label=label))
     limit = plan.preconditions.device_memory_bytes
+    runs_in = _held_bytes(plan.baseline, peaks=peaks) if plan.baseline.feasible else 0.0
     return scatter(
         "chart-trade",
         "Step time against memory",
@@ -107,14 +108,18 @@ def trade_chart(plan: Plan) -> Markup:
         "choose them. Lines through marks are 80 % ranges.",
         points,
         memory="expected peak memory of a rank" if peaks else "states and transients of a rank, at most",
-        limit_bytes=CAPACITY_SHARE * limit if limit else None,
+        limit_bytes=max(CAPACITY_SHARE * limit, runs_in) if limit else None,
     )
 
 
-def _point(kind: str, choice: Choice, *, peaks: bool, label: str = "") -> Point:
+def _held_bytes(choice: Choice, *, peaks: bool) -> float:
+    """Return what a rank holds: the expected peak, or states and transients at the most."""
     predicted = choice.predicted
-    held = predicted.peak_bytes if peaks and predicted.peak_bytes is not None else predicted.memory_bytes
-    step = predicted.step_time_us
+    return predicted.peak_bytes if peaks and predicted.peak_bytes is not None else predicted.memory_bytes
+
+
+def _point(kind: str, choice: Choice, *, peaks: bool, label: str = "") -> Point:
+    held, step = _held_bytes(choice, peaks=peaks), choice.predicted.step_time_us
     name = f"{short_choice_name(choice)}: {time_text(step.p50)}, {bytes_text(held)}"
     return Point(
         kind=kind,
