@@ -48,6 +48,35 @@ def test_steps_of_an_optimizer_are_no_micro_batches(updates, tmp_path):
     assert bool(calibrate(analysis).unmodelled) is (updates > 1)
 
 
+@pytest.mark.parametrize(("marked", "is_told"), [((0, 1, 2), False), ((0, 0, 0, 1), True), ((0, 0, 0, 0), False)])
+def test_micro_batches_that_a_script_marks_as_steps_are_told(marked, is_told, tmp_path):
+    """Of four marked steps one holds the optimizer's; without any mark of an optimizer nothing is known."""
+    trace, updates = TraceBuilder(0, 2), {0, 1, 2} if marked == (0, 1, 2) else {3} if is_told else set()
+    for step in range(len(marked)):
+        base = step * PASS_US
+        trace.step(step, base, PASS_US)
+        trace.annotation("DistributedDataParallel.forward", base + 10, 100)
+        trace.compute(base + 100, 5000)
+        trace.backward(base + 1000, 5000, sequence=step + 1)
+        trace.collective(
+            "AllReduce",
+            base + 2000,
+            300,
+            nelems=50_000,
+            issue=base + 1500,
+            tid=2,
+            seq=step,
+            owners=IN_REDUCER,
+            dtype="Float",
+        )
+        if step in updates:
+            trace.annotation("Optimizer.step#AdamW.step", base + 6500, 300)
+    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    told = [notice.message for notice in analysis.data_quality if notice.code == "Q326"]
+    assert ["hold no step of the optimizer" in message for message in told] == [True] * is_told
+    assert bool(calibrate(analysis).unmodelled) is is_told
+
+
 def test_ranks_that_train_by_themselves_in_between_follow_no_strategy(tmp_path):
     run = written(tmp_path, 4, reduces=lambda number: number == 3).run
     assert (run.strategy.triple, run.micro_batches) == (None, 1)

@@ -17,7 +17,7 @@ from paro_advise.advisor.analysis.constants import (
 )
 from paro_advise.advisor.facts.attribution import ROOT_MODULE, with_modules
 from paro_advise.advisor.facts.evidence import Evidence
-from paro_advise.advisor.facts.model import SEVERAL_UPDATES_CODE
+from paro_advise.advisor.facts.model import OTHER_STEPS_CODE
 from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes, is_of_bytes
 from paro_advise.core.framework import Framework
@@ -119,6 +119,7 @@ def observe_training(run: Run) -> ObservedTraining:
         notices=(
             *((_one_micro_batch(run),) if typical is not None and micro is None else ()),
             *((_several_updates(updates),) if updates > 1 else ()),
+            *((_NO_UPDATES,) if typical is not None and _num_updates(run) == 0 else ()),
             *((_EXPERTS,) if counted and Op.ALL_TO_ALL.value in ops else ()),
             *frozen.notices,
         ),
@@ -132,9 +133,20 @@ def _updates(run: Run, typical: pl.DataFrame | None) -> int:
     """
     if typical is None or not _are_repeats(_reductions(typical)):
         return 1
-    return _median(item.facts.num_updates for _, item in run.timed) or 1
+    return _num_updates(run) or 1
 
 
+def _num_updates(run: Run) -> int | None:
+    counts = sorted(count for _, item in run.timed if (count := item.facts.num_updates) is not None)
+    return counts[len(counts) // 2] if counts else None
+
+
+_NO_UPDATES = Notice(
+    code=OTHER_STEPS_CODE,
+    severity=Severity.WARNING,
+    message="most steps as the script marks them hold no step of the optimizer, as where each is a micro-batch",
+    help="call the profiler's step() after each step of the optimizer",
+)
 _EXPERTS = Notice(
     code="Q327",
     severity=Severity.INFO,
@@ -145,7 +157,7 @@ _EXPERTS = Notice(
 
 def _several_updates(count: int) -> Notice:
     return Notice(
-        code=SEVERAL_UPDATES_CODE,
+        code=OTHER_STEPS_CODE,
         severity=Severity.WARNING,
         message=f"each step as the script marks it holds {count} steps of the optimizer; figures are of all {count}",
         help="call the profiler's step() after each step of the optimizer",

@@ -72,7 +72,7 @@ class Work:
 
 CUT_CODES = ("Q101", "Q102", "Q105", "Q108")
 SEVERAL_FRAMEWORKS_CODE = "Q325"  # the inputs are of several jobs
-SEVERAL_UPDATES_CODE = "Q326"  # a step as the script marks it holds several steps of training
+OTHER_STEPS_CODE = "Q326"  # steps as the script marks them are not those of its optimizer
 LEFT_OUT_CODE = "Q307"  # such inputs were left out, as whole ones are there
 
 
@@ -88,7 +88,7 @@ class RankFacts:
         lag_us: how far the device ran behind its host, 0 where it kept up.
         work: what computes in its steps, None without any.
         num_forwards: forward passes of whole models per step, None when unknown.
-        num_updates: how often optimizers step in a step as the script marks it, None when unknown.
+        num_updates: how often optimizers step in a marked step, 0 where most hold no update; None when unknown.
 
     ``collectives_ipc`` is an Arrow IPC stream of the collective table with the columns step (i64,
     -1 outside), state, detail, evidence, exposed_us added; ``link_samples_ipc`` likewise.

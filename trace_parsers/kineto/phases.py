@@ -297,7 +297,8 @@ def updates_per_step(
 ) -> int | None:
     """Return how often optimizers step after passes of their own in a step (median over steps), None when unknown.
 
-    Several optimizers that step one after the other, with no backward pass in between, are one update.
+    Several optimizers that step one after the other, with no backward pass in between, are one update. 0 where most
+    steps hold none, as where a script marks each micro-batch.
     """
     outer = outermost(optimizer)
     if not steps or not outer or not passes:
@@ -307,7 +308,7 @@ def updates_per_step(
         len({bisect_right(ends, span.start_us) for span in outer if step.start_us <= span.start_us < step.end_us})
         for step in steps
     )
-    return counts[len(counts) // 2] or None
+    return counts[len(counts) // 2] if counts[-1] else None
 
 
 def _root_forwards(spans: Sequence[HostSpan]) -> list[float]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import FROZEN_RATIO, HOST_CAUSE_SHARE
 from paro_advise.advisor.analysis.judgement.verdict import has_unexplained_gaps
-from paro_advise.advisor.facts.model import CUT_CODES, LEFT_OUT_CODE, SEVERAL_FRAMEWORKS_CODE, SEVERAL_UPDATES_CODE
+from paro_advise.advisor.facts.model import CUT_CODES, LEFT_OUT_CODE, OTHER_STEPS_CODE, SEVERAL_FRAMEWORKS_CODE
 from paro_advise.advisor.prediction.calibration import Calibration, Update
 from paro_advise.advisor.prediction.constants import (
     ALL_TRAINED_SHARE,
@@ -139,8 +139,8 @@ def _why_untrusted(analysis: Analysis) -> str:
     is_cut = codes.intersection(CUT_CODES) and LEFT_OUT_CODE not in codes
     if SEVERAL_FRAMEWORKS_CODE in codes:
         return "the traces are of several jobs"
-    if SEVERAL_UPDATES_CODE in codes:
-        return "each step of the traces holds several steps of the optimizer"
+    if OTHER_STEPS_CODE in codes:
+        return "steps as the script marks them are not those of its optimizer"
     if is_cut:
         return "the traces end early or are damaged, and what is missing looks like idle time"
     parts, idle = analysis.breakdown_us, analysis.idle_us
