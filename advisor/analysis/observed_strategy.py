@@ -81,7 +81,7 @@ def observe_training(run: Run) -> ObservedTraining:
     What our own runtime states about itself goes before what is inferred.
     """
     typical = _typical_step(run) if run.trains is not False else None
-    micro = _median(item.facts.num_micro_batches for _, item in run.timed)
+    micro = _median(item.facts.num_micro_batches or None for _, item in run.timed)
     stated = next((item.header.stated for _, item in run.timed if item.header.stated), None)
     counted = parameter_count(typical, micro or 1) if typical is not None else None
     codes = {notice.code for _, item in run.timed for notice in item.facts.notices}
@@ -118,8 +118,7 @@ def observe_training(run: Run) -> ObservedTraining:
         total_parameter_count=frozen.total,
         notices=(
             *((_one_micro_batch(run),) if typical is not None and micro is None else ()),
-            *((_several_updates(updates),) if updates > 1 else ()),
-            *((_NO_UPDATES,) if typical is not None and _num_updates(run) == 0 else ()),
+            *((_other_steps(updates),) if updates != 1 else ()),
             *((_EXPERTS,) if counted and Op.ALL_TO_ALL.value in ops else ()),
             *frozen.notices,
         ),
@@ -127,26 +126,16 @@ def observe_training(run: Run) -> ObservedTraining:
 
 
 def _updates(run: Run, typical: pl.DataFrame | None) -> int:
-    """Return how often one model is updated in a step as the script marks it.
+    """Return how often one model is updated in a step as the script marks it, 0 where most steps hold no update.
 
     Passes of different parameters are those of several models, such as a GAN's, which are updated once each.
     """
     if typical is None or not _are_repeats(_reductions(typical)):
         return 1
-    return _num_updates(run) or 1
+    found = _median(item.facts.num_updates for _, item in run.timed)
+    return 1 if found is None else found
 
 
-def _num_updates(run: Run) -> int | None:
-    counts = sorted(count for _, item in run.timed if (count := item.facts.num_updates) is not None)
-    return counts[len(counts) // 2] if counts else None
-
-
-_NO_UPDATES = Notice(
-    code=OTHER_STEPS_CODE,
-    severity=Severity.WARNING,
-    message="most steps as the script marks them hold no step of the optimizer, as where each is a micro-batch",
-    help="call the profiler's step() after each step of the optimizer",
-)
 _EXPERTS = Notice(
     code="Q327",
     severity=Severity.INFO,
@@ -155,13 +144,12 @@ _EXPERTS = Notice(
 )
 
 
-def _several_updates(count: int) -> Notice:
-    return Notice(
-        code=OTHER_STEPS_CODE,
-        severity=Severity.WARNING,
-        message=f"each step as the script marks it holds {count} steps of the optimizer; figures are of all {count}",
-        help="call the profiler's step() after each step of the optimizer",
-    )
+def _other_steps(count: int) -> Notice:
+    message = f"each step as the script marks it holds {count} steps of the optimizer; figures are of all {count}"
+    if not count:
+        message = "most steps as the script marks them hold no step of the optimizer, as where each is a micro-batch"
+    help_text = "call the profiler's step() after each step of the optimizer"
+    return Notice(code=OTHER_STEPS_CODE, severity=Severity.WARNING, message=message, help=help_text)
 
 
 def _stated_in_logs(run: Run) -> ObservedStrategy:
@@ -196,7 +184,7 @@ def _typical_step(run: Run) -> pl.DataFrame | None:
 
 
 def _median(of_ranks: Iterable[int | None]) -> int | None:
-    counts = sorted(filter(None, of_ranks))
+    counts = sorted(count for count in of_ranks if count is not None)
     return counts[len(counts) // 2] if counts else None
 
 

@@ -27,6 +27,7 @@ from paro_advise.advisor.prediction.constants import ASSUMED_UNITS, NUM_HALVINGS
 from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, fit_tiers
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.advisor.ranks.devices import device_named
+from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.framework import Framework
 from paro_advise.errors import InputError
 from paro_advise.policies.memory import Widths, shards
@@ -301,7 +302,7 @@ def _with_compute(described: Calibration, description: Description) -> Calibrati
     if least_us >= measured_us:
         raise InputError(
             "the described step must leave time for arithmetic: on the described links its communication takes "
-            f"{least_us / 1e3:.3g} ms, the step {measured_us / 1e3:.3g} ms",
+            f"{time_text(least_us)}, the step {time_text(measured_us)}",
             hint="check units: rates are 1e9 bytes/s, a node's cards together; step_time_ms is milliseconds",
         )
     low, high = 0.0, measured_us
@@ -324,7 +325,7 @@ def _check_arithmetic(description: Description, passes_us: float, measured_us: f
     if passes_us < at_peak_us:
         raise InputError(
             "the described step must leave time for arithmetic: on the described links its communication leaves "
-            f"{passes_us / 1e3:.3g} ms of the {measured_us / 1e3:.3g} ms, the devices need {at_peak_us / 1e3:.3g} ms "
+            f"{time_text(passes_us)} of the {time_text(measured_us)}, the devices need {time_text(at_peak_us)} "
             "at their peak",
             hint="check units: rates are 1e9 bytes/s, a node's cards together; cluster.peak_tflops is of the type that "
             "computes; parameters of a mixture of experts are those that a token uses",

@@ -168,13 +168,14 @@ def _by_annotation(call: Call, context: RunContext) -> Attribution | None:
     if "FullyShardedDataParallel._" in owner or "FullyShardedDataParallel.forward" in owner:
         return _by_fsdp1(call, context)
     if "Optimizer.step#" in owner and call.op == Op.ALL_GATHER and context.gathers_parameters:
-        # Such as Muon's, whose orthogonalisation takes whole matrices.
-        return _annotated(State.OTHER, "of the optimizer's own")
+        return _annotated(State.OTHER, OF_OPTIMIZER)
     if "Optimizer.step#" in owner and call.op in _GATHERS:
         return _annotated(State.OPTIMIZER, "updated parameters")
     in_ddp_forward = "DistributedDataParallel.forward" in owner and "evaluate_function" not in owner
     if in_ddp_forward and call.op in (Op.BROADCAST, Op.ALL_REDUCE):
         return _annotated(State.OTHER, "DDP buffers or buckets")
+    if "SyncBatchNorm" in owner:
+        return _annotated(State.OTHER, "batch norm")
     in_accumulate = "AccumulateGrad" in owner or "reducer::" in owner
     if context.is_ddp and in_accumulate and call.op == Op.ALL_REDUCE and not _is_scalar(call):
         return _annotated(State.GRADIENT, "reduce")
@@ -286,6 +287,8 @@ def _by_operation(call: Call, context: RunContext) -> Attribution | None:
 
 # FSDP2's annotations around a collective name the module that it is for, some versions the group as well ("[pg=1]");
 # the root has no name.
+# Gathers in the step of an optimizer that takes whole matrices of shards, as Muon's orthogonalisation does.
+OF_OPTIMIZER = "of the optimizer's own"
 # What is averaged after the optimizer's step, as local SGD does with parameters.
 AVERAGES = "averages after the step"
 

@@ -160,7 +160,8 @@ class Links:
         return part.effort.us(alpha, reached, self.intra_alpha_us, self.intra_gbps * ratio)
 
     def _ratio(self, part: Part) -> Draws:
-        return self.sum_ratio if part.is_sum else 1.0
+        # What makes all-reduces quicker than rings is done among the ranks of a node first.
+        return self.sum_ratio if part.is_sum and part.local > 1 else 1.0
 
     def port_us(self, part: Part) -> Draws:
         """Return how long the bytes of a collective take a node's port, which others may use beside it."""

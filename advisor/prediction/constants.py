@@ -69,9 +69,13 @@ NCCL_PRIOR = {"intra_gbps": 150.0, "intra_alpha_us": 5.0, "inter_gbps": 25.0, "i
 # of the data sheet's rate that ring collectives reach inside a node: nccl-tests on 8 A100 (230 of 300) and 8 H100
 # (360 of 450); range 0.65 to 0.85
 DATA_SHEET_SHARE = 0.77
+# 1e9 bytes/s, one direction of 16 lanes of PCIe 4.0, by which devices without links of their own reach each other;
+# range 16 (PCIe 3.0) to 64 (5.0)
+PCIE_GBPS = 32.0
 # Bus bandwidth of an all-reduce to that of a gather or scatter, where one of them was not measured. Rings have 1; one
 # public cluster of H100 with in-switch reductions 1.34 to 2.35 (Ultra-Scale Playbook, 256 MB, 1 to 32 nodes)
-SUM_RATIO, SUM_RATIO_FACTOR = 1.0, 1.35
+# and the page's list of rates 1.34 to 1.96 (docs/descriptions.md); 80 % range from 1 / 1.35
+SUM_RATIO, SUM_RATIO_FACTOR, MOST_SUM_RATIO = 1.0, 1.35, 1.96
 # Of what a node's network cards move, the share that a ring over several of its GPUs reaches: what torch's Inductor
 # takes for 4 nodes of H100 (torch 2.13, _inductor/comm_analysis.py: 0.80 for 2, 1 for 8); 80 % range as a factor
 RING_SHARE, RING_SHARE_FACTOR = 0.87, 1.12
@@ -96,6 +100,7 @@ EXPLAINED_SHARE, NUM_HALVINGS = (
 MAX_HOST_US_PER_BYTE = 0.1  # of what cores add to a byte; a bound of the search, far above what CPUs show
 
 # ---- queues of a GPU run ------------------------------------------------------------------------------------
+OWN_GATHERS_SHARE = 0.02  # of a step in gathers of an optimizer's own, from which they are not left out; assumed
 LITTLE_UPDATE_SHARE = 0.1  # of the host's time in the optimizer's step, below which devices do not update; assumed
 BLOCKING_SHARE = 0.97  # of a state's time exposed, from which nothing of it ran beside compute; assumed
 
@@ -117,6 +122,7 @@ PRIOR_DRAWS = 2000  # samples, of which NUM_DRAWS are taken by how well they rep
 ALL_TRAINED_SHARE = 0.95  # of the gathered parameters reduced, from which all are trained; padding differs by less
 
 # ---- units of a model that its traces hide ----------------------------------------------------------------
+EXPERTS_SHARE = 0.02  # of the bytes of gradients from which a size of group counts beside others; assumed
 FEW_UNITS = 4  # fewer collectives than this are buckets, not the model's blocks; assumed
 ASSUMED_UNITS = 8  # blocks assumed then
 SHARED_CORE_THREADS = 3.0  # threads that share a core at the most; assumed

@@ -11,8 +11,10 @@ from paro_advise.advisor.prediction.constants import (
     FASTER_TIER_RATIO,
     GLOO_BANDWIDTH_FACTOR,
     GLOO_PRIOR,
+    MOST_SUM_RATIO,
     NCCL_PRIOR,
     P90_SIGMAS,
+    PCIE_GBPS,
     PRIOR_BANDWIDTH_FACTOR,
     PRIOR_LATENCY_FACTOR,
     RING_SHARE,
@@ -21,7 +23,7 @@ from paro_advise.advisor.prediction.constants import (
     SUM_RATIO_FACTOR,
     UNKNOWN_CORES,
 )
-from paro_advise.advisor.ranks.devices import device_links_gbps
+from paro_advise.advisor.ranks.devices import device_links_gbps, has_links
 from paro_advise.core.collective import Op
 from paro_advise.errors import UsageError
 
@@ -42,12 +44,14 @@ class Estimate:
     Attributes:
         value: the median.
         sigma: standard deviation of its logarithm.
-        source: "measured", "derived" or "prior".
+        sigma_above: the same above the median, where the range is skewed; None for ``sigma``.
+        source: "measured", "sums" where all-reduces alone were measured, "derived" or "prior".
     """
 
     value: float
     sigma: float
     source: str
+    sigma_above: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +132,7 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
     )
     found: dict[str, Estimate] = {}
     ratio, known_ratio = _sum_ratio(inside, far or near, cluster)
+    by_sums = ratio.source == "prior" and _are_sums(far or near)
     inside, near, far = (_like_gathers(part, cluster, known_ratio) for part in (inside, near, far))
     gain = _rail_gain(far or near, cluster)
     near, far = (_like_rings(part, cluster, gain.value) for part in (near, far))
@@ -136,6 +141,14 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
             key = f"{tier}_{name}"
             found[key] = _mean(_samples(chosen, cluster, sample)) or _assume(key, prior[key], cluster, notes)
         found[f"pod_{name}"] = _mean(_samples(near, cluster, sample)) or found[f"inter_{name}"]
+    if by_sums:
+        below, above = (math.log(factor) / P90_SIGMAS for factor in (SUM_RATIO_FACTOR, MOST_SUM_RATIO))
+        ratio = replace(ratio, sigma=below, sigma_above=above)
+        found |= {key: replace(found[key], source="sums") for key in ("inter_gbps", "pod_gbps")}
+        notes.append(
+            f"gathers between nodes: as fast a byte as all-reduces (a prior, {1 / MOST_SUM_RATIO:.2f} to "
+            f"{SUM_RATIO_FACTOR:g} times), which trees and switches may speed up: the run shows no gather there"
+        )
     if pod and not (near and far):
         missing, other = ("between pods", "inside them") if near else ("inside pods", "between them")
         notes.append(f"links {missing}: as quick as {other}, since no collective of the run measured them alone")
@@ -165,6 +178,11 @@ def _like_gathers(links: Sequence[Link], cluster: LinkContext, ratio: float) -> 
     if cluster.is_gloo or gathers or not any(link.busbw_gbps for link in links):
         return list(links) if cluster.is_gloo or not gathers else gathers
     return [_scale(link, 1 / ratio) for link in links]
+
+
+def _are_sums(links: Sequence[Link]) -> bool:
+    rated = [link for link in links if link.busbw_gbps]
+    return any(link.span == "mixed" for link in rated) and all(link.op == Op.ALL_REDUCE for link in rated)
 
 
 def _scale(link: Link, factor: float) -> Link:
@@ -207,6 +225,8 @@ def _like_rings(links: Sequence[Link], cluster: LinkContext, gain: float) -> lis
 
 def _nccl_prior(cluster: LinkContext) -> dict[str, float]:
     best = device_links_gbps(cluster.device_name)
+    if not has_links(cluster.device_name):
+        best = PCIE_GBPS
     return NCCL_PRIOR | ({"intra_gbps": DATA_SHEET_SHARE * best} if best else {})
 
 

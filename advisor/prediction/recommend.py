@@ -243,9 +243,13 @@ class _Predictor:
         number = PRIOR_DRAWS if self._goes_by_replay else NUM_DRAWS
 
         def draw(estimate: Estimate) -> NDArray[np.float64]:
-            return estimate.value * np.exp(self.generator.normal(0.0, estimate.sigma, number))
+            deviations = self.generator.standard_normal(number)
+            above = estimate.sigma if estimate.sigma_above is None else estimate.sigma_above
+            return estimate.value * np.exp(deviations * np.where(deviations > 0, above, estimate.sigma))
 
         drawn = {name: draw(getattr(calibration, name)) for name in LINK_QUANTITIES}
+        if calibration.inter_gbps.source == "sums":  # what is known is the rate of all-reduces
+            drawn |= {key: drawn[key] / drawn["sum_ratio"] for key in ("inter_gbps", "pod_gbps")}
         if self._goes_by_replay and calibration.root_bytes:
             drawn["root_share"] = self.generator.uniform(*ROOT_SHARE_RANGE, number)
 

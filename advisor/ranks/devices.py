@@ -32,7 +32,8 @@ DEVICES = tuple(
         ("H800", 989.0, 3350.0, 200.0), ("A800", 312.0, 2039.0, 200.0), ("A100", 312.0, 2039.0, 300.0),
         ("V100", 125.0, 900.0, 150.0), ("L40S", 362.0, 864.0, None), ("MI300X", 1307.0, 5300.0, 448.0),
         ("MI300", None, None, 448.0), ("MI325", 1307.0, 6000.0, 448.0), ("MI355", 2500.0, 8000.0, 537.0),
-        ("MI250X", 383.0, 3277.0, 175.0), ("MI250", 362.0, 3277.0, 175.0),
+        ("MI250X", 383.0, 3277.0, 175.0), ("MI250", 362.0, 3277.0, 175.0), ("L40", 181.0, 864.0, None),
+        ("L4", 121.0, 300.0, None), ("A40", 150.0, 696.0, None), ("A10", None, 600.0, None), ("T4", 65.0, 320.0, None),
     )
 )  # fmt: skip
 
@@ -40,6 +41,12 @@ DEVICES = tuple(
 def device_named(name: str | None) -> Device | None:
     """Return the device that a name means, None where none is known."""
     return next((device for device in DEVICES if device.mark.lower() in (name or "").lower()), None)
+
+
+def has_links(name: str | None) -> bool:
+    """Tell whether devices of a node may have links of their own: not where these send through the host's PCIe."""
+    device = device_named(name)
+    return device_links_gbps(name) is not None or ("pcie" not in (name or "").lower() and device is None)
 
 
 def device_links_gbps(name: str | None) -> float | None:

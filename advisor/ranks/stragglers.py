@@ -223,6 +223,17 @@ class _Costs:
     def own(self, rank: int) -> float:
         return sum(self.own_us[rank].values())
 
+    def steps_led(self, ranks: Sequence[int], others: Sequence[Sequence[int]]) -> int:
+        """Return in how many steps some ranks together cause more than any others, and so much that it counts."""
+
+        def cost(of: Sequence[int], label: str) -> float:
+            return sum(self.own_us.get(rank, {}).get(label, 0.0) for rank in of)
+
+        return sum(
+            cost(ranks, label) >= max(STRAGGLER_WAIT_SHARE * max(whole, 1e-9), *(cost(o, label) for o in others))
+            for label, whole in self.all_us.items()
+        )
+
     def leaders(self, least_us: float, num_ranks: int) -> tuple[tuple[int, ...], float]:
         """Return the rank, or the two, that cause most in most steps, and the chance of that among equal ranks.
 
@@ -307,13 +318,17 @@ def _late_node(
     total = sum(costs.all_us.values())
     for ranks in members.values():
         own = [rank for rank in ranks if rank in costs.own_us]
-        cost, led = sum(map(costs.own, own)), sum(costs.led[rank] for rank in ranks)
-        chance = chance_of_leading(min(led, costs.num_steps), costs.num_steps, len(members))
+        cost, led = sum(map(costs.own, own)), costs.steps_led(ranks, [o for o in members.values() if o is not ranks])
         leads = cost >= STRAGGLER_WAIT_SHARE * total and led >= STRAGGLER_STEPS_SHARE * costs.num_steps
-        if len(ranks) < 2 or not leads or chance > STRAGGLER_MAX_CHANCE:
+        if len(ranks) < 2 or not leads:
             continue
         typical = _typical([item for rank, item in facts.items() if rank not in ranks])
         slower = [_excess(facts[rank], typical) for rank in ranks]
+        chance = chance_of_leading(led, costs.num_steps, len(members))
+        if min(excess for _, excess in slower) > max(_excess(facts[o], typical)[1] for o in facts if o not in ranks):
+            chance = min(chance, len(members) / comb(len(facts), len(ranks)))  # that the slowest share a node
+        if chance > STRAGGLER_MAX_CHANCE:
+            continue
         causes = {cause for cause, _ in slower}
         # They are late one after the other, so what each of them costs is not to be added up.
         excess_us = float(np.mean([excess for _, excess in slower]))

@@ -10,11 +10,13 @@ from paro_advise.advisor.analysis.constants import (
     FINDING_SHARE,
     HOST_CAUSE_SHARE,
     MANY_CALLS,
+    ONE_UNIT_BYTES,
     ONE_UNIT_GATHERS,
     RARE_CHANCE,
 )
 from paro_advise.advisor.analysis.judgement.operations import operations_text
 from paro_advise.advisor.analysis.model import FindingEntry
+from paro_advise.advisor.facts.attribution import OF_OPTIMIZER
 from paro_advise.advisor.ranks.stragglers import least_steps
 from paro_advise.advisor.wording.quantities import number_ranges, time_text
 from paro_advise.core.framework import Framework
@@ -42,6 +44,7 @@ def findings(analysis: Analysis, lateness: Lateness) -> list[FindingEntry]:
         _ungated_replicas(analysis),
         _late_gathers(analysis),
         _small_messages(analysis),
+        _one_unit(analysis),
         _straggler(analysis, lateness),
         _slow_link(analysis),
         _parted_ranks(analysis),
@@ -98,9 +101,11 @@ def _exposed_other(analysis: Analysis) -> FindingEntry:
     exposed = entry.exposed_us or 0.0
     if exposed >= FINDING_SHARE * step:
         what = operations_text(analysis.collectives, State.OTHER)
-        return _finding(
-            code, APPLIES, f"communication that no sharding changes is exposed: {what}; {entry.text}", exposed
-        )
+        others = [item for item in analysis.collectives if item.state == "other" and item.detail != OF_OPTIMIZER]
+        kind = "communication that no sharding changes"
+        if sum(item.exposed_us or 0.0 for item in others) < exposed / 2:
+            kind = "what the optimizer gathers in its step, over the ranks that share its states,"
+        return _finding(code, APPLIES, f"{kind} is exposed: {what}; {entry.text}", exposed)
     return _finding(code, DOES_NOT_APPLY, f"communication that moves no model state: {entry.text}")
 
 
@@ -161,6 +166,32 @@ def _late_gathers(analysis: Analysis) -> FindingEntry:
             exposed - waits,
         )
     return _finding(code, DOES_NOT_APPLY, "all-gathers that were not prefetched are overlapped")
+
+
+def _one_unit(analysis: Analysis) -> FindingEntry:
+    code, framework = "PARO023", analysis.run.framework
+    if not _step(analysis):
+        return _no_times(code)
+    if not (framework.is_fsdp or framework.is_ddp):
+        return _finding(code, DOES_NOT_APPLY, "neither FSDP nor DDP")
+    reductions = [entry for entry in analysis.collectives if entry.state == "gradient" and entry.detail != "replica"]
+    gathers = [entry for entry in analysis.collectives if entry.state == "parameter"]
+    sent = gathers + reductions
+    passes = ONE_UNIT_GATHERS * (analysis.run.micro_batches or 1)
+    forward = sum(entry.count for entry in gathers if not entry.detail.startswith("backward"))
+    largest = max((entry.bytes or 0 for entry in sent), default=0)
+    if largest < ONE_UNIT_BYTES or max(forward, sum(entry.count for entry in reductions)) > passes:
+        return _finding(code, DOES_NOT_APPLY, "the model is sent in several pieces, or is small")
+    states = [analysis.states[name] for name in ("parameter", "gradient") if name in analysis.states]
+    exposed = sum(state.exposed_us or 0.0 for state in states) - sum(state.wait_us or 0.0 for state in states)
+    if exposed < FINDING_SHARE * _step(analysis):
+        return _finding(code, DOES_NOT_APPLY, "the model is one piece, whose communication is hidden")
+    text = (
+        "all gradients are one bucket: smaller ones (bucket_cap_mb) would be reduced beside backward"
+        if framework.is_ddp
+        else "the whole model is one unit: wrapped block by block it would be gathered and reduced beside compute"
+    )
+    return _finding(code, APPLIES, f"{text}; now {time_text(exposed)} a step are exposed", exposed)
 
 
 def _small_messages(analysis: Analysis) -> FindingEntry:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paro_advise.advisor.prediction.advice.what_if import anchored_us, quantiles
-from paro_advise.advisor.prediction.constants import LEAST_LEVER_GAIN, MERGED_UNITS
+from paro_advise.advisor.prediction.constants import ASSUMED_UNITS, LEAST_LEVER_GAIN, MERGED_UNITS
 from paro_advise.advisor.prediction.scoring import needed_bytes
 from paro_advise.core.framework import Framework
 from paro_advise.policies.plan import Lever
@@ -65,10 +65,7 @@ def levers(basis: Basis, limits: Limits) -> tuple[Lever, ...]:
     before = [anchored_us(basis, basis.calibration, candidate) for candidate in (basis.base, basis.chosen)]
     for change in _changes(basis.calibration, basis.base):
         after = [anchored_us(basis, change.calibration, change.change(item)) for item in (basis.base, basis.chosen)]
-        now, planned = (
-            quantiles(old / _with_further(new, change.further_us, basis.calibration.compute_us))
-            for old, new in zip(before, after, strict=True)
-        )
+        now, planned = (quantiles(old / _with_further(new, change)) for old, new in zip(before, after, strict=True))
         if planned.p50 < 1 + LEAST_LEVER_GAIN:
             continue
         chosen = change.change(basis.chosen)
@@ -89,9 +86,13 @@ def levers(basis: Basis, limits: Limits) -> tuple[Lever, ...]:
     return tuple(sorted(found, key=lambda lever: -lever.speedup_with_plan.p50))
 
 
-def _with_further(times_us: NDArray[np.float64], further_us: float, least_us: float) -> NDArray[np.float64]:
+def _with_further(times_us: NDArray[np.float64], change: _Change) -> NDArray[np.float64]:
     """Return the draws, and beside them, where more may be saved, the same draws without that."""
-    return np.stack((times_us, np.maximum(times_us - further_us, least_us))) if further_us else times_us
+    if not change.further_us:
+        return times_us
+    # On average over ranks arithmetic holds that of late ones, which becomes less as well.
+    least_us = change.calibration.compute_us - change.calibration.most_late_us
+    return np.stack((times_us, np.maximum(times_us - change.further_us, least_us)))
 
 
 def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
@@ -112,6 +113,7 @@ def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
         )
     yield from larger_units(calibration)
     if calibration.is_gpu:
+        yield from _smaller_units(calibration)
         yield from _overlaps(calibration, base)
     if calibration.most_late_us > 0:
         yield _Change(
@@ -137,6 +139,27 @@ def larger_units(calibration: Calibration) -> Iterator[_Change]:
                 candidate, unit_bytes=merged if candidate.unit_bytes is None else candidate.unit_bytes
             ),
             note="fewer and larger collectives; more of the model is whole at once",
+        )
+
+
+def _smaller_units(calibration: Calibration) -> Iterator[_Change]:
+    """Yield the run in pieces where it sends the whole model at once, beside which nothing can run."""
+    if calibration.bucket_bytes is not None and len(calibration.bucket_bytes) == 1:
+        yield _Change(
+            what=f"gradients reduced in smaller buckets, {len(calibration.unit_bytes)} in place of 1 (bucket_cap_mb)",
+            calibration=calibration,
+            change=lambda candidate: replace(candidate, unit_bytes=None, overlaps_reductions=True),
+            note="beside backward",
+        )
+    if calibration.framework.is_fsdp and len(calibration.unit_bytes) == 1:
+        pieces = (calibration.unit_bytes[0] / ASSUMED_UNITS,) * ASSUMED_UNITS
+        yield _Change(
+            what=f"blocks wrapped one by one, {ASSUMED_UNITS} units assumed in place of 1",
+            calibration=replace(
+                calibration, unit_bytes=pieces, root_bytes=0.0, overlaps_gathers=True, overlaps_reductions=True
+            ),
+            change=lambda candidate: replace(candidate, overlaps_gathers=True, overlaps_reductions=True),
+            note="fully_shard(block), or an auto_wrap_policy; less of the model is whole at once",
         )
 
 

@@ -23,7 +23,12 @@ from paro_advise.advisor.prediction.constants import (
 )
 from paro_advise.advisor.prediction.fitting.data_parallel import DataParallel, data_parallel
 from paro_advise.advisor.prediction.fitting.profiler_correction import unprofiled
-from paro_advise.advisor.prediction.fitting.step_parts import MODEL_STATE_NAMES, gaps_us, step_parts
+from paro_advise.advisor.prediction.fitting.step_parts import (
+    MODEL_STATE_NAMES,
+    gaps_us,
+    gathers_of_optimizer,
+    step_parts,
+)
 from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, fit_tiers
 from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.collective import Op
@@ -150,7 +155,7 @@ def _why_untrusted(analysis: Analysis) -> str:
             f"for {time_text(queued_us)} of each step no recorded kernel runs although the next one was launched, and "
             "what is done then would be taken for idle time"
         )
-    return _on_the_host(analysis) or _across_nodes(analysis)
+    return _on_the_host(analysis) or _across_nodes(analysis) or gathers_of_optimizer(analysis)
 
 
 def _across_nodes(analysis: Analysis) -> str:
@@ -384,9 +389,16 @@ def _root_bytes(analysis: Analysis, units: Sequence[float], micro: int) -> float
     passes = _gather_passes(analysis, micro)
     again = Counter(_expand(backward, passes))
     kept = Counter(_expand(_forward_gathers(analysis), passes)) - again
+    kept &= _trained_units(analysis, passes) or kept  # units that are frozen as a whole are not gathered again either
     # The last block may stay gathered as well, as torchtitan has it; it is as large as the others.
     roots = [size for size in kept.elements() if size not in again] or list(kept.elements())
     return roots[0] if len(roots) == 1 and roots[0] in units else 0.0
+
+
+def _trained_units(analysis: Analysis, passes: int) -> Counter[float]:
+    """Return the bytes, as gathered, of the units whose gradients are reduced."""
+    reductions = _reductions(analysis)
+    return Counter(size for entry in reductions for size in _as_gathered(analysis, entry, passes))
 
 
 def _root_last(units: tuple[float, ...], root: float) -> tuple[float, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.parallel import data_parallel_size
+from paro_advise.advisor.prediction.constants import EXPERTS_SHARE
 from paro_advise.core.collective import Op
 from paro_advise.core.model_state import State
 
@@ -42,9 +44,10 @@ def data_parallel(analysis: Analysis, world: int, per_node: int) -> DataParallel
         world, per_node: ranks of the job, and on a node.
     """
     size = data_parallel_size(analysis.collectives, world, analysis.run.strategy.source)
+    experts = _experts(analysis)
     factor = world // size if size and world % size == 0 else 1
     if factor == 1:
-        return DataParallel(world_size=world, ranks_per_node=per_node, note="", unmodelled="")
+        return DataParallel(world_size=world, ranks_per_node=per_node, note="", unmodelled=experts)
     seen = _seen_per_node(analysis, size)
     found = max(1, per_node // factor)
     here = seen or (found if size % found == 0 else 1)
@@ -53,10 +56,30 @@ def data_parallel(analysis: Analysis, world: int, per_node: int) -> DataParallel
         "parallelism, whose traffic stays as it is"
     )
     has_pipeline = any(entry.op in _PIPELINE and entry.count for entry in analysis.collectives)
-    unmodelled = "pipeline parallelism is not modelled: its bubbles change with the strategy" if has_pipeline else ""
+    pipeline = "pipeline parallelism is not modelled: its bubbles change with the strategy" if has_pipeline else ""
     return DataParallel(
-        world_size=size, ranks_per_node=here, note=note, unmodelled=unmodelled, is_placed=seen is not None
+        world_size=size, ranks_per_node=here, note=note, unmodelled=pipeline or experts, is_placed=seen is not None
     )
+
+
+def _experts(analysis: Analysis) -> str:
+    """Return that parameters lie in groups of several sizes, or experts on ranks of their own; "" where neither shows.
+
+    Dense parameters are sharded over all ranks then, and those of experts over the ranks that share an expert.
+    """
+    if analysis.run.strategy.source == "metadata":
+        return ""
+    moved: Counter[int] = Counter()
+    for entry in analysis.collectives:
+        if entry.state == State.GRADIENT and entry.op == Op.REDUCE_SCATTER and entry.group_size:
+            moved[entry.group_size] += round(entry.count * (entry.bytes or 0))
+    sizes = sorted((size for size, count in moved.items() if count > EXPERTS_SHARE * moved.total()), reverse=True)
+    if len(sizes) > 1:
+        named = " and of ".join(map(str, sizes))
+        return f"gradients are sharded over groups of {named} ranks, as beside experts, and one size is modelled"
+    if "expert" in analysis.model_parallel:
+        return "parameters of experts, which some ranks have for themselves, are not counted"
+    return ""
 
 
 def _seen_per_node(analysis: Analysis, size: int) -> int | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from paro_advise.advisor.prediction.constants import SHARED_CORE_THREADS
+from paro_advise.advisor.facts.attribution import OF_OPTIMIZER
+from paro_advise.advisor.prediction.constants import OWN_GATHERS_SHARE, SHARED_CORE_THREADS
 from paro_advise.core.model_state import MODEL_STATES, State
 
 if TYPE_CHECKING:
@@ -45,8 +46,10 @@ def step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool)
     # A rank that is late by its own doing delays every strategy once a step, however often they wait for each other. On
     # a CPU ranks are late for want of a core, too, of which another strategy takes more or less.
     own = [s.lateness_us for s in analysis.stragglers if is_gpu or "compute" in s.cause]
+    # Means over ranks hold those that are late, too, which expose nothing: where many are, the others wait for longer.
+    named = max(own, default=0.0) if is_gpu else 0.0
     own += [analysis.late_once_us, _stalled_us(analysis)] if is_gpu else []
-    latest = min(parts.exposed_communication or 0.0, max(own, default=0.0))
+    latest = max(named, min(parts.exposed_communication or 0.0, max(own, default=0.0)))
     late = min(wait, max(own, default=0.0))
     fixed, wait = fixed + late, wait - late
     calls = finer + sum(entry.count for entry in moved)
@@ -61,6 +64,14 @@ def step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool)
     if all(us is not None for us in known):
         transfer = once * sum((us or 0.0) * at_once for us, at_once in zip(known, many, strict=True))
     return StepParts(fixed, late, max(late, latest), wait / calls if calls else 0.0, transfer)
+
+
+def gathers_of_optimizer(analysis: Analysis) -> str:
+    """Return that the optimizer gathers shards in its step, which takes other times under other strategies; else ""."""
+    own = [entry for entry in analysis.collectives if entry.detail == OF_OPTIMIZER]
+    if sum(entry.exposed_us or 0.0 for entry in own) < OWN_GATHERS_SHARE * analysis.breakdown_us.step_us:
+        return ""
+    return "the optimizer gathers shards in its step, and how long that takes under other strategies is not modelled"
 
 
 def _at_once(analysis: Analysis, state: str) -> float:
