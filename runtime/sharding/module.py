@@ -20,6 +20,7 @@ from paro_advise.runtime.sharding.states.whole_states import own_rows_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from paro_advise.runtime.sharding.parameters.units import Slot
     from paro_advise.runtime.torch_types import StateDict
 
 
@@ -64,9 +65,10 @@ class ShardedModule(nn.Module):
         found: StateDict = super().state_dict(*args, **kwargs)
         if engine is not None and not kwargs.get("keep_vars"):
             prefix = kwargs.get("prefix", "")
-            for name, value in _states_to_save(engine):
-                if prefix + name in found:
-                    found[prefix + name] = engine.place_state(value)
+            for slot, value in _states_to_save(engine):
+                for name in slot.aliases:
+                    if prefix + name in found:
+                        found[prefix + name] = engine.place_state(value)
         return found
 
     def load_state_dict(
@@ -190,21 +192,18 @@ class ShardedModule(nn.Module):
             engine.gradients.set_synchronizes(enabled=before)
 
 
-def _states_to_save(engine: Engine) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return what a state dict holds in place of the parameters that the model computes with, by name."""
+def _states_to_save(engine: Engine) -> Iterator[tuple[Slot, torch.Tensor]]:
+    """Return what a state dict holds in place of the parameters that the model computes with."""
     if engine.whole_reader is not None:
-        for slot, value in engine.whole_reader.parameters():
-            yield from ((alias, value) for alias in slot.aliases)
+        yield from engine.whole_reader.parameters()
     elif engine.stands_for_fsdp2:
         engine.edits.before_step()
-        for slot, value in engine.saved_forms():
-            yield from ((alias, saved_form(value)) for alias in slot.aliases)
+        yield from ((slot, saved_form(value)) for slot, value in engine.saved_forms())
     elif engine.settings.param_dtype is not None:
         engine.edits.before_step()
         for unit in engine.units:
             for place, slot in enumerate(unit.spec.training):
-                value = engine.arrangement.as_sharded(unit, place, engine.edits.to_save(unit, place))
-                yield from ((alias, value) for alias in slot.aliases)
+                yield slot, engine.arrangement.as_sharded(unit, place, engine.edits.to_save(unit, place))
 
 
 def _do_nothing(*_: object, **__: object) -> None:
@@ -216,14 +215,18 @@ def _save_part(part: nn.Module, found: StateDict, prefix: str, _: object) -> Non
     engine = None if prefix else Engine.of_part(part)
     if engine is None or any(isinstance(value, nn.Parameter) for value in found.values()):
         return  # a part of a larger state dict, of a copy, or of live parameters
-    path = next((name for name, module in engine.model.named_modules() if module is part), None)
-    if path is None:
+    if not any(module is part for module in engine.model.modules()):
         return  # it has been taken out of the model
-    start = path + "."
     engine.show_parameters()
-    for name, value in _states_to_save(engine):
-        if name.startswith(start) and name.removeprefix(start) in found:
-            found[name.removeprefix(start)] = engine.place_state(value)
+    # Not by the names of when the model was sharded: peft's merge_and_unload() moves layers.
+    names: dict[int, list[str]] = {}
+    for name, parameter in part.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    shown = {id(slot): names.get(id(slot.parameter), []) for unit in engine.units for slot in unit.spec.slots}
+    for slot, value in _states_to_save(engine):
+        for name in shown[id(slot)]:
+            if name in found:
+                found[name] = engine.place_state(value)
 
 
 def mark(model: nn.Module) -> None:
