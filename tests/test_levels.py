@@ -75,6 +75,44 @@ def test_all_reduces_are_held_against_gathers_where_both_are_known_well(spread, 
     assert found.sum_ratio.value == pytest.approx(1.5 if source == "measured" else 1.0)
 
 
+def test_gathers_may_be_slower_than_the_all_reduces_that_alone_were_measured():
+    """Trees and switches reach up to 1.96 times what rings do (docs/descriptions.md), at the 90th percentile."""
+    sums = replace(link("mixed", 32, 10.0), op="all_reduce")
+    found = fit_tiers([sums], CLUSTER, None)
+    assert found.inter_gbps.source == "sums"
+    assert found.sum_ratio.value == 1.0
+    assert np.exp(1.2816 * found.sum_ratio.sigma_above) == pytest.approx(1.96, rel=1e-3)
+    assert np.exp(1.2816 * found.sum_ratio.sigma) == pytest.approx(1.35, rel=1e-3)
+    assert any(note.startswith("gathers between nodes: as fast a byte as all-reduces") for note in found.notes)
+    # Of one rank a node nothing is summed up inside nodes first.
+    for links in ([link("mixed", 32, 10.0), sums], [replace(link("inter", 8, 3.0), op="all_reduce")]):
+        assert fit_tiers(links, CLUSTER, None).inter_gbps.source == "measured"
+
+    def spread(source):
+        made = calibration(
+            is_gpu=True,
+            baseline=Strategy.parse("NNN"),
+            inter_gbps=replace(estimate(1.0), source=source),
+            sum_ratio=replace(found.sum_ratio, source="prior"),
+        )
+        step = next(c for c in recommend(made, Limits()).candidates if c.triple == "GGG" and not c.variant).predicted
+        return step.step_time_us.p90 / step.step_time_us.p10
+
+    assert spread("sums") - 1 > 3 * (spread("measured") - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "gbps"),
+    [("NVIDIA L40S", 32.0), ("NVIDIA H100 PCIe", 32.0), ("Tesla T4", 32.0), ("NVIDIA H100 80GB HBM3", 450.0)],
+)
+def test_devices_without_links_of_their_own_send_by_pcie(name, gbps):
+    """Ring collectives reach 0.77 of a data sheet's rate; of a device that nobody knows 150 GB/s are assumed."""
+    cluster = replace(CLUSTER, device_name=name)
+    assert fit_tiers([link("mixed", 32, 10.0)], cluster, None).intra_gbps.value == pytest.approx(0.77 * gbps)
+    unknown = fit_tiers([link("mixed", 32, 10.0)], replace(CLUSTER, device_name="Accelerator 9000"), None)
+    assert unknown.intra_gbps.value == pytest.approx(150.0)
+
+
 def test_rings_with_some_of_a_nodes_ranks_share_its_port():
     """Replicas of groups of two: rings of 16 ranks, two on each of eight nodes, two rings through each port."""
     found = fit_tiers([replace(link("mixed", 16, 5.0), num_nodes=8)], CLUSTER, None)

@@ -6,16 +6,20 @@ from dataclasses import replace
 
 import pytest
 from helpers import analyze, write_run
-from test_recommend import calibration
+from test_recommend import calibration, estimate
 from trace_builder import fsdp_rank
 
 from paro_advise.advisor.analysis.model import DeviceUpdate
+from paro_advise.advisor.prediction.candidates import baseline_candidate
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
+from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.advisor.rendering.texts.plan_text import plan_text
 from paro_advise.advisor.wording.quantities import bytes_text
 from paro_advise.core.framework import Framework
+from paro_advise.policies.plan import Verdict
+from paro_advise.policies.strategy_name import choice_name
 
 
 def test_a_run_that_the_model_does_not_describe_gets_no_favourite():
@@ -128,3 +132,18 @@ def test_a_run_whose_optimizer_steps_on_the_host_is_measured_first(
         update=DeviceUpdate(us=on_devices_share * updating_us, num_kernels=1),
     )
     assert ("the optimizer steps on the host" in calibrate(offloaded).unmodelled) is is_doubtful
+
+
+@pytest.mark.parametrize(("gbps", "compute_ms"), [(1, 800), (2, 400), (4, 200), (4, 800), (64, 800)])
+def test_a_plan_that_keeps_the_run_names_what_its_table_shows_to_be_faster(gbps, compute_ms):
+    """Ways that differ by less than 3 % count as equal, and the one with the least memory is taken."""
+    rates = {"inter_gbps": estimate(gbps), "pod_gbps": estimate(gbps), "intra_gbps": estimate(4.0 * gbps)}
+    made = calibration(is_gpu=True, compute_us=1e3 * compute_ms, **rates)
+    replayed_us = float(step_us(made, baseline_candidate(made), measured_links(made)))
+    plan = recommend(replace(made, step_us=replayed_us), Limits())
+    assert plan.verdict == Verdict.KEEP
+    fitting = [choice for choice in plan.candidates if choice.eligible and choice.feasible]
+    quickest = max(fitting, key=lambda choice: choice.predicted.speedup.p50)
+    is_named = f"{choice_name(quickest)} is predicted" in plan.text
+    assert is_named is (quickest.predicted.speedup.p50 > 1.02)
+    assert "more than 3% faster" in plan.text

@@ -315,6 +315,17 @@ def test_a_slow_node_is_named_as_one(tmp_path):
     assert (late.rank, late.node_ranks) == (5, ())
 
 
+def test_a_slow_node_of_equal_ranks_is_named_as_one(tmp_path):
+    """None of its four ranks is later than the others for long: each kernel takes up to 4 % more or less, by chance."""
+    chance = random.Random(5)
+    slow = dict.fromkeys(range(4, 8), 300.0)
+    jitter = lambda: 1.0 + 0.04 * (2 * chance.random() - 1)  # noqa: E731
+    folder = ring_run(tmp_path / "run", slow_compute_us=slow, jitter=jitter, world=8, steps=3)
+    (late,) = analyze(folder, gpus_per_node=4).stragglers
+    assert (late.node_ranks, late.cause) == ((4, 5, 6, 7), "late compute")
+    assert late.lateness_us == pytest.approx(12 * 300, rel=0.05)
+
+
 def test_another_late_rank_in_each_step_is_waited_for_under_any_strategy(tmp_path):
     """In each step another of eight ranks pauses once, as for garbage collection, by 4 ms: ten computations of 12."""
     pauses = [[1.0 + 20.0 / 12 * (rank == (3 * step) % 8) for rank in range(8)] for step in range(6)]

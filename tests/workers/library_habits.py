@@ -325,6 +325,30 @@ class FailsOnce(torch.optim.SGD):
         super().step()
 
 
+class Adapted(nn.Module):
+    """A layer inside another module, as peft has it until its adapters are merged."""
+
+    def __init__(self):
+        super().__init__()
+        self.base_layer = nn.Linear(24, 24)
+
+    def forward(self, values):
+        return self.base_layer(values)
+
+
+def takes_layers_out_of_their_wrappers():
+    """Move layers after training, as merge_and_unload() does, and save a part of the model."""
+    torch.manual_seed(0)
+    job = wrapped(Blocks([Adapted() for _ in range(3)]), "ddp")
+    found = steps(job, adamw(job.parameters()))
+    part = job.module.blocks
+    for place in range(3):
+        part[place] = part[place].base_layer
+    state = part.state_dict()
+    assert not any(hasattr(value, "full_tensor") for value in state.values())
+    return [*found, len(state), sum(float(value.double().abs().sum()) for value in state.values())]
+
+
 def goes_on_after_a_step_that_failed():
     """Catch what ended a step, send round a tensor, and train another model."""
     torch.manual_seed(0)
@@ -364,6 +388,7 @@ def jobs(_):
     yield "works on lists", works_on_lists
     yield "compiles its step", compiles_its_step
     yield "divides by one norm", lambda: train(Blocks(), "ddp", optimizer_of=lambda ps: ByOneNorm(ps, lr=0.05))
+    yield "takes layers out of their wrappers", takes_layers_out_of_their_wrappers
     yield "goes on after a step that failed", goes_on_after_a_step_that_failed
     yield "syncs states", lambda: train(Blocks(), "ddp", after_step=syncs_states)
 
