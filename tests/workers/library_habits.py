@@ -316,6 +316,23 @@ class ByOneNorm(torch.optim.SGD):
                 parameter.add_(parameter.grad / square.sqrt(), alpha=-group["lr"])
 
 
+class Cautious(torch.optim.SGD):
+    """Follows gradients whose sign has not turned, scaled by the mean of a mask; and clips each by norms of its rows."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state, gradient = self.state[parameter], parameter.grad
+                before = state.setdefault("before", torch.zeros_like(parameter))
+                mask = (before * gradient >= 0).to(gradient.dtype)
+                mask.div_(mask.mean().clamp_(min=1e-3))
+                rows = gradient.flatten(1).norm(dim=1) if gradient.ndim > 1 else gradient.norm()
+                most = rows.clamp_(min=1e-6).sqrt_().reciprocal_()
+                parameter.add_(gradient * mask * most.mean(), alpha=-group["lr"])
+                before.copy_(gradient)
+
+
 class FailsOnce(torch.optim.SGD):
     fails = False
 
@@ -388,6 +405,7 @@ def jobs(_):
     yield "works on lists", works_on_lists
     yield "compiles its step", compiles_its_step
     yield "divides by one norm", lambda: train(Blocks(), "ddp", optimizer_of=lambda ps: ByOneNorm(ps, lr=0.05))
+    yield "is cautious", lambda: train(Blocks(), "ddp", optimizer_of=lambda ps: Cautious(ps, lr=0.05))
     yield "takes layers out of their wrappers", takes_layers_out_of_their_wrappers
     yield "goes on after a step that failed", goes_on_after_a_step_that_failed
     yield "syncs states", lambda: train(Blocks(), "ddp", after_step=syncs_states)

@@ -1,7 +1,8 @@
 """Operators for which DTensor has no rule, though each element is updated by itself, or one that fails.
 
 Fused steps of optimizers run on this rank's rows as on any tensors. The largest element of a gradient is found
-although some ranks hold no row of it.
+although some ranks hold no row of it. Means and norms that ranks have not added up yet are added up before they are
+changed in place, as cautious optimizers do by ``mask.mean().clamp_(min=1e-3)``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ _aten = torch.ops.aten
 # Fused SGD and Adagrad, and Rprop, which clears gradients whose sign has changed.
 _STEPS = (_aten._fused_sgd_.default, _aten._fused_sgd_.tensor_lr, _aten._fused_adagrad_.default)
 _MASKED = _aten.index_put_.default
+_BY_ELEMENT = (
+    *(getattr(_aten, name).default for name in ("abs_", "clamp_", "clamp_max_", "clamp_min_", "reciprocal_", "rsqrt_")),
+    _aten.sqrt_.default,
+    _aten.pow_.Scalar,
+)
 _EXTREMES = {_aten.max.default: "max", _aten.min.default: "min"}
 
 
@@ -30,6 +36,8 @@ def complete_operators() -> None:
     for operator in _STEPS:
         handlers.setdefault(operator, _run_local)
     handlers.setdefault(_MASKED, _put_local)
+    for operator in _BY_ELEMENT:
+        handlers.setdefault(operator, _change_each)
     for operator in _EXTREMES:
         handlers.setdefault(operator, _find_extreme)
 
@@ -44,6 +52,16 @@ def _put_local(op_call: OpOverload[..., Any], args: Arguments, kwargs: Keywords)
         if not (isinstance(mask, DTensor) and mask.dtype == torch.bool and mask.placements == target.placements):
             raise NotImplementedError("DTensor takes masks of its own layout here, no other indices")
     _run_local(op_call, args, kwargs)
+    return target
+
+
+def _change_each(op_call: OpOverload[..., Any], args: Arguments, kwargs: Keywords) -> Any:
+    target = args[0]
+    if any(place.is_partial() for place in target.placements):
+        added_up = [Replicate() if place.is_partial() else place for place in target.placements]
+        whole = target.redistribute(placements=added_up)
+        target._local_tensor, target._spec = whole._local_tensor, whole._spec  # noqa: SLF001 - in place
+    op_call(target._local_tensor, *args[1:], **kwargs)  # noqa: SLF001 - to_local() makes a view
     return target
 
 
