@@ -366,6 +366,21 @@ def takes_layers_out_of_their_wrappers():
     return [*found, len(state), sum(float(value.double().abs().sum()) for value in state.values())]
 
 
+class FrozenAtTheEnd(Blocks):
+    """A frozen layer whose rows no number of ranks divides."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(24, 5).requires_grad_(requires_grad=False)
+
+
+def reads_whole_states(job):
+    """What safetensors wants to load a model: each tensor in memory of its own size."""
+    state = job.module.state_dict()
+    assert all(value.untyped_storage().nbytes() == value.nbytes for value in state.values())
+    return sum(float(value.double().abs().sum()) for value in state.values())
+
+
 def goes_on_after_a_step_that_failed():
     """Catch what ended a step, send round a tensor, and train another model."""
     torch.manual_seed(0)
@@ -405,6 +420,7 @@ def jobs(_):
     yield "works on lists", works_on_lists
     yield "compiles its step", compiles_its_step
     yield "divides by one norm", lambda: train(Blocks(), "ddp", optimizer_of=lambda ps: ByOneNorm(ps, lr=0.05))
+    yield "reads whole states", lambda: train(FrozenAtTheEnd(), "ddp", after_step=reads_whole_states)
     yield "is cautious", lambda: train(Blocks(), "ddp", optimizer_of=lambda ps: Cautious(ps, lr=0.05))
     yield "takes layers out of their wrappers", takes_layers_out_of_their_wrappers
     yield "goes on after a step that failed", goes_on_after_a_step_that_failed

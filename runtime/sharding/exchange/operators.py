@@ -55,8 +55,8 @@ def _put_local(op_call: OpOverload[..., Any], args: Arguments, kwargs: Keywords)
     return target
 
 
-def _change_each(op_call: OpOverload[..., Any], args: Arguments, kwargs: Keywords) -> Any:
-    target = args[0]
+def _change_each(op_call: OpOverload[..., Any], args: Arguments, kwargs: Keywords) -> DTensor:
+    target: DTensor = args[0]
     if any(place.is_partial() for place in target.placements):
         added_up = [Replicate() if place.is_partial() else place for place in target.placements]
         whole = target.redistribute(placements=added_up)

@@ -160,7 +160,14 @@ class Window(torch.Tensor):
         writes = _writes(func, kwargs)
         for whole in wholes:
             whole.prepare(writes=writes)
-        found = func(*tree_map(_plain, args), **tree_map(_plain, kwargs))
+        # In a step DTensors mix with no plain tensors by themselves.
+        target = args[0] if writes and args and isinstance(args[0], DTensor) else None
+
+        def plain(value: Result) -> Result:
+            is_other = target is None and isinstance(value, DTensor)
+            return gathered(value) if is_other else _plain(value)
+
+        found = func(*tree_map(plain, args), **tree_map(plain, kwargs))
         return _conclude(func, found, wholes)
 
     @property

@@ -38,7 +38,8 @@ def whole_parameters(engine: Engine) -> Iterator[tuple[Slot, torch.Tensor]]:
         for slot in unit.spec.slots:
             frozen = slot.parameter.detach()
             if not slot.trains and isinstance(frozen, DTensor):
-                yield slot, frozen.full_tensor()
+                # Without the padding behind rows that ranks do not divide: files would hold it, safetensors refuses it.
+                yield slot, frozen.full_tensor().clone()
 
 
 def whole_moments(engine: Engine) -> Iterator[tuple[str, str, torch.Tensor]]:
