@@ -41,6 +41,21 @@ def test_who_leaves_out_what_two_others_issue_is_at_fault(tmp_path):
     )
 
 
+def test_sizes_that_round_alike_are_told_to_the_byte(tmp_path):
+    """Rank 2 reduces 4 elements more than the others: 16,400 bytes for 16,384, both 16 KiB."""
+    sizes = {rank: 4100 if rank == 2 else 4096 for rank in range(4)}
+    hang = diagnosed(
+        tmp_path / "d",
+        {
+            rank: dump(entry(5, done=True, size=4096), entry(6, size=size), groups=GROUPS[:1])
+            for rank, size in sizes.items()
+        },
+    )
+    assert causes(hang) == {2: Cause.MISMATCH}
+    assert "issued all_reduce 6, 16,400 bytes" in hang.text
+    assert "ranks 0-1, 3 issued all_reduce 6, 16,384 bytes" in hang.text
+
+
 def test_orders_that_part_and_meet_again_blame_nobody(tmp_path):
     """A thread of rank 2 issues the trio's own; long after, rank 3 never issues what all wait in."""
     calls = {rank: [(TRIO, 6, GATHER), (WORLD, 4, REDUCE), (TRIO, 7, GATHER)] for rank in (1, 2, 3)}

@@ -230,11 +230,12 @@ def _deviating(left: Deviation, dumps: Mapping[int, RankDump]) -> Culprit:
     """Return the rank that left the program that the others run."""
     before = ["its own steps before"] if left.is_by_history else []
     who = " and ".join([ranks_text(left.others)] * bool(left.others) + before)
-    usual = _operation(left.usual if left.others else replace(left.usual, seq=None))
-    why = (
-        f"issued {_operation(left.issued)} of group {left.issued.group} where {who} issued {usual} of "
-        f"group {left.usual.group}"
-    )
+    expected = left.usual if left.others else replace(left.usual, seq=None)
+    texts = [_operation(one) for one in (left.issued, expected)]
+    if texts[0] == texts[1]:
+        texts = [_operation(one, is_exact=True) for one in (left.issued, expected)]
+    issued, usual = texts
+    why = f"issued {issued} of group {left.issued.group} where {who} issued {usual} of group {left.usual.group}"
     last = max(dumps[left.rank].issued, key=lambda one: one.created_ns)
     return Culprit(rank=left.rank, cause=Cause.MISMATCH, why=why, last=_operation(last))
 
@@ -341,10 +342,10 @@ def _title(group: Group, issued: Issued) -> str:
     return f"{_operation(issued)} of {_group_text(group)}"
 
 
-def _operation(issued: Issued) -> str:
-    """Return "all_gather_base 39406, 40.0 MiB (parameters in backward; model.py:forward)"."""
-    size = f", {bytes_text(issued.bytes)}" if issued.bytes else ""
-    if issued.elements is not None:
+def _operation(issued: Issued, *, is_exact: bool = False) -> str:
+    """Return "all_gather_base 39406, 40.0 MiB (parameters in backward; model.py:forward)", or with each byte."""
+    size = f", {plural(issued.bytes, 'byte') if is_exact else bytes_text(issued.bytes)}" if issued.bytes else ""
+    if issued.elements is not None and not is_exact:
         size = f", {plural(issued.elements, 'element')}"
     moved = _state_of_collective(issued)
     about = "; ".join(part for part in (moved, issued.owner) if part)

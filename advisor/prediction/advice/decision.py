@@ -320,6 +320,8 @@ def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, error
                 f"Measure first: replaying this run misses its measured time by {error_pct:+.0f} %, so numbers would "
                 f"mislead; {looks}."
             )
+        case _ if not baseline.feasible:
+            return f"Measure first: {now} {baseline.reason}. Of what fits, {name} looks best, {ahead}."
         case _:
             return (
                 f"Measure first: {name} looks best, {ahead}, with a probability of {gain:.2f} of a speed-up above 2 %."
