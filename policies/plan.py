@@ -259,7 +259,7 @@ class PlanLink:
     Attributes:
         what: name with its unit, such as "inter_gbps" (1e9 bytes/s) or "inter_alpha_us".
         value: its median.
-        source: "measured", "benchmark", "stated", "derived" or "prior".
+        source: "measured", "sums" (by all-reduces alone), "benchmark", "stated", "derived" or "prior".
     """
 
     what: str

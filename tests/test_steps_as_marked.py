@@ -48,10 +48,14 @@ def test_steps_of_an_optimizer_are_no_micro_batches(updates, tmp_path):
     assert bool(calibrate(analysis).unmodelled) is (updates > 1)
 
 
-@pytest.mark.parametrize(("marked", "is_told"), [((0, 1, 2), False), ((0, 0, 0, 1), True), ((0, 0, 0, 0), False)])
+@pytest.mark.parametrize(
+    ("marked", "is_told"),
+    [((0, 1, 2), False), ((0, 0, 0, 1), True), ((0, 1, 0, 1), True), ((1, 0, 1, 0, 1), True), ((0, 0, 0, 0), False)],
+)
 def test_micro_batches_that_a_script_marks_as_steps_are_told(marked, is_told, tmp_path):
     """Of four marked steps one holds the optimizer's; without any mark of an optimizer nothing is known."""
-    trace, updates = TraceBuilder(0, 2), {0, 1, 2} if marked == (0, 1, 2) else {3} if is_told else set()
+    trace = TraceBuilder(0, 2)
+    updates = {place for place, number in enumerate(marked) if number or marked == (0, 1, 2)}
     for step in range(len(marked)):
         base = step * PASS_US
         trace.step(step, base, PASS_US)

@@ -96,14 +96,15 @@ def test_a_model_that_is_gathered_as_one_unit_is_told_to_be_wrapped_by_blocks(un
 
 
 def test_gradients_in_one_bucket_are_told_to_be_cut(tmp_path):
-    """DDP that reduces 80 MB, or 240 MB in six pieces, after backward."""
-    for buckets, applies in ((1, True), (6, False)):
+    """DDP that reduces 80 MB, or 480 MB in six pieces, after the last of one or four backward passes."""
+    for buckets, passes, applies in ((1, 1, True), (6, 1, False), (6, 4, False), (1, 4, True)):
         trace = TraceBuilder(0, WORLD)
         for step in range(3):
             base = step * 60_000.0
             trace.annotation("DistributedDataParallel.forward", base + 10, 100)
             trace.compute(base + 100, 20_000)
-            trace.backward(base + 1000, 25_000, sequence=step + 1)
+            for number in range(passes):
+                trace.backward(base + 1000 + 6000 * number, 25_000 / passes, sequence=10 * step + number + 1)
             for place in range(buckets):
                 at = base + 21_000 + place * 5000
                 trace.collective(
@@ -130,9 +131,10 @@ def test_experts_beside_dense_parameters_are_no_one_model_of_all_ranks(tmp_path)
 def test_units_that_are_frozen_as_a_whole_are_no_roots(tmp_path):
     """A vision tower that backward does not reach is gathered once, as FSDP2's root is, which trains."""
     tower = [Unit(f"vision.{place}", 8_000_000, trains=False) for place in range(3)]
-    found = calibrate(written(tmp_path, [*tower, *BLOCKS, ROOT]))
-    assert found.root_bytes == 2 * ROOT.elements
-    assert found.unit_bytes[-1] == found.root_bytes
+    for root in (ROOT, ROOT._replace(trains=False)):
+        found = calibrate(written(tmp_path, [*(tower if root.trains else ()), *BLOCKS, root]))
+        assert found.root_bytes == 2 * ROOT.elements
+        assert found.unit_bytes[-1] == found.root_bytes
 
 
 def test_what_an_optimizer_gathers_in_its_step_is_not_taken_to_stay(tmp_path):

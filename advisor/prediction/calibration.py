@@ -166,6 +166,11 @@ class Calibration:
         return self.num_nodes == 1 and self.inter_gbps.source == "prior"
 
     @property
+    def sums_by_nodes(self) -> bool:
+        """Tell whether the links are known by all-reduces alone, whose nodes may have added up first."""
+        return self.inter_gbps.source == "sums"
+
+    @property
     def parameters(self) -> float:
         """Return the number of parameters."""
         return sum(self.unit_bytes) / self.element_bytes

@@ -119,6 +119,7 @@ class Links:
         pod_alpha_us, pod_gbps: between nodes of a pod.
         slowdown: on all times.
         sum_ratio: bus bandwidth of an all-reduce to that of a gather or scatter.
+        sums_by_nodes: that is so where the ranks of a node add up first, and not among ranks that have a node each.
         rail_gain: what a node's port moves, to what such a ring moves through it.
         compute_slowing: how much longer arithmetic takes while a collective runs beside it on the device.
         root_share: of the arithmetic that its bytes suggest, what the root of the model does on the device.
@@ -133,6 +134,7 @@ class Links:
     pod_gbps: Draws
     slowdown: float = 1.0
     sum_ratio: Draws = 1.0
+    sums_by_nodes: bool = False
     rail_gain: Draws = 1.0
     compute_slowing: Draws = 1.0
     root_share: Draws = 1.0
@@ -160,8 +162,8 @@ class Links:
         return part.effort.us(alpha, reached, self.intra_alpha_us, self.intra_gbps * ratio)
 
     def _ratio(self, part: Part) -> Draws:
-        # What makes all-reduces quicker than rings is done among the ranks of a node first.
-        return self.sum_ratio if part.is_sum and part.local > 1 else 1.0
+        is_sum = part.is_sum and (part.local > 1 or not self.sums_by_nodes)
+        return self.sum_ratio if is_sum else 1.0
 
     def port_us(self, part: Part) -> Draws:
         """Return how long the bytes of a collective take a node's port, which others may use beside it."""

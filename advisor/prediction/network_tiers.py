@@ -132,7 +132,7 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
     )
     found: dict[str, Estimate] = {}
     ratio, known_ratio = _sum_ratio(inside, far or near, cluster)
-    by_sums = ratio.source == "prior" and _are_sums(far or near)
+    by_sums = {"inter_gbps": _are_sums(far or near), "pod_gbps": _are_sums(near or far)}
     inside, near, far = (_like_gathers(part, cluster, known_ratio) for part in (inside, near, far))
     gain = _rail_gain(far or near, cluster)
     near, far = (_like_rings(part, cluster, gain.value) for part in (near, far))
@@ -141,10 +141,10 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
             key = f"{tier}_{name}"
             found[key] = _mean(_samples(chosen, cluster, sample)) or _assume(key, prior[key], cluster, notes)
         found[f"pod_{name}"] = _mean(_samples(near, cluster, sample)) or found[f"inter_{name}"]
-    if by_sums:
+    if ratio.source == "prior" and any(by_sums.values()):
         below, above = (math.log(factor) / P90_SIGMAS for factor in (SUM_RATIO_FACTOR, MOST_SUM_RATIO))
         ratio = replace(ratio, sigma=below, sigma_above=above)
-        found |= {key: replace(found[key], source="sums") for key in ("inter_gbps", "pod_gbps")}
+        found |= {key: replace(found[key], source="sums") for key, are_sums in by_sums.items() if are_sums}
         notes.append(
             f"gathers between nodes: as fast a byte as all-reduces (a prior, {1 / MOST_SUM_RATIO:.2f} to "
             f"{SUM_RATIO_FACTOR:g} times), which trees and switches may speed up: the run shows no gather there"

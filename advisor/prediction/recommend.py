@@ -248,13 +248,15 @@ class _Predictor:
             return estimate.value * np.exp(deviations * np.where(deviations > 0, above, estimate.sigma))
 
         drawn = {name: draw(getattr(calibration, name)) for name in LINK_QUANTITIES}
-        if calibration.inter_gbps.source == "sums":  # what is known is the rate of all-reduces
-            drawn |= {key: drawn[key] / drawn["sum_ratio"] for key in ("inter_gbps", "pod_gbps")}
+        for key in ("inter_gbps", "pod_gbps"):
+            if getattr(calibration, key).source == "sums":  # what is known is the rate of all-reduces
+                drawn[key] = drawn[key] / drawn["sum_ratio"]
         if self._goes_by_replay and calibration.root_bytes:
             drawn["root_share"] = self.generator.uniform(*ROOT_SHARE_RANGE, number)
 
         def links_of(values: dict[str, NDArray[np.float64]]) -> Links:
-            return Links(**values, slowdown=slowdown(calibration), shaped=calibration.shaped)
+            slower, by_nodes = slowdown(calibration), calibration.sums_by_nodes
+            return Links(**values, slowdown=slower, sums_by_nodes=by_nodes, shaped=calibration.shaped)
 
         if not self._goes_by_replay:
             return links_of(drawn)

@@ -43,7 +43,9 @@ class Limits:
         other_bytes: activations and the rest, from a measured peak.
         allow_untested: a plan may choose what was never timed on the backend of the run.
         host_gbps: what one device moves to or from its host, 1e9 bytes/s.
-        run_bytes: what the run as it is needs at the most, where a device was measured to hold it; else 0.
+        run_bytes: what the run as it is needs at the most, where a device was measured to hold it, up to what that
+            has; else 0.
+        run: that run; None where its peak was not measured, and for questions about others.
     """
 
     device_memory_bytes: float | None = None
@@ -52,6 +54,7 @@ class Limits:
     host_gbps: float = HOST_GBPS
     allow_untested: bool = False
     run_bytes: float = 0.0
+    run: Candidate | None = None
 
     @property
     def plannable_bytes(self) -> float:
@@ -127,6 +130,8 @@ def score(calibration: Calibration, candidate: Candidate, limits: Limits, times:
     redundancy = memory.total + kept - _ggg_bytes(calibration)
     transient += kept
     total = memory.total + transient + limits.other_bytes
+    if candidate == limits.run:
+        total = min(total, limits.run_bytes)  # it was measured to fit
     peak = None
     if limits.other_bytes:
         # What the run as it is holds beyond the least is in the other bytes.
@@ -155,7 +160,8 @@ def with_run(limits: Limits, calibration: Calibration) -> Limits:
     capacity, other = limits.device_memory_bytes, limits.other_bytes
     if not other or capacity is None or least_bytes(calibration) + other > capacity:
         return limits
-    return replace(limits, run_bytes=baseline_bytes(calibration) + other)
+    needed = min(baseline_bytes(calibration) + other, capacity)
+    return replace(limits, run_bytes=needed, run=baseline_candidate(calibration))
 
 
 def traffic(calibration: Calibration, candidate: Candidate) -> Traffic | None:

@@ -44,7 +44,7 @@ def measured_links(calibration: Calibration) -> Links:
 def _best_links(calibration: Calibration) -> Links:
     """Return the links of a run as its best transfers show them."""
     values = {name: getattr(calibration, name).value for name in LINK_QUANTITIES}
-    return Links(**values, shaped=calibration.shaped)
+    return Links(**values, sums_by_nodes=calibration.sums_by_nodes, shaped=calibration.shaped)
 
 
 def collectives_us(calibration: Calibration) -> float:

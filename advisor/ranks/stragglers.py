@@ -223,16 +223,18 @@ class _Costs:
     def own(self, rank: int) -> float:
         return sum(self.own_us[rank].values())
 
-    def steps_led(self, ranks: Sequence[int], others: Sequence[Sequence[int]]) -> int:
-        """Return in how many steps some ranks together cause more than any others, and so much that it counts."""
-
-        def cost(of: Sequence[int], label: str) -> float:
-            return sum(self.own_us.get(rank, {}).get(label, 0.0) for rank in of)
-
-        return sum(
-            cost(ranks, label) >= max(STRAGGLER_WAIT_SHARE * max(whole, 1e-9), *(cost(o, label) for o in others))
-            for label, whole in self.all_us.items()
-        )
+    def steps_led(self, group_of: Mapping[int, int]) -> Counter[int]:
+        """Return in how many steps each group of ranks causes more than any other one, and so much that it counts."""
+        by_step: dict[str, dict[int, float]] = {}
+        for rank, steps in self.own_us.items():
+            for label, cost in steps.items():
+                of_groups = by_step.setdefault(label, {})
+                of_groups[group_of[rank]] = of_groups.get(group_of[rank], 0.0) + cost
+        led: Counter[int] = Counter()
+        for label, of_groups in by_step.items():
+            group, cost = max(of_groups.items(), key=lambda item: item[1])
+            led[group] += cost >= STRAGGLER_WAIT_SHARE * max(self.all_us[label], 1e-9)
+        return led
 
     def leaders(self, least_us: float, num_ranks: int) -> tuple[tuple[int, ...], float]:
         """Return the rank, or the two, that cause most in most steps, and the chance of that among equal ranks.
@@ -315,10 +317,12 @@ def _late_node(
         members.setdefault(node_of.get(rank, -1), []).append(rank)
     if -1 in members or len(members) < 2:
         return None
-    total = sum(costs.all_us.values())
-    for ranks in members.values():
+    if any(rank not in node_of for rank in costs.own_us) or costs.num_steps < least_steps(len(facts)):
+        return None
+    total, steps_led = sum(costs.all_us.values()), costs.steps_led(node_of)
+    for node, ranks in members.items():
         own = [rank for rank in ranks if rank in costs.own_us]
-        cost, led = sum(map(costs.own, own)), costs.steps_led(ranks, [o for o in members.values() if o is not ranks])
+        cost, led = sum(map(costs.own, own)), steps_led[node]
         leads = cost >= STRAGGLER_WAIT_SHARE * total and led >= STRAGGLER_STEPS_SHARE * costs.num_steps
         if len(ranks) < 2 or not leads:
             continue
@@ -326,7 +330,8 @@ def _late_node(
         slower = [_excess(facts[rank], typical) for rank in ranks]
         chance = chance_of_leading(led, costs.num_steps, len(members))
         if min(excess for _, excess in slower) > max(_excess(facts[o], typical)[1] for o in facts if o not in ranks):
-            chance = min(chance, len(members) / comb(len(facts), len(ranks)))  # that the slowest share a node
+            # That the slowest share a node; the better one of two chances counts twice.
+            chance = 2 * min(chance, len(members) / comb(len(facts), len(ranks)))
         if chance > STRAGGLER_MAX_CHANCE:
             continue
         causes = {cause for cause, _ in slower}

@@ -80,6 +80,21 @@ def several_views(model, optimizer, remembered):
     optimizer.step()
 
 
+def parts_into_parameters(model, optimizer, remembered):
+    """What was cut through shards is written into other parameters: by lists, as an output, in place."""
+    stepped(model, optimizer, 0)
+    with torch.no_grad():
+        first, second = (block.between.weight for block in list(model.blocks)[:2])
+        part = second.data.flatten()[: 37 * 36].view(36, 37)
+        other = torch.cat([part, torch.zeros(1, 37)])
+        torch._foreach_add_([first.data], [other], alpha=0.1)
+        torch._foreach_add_([first.data[:36]], [part], alpha=0.1)
+        torch.add(second.data.flatten().view(37, 37), 0.01, out=second.data)
+        second.data.sub_(first.data.flatten().view(37, 37) * 0.1)
+        part.add_(first.data[:36])
+    stepped(model, optimizer, 1)
+
+
 def few_elements(model, optimizer, remembered):
     """Tensors of which some ranks hold nothing: what fails there is decided alike everywhere."""
     one_pass(model, 0)
@@ -354,6 +369,7 @@ def copies_and_pickles():
 CASES = (
     lambda: both(rows_of_weights),
     lambda: both(several_views),
+    lambda: both(parts_into_parameters),
     lambda: both(few_elements),
     lambda: both(rows_at_the_optimizer),
     lambda: both(rows_of_gradients),

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from paro_advise.core.collective import REDUCTIONS
 from paro_advise.trace_parsers.kineto.columns import HostKind
-from paro_advise.trace_parsers.kineto.constants import DOUBLE_MARK_SHARE, TAIL_SHARE, TOUCH_US, TWO_MARKS_US
+from paro_advise.trace_parsers.kineto.constants import (
+    DOUBLE_MARK_SHARE,
+    ENOUGH_MARKS,
+    TAIL_SHARE,
+    TOUCH_US,
+    TWO_MARKS_US,
+    UPDATED_SHARE,
+)
 from paro_advise.trace_parsers.kineto.host_rows import AUTOGRAD_NODE
 from paro_advise.trace_parsers.tables import HostSpan
 
@@ -297,7 +304,7 @@ def updates_per_step(
 ) -> int | None:
     """Return how often optimizers step after passes of their own in a step (median over steps), None when unknown.
 
-    Several optimizers that step one after the other, with no backward pass in between, are one update. 0 where most
+    Several optimizers that step one after the other, with no backward pass in between, are one update. 0 where many
     steps hold none, as where a script marks each micro-batch.
     """
     outer = outermost(optimizer)
@@ -308,7 +315,12 @@ def updates_per_step(
         len({bisect_right(ends, span.start_us) for span in outer if step.start_us <= span.start_us < step.end_us})
         for step in steps
     )
-    return counts[len(counts) // 2] if counts[-1] else None
+    if not counts[-1]:
+        return None
+    num_updated = sum(count > 0 for count in counts)
+    if len(counts) >= ENOUGH_MARKS and num_updated <= UPDATED_SHARE * len(counts):
+        return 0
+    return counts[len(counts) // 2]
 
 
 def _root_forwards(spans: Sequence[HostSpan]) -> list[float]:

@@ -12,6 +12,7 @@ from paro_advise.advisor.analysis.constants import (
     MANY_CALLS,
     ONE_UNIT_BYTES,
     ONE_UNIT_GATHERS,
+    ONE_UNIT_SHARE,
     RARE_CHANCE,
 )
 from paro_advise.advisor.analysis.judgement.operations import operations_text
@@ -19,6 +20,7 @@ from paro_advise.advisor.analysis.model import FindingEntry
 from paro_advise.advisor.facts.attribution import OF_OPTIMIZER
 from paro_advise.advisor.ranks.stragglers import least_steps
 from paro_advise.advisor.wording.quantities import number_ranges, time_text
+from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
 from paro_advise.core.plural import plural
@@ -175,12 +177,11 @@ def _one_unit(analysis: Analysis) -> FindingEntry:
     if not (framework.is_fsdp or framework.is_ddp):
         return _finding(code, DOES_NOT_APPLY, "neither FSDP nor DDP")
     reductions = [entry for entry in analysis.collectives if entry.state == "gradient" and entry.detail != "replica"]
-    gathers = [entry for entry in analysis.collectives if entry.state == "parameter"]
-    sent = gathers + reductions
-    passes = ONE_UNIT_GATHERS * (analysis.run.micro_batches or 1)
-    forward = sum(entry.count for entry in gathers if not entry.detail.startswith("backward"))
-    largest = max((entry.bytes or 0 for entry in sent), default=0)
-    if largest < ONE_UNIT_BYTES or max(forward, sum(entry.count for entry in reductions)) > passes:
+    largest = max(reductions, key=lambda entry: entry.bytes or 0, default=None)
+    width, count = dtype_bytes(largest.dtype) if largest else None, analysis.run.parameter_count
+    if largest is None or not largest.bytes or not width or not count:
+        return _finding(code, NOT_JUDGED, "the traces do not tell which part of the model is reduced at once")
+    if largest.bytes < ONE_UNIT_BYTES or largest.bytes / width < ONE_UNIT_SHARE * count:
         return _finding(code, DOES_NOT_APPLY, "the model is sent in several pieces, or is small")
     states = [analysis.states[name] for name in ("parameter", "gradient") if name in analysis.states]
     exposed = sum(state.exposed_us or 0.0 for state in states) - sum(state.wait_us or 0.0 for state in states)

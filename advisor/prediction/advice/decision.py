@@ -133,7 +133,7 @@ def _choose_recommendation(calibration: Calibration, limits: Limits, field: Fiel
         else _nothing_fits([choices[id(item)] for item in field.scored])
     )
     if best and abs(field.replay_error_pct) <= HOPELESS_PCT:
-        text += _beside(verdict, best, [choices[id(item)] for item in field.eligible])
+        text += _beside(verdict, base_choice, best, [choices[id(item)] for item in field.eligible])
     if calibration.framework == Framework.UNKNOWN and verdict == Verdict.CHANGE:
         text += " The traces name no framework: `paro-advise run` needs FSDP, DDP or DeepSpeed around the model."
     plan = Plan(
@@ -297,11 +297,11 @@ def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, error
     match verdict:
         case Verdict.KEEP if keeps:
             return (
-                f"Keep {now}: replayed alike, no other way that fits is more than {EQUAL_SHARE:.0%} faster. Speed-ups "
-                "compare with the step as measured."
+                f"Keep {now}: replayed alike, no other way that fits is faster by what counts as a difference. "
+                "Speed-ups compare with the step as measured."
             )
         case Verdict.KEEP:
-            return f"Keep {now}: no alternative that fits is likely to be more than {EQUAL_SHARE:.0%} faster."
+            return f"Keep {now}: no alternative that fits is faster by what counts as a difference."
         case Verdict.CHANGE:
             broken = "" if baseline.feasible else f" {now} {baseline.reason}."
             return f"{_change(baseline, chosen)}: predicted {ahead}{_memory(baseline, chosen)}.{broken}"
@@ -328,11 +328,20 @@ def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, error
             )
 
 
-def _beside(verdict: Verdict, chosen: Choice, eligible: Sequence[Choice]) -> str:
+def _beside(verdict: Verdict, baseline: Choice, chosen: Choice, eligible: Sequence[Choice]) -> str:
     """Say why the fastest by its median is not the one that was chosen; "" where it is."""
+    if verdict == Verdict.KEEP:
+        others = [choice for choice in eligible if not same_way(baseline, choice)]
+        quickest = max(others, key=lambda choice: choice.predicted.speedup.p50, default=baseline)
+        speedup = quickest.predicted.speedup
+        if speedup.p50 < GAIN_RATIO:
+            return ""
+        return (
+            f" {choice_name(quickest)} is predicted {speedup.p50:.2f}x ({speedup.p10:.2f} to {speedup.p90:.2f}): step "
+            f"times within {EQUAL_SHARE:.0%} of each other count as equal, and the least memory decides."
+        )
     quickest = max(eligible, key=lambda choice: choice.predicted.speedup.p50)
-    least = GAIN_RATIO if verdict == Verdict.KEEP else NAMED_RATIO * chosen.predicted.speedup.p50
-    if quickest is chosen or quickest.predicted.speedup.p50 < least:
+    if quickest.predicted.speedup.p50 < NAMED_RATIO * chosen.predicted.speedup.p50:
         return ""
     return (
         f" {choice_name(quickest)} is predicted {quickest.predicted.speedup.p50:.2f}x, which is no difference beyond "

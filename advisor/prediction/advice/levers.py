@@ -90,7 +90,7 @@ def _with_further(times_us: NDArray[np.float64], change: _Change) -> NDArray[np.
     """Return the draws, and beside them, where more may be saved, the same draws without that."""
     if not change.further_us:
         return times_us
-    # On average over ranks arithmetic holds that of late ones, which becomes less as well.
+    # On average over ranks arithmetic holds that of late ones, which becomes less as well: at most by all of it.
     least_us = change.calibration.compute_us - change.calibration.most_late_us
     return np.stack((times_us, np.maximum(times_us - change.further_us, least_us)))
 
@@ -145,8 +145,9 @@ def larger_units(calibration: Calibration) -> Iterator[_Change]:
 def _smaller_units(calibration: Calibration) -> Iterator[_Change]:
     """Yield the run in pieces where it sends the whole model at once, beside which nothing can run."""
     if calibration.bucket_bytes is not None and len(calibration.bucket_bytes) == 1:
+        number = len(calibration.unit_bytes)
         yield _Change(
-            what=f"gradients reduced in smaller buckets, {len(calibration.unit_bytes)} in place of 1 (bucket_cap_mb)",
+            what=f"gradients reduced in smaller buckets (bucket_cap_mb), {number} assumed in place of 1",
             calibration=calibration,
             change=lambda candidate: replace(candidate, unit_bytes=None, overlaps_reductions=True),
             note="beside backward",

@@ -143,7 +143,9 @@ def answer(question: Question, basis: Basis, choices: Choices, seed: int = 0) ->
     misfits = dict.fromkeys(item.group_size for item in (base, chosen) if not _fits(item, changed))
     said += [f"groups of {size} do not fit them" for size in misfits]
     scored = [
-        score(changed, item, choices.limits, times(item)) for item in candidates(changed) if choices.may_choose(item)
+        score(changed, item, replace(choices.limits, run=None), times(item))
+        for item in candidates(changed)
+        if choices.may_choose(item)
     ]
     fitting = [item for item in scored if not item.reason]
     best = min(fitting, key=lambda item: float(np.median(item.times)), default=None)

@@ -389,7 +389,7 @@ def _root_bytes(analysis: Analysis, units: Sequence[float], micro: int) -> float
     passes = _gather_passes(analysis, micro)
     again = Counter(_expand(backward, passes))
     kept = Counter(_expand(_forward_gathers(analysis), passes)) - again
-    kept &= _trained_units(analysis, passes) or kept  # units that are frozen as a whole are not gathered again either
+    kept = kept & _trained_units(analysis, passes) or kept  # frozen units are not gathered again either
     # The last block may stay gathered as well, as torchtitan has it; it is as large as the others.
     roots = [size for size in kept.elements() if size not in again] or list(kept.elements())
     return roots[0] if len(roots) == 1 and roots[0] in units else 0.0

@@ -71,7 +71,8 @@ def _experts(analysis: Analysis) -> str:
         return ""
     moved: Counter[int] = Counter()
     for entry in analysis.collectives:
-        if entry.state == State.GRADIENT and entry.op == Op.REDUCE_SCATTER and entry.group_size:
+        is_first = entry.detail != "replica"  # no second hop, between groups
+        if entry.state == State.GRADIENT and entry.op == Op.REDUCE_SCATTER and entry.group_size and is_first:
             moved[entry.group_size] += round(entry.count * (entry.bytes or 0))
     sizes = sorted((size for size, count in moved.items() if count > EXPERTS_SHARE * moved.total()), reverse=True)
     if len(sizes) > 1:

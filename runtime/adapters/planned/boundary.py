@@ -108,7 +108,7 @@ class Boundary:
         Raises:
             UsageError: the framework's own would have left gradients that are about to be dropped.
         """
-        if self._keeps_unreduced and self.is_local:
+        if self._keeps_unreduced and self.is_local and (names is None or self._have_gradients(names)):
             raise UsageError(
                 "gradients must be reduced before they are dropped, got zero_grad after a pass without gradient sync: "
                 "FSDP2 itself keeps those and adds them to the next step's",
@@ -116,6 +116,13 @@ class Boundary:
             )
         if names is None:
             self.restart()
+
+    def _have_gradients(self, names: Collection[str]) -> bool:
+        return any(
+            slot.name in names and self._engine.usage.is_noted(unit, place)
+            for unit in self._engine.units
+            for place, slot in enumerate(unit.spec.training)
+        )
 
     def restart(self) -> None:
         """Start counting again: gradients were discarded, or the strategy changed."""

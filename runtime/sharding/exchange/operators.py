@@ -58,6 +58,10 @@ def _put_local(op_call: OpOverload[..., Any], args: Arguments, kwargs: Keywords)
 def _change_each(op_call: OpOverload[..., Any], args: Arguments, kwargs: Keywords) -> DTensor:
     target: DTensor = args[0]
     if any(place.is_partial() for place in target.placements):
+        if target._is_view():  # noqa: SLF001 - what it is a view of would keep its parts
+            raise RuntimeError(
+                f"{op_call}: in-place operations that require placement changes are not supported in views"
+            )
         added_up = [Replicate() if place.is_partial() else place for place in target.placements]
         whole = target.redistribute(placements=added_up)
         target._local_tensor, target._spec = whole._local_tensor, whole._spec  # noqa: SLF001 - in place

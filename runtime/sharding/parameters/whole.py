@@ -142,6 +142,8 @@ class WholeTensor(DTensor):
                 return cls.__torch_function__(func, types, args, kwargs)
         known = func in _TELLS_OF_FAULTS or not any(issubclass(kind, FrameworksShard) for kind in types)
         result = WholeTensor if known else FrameworksShard
+        if known and all(issubclass(kind, SavedShard) for kind in types if issubclass(kind, WholeTensor)):
+            result = SavedShard
         if any(issubclass(kind, _StandIn) for kind in types):
             args, kwargs = tree_map(current, args), tree_map(current, kwargs)
         if any(issubclass(kind, Window) for kind in types):
@@ -269,7 +271,7 @@ class SavedShard(WholeTensor):
     """What a state dict holds of a parameter on a mesh that the script's framework would not have."""
 
     def to_local(self, **kwargs: Any) -> torch.Tensor:
-        """Return this rank's rows: what they are added up to is a file."""
+        """Return this rank's rows, which go into a file: nobody adds them up."""
         return DTensor.to_local(self, **kwargs)
 
 

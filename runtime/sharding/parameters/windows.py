@@ -160,12 +160,11 @@ class Window(torch.Tensor):
         writes = _writes(func, kwargs)
         for whole in wholes:
             whole.prepare(writes=writes)
-        # In a step DTensors mix with no plain tensors by themselves.
-        target = args[0] if writes and args and isinstance(args[0], DTensor) else None
+        # In a step DTensors mix with no plain tensors by themselves; those that are written to stay what they are.
+        takes_whole = not writes or (bool(args) and isinstance(args[0], Window) and kwargs.get("out") is None)
 
         def plain(value: Result) -> Result:
-            is_other = target is None and isinstance(value, DTensor)
-            return gathered(value) if is_other else _plain(value)
+            return gathered(value) if takes_whole and isinstance(value, DTensor) else _plain(value)
 
         found = func(*tree_map(plain, args), **tree_map(plain, kwargs))
         return _conclude(func, found, wholes)

@@ -38,8 +38,9 @@ def whole_parameters(engine: Engine) -> Iterator[tuple[Slot, torch.Tensor]]:
         for slot in unit.spec.slots:
             frozen = slot.parameter.detach()
             if not slot.trains and isinstance(frozen, DTensor):
-                # Without the padding behind rows that ranks do not divide: files would hold it, safetensors refuses it.
-                yield slot, frozen.full_tensor().clone()
+                whole = frozen.full_tensor()
+                # Behind rows that ranks do not divide lies padding: files would hold it, safetensors refuses it.
+                yield slot, whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()
 
 
 def whole_moments(engine: Engine) -> Iterator[tuple[str, str, torch.Tensor]]:
