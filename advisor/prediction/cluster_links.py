@@ -5,7 +5,7 @@ Times are numbers or arrays of draws.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paro_advise.core.collective import Op
@@ -145,7 +145,8 @@ class Links:
         import numpy as np
 
         drawn = {name: float(np.median(getattr(self, name))) for name in (*LINK_QUANTITIES, "root_share")}
-        return Links(**drawn, slowdown=self.slowdown, shaped=self.shaped)
+        by_nodes = self.sums_by_nodes
+        return Links(**drawn, slowdown=self.slowdown, sums_by_nodes=by_nodes, shaped=self.shaped)
 
     def us(self, parts: Parts) -> Draws:
         """Return the time of collectives one after the other."""
