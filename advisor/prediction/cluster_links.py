@@ -5,7 +5,7 @@ Times are numbers or arrays of draws.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.core.collective import Op
