@@ -228,7 +228,7 @@ class ParsedSource:
         events: timed events, None for logs and dumps.
         num_micro_batches: micro-batches per step as the trace shows them, None when unknown.
         num_forwards: forward passes of whole models per step, of those that train or not, None when unknown.
-        num_updates: how often optimizers step in a marked step, 0 where most hold no update; None when unknown.
+        num_updates: how often optimizers step in a marked step, 0 where many hold none; None when unknown.
         notices: what was skipped, repaired or guessed.
         num_events: rows seen in the file, kept or not.
     """

@@ -126,7 +126,7 @@ def observe_training(run: Run) -> ObservedTraining:
 
 
 def _updates(run: Run, typical: pl.DataFrame | None) -> int:
-    """Return how often one model is updated in a step as the script marks it, 0 where most steps hold no update.
+    """Return how often one model is updated in a step as the script marks it, 0 where many hold none.
 
     Passes of different parameters are those of several models, such as a GAN's, which are updated once each.
     """
@@ -147,7 +147,7 @@ _EXPERTS = Notice(
 def _other_steps(count: int) -> Notice:
     message = f"each step as the script marks it holds {count} steps of the optimizer; figures are of all {count}"
     if not count:
-        message = "most steps as the script marks them hold no step of the optimizer, as where each is a micro-batch"
+        message = "many steps as the script marks them hold no step of the optimizer, as where each is a micro-batch"
     help_text = "call the profiler's step() after each step of the optimizer"
     return Notice(code=OTHER_STEPS_CODE, severity=Severity.WARNING, message=message, help=help_text)
 

@@ -88,7 +88,7 @@ class RankFacts:
         lag_us: how far the device ran behind its host, 0 where it kept up.
         work: what computes in its steps, None without any.
         num_forwards: forward passes of whole models per step, None when unknown.
-        num_updates: how often optimizers step in a marked step, 0 where most hold no update; None when unknown.
+        num_updates: how often optimizers step in a marked step, 0 where many hold none; None when unknown.
 
     ``collectives_ipc`` is an Arrow IPC stream of the collective table with the columns step (i64,
     -1 outside), state, detail, evidence, exposed_us added; ``link_samples_ipc`` likewise.
