@@ -285,13 +285,13 @@ def _by_operation(call: Call, context: RunContext) -> Attribution | None:
     return None
 
 
-# FSDP2's annotations around a collective name the module that it is for, some versions the group as well ("[pg=1]");
-# the root has no name.
 # Gathers in the step of an optimizer that takes whole matrices of shards, as Muon's orthogonalisation does.
 OF_OPTIMIZER = "of the optimizer's own"
 # What is averaged after the optimizer's step, as local SGD does with parameters.
 AVERAGES = "averages after the step"
 
+# FSDP2's annotations around a collective name the module that it is for, some versions the group as well ("[pg=1]");
+# the root has no name.
 _MODULE = r".*FSDP::(?:all_gather|post_backward_reduce)\w*(?: \(([^)\s]*)[^)]*\))?(?: \[[^\]]*\])?(?: >|$)"
 ROOT_MODULE = "(root)"
 

@@ -228,8 +228,8 @@ class _Costs:
         by_step: dict[str, dict[int, float]] = {}
         for rank, steps in self.own_us.items():
             for label, cost in steps.items():
-                of_groups = by_step.setdefault(label, {})
-                of_groups[group_of[rank]] = of_groups.get(group_of[rank], 0.0) + cost
+                group, of_groups = group_of.get(rank, -1), by_step.setdefault(label, {})
+                of_groups[group] = of_groups.get(group, 0.0) + cost
         led: Counter[int] = Counter()
         for label, of_groups in by_step.items():
             group, cost = max(of_groups.items(), key=lambda item: item[1])
@@ -315,9 +315,7 @@ def _late_node(
     members: dict[int, list[int]] = {}
     for rank in facts:
         members.setdefault(node_of.get(rank, -1), []).append(rank)
-    if -1 in members or len(members) < 2:
-        return None
-    if any(rank not in node_of for rank in costs.own_us) or costs.num_steps < least_steps(len(facts)):
+    if -1 in members or len(members) < 2 or costs.num_steps < least_steps(len(facts)):
         return None
     total, steps_led = sum(costs.all_us.values()), costs.steps_led(node_of)
     for node, ranks in members.items():

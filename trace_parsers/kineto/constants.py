@@ -18,8 +18,6 @@ MAX_TEXT = 200  # characters; longest text kept from the metadata; assumed
 MAX_DURATION_US = 3.2e13  # us; one year; a longer event is not believed; assumed
 MAX_NAME_BYTES = 64 << 10  # bytes; longest name whose quotes are mended; assumed: templated kernels reach some KiB
 MAX_WHOLE_BYTES = 4096  # bytes; the length of damaged text is compared with that of shorter events; assumed
-UPDATED_SHARE = 0.6  # none; of the marked steps with an update, up to which the others are no exceptions; assumed
-ENOUGH_MARKS = 4  # steps; from which that share is asked for, below it the median step tells; assumed
 MIN_HOLE_BYTES = 16  # NUL bytes in one event from which it is a hole in the file; assumed
 MAX_LOST_SHARE = 0.01  # none; a trace that lost more of its events carries no verdict; assumed
 FEW_IMPOSSIBLE = 10  # rows; so few of impossible length tell of single rows, not of the recording; assumed
@@ -56,3 +54,5 @@ NO_STEPS_CODE = "Q120"  # of the notice that the whole trace counts as one step
 # Between marks of one number by one thread, up to which two profilers of a process wrote them; seen: 18 to 37.
 TWO_MARKS_US = 100.0
 DOUBLE_MARK_SHARE = 1e-3  # of a step between two marks of one number up to which one process wrote both; assumed
+UPDATED_SHARE = 0.6  # none; of the marked steps with an update, up to which the others are no exceptions; assumed
+ENOUGH_MARKS = 4  # steps; from which that share is asked for, below it the median step tells; assumed

@@ -142,11 +142,8 @@ def answer(question: Question, basis: Basis, choices: Choices, seed: int = 0) ->
     said = said if changed.world_size != basis.calibration.world_size else []
     misfits = dict.fromkeys(item.group_size for item in (base, chosen) if not _fits(item, changed))
     said += [f"groups of {size} do not fit them" for size in misfits]
-    scored = [
-        score(changed, item, replace(choices.limits, run=None), times(item))
-        for item in candidates(changed)
-        if choices.may_choose(item)
-    ]
+    limits = replace(choices.limits, run=None)  # what was measured is another run
+    scored = [score(changed, item, limits, times(item)) for item in candidates(changed) if choices.may_choose(item)]
     fitting = [item for item in scored if not item.reason]
     best = min(fitting, key=lambda item: float(np.median(item.times)), default=None)
     return Answer(

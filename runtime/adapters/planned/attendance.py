@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from paro_advise.errors import CommunicationError, UsageError
 from paro_advise.runtime.adapters.constants import FAREWELL_POLL_S, FAREWELL_S
 from paro_advise.runtime.adapters.names import replace_name
-from paro_advise.runtime.sharding.parameters.reading import WholeReads
+from paro_advise.runtime.sharding.parameters.reading import WholeReads, runs_inside
 from paro_advise.runtime.sharding.states.whole_states import plain_optimizer_state, whole_moments, whole_parameters
 
 if TYPE_CHECKING:
@@ -315,7 +315,8 @@ class Attendance:
         """
         if self._inside or current_thread() is not main_thread():
             return
-        if not (any(engine.shards.is_stepping for engine in self._engines) and _is_in_step()):
+        # An exception that a script has caught leaves a step without a word.
+        if not (any(engine.shards.is_stepping for engine in self._engines) and runs_inside(optimizer_module)):
             return
         if any(isinstance(item, torch.Tensor) and item.numel() > 1 for item in tree_leaves(given)):
             raise UsageError(
@@ -397,16 +398,6 @@ def _resting(engine: Engine) -> list[DTensor]:
 
 def _layout(tensor: DTensor) -> tuple[object, object]:
     return tensor.device_mesh, tensor.placements
-
-
-def _is_in_step() -> bool:
-    """Tell whether an optimizer steps here: an exception that a script has caught leaves a step without a word."""
-    frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack reads files
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code.co_filename == optimizer_module.__file__:
-            return True
-    return False
 
 
 def _are_whole(groups: list[dist.ProcessGroup]) -> bool:

@@ -23,10 +23,9 @@ _aten = torch.ops.aten
 _STEPS = (_aten._fused_sgd_.default, _aten._fused_sgd_.tensor_lr, _aten._fused_adagrad_.default)
 _MASKED = _aten.index_put_.default
 _BY_ELEMENT = (
-    *(getattr(_aten, name).default for name in ("abs_", "clamp_", "clamp_max_", "clamp_min_", "reciprocal_", "rsqrt_")),
-    _aten.sqrt_.default,
-    _aten.pow_.Scalar,
-)
+    _aten.abs_.default, _aten.clamp_.default, _aten.clamp_max_.default, _aten.clamp_min_.default,
+    _aten.pow_.Scalar, _aten.reciprocal_.default, _aten.rsqrt_.default, _aten.sqrt_.default,
+)  # fmt: skip
 _EXTREMES = {_aten.max.default: "max", _aten.min.default: "min"}
 
 
@@ -62,8 +61,7 @@ def _change_each(op_call: OpOverload[..., Any], args: Arguments, kwargs: Keyword
             raise RuntimeError(
                 f"{op_call}: in-place operations that require placement changes are not supported in views"
             )
-        added_up = [Replicate() if place.is_partial() else place for place in target.placements]
-        whole = target.redistribute(placements=added_up)
+        whole = _added_up(target)
         target._local_tensor, target._spec = whole._local_tensor, whole._spec  # noqa: SLF001 - in place
     op_call(target._local_tensor, *args[1:], **kwargs)  # noqa: SLF001 - to_local() makes a view
     return target
@@ -73,8 +71,7 @@ def _find_extreme(op_call: OpOverload[..., Any], args: Arguments, kwargs: Keywor
     tensor, name = args[0], _EXTREMES[op_call]
     local = tensor._local_tensor  # noqa: SLF001 - to_local() makes a view
     if any(place.is_partial() for place in tensor.placements):
-        whole = tensor.redistribute(placements=[Replicate() if p.is_partial() else p for p in tensor.placements])
-        return op_call(whole, *args[1:], **kwargs)
+        return op_call(_added_up(tensor), *args[1:], **kwargs)
     if not local.numel():
         limits = torch.finfo(local.dtype) if local.dtype.is_floating_point else torch.iinfo(local.dtype)
         found = local.new_full((), limits.min if name == "max" else limits.max)
@@ -82,6 +79,11 @@ def _find_extreme(op_call: OpOverload[..., Any], args: Arguments, kwargs: Keywor
         found = op_call(local)
     places = [Replicate() if place.is_replicate() else Partial(name) for place in tensor.placements]
     return DTensor.from_local(found, tensor.device_mesh, places, run_check=False)
+
+
+def _added_up(tensor: DTensor) -> DTensor:
+    """Return what the parts of all ranks come to."""
+    return tensor.redistribute(placements=[Replicate() if p.is_partial() else p for p in tensor.placements])
 
 
 def _local(value: Any) -> Any:

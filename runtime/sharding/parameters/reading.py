@@ -22,6 +22,7 @@ from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     from torch._ops import OpOverload
     from torch.distributed.device_mesh import DeviceMesh
@@ -185,6 +186,16 @@ def _function_of_torch() -> str:
             outermost = f"{module}.{frame.f_code.co_name}"
         frame = frame.f_back
     return outermost
+
+
+def runs_inside(module: ModuleType) -> bool:
+    """Tell whether a function of a module has led here."""
+    frame = sys._getframe(1).f_back  # noqa: SLF001 - inspect.stack reads files
+    while frame is not None:
+        if frame.f_code.co_filename == module.__file__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def line_of_user() -> str:

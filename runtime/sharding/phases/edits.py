@@ -7,7 +7,6 @@ before it is used.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +15,7 @@ from torch.nn.utils import stateless
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
 from paro_advise.runtime.sharding.parameters.owned import versions
+from paro_advise.runtime.sharding.parameters.reading import runs_inside
 
 if TYPE_CHECKING:
     from paro_advise.runtime.sharding.arrangement import Arrangement
@@ -172,12 +172,7 @@ class Edits:
 
 def weights_are_given() -> bool:
     """Tell whether ``functional_call`` runs here: the modules hold tensors of the script's until it returns."""
-    frame = sys._getframe(1).f_back  # noqa: SLF001 - inspect.stack reads files
-    while frame is not None:
-        if frame.f_code.co_filename == stateless.__file__:
-            return True
-        frame = frame.f_back
-    return False
+    return runs_inside(stateless)
 
 
 def _checksum(values: torch.Tensor) -> torch.Tensor:
