@@ -80,6 +80,7 @@ def from_json(data: bytes, expected: Format, kind: type[_T], where: str) -> _T:
     import msgspec
 
     try:
+        data.decode()  # msgspec passes over the text of fields that a type does not have
         head = msgspec.json.decode(data, type=_Head)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ForeignDataError(f"the file must be a {expected.name} JSON, it is not: {error}", where=where) from error

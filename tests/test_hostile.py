@@ -16,7 +16,8 @@ from fuzz_case import MAX_CPU_S, LateError, make_case, run_case
 from trace_builder import fsdp_rank
 
 from paro_advise.advisor.cli import run
-from paro_advise.errors import HostileInputError, InputError
+from paro_advise.errors import ForeignDataError, HostileInputError, InputError
+from paro_advise.policies.plan import plan_from_json
 from paro_advise.trace_parsers.bytes.blocks import BlockReader, SourceRef
 
 NUM_MUTATIONS = 1200  # `make fuzz` runs more
@@ -170,3 +171,20 @@ def test_a_folder_without_any_trace_names_what_is_there(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "none of 2 files is one: config.json, notes.txt" in said
     assert "-->" not in said
+
+
+def test_analyses_and_plans_that_are_no_utf8_are_refused(tmp_path, capsys):
+    """Not even in fields that only a newer release knows, which are passed over."""
+    trace, data, plan = (tmp_path / name for name in ("rank0.json", "run.json", "plan.json"))
+    fsdp_rank(0).write(trace)
+    assert run(["analyze", str(trace), "--json", str(data), "-q"]) == 0
+    assert run(["recommend", str(data), "-o", str(plan), "-q"]) in (0, 3)
+    for path in (data, plan):
+        path.write_bytes(b'{"later": "\xf0(",' + path.read_bytes()[1:])
+    capsys.readouterr()
+    assert run(["recommend", str(data), "-o", str(tmp_path / "out.json")]) != 0
+    told = capsys.readouterr().err
+    assert "must be a paro-advise/analysis JSON" in told
+    assert "defect of paro-advise" not in told
+    with pytest.raises(ForeignDataError):
+        plan_from_json(plan.read_bytes(), "plan.json")
