@@ -7,7 +7,7 @@ Times are microseconds, sizes bytes. Every time of one source is relative to tha
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 from paro_advise.core.framework import Framework
@@ -184,6 +184,15 @@ class HostSpan:
     name: str
 
 
+class PassKind(IntEnum):
+    """Which of a model's passes launched a row; the value is what the ``pass`` column holds."""
+
+    UNKNOWN = 0
+    NONE = 1
+    FORWARD = 2
+    BACKWARD = 3
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventTables:
     """Timed events of one rank (Kineto or Nsight Systems).
@@ -191,8 +200,9 @@ class EventTables:
     Attributes:
         device: DataFrame start_us, end_us, stream (i64), kind (u8, see kernel_kinds), name (u32
             code into ``names``), launch_us (f64, NaN when unknown), and where the
-            host's runtime calls were read launch_end_us; on device runs flops (f64, of matrix
-            products, 0 for others). On CPU runs: the host operators that compute, with kind COMPUTE.
+            host's runtime calls were read launch_end_us; of Kineto traces pass (u8, a PassKind); on device runs
+            flops (f64, of matrix products, 0 for others). On CPU runs: the host operators that compute, with kind
+            COMPUTE.
         names: the names behind the codes.
         steps: (label, start_us, end_us) of each profiler step on the host, in order.
         spans: annotations from which phases and owners follow, by start.

@@ -23,6 +23,7 @@ from paro_advise.advisor.analysis.summary import (
     idle_parts,
     memory_peaks,
     module_entries,
+    pass_times,
     rank_entries,
     run_entry,
     step_time,
@@ -97,5 +98,6 @@ def build_analysis(
         memory=memory_peaks(run),
         slow_groups=tuple(find_slow_groups(aligned, run)),
         late_once_us=lateness.once_us,
+        passes=pass_times(run),
     )
     return replace(analysis, findings=tuple(findings(analysis, lateness)))

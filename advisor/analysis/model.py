@@ -167,6 +167,19 @@ class DeviceUpdate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PassTimes:
+    """What the model's passes launch of a step's computing (us); means over ranks and steps.
+
+    Attributes:
+        forward: from where the host enters the model, or from the pass before, to the backward pass.
+        backward: in backward passes, with what these compute again.
+    """
+
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IdleParts:
     """Why devices idle; means over ranks and steps (us).
 
@@ -383,6 +396,7 @@ class Analysis:
     memory: MemoryPeaks | None = None  # since 1.1; None where traces do not record memory
     slow_groups: tuple[SlowGroup, ...] = ()  # since 1.1; process groups whose links are slower than their peers'
     late_once_us: float = 0.0  # since 1.2; waiting that is left where ranks wait for each other once a step only
+    passes: PassTimes | None = None  # since 1.2; None where it is not known what launched most of the computing
 
 
 def analysis_from_json(data: bytes, where: str) -> Analysis:

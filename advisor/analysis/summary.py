@@ -15,6 +15,7 @@ from paro_advise.advisor.analysis.model import (
     InputEntry,
     MemoryPeaks,
     ModuleEntry,
+    PassTimes,
     RankEntry,
     RunEntry,
     StepTime,
@@ -84,6 +85,18 @@ def device_update(run: Run) -> DeviceUpdate | None:
     found = [(step.update_us, step.num_update_kernels) for step in run.steps if step.num_update_kernels]
     # A rank whose trace was cut before its update tells nothing.
     return DeviceUpdate(us=_mean_of(found, 0), num_kernels=_mean_of(found, 1)) if found else None
+
+
+def pass_times(run: Run) -> PassTimes | None:
+    """Return what the model's passes take of a step's computing, None where some step does not tell."""
+    found = [
+        (step.forward_us, step.backward_us)
+        for step in run.steps
+        if step.forward_us is not None and step.backward_us is not None
+    ]
+    if not found or len(found) < len(run.steps):
+        return None
+    return PassTimes(forward=_mean_of(found, 0), backward=_mean_of(found, 1))
 
 
 def _mean_of(rows: Sequence[tuple[float, ...]], place: int) -> float:

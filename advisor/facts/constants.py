@@ -12,6 +12,7 @@ COMPUTE_GAPS = 2_000  # gaps shorter than this part of a step are closed: half a
 RUN_AHEAD_RATIO = 1.5
 WARM_UP_STEPS = 3  # steps left out at the start of a capture: they allocate, compile and fill caches; assumed
 MAX_CAPTURED_STEPS = 5_000  # steps of a capture that are kept, the last ones; bounds the JSON
+LAUNCHES_KNOWN_SHARE = 0.98  # of computing time, whose launches are known where passes are told apart by them; assumed
 SCALAR_ELEMENTS = 64  # elements of a norm, a loss or an overflow flag at most; docs/traces.md, attribution
 POOL_BYTES = 4 << 20  # bytes of inputs from which processes pay for their start; assumed
 CACHE_BYTES = 2 << 30  # bytes that cached facts may take; the oldest go first; three runs of 10,000 ranks

@@ -34,6 +34,9 @@ class StepFacts:
     blocked_us: float = 0.0  # the host waited for the device
     update_us: float = 0.0  # the part of compute in which a device ran the optimizer's kernels
     num_update_kernels: int = 0
+    # Parts of compute that the model's forward and backward passes launched; None: not known
+    forward_us: float | None = None
+    backward_us: float | None = None
     memory_peaks: dict[str, int] = field(default_factory=dict)  # most allocated (bytes) by phase; {}: not recorded
     queue_length: float | None = None  # mean number of launched rows that had not begun; None: launches not known
 

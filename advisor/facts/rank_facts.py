@@ -13,6 +13,7 @@ from paro_advise.advisor.facts.constants import COMPUTE_GAPS, COMPUTE_SPANS, DRA
 from paro_advise.advisor.facts.frames import table_bytes
 from paro_advise.advisor.facts.intervals import EMPTY, Intervals, exposed_lengths
 from paro_advise.advisor.facts.model import RankFacts, StepFacts
+from paro_advise.advisor.facts.passes import computing_passes
 from paro_advise.advisor.facts.work import work_of
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
@@ -261,6 +262,7 @@ def _step_facts(
     communication = Intervals.union_of(start[timed], end[timed])
     other = _of_kind(events.device, KernelKind.MEMORY if events.is_gpu else KernelKind.SYNC)
     gaps = _queued_gaps(events) if events.is_gpu else None
+    passes = computing_passes(events, compute)
     update_start, update_end = updates
     loading = _union(span for span in events.spans if span.name.startswith(_LOADER))
     stepping = _union(span for span in events.spans if span.name.startswith(_OPTIMIZER))
@@ -307,6 +309,8 @@ def _step_facts(
                 blocked_us=blocked.clip(*on_host).length_us,
                 update_us=Intervals.union_of(update_start[updating], update_end[updating]).clip(low, high).length_us,
                 num_update_kernels=int(updating.sum()),
+                forward_us=passes.forward.clip(low, high).length_us if passes else None,
+                backward_us=passes.backward.clip(low, high).length_us if passes else None,
                 queue_length=_queue_length(events, low, high),
                 memory_peaks=dict(events.memory_peaks.get(index, {})) if len(host) == len(windows) else {},
             )

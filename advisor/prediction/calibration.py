@@ -57,6 +57,9 @@ class Calibration:
         element_bytes: of that type.
         gather_width, reduce_width: bytes of an element that is gathered as parameter, and reduced as gradient.
         compute_us: arithmetic of a step of one rank.
+        aside_us: of it, what neither the model's passes nor the optimizer launch: frozen encoders before the model,
+            averages of weights. No communication of the model runs beside it.
+        backward_share: of the passes' arithmetic, backward's; None where no trace tells.
         fixed_us: idle, copies, and communication that no strategy changes (norms, tensor parallelism).
         gaps_us: of these, the host's own work between operators.
         late_us: of these, waiting for a rank that is late by its own doing, and in steps that stalled.
@@ -159,6 +162,8 @@ class Calibration:
     forwards: float = 1.0
     is_dealt_out: bool = False
     root_bytes: float = 0.0
+    aside_us: float = 0.0
+    backward_share: float | None = None
 
     @property
     def knows_no_network(self) -> bool:
@@ -181,9 +186,9 @@ class Calibration:
         return self.compute_us - self.update.measured_us
 
     def alone_us(self, slowing: Draws) -> Draws:
-        """Return the arithmetic of a step's passes without collectives beside it."""
+        """Return the arithmetic of a step without the optimizer's, and without collectives beside it."""
         passes = self.passes_us
-        return passes - min(self.overlapped_us, passes) * (1 - 1 / slowing)
+        return passes - min(self.overlapped_us, passes - self.aside_us) * (1 - 1 / slowing)
 
     @property
     def num_nodes(self) -> int:

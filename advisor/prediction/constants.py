@@ -100,6 +100,7 @@ EXPLAINED_SHARE, NUM_HALVINGS = (
 MAX_HOST_US_PER_BYTE = 0.1  # of what cores add to a byte; a bound of the search, far above what CPUs show
 
 # ---- queues of a GPU run ------------------------------------------------------------------------------------
+NOTED_ASIDE_SHARE = 0.01  # of a step in arithmetic that no pass launched, from which it is said; assumed
 OWN_GATHERS_SHARE = 0.02  # of a step in gathers of an optimizer's own, from which they are not left out; assumed
 LITTLE_UPDATE_SHARE = 0.1  # of the host's time in the optimizer's step, below which devices do not update; assumed
 BLOCKING_SHARE = 0.97  # of a state's time exposed, from which nothing of it ran beside compute; assumed

@@ -67,6 +67,7 @@ class Queues(NamedTuple):
         separate: reductions do not queue behind gathers.
         gathers_once: parameters gathered in forward are kept for backward.
         forwards: passes forward before the one backward.
+        backward: share of the arithmetic that is backward's.
         has_root: the last unit is the root of the model, which is gathered before the others and reduced after them,
             as FSDP does: it holds embeddings at one end and a head at the other.
     """
@@ -76,6 +77,7 @@ class Queues(NamedTuple):
     separate: bool
     gathers_once: bool
     forwards: float = 1.0
+    backward: float = BACKWARD_SHARE
     has_root: bool = False
 
 
@@ -118,7 +120,7 @@ def micro_batch_us(units: list[UnitWork], queues: Queues) -> Draws:
         queues: of the code that runs it.
     """
     links = _Links()
-    share = backward_share(queues.forwards)
+    share = queues.backward
     main, compute_end = _forward(units, queues, links)
     earlier = (queues.forwards - 1) * compute_end
     reductions: Draws = main
@@ -162,7 +164,7 @@ def _forward(units: list[UnitWork], queues: Queues, links: _Links) -> tuple[Draw
     main: Draws = 0.0
     compute_start: Draws = 0.0
     compute_end: Draws = 0.0
-    share = (1 - backward_share(queues.forwards)) / queues.forwards
+    share = (1 - queues.backward) / queues.forwards
     blocks, root = (units[:-1], units[-1:]) if queues.has_root else (units, [])
     for unit in root:
         main = compute_start = compute_end = links.send(unit.gather, main)

@@ -119,7 +119,8 @@ def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Dra
         total = total + more * middle
         if candidate.copy_lasts:
             total = total + step.micro_batch(first=True, last=False) - middle
-    return total + update_us(calibration, candidate) + _fixed_us(calibration, candidate) + candidate.host_us
+    fixed = calibration.aside_us + _fixed_us(calibration, candidate) + candidate.host_us
+    return total + update_us(calibration, candidate) + fixed
 
 
 class _UnitCosts(NamedTuple):
@@ -191,7 +192,7 @@ class _Step:
         whole = self._cost(reduction)
         near = candidate.backward_level or strategy.parameter
         forward = strategy.parameter if first or not candidate.copy_lasts else near
-        per_micro = self._calibration.compute_us / self._calibration.micro_batches
+        per_micro = (self._calibration.compute_us - self._calibration.aside_us) / self._calibration.micro_batches
         return _UnitCosts(
             gather=self._cost(collectives.parts(gather_from(forward), gathered)),
             again=0.0 if candidate.gathers_once else self._cost(collectives.parts(gather_from(near), gathered)),
@@ -200,6 +201,11 @@ class _Step:
             publish=self._cost(collectives.parts(procedure.publish, gathered * self._calibration.trained_share)),
             compute=per_micro * num_bytes / sum(self._units),
         )
+
+    @property
+    def _backward_share(self) -> float:
+        measured = self._calibration.backward_share
+        return backward_share(self._calibration.forwards) if measured is None else measured
 
     def collectives_us(self) -> Draws:
         """Return the time of all collectives of a step, whatever hides them."""
@@ -228,7 +234,7 @@ class _Step:
     def _blocking(self, units: list[_UnitCosts]) -> Draws:
         now: Draws = 0.0
         behind = _Background()
-        share = backward_share(self._calibration.forwards)
+        share = self._backward_share
         for unit in units:
             now = now + self._calibration.forwards * unit.gather + unit.compute * (1 - share)
         root = len(units) - 1
@@ -253,6 +259,7 @@ class _Step:
             separate=candidate.separate_queues,
             gathers_once=candidate.gathers_once,
             forwards=self._calibration.forwards,
+            backward=self._backward_share,
             has_root=self._calibration.root_bytes > 0,
         )
         works = self._works(first=first, last=last)
@@ -279,7 +286,8 @@ class _Step:
         hops = procedure.reduce + (procedure.synchronise if last or candidate.replicates_each_pass else ())
         near = candidate.backward_level or candidate.strategy.parameter
         forward = candidate.strategy.parameter if first or not candidate.copy_lasts else near
-        per_micro = self._calibration.alone_us(self._links.compute_slowing) / self._calibration.micro_batches
+        passes = self._calibration.alone_us(self._links.compute_slowing) - self._calibration.aside_us
+        per_micro = passes / self._calibration.micro_batches
         inside = tuple(hop for hop in hops if hop.scope != Scope.ACROSS)
         across = tuple(hop for hop in hops if hop.scope == Scope.ACROSS)
         return UnitWork(

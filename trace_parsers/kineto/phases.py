@@ -37,6 +37,9 @@ _ROOT_FORWARD = (
     "FullyShardedDataParallel.forward",
     "DistributedDataParallel.forward",
 )
+# Where a model is entered that trains, the root first.
+_ENTRANCES = (*_ROOT_FORWARD, "FSDP::pre_forward", "FSDP::all_gather")
+_GATHERS = ("c10d::_allgather_base_", "c10d::allgather_")
 
 
 def profiler_steps(rows: HostRows) -> list[HostSpan]:
@@ -206,6 +209,39 @@ def first_layers(rows: HostRows, passes: Sequence[tuple[float, float]]) -> list[
         higher = np.flatnonzero(numbers[first:last] > numbers[first : first + 1])
         until.append(max(end, float(starts[first + int(higher[0]) - 1])) if len(higher) else end)
     return until
+
+
+def forward_passes(
+    rows: HostRows, steps: Sequence[HostSpan], passes: Sequence[tuple[float, float]]
+) -> list[tuple[float, float]]:
+    """Return (start_us, end_us) of the forward pass before each backward pass.
+
+    It begins where the host enters the model; where no annotation says where, with the first gather of parameters,
+    else with the step or after the pass before. What a script runs before, such as a frozen encoder, is no part of it.
+
+    Args:
+        rows: all host rows.
+        steps: of training, in order.
+        passes: of backward, in order.
+    """
+    import numpy as np
+
+    annotations = rows.kind == HostKind.ANNOTATION
+    entered = rows.start_us[annotations & rows.mask_of_names(name.startswith(_ENTRANCES) for name in rows.names)]
+    gathered = rows.start_us[rows.mask_of_names(name.startswith(_GATHERS) for name in rows.names)]
+    step_starts = [step.start_us for step in steps]
+    out, before = [], float("-inf")
+    for begin, end in passes:
+        step = bisect_right(step_starts, begin) - 1
+        low = max(before, step_starts[step]) if step >= 0 else before
+        for marks in (entered, gathered):
+            place = int(np.searchsorted(marks, low, side="left"))
+            if place < len(marks) and marks[place] < begin:
+                low = float(marks[place])
+                break
+        out.append((low, begin))
+        before = end
+    return out
 
 
 class PhaseClock:

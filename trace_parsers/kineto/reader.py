@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paro_advise.core.plural import plural
@@ -34,6 +35,7 @@ from paro_advise.trace_parsers.kineto.constants import (
 from paro_advise.trace_parsers.kineto.device.device_steps import device_steps, without_stub
 from paro_advise.trace_parsers.kineto.device.device_table import device_rows, operator_table
 from paro_advise.trace_parsers.kineto.device.memory import phase_peaks
+from paro_advise.trace_parsers.kineto.device.passes import kinds_by_launch, kinds_of_rows
 from paro_advise.trace_parsers.kineto.event_routes import Detail
 from paro_advise.trace_parsers.kineto.header import impossible_rank, rank_in_name, trace_header, trace_metadata
 from paro_advise.trace_parsers.kineto.host_rows import sort_host_rows
@@ -44,6 +46,7 @@ from paro_advise.trace_parsers.kineto.phases import (
     device_updates,
     extend_passes,
     first_layers,
+    forward_passes,
     micro_batches,
     num_merged,
     optimizer_spans,
@@ -178,6 +181,8 @@ class _TableBuilder:
         self._notices = NoticeList(prefix=f"{raw.ref.file_name}: ")
         self._device_steps: tuple[HostSpan, ...] = ()
         self._updates: list[HostSpan] = []
+        self._backward: list[tuple[float, float]] = []
+        self._forward: list[tuple[float, float]] = []
 
     def build(self) -> ParsedSource:
         """Return everything the file gave, with times relative to the first event."""
@@ -202,6 +207,7 @@ class _TableBuilder:
         self._updates = updates
         cuts = [step.end_us for step in steps] + [update.start_us for update in updates]
         passes = extend_passes(host, backward_passes(host), cuts)
+        self._backward, self._forward = passes, forward_passes(host, steps, passes)
         clock = PhaseClock(passes, steps, updates, first_layers(host, passes))
         is_gpu = len(self._rows.device.start) > 0
         if not is_gpu and self._is_device_job(header):
@@ -327,7 +333,7 @@ class _TableBuilder:
         groups = {group.name: group for group in header.groups}
         collectives = kernel_collectives(rows.comm_kernels(raw), calls, host, clock, groups)
         self._device_steps = device_steps(steps, rows)
-        return rows.table(), rows.names, collectives.table()
+        return rows.table(kinds_of_rows(rows, host, self._forward, self._backward)), rows.names, collectives.table()
 
     def _cpu_tables(
         self, host: HostRows, clock: PhaseClock, header: SourceHeader, _steps: Sequence[HostSpan]
@@ -351,7 +357,8 @@ class _TableBuilder:
                 "record with record_shapes=True",
             )  # fmt: skip
         add_own_collectives(collectives, own, host, clock)
-        return operator_table(host, workers | state_threads(raw), own), host.names, collectives.table()
+        kinds = partial(kinds_by_launch, forward=self._forward, backward=self._backward)
+        return operator_table(host, workers | state_threads(raw), own, kinds), host.names, collectives.table()
 
     def _note_losses(self) -> None:
         raw, chunks, reader = self._rows, self._raw.chunks, self._raw.reader

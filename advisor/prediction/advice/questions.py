@@ -215,11 +215,21 @@ def _change_basis(question: Question, basis: Basis) -> tuple[Calibration, Links]
         if name == "nodes":
             calibration = _on_nodes(calibration, int(value), question.text)
         elif name == "micro-batches":
-            scaled = calibration.passes_us * value / calibration.micro_batches + calibration.update.measured_us
-            calibration = replace(calibration, micro_batches=int(value), compute_us=scaled, step_us=_UNMEASURED_US)
+            calibration = _with_micro_batches(calibration, int(value))
         else:
             links = replace(links, **{_RATES[name]: getattr(links, _RATES[name]) * value / _today(name, calibration)})
     return calibration, links
+
+
+def _with_micro_batches(calibration: Calibration, micro_batches: int) -> Calibration:
+    share = micro_batches / calibration.micro_batches
+    return replace(
+        calibration,
+        micro_batches=micro_batches,
+        compute_us=calibration.passes_us * share + calibration.update.measured_us,
+        aside_us=calibration.aside_us * share,
+        step_us=_UNMEASURED_US,
+    )
 
 
 def _today(name: str, calibration: Calibration) -> float:

@@ -25,8 +25,10 @@ from paro_advise.advisor.prediction.fitting.data_parallel import DataParallel, d
 from paro_advise.advisor.prediction.fitting.profiler_correction import unprofiled
 from paro_advise.advisor.prediction.fitting.step_parts import (
     MODEL_STATE_NAMES,
+    arithmetic_note,
     gaps_us,
     gathers_of_optimizer,
+    overlapped_us,
     step_parts,
 )
 from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, fit_tiers
@@ -74,7 +76,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     finer = _finer_reductions(model, reduced, 1 if triple[1] == "N" else micro)
     parts = step_parts(analysis, finer, is_gpu=not gloo, own_way=published is not None)
     tiers = fit_tiers(analysis.links, _cluster(analysis, ranks, is_gloo=gloo), nodes_per_pod)
-    notes += [*tiers.notes, "one third of the arithmetic is forward, two thirds backward"]
+    notes += [*tiers.notes, *arithmetic_note(parts, analysis.breakdown_us.step_us)]
     notes += _ambiguities(analysis, triple, micro) + ([] if gloo else [_SLOWING, *([_ROOT] if model.root else [])])
     traced = Calibration(
         job_world_size=job,
@@ -109,7 +111,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         overlaps_reductions=_overlaps(analysis, State.GRADIENT),
         compute_slowing=_compute_slowing(is_gpu=not gloo),
         update=_update(analysis, world),
-        overlapped_us=_overlapped_us(analysis),
+        overlapped_us=overlapped_us(analysis),
         seen_share=min(1.0, len(run.ranks) / job),
         num_steps=len(analysis.step_time_us.values),
         published_us=published,
@@ -311,12 +313,6 @@ def _update(analysis: Analysis, world: int) -> Update:
     least = min(seen.us, KERNEL_US * seen.num_kernels)
     whole = (seen.us - least) * shards(Strategy.parse(triple).optimizer, shape)
     return Update(measured_us=seen.us, least_us=least, whole_us=whole)
-
-
-def _overlapped_us(analysis: Analysis) -> float:
-    """Return the communication of a step that ran beside compute."""
-    share, exposed = analysis.efficiency.overlap_share, analysis.breakdown_us.exposed_communication or 0.0
-    return exposed * share / (1 - share) if share is not None and share < 1 else 0.0
 
 
 def _finer_reductions(model: _Model, reduced: Sequence[CollectiveEntry], passes: int) -> float:

@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from paro_advise.advisor.facts.attribution import OF_OPTIMIZER
-from paro_advise.advisor.prediction.constants import OWN_GATHERS_SHARE, SHARED_CORE_THREADS
+from paro_advise.advisor.prediction.constants import NOTED_ASIDE_SHARE, OWN_GATHERS_SHARE, SHARED_CORE_THREADS
+from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.model_state import MODEL_STATES, State
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ class StepParts(NamedTuple):
     most_late_us: float  # the most that a step would save if no rank was late
     wait_us: float  # of each collective beside its transfer
     transfer_us: float | None  # of all collectives of model states
+    aside_us: float  # arithmetic that neither the model's passes nor the optimizer launch
+    backward_share: float | None  # of the passes' arithmetic; None where no trace tells
 
 
 def step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool) -> StepParts:
@@ -63,7 +66,37 @@ def step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool)
     transfer = None
     if all(us is not None for us in known):
         transfer = once * sum((us or 0.0) * at_once for us, at_once in zip(known, many, strict=True))
-    return StepParts(fixed, late, max(late, latest), wait / calls if calls else 0.0, transfer)
+    each_us = wait / calls if calls else 0.0
+    return StepParts(fixed, late, max(late, latest), each_us, transfer, *_launched(analysis))
+
+
+def arithmetic_note(parts: StepParts, step_us: float) -> list[str]:
+    """Return what is assumed of the arithmetic, and that of which no communication is hidden."""
+    if parts.backward_share is None:
+        return ["one third of the arithmetic is forward, two thirds backward"]
+    if parts.aside_us < NOTED_ASIDE_SHARE * step_us:
+        return []
+    told = (
+        f"{time_text(parts.aside_us)} of a step's arithmetic is not launched by the model's passes or the optimizer, "
+        "as that of a frozen encoder before them: it stays, and hides no communication"
+    )
+    return [told]
+
+
+def _launched(analysis: Analysis) -> tuple[float, float | None]:
+    """Return what neither passes nor the optimizer launched (us), and backward's share of the passes'."""
+    seen = analysis.passes
+    if seen is None or seen.forward + seen.backward <= 0:
+        return 0.0, None
+    updating = analysis.update.us if analysis.update else 0.0
+    aside = (analysis.breakdown_us.compute or 0.0) - updating - seen.forward - seen.backward
+    return max(0.0, aside), seen.backward / (seen.forward + seen.backward)
+
+
+def overlapped_us(analysis: Analysis) -> float:
+    """Return the communication of a step that ran beside compute."""
+    share, exposed = analysis.efficiency.overlap_share, analysis.breakdown_us.exposed_communication or 0.0
+    return exposed * share / (1 - share) if share is not None and share < 1 else 0.0
 
 
 def gathers_of_optimizer(analysis: Analysis) -> str:

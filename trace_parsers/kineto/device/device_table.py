@@ -10,7 +10,7 @@ from paro_advise.trace_parsers.kineto.collectives.kernels import CommKernel
 from paro_advise.trace_parsers.kineto.columns import HostKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import numpy as np
     import polars as pl
@@ -50,8 +50,12 @@ class DeviceRows:
     flops: NDArray[np.float64]
     names: tuple[str, ...]
 
-    def table(self) -> pl.DataFrame:
-        """Return the rows as EventTables.device, by start."""
+    def table(self, passes: NDArray[np.uint8]) -> pl.DataFrame:
+        """Return the rows as EventTables.device, by start.
+
+        Args:
+            passes: the PassKind of each row.
+        """
         import polars as pl
 
         return pl.DataFrame(
@@ -64,6 +68,7 @@ class DeviceRows:
                 "launch_us": self.launch_us,
                 "launch_end_us": self.launch_end_us,
                 "flops": self.flops,
+                "pass": passes,
             }
         ).sort("start_us", maintain_order=True)
 
@@ -181,12 +186,20 @@ def _launches(
     return times, ends, tids
 
 
-def operator_table(host: HostRows, workers: set[int], own: OwnCalls) -> pl.DataFrame:
+def operator_table(
+    host: HostRows, workers: set[int], own: OwnCalls, kinds: Callable[[NDArray[np.float64]], NDArray[np.uint8]]
+) -> pl.DataFrame:
     """Return the operators that compute on a CPU run, one row each, as device rows.
 
     gloo's worker threads compute for the collective, not for the model, and so do operators inside a
     collective of our runtime. Containers (autograd nodes, c10d calls) hold waiting; only operators
     outside them count.
+
+    Args:
+        host: host rows.
+        workers: threads of gloo.
+        own: calls of our runtime.
+        kinds: the PassKind of what begins at some times (us).
     """
     import numpy as np
     import polars as pl
@@ -204,6 +217,7 @@ def operator_table(host: HostRows, workers: set[int], own: OwnCalls) -> pl.DataF
             "kind": np.where(waiting[rows], KernelKind.SYNC, KernelKind.COMPUTE).astype(np.uint8),
             "name": host.name[rows],
             "launch_us": np.full(len(rows), np.nan),
+            "pass": kinds(host.start_us[rows]),
         }
     )
 

@@ -1,0 +1,117 @@
+"""What hides communication: arithmetic of the model's own passes, told apart by what launched it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from helpers import analyze, facts_of, write_run
+from test_recommend import calibration, estimate
+from trace_builder import TraceBuilder
+
+from paro_advise.advisor.prediction.candidates import candidates
+from paro_advise.advisor.prediction.fitting.calibrate import calibrate
+from paro_advise.advisor.prediction.step_replay import measured_links, step_us
+
+UNITS = 3
+
+
+def ddp_rank(rank, world=2, *, encoder_us=0.0, micro_batches=1, is_marked=True, recomputed_us=0.0):
+    """DDP on a host far ahead of its device: per micro-batch an encoder, three layers of 40 us forward, 80 us backward.
+
+    The host launches a micro-batch in 100 us: the encoder from 5 us on, the model from 20 us on, backward from 50 us
+    on. An optimizer of 30 us, an average of weights of 20 us after it; each unit's gradients are reduced in 10 us.
+    """
+    trace = TraceBuilder(rank, world)
+    now, length = 0.0, micro_batches * (encoder_us + UNITS * (120.0 + recomputed_us) + 10.0) + 60.0
+    for step in range(3):
+        host = now
+        trace.step(step, now, length)
+        for micro_batch in range(micro_batches):
+            if encoder_us:
+                trace.compute(now, encoder_us, name="encoder_gemm")
+            now += encoder_us
+            if is_marked:
+                trace.annotation("DistributedDataParallel.forward", host + 20, 25)
+            for _ in range(UNITS):
+                trace.compute(now, 40.0)
+                now += 40.0
+            for unit in range(UNITS):
+                at = host + 50 + 10 * unit
+                trace.backward(at, 8, sequence=1000 * (step * micro_batches + micro_batch) + 500 - unit)
+                trace.compute(now, 80.0 + recomputed_us)
+                now += 80.0 + recomputed_us
+                if micro_batch == micro_batches - 1:
+                    trace.collective(
+                        "AllReduce", now, 10, nelems=1_000_000, issue=at + 2, seq=3 * step + unit, tid=2, dtype="Float"
+                    )  # fmt: skip
+            trace.backward(host + 80, 2, sequence=1)
+            now += 10.0
+            host += 100.0
+        trace.row("user_annotation", "Optimizer.step#AdamW.step", host, 8, 1, **{"External id": trace.next_id()})
+        trace.row("gpu_user_annotation", "Optimizer.step#AdamW.step", now, 30, 7)
+        trace.compute(now, 30.0, name="multi_tensor_apply_kernel<FusedAdamMathFunctor>")
+        trace.annotation("ema", host + 10, 5)
+        trace.compute(now + 30, 20.0, name="lerp")
+        now += 60.0
+    return trace
+
+
+def analysis_of(folder, **changes):
+    return analyze(write_run(folder, [ddp_rank(rank, **changes) for rank in range(2)]))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_frozen_encoder_is_none_of_the_models_passes(tmp_path, micro_batches):
+    analysis = analysis_of(tmp_path / "run", encoder_us=100.0, micro_batches=micro_batches)
+    assert analysis.breakdown_us.compute == pytest.approx(micro_batches * (100 + 3 * 120) + 50)
+    assert analysis.passes.forward == pytest.approx(micro_batches * 3 * 40)
+    assert analysis.passes.backward == pytest.approx(micro_batches * 3 * 80)
+    made = calibrate(analysis)
+    assert made.aside_us == pytest.approx(micro_batches * 100 + 20)  # the encoder, and the average of weights
+    assert made.backward_share == pytest.approx(2 / 3)
+    assert any("not launched by the model's passes" in note for note in made.assumptions)
+
+
+def test_where_nothing_shows_where_the_model_begins_all_before_backward_is_forward(tmp_path):
+    analysis = analysis_of(tmp_path / "run", encoder_us=100.0, is_marked=False)
+    assert analysis.passes.forward == pytest.approx(100 + 3 * 40)
+    assert calibrate(analysis).aside_us == pytest.approx(20)
+
+
+def test_what_backward_computes_again_is_backward(tmp_path):
+    """Checkpointed layers run forward once more: three quarters of the arithmetic."""
+    made = calibrate(analysis_of(tmp_path / "run", recomputed_us=40.0))
+    assert made.backward_share == pytest.approx(3 / 4)
+
+
+def test_operators_whose_numbers_do_not_follow_time_tell_nothing(tmp_path):
+    trace = ddp_rank(0)
+    rows = [event for event in trace.events if event["cat"] != "kernel"]
+    for event, number in zip(rows, reversed(range(1, 1 + len(rows))), strict=True):
+        event["args"]["External id"] = number
+    facts = facts_of(trace.write(tmp_path / "rank0.json"))
+    assert [(step.forward_us, step.backward_us) for step in facts.steps] == [(None, None)] * 3
+
+
+def test_a_frozen_encoder_makes_every_strategy_slower_by_its_own_time():
+    """It runs before the first gather and long before the first reduction, so that it hides none of them."""
+    links = {"inter_gbps": estimate(1.0), "intra_gbps": estimate(100.0)}
+    plain = calibration(is_gpu=True, native_reduce_scatter_is_all_reduce=False, backward_share=0.7, **links)
+    with_encoder = replace(
+        plain, compute_us=plain.compute_us + 70_000.0, aside_us=70_000.0, step_us=plain.step_us + 70_000.0
+    )
+    measured = measured_links(plain)
+    for candidate in candidates(plain):
+        longer = step_us(with_encoder, candidate, measured) - step_us(plain, candidate, measured)
+        assert longer == pytest.approx(70_000.0), candidate
+
+
+def test_backward_hides_as_much_as_it_was_seen_to_take():
+    """Reductions alone, no gathers: all but the last hide while backward is long enough."""
+    fast = {"inter_gbps": estimate(0.5), "intra_gbps": estimate(100.0)}
+    made = calibration(is_gpu=True, native_reduce_scatter_is_all_reduce=False, **fast)
+    ddp = next(item for item in candidates(made) if str(item.strategy) == "NNN" and item.collectives == "native")
+    links = measured_links(made)
+    short, long = (float(step_us(replace(made, backward_share=share), ddp, links)) for share in (0.05, 0.95))
+    assert long < short - 1_000.0
