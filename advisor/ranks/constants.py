@@ -25,6 +25,7 @@ MEDIAN_ERROR = 3.72
 # us; least (LL) and most (Simple) of NCCL's ring constants, src/graph/tuning.cc of 2.27: base, a hop over NVLink, a
 # hop over the network
 NCCL_BASE_US, NCCL_INTRA_US, NCCL_INTER_US = (6.6, 8.4), (0.6, 3.4), (2.7, 14.0)
+SOCKETS_FACTOR = 4.0  # times that latency, which sockets may take as well (100 us a hop); assumed
 NCCL_SLACK = 2.0  # factor either way: launches, PCIe, slow networks; assumed
 GLOO_MESSAGE_US = (20.0, 3000.0)  # us a message of gloo over TCP, cores free or shared by several ranks; assumed
 PEER_BANDWIDTH_FACTOR = 1.6  # how far bus bandwidths of ring operations of one group differ, either way; assumed

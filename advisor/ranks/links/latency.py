@@ -27,6 +27,7 @@ from paro_advise.advisor.ranks.constants import (
     PEER_BANDWIDTH_FACTOR,
     PEER_LATENCY_FACTOR,
     SHORT_LATENCY_RANGE,
+    SOCKETS_FACTOR,
     TOLD_SHARE,
 )
 from paro_advise.advisor.ranks.devices import device_links_gbps
@@ -83,8 +84,23 @@ def backend_latency(op: str, span: str, group_size: int, fabric: Fabric) -> tupl
 
 
 def tell_latency(links: Sequence[Link], fabric: Fabric) -> list[Link]:
-    """Fill in what the sizes of a link's messages left open."""
+    """Fill in what the sizes of a link's messages left open, or told wrong."""
+    links = [_reopened(link, fabric) for link in links]
     return [_told(link, links, fabric) if _is_open(link) else link for link in links]
+
+
+def _reopened(link: Link, fabric: Fabric) -> Link:
+    """Return a link without what its sizes told where that asks for more latency than any network has.
+
+    Then the small ones ran beside more than the large ones did, as where only the last one had the network alone.
+    """
+    if fabric.is_gloo or link.alpha_us is None or not link.busbw_gbps:
+        return link
+    most_us = backend_latency(link.op, link.span, link.group_size, fabric)[1]
+    if (link.alpha_low_us or 0.0) <= SOCKETS_FACTOR * most_us:
+        return link
+    open_again = replace(link, alpha_us=None, alpha_low_us=None, alpha_high_us=None)
+    return replace(open_again, busbw_gbps=None, busbw_low_gbps=None, busbw_high_gbps=None)
 
 
 def _is_open(link: Link) -> bool:

@@ -1,0 +1,128 @@
+"""Latency and bandwidth of a link, told apart by sizes, by other links, or by what a backend can have."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from paro_advise.advisor.analysis.state_summary import latency_share
+from paro_advise.advisor.ranks.links.latency import Fabric, tell_latency
+from paro_advise.advisor.ranks.links.link_fit import fit_links
+
+
+def samples(sizes, *, alpha_us, busbw_gbps, noise=0.0, slow_share=0.0, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = []
+    for size in sizes:
+        for _ in range(12):
+            time = alpha_us + size * 7 / 8 / busbw_gbps / 1e3
+            time *= 1 + noise * abs(rng.normal())
+            time *= 3.0 if rng.random() < slow_share else 1.0
+            rows.append(("all_gather", "inter", 8, size, time, False))
+    return pl.DataFrame(rows, schema=["op", "span", "group_size", "bytes", "time_us", "lone"], orient="row")
+
+
+def test_latency_and_bandwidth_are_recovered_from_noisy_transfers():
+    data = samples([1 << 16, 1 << 20, 1 << 24, 1 << 27], alpha_us=40, busbw_gbps=25, noise=0.05, slow_share=0.2)
+    ((link,), impossible) = fit_links(data)
+    assert impossible == 0
+    assert link.busbw_gbps == pytest.approx(25, rel=0.1)
+    assert link.alpha_us == pytest.approx(40, rel=0.3)
+    assert link.busbw_low_gbps <= link.busbw_gbps * 1.05
+    assert link.source == "measured"
+    assert latency_share([link], "all_gather", "inter", 8, 1 << 10).low > 0.85
+    assert latency_share([link], "all_gather", "inter", 8, 1 << 27).high < 0.05
+
+
+def test_what_the_sizes_cannot_tell_stays_unknown():
+    ((small,), _) = fit_links(samples([256], alpha_us=40, busbw_gbps=25))
+    assert small.busbw_gbps is None
+    assert small.alpha_us == pytest.approx(40, rel=0.01)
+    ((large,), _) = fit_links(samples([1 << 26], alpha_us=40, busbw_gbps=25))
+    assert large.alpha_us is None
+    assert large.busbw_gbps == pytest.approx(25, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_range_holds_its_own_estimate(seed):
+    rng = np.random.default_rng(seed)
+    sizes = [int(size) for size in rng.integers(1 << 10, 1 << 24, size=rng.integers(1, 6))]
+    data = samples(sizes, alpha_us=float(rng.uniform(5, 500)), busbw_gbps=25, noise=0.5, slow_share=0.3, seed=seed)
+    (fitted, _) = fit_links(data)
+    (link,) = tell_latency(fitted, Fabric(is_gloo=False, device_name=None, ranks_per_node=8))
+    assert link.alpha_low_us <= link.alpha_us <= link.alpha_high_us
+    if link.busbw_gbps is not None and link.busbw_low_gbps is not None:
+        assert link.busbw_low_gbps <= link.busbw_gbps <= link.busbw_high_gbps
+
+
+H100 = Fabric(is_gloo=False, device_name="NVIDIA H100 80GB HBM3", ranks_per_node=8)
+
+
+def one_size(op, span, size, time_us):
+    rows = [(op, span, 8, size, float(time_us), False)] * 12
+    return pl.DataFrame(rows, schema=["op", "span", "group_size", "bytes", "time_us", "lone"], orient="row")
+
+
+def test_short_messages_of_one_size_are_latency_where_the_device_is_known():
+    # 655,360 bytes over NVLink at 220 GB/s: 7/8 * 655360 / 220e3 = 2.6 us to move, 30 us of latency: 92 %.
+    (fitted, _) = fit_links(one_size("all_gather", "intra", 655_360, 30 + 2.6))
+    (link,) = tell_latency(fitted, H100)
+    share = latency_share([link], "all_gather", "intra", 8, 655_360)
+    assert share.low > 0.5
+    assert share.low <= 0.92 <= share.high
+    assert link.busbw_low_gbps <= 220 <= link.busbw_high_gbps
+    assert link.latency_source == "data sheet"
+
+
+def test_the_same_time_cannot_tell_where_the_device_is_not_known():
+    (fitted, _) = fit_links(one_size("all_gather", "", 655_360, 32.6))
+    (link,) = tell_latency(fitted, Fabric(is_gloo=False, device_name=None, ranks_per_node=None))
+    share = latency_share([link], "all_gather", "", 8, 655_360)
+    assert share.low < 0.5 < share.high
+
+
+def test_long_messages_of_one_size_are_bandwidth_beside_a_latency_bound_scalar():
+    # 1.49 GiB of all-to-all at 158 GB/s and one scalar all-reduce: the scalar does not speak for all.
+    big, move_us = 1_600_000_000, 1_600_000_000 * 7 / 8 / 158e3
+    data = pl.concat([one_size("all_to_all", "intra", big, move_us), one_size("all_reduce", "intra", 4, 40.0)])
+    links = tell_latency(fit_links(data)[0], H100)
+    assert latency_share(links, "all_to_all", "intra", 8, big).high < 0.05
+    assert latency_share(links, "all_reduce", "intra", 8, 4).low == 1.0
+
+
+def test_other_operations_of_the_group_tell_the_latency_of_one_size():
+    many = samples([1 << 16, 1 << 20, 1 << 24, 1 << 27], alpha_us=40, busbw_gbps=25)
+    # As a ring an all-reduce takes twice the messages: 80 us, and 2 * 7/8 * 2 MiB / 25 GB/s = 147 us.
+    links = fit_links(pl.concat([many, one_size("all_reduce", "inter", 1 << 21, 80 + 147)]))[0]
+    told = {link.op: link for link in tell_latency(links, H100)}
+    assert told["all_reduce"].alpha_low_us <= 80 <= told["all_reduce"].alpha_high_us
+    assert told["all_reduce"].busbw_low_gbps <= 25 <= told["all_reduce"].busbw_high_gbps
+    assert told["all_reduce"].latency_source == "other links"
+
+
+def of_32_ranks(op, size, time_us):
+    rows = [(op, "mixed", 32, size, float(time_us), False)] * 12
+    return pl.DataFrame(rows, schema=["op", "span", "group_size", "bytes", "time_us", "lone"], orient="row")
+
+
+def test_no_network_takes_milliseconds_before_the_first_byte():
+    """40 MB beside other traffic in 4,677 us, 240 MB alone in 5,430 (42.8 GB/s): a line gives 257 GB/s after 4.5 ms.
+
+    The most that NCCL's constants allow 31 messages between 4 nodes is 291 us, four times that over sockets.
+    """
+    data = pl.concat([of_32_ranks("all_gather", 40_000_000, 4677), of_32_ranks("all_gather", 240_000_000, 5430)])
+    ((line,), _) = fit_links(data)
+    assert line.busbw_gbps > 200
+    (link,) = tell_latency([line], H100)
+    assert link.alpha_high_us < 300
+    assert 42.8 <= link.busbw_gbps <= link.busbw_high_gbps < 48
+
+
+def test_latency_of_sockets_is_believed():
+    """31 messages of 30 us each are three times what NCCL's constants allow."""
+    sizes = (1 << 20, 1 << 23, 1 << 26)
+    data = pl.concat([of_32_ranks("all_gather", size, 31 * 30 + size * 31 / 32 / 5e3) for size in sizes])
+    (link,) = tell_latency(fit_links(data)[0], H100)
+    assert link.alpha_us == pytest.approx(930, rel=0.05)
+    assert link.busbw_gbps == pytest.approx(5, rel=0.05)
