@@ -18,7 +18,7 @@ from paro_advise.errors import UsageError
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.mixins import derived
 from paro_advise.runtime.sharding.param_states import ParamStates, lay_out
-from paro_advise.runtime.sharding.parameters.owned import set_stepping
+from paro_advise.runtime.sharding.parameters.owned import gradient_of, set_gradient, set_stepping
 from paro_advise.runtime.sharding.parameters.whole import let_dtensors_add_to_plain_tensors
 
 if TYPE_CHECKING:
@@ -377,13 +377,13 @@ class OptimizerShards:
 
 def _make_state(optimizer: torch.optim.Optimizer, groups: list[ParamGroup], shards: Sequence[torch.Tensor]) -> None:
     rates = [group["lr"] for group in groups]
-    gradients = [shard.grad for shard in shards]
+    gradients = [gradient_of(shard) for shard in shards]
     for shard in shards:
-        shard.grad = torch.zeros_like(shard)
+        set_gradient(shard, torch.zeros_like(shard))
     for group in groups:
         group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
     _step_alone(optimizer)
     for group, rate in zip(groups, rates, strict=True):
         group["lr"] = rate
     for shard, gradient in zip(shards, gradients, strict=True):
-        shard.grad = gradient
+        set_gradient(shard, gradient)

@@ -101,6 +101,33 @@ def accumulates_later(passes):
     return found
 
 
+def changes_gradients_of_each_pass(change):
+    """Two passes a step; as SAM does, work after each on the gradients that the optimizer's groups lead to."""
+    torch.manual_seed(0)
+    job = wrapped(Blocks(), "ddp")
+    optimizer, found = adamw(job.parameters()), []
+    for step in range(STEPS):
+        for number in range(2):
+            loss = squares(job, values_of(2 * step + number, same=False))
+            loss.backward()
+            trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            found.append(float(sum(p.grad.square().sum() for p in trained if p.grad is not None)))
+            for parameter in trained if number == 0 else ():
+                change(parameter)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(mean(loss))
+    return found
+
+
+def halves(parameter):
+    parameter.grad.mul_(0.5)
+
+
+def forgets(parameter):
+    parameter.grad = None
+
+
 class TrainsInside(Blocks):
     """Goes backward and steps inside its forward pass, as Lightning's manual optimization does inside DDP's."""
 
@@ -404,6 +431,8 @@ def jobs(_):
     yield "accumulates later", lambda: accumulates_later((1, 2, 3, 2, 1, 2))
     yield "accumulates from the start", lambda: accumulates_later((2, 2, 3))
     yield "logs norms", logs_norms
+    yield "halves gradients of first passes", lambda: changes_gradients_of_each_pass(halves)
+    yield "forgets gradients of first passes", lambda: changes_gradients_of_each_pass(forgets)
     yield "trains inside", trains_inside
     yield "drops and trains inside", lambda: trains_inside(drops_first=True)
     yield "penalizes, then passes", lambda: train(Blocks(), "ddp", loss_of=penalty_before_a_pass)

@@ -186,6 +186,32 @@ class _OfOptimizer(_Owned):
         """Freeze the model's parameter, or let it loose, as scripts do that train the parts of groups in turn."""
         self._of_model().requires_grad = value
 
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """Return the gradient as the model's parameter shows it, of which scripts take both to be one."""
+        found = gradient_of(self)
+        resting = self._resting()
+        keeper = _keeper_of(resting)
+        if found is not None or keeper is None:
+            return found
+        keeper.before_read()
+        found = gradient_of(self)
+        if found is None:
+            found = gradient_of(resting)
+        if found is None:
+            keeper.refuse_hidden(resting)
+        return found
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        """Replace the gradient; None also drops what micro-batches have added up elsewhere."""
+        resting = self._resting()
+        keeper = _keeper_of(resting)
+        if value is None and keeper is not None:
+            keeper.drop(resting)
+            set_gradient(resting, None)
+        set_gradient(self, value)
+
     def requires_grad_(self, requires_grad: bool = True) -> Self:  # noqa: FBT001, FBT002 - as torch's own
         """Do the same and return the parameter."""
         self.requires_grad = requires_grad
@@ -208,6 +234,12 @@ class _OfOptimizer(_Owned):
                 return getattr(of_model, name)
         raise AttributeError(f"a parameter has no attribute {name!r}", name=name, obj=self)
 
+    def _resting(self) -> torch.Tensor:
+        """Return the model's parameter, that which rests where a copy is gathered."""
+        found = self._of_model()
+        resting = found._resting() if isinstance(found, Gathered) else found  # noqa: SLF001 - of this module
+        return found if resting is None else resting
+
     def _of_model(self) -> torch.Tensor:
         known: tuple[weakref.ref[nn.Module], str] | None = self.__dict__.get(_PLACE)
         module = known[0]() if known is not None else None
@@ -221,6 +253,15 @@ class OwnedShard(_OfOptimizer, WholeTensor):
 
 class _SteppingShard(_OfOptimizer, DTensor):
     """The same in a step of the optimizer, which mixes them with no plain tensors."""
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """Return what the step has been given."""
+        return gradient_of(self)
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        set_gradient(self, value)
 
 
 class OwnedWhole(_Owned, WholeTensor):

@@ -395,7 +395,7 @@ class GradientReducer:
             found = [one for one in self._reduced_gradients() if gradient_of(one[2].parameter) is not None]
             copies = copies_on_host([view for *_, view in found])
             for (unit, place, slot, _), there in zip(found, copies, strict=True):
-                self._shards.shards[slot.name].grad = self._arrangement.as_sharded(unit, place, there)
+                set_gradient(self._shards.shards[slot.name], self._arrangement.as_sharded(unit, place, there))
         self._exposure.set_mixing(enabled=False)
         self._shards.set_stepping(enabled=True)
 
