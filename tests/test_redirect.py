@@ -211,6 +211,22 @@ def test_ddp_scripts_save_what_rank_0_alone_has_put_into_the_model_or_are_told(a
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize(("word", "refused"), [("resend", ""), ("spread", "GGG"), ("load", "NNG GGG")])
+def test_weights_of_rank_0_are_brought_to_the_others_or_ranks_are_told(a_plan, tmp_path, word, refused):
+    """Of what rank 0 changes of a sharded parameter it keeps its own rows, which no broadcast makes whole."""
+    script = WORKERS / "rank_0_alone.py"
+    plain = run_ranks(script, word)
+    assert len(numbers_in(plain.stdout)) == 1
+    for strategy in ("NNG", "GGG"):
+        done = run_ranks(script, word, plan=plan_for(a_plan, tmp_path / f"{strategy}.json", strategy), timeout_s=60)
+        assert (done.returncode != 0) is (strategy in refused), done.stderr[-3000:]
+        if strategy in refused:
+            assert re.search("must be changed by all ranks alike|all ranks must load weights", done.stderr)
+        else:
+            assert numbers_in(done.stdout) == pytest.approx(numbers_in(plain.stdout), rel=2e-6)
+
+
+@pytest.mark.distributed
 @pytest.mark.parametrize("word", ["read", "read_1"])
 def test_ddp_scripts_that_read_shards_on_one_rank_are_told_and_do_not_hang(a_plan, tmp_path, word):
     plan = plan_for(a_plan, tmp_path / "GGG.json", "GGG")

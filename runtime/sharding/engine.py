@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
@@ -22,9 +22,10 @@ from paro_advise.runtime.sharding.arrangement import Arrangement, Communicators
 from paro_advise.runtime.sharding.checks import watch_chosen_inputs
 from paro_advise.runtime.sharding.exchange.executor import executor_for
 from paro_advise.runtime.sharding.exchange.usage import Usage
+from paro_advise.runtime.sharding.optimizer_parameters import owned_by_optimizer
 from paro_advise.runtime.sharding.param_states import lead_to_shard
 from paro_advise.runtime.sharding.parameters import fsdp2
-from paro_advise.runtime.sharding.parameters.owned import is_in_backward, owned_by_optimizer, set_gradient
+from paro_advise.runtime.sharding.parameters.owned import is_in_backward, set_gradient
 from paro_advise.runtime.sharding.parameters.replicated import ReplicatedUnits, cast_inputs
 from paro_advise.runtime.sharding.phases.edits import Edits, weights_are_given
 from paro_advise.runtime.sharding.phases.gradients import GradientReducer
@@ -33,29 +34,19 @@ from paro_advise.runtime.sharding.phases.lost_edits import GatheredCopies, Whole
 from paro_advise.runtime.sharding.phases.updates import UpdatePublisher
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from torch.utils.hooks import RemovableHandle
 
     from paro_advise.runtime.sharding.exchange.channels import Channels, GroupGrid
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
     from paro_advise.runtime.sharding.optimizer import OptimizerShards
+    from paro_advise.runtime.sharding.parameters.reading import WholeReader
     from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec
     from paro_advise.runtime.sharding.settings import Settings
-    from paro_advise.runtime.torch_types import StateDict
 
 
 FACTOR_SETTER = "set_gradient_divide_factor"
-
-
-class WholeReader(Protocol):
-    """Makes the states whole that a script asks for, whichever ranks ask."""
-
-    def parameters(self) -> Iterable[tuple[Slot, torch.Tensor]]:
-        """Return the parameters that train, unit by unit."""
-
-    def optimizer_state(self) -> StateDict:
-        """Return the optimizer's state in torch's own layout."""
 
 
 class Engine:

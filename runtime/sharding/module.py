@@ -88,6 +88,8 @@ class ShardedModule(nn.Module):
                 "would go on with the parameters of before",
                 hint="leave assign out, or load before the first training pass",
             )
+        if engine.whole_reader is not None:
+            engine.whole_reader.before_load()
         engine.end_gathered_by_hand()
         engine.show_parameters()
         resting, taken = super().state_dict(), []

@@ -17,8 +17,9 @@ from torch import nn
 from paro_advise.errors import UsageError
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.mixins import derived
+from paro_advise.runtime.sharding.optimizer_parameters import set_stepping
 from paro_advise.runtime.sharding.param_states import ParamStates, lay_out
-from paro_advise.runtime.sharding.parameters.owned import gradient_of, set_gradient, set_stepping
+from paro_advise.runtime.sharding.parameters.owned import gradient_of, set_gradient
 from paro_advise.runtime.sharding.parameters.whole import let_dtensors_add_to_plain_tensors
 
 if TYPE_CHECKING:

@@ -120,6 +120,23 @@ def changes_gradients_of_each_pass(change):
     return found
 
 
+def shrinks_lists_of_weights():
+    """Weight decay by hand, on the lists that the optimizer's groups hold."""
+    torch.manual_seed(0)
+    job = wrapped(Blocks(), "ddp")
+    optimizer, found = adamw(job.parameters()), []
+    for step in range(STEPS):
+        loss = squares(job, values_of(step, same=False))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for group in optimizer.param_groups:
+                torch._foreach_mul_(group["params"], 0.8)
+        found.append(mean(loss))
+    return found
+
+
 def halves(parameter):
     parameter.grad.mul_(0.5)
 
@@ -447,6 +464,7 @@ def jobs(_):
     yield "prunes amid training", lambda: train(Blocks(), "ddp", after_step=prunes)
     yield "answers from one unit", answers_from_one_unit
     yield "works on lists", works_on_lists
+    yield "shrinks lists of weights", shrinks_lists_of_weights
     yield "compiles its step", compiles_its_step
     yield "divides by one norm", lambda: train(Blocks(), "ddp", optimizer_of=lambda ps: ByOneNorm(ps, lr=0.05))
     yield "reads whole states", lambda: train(FrozenAtTheEnd(), "ddp", after_step=reads_whole_states)

@@ -1,7 +1,8 @@
 """What DDP scripts do on rank 0 alone, since every rank holds everything there.
 
 Argument: "save" saves a part of the model, parameters and gradients, and keeps a mean of the weights, "read" reads a norm on rank 0, "read_1" on rank 1,
-"swap" puts other weights into the model on rank 0, saves it and puts the old ones back.
+"swap" puts other weights into the model on rank 0, saves it and puts the old ones back. "resend" makes the ranks' weights equal by
+broadcasts and means, "spread" after rank 0 has changed its own, "load" after rank 0 has loaded a state dict.
 """
 
 from __future__ import annotations
@@ -71,6 +72,15 @@ def main():
         print(f"swapped {total(raw.state_dict().values()):.9e}", flush=True)
         for parameter, old in zip(raw.parameters(), before, strict=True):
             parameter.data.copy_(old)
+    if word in ("spread", "load") and rank == 0:
+        with torch.no_grad():
+            torch._foreach_mul_(list(raw.parameters()), 0.5)
+        if word == "load":
+            raw.load_state_dict(make_model(args).state_dict())
+    for parameter in raw.parameters() if word in ("resend", "spread", "load") else ():
+        dist.broadcast(parameter.data, 0)
+        dist.all_reduce(parameter.data)
+        parameter.data /= dist.get_world_size()
     if mean is not None:
         print(f"mean {total(mean.parameters()):.9e}", flush=True)
     if rank == 0:

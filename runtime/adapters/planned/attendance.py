@@ -49,7 +49,7 @@ _GO, _PARAMETERS, _OPTIMIZER, _UNIT, _READ, _OF_PARAMETER, _OF_MODEL = (
     " of parameter ",
     " of model ",
 )
-_NORM = "a norm of gradients"
+_NORM, _LOAD = "a norm of gradients", "a load of weights"
 _EXCHANGE, _OF_PARTS = "exchange at ", " of parts "
 _READ_HINT = "take the read out of `if rank == 0:` and only print or save there, or choose a strategy N.."
 _HEARD = "paro_points_heard"  # key: how many ranks know that rank 0 has gone on for the last time
@@ -76,6 +76,9 @@ _COLLECTIVES = (
     "scatter_object_list",
 )
 
+# What brings values of one rank to all, or makes one of all ranks'.
+_EQUALIZING = ("all_reduce", "broadcast", "reduce")
+
 
 class Attendance:
     """One rank's part, for all sharded models of the process."""
@@ -88,6 +91,7 @@ class Attendance:
         self._points = 0
         self._is_over = False
         self._inside = False
+        self._all_reduce = dist.all_reduce
         for name in _COLLECTIVES:
             replace_name(name, self._attend_before(getattr(dist, name)), dist)
         WholeReads.before = self._before_read
@@ -136,6 +140,12 @@ class Attendance:
             raise UsageError(
                 f"a norm of sharded gradients must be taken by all ranks, rank 0 takes one, rank {self._rank} does not",
                 hint="clip on all ranks, and only print on one, or choose a strategy N..",
+            )
+        if what == _LOAD:
+            raise UsageError(
+                "all ranks must load weights of a model under a plan, rank 0 calls load_state_dict, rank "
+                f"{self._rank} does not",
+                hint="load on all ranks; they may read one file",
             )
         if what.startswith(_EXCHANGE):
             raise UsageError(
@@ -303,6 +313,8 @@ class Attendance:
                 self.attend()
                 if original.__name__ == "destroy_process_group":
                     self._part()
+                if original.__name__ in _EQUALIZING:
+                    return self._equalize(original, args, kwargs)
             return original(*args, **kwargs)
 
         return call
@@ -324,6 +336,42 @@ class Attendance:
                 f"one that calls {name} in its step, as those do that deal parameters out",
                 hint="take its form for a single device (Muon has one), or train without a plan",
             )
+
+    def _equalize(self, original: Callable[..., _R], args: tuple[object, ...], kwargs: dict[str, object]) -> _R:
+        """Call a collective, unless it shall make sharded parameters equal that a script has changed.
+
+        Raises:
+            UsageError: some rank has changed what it sends since the last step, of which each rank kept its own rows;
+                on all ranks.
+        """
+        sent = [item for item in tree_leaves((args, kwargs)) if isinstance(item, DTensor) and item.dim()]
+        if not sent or self._inside:
+            return original(*args, **kwargs)
+        found = [place for item in sent if (place := self._place(item)) is not None]
+        is_changed = torch.tensor([float(any(engine.edits.is_changed(slot) for engine, slot in found))])
+        is_changed = is_changed.to(sent[0].device)
+        self._all_reduce(is_changed)
+        if is_changed.item():
+            raise UsageError(
+                f"sharded parameters must be changed by all ranks alike, got {original.__name__} of one that a script "
+                "has changed since the last step: of such a change each rank keeps its own rows",
+                hint="make the same change on all ranks (random values after the same seed) and leave the call out, or "
+                "choose a strategy that replicates parameters (N..)",
+            )
+        made = original(*args, **kwargs)
+        for engine, slot in found:
+            engine.edits.note_sent(slot)
+        return made
+
+    def _place(self, tensor: DTensor) -> tuple[Engine, Slot] | None:
+        """Return which trained parameter of which model lies where a tensor does."""
+        memory = tensor._local_tensor.data_ptr()  # noqa: SLF001 - to_local() makes a view
+        for engine in self._engines if memory else ():
+            for slot in (slot for unit in engine.units for slot in unit.spec.training):
+                resting = slot.parameter
+                if isinstance(resting, DTensor) and resting._local_tensor.data_ptr() == memory:  # noqa: SLF001
+                    return engine, slot
+        return None
 
     def _leave(self) -> None:
         """Attend at the end of a process that has not taken its groups down itself."""
@@ -371,6 +419,11 @@ class AttendedReader:
         """Gather the optimizer's state, in torch's own layout."""
         with self._attendance.meeting(_OPTIMIZER + self._of_model):
             return plain_optimizer_state(self._engine)
+
+    def before_load(self) -> None:
+        """Bring all ranks together where the script loads weights."""
+        if self._attendance.is_needed:
+            self._attendance.meet(_LOAD, "load on all ranks; they may read one file")
 
     def before_gather(self, unit: UnitState) -> None:
         """Bring the others to a gather of a unit's parameters that an evaluation needs; they may go on without it."""

@@ -12,7 +12,7 @@ import inspect
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, SupportsIndex
 
 import torch
 from torch import nn
@@ -39,7 +39,6 @@ _ALIAS = "_paro_data"
 _ASSIGNED = "_paro_assigned"  # how often a script has put other values into a copy's place
 _KEEPER = "_paro_keeper"
 _RESTING = "_paro_resting"  # the parameter of which a gathered one is a copy
-_PLACE = "_paro_place"  # of the model's parameter that one of the optimizer stands for
 # Begins of names of attributes that are ours, torch's or Python's.
 _NOT_THE_SCRIPTS = ("_paro", "_is_param", "_dynamo", "_fsdp", "__")
 _OWN_REFERENCES = 3  # to an alias that no script holds: its parameter's, a variable's, and that of asking for them
@@ -70,8 +69,8 @@ class Keeper(Protocol):
         """Refuse to show none where the script's framework would show what this rank has made."""
 
 
-class _Owned(torch.Tensor):
-    """What owned parameters share."""
+class Owned(torch.Tensor):
+    """What parameters share that are ours."""
 
     @property
     def data(self) -> torch.Tensor:
@@ -87,7 +86,7 @@ class _Owned(torch.Tensor):
         """
         if value is self.__dict__.get(_ALIAS):
             return  # ``parameter.data *= 2`` has changed it in place
-        keeper = _keeper_of(self)
+        keeper = keeper_of(self)
         if keeper is not None and keeper.is_of_fsdp2:
             raise UsageError(
                 "a parameter of an FSDP2 script must be changed in place, got an assignment to its data, which plain "
@@ -106,7 +105,7 @@ class _Owned(torch.Tensor):
     @property
     def grad(self) -> torch.Tensor | None:
         """Return the gradient as far as it is known to be complete."""
-        keeper = _keeper_of(self)
+        keeper = keeper_of(self)
         if keeper is None:
             return gradient_of(self)
         keeper.before_read()
@@ -122,7 +121,7 @@ class _Owned(torch.Tensor):
         Raises:
             UsageError: no backward pass has made one, so that what is set would go nowhere.
         """
-        keeper = _keeper_of(self)
+        keeper = keeper_of(self)
         if value is None and keeper is not None:
             keeper.drop(self)
         if value is not None and keeper is not None and not keeper.keeps(self):
@@ -145,7 +144,7 @@ class _Owned(torch.Tensor):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
         """Return what a plain parameter is saved as, so that it can be read without this package."""
-        values = _unmark(self)
+        values = unmarked(self)
         if isinstance(values, DTensor) and WholeReads.are_saved_whole:
             assert isinstance(self, DTensor)
             values = WholeReads.whole(values, of=self)
@@ -172,99 +171,7 @@ class _Owned(torch.Tensor):
         return found
 
 
-class _OfOptimizer(_Owned):
-    """A parameter that only the optimizer holds: whether it trains is asked of the model's and said to it."""
-
-    @property
-    def requires_grad(self) -> bool:
-        """Tell whether the model's parameter wants a gradient."""
-        found: bool = self._of_model().requires_grad
-        return found
-
-    @requires_grad.setter
-    def requires_grad(self, value: bool) -> None:
-        """Freeze the model's parameter, or let it loose, as scripts do that train the parts of groups in turn."""
-        self._of_model().requires_grad = value
-
-    @property
-    def grad(self) -> torch.Tensor | None:
-        """Return the gradient as the model's parameter shows it, of which scripts take both to be one."""
-        found = gradient_of(self)
-        resting = self._resting()
-        keeper = _keeper_of(resting)
-        if found is not None or keeper is None:
-            return found
-        keeper.before_read()
-        found = gradient_of(self)
-        if found is None:
-            found = gradient_of(resting)
-        if found is None:
-            keeper.refuse_hidden(resting)
-        return found
-
-    @grad.setter
-    def grad(self, value: torch.Tensor | None) -> None:
-        """Replace the gradient; None also drops what micro-batches have added up elsewhere."""
-        resting = self._resting()
-        keeper = _keeper_of(resting)
-        if value is None and keeper is not None:
-            keeper.drop(resting)
-            set_gradient(resting, None)
-        set_gradient(self, value)
-
-    def requires_grad_(self, requires_grad: bool = True) -> Self:  # noqa: FBT001, FBT002 - as torch's own
-        """Do the same and return the parameter."""
-        self.requires_grad = requires_grad
-        return self
-
-    def register_hook(self, hook: AnyFunction) -> RemovableHandle:
-        """Hook the gradient of the model's parameter.
-
-        Raises:
-            UsageError: that one is sharded.
-        """
-        handle: RemovableHandle = self._of_model().register_hook(hook)  # type: ignore[no-untyped-call]
-        return handle
-
-    def __getattr__(self, name: str) -> object:
-        """Return what a script has set on the model's parameter, as a factor on its learning rate."""
-        if not name.startswith(_NOT_THE_SCRIPTS) and _PLACE in self.__dict__:
-            of_model = self._of_model()
-            if name in of_model.__dict__ or isinstance(of_model, Gathered):
-                return getattr(of_model, name)
-        raise AttributeError(f"a parameter has no attribute {name!r}", name=name, obj=self)
-
-    def _resting(self) -> torch.Tensor:
-        """Return the model's parameter, that which rests where a copy is gathered."""
-        found = self._of_model()
-        resting = found._resting() if isinstance(found, Gathered) else found  # noqa: SLF001 - of this module
-        return found if resting is None else resting
-
-    def _of_model(self) -> torch.Tensor:
-        known: tuple[weakref.ref[nn.Module], str] | None = self.__dict__.get(_PLACE)
-        module = known[0]() if known is not None else None
-        found = module._parameters.get(known[1]) if known is not None and module is not None else None  # noqa: SLF001 - without a module's own look-up
-        return _unmark(self) if found is None else found
-
-
-class OwnedShard(_OfOptimizer, WholeTensor):
-    """This rank's rows of a parameter of the optimizer."""
-
-
-class _SteppingShard(_OfOptimizer, DTensor):
-    """The same in a step of the optimizer, which mixes them with no plain tensors."""
-
-    @property
-    def grad(self) -> torch.Tensor | None:
-        """Return what the step has been given."""
-        return gradient_of(self)
-
-    @grad.setter
-    def grad(self, value: torch.Tensor | None) -> None:
-        set_gradient(self, value)
-
-
-class OwnedWhole(_Owned, WholeTensor):
+class OwnedWhole(Owned, WholeTensor):
     """This rank's rows of a parameter of the model."""
 
     def register_hook(self, hook: AnyFunction) -> RemovableHandle:  # noqa: ARG002 - as torch's own
@@ -281,12 +188,12 @@ class OwnedWhole(_Owned, WholeTensor):
         Raises:
             UsageError: the script is not FSDP2's.
         """
-        keeper = _keeper_of(self)
+        keeper = keeper_of(self)
         if keeper is not None and not keeper.is_of_fsdp2:
             raise made_by_autograd()
 
 
-class OwnedTensor(_Owned, nn.Parameter):
+class OwnedTensor(Owned, nn.Parameter):
     """A parameter that every rank holds whole; FSDP2's scripts ask it for what DTensors have."""
 
     @property
@@ -314,10 +221,6 @@ def _refuse_rows() -> NoReturn:
         "groups would differ",
         hint="take full_tensor(), or choose a strategy that shards parameters over all ranks (G..)",
     )
-
-
-class _OwnedWholeOfOptimizer(_OfOptimizer, OwnedTensor):
-    """A parameter of the optimizer that every rank holds whole."""
 
 
 class Gathered(nn.Parameter):
@@ -366,10 +269,25 @@ class Gathered(nn.Parameter):
         return plain.__reduce_ex__(protocol)  # type: ignore[no-any-return, no-untyped-call]  # torch's is untyped
 
     def _resting(self) -> torch.Tensor | None:
-        """Return the parameter of which this is a copy."""
         known = self.__dict__.get(_RESTING)
         found: torch.Tensor | None = known() if known is not None else None
         return found
+
+
+def resting_of(parameter: torch.Tensor) -> torch.Tensor:
+    """Return the parameter that rests where one of the model is a gathered copy; others as they are."""
+    found = parameter._resting() if isinstance(parameter, Gathered) else None  # noqa: SLF001 - of this module
+    return parameter if found is None else found
+
+
+def is_of_script(name: str) -> bool:
+    """Tell whether an attribute of a parameter may be one that a script has set."""
+    return not name.startswith(_NOT_THE_SCRIPTS)
+
+
+def has_keeper(parameter: torch.Tensor) -> bool:
+    """Tell whether a parameter is one of a model, whose gradients are kept."""
+    return _KEEPER in parameter.__dict__
 
 
 def gathered_of(copy: nn.Parameter, resting: torch.Tensor) -> None:
@@ -409,7 +327,7 @@ def _part_from_alias(parameter: torch.Tensor, value: torch.Tensor) -> None:
         _DATA.__set__(alias, _DATA.__get__(alias).clone())
 
 
-def _unmark(parameter: torch.Tensor) -> torch.Tensor:
+def unmarked(parameter: torch.Tensor) -> torch.Tensor:
     """Return a parameter's values as torch's own kind of tensor."""
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documentation names it so
         values: torch.Tensor = parameter.detach()
@@ -418,7 +336,7 @@ def _unmark(parameter: torch.Tensor) -> torch.Tensor:
 
 def attributes_of(parameter: torch.Tensor) -> dict[str, object]:
     """Return what a script has set on a parameter."""
-    return {name: value for name, value in parameter.__dict__.items() if not name.startswith(_NOT_THE_SCRIPTS)}
+    return {name: value for name, value in parameter.__dict__.items() if is_of_script(name)}
 
 
 def carry_attributes(attributes: Mapping[str, object], parameter: torch.Tensor) -> None:
@@ -439,24 +357,6 @@ def owned(parameter: nn.Parameter, keeper: Keeper) -> nn.Parameter:
     return parameter
 
 
-def owned_by_optimizer(parameter: nn.Parameter, module: nn.Module, attribute: str) -> nn.Parameter:
-    """Make a parameter ours, in place, that an optimizer holds in place of one of the model.
-
-    Args:
-        parameter: of the optimizer.
-        module, attribute: where the model's stands.
-    """
-    is_sharded = isinstance(parameter, DTensor)
-    parameter.__class__ = OwnedShard if is_sharded else _OwnedWholeOfOptimizer  # type: ignore[assignment]
-    parameter.__dict__[_PLACE] = (weakref.ref(module), attribute)
-    return parameter
-
-
-def is_of_optimizer(parameter: torch.Tensor) -> bool:
-    """Tell whether a parameter is one that only an optimizer under a strategy holds."""
-    return isinstance(parameter, _Owned) and _KEEPER not in parameter.__dict__
-
-
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
     """Return what lies at a parameter as its gradient now."""
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - asked for each parameter, several times a step
@@ -468,12 +368,6 @@ def set_gradient(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None
     """Put a gradient at a parameter, or take it off; nothing that was added up elsewhere is dropped."""
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
         _GRAD.__set__(parameter, gradient)
-
-
-def set_stepping(parameter: torch.Tensor, *, enabled: bool) -> None:
-    """Say that a step of the optimizer begins or has ended, for a parameter of its own."""
-    if isinstance(parameter, (OwnedShard, _SteppingShard)):
-        parameter.__class__ = _SteppingShard if enabled else OwnedShard
 
 
 def is_in_backward() -> bool:
@@ -501,7 +395,7 @@ def release(parameter: torch.Tensor) -> None:
         _DATA.__set__(parameter, nothing)
 
 
-def _keeper_of(parameter: torch.Tensor) -> Keeper | None:
+def keeper_of(parameter: torch.Tensor) -> Keeper | None:
     """Return what keeps the gradients of a parameter, for a script; FSDP2 itself looks at them inside of backward."""
     if is_in_backward():
         return None
@@ -521,15 +415,14 @@ def _address(tensor: torch.Tensor) -> int:
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).data_ptr()  # noqa: SLF001
 
 
-# Torch asks for the exact class before it works on lists of parameters, as it does by default on a GPU, and else takes
-# one at a time, which costs the host ten launches for each (torch/optim/optimizer.py, _default_to_fused_or_foreach).
-for _known in (optimizer_module._foreach_supported_types, _foreach_utils._foreach_supported_types):  # noqa: SLF001
-    _known += [
-        OwnedShard,
-        _SteppingShard,
-        OwnedWhole,
-        OwnedTensor,
-        _OwnedWholeOfOptimizer,
-        WholeTensor,
-        FrameworksShard,
-    ]
+def let_lists_hold(*kinds: type[torch.Tensor]) -> None:
+    """Let torch's optimizers work on lists of such parameters, as they do by default on a GPU.
+
+    Torch asks for the exact class, and else takes one at a time, which costs the host ten launches for each
+    (torch/optim/optimizer.py, _default_to_fused_or_foreach).
+    """
+    for known in (optimizer_module._foreach_supported_types, _foreach_utils._foreach_supported_types):  # noqa: SLF001
+        known.extend(kinds)
+
+
+let_lists_hold(OwnedWhole, OwnedTensor, WholeTensor, FrameworksShard)

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import sys
 from threading import current_thread, main_thread
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,18 +21,36 @@ from paro_advise.errors import DivergedError, UsageError
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from types import ModuleType
 
     from torch._ops import OpOverload
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-    from paro_advise.runtime.torch_types import Arguments, Keywords
+    from paro_advise.runtime.sharding.parameters.units import Slot
+    from paro_advise.runtime.torch_types import Arguments, Keywords, StateDict
 
 _READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)  # noqa: SLF001 - the operator's name
 # Frames of these packages are not where the user's script reads.
 _INNER = ("torch", "paro_advise")
+
+
+class WholeReader(Protocol):
+    """Makes the states whole that a script asks for, whichever ranks ask."""
+
+    def parameters(self) -> Iterable[tuple[Slot, torch.Tensor]]:
+        """Return the parameters that train, unit by unit."""
+
+    def optimizer_state(self) -> StateDict:
+        """Return the optimizer's state in torch's own layout."""
+
+    def before_load(self) -> None:
+        """Make sure that all ranks take a state dict now.
+
+        Raises:
+            UsageError: some do not.
+        """
 
 
 class WholeReads:

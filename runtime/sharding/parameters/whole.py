@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils._pytree import tree_leaves, tree_map
@@ -152,7 +153,7 @@ class WholeTensor(DTensor):
             try:
                 if func is torch.autograd.grad:
                     return _as_whole(_by_autograd(args, kwargs), result)
-                return _as_whole(_on_shards(func, args, kwargs), result)
+                return _as_whole(_counted(func, args, _on_shards(func, args, kwargs)), result)
             except (torch.OutOfMemoryError, dist.DistError):
                 raise
             except (RuntimeError, ValueError) as error:
@@ -288,6 +289,16 @@ class FrameworksShard(WholeTensor):
     """
 
     is_shard_in_framework = True
+
+
+def _counted(func: AnyFunction, args: Arguments, found: Result) -> Result:
+    """Return a result; count a change of the DTensors in a list, as torch counts one of plain or of single tensors."""
+    name = getattr(func, "__name__", "")
+    if _OF_LISTS in name and name.endswith("_"):
+        for item in args[0]:
+            if isinstance(item, DTensor):
+                increment_version(item)
+    return found
 
 
 def _on_shards(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Result:

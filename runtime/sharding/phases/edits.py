@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.arrangement import Arrangement
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
     from paro_advise.runtime.sharding.optimizer import OptimizerShards
+    from paro_advise.runtime.sharding.parameters.units import Slot
     from paro_advise.runtime.sharding.phases.homes import ParameterHomes
     from paro_advise.runtime.sharding.phases.replicas import Replicas
     from paro_advise.runtime.sharding.phases.updates import UpdatePublisher
@@ -78,6 +79,14 @@ class Edits:
     def count_changes(self) -> int:
         """Return how often this rank has changed the model's parameters, at rest, since they were all noted."""
         return self._replicas.count_changes(self._arrangement.units)
+
+    def is_changed(self, slot: Slot) -> bool:
+        """Tell whether this rank has changed a parameter of the model, at rest, since all were noted."""
+        return self._replicas.is_changed(slot)
+
+    def note_sent(self, slot: Slot) -> None:
+        """Remember a parameter as a collective of the script has made it, alike on all ranks."""
+        self._replicas.note_one(slot)
 
     def before_forward(self, unit: UnitState) -> None:
         """Bring what was changed on the optimizer's side to the model, before a unit is used.

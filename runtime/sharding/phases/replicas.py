@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from paro_advise.runtime.sharding.arrangement import Arrangement
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
+    from paro_advise.runtime.sharding.parameters.units import Slot
 
 # Small enough that 24 bits hold each piece exactly, whatever type a backend gathers in.
 _PIECE_BITS, _PIECES = 20, 3
@@ -31,13 +32,17 @@ class Replicas:
     """The copies that ranks hold of each other's parameters."""
 
     def __init__(self) -> None:
-        self._total = 0
+        self._noted: dict[str, int] = {}
         self._is_changed = False  # on this rank
         self._is_doubtful = False  # on any
 
     def note(self, units: Sequence[UnitState]) -> None:
         """Remember the parameters as they are: all ranks have just made them alike."""
-        self._total = _versions(units)
+        self._noted = _versions(units)
+
+    def note_one(self, slot: Slot) -> None:
+        """Remember one parameter as it is."""
+        self._noted[slot.name] = sum(versions(slot.parameter))
 
     def note_change(self) -> None:
         """Note that a script has changed some, or the optimizer's of them, since all were compared."""
@@ -50,7 +55,11 @@ class Replicas:
 
     def count_changes(self, units: Sequence[UnitState]) -> int:
         """Return how often this rank has changed the parameters, at rest, since they were noted."""
-        return _versions(units) - self._total
+        return sum(_versions(units).values()) - sum(self._noted.values())
+
+    def is_changed(self, slot: Slot) -> bool:
+        """Tell whether this rank has changed a parameter since all were noted."""
+        return sum(versions(slot.parameter)) != self._noted.get(slot.name)
 
     def hear(self, *, has_changes: bool) -> None:
         """Hear whether any rank has changed some."""
@@ -90,8 +99,8 @@ class Replicas:
             )
 
 
-def _versions(units: Sequence[UnitState]) -> int:
-    return sum(sum(versions(slot.parameter)) for unit in units for slot in unit.spec.training)
+def _versions(units: Sequence[UnitState]) -> dict[str, int]:
+    return {slot.name: sum(versions(slot.parameter)) for unit in units for slot in unit.spec.training}
 
 
 def _digest(units: Sequence[UnitState]) -> list[float]:
