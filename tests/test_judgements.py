@@ -88,7 +88,8 @@ def step_of(*rows):
     """rows: (state, detail, op, group size, phase, micro-batch)."""
     names = ("state", "detail", "op", "group_size", "phase", "micro_batch")
     data = {name: [row[index] for row in rows] for index, name in enumerate(names)}
-    every = {"bytes": 400, "dtype": "float", "owner": ""}
+    data["group_name"] = [f"ranks of {size}" if size else "" for size in data["group_size"]]
+    every = {"bytes": 400, "dtype": "float", "owner": "", "group_ranks": ""}
     return pl.DataFrame({**data, **{name: [value] * len(rows) for name, value in every.items()}})
 
 
@@ -134,6 +135,13 @@ STRATEGIES = [
     ("IIG", 8, 2, Framework("unknown"), [gather(8), gather(8, "backward"), scatter(8), scatter(8, 1), updated(4)]),
     ("IGG", 8, 2, Framework("unknown"), [gather(8), gather(8, "backward"), scatter(32), scatter(32, 1), updated(4)]),
     ("NIG", 8, 2, Framework("unknown"), [scatter(8), scatter(8, 1), updated(32)]),
+    (  # MiCS, whose small parameters stay whole between steps
+        "III",
+        8,
+        1,
+        Framework("DeepSpeed"),
+        [gather(8), gather(8, "backward"), reduce(8), reduce(4, detail="replica"), updated(8)],
+    ),
     (
         "GGG",
         None,

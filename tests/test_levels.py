@@ -103,7 +103,13 @@ def test_gathers_may_be_slower_than_the_all_reduces_that_alone_were_measured():
 
 @pytest.mark.parametrize(
     ("name", "gbps"),
-    [("NVIDIA L40S", 32.0), ("NVIDIA H100 PCIe", 32.0), ("Tesla T4", 32.0), ("NVIDIA H100 80GB HBM3", 450.0)],
+    [
+        ("NVIDIA L40S", 32.0),
+        ("NVIDIA H100 PCIe", 32.0),
+        ("Tesla T4", 32.0),
+        ("NVIDIA GeForce RTX 4090", 32.0),
+        ("NVIDIA H100 80GB HBM3", 450.0),
+    ],
 )
 def test_devices_without_links_of_their_own_send_by_pcie(name, gbps):
     """Ring collectives reach 0.77 of a data sheet's rate; of a device that nobody knows 150 GB/s are assumed."""

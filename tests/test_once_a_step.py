@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from test_recommend import PROVENANCE, calibration, estimate
 
@@ -38,6 +40,13 @@ def test_reducing_once_a_step_is_a_change_though_the_strategy_stays():
     assert "no_sync" in plan.text
     assert "NNN native each micro-batch" in plan_text(plan)
     assert plan_from_json(to_json(plan), "plan.json") == plan
+
+
+def test_a_way_with_a_long_name_has_its_row():
+    """FSDP2 with reshard_after_forward=False on a mesh of (replicas, shards) that reduces each time: 40 characters."""
+    hybrid = {"framework": Framework.FSDP2, "baseline": Strategy.parse("III"), "gathers_once": True}
+    text = plan_text(recommend(calibration(**REDUCED_EACH_TIME | hybrid), Limits()))
+    assert re.search(r"III/2 kept for backward each micro-batch \d+ ", text)
 
 
 def test_a_run_that_is_kept_stands_once_among_its_alternatives():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+from dataclasses import replace
 
 import polars as pl
 import pytest
@@ -128,6 +129,9 @@ def test_replicas_that_are_reduced_once_a_step_are_not_advised_to_be(tmp_path, r
     assert analysis.run.micro_batches == 4
     (found,) = [finding for finding in analysis.findings if finding.code == "PARO020"]
     assert found.status == status
+    assert calibrate(analysis).replicates_each_pass is reduces_each_pass
+    single = replace(analysis, run=replace(analysis.run, micro_batches=1))
+    assert not calibrate(single).replicates_each_pass  # once a step is each time
 
 
 def ddp_steps(path, passes, *, has_steps=True):

@@ -74,6 +74,15 @@ def test_arrows_lead_to_the_rank_that_arrives_last(tmp_path):
     assert [parts[-1]["pid"] // PIDS_PER_RANK for parts in late] == [2]
 
 
+def test_steps_that_are_in_the_inputs_twice_make_one_picture(tmp_path):
+    """A file that holds all its events twice, as one that was written twice: once is enough for a picture."""
+    folder = four_ranks(tmp_path / "run")
+    data = json.loads((folder / "rank3.json").read_text())
+    data["traceEvents"] *= 2
+    (folder / "rank3.json").write_text(json.dumps(data))
+    assert merged(folder, tmp_path / "merged.json", "--step", "0")
+
+
 def test_processes_and_ids_of_different_ranks_never_meet(tmp_path):
     events = merged(four_ranks(tmp_path / "run"), tmp_path / "merged.json.gz")
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}

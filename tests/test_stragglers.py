@@ -313,6 +313,11 @@ def test_a_slow_node_is_named_as_one(tmp_path):
     one = ring_run(tmp_path / "one", slow_compute_us={5: 300.0}, world=8, steps=6)
     (late,) = analyze(one, gpus_per_node=4).stragglers
     assert (late.rank, late.node_ranks) == (5, ())
+    # The others of its node are slower as well, a little: their links carry more beside their arithmetic.
+    beside = ring_run(tmp_path / "beside", slow_compute_us={4: 40.0, 5: 300.0, 6: 40.0, 7: 40.0}, world=8, steps=6)
+    (late,) = analyze(beside, gpus_per_node=4).stragglers
+    assert (late.rank, late.node_ranks) == (5, ())
+    assert late.lateness_us == pytest.approx(12 * 300, rel=0.05)
 
 
 def test_a_slow_node_of_equal_ranks_is_named_as_one(tmp_path):
@@ -324,6 +329,59 @@ def test_a_slow_node_of_equal_ranks_is_named_as_one(tmp_path):
     (late,) = analyze(folder, gpus_per_node=4).stragglers
     assert (late.node_ranks, late.cause) == ((4, 5, 6, 7), "late compute")
     assert late.lateness_us == pytest.approx(12 * 300, rel=0.05)
+
+
+def hybrid_run(folder, slow, *, units=8, steps=3, per_node=4):
+    """Two nodes: each unit's gradients are scattered inside the node, then added up between peers, which nobody waits for.
+
+    Args:
+        folder: for the traces.
+        slow: how much longer (us) ranks compute for each unit of 1 ms.
+    """
+    ranks = range(2 * per_node)
+    nodes = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    peers = [[rank, rank + per_node] for rank in range(per_node)]
+    everybody = ("0", "default_pg", list(ranks))
+    builders = [
+        TraceBuilder(
+            rank, 8, gpus_per_node=per_node, host=f"host{rank // per_node}",
+            groups=[everybody, ("1", "mesh_shard", nodes[rank // per_node]), ("2", "mesh_replicate", peers[rank % per_node])],
+        )
+        for rank in ranks
+    ]  # fmt: skip
+    begin = 0.0
+    for step in range(steps):
+        ready, link = [begin] * 8, [begin] * 8
+        for unit in range(units):
+            done = [ready[rank] + 1000.0 + slow.get(rank, 0.0) for rank in ranks]
+            for rank, builder in enumerate(builders):
+                builder.compute(ready[rank], done[rank] - ready[rank])
+                builder.backward(ready[rank], 900.0, sequence=1000 * (step + 1) - unit)
+            scattered = [max(done[peer] for peer in nodes[rank // per_node]) + 100.0 for rank in ranks]
+            arrived = [max(scattered[rank], link[rank]) for rank in ranks]
+            link = [max(arrived[peer] for peer in peers[rank % per_node]) + 200.0 for rank in ranks]
+            for rank, builder in enumerate(builders):
+                for kind, group, stream, start, end in (
+                    ("ReduceScatter", "1", 20, done[rank], scattered[rank]), ("AllReduce", "2", 21, arrived[rank], link[rank]),
+                ):  # fmt: skip
+                    builder.collective(
+                        kind, start, end - start, nelems=8_000_000, issue=ready[rank] + 500, seq=step * units + unit,
+                        tid=2, group=group, stream=stream, owners=("FSDP::post_backward_reduce",),
+                    )  # fmt: skip
+            ready = done
+        for builder in builders:
+            builder.step(step, begin, max(link) + 100.0 - begin)
+        begin = max(link) + 100.0
+    return write_run(folder, builders)
+
+
+def test_a_late_rank_costs_what_it_takes_longer_however_often_others_find_it_late(tmp_path):
+    """At the scattering of unit k rank 5 is late by k times 300 us; at the end of the step the others waited for 8."""
+    run = analyze(hybrid_run(tmp_path / "run", {5: 300.0}))
+    (late,) = run.stragglers
+    assert (late.rank, late.node_ranks) == (5, ())
+    assert late.lateness_us == pytest.approx(8 * 300.0, rel=0.01)
+    assert run.late_once_us == pytest.approx(8 * 300.0, rel=0.01)
 
 
 def test_another_late_rank_in_each_step_is_waited_for_under_any_strategy(tmp_path):

@@ -201,6 +201,7 @@ class _Groups:
     replicas: set[int]
     has_replicas: bool
     updated: set[int]
+    updated_in_shards: bool  # updated parameters are gathered in the groups that gather parameters for passes
 
 
 def _sizes(table: pl.DataFrame, else_: set[int] | None = None) -> set[int]:
@@ -215,11 +216,12 @@ def _observe(step: pl.DataFrame, micro_batches: int) -> _Groups:
     def of(state: State) -> pl.DataFrame:
         return step.filter(pl.col("state") == state.value)
 
-    gathers = of(State.PARAMETER)
+    gathers, updates = of(State.PARAMETER), of(State.OPTIMIZER)
+    named = gathers.filter(pl.concat_str("group_name", "group_ranks", ignore_nulls=True) != "")
+    elsewhere = updates.join(named, on=["group_name", "group_ranks", "group_size"], how="anti", nulls_equal=True)
     in_backward = pl.col("detail").str.starts_with("backward")
-    gradients = of(State.GRADIENT)
-    replicas = gradients.filter(pl.col("detail") == "replica")
-    main = gradients.filter(pl.col("detail") != "replica")
+    is_replica = pl.col("detail") == "replica"
+    replicas, main = (of(State.GRADIENT).filter(mask) for mask in (is_replica, ~is_replica))
     # Without phases only the numbers tell: units are gathered once more than they are reduced where backward does so.
     scatters = main.filter(pl.col("op") == Op.REDUCE_SCATTER.value)
     is_unphased = len(gathers) > 0 and bool((gathers["detail"] == "").all())
@@ -236,7 +238,8 @@ def _observe(step: pl.DataFrame, micro_batches: int) -> _Groups:
         scattered=bool((main["op"] == Op.REDUCE_SCATTER.value).any()),
         replicas=_sizes(replicas),
         has_replicas=len(replicas) > 0,
-        updated=_sizes(of(State.OPTIMIZER)),
+        updated=_sizes(updates),
+        updated_in_shards=len(elsewhere) < len(updates),
     )
 
 
@@ -360,13 +363,10 @@ def _gradient_level(seen: _Groups, parameter: str, world: int, framework: Framew
 def _optimizer_level(seen: _Groups, parameter: str, gradient: str, world: int, reasons: list[str]) -> str:
     if seen.updated:
         spans_world = max(seen.updated) >= world
-        across_groups = parameter == "I" and not spans_world
+        across_groups = parameter == "I" and not spans_world and not seen.updated_in_shards
         reasons.append(f"updated parameters gathered over {_list(seen.updated)} ranks after the step")
-        if spans_world or across_groups:
-            return "G"
-        return "I"
-    order = "NIG"
-    finest = max((parameter, gradient), key=order.index)
+        return "G" if spans_world or across_groups else "I"
+    finest = max((parameter, gradient), key="NIG".index)
     reasons.append("nothing moves after the step: optimizer states lie where gradients end")
     return finest
 

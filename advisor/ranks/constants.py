@@ -7,6 +7,7 @@ STRAGGLER_STEP_SHARE = 0.02  # of a step that a straggler must cost beyond what 
 STRAGGLER_STEPS_SHARE = 0.6  # of the steps in which one rank, or two together, must lead the waiting; assumed
 STRAGGLER_WAIT_SHARE = 0.4  # of all waiting that these must cause; assumed
 STRAGGLER_MAX_CHANCE = 0.25  # of naming equal ranks, at most; what two steps of four ranks can show at best
+ALONE_RATIO = 2.0  # how much more than the others of its node one rank must be slower to be slow alone; assumed
 CAUSE_EXCESS_SHARE = 0.02  # of a step that it must spend more than the others for a cause to be named; assumed
 SLOW_GROUP_FACTOR = 1.5  # times as long as its peers that a group takes for the same collectives; assumed
 SLOW_GROUP_STEP_SHARE = 0.02  # of a step that this must cost; assumed: less is noise

@@ -9,7 +9,7 @@ stragglers).
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import comb, exp, inf, lgamma, log, log1p
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paro_advise.advisor.ranks.constants import (
+    ALONE_RATIO,
     CAUSE_EXCESS_SHARE,
     STRAGGLER_MAX_CHANCE,
     STRAGGLER_STEP_SHARE,
@@ -127,7 +128,7 @@ def find_stragglers(aligned: AlignedRun | None, run: Run, node_of: Mapping[int, 
     joined = aligned.table.filter(pl.col("match").is_not_null() & ~pl.col("op").is_in(_ONE_SIDED))
     if not len(joined):
         return Lateness(num_ranks=len(facts))
-    costs = _costs(_delays(joined, aligned.table))
+    costs = _costs(_delays(joined, aligned.table), _excesses(facts))
     least_us = STRAGGLER_STEP_SHARE * run.mean_step_us
     if node := _late_node(costs, facts, node_of or {}, least_us):
         return Lateness(stragglers=(node,), num_steps=costs.num_steps, num_ranks=len(facts), once_us=costs.once_us)
@@ -136,7 +137,7 @@ def find_stragglers(aligned: AlignedRun | None, run: Run, node_of: Mapping[int, 
     found = [
         Straggler(
             rank=rank,
-            lateness_us=costs.own(rank) / costs.num_steps,
+            lateness_us=costs.bounded_us(rank) / costs.num_steps,
             share_of_steps=costs.led[rank] / costs.num_steps,
             cause=_cause(rank, facts),
             chance=chance,
@@ -204,12 +205,15 @@ class _Costs:
     Attributes:
         led: in how many steps a rank causes most of it, and so much of it that it counts.
         met: the first and the number of the ranks at the collectives at which a rank costs most.
+        excess_us: by how much a rank's own time in a step is longer than the median rank's, at least 0. It cannot be
+            late by more, however often ranks that run ahead of it find it late by the same.
     """
 
     own_us: dict[int, dict[str, float]]
     all_us: dict[str, float]
     led: Counter[int]
     met: dict[int, tuple[int, int]]
+    excess_us: dict[int, dict[str, float]]
 
     @property
     def num_steps(self) -> int:
@@ -217,11 +221,25 @@ class _Costs:
 
     @property
     def once_us(self) -> float:
-        latest = [max(steps.get(label, 0.0) for steps in self.own_us.values()) for label in self.all_us]
+        latest = [max(self._bounded_us(rank, label) for rank in self.own_us) for label in self.all_us]
         return sum(latest) / len(latest) if latest else 0.0
 
     def own(self, rank: int) -> float:
         return sum(self.own_us[rank].values())
+
+    def bounded_us(self, rank: int) -> float:
+        """Return what a rank costs in all steps, at most by what it takes longer itself."""
+        return sum(self._bounded_us(rank, label) for label in self.own_us[rank])
+
+    def _bounded_us(self, rank: int, label: str) -> float:
+        cost = self.own_us[rank].get(label, 0.0)
+        return min(cost, self.excess_us.get(rank, {}).get(label, cost))
+
+    def steps_slowest(self, rank: int) -> int:
+        """Return in how many steps a rank takes longer itself than any other."""
+        return sum(
+            max(self.excess_us, key=lambda one: self.excess_us[one].get(label, 0.0)) == rank for label in self.all_us
+        )
 
     def steps_led(self, group_of: Mapping[int, int]) -> Counter[int]:
         """Return in how many steps each group of ranks causes more than any other one, and so much that it counts."""
@@ -284,7 +302,24 @@ def _once(delays: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _costs(delays: pl.DataFrame) -> _Costs:
+def _excesses(facts: Mapping[int, Source]) -> dict[int, dict[str, float]]:
+    """Return how much longer than the median rank's each rank's own time is, by step; ranks without parts have none."""
+    own = {
+        (rank, step.label): sum(getattr(step, field) for field in _OWN_FIELDS)
+        for rank, source in facts.items()
+        for step in source.steps
+    }
+    of_step: dict[str, list[float]] = {}
+    for (_, label), time_us in own.items():
+        of_step.setdefault(label, []).append(time_us)
+    typical = {label: float(np.median(times)) for label, times in of_step.items()}
+    found: dict[int, dict[str, float]] = {}
+    for (rank, label), time_us in own.items():
+        found.setdefault(rank, {})[label] = max(0.0, time_us - typical[label])
+    return found
+
+
+def _costs(delays: pl.DataFrame, excess_us: dict[int, dict[str, float]]) -> _Costs:
     import polars as pl
 
     own: dict[int, dict[str, float]] = {}
@@ -305,13 +340,17 @@ def _costs(delays: pl.DataFrame) -> _Costs:
             if cost >= STRAGGLER_WAIT_SHARE * max(whole[label], 1e-9)
         ),
         met={rank: (first, size) for rank, first, size, _ in by_group.iter_rows()},
+        excess_us=excess_us,
     )
 
 
 def _late_node(
     costs: _Costs, facts: Mapping[int, Source], node_of: Mapping[int, int], least_us: float
 ) -> Straggler | None:
-    """Return the worst rank of a node that the others wait for in most steps, and whose ranks are all slower alike."""
+    """Return the worst rank of a node that the others wait for in most steps, and whose ranks are all slower alike.
+
+    Or the one rank of it that is slower.
+    """
     members: dict[int, list[int]] = {}
     for rank in facts:
         members.setdefault(node_of.get(rank, -1), []).append(rank)
@@ -326,6 +365,8 @@ def _late_node(
             continue
         typical = _typical([item for rank, item in facts.items() if rank not in ranks])
         slower = [_excess(facts[rank], typical) for rank in ranks]
+        if alone := _late_alone(costs, dict(zip(ranks, slower, strict=True)), len(facts), least_us):
+            return replace(alone, share_of_steps=led / costs.num_steps)
         chance = chance_of_leading(led, costs.num_steps, len(members))
         if min(excess for _, excess in slower) > max(_excess(facts[o], typical)[1] for o in facts if o not in ranks):
             # That the slowest share a node; the better one of two chances counts twice.
@@ -345,6 +386,28 @@ def _late_node(
                 node_ranks=tuple(sorted(ranks)),
             )
     return None
+
+
+def _late_alone(
+    costs: _Costs, slower: Mapping[int, tuple[str, float]], num_ranks: int, least_us: float
+) -> Straggler | None:
+    """Return the one rank of a node that is slower: it makes the others of its node late where these meet other nodes.
+
+    Args:
+        costs: of late ranks.
+        slower: what each rank of the node spends more on than those of other nodes, and how much a step (us).
+        num_ranks: with timed steps.
+        least_us: that it must spend more in a step.
+    """
+    rank = max(slower, key=lambda item: slower[item][1])
+    cause, excess_us = slower[rank]
+    others_us = float(np.median([excess for other, (_, excess) in slower.items() if other != rank]))
+    if excess_us < max(least_us, ALONE_RATIO * others_us) or cause == "unknown":
+        return None
+    chance = chance_of_leading(costs.steps_slowest(rank), costs.num_steps, num_ranks)
+    if chance > STRAGGLER_MAX_CHANCE:
+        return None
+    return Straggler(rank=rank, lateness_us=excess_us, share_of_steps=1.0, cause=cause, chance=chance)
 
 
 def _cause(rank: int, facts: Mapping[int, Source]) -> str:

@@ -181,7 +181,8 @@ def _arrows(aligned: AlignedRun, windows: Mapping[int, _RankWindow], label: str)
     }
     out: list[TraceEvent] = []
     for (number,), part in rows.group_by("match", maintain_order=True):
-        members = list(part.iter_rows(named=True))
+        # A step that is in the inputs twice has one picture.
+        members = [row for row in part.iter_rows(named=True) if row["state"] in states[row["rank"]]]
         for place, row in enumerate(members if len(members) > 1 else []):
             window = windows[row["rank"]]
             out.append(

@@ -321,11 +321,13 @@ def _finer_reductions(model: _Model, reduced: Sequence[CollectiveEntry], passes:
 
 
 def _replicates_each_pass(analysis: Analysis, model: _Model, reduced: Sequence[CollectiveEntry], micro: int) -> bool:
+    if micro == 1:  # once a step is each time
+        return False
     replicas = _kinds(analysis, State.GRADIENT, lambda entry: entry.detail == "replica")
     if sum(entry.count for entry in replicas) > model.num_sent * (micro - 0.5):
         return True
     whole_gradients = (analysis.run.strategy.triple or "N")[1] == "N"
-    return whole_gradients and micro > 1 and _passes(analysis, reduced, micro) == micro
+    return whole_gradients and _passes(analysis, reduced, micro) == micro
 
 
 def _ranks_per_node(analysis: Analysis, world: int, notes: list[str]) -> int:

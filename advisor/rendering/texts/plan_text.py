@@ -171,8 +171,8 @@ def _row(mark: str, choice: Choice) -> str:
     step = choice.predicted.step_time_us
     span = f"{_ms(step.p10)}..{_ms(step.p90)}"
     peak = "" if choice.predicted.peak_bytes is None else f"{bytes_text(choice.predicted.peak_bytes):>12}"
-    name = f"{short_choice_name(choice):<26}"
+    name = f"{short_choice_name(choice):<26} "
     return (
-        f"{mark:<4}{name}{_ms(step.p50):>{35 - len(name)}}{span:>18}{choice.predicted.speedup.p50:>9.2f}x"
+        f"{mark:<4}{name}{_ms(step.p50):>{max(0, 35 - len(name))}}{span:>18}{choice.predicted.speedup.p50:>9.2f}x"
         f"{choice.probability_best:>9.0%}{bytes_text(choice.predicted.memory_bytes):>12}{peak}"
     )
