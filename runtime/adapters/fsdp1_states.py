@@ -27,7 +27,7 @@ from torch.distributed.fsdp.api import (
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
-from paro_advise.errors import TrainingError
+from paro_advise.errors import TrainingError, UsageError
 from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.session import Session
 from paro_advise.runtime.sharding.states.summoning import whole_parameters
@@ -147,7 +147,7 @@ class FullyShardedStates(nn.Module):
         config = settings.optim_state_dict_config
         if settings.state_dict_type != StateDictType.FULL_STATE_DICT and engine is not None:
             with engine.shown_as_shards():
-                state = optim.state_dict()
+                state = tree_map_only(torch.Tensor, _copy, optim.state_dict())
         else:
             state = optim_state_dict or optim.state_dict()
             if getattr(config, "rank0_only", False) and dist.get_rank():
@@ -228,7 +228,7 @@ class FullyShardedStates(nn.Module):
     ) -> StateDict:
         """Return rank 0's whole state as what the optimizer's ``load_state_dict`` takes."""
         del optim_input, group
-        assert optim is not None
+        optim = optim or _optimizer_of(model)
         config = FullOptimStateDictConfig(rank0_only=True)
         with FullyShardedStates.state_dict_type(model, StateDictType.FULL_STATE_DICT, None, config):
             return FullyShardedStates.optim_state_dict_to_load(model, optim, full_optim_state_dict or {})
@@ -242,8 +242,7 @@ class FullyShardedStates(nn.Module):
     ) -> StateDict:
         """Return a whole state as what the optimizer's ``load_state_dict`` takes."""
         del optim_input
-        assert optim is not None
-        return FullyShardedStates.optim_state_dict_to_load(model, optim, full_optim_state_dict)
+        return FullyShardedStates.optim_state_dict_to_load(model, optim or _optimizer_of(model), full_optim_state_dict)
 
     @staticmethod
     def flatten_sharded_optim_state_dict(
@@ -294,6 +293,32 @@ def _remember(module: nn.Module, settings: StateDictSettings) -> None:
 
 def _nothing_of(value: torch.Tensor) -> torch.Tensor:
     return value.new_empty(0)
+
+
+def _optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of a model, which torch lets scripts leave out.
+
+    Raises:
+        UsageError: none is known, or several.
+    """
+    engine = _session().engine(model)
+    if engine is not None:
+        found = list(engine.shards.optimizers)
+    else:
+        own = {id(parameter) for parameter in model.parameters()}
+        made = [optimizer for reference in _session().optimizers if (optimizer := reference()) is not None]
+        found = [one for one in made if any(id(item) in own for group in one.param_groups for item in group["params"])]
+    if len(found) != 1:
+        raise UsageError(
+            f"a state must be of one optimizer of the model, got none by name and {len(found)} that could be meant",
+            hint="pass optim=",
+        )
+    return found[0]
+
+
+def _copy(value: torch.Tensor) -> torch.Tensor:
+    """Return what no step changes, as FSDP1 returns it."""
+    return value.detach().clone()
 
 
 def _place(value: Any, *, to_cpu: bool) -> Any:

@@ -238,11 +238,11 @@ class Engine:
         self.edits.note_all()
         for unit in self.units:
             for slot in unit.spec.training:
-                # Whole gradients are added up in the type they are reduced in, and shown in the optimizer's;
-                # FSDP2 adds them up itself and puts its own on the parameter for a moment.
-                adds_up_here = self.levels.parameter == Level.N
-                if adds_up_here and slot.parameter.dtype != self.settings.gradient_dtype(slot):
-                    slot.parameter.grad_dtype = self.settings.gradient_dtype(slot)
+                # Whole gradients are added up in the type they are reduced in, if it is wider, and shown in the
+                # optimizer's; FSDP2 adds them up itself and puts its own on the parameter for a moment.
+                reduced = self.settings.gradient_dtype(slot)
+                if self.levels.parameter == Level.N and reduced.itemsize > slot.parameter.dtype.itemsize:
+                    slot.parameter.grad_dtype = reduced
                 elif slot.parameter.dtype != slot.dtype:
                     slot.parameter.grad_dtype = None
 

@@ -102,6 +102,11 @@ def save(model, optimizer, folder, words):
     with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
         found = {"model": model.state_dict(), "optimizer": FSDP.optim_state_dict(model, optimizer)}
         dcp.save(found, checkpoint_id=folder / "sharded")
+    return states, found["optimizer"]
+
+
+def steps_of(states):
+    return {float(values["step"]) for values in states.get("state", {}).values()}
 
 
 def load(model, optimizer, folder, words):
@@ -135,7 +140,7 @@ def main():
     rank = dist.get_rank()
     model = made(args, words)
     optimizer = Prepared(torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3, weight_decay=0.1))
-    first = 0
+    first, kept = 0, ()
     if "resume" in words or "resume_shards" in words:
         load(model, optimizer, folder, words)
         first = SAVED_AFTER
@@ -147,7 +152,7 @@ def main():
         optimizer.zero_grad()
         report(f"step {step} loss", mean_of(loss), "norm", norm)
         if step + 1 == SAVED_AFTER and not first:
-            save(model, optimizer, folder, words)
+            kept = save(model, optimizer, folder, words)
         if step + 1 == SAVED_AFTER + 1:
             with FSDP.summon_full_params(model):
                 shapes = {tuple(value.shape) for value in model.parameters()}
@@ -159,6 +164,7 @@ def main():
                 next(iter(model.parameters())).zero_()
     with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
         found = model.state_dict()
+    assert all(steps_of(states) <= {SAVED_AFTER} for states in kept)  # no step after it changes what was saved
     report("end", sum(value.double().sum() for value in found.values()))
     if rank == 0:
         print(",".join(sorted(found)), flush=True)

@@ -1,4 +1,4 @@
-"""FSDP2 in bf16 with gradients reduced in bf16, or with another divisor, by the word "bf16" or "divisor"."""
+"""FSDP2 in bf16, in fp32 with gradients reduced in bf16, or with another divisor: "bf16", "reduced" or "divisor"."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def main():
     args = parse_args()
     dist.init_process_group("gloo")
     model = make_model(args)
-    settings = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)} if word == "bf16" else {}
+    in_bf16 = {"bf16": {"param_dtype": torch.bfloat16}, "reduced": {"reduce_dtype": torch.bfloat16}}
+    settings = {"mp_policy": MixedPrecisionPolicy(**in_bf16[word])} if word in in_bf16 else {}
     for block in model.blocks:
         fully_shard(block, **settings)
     fully_shard(model, reshard_after_forward=True, **settings)

@@ -353,8 +353,9 @@ class Attendance:
         self._all_reduce(is_changed)
         if is_changed.item():
             raise UsageError(
-                f"sharded parameters must be changed by all ranks alike, got {original.__name__} of one that a script "
-                "has changed since the last step: of such a change each rank keeps its own rows",
+                f"a sharded parameter that a script has changed must not be sent round before the next step, got "
+                f"{original.__name__} of one: each rank keeps its own rows of a change, and nothing tells whether all "
+                "ranks have made the same",
                 hint="make the same change on all ranks (random values after the same seed) and leave the call out, or "
                 "choose a strategy that replicates parameters (N..)",
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
@@ -11,8 +12,6 @@ from paro_advise.runtime.sharding.states import states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import torch
 
     from paro_advise.runtime.sharding.engine import Engine
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
@@ -61,6 +60,12 @@ def plain_optimizer_state(engine: Engine) -> StateDict:
     whole: dict[str, StateDict] = {}
     for name, key, value in whole_moments(engine):
         whole.setdefault(name, {})[key] = value
+    # Gathered values stay as they are; numbers of steps would go on with the training beside them.
+    for name, shard in engine.shards.held.items():
+        known = whole.setdefault(name, {})
+        for key, value in engine.shards.optimizer.state.get(shard, {}).items():
+            if isinstance(value, torch.Tensor) and key not in known:
+                known[key] = value.detach().clone()
     return _by_places(engine, whole)
 
 
