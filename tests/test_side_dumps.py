@@ -8,6 +8,7 @@ import pickle
 import sqlite3
 
 import pytest
+from helpers import analyze
 
 from paro_advise.errors import BrokenInputError, HostileInputError, InputError
 from paro_advise.trace_parsers import nsys
@@ -399,6 +400,20 @@ def test_nsys_device_rows_collectives_and_spans(tmp_path):
     assert parsed.header.rank == 6
     assert {"Q201", "Q270", "Q273"} <= set(codes(parsed))
     assert "Q271" in codes(nsys.parse(make_nsys(tmp_path / "b.sqlite", with_runtime=False), source()))
+
+
+def test_nsys_graphs_that_were_recorded_as_wholes_carry_no_verdict(tmp_path):
+    """Its default: one row for each execution of a CUDA graph, whatever runs in it."""
+    graphs = """CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, end INTEGER, deviceId INTEGER,
+            contextId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER, graphId INTEGER);
+        INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (4000, 4900, 0, 1, 7, 13, 16777216, 1),
+            (4000, 4900, 1, 1, 7, 13, 16777216, 1);"""
+    path = make_nsys(tmp_path / "graphs.sqlite", extra=graphs)
+    parsed = nsys.parse(path, source())
+    device = parsed.events.device
+    assert [(row["start_us"], row["end_us"], row["kind"]) for row in device.to_dicts()][1] == (4.0, 4.9, 0)
+    assert "Q276" in codes(parsed)
+    assert "CUDA graphs were recorded as wholes" in analyze(path).verdict.text
 
 
 def test_nsys_hostile_schema_and_damage_do_not_hang(tmp_path):

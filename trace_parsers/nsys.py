@@ -31,6 +31,7 @@ _MAGIC = b"SQLite format 3\0"
 _KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 _MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
 _MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
+_GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 # CUpti_ActivityMemcpyKind (CUPTI documentation).
 _COPIES = {
@@ -100,6 +101,7 @@ class _Report:
     rank: int | None
     places: list[tuple[int, int]]
     num_events: int
+    num_graphs: int = 0  # executions of CUDA graphs that were recorded as wholes
     num_other_marks: int = 0  # ranges that look like steps, inside of steps or of other names or threads
 
     @property
@@ -215,23 +217,29 @@ def _device_rows(database: Database, strings: dict[int, str], places: list[tuple
     process, device = places[0] if places else (0, 0)
     launches, threads = _launches(database, process)
     num_events = 0
-    for table, label in ((_KERNEL, "demangledName"), (_MEMCPY, "copyKind"), (_MEMSET, "")):
+    num_graphs = 0
+    for table, label in ((_KERNEL, "demangledName"), (_GRAPH, ""), (_MEMCPY, "copyKind"), (_MEMSET, "")):
         columns = ("start", "end", "streamId", "correlationId", "globalPid", "deviceId", label, "shortName")
         for cells in database.select(table, columns, MAX_DEVICE_ROWS):
             num_events += 1
             start, end, stream, correlation, pid, number, what, short_name = cells
             if (bounded_int(pid) or 0, bounded_int(number) or 0) != (process, device):
                 continue
-            kind = None if table == _KERNEL else KernelKind.MEMORY
+            kind = {_KERNEL: None, _GRAPH: KernelKind.COMPUTE}.get(table, KernelKind.MEMORY)
             if table == _KERNEL:
                 name = _text(strings, what) or _text(strings, short_name) or _UNNAMED
+            elif table == _GRAPH:
+                name, num_graphs = "CUDA graph", num_graphs + 1
             elif table == _MEMCPY:
                 name = f"Memcpy {_COPIES.get(bounded_int(what) or 0, 'unknown')}"
             else:
                 name = "Memset (Device)"
             launch_us = launches.get(bounded_int(correlation) or -1, float("nan"))
             rows.add((start, end), stream, name, launch_us, kind)
-    return _Report(rows=rows, issues=threads, spans=[], steps=[], rank=None, places=places, num_events=num_events)
+    return _Report(
+        rows=rows, issues=threads, spans=[], steps=[], rank=None, places=places, num_events=num_events,
+        num_graphs=num_graphs,
+    )  # fmt: skip
 
 
 def _text(strings: dict[int, str], code: object) -> str:
@@ -376,6 +384,13 @@ def _notices(database: Database, report: _Report) -> NoticeList:
             NO_STEPS_CODE,
             "no NVTX range marks steps: the whole report counts as one step",
             'mark each step: torch.cuda.nvtx.range_push(f"step {number}")',
+        )
+    if report.num_graphs:
+        notices.warn(
+            "Q276",
+            f"{plural(report.num_graphs, 'execution')} of CUDA graphs were recorded as wholes: all that runs in them "
+            "counts as computing, collectives too",
+            "record with: nsys profile --cuda-graph-trace=node",
         )
     if report.num_other_marks:
         notices.info(

@@ -100,6 +100,11 @@ EXPLAINED_SHARE, NUM_HALVINGS = (
 MAX_HOST_US_PER_BYTE = 0.1  # of what cores add to a byte; a bound of the search, far above what CPUs show
 
 # ---- queues of a GPU run ------------------------------------------------------------------------------------
+UNTRACED_SHARE = 0.1  # of a step in collectives that may wait for ranks without a trace, from which it counts; assumed
+# How many times as slowly as the best of its group a collective moves that may wait for such a rank: what runs beside
+# it on the same links makes it 2 to 2.5 (simulated runs with all ranks traced); assumed.
+UNTRACED_RATIO = 3.0
+WHOLE_MESSAGE_BYTES = 1 << 20  # bytes; shorter messages are latency, which says nothing of rates; assumed
 NOTED_ASIDE_SHARE = 0.01  # of a step in arithmetic that no pass launched, from which it is said; assumed
 OWN_GATHERS_SHARE = 0.02  # of a step in gathers of an optimizer's own, from which they are not left out; assumed
 LITTLE_UPDATE_SHARE = 0.1  # of the host's time in the optimizer's step, below which devices do not update; assumed

@@ -19,6 +19,7 @@ from paro_advise.advisor.analysis.judgement.operations import operations_name, o
 from paro_advise.advisor.analysis.model import VerdictEntry
 from paro_advise.advisor.analysis.regimes import UNSEEN, Regime, StepVerdict
 from paro_advise.advisor.analysis.summary import step_time
+from paro_advise.advisor.facts.model import GRAPHS_CODE
 from paro_advise.advisor.wording.quantities import bytes_text, gbps_text, time_text
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
@@ -118,6 +119,7 @@ def _step_verdict(
             shards_globally="G" in (strategy.triple_at_rest or "")[:1],
             sees_all_ranks=run.sees_all,
             is_cut=run.is_cut,
+            hides_graphs=any(notice.code == GRAPHS_CODE for _, item in run.timed for notice in item.facts.notices),
             total_by_state={state: item.entry.total_us or 0.0 for state, item in states.items()},
             operations={state: operations_text(collectives, state) for state in states},
             waits_between_stages=_is_of_pipeline(collectives),
@@ -206,6 +208,7 @@ class StepEvidence:
     shards_globally: bool
     sees_all_ranks: bool
     is_cut: bool  # the traces end early: what is missing looks idle
+    hides_graphs: bool = False  # CUDA graphs are in the traces as wholes
     total_by_state: dict[State, float] = field(default_factory=dict)
     operations: dict[State, str] = field(default_factory=dict)  # the collectives of a state in words
     waits_between_stages: bool = False  # most of what moves no model state goes between stages of a pipeline
@@ -243,6 +246,14 @@ def judge_step(evidence: StepEvidence) -> StepVerdict:
             limiting_state=None,
             text="No verdict: the trace ends early or is damaged, and what is missing would look like idle time. "
             "The figures below cover what is there; record it again.",
+            case="",
+        )
+    if evidence.hides_graphs:
+        return StepVerdict(
+            regime=Regime.UNKNOWN,
+            limiting_state=None,
+            text="No verdict: CUDA graphs were recorded as wholes, and all that runs in them counts as computing, "
+            "collectives too. Record with nsys profile --cuda-graph-trace=node.",
             case="",
         )
     comm, idle, compute = (value / step for value in (evidence.exposed_us, evidence.idle_us, evidence.compute_us))

@@ -31,6 +31,7 @@ from paro_advise.advisor.prediction.fitting.step_parts import (
     overlapped_us,
     step_parts,
 )
+from paro_advise.advisor.prediction.fitting.untraced_waits import waits_for_untraced
 from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, fit_tiers
 from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.collective import Op
@@ -157,7 +158,8 @@ def _why_untrusted(analysis: Analysis) -> str:
             f"for {time_text(queued_us)} of each step no recorded kernel runs although the next one was launched, and "
             "what is done then would be taken for idle time"
         )
-    return _on_the_host(analysis) or _across_nodes(analysis) or gathers_of_optimizer(analysis)
+    found = _on_the_host(analysis) or _across_nodes(analysis) or gathers_of_optimizer(analysis)
+    return found or waits_for_untraced(analysis)
 
 
 def _across_nodes(analysis: Analysis) -> str:

@@ -1,0 +1,59 @@
+"""Whether what ranks without a trace may have done is taken for what links do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.prediction.constants import UNTRACED_RATIO, UNTRACED_SHARE, WHOLE_MESSAGE_BYTES
+from paro_advise.advisor.prediction.fitting.step_parts import MODEL_STATE_NAMES
+from paro_advise.advisor.wording.quantities import time_text
+from paro_advise.core.collective import bus_factor
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.analysis.model import Analysis, CollectiveEntry
+
+
+def waits_for_untraced(analysis: Analysis) -> str:
+    """Return that much of a step may be waiting for ranks without a trace, "" where it is not.
+
+    Waiting for such a rank counts as transfer. It shows where some collectives of a group move their bytes several
+    times as slowly as others of the group, or where few of one kind take far longer than most. Beyond what was told to
+    be waiting for ranks that have traces.
+    """
+    run, step_us = analysis.run, analysis.breakdown_us.step_us
+    if run.backend == "gloo" or not run.world_size or len(run.ranks) >= run.world_size or step_us <= 0:
+        return ""
+    moved = [entry for entry in analysis.collectives if entry.state in MODEL_STATE_NAMES]
+    states = [state for name, state in analysis.states.items() if name in MODEL_STATE_NAMES]
+    known_us = sum(state.wait_us or 0.0 for state in states)
+    slow_us, ratio = _slower_than_their_group(moved)
+    transfers_us = sum(state.transfer_us or 0.0 for state in states)
+    rare_us = transfers_us - sum(entry.count * (entry.p50_us or 0.0) for entry in moved)
+    least_us = UNTRACED_SHARE * step_us
+    told = f"ranks without a trace may be late: {len(run.ranks)} of {run.world_size} have one. Record more of them"
+    if slow_us - known_us >= least_us:
+        return (
+            f"{time_text(slow_us)} of a step is in collectives that move up to {ratio:.0f} times as slowly as others "
+            f"of their group, and {told}"
+        )
+    if rare_us >= least_us:
+        return (
+            f"{time_text(rare_us)} of a step is in collectives that take far longer than most of their kind, and {told}"
+        )
+    return ""
+
+
+def _slower_than_their_group(moved: list[CollectiveEntry]) -> tuple[float, float]:
+    """Return what those that are much slower take longer than at their group's best rate (us), and how many times."""
+    rates: dict[tuple[str, int], list[tuple[float, CollectiveEntry]]] = {}
+    for entry in moved:
+        if entry.bytes and entry.bytes >= WHOLE_MESSAGE_BYTES and entry.p50_us and entry.group_size:
+            rate = entry.bytes * bus_factor(entry.op, entry.group_size) / entry.p50_us
+            rates.setdefault((entry.span, entry.group_size), []).append((rate, entry))
+    total_us, most = 0.0, 1.0
+    for found in rates.values():
+        best = max(rate for rate, _ in found)
+        slow = [(rate, entry) for rate, entry in found if rate > 0 and best >= UNTRACED_RATIO * rate]
+        total_us += sum(entry.count * (entry.p50_us or 0.0) * (1 - rate / best) for rate, entry in slow)
+        most = max([most, *(best / rate for rate, _ in slow)])
+    return total_us, most
