@@ -19,6 +19,7 @@ from paro_advise.advisor.comparison.constants import (
     EXTREME_SIGMAS,
     MAX_STEP_CORRELATION,
     MIN_SAMPLES,
+    NORMAL_98,
     NUM_RESAMPLES,
     SIGNIFICANT_SIGMAS,
     TAIL_SHARE,
@@ -87,6 +88,31 @@ def change_between(
         low=math.expm1(min(value, value - (value - low) * wider)),
         high=math.expm1(max(value, value + (high - value) * wider)),
     )
+
+
+def widened(change: Change, before: Sequence[float], after: Sequence[float]) -> Change | None:
+    """Return a change of means over steps, whose range so far tells of other samples, as wide as steps ask for.
+
+    Args:
+        change: of a part of the steps.
+        before, after: times of the steps.
+
+    Returns:
+        None where one side has a single step, which tells of no others.
+    """
+    if min(len(before), len(after)) < 2:
+        return None
+    error = math.hypot(_error_of_mean(before), _error_of_mean(after))
+    low, high = math.log1p(change.low) - error, math.log1p(change.high) + error
+    return Change(value=change.value, low=math.expm1(low), high=math.expm1(high))
+
+
+def _error_of_mean(samples: Sequence[float]) -> float:
+    """Return half of the 98 % range of a mean, as a share of it."""
+    times = _clip(samples)
+    mean = float(times.mean())
+    error = float(times.std()) / math.sqrt(len(times)) / mean if mean > 0 else 0.0
+    return NORMAL_98 * _widening(len(times), 1) * error
 
 
 def _clip(samples: Sequence[float]) -> NDArray[np.float64]:

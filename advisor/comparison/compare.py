@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.model import StepTime
 from paro_advise.advisor.comparison.acceptance import Thresholds, judge
-from paro_advise.advisor.comparison.bootstrap import Change, change_between, typical
+from paro_advise.advisor.comparison.bootstrap import Change, change_between, typical, widened
 from paro_advise.advisor.comparison.comparability import check_comparability, doubt_of_work
 from paro_advise.advisor.comparison.constants import MAX_POINTS, MIN_SAMPLES, NARROW_RANGE_PCT, REAL_CHANGE_PCT
 from paro_advise.advisor.comparison.model import (
@@ -24,7 +24,7 @@ from paro_advise.advisor.comparison.model import (
     Side,
 )
 from paro_advise.advisor.comparison.stalls import have_stalls, overall_verdict, stalls_text
-from paro_advise.core.model_state import MODEL_STATES
+from paro_advise.core.model_state import MODEL_STATES, State
 from paro_advise.core.plural import plural
 from paro_advise.errors import StalePlanError
 from paro_advise.policies.plan import Verdict
@@ -212,8 +212,9 @@ def _metrics(
             ("waiting", lambda rank: rank.wait_us),
         )
     ]
+    unseen = {*_unattributed(before), *_unattributed(after)}
     for state in MODEL_STATES:
-        found.append(_over_ranks(before, after, f"{state}_exposed", partial(_exposed, state)))
+        found.append(_over_ranks(before, after, f"{state}_exposed", partial(_exposed, state, unseen)))
         entries = before.states.get(state), after.states.get(state)
         for part in ("hidden", "wait"):
             values = [getattr(entry, f"{part}_us") if entry and entry.count else None for entry in entries]
@@ -307,8 +308,17 @@ def _tokens(analysis: Analysis) -> float | None:
     return float(int(shape[1]) * int(shape[2]) * micro * captured.world_size) if shape and micro else None
 
 
-def _exposed(state: str, rank: RankEntry) -> float | None:
-    return rank.state_exposed_us.get(state)
+def _exposed(state: str, unseen: set[str], rank: RankEntry) -> float | None:
+    return None if state in unseen else rank.state_exposed_us.get(state)
+
+
+def _unattributed(analysis: Analysis) -> list[str]:
+    """Return the states of which nothing was seen in a run whose communication is not attributed for the most part."""
+    exposed_us = {state: entry.exposed_us or 0.0 for state, entry in analysis.states.items()}
+    unknown_us = exposed_us.get(State.UNKNOWN, 0.0)
+    if not unknown_us or 2 * unknown_us < sum(exposed_us.values()):
+        return []
+    return [state for state in MODEL_STATES if not (state in analysis.states and analysis.states[state].count)]
 
 
 def _over_ranks(before: Analysis, after: Analysis, name: str, get: Callable[[RankEntry], float | None]) -> Metric:
@@ -322,6 +332,8 @@ def _over_ranks(before: Analysis, after: Analysis, name: str, get: Callable[[Ran
     if one and other:
         sides = [[side[rank] for rank in sorted(side)] for side in (one, other)]
         change = change_between(sides[0], sides[1], paired=one.keys() == other.keys(), trim=0.0)
+        # Means of ranks hold what single steps had more, on all of them alike.
+        change = widened(change, before.step_time_us.values, after.step_time_us.values) if change else None
     found = _metric(name, "us", means[0], means[1], change, samples="ranks")
     if change is None and means[0] is not None and means[1] is not None and (means[0] == 0) != (means[1] == 0):
         # It came up or went away on all ranks: that has no ratio, and is certain.

@@ -10,6 +10,7 @@ TRIM_SHARE = 0.25  # of the steps left out at each end: the mean of the middle h
 MIN_SAMPLES = 4  # steps or ranks without which a change has no range
 MAX_STEP_CORRELATION = 0.5  # between the steps of two runs from which they are compared pair by pair; assumed
 SIGNIFICANT_SIGMAS = 2.0  # standard errors from which steps count as correlated: 95 %
+NORMAL_98 = 2.326  # standard deviations of a normal distribution within which 98 % of it lie
 TAIL_SHARE = 0.01  # on each side of a 98 % range
 EXTREME_SIGMAS = 30.0  # logarithm of a time beyond which it only would overflow
 SAME_WORK_SHARE = 0.1  # by which computing may differ of what nothing else tells to be the same work; assumed

@@ -59,6 +59,9 @@ class Calibration:
         compute_us: arithmetic of a step of one rank.
         aside_us: of it, what neither the model's passes nor the optimizer launch: frozen encoders before the model,
             averages of weights. No communication of the model runs beside it.
+        host_floor_us: of a run that is bound by its host, what this works in a step: no step is shorter; 0 else.
+        host_idle_us: of ``fixed_us``, how long devices wait for that.
+        host_rest_us: what a step takes beyond both, where the host waits for devices.
         backward_share: of the passes' arithmetic, backward's; None where no trace tells.
         fixed_us: idle, copies, and communication that no strategy changes (norms, tensor parallelism).
         gaps_us: of these, the host's own work between operators.
@@ -163,6 +166,9 @@ class Calibration:
     is_dealt_out: bool = False
     root_bytes: float = 0.0
     aside_us: float = 0.0
+    host_floor_us: float = 0.0
+    host_idle_us: float = 0.0
+    host_rest_us: float = 0.0
     backward_share: float | None = None
 
     @property

@@ -105,6 +105,8 @@ UNTRACED_SHARE = 0.1  # of a step in collectives that may wait for ranks without
 # it on the same links makes it 2 to 2.5 (simulated runs with all ranks traced); assumed.
 UNTRACED_RATIO = 3.0
 WHOLE_MESSAGE_BYTES = 1 << 20  # bytes; shorter messages are latency, which says nothing of rates; assumed
+HOST_WORK_SIGMA = 0.05  # by which the host's work for another way of sharding differs; assumed, simulated ones: 0.04
+HOST_BOUND_SHARE = 0.1  # of a step that devices wait for launches, from which the host sets the pace; assumed
 NOTED_ASIDE_SHARE = 0.01  # of a step in arithmetic that no pass launched, from which it is said; assumed
 OWN_GATHERS_SHARE = 0.02  # of a step in gathers of an optimizer's own, from which they are not left out; assumed
 LITTLE_UPDATE_SHARE = 0.1  # of the host's time in the optimizer's step, below which devices do not update; assumed

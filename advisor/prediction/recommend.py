@@ -33,6 +33,7 @@ from paro_advise.advisor.prediction.constants import (
     HIDDEN_SIGMA,
     HOST_GAP_RANGE,
     HOST_SIGMA,
+    HOST_WORK_SIGMA,
     NUM_DRAWS,
     ON_CPU_SIGMA,
     ONE_STEP_SIGMA,
@@ -318,6 +319,10 @@ class _Predictor:
         noise = np.exp(self.generator.normal(0.0, sigma, NUM_DRAWS))
         # Its median is 1, or chance would order what the replay finds nearly equal.
         times = (floor * self.arithmetic + exposed * noise / np.median(noise)) * math.exp(-self._bias.mean)
+        if calibration.host_floor_us and candidate.name != self.base.name:
+            # Other ways make other numbers of calls.
+            works = np.exp(self.generator.normal(0.0, HOST_WORK_SIGMA, NUM_DRAWS))
+            times = times * works / np.median(works)
         if calibration.is_described:
             repeat = np.exp(self.generator.normal(0.0, REPEAT_SIGMA, NUM_DRAWS))
             times = times * repeat / np.median(repeat)

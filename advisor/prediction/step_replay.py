@@ -120,7 +120,12 @@ def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Dra
         if candidate.copy_lasts:
             total = total + step.micro_batch(first=True, last=False) - middle
     fixed = calibration.aside_us + _fixed_us(calibration, candidate) + candidate.host_us
-    return total + update_us(calibration, candidate) + fixed
+    total = total + update_us(calibration, candidate) + fixed
+    if not calibration.host_floor_us:
+        return total
+    saved = (1 - candidate.host_share) * calibration.gaps_us  # of the host's work, and of waiting for it
+    busy = total - max(0.0, calibration.host_idle_us - saved)
+    return larger(busy, calibration.host_floor_us - saved) + calibration.host_rest_us
 
 
 class _UnitCosts(NamedTuple):

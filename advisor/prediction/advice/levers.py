@@ -100,7 +100,11 @@ def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
         half = calibration.micro_batches // 2
         yield _Change(
             what=f"micro-batches twice as large, {half} a step in place of {calibration.micro_batches}",
-            calibration=replace(calibration, micro_batches=half),
+            calibration=replace(
+                calibration,
+                micro_batches=half,
+                host_floor_us=calibration.host_floor_us / 2,  # half as many launches
+            ),
             activations=2.0,
             note="the global batch stays",
         )

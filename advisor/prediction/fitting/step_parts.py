@@ -6,7 +6,12 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from paro_advise.advisor.facts.attribution import OF_OPTIMIZER
-from paro_advise.advisor.prediction.constants import NOTED_ASIDE_SHARE, OWN_GATHERS_SHARE, SHARED_CORE_THREADS
+from paro_advise.advisor.prediction.constants import (
+    HOST_BOUND_SHARE,
+    NOTED_ASIDE_SHARE,
+    OWN_GATHERS_SHARE,
+    SHARED_CORE_THREADS,
+)
 from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.model_state import MODEL_STATES, State
 
@@ -24,6 +29,9 @@ class StepParts(NamedTuple):
     most_late_us: float  # the most that a step would save if no rank was late
     wait_us: float  # of each collective beside its transfer
     transfer_us: float | None  # of all collectives of model states
+    host_floor_us: float  # of a run that is bound by its host, what this works in a step; 0 else
+    host_idle_us: float  # how long its devices wait for that
+    host_rest_us: float  # what a step takes beyond both
     aside_us: float  # arithmetic that neither the model's passes nor the optimizer launch
     backward_share: float | None  # of the passes' arithmetic; None where no trace tells
 
@@ -67,20 +75,48 @@ def step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool)
     if all(us is not None for us in known):
         transfer = once * sum((us or 0.0) * at_once for us, at_once in zip(known, many, strict=True))
     each_us = wait / calls if calls else 0.0
-    return StepParts(fixed, late, max(late, latest), each_us, transfer, *_launched(analysis))
+    host = _host_bound(analysis, fixed - late) if is_gpu else (0.0, 0.0, 0.0)
+    return StepParts(fixed, late, max(late, latest), each_us, transfer, *host, *_launched(analysis))
 
 
 def arithmetic_note(parts: StepParts, step_us: float) -> list[str]:
-    """Return what is assumed of the arithmetic, and that of which no communication is hidden."""
+    """Return what is assumed of the arithmetic, of that which hides no communication, and of the host's work."""
+    found = []
     if parts.backward_share is None:
-        return ["one third of the arithmetic is forward, two thirds backward"]
-    if parts.aside_us < NOTED_ASIDE_SHARE * step_us:
-        return []
-    told = (
-        f"{time_text(parts.aside_us)} of a step's arithmetic is not launched by the model's passes or the optimizer, "
-        "as that of a frozen encoder before them: it stays, and hides no communication"
-    )
-    return [told]
+        found.append("one third of the arithmetic is forward, two thirds backward")
+    if parts.aside_us >= NOTED_ASIDE_SHARE * step_us:
+        told = (
+            f"{time_text(parts.aside_us)} of a step's arithmetic is not launched by the model's passes or the "
+            "optimizer, as that of a frozen encoder before them: it stays, and hides no communication"
+        )
+        found.append(told)
+    if parts.host_floor_us:
+        told = (
+            f"the host sets the pace: devices wait for launches for {time_text(parts.host_idle_us)} of a step, and no "
+            "other way is taken to need less of it; ways with fewer calls, as with replicated parameters, may be faster"
+        )
+        found.append(told)
+    return found
+
+
+def _host_bound(analysis: Analysis, most_us: float) -> tuple[float, float, float]:
+    """Return what the host works, how long devices wait for it, and what a step takes beyond; zeros where few do.
+
+    Devices that are done early wait for the next launch: what they save by less communication they idle, and what more
+    of it takes goes into the time that they idled.
+
+    Args:
+        analysis: the run.
+        most_us: of a step, that may be such waiting.
+    """
+    idle, step_us = analysis.idle_us, analysis.breakdown_us.step_us
+    if idle is None or idle.queued is None:
+        return 0.0, 0.0, 0.0
+    waited_us = min(most_us, (analysis.breakdown_us.idle or 0.0) - idle.queued)
+    if waited_us < HOST_BOUND_SHARE * step_us:
+        return 0.0, 0.0, 0.0
+    works_us = max(0.0, step_us - idle.synchronisation)
+    return works_us, waited_us, step_us - max(works_us, step_us - waited_us)
 
 
 def _launched(analysis: Analysis) -> tuple[float, float | None]:

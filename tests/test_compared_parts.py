@@ -1,0 +1,62 @@
+"""Parts of a step, compared between two runs: as sure as the ranks and the steps they are means of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from helpers import analyze, write_run
+from trace_builder import fsdp_rank
+
+from paro_advise.advisor.comparison.compare import compare
+
+
+def run_of(folder, stretches, world=4):
+    """A rank's steps are equally long but for these factors; all ranks slow down together."""
+    builders = [fsdp_rank(rank, world, steps=len(stretches)) for rank in range(world)]
+    for builder in builders:
+        for event in builder.events:
+            step, at = divmod(event["ts"] - builder.offset, 1000.0)
+            begin = 1000.0 * sum(stretches[: int(step)])
+            event["ts"] = builder.offset + begin + at * stretches[int(step)]
+            event["dur"] *= stretches[int(step)]
+    return analyze(write_run(folder, builders))
+
+
+def part(comparison, name):
+    (found,) = [metric for metric in comparison.metrics if metric.name == name]
+    return found
+
+
+def test_one_slow_step_of_four_is_no_change_of_computing(tmp_path):
+    """All ranks show it alike, so that their means say nothing of what steps do."""
+    before, after = run_of(tmp_path / "before", [1.0] * 4), run_of(tmp_path / "after", [1.0, 1.0, 1.8, 1.0])
+    found = part(compare(before, after, None), "compute")
+    assert found.change_pct == pytest.approx(20.0)
+    assert found.low_pct < 0 < found.high_pct
+    assert found.verdict == "unclear"
+
+
+def test_equally_longer_steps_are_a_change(tmp_path):
+    before, after = run_of(tmp_path / "before", [1.0] * 4), run_of(tmp_path / "after", [1.2] * 4)
+    found = part(compare(before, after, None), "compute")
+    assert (found.low_pct, found.high_pct) == (pytest.approx(20.0), pytest.approx(20.0))
+    assert found.verdict == "worse"
+
+
+def test_what_is_not_attributed_has_not_gone_away(tmp_path):
+    """A recording that names no purpose of its collectives, as Nsight Systems makes it."""
+    run = run_of(tmp_path / "run", [1.0] * 4)
+    states = run.states
+    told = {name: entry for name, entry in states.items() if name in ("parameter", "gradient", "optimizer")}
+    moved = states["parameter"]
+    unknown = replace(
+        run,
+        states=states
+        | {name: replace(entry, count=0.0, exposed_us=0.0) for name, entry in told.items()}
+        | {"unknown": moved},
+        ranks=tuple(replace(rank, state_exposed_us=dict.fromkeys(rank.state_exposed_us, 0.0)) for rank in run.ranks),
+    )
+    found = part(compare(run, unknown, None), "parameter_exposed")
+    assert found.change_pct is None
+    assert found.verdict == "unclear"
