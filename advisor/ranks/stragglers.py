@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import polars as pl
+    from numpy.typing import NDArray
 
     from paro_advise.advisor.ranks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
@@ -205,7 +206,7 @@ class _Costs:
     Attributes:
         led: in how many steps a rank causes most of it, and so much of it that it counts.
         met: the first and the number of the ranks at the collectives at which a rank costs most.
-        excess_us: by how much a rank's own time in a step is longer than the median rank's, at least 0. It cannot be
+        excess_us: by how much a rank's own time in a step is longer than the others' median, at least 0. It cannot be
             late by more, however often ranks that run ahead of it find it late by the same.
     """
 
@@ -303,20 +304,33 @@ def _once(delays: pl.DataFrame) -> pl.DataFrame:
 
 
 def _excesses(facts: Mapping[int, Source]) -> dict[int, dict[str, float]]:
-    """Return how much longer than the median rank's each rank's own time is, by step; ranks without parts have none."""
-    own = {
-        (rank, step.label): sum(getattr(step, field) for field in _OWN_FIELDS)
-        for rank, source in facts.items()
-        for step in source.steps
-    }
-    of_step: dict[str, list[float]] = {}
-    for (_, label), time_us in own.items():
-        of_step.setdefault(label, []).append(time_us)
-    typical = {label: float(np.median(times)) for label, times in of_step.items()}
+    """Return how much longer than that of the others' median each rank's own time is, by rank and step, at least 0."""
+    of_step: dict[str, list[tuple[int, float]]] = {}
+    for rank, source in facts.items():
+        for step in source.steps:
+            own_us = sum(getattr(step, field) for field in _OWN_FIELDS)
+            of_step.setdefault(step.label, []).append((rank, own_us))
     found: dict[int, dict[str, float]] = {}
-    for (rank, label), time_us in own.items():
-        found.setdefault(rank, {})[label] = max(0.0, time_us - typical[label])
+    for label, known in of_step.items():
+        times = np.array([time for _, time in known])
+        for (rank, time), others in zip(known, _medians_of_others(times).tolist(), strict=True):
+            found.setdefault(rank, {})[label] = max(0.0, time - others)
     return found
+
+
+def _medians_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return for each value the median of all others, the value itself where there are none."""
+    count = len(values)
+    if count < 2:
+        return values
+    order = np.argsort(values, kind="stable")
+    place = np.empty(count, dtype=np.int64)
+    place[order] = np.arange(count)
+
+    def nth(number: int) -> NDArray[np.float64]:
+        return values[order[np.where(number < place, number, number + 1)]]
+
+    return (nth((count - 2) // 2) + nth((count - 1) // 2)) / 2
 
 
 def _costs(delays: pl.DataFrame, excess_us: dict[int, dict[str, float]]) -> _Costs:
