@@ -16,9 +16,10 @@ _NAME = re.compile(
     r"|credential|(?:^|[-_])auth(?:$|[-_])|authorization|bearer",
     re.IGNORECASE,
 )
-# What the makers of well-known services put in front of their tokens.
+# What the makers of well-known services put in front of their tokens; hf_eval.log is a file.
 _VALUE = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{3,}|gh[pousr]_\w{10,}|github_pat_\w{10,}|sk-[\w-]{8,}|xox[abprs]-[\w-]{8,}|AKIA[0-9A-Z]{12,})"
+    r"\b(?:hf_(?![A-Za-z0-9]*\.(?:csv|gz|html|jsonl?|log|out|pt|py|sqlite|txt|ya?ml)\b)[A-Za-z0-9]{3,}"
+    r"|gh[pousr]_\w{10,}|github_pat_\w{10,}|sk-[\w-]{8,}|xox[abprs]-[\w-]{8,}|AKIA[0-9A-Z]{12,})"
 )
 _USER_IN_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/@\s]+@")
 _SECRET_IN_QUERY = re.compile(r"(?P<name>[?&;](?P<key>[^=&;\s]+)=)[^&;\s]+")

@@ -52,6 +52,8 @@ def test_a_hole_is_counted_and_carries_no_verdict(tmp_path, place, is_packed):
     assert analysis.verdict.regime == "unknown"
     assert "No verdict" in analysis.verdict.text
     assert "Q108" in notes
+    (idle,) = [finding for finding in analysis.findings if finding.code == "PARO031"]
+    assert idle.status != "applies"  # what is missing looks like idle time
     lost = int(re.search(r"(\d+) events could not be read", notes["Q104"]).group(1))
     total = len(json.loads(gzip.decompress(whole.read_bytes()))["traceEvents"])
     assert 0.05 * total < lost < 0.2 * total  # a tenth of the bytes

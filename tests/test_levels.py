@@ -15,6 +15,7 @@ from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.advisor.ranks.links.link import Link
+from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
 
@@ -251,3 +252,15 @@ def test_ho_ring_inside_a_node_gains_with_up_to_four_ranks(ranks, share):
 
     assert taken(1.0, "prior") == pytest.approx(taken(share, "measured"))
     assert (taken(1.0, "prior") > taken(1.0, "measured")) == (share < 1)
+
+
+@pytest.mark.parametrize(
+    ("time_us", "text"),
+    [
+        (None, "unknown"), (0.0, "0 us"), (2.33e-10, "0 us"), (0.05, "0.05 us"), (999.4, "999 us"), (999.6, "1 ms"),
+        (14_300.0, "14.3 ms"), (14.3e6, "14.3 s"), (9.9e9, "9,900 s"), (-2500.0, "-2.5 ms"),
+    ],
+)  # fmt: skip
+def test_times_are_told_in_the_unit_that_people_use(time_us, text):
+    """Three digits; what float64 leaves of a difference is no time."""
+    assert time_text(time_us) == text

@@ -50,6 +50,7 @@ def test_tokens_are_known_by_their_makers_prefixes(token):
         "train.py --keypoints 17 --monkey banana --keyboard us",
         "train.py --data https://host/data.tar --lr=1e-3",
         "train.py --secretary --author name",
+        "train.py hf_eval.log --data hf_train.jsonl.gz",
     ],
 )
 def test_what_is_not_secret_stays(command):

@@ -30,6 +30,10 @@ def time_text(value_us: float | None) -> str:
     if value_us is None:
         return "unknown"
     size = abs(value_us)
+    if size < 5e-4:  # below what profilers write; sums of float64 leave as much
+        return "0 us"
+    if size >= 999.5e6:
+        return f"{value_us / 1e6:,.0f} s"
     if size >= 999_500:
         return f"{value_us / 1e6:.3g} s"
     if size >= 999.5:
