@@ -103,6 +103,37 @@ def test_a_device_that_lacks_what_others_have_is_at_fault(tmp_path):
     assert "has a device that has not finished all_reduce 5" in hang.text
 
 
+def begun(one):
+    return one | {"state": "started"}
+
+
+def test_a_device_that_stands_before_what_others_wait_in_is_at_fault(tmp_path):
+    """Hosts issue ahead. A kernel of rank 3's stands: in neither group has its next one begun, in which others wait."""
+    pairs = {0: ("1", "first"), 1: ("1", "first"), 2: ("2", "second"), 3: ("2", "second")}
+    members = {"1": (0, 1), "2": (2, 3)}
+
+    def dump_of(rank):
+        pair = pairs[rank]
+        in_pair, in_world = entry(6, GATHER, group=pair), entry(9)
+        # Ranks 0 and 1 are done with their pair and wait in the world; rank 2 waits for 3 in theirs.
+        held = {0: (in_pair | {"state": "completed", "retired": True}, begun(in_world)), 2: (begun(in_pair), in_world)}
+        return dump(
+            *held.get(rank - rank % 2 if rank < 3 else 3, (in_pair, in_world)),
+            groups=((WORLD, (0, 1, 2, 3)), (pair, members[pair[0]])),
+        )
+
+    hang = diagnosed(tmp_path / "d", {rank: dump_of(rank) for rank in range(4)})
+    assert causes(hang) == {3: Cause.DEVICE}
+    assert "Rank 3 has a device that has not begun" in hang.text
+
+
+def test_a_recorder_that_times_nothing_blames_no_device(tmp_path):
+    """Without timing all that is not done is told as scheduled."""
+    hang = diagnosed(tmp_path / "d", {rank: dump(entry(5), entry(6)) for rank in range(4)})
+    assert causes(hang) == {}
+    assert "Cannot tell who is at fault" in hang.text
+
+
 @pytest.mark.parametrize("left", [lambda whole: whole[: len(whole) // 2], lambda _whole: b""])
 def test_a_dump_that_is_cut_is_no_sign_of_death(left, tmp_path, capsys):
     """Rank 2 never issued what 0 and 1 wait in; what rank 3 did nobody knows, but it lived to write its dump."""

@@ -40,13 +40,14 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     unread = set(unread) - dumps.keys()
     dumps = with_own_names(dumps)
     groups = groups_of(dumps)
-    knots = [knot for group in groups for knot in knots_of(group)]
+    tells_begins = any(one.has_begun and not one.is_done for dump in dumps.values() for one in dump.issued)
+    knots = [knot for group in groups for knot in knots_of(group, tells_begins=tells_begins)]
     mismatches = [(group, *found) for group in groups if (found := first_mismatch(group)) is not None]
     late = [(issued.created_ns, rank, group, issued) for group in groups for rank, issued in stuck_alone(group).items()]
     # The earliest of each rank stands last.
     ordered = sorted(late, key=lambda one: one[:2], reverse=True)
     stuck = {rank: (group, issued) for _, rank, group, issued in ordered}
-    awaited = _find_awaited(knots, groups)
+    awaited = _find_awaited(knots, matched_transfers(groups, tells_begins=tells_begins))
     left = deviation(dumps, groups)
     culprits = [_deviating(left, dumps)] if left is not None else _of_mismatches(mismatches, dumps)
     circle: set[int] = set()
@@ -94,8 +95,13 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     )
 
 
-def _find_awaited(knots: Sequence[Knot], groups: Sequence[Group]) -> dict[int, set[int]]:
-    """Return, by rank that waits for some, for whom."""
+def _find_awaited(knots: Sequence[Knot], transfers: Mapping[int, set[int]]) -> dict[int, set[int]]:
+    """Return, by rank that waits for some, for whom.
+
+    Args:
+        knots: what ranks wait in.
+        transfers: with whom each has some under way that both have issued.
+    """
     found: dict[int, set[int]] = {}
     for knot in knots:
         for rank in knot.waiting if knot.awaited else ():
@@ -103,7 +109,7 @@ def _find_awaited(knots: Sequence[Knot], groups: Sequence[Group]) -> dict[int, s
     # A transfer that both ends have issued blames neither, but who is in one with a rank that is waited for may wait
     # for that one.
     blamed = {other for others in found.values() for other in others}
-    for rank, others in matched_transfers(groups).items():
+    for rank, others in transfers.items():
         if others & blamed:
             found.setdefault(rank, set()).update(others & blamed)
     return found
@@ -145,6 +151,10 @@ def _culprit(
     knot = mine[0]
     own = knot.group.members[rank]
     first = own.issued[own.first_pending] if own.first_pending is not None else knot.issued
+    if first.seq == knot.issued.seq:
+        what = _title(knot.group, first)
+        why = f"has a device that has not begun {what}, in which {ranks_text(waiting)} {verb(waiting)}"
+        return Culprit(rank=rank, cause=Cause.DEVICE, why=why, last=shown)
     why = (
         f"has a device that has not finished {_title(knot.group, first)}, and {ranks_text(waiting)} {verb(waiting)} "
         "in later ones"

@@ -46,8 +46,14 @@ class Knot:
         return self.absent | self.behind | self.gone
 
 
-def knots_of(group: Group) -> list[Knot]:
-    """Return what the members of a group wait in, the earliest for each of them."""
+def knots_of(group: Group, *, tells_begins: bool = False) -> list[Knot]:
+    """Return what the members of a group wait in, the earliest for each of them.
+
+    Args:
+        group: with the progress of its members.
+        tells_begins: the dumps tell what has begun on devices. Who has issued a collective that has not begun is held
+            by something before it, and those in which it has begun wait for that rank.
+    """
     firsts = sorted({one.first_pending for one in group.members.values() if one.first_pending is not None})
     gone = frozenset(group.ranks) - group.members.keys()
     found = []
@@ -58,6 +64,11 @@ def knots_of(group: Group) -> list[Knot]:
         behind = frozenset(
             rank for rank, one in others.items() if one.first_pending is not None and one.first_pending < seq
         )
+        if tells_begins:
+            begun = frozenset(rank for rank in waiting if group.members[rank].issued[seq].has_begun)
+            behind, waiting = behind | (waiting - begun), begun
+            if not begun:
+                continue
         issued = group.members[min(waiting)].issued[seq]
         knot = Knot(group=group, issued=issued, waiting=waiting, absent=absent, behind=behind - absent, gone=gone)
         found.append(knot)
@@ -101,13 +112,20 @@ def _transfers(group: Group) -> list[Knot]:
     return found
 
 
-def matched_transfers(groups: Sequence[Group]) -> dict[int, set[int]]:
-    """Return, by rank, with whom it has transfers under way that both have issued: neither can be told to be late."""
+def matched_transfers(groups: Sequence[Group], *, tells_begins: bool = False) -> dict[int, set[int]]:
+    """Return, by rank, with whom it has transfers under way that both have issued: neither can be told to be late.
+
+    Args:
+        groups: with what each rank has not finished.
+        tells_begins: the dumps tell what has begun on devices; nobody waits in a transfer that has not.
+    """
     found: dict[int, set[int]] = {}
     for group in groups:
         places = {rank: place for place, rank in enumerate(group.ranks)}
         for rank, pending in group.transfers.items():
             for one in pending:
+                if tells_begins and not one.has_begun:
+                    continue
                 other = group.ranks[one.peer] if one.peer is not None and one.peer < len(group.ranks) else None
                 backs = group.transfers.get(other, []) if other is not None else []
                 if other is not None and any(back.peer == places[rank] and back.op != one.op for back in backs):

@@ -51,6 +51,7 @@ class Issued:
         owner: "file:function" of the script's frames, outer first.
         is_backward: issued by autograd's thread.
         is_done: finished on this rank's device.
+        has_begun: begun there, as far as the recorder timed it.
         created_ns: when it was issued, since the epoch; 0 where unknown.
         elements: of this rank's buffer, where that is all that is told of its size.
     """
@@ -69,6 +70,7 @@ class Issued:
     is_done: bool
     created_ns: int
     elements: int | None = None
+    has_begun: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,7 @@ def _issued(entry: object) -> Issued | None:
         owner=owner_of(entry.get("frames")),
         is_backward=bounded_text(entry.get("thread_name")).startswith("pt_autograd"),
         is_done=is_done,
+        has_begun=is_done or entry.get("state") == "started",
         created_ns=bounded_int(entry.get("time_created_ns"), 1) or 0,
     )
 
