@@ -57,8 +57,9 @@ class _OneWay(torch.autograd.Function):
         """
         raise UsageError(
             "a sharded parameter must be used inside the forward pass of its module, one was used outside of it with "
-            "a plain tensor (a penalty on the distance to other weights, a layer that is called without the block that "
-            "holds it), whose gradient would be lost",
+            "a plain tensor, or after a backward pass inside of it (a penalty on the distance to other weights, a "
+            "layer that is called without the block that holds it, two losses in one training_step), whose gradient "
+            "would be lost",
             hint="compute it inside forward, or choose a strategy that replicates parameters (N..)",
         )
 
