@@ -44,6 +44,16 @@ def test_equally_longer_steps_are_a_change(tmp_path):
     assert found.verdict == "worse"
 
 
+def test_ranks_that_nothing_is_alike_of_have_a_range_too(tmp_path):
+    """Exposed times of 0.01 us to a second: the range of their ratio goes down to nothing."""
+    before, after = run_of(tmp_path / "before", [1.0] * 4), run_of(tmp_path / "after", [1.0, 1.1, 1.0, 1.0])
+    first, second = [
+        replace(run, ranks=tuple(replace(rank, idle_us=idle) for rank, idle in zip(run.ranks, times, strict=True)))
+        for run, times in ((before, [0.01, 1e5, 1e6, 1e5]), (after, [0.001, 1e6, 0.01, 1.0]))
+    ]
+    assert part(compare(first, second, None), "idle").verdict == "unclear"
+
+
 def test_what_is_not_attributed_has_not_gone_away(tmp_path):
     """A recording that names no purpose of its collectives, as Nsight Systems makes it."""
     run = run_of(tmp_path / "run", [1.0] * 4)

@@ -85,4 +85,4 @@ def test_the_host_sets_the_pace_where_devices_wait_for_launches(analysis, queued
     run = replace(analysis, idle_us=idle, breakdown_us=parts, stragglers=(), late_once_us=0.0)
     found = step_parts(run, 0.0, is_gpu=True, own_way=False)
     assert (found.host_floor_us, found.host_idle_us, found.host_rest_us) == pytest.approx(expected)
-    assert any("the host sets the pace" in note for note in arithmetic_note(found, 1000.0)) is (expected[0] > 0)
+    assert any("the host sets the pace" in note for note in arithmetic_note(found, run)) is (expected[0] > 0)

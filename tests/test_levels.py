@@ -109,6 +109,7 @@ def test_gathers_may_be_slower_than_the_all_reduces_that_alone_were_measured():
         ("NVIDIA H100 PCIe", 32.0),
         ("Tesla T4", 32.0),
         ("NVIDIA GeForce RTX 4090", 32.0),
+        ("NVIDIA RTX A1000", 32.0),
         ("NVIDIA H100 80GB HBM3", 450.0),
     ],
 )

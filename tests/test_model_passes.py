@@ -16,7 +16,9 @@ from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 UNITS = 3
 
 
-def ddp_rank(rank, world=2, *, encoder_us=0.0, micro_batches=1, is_marked=True, recomputed_us=0.0):
+def ddp_rank(
+    rank, world=2, *, encoder_us=0.0, micro_batches=1, is_marked=True, recomputed_us=0.0, gathers_features=False
+):
     """DDP on a host far ahead of its device: per micro-batch an encoder, three layers of 40 us forward, 80 us backward.
 
     The host launches a micro-batch in 100 us: the encoder from 5 us on, the model from 20 us on, backward from 50 us
@@ -36,6 +38,8 @@ def ddp_rank(rank, world=2, *, encoder_us=0.0, micro_batches=1, is_marked=True, 
             for _ in range(UNITS):
                 trace.compute(now, 40.0)
                 now += 40.0
+            if gathers_features:
+                trace.collective("AllGather", now, 3, nelems=64, issue=host + 45, seq=90 + step, dtype="Float")
             for unit in range(UNITS):
                 at = host + 50 + 10 * unit
                 trace.backward(at, 8, sequence=1000 * (step * micro_batches + micro_batch) + 500 - unit)
@@ -77,6 +81,13 @@ def test_where_nothing_shows_where_the_model_begins_all_before_backward_is_forwa
     analysis = analysis_of(tmp_path / "run", encoder_us=100.0, is_marked=False)
     assert analysis.passes.forward == pytest.approx(100 + 3 * 40)
     assert calibrate(analysis).aside_us == pytest.approx(20)
+
+
+def test_a_gather_before_the_loss_is_no_entrance_of_the_model(tmp_path):
+    """A contrastive loss gathers features; where the model begins nothing shows."""
+    trace = ddp_rank(0, is_marked=False, gathers_features=True)
+    (first, *_) = facts_of(trace.write(tmp_path / "rank0.json")).steps
+    assert first.forward_us == pytest.approx(3 * 40)
 
 
 def test_what_backward_computes_again_is_backward(tmp_path):

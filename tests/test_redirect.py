@@ -217,7 +217,7 @@ def test_weights_of_rank_0_are_brought_to_the_others_or_ranks_are_told(a_plan, t
     script = WORKERS / "rank_0_alone.py"
     plain = run_ranks(script, word)
     assert len(numbers_in(plain.stdout)) == 1
-    for strategy in ("NNG", "GGG"):
+    for strategy in ("NNG", "GGG", *(("NNN",) if word == "load" else ())):
         done = run_ranks(script, word, plan=plan_for(a_plan, tmp_path / f"{strategy}.json", strategy), timeout_s=60)
         assert (done.returncode != 0) is (strategy in refused), done.stderr[-3000:]
         if strategy in refused:

@@ -414,6 +414,8 @@ def test_nsys_graphs_that_were_recorded_as_wholes_carry_no_verdict(tmp_path):
     assert [(row["start_us"], row["end_us"], row["kind"]) for row in device.to_dicts()][1] == (4.0, 4.9, 0)
     assert "Q276" in codes(parsed)
     assert "CUDA graphs were recorded as wholes" in analyze(path).verdict.text
+    alone = make_nsys(tmp_path / "alone.sqlite", extra=f"{graphs} DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL;")
+    assert nsys.parse(alone, source()).events.device["end_us"].to_list() == [4.9]
 
 
 def test_nsys_hostile_schema_and_damage_do_not_hang(tmp_path):

@@ -186,7 +186,7 @@ def _read(database: Database, source: SourceFile, log_bytes: int) -> ParsedSourc
 def _places(database: Database) -> list[tuple[int, int]]:
     """Return (process, device) of all rows, those with the most kernels first; one rank is one of them."""
     found: dict[tuple[int, int], None] = {}
-    for table in (_KERNEL, _MEMCPY):
+    for table in (_KERNEL, _GRAPH, _MEMCPY):
         columns = ("globalPid", "deviceId")
         where = "GROUP BY 1, 2 ORDER BY COUNT(*) DESC, 1, 2"
         for process, device in database.select(table, columns, MAX_PLACES, where):

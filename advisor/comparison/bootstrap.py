@@ -103,8 +103,8 @@ def widened(change: Change, before: Sequence[float], after: Sequence[float]) -> 
     if min(len(before), len(after)) < 2:
         return None
     error = math.hypot(_error_of_mean(before), _error_of_mean(after))
-    low, high = math.log1p(change.low) - error, math.log1p(change.high) + error
-    return Change(value=change.value, low=math.expm1(low), high=math.expm1(high))
+    low, high = (1 + change.low) * math.exp(-error) - 1, (1 + change.high) * math.exp(error) - 1
+    return Change(value=change.value, low=low, high=high)
 
 
 def _error_of_mean(samples: Sequence[float]) -> float:

@@ -27,6 +27,7 @@ class Device:
 DEVICES = tuple(
     Device(mark=mark, peak_tflops=peak, memory_gbps=memory, links_gbps=links)
     for mark, peak, memory, links in (
+        ("Laptop GPU", None, None, None), ("RTX A", None, None, None),
         ("H100 PCIe", 756.0, 2000.0, None), ("H100 NVL", 835.0, 3938.0, None),
         ("GB200", 2500.0, 8000.0, 900.0), ("B200", 2250.0, 8000.0, 900.0), ("B300", 2250.0, 8000.0, 900.0),
         ("GH200", 989.0, 4000.0, 450.0), ("H200", 989.0, 4800.0, 450.0), ("H20", 148.0, 4000.0, 450.0),

@@ -67,12 +67,20 @@ class _OfOptimizer(Owned):
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        """Replace the gradient; None also drops what micro-batches have added up elsewhere."""
+        """Replace the gradient; None also drops what micro-batches have added up elsewhere.
+
+        Raises:
+            UsageError: one waits at the model's parameter that cannot be replaced before it is reduced.
+        """
         resting = resting_of(self._of_model())
         keeper = keeper_of(resting)
-        if value is None and keeper is not None:
+        if keeper is not None and value is None:
             keeper.drop(resting)
             set_gradient(resting, None)
+        elif keeper is not None and (keeper.keeps(resting) or gradient_of(resting) is not None):
+            resting.grad = value  # from where it comes here before the step
+            if isinstance(value, DTensor) != isinstance(self, DTensor):
+                value = None
         set_gradient(self, value)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:  # noqa: FBT001, FBT002 - as torch's own

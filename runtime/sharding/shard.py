@@ -129,7 +129,7 @@ def shard(
         reshard_root: free the parameters outside the blocks after forward too.
         overlap_updates: the next forward waits for updated parameters, not the step; touch none between the two.
         offload_optimizer: keep the optimizer's parameters and states in the host's memory and step there.
-            Clip the gradients of ``model.parameters()``; the optimizer's have theirs only while it steps.
+            Gradients stay on the model's device until then, also those that the optimizer's parameters show.
         ranks_per_node: None for the environment's LOCAL_WORLD_SIZE.
         native_collectives: use the backend's own collectives inside and across groups, not HO-Ring.
         ignored_params: what each rank has for itself, such as its experts: whole, with its own gradients.

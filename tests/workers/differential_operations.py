@@ -161,10 +161,12 @@ def edit_parameters(job, rng):
 
 def edit_groups(job, rng):
     """Sharpness-aware steps and their kin: parameters of the optimizer are moved, used, and moved back."""
-    kind = rng.choice(["add", "data", "set"])
+    kind = rng.choice(["add", "data", "set", "list"])
     with torch.no_grad():
         for group in job.optimizer.param_groups:
-            for item in group["params"]:
+            if kind == "list":
+                torch._foreach_add_(group["params"], 0.01)
+            for item in group["params"] if kind != "list" else ():
                 if kind == "add":
                     item.add_(0.01)
                 elif kind == "data":
@@ -209,11 +211,18 @@ def edit_settings(job, rng):
     return []
 
 
+def of_either_side(job, rng):
+    """Return the parameters as the model holds them, or as the optimizer's groups do."""
+    if rng.random() < 0.5:
+        return list(job.model.parameters())
+    return [item for group in job.optimizer.param_groups for item in group["params"]]
+
+
 def edit_gradients(job, rng):
     """What scripts do to gradients between backward and step."""
     seen = passes(job, rng.choice([1, 2]), gated=rng.random() < 0.5)
     kind = rng.choice(["mul", "replace", "zero", "none", "data"])
-    for place, item in enumerate(job.model.parameters()):
+    for place, item in enumerate(of_either_side(job, rng)):
         if item.grad is None:
             continue
         if kind == "mul":
@@ -244,7 +253,7 @@ def drop_while_accumulating(job, rng):
     elif kind == "model":
         job.model.zero_grad()
     else:
-        for item in job.model.parameters():
+        for item in of_either_side(job, rng):
             item.grad = None
     return step(job, rng)
 

@@ -101,8 +101,8 @@ def accumulates_later(passes):
     return found
 
 
-def changes_gradients_of_each_pass(change):
-    """Two passes a step; as SAM does, work after each on the gradients that the optimizer's groups lead to."""
+def changes_gradients_of_each_pass(change, number_of_pass=0):
+    """Two passes a step; as SAM does, work after one on the gradients that the optimizer's groups lead to."""
     torch.manual_seed(0)
     job = wrapped(Blocks(), "ddp")
     optimizer, found = adamw(job.parameters()), []
@@ -112,7 +112,7 @@ def changes_gradients_of_each_pass(change):
             loss.backward()
             trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             found.append(float(sum(p.grad.square().sum() for p in trained if p.grad is not None)))
-            for parameter in trained if number == 0 else ():
+            for parameter in trained if number == number_of_pass else ():
                 change(parameter)
         optimizer.step()
         optimizer.zero_grad()
@@ -132,7 +132,8 @@ def shrinks_lists_of_weights():
         optimizer.zero_grad()
         with torch.no_grad():
             for group in optimizer.param_groups:
-                torch._foreach_mul_(group["params"], 0.8)
+                torch._foreach_mul_(group["params"], 0.9)
+                torch._foreach_mul_(self=group["params"], scalar=0.9)
         found.append(mean(loss))
     return found
 
@@ -143,6 +144,12 @@ def halves(parameter):
 
 def forgets(parameter):
     parameter.grad = None
+
+
+def sets_again(parameter):
+    halved = parameter.grad * 0.5
+    parameter.grad = None
+    parameter.grad = halved
 
 
 class TrainsInside(Blocks):
@@ -450,6 +457,8 @@ def jobs(_):
     yield "logs norms", logs_norms
     yield "halves gradients of first passes", lambda: changes_gradients_of_each_pass(halves)
     yield "forgets gradients of first passes", lambda: changes_gradients_of_each_pass(forgets)
+    yield "sets gradients of first passes again", lambda: changes_gradients_of_each_pass(sets_again)
+    yield "sets gradients of last passes again", lambda: changes_gradients_of_each_pass(sets_again, number_of_pass=1)
     yield "trains inside", trains_inside
     yield "drops and trains inside", lambda: trains_inside(drops_first=True)
     yield "penalizes, then passes", lambda: train(Blocks(), "ddp", loss_of=penalty_before_a_pass)

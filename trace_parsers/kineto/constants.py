@@ -46,6 +46,7 @@ MAX_OPEN_OWNERS = 64  # spans; most that enclose a call and name its owner; assu
 EARLY_US = 500.0  # us; a gloo span may begin this long before its operator's row; assumed
 TOUCH_US = 0.01  # us; rows that overlap by less only touch; assumed: float64 holds absolute times to 1e-3 us
 MAX_UNORDERED_SHARE = 0.01  # of operators whose numbers fall, up to which numbers follow time; real traces: 0.0013
+MIN_GATHERS = 4  # in a forward pass, from which they are of parameters; a loss gathers one to three; assumed
 TAIL_SHARE = 0.05  # none; part of the gap after a backward pass that counts as its tail; assumed
 MIN_DURATION_US = 1e-6  # us; a picosecond, which no clock of a profiler tells from nothing
 CPU_DEVICE_TYPE = 0  # of c10::DeviceType in `[memory]` events (c10/core/DeviceType.h)

@@ -12,6 +12,7 @@ from paro_advise.trace_parsers.kineto.columns import HostKind
 from paro_advise.trace_parsers.kineto.constants import (
     DOUBLE_MARK_SHARE,
     ENOUGH_MARKS,
+    MIN_GATHERS,
     TAIL_SHARE,
     TOUCH_US,
     TWO_MARKS_US,
@@ -216,8 +217,9 @@ def forward_passes(
 ) -> list[tuple[float, float]]:
     """Return (start_us, end_us) of the forward pass before each backward pass.
 
-    It begins where the host enters the model; where no annotation says where, with the first gather of parameters,
-    else with the step or after the pass before. What a script runs before, such as a frozen encoder, is no part of it.
+    It begins where the host enters the model; where no annotation says where, with the first of several gathers, which
+    are then of parameters, else with the step or after the pass before. What a script runs before, such as a frozen
+    encoder, is no part of it.
 
     Args:
         rows: all host rows.
@@ -234,10 +236,10 @@ def forward_passes(
     for begin, end in passes:
         step = bisect_right(step_starts, begin) - 1
         low = max(before, step_starts[step]) if step >= 0 else before
-        for marks in (entered, gathered):
-            place = int(np.searchsorted(marks, low, side="left"))
-            if place < len(marks) and marks[place] < begin:
-                low = float(marks[place])
+        for marks, least in ((entered, 1), (gathered, MIN_GATHERS)):
+            first, last = np.searchsorted(marks, (low, begin), side="left").tolist()
+            if last - first >= least:
+                low = float(marks[first])
                 break
         out.append((low, begin))
         before = end

@@ -229,7 +229,6 @@ def _with_micro_batches(calibration: Calibration, micro_batches: int) -> Calibra
         compute_us=calibration.passes_us * share + calibration.update.measured_us,
         aside_us=calibration.aside_us * share,
         host_floor_us=calibration.host_floor_us * share,
-        host_idle_us=calibration.host_idle_us * share,
         step_us=_UNMEASURED_US,
     )
 

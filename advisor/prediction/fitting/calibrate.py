@@ -77,7 +77,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     finer = _finer_reductions(model, reduced, 1 if triple[1] == "N" else micro)
     parts = step_parts(analysis, finer, is_gpu=not gloo, own_way=published is not None)
     tiers = fit_tiers(analysis.links, _cluster(analysis, ranks, is_gloo=gloo), nodes_per_pod)
-    notes += [*tiers.notes, *arithmetic_note(parts, analysis.breakdown_us.step_us)]
+    notes += [*tiers.notes, *arithmetic_note(parts, analysis)]
     notes += _ambiguities(analysis, triple, micro) + ([] if gloo else [_SLOWING, *([_ROOT] if model.root else [])])
     traced = Calibration(
         job_world_size=job,

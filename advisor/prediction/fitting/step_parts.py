@@ -79,12 +79,13 @@ def step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool)
     return StepParts(fixed, late, max(late, latest), each_us, transfer, *host, *_launched(analysis))
 
 
-def arithmetic_note(parts: StepParts, step_us: float) -> list[str]:
+def arithmetic_note(parts: StepParts, analysis: Analysis) -> list[str]:
     """Return what is assumed of the arithmetic, of that which hides no communication, and of the host's work."""
     found = []
     if parts.backward_share is None:
         found.append("one third of the arithmetic is forward, two thirds backward")
-    if parts.aside_us >= NOTED_ASIDE_SHARE * step_us:
+    # Without the optimizer's own part it may be that.
+    if analysis.update and parts.aside_us >= NOTED_ASIDE_SHARE * analysis.breakdown_us.step_us:
         told = (
             f"{time_text(parts.aside_us)} of a step's arithmetic is not launched by the model's passes or the "
             "optimizer, as that of a frozen encoder before them: it stays, and hides no communication"

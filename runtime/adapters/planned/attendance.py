@@ -24,8 +24,10 @@ from torch.optim import optimizer as optimizer_module
 from torch.utils._pytree import tree_leaves
 
 from paro_advise.errors import CommunicationError, UsageError
+from paro_advise.policies.strategy import Level
 from paro_advise.runtime.adapters.constants import FAREWELL_POLL_S, FAREWELL_S
 from paro_advise.runtime.adapters.names import replace_name
+from paro_advise.runtime.sharding.parameters.owned import is_value_of
 from paro_advise.runtime.sharding.parameters.reading import WholeReads, runs_inside
 from paro_advise.runtime.sharding.states.whole_states import plain_optimizer_state, whole_moments, whole_parameters
 
@@ -365,12 +367,13 @@ class Attendance:
         return made
 
     def _place(self, tensor: DTensor) -> tuple[Engine, Slot] | None:
-        """Return which trained parameter of which model lies where a tensor does."""
+        """Return which trained parameter of which model lies where a tensor does; this rank may hold no row of it."""
         memory = tensor._local_tensor.data_ptr()  # noqa: SLF001 - to_local() makes a view
-        for engine in self._engines if memory else ():
+        for engine in self._engines:
             for slot in (slot for unit in engine.units for slot in unit.spec.training):
                 resting = slot.parameter
-                if isinstance(resting, DTensor) and resting._local_tensor.data_ptr() == memory:  # noqa: SLF001
+                is_there = memory and isinstance(resting, DTensor) and resting._local_tensor.data_ptr() == memory  # noqa: SLF001
+                if is_there or is_value_of(tensor, resting):
                     return engine, slot
         return None
 
@@ -422,8 +425,8 @@ class AttendedReader:
             return plain_optimizer_state(self._engine)
 
     def before_load(self) -> None:
-        """Bring all ranks together where the script loads weights."""
-        if self._attendance.is_needed:
+        """Bring all ranks together where the script loads weights, unless each rank holds and steps all of them."""
+        if self._attendance.is_needed and self._engine.levels.optimizer != Level.N:
             self._attendance.meet(_LOAD, "load on all ranks; they may read one file")
 
     def before_gather(self, unit: UnitState) -> None:

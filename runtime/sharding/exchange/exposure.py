@@ -85,6 +85,7 @@ class Exposure:
                 set_gradient(shard, None)
             elif theirs is not gradient:
                 _copy(gradient, theirs)
+                set_gradient(shard, gradient)
             elif of_optimizer is not None and of_optimizer is not gradient:
                 _copy(gradient, of_optimizer)
                 set_gradient(shard, gradient)

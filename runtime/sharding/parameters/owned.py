@@ -411,6 +411,11 @@ def versions(parameter: torch.Tensor) -> tuple[int, ...]:
     return *in_place, parameter.__dict__.get(_ASSIGNED, 0)
 
 
+def is_value_of(tensor: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Tell whether a tensor is a parameter, or its ``.data``."""
+    return tensor is parameter or tensor is parameter.__dict__.get(_ALIAS)
+
+
 def _address(tensor: torch.Tensor) -> int:
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).data_ptr()  # noqa: SLF001
 

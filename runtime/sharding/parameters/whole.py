@@ -153,7 +153,7 @@ class WholeTensor(DTensor):
             try:
                 if func is torch.autograd.grad:
                     return _as_whole(_by_autograd(args, kwargs), result)
-                return _as_whole(_counted(func, args, _on_shards(func, args, kwargs)), result)
+                return _as_whole(_counted(func, args, kwargs, _on_shards(func, args, kwargs)), result)
             except (torch.OutOfMemoryError, dist.DistError):
                 raise
             except (RuntimeError, ValueError) as error:
@@ -291,11 +291,11 @@ class FrameworksShard(WholeTensor):
     is_shard_in_framework = True
 
 
-def _counted(func: AnyFunction, args: Arguments, found: Result) -> Result:
+def _counted(func: AnyFunction, args: Arguments, kwargs: Keywords, found: Result) -> Result:
     """Return a result; count a change of the DTensors in a list, as torch counts one of plain or of single tensors."""
     name = getattr(func, "__name__", "")
     if _OF_LISTS in name and name.endswith("_"):
-        for item in args[0]:
+        for item in args[0] if args else kwargs["self"]:
             if isinstance(item, DTensor):
                 increment_version(item)
     return found
