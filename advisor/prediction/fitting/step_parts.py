@@ -75,8 +75,10 @@ def step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool)
     if all(us is not None for us in known):
         transfer = once * sum((us or 0.0) * at_once for us, at_once in zip(known, many, strict=True))
     each_us = wait / calls if calls else 0.0
+    # On a CPU times of operators hold what they waited for cores, of which passes have unequal parts.
+    launched = _launched(analysis) if is_gpu else (0.0, None)
     host = _host_bound(analysis, fixed - late) if is_gpu else (0.0, 0.0, 0.0)
-    return StepParts(fixed, late, max(late, latest), each_us, transfer, *host, *_launched(analysis))
+    return StepParts(fixed, late, max(late, latest), each_us, transfer, *host, *launched)
 
 
 def arithmetic_note(parts: StepParts, analysis: Analysis) -> list[str]:
