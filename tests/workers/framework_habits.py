@@ -424,8 +424,29 @@ def resumes_by_sharded_states():
     return found
 
 
+class OneOutput(Blocks):
+    """Its last layer has one row, of which all ranks but one hold none."""
+
+    def __init__(self):
+        super().__init__()
+        self.final = nn.Linear(self.last.out_features, 1)
+
+    def forward(self, values):
+        return self.final(super().forward(values))
+
+
+def sends_weights_round(job):
+    """Broadcast what all hold alike; then rank 0 alone makes a state dict."""
+    for parameter in job.module.parameters():
+        dist.broadcast(parameter.data, 0)
+    return (
+        sum(float(value.double().sum()) for value in job.module.state_dict().values()) if dist.get_rank() == 0 else 0.0
+    )
+
+
 def jobs(framework):
     if framework == "ddp":
+        yield "sends weights round", lambda: train(OneOutput(), framework, after_step=sends_weights_round)
         yield (
             "puts weights in place in forward",
             lambda: train(Blocks([Replaced(24, 24) for _ in range(2)]), framework),

@@ -34,6 +34,7 @@ from paro_advise.runtime.sharding.states.whole_states import plain_optimizer_sta
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from paro_advise.runtime.sharding.arrangement import Arrangement
     from paro_advise.runtime.sharding.engine import Engine
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
     from paro_advise.runtime.sharding.parameters.units import Slot
@@ -94,6 +95,7 @@ class Attendance:
         self._is_over = False
         self._inside = False
         self._all_reduce = dist.all_reduce
+        self._slots: dict[int, tuple[Arrangement, dict[int, Slot]]] = {}  # by id of the engine
         for name in _COLLECTIVES:
             replace_name(name, self._attend_before(getattr(dist, name)), dist)
         WholeReads.before = self._before_read
@@ -370,12 +372,29 @@ class Attendance:
         """Return which trained parameter of which model lies where a tensor does; this rank may hold no row of it."""
         memory = tensor._local_tensor.data_ptr()  # noqa: SLF001 - to_local() makes a view
         for engine in self._engines:
-            for slot in (slot for unit in engine.units for slot in unit.spec.training):
-                resting = slot.parameter
-                is_there = memory and isinstance(resting, DTensor) and resting._local_tensor.data_ptr() == memory  # noqa: SLF001
-                if is_there or is_value_of(tensor, resting):
-                    return engine, slot
+            slots = self._slots_of(engine)
+            found = (
+                slots.get(memory)
+                if memory
+                else next((slot for slot in slots.values() if is_value_of(tensor, slot.parameter)), None)
+            )
+            if found is not None and _address(found.parameter) == memory:
+                return engine, found
         return None
+
+    def _slots_of(self, engine: Engine) -> dict[int, Slot]:
+        """Return a model's sharded parameters that train by where this rank's part lies, those without one below 0."""
+        known = self._slots.get(id(engine))
+        if known is None or known[0] is not engine.arrangement:
+            slots = [
+                slot for unit in engine.units for slot in unit.spec.training if isinstance(slot.parameter, DTensor)
+            ]
+            known = (
+                engine.arrangement,
+                {_address(slot.parameter) or -1 - place: slot for place, slot in enumerate(slots)},
+            )
+            self._slots[id(engine)] = known
+        return known[1]
 
     def _leave(self) -> None:
         """Attend at the end of a process that has not taken its groups down itself."""
@@ -451,6 +470,10 @@ def _resting(engine: Engine) -> list[DTensor]:
     parameters = [slot.parameter for unit in engine.units for slot in unit.spec.slots]
     parameters += [engine.shards.shards[slot.name] for unit in engine.units for slot in unit.spec.training]
     return [parameter for parameter in parameters if isinstance(parameter, DTensor)]
+
+
+def _address(parameter: torch.Tensor) -> int:
+    return parameter._local_tensor.data_ptr() if isinstance(parameter, DTensor) else 0  # noqa: SLF001
 
 
 def _layout(tensor: DTensor) -> tuple[object, object]:
