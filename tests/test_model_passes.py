@@ -105,6 +105,15 @@ def test_operators_whose_numbers_do_not_follow_time_tell_nothing(tmp_path):
     assert [(step.forward_us, step.backward_us) for step in facts.steps] == [(None, None)] * 3
 
 
+def test_kernels_that_carry_the_number_of_their_launch_tell_nothing(tmp_path):
+    """As profilers wrote it before 2022; the number is another operator's."""
+    trace = ddp_rank(0)
+    for event in (event for event in trace.events if event["cat"] == "kernel"):
+        event["args"]["External id"] = event["args"]["correlation"]
+    facts = facts_of(trace.write(tmp_path / "rank0.json"))
+    assert [(step.forward_us, step.backward_us) for step in facts.steps] == [(None, None)] * 3
+
+
 def test_a_frozen_encoder_makes_every_strategy_slower_by_its_own_time():
     """It runs before the first gather and long before the first reduction, so that it hides none of them."""
     links = {"inter_gbps": estimate(1.0), "intra_gbps": estimate(100.0)}

@@ -36,6 +36,8 @@ class DeviceRows:
         launch_us, launch_tid: launch on the host, NaN and -1 when unknown.
         launch_end_us: when the host was done with it.
         flops: of the matrix product that a row is part of, shared by its rows; 0 for others.
+        names_operators: the external ids are those of operators. Traces of before 2022 write the launch in place of
+            the operator, whose number would be another one's.
     """
 
     start_us: NDArray[np.float64]
@@ -48,6 +50,7 @@ class DeviceRows:
     launch_tid: NDArray[np.int32]
     launch_end_us: NDArray[np.float64]
     flops: NDArray[np.float64]
+    names_operators: bool
     names: tuple[str, ...]
 
     def table(self, passes: NDArray[np.uint8]) -> pl.DataFrame:
@@ -113,30 +116,33 @@ def device_rows(
     import numpy as np
 
     kind = _device_kinds(raw, comm_ids)
-    launch_us, launch_end_us, launch_tid = _launches(np.frombuffer(raw.correlation, dtype=np.int64), host)
+    external, correlation = (np.frombuffer(ids, dtype=np.int64) for ids in (raw.external, raw.correlation))
+    launch_us, launch_end_us, launch_tid = _launches(correlation, host)
+    names_operators = not np.array_equal(external, correlation)
     return DeviceRows(
         start_us=start_us,
         end_us=start_us + duration_us,
         stream=np.frombuffer(raw.stream, dtype=np.int64),
         kind=kind,
         name=np.frombuffer(raw.name, dtype=np.uint32),
-        external=np.frombuffer(raw.external, dtype=np.int64),
+        external=external,
         launch_us=launch_us,
         launch_tid=launch_tid,
         launch_end_us=launch_end_us,
-        flops=_shared_flops(raw, kind == KernelKind.COMPUTE, flops),
+        flops=_shared_flops(external, kind == KernelKind.COMPUTE, flops if names_operators else {}),
+        names_operators=names_operators,
         names=tuple(raw.names),
     )
 
 
-def _shared_flops(raw: DeviceColumns, computes: NDArray[np.bool_], flops: Mapping[int, float]) -> NDArray[np.float64]:
+def _shared_flops(
+    external: NDArray[np.int64], computes: NDArray[np.bool_], flops: Mapping[int, float]
+) -> NDArray[np.float64]:
     """Return each row's share of the operations of the product that launched it."""
     import numpy as np
 
-    external = np.frombuffer(raw.external, dtype=np.int64)
     out = np.zeros(len(external))
-    # Traces of before 2022 write the launch in place of the operator, whose number would be another one's.
-    if not flops or np.array_equal(external, np.frombuffer(raw.correlation, dtype=np.int64)):
+    if not flops:
         return out
     ids = np.array(sorted(flops), dtype=np.int64)
     whole = np.array([flops[number] for number in ids.tolist()])

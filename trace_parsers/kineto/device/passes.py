@@ -37,9 +37,7 @@ def kinds_by_launch(
     kinds = np.where(np.isfinite(issued_us), PassKind.NONE, PassKind.UNKNOWN).astype(np.uint8)
     for windows, kind in ((forward, PassKind.FORWARD), (backward, PassKind.BACKWARD)):
         if windows:
-            lows, highs = np.array(windows).T
-            place = np.searchsorted(lows, issued_us, side="right") - 1
-            kinds[(place >= 0) & (issued_us < highs[np.maximum(place, 0)])] = kind
+            kinds[_within(issued_us, *np.array(windows).T)] = kind
     return kinds
 
 
@@ -51,24 +49,33 @@ def kinds_of_rows(
 
     kinds = kinds_by_launch(rows.launch_us, forward, backward)
     numbered = np.flatnonzero((kinds == PassKind.UNKNOWN) & (rows.external >= 0))
-    windows = _numbers(host, forward, backward)
-    if len(numbered) and windows is not None:
-        in_forward, in_backward = windows
+    bounds = _numbers(host, forward, backward) if len(numbered) and rows.names_operators else None
+    if bounds is not None:
         kinds[numbered] = PassKind.NONE
-        for bounds, kind in ((in_forward, PassKind.FORWARD), (in_backward, PassKind.BACKWARD)):
-            lows, highs = bounds
-            place = np.searchsorted(lows, rows.external[numbered], side="right") - 1
-            kinds[numbered[(place >= 0) & (rows.external[numbered] <= highs[np.maximum(place, 0)])]] = kind
+        for (lows, highs), kind in zip(bounds, (PassKind.FORWARD, PassKind.BACKWARD), strict=True):
+            kinds[numbered[_within(rows.external[numbered], lows, highs)]] = kind
     return kinds
 
 
+def _within(values: _Values, lows: _Values, highs: _Values) -> NDArray[np.bool_]:
+    """Mark values in windows, which begin with their lows, in order, and end before their highs."""
+    import numpy as np
+
+    place = np.searchsorted(lows, values, side="right") - 1
+    inside: NDArray[np.bool_] = (place >= 0) & (values < highs[np.maximum(place, 0)])
+    return inside
+
+
+_Values: TypeAlias = "NDArray[np.float64] | NDArray[np.int64]"
 _Bounds: TypeAlias = "tuple[NDArray[np.int64], NDArray[np.int64]]"
 
 
 def _numbers(
     host: HostRows, forward: Sequence[tuple[float, float]], backward: Sequence[tuple[float, float]]
 ) -> tuple[_Bounds, _Bounds] | None:
-    """Return the first and last numbers of each pass's operators, None where numbers do not follow time.
+    """Return the numbers of each pass's operators, from and up to, of forward and of backward passes.
+
+    None where numbers do not follow time.
 
     What the last node of a backward pass runs begins after it and counts as none: it adds up a gradient.
     """
@@ -94,4 +101,4 @@ def _numbers(
     if (highest[last] <= first_of_backward).any():  # of a pass of one node nothing would be left
         return None
     lows = until(np.array([low for low, _ in forward]))
-    return (lows + 1, first_of_backward - 1), (first_of_backward, highest[last])
+    return (lows + 1, first_of_backward), (first_of_backward, highest[last] + 1)
