@@ -14,7 +14,7 @@ from paro_advise.advisor.analysis.constants import MAX_NUMBER, STALL_RATIO, STAL
 # The format is decoded by these types, so they are needed at run time.
 from paro_advise.advisor.analysis.observed_strategy import ObservedStrategy  # noqa: TC001
 from paro_advise.advisor.facts.capture_log import Captured  # noqa: TC001
-from paro_advise.advisor.facts.model import Work  # noqa: TC001
+from paro_advise.advisor.facts.model import CUT_CODES, LEFT_OUT_CODE, Work
 from paro_advise.advisor.ranks.links.link import Link  # noqa: TC001
 from paro_advise.advisor.ranks.slow_groups import SlowGroup  # noqa: TC001
 from paro_advise.advisor.ranks.stragglers import Straggler  # noqa: TC001
@@ -397,6 +397,12 @@ class Analysis:
     slow_groups: tuple[SlowGroup, ...] = ()  # since 1.1; process groups whose links are slower than their peers'
     late_once_us: float = 0.0  # since 1.2; waiting that is left where ranks wait for each other once a step only
     passes: PassTimes | None = None  # since 1.2; None where it is not known what launched most of the computing
+
+    @property
+    def is_cut(self) -> bool:
+        """Tell whether the figures hold traces that end early or are damaged: what is missing looks like idle time."""
+        codes = {entry.code for entry in self.data_quality}
+        return bool(codes.intersection(CUT_CODES)) and LEFT_OUT_CODE not in codes
 
 
 def analysis_from_json(data: bytes, where: str) -> Analysis:

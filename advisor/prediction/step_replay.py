@@ -90,7 +90,12 @@ def update_us(calibration: Calibration, candidate: Candidate) -> float:
 
 
 def _fixed_us(calibration: Calibration, candidate: Candidate) -> float:
-    return calibration.fixed_us - (1 - candidate.host_share) * calibration.gaps_us
+    return calibration.fixed_us - _saved_us(calibration, candidate)
+
+
+def _saved_us(calibration: Calibration, candidate: Candidate) -> float:
+    """Return what a candidate saves of the host's work between operators, and so of waiting for it."""
+    return (1 - candidate.host_share) * calibration.gaps_us
 
 
 def demand_us(calibration: Calibration, candidate: Candidate, links: Links) -> Draws:
@@ -123,7 +128,7 @@ def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Dra
     total = total + update_us(calibration, candidate) + fixed
     if not calibration.host_floor_us:
         return total
-    saved = (1 - candidate.host_share) * calibration.gaps_us  # of the host's work, and of waiting for it
+    saved = _saved_us(calibration, candidate)
     busy = total - max(0.0, calibration.host_idle_us - saved)
     return larger(busy, calibration.host_floor_us - saved) + calibration.host_rest_us
 

@@ -299,15 +299,11 @@ def _optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer of a model, which torch lets scripts leave out.
 
     Raises:
-        UsageError: none is known, or several.
+        TrainingError: the script has made none.
+        UsageError: it has made several.
     """
     engine = _session().engine(model)
-    if engine is not None:
-        found = list(engine.shards.optimizers)
-    else:
-        own = {id(parameter) for parameter in model.parameters()}
-        made = [optimizer for reference in _session().optimizers if (optimizer := reference()) is not None]
-        found = [one for one in made if any(id(item) in own for group in one.param_groups for item in group["params"])]
+    found = engine.shards.optimizers if engine is not None else _session().optimizers_of(model)
     if len(found) != 1:
         raise UsageError(
             f"a state must be of one optimizer of the model, got none by name and {len(found)} that could be meant",

@@ -298,7 +298,7 @@ class Session:
                     f"a plan needs models that share nothing, {plain_name(module)} has parts of one that is sharded",
                     hint=NO_PLAN,
                 )
-        optimizers = self._optimizers_of(module)
+        optimizers = self.optimizers_of(module)
         self._check_facts(module, wrapping)
         self._check_norm_limits(module, wrapping)
         if wrapping.init_from_rank_0:
@@ -428,7 +428,12 @@ class Session:
         alive = [optimizer for reference in self.optimizers if (optimizer := reference()) is not None]
         return [item for optimizer in alive for group in optimizer.param_groups for item in group["params"]]
 
-    def _optimizers_of(self, module: nn.Module) -> list[torch.optim.Optimizer]:
+    def optimizers_of(self, module: nn.Module) -> list[torch.optim.Optimizer]:
+        """Return the optimizers that the script has made over parameters of a module.
+
+        Raises:
+            TrainingError: it has made none.
+        """
         parameters = {id(parameter) for parameter in module.parameters()}
         owners = []
         for reference in self.optimizers:

@@ -18,7 +18,6 @@ from paro_advise.advisor.analysis.constants import (
 from paro_advise.advisor.analysis.judgement.operations import operations_text
 from paro_advise.advisor.analysis.model import FindingEntry
 from paro_advise.advisor.facts.attribution import OF_OPTIMIZER
-from paro_advise.advisor.facts.model import CUT_CODES, LEFT_OUT_CODE
 from paro_advise.advisor.ranks.stragglers import least_steps
 from paro_advise.advisor.wording.quantities import number_ranges, time_text
 from paro_advise.core.dtypes import dtype_bytes
@@ -337,8 +336,7 @@ def _host(analysis: Analysis) -> FindingEntry:
             "host (pinned memory and non_blocking=True let computing go on)"
         )
         return _finding(code, APPLIES, text, other)
-    codes = {entry.code for entry in analysis.data_quality}
-    if idle >= HOST_CAUSE_SHARE * step and codes.intersection(CUT_CODES) and LEFT_OUT_CODE not in codes:
+    if idle >= HOST_CAUSE_SHARE * step and analysis.is_cut:
         return _finding(
             code, NOT_JUDGED, "the traces end early or are damaged, and what is missing looks like idle time"
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import FROZEN_RATIO, HOST_CAUSE_SHARE
 from paro_advise.advisor.analysis.judgement.verdict import has_unexplained_gaps
-from paro_advise.advisor.facts.model import CUT_CODES, LEFT_OUT_CODE, OTHER_STEPS_CODE, SEVERAL_FRAMEWORKS_CODE
+from paro_advise.advisor.facts.model import OTHER_STEPS_CODE, SEVERAL_FRAMEWORKS_CODE
 from paro_advise.advisor.prediction.calibration import Calibration, Update
 from paro_advise.advisor.prediction.constants import (
     ALL_TRAINED_SHARE,
@@ -144,12 +144,11 @@ def _ambiguities(analysis: Analysis, triple: str, micro: int) -> list[str]:
 def _why_untrusted(analysis: Analysis) -> str:
     """Return that traces are incomplete or mixed, "" where they are not, or those that are were left out."""
     codes = {notice.code for notice in analysis.data_quality}
-    is_cut = codes.intersection(CUT_CODES) and LEFT_OUT_CODE not in codes
     if SEVERAL_FRAMEWORKS_CODE in codes:
         return "the traces are of several jobs"
     if OTHER_STEPS_CODE in codes:
         return "steps as the script marks them are not those of its optimizer"
-    if is_cut:
+    if analysis.is_cut:
         return "the traces end early or are damaged, and what is missing looks like idle time"
     parts, idle = analysis.breakdown_us, analysis.idle_us
     queued_us = idle.queued if idle else None

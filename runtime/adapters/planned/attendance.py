@@ -27,7 +27,7 @@ from paro_advise.errors import CommunicationError, UsageError
 from paro_advise.policies.strategy import Level
 from paro_advise.runtime.adapters.constants import FAREWELL_POLL_S, FAREWELL_S
 from paro_advise.runtime.adapters.names import replace_name
-from paro_advise.runtime.sharding.parameters.owned import is_value_of
+from paro_advise.runtime.sharding.parameters.owned import address, is_value_of
 from paro_advise.runtime.sharding.parameters.reading import WholeReads, runs_inside
 from paro_advise.runtime.sharding.states.whole_states import plain_optimizer_state, whole_moments, whole_parameters
 
@@ -55,6 +55,7 @@ _GO, _PARAMETERS, _OPTIMIZER, _UNIT, _READ, _OF_PARAMETER, _OF_MODEL = (
 _NORM, _LOAD = "a norm of gradients", "a load of weights"
 _EXCHANGE, _OF_PARTS = "exchange at ", " of parts "
 _READ_HINT = "take the read out of `if rank == 0:` and only print or save there, or choose a strategy N.."
+_LOAD_HINT = "load on all ranks; they may read one file"
 _HEARD = "paro_points_heard"  # key: how many ranks know that rank 0 has gone on for the last time
 # Rank 0 deletes what it said so many points ago: each step of training brings all ranks together.
 _KEPT_POINTS = 1000
@@ -149,7 +150,7 @@ class Attendance:
             raise UsageError(
                 "all ranks must load weights of a model under a plan, rank 0 calls load_state_dict, rank "
                 f"{self._rank} does not",
-                hint="load on all ranks; they may read one file",
+                hint=_LOAD_HINT,
             )
         if what.startswith(_EXCHANGE):
             raise UsageError(
@@ -370,7 +371,7 @@ class Attendance:
 
     def _place(self, tensor: DTensor) -> tuple[Engine, Slot] | None:
         """Return which trained parameter of which model lies where a tensor does; this rank may hold no row of it."""
-        memory = tensor._local_tensor.data_ptr()  # noqa: SLF001 - to_local() makes a view
+        memory = address(tensor)
         for engine in self._engines:
             slots = self._slots_of(engine)
             found = (
@@ -378,7 +379,7 @@ class Attendance:
                 if memory
                 else next((slot for slot in slots.values() if is_value_of(tensor, slot.parameter)), None)
             )
-            if found is not None and _address(found.parameter) == memory:
+            if found is not None and address(found.parameter) == memory:
                 return engine, found
         return None
 
@@ -391,7 +392,7 @@ class Attendance:
             ]
             known = (
                 engine.arrangement,
-                {_address(slot.parameter) or -1 - place: slot for place, slot in enumerate(slots)},
+                {address(slot.parameter) or -1 - place: slot for place, slot in enumerate(slots)},
             )
             self._slots[id(engine)] = known
         return known[1]
@@ -446,7 +447,7 @@ class AttendedReader:
     def before_load(self) -> None:
         """Bring all ranks together where the script loads weights, unless each rank holds and steps all of them."""
         if self._attendance.is_needed and self._engine.levels.optimizer != Level.N:
-            self._attendance.meet(_LOAD, "load on all ranks; they may read one file")
+            self._attendance.meet(_LOAD, _LOAD_HINT)
 
     def before_gather(self, unit: UnitState) -> None:
         """Bring the others to a gather of a unit's parameters that an evaluation needs; they may go on without it."""
@@ -470,10 +471,6 @@ def _resting(engine: Engine) -> list[DTensor]:
     parameters = [slot.parameter for unit in engine.units for slot in unit.spec.slots]
     parameters += [engine.shards.shards[slot.name] for unit in engine.units for slot in unit.spec.training]
     return [parameter for parameter in parameters if isinstance(parameter, DTensor)]
-
-
-def _address(parameter: torch.Tensor) -> int:
-    return parameter._local_tensor.data_ptr() if isinstance(parameter, DTensor) else 0  # noqa: SLF001
 
 
 def _layout(tensor: DTensor) -> tuple[object, object]:

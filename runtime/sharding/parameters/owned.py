@@ -307,7 +307,7 @@ def _is_same(value: torch.Tensor, parameter: torch.Tensor) -> bool:
 
 def _alias_of(parameter: torch.Tensor) -> torch.Tensor:
     alias: torch.Tensor | None = parameter.__dict__.get(_ALIAS)
-    if alias is None or _address(alias) != _address(parameter):  # FSDP2 may have moved it
+    if alias is None or address(alias) != address(parameter):  # FSDP2 may have moved it
         alias = parameter.__dict__[_ALIAS] = mixing(_DATA.__get__(parameter))
     return alias
 
@@ -416,7 +416,8 @@ def is_value_of(tensor: torch.Tensor, parameter: torch.Tensor) -> bool:
     return tensor is parameter or tensor is parameter.__dict__.get(_ALIAS)
 
 
-def _address(tensor: torch.Tensor) -> int:
+def address(tensor: torch.Tensor) -> int:
+    """Return where a tensor lies, of a sharded one this rank's part; 0 where it has none."""
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).data_ptr()  # noqa: SLF001
 
 
