@@ -6,6 +6,7 @@ import base64
 import gzip
 import re
 import zlib
+from codecs import BOM_UTF8
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -123,7 +124,7 @@ def document_bytes(path: str) -> bytes:
         ForeignDataError: it is a page that embeds none.
     """
     try:
-        data = Path(path).read_bytes()
+        data = Path(path).read_bytes().removeprefix(BOM_UTF8)
     except OSError as error:
         raise InputError(f"an input must be a readable file: {error.strerror or error}", where=path) from error
     return _find_embedded(data, path) if data.lstrip()[:1] == b"<" else data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import re
 from dataclasses import replace
@@ -396,6 +397,15 @@ def test_a_description_becomes_a_plan(gpus_toml, tmp_path, capsys):
     assert made.preconditions.world_size == 128
     assert made.preconditions.device_memory_bytes == 80e9
     assert "No trace was read" in capsys.readouterr().out
+
+
+def test_a_byte_order_mark_changes_neither_description_nor_plan(gpus_toml, tmp_path, capsys):
+    plan = tmp_path / "plan.json"
+    gpus_toml.write_bytes(codecs.BOM_UTF8 + gpus_toml.read_bytes())
+    assert run(["recommend", str(gpus_toml), "-o", str(plan)]) == 0
+    expected = read_plan(str(plan))
+    plan.write_bytes(codecs.BOM_UTF8 + plan.read_bytes())
+    assert read_plan(str(plan)) == expected
 
 
 def test_a_plan_says_what_it_was_made_from(gpus_toml, tmp_path):

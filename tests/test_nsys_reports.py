@@ -140,6 +140,14 @@ def test_reports_without_marks_are_one_step_and_not_compared(tmp_path, capsys):
     assert run(["compare", *map(str, paths), "--allow-unlike", "steps"]) == 0
 
 
+def test_a_report_is_told_what_it_can_do_and_not_what_the_profiler_of_torch_can(tmp_path, capsys):
+    bare = usual(marks=False).write(tmp_path / "bare.sqlite")
+    assert run(["recommend", str(bare), "-o", str(tmp_path / "plan.json")]) == 3
+    assert "help: mark each step: torch.cuda.nvtx.range_push" in capsys.readouterr().err
+    (unattributed,) = [item for item in analyze(bare).findings if item.code == "PARO040"]
+    assert "with_stack" not in unattributed.text
+
+
 def test_runs_of_unknown_size_have_no_device_hours(tmp_path, capsys):
     """One report of a job, then two of the same: nothing became dearer."""
     (tmp_path / "two").mkdir()

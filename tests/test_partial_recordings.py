@@ -13,6 +13,7 @@ from conftest import ROOT
 from helpers import analyze, read, write_run
 from trace_builder import TraceBuilder, fsdp_rank
 
+from paro_advise.advisor.analysis.model import QualityEntry
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.ranks.links.link_fit import fit_links
@@ -281,3 +282,30 @@ def test_the_largest_group_tells_the_world_where_nothing_else_does(tmp_path, wor
     assert analysis.run.world_size == expected
     (said,) = [item.message for item in analysis.data_quality if item.code == "Q336"]
     assert f"{expected} assumed" in said
+
+
+@pytest.mark.parametrize(
+    ("lacks", "rule", "next_step"),
+    [
+        ("ranks", "of several ranks", "whose ranks talk to each other"),
+        ("steps", "timed steps", "call prof.step"),
+        ("strategy", "of no strategy", "in which gradients are reduced"),
+        ("purposes", "no known purpose", "with_stack=True"),
+        ("marks", "not those of its optimizer", "after each step of the optimizer"),
+    ],
+)
+def test_a_recommendation_says_which_of_its_needs_a_run_does_not_tell(lacks, rule, next_step, tmp_path):
+    whole = analyze(fsdp1_run(tmp_path / "rank0.json", shards=True))
+    unknown = replace(whole.run, strategy=replace(whole.run.strategy, triple=None))
+    states = {**whole.states, "unknown": replace(whole.states["unknown"], total_us=whole.step_time_us.median)}
+    marks = QualityEntry(code="Q326", severity="warning", message="2 steps of the optimizer", help="")
+    lacking = {
+        "ranks": replace(whole, run=replace(whole.run, world_size=None)),
+        "steps": replace(whole, step_time_us=replace(whole.step_time_us, values=())),
+        "strategy": replace(whole, run=unknown),
+        "purposes": replace(whole, run=unknown, states=states),
+        "marks": replace(whole, run=unknown, data_quality=(*whole.data_quality, marks)),
+    }
+    with pytest.raises(InputError, match=rule) as raised:
+        calibrate(lacking[lacks])
+    assert next_step in raised.value.hint

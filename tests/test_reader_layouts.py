@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
@@ -61,6 +62,18 @@ def test_gzip_zstd_and_tar_archives(tmp_path):
     (from_archive,) = gathered(tmp_path / "d.tar.gz").facts
     assert from_archive.source.path.endswith("d.tar.gz!traces/rank0.json")
     assert len(from_archive.steps) == 2
+
+
+def test_a_byte_order_mark_changes_nothing(tmp_path):
+    trace = tmp_path / "rank0.json"
+    text = fsdp_rank(0).text().encode()
+    trace.write_bytes(text)
+    expected = read(trace)
+    trace.write_bytes(codecs.BOM_UTF8 + text)
+    marked = read(trace)
+    assert marked.header == expected.header
+    assert marked.notices == expected.notices
+    assert marked.num_events == expected.num_events
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.95])

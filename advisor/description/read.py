@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import msgspec
@@ -56,7 +57,7 @@ def description_from_toml(data: bytes, where: str) -> Description:
         InputError: it is no TOML, lacks what is needed, or holds what is not known.
     """
     try:
-        return msgspec.toml.decode(data, type=Description)
+        return msgspec.toml.decode(data.removeprefix(BOM_UTF8), type=Description)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InputError(
             f"a description must be TOML that says model, cluster and run: {error}", where=where, hint=_HINT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from codecs import BOM_UTF8
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
@@ -73,8 +74,16 @@ def _printable(name: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
+def _without_mark(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield blocks without the UTF-8 byte order mark that some editors and shells put in front of a text."""
+    first = next(blocks, b"")
+    if first:
+        yield first.removeprefix(BOM_UTF8)
+    yield from blocks
+
+
 class BlockReader:
-    """Iterates over the decompressed bytes of one input.
+    """Iterates over the decompressed bytes of one input, without a byte order mark.
 
     After iteration: ``input_bytes`` and ``sha256`` describe the bytes as stored,
     ``output_bytes`` counts what came out, ``truncated`` says why the stream ended early or "".
@@ -100,9 +109,9 @@ class BlockReader:
         try:
             if self.ref.member is None:
                 with self.ref.path.open("rb") as file:
-                    yield from self._decode(file)
+                    yield from _without_mark(self._decode(file))
             else:
-                yield from self._read_member(self.ref.member)
+                yield from _without_mark(self._read_member(self.ref.member))
         except OSError as error:
             raise InputError(
                 f"an input must be a readable file, got: {error.strerror or error}", where=self.ref.label

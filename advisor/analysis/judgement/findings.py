@@ -24,6 +24,7 @@ from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
 from paro_advise.core.plural import plural
+from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -377,10 +378,11 @@ def _find_unattributed(analysis: Analysis) -> FindingEntry:
     total = sum(entry.total_us or 0.0 for entry in analysis.states.values())
     unknown = analysis.states["unknown"].total_us or 0.0
     if total and unknown >= FINDING_SHARE * total:
-        return _finding(
-            code,
-            APPLIES,
-            f"{unknown / total:.0%} of the communication time has no known purpose: record with_stack=True, and CPU "
-            "activities where they are missing",
+        kinds = {entry.kind for entry in analysis.run.inputs}
+        what = (
+            "reports of Nsight Systems tell none; traces of the PyTorch profiler do"
+            if SourceKind.NSYS in kinds and SourceKind.KINETO not in kinds
+            else "record with_stack=True, and CPU activities where they are missing"
         )
+        return _finding(code, APPLIES, f"{unknown / total:.0%} of the communication time has no known purpose: {what}")
     return _finding(code, DOES_NOT_APPLY, "all communication has a known purpose")

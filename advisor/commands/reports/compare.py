@@ -123,7 +123,7 @@ def _thresholds(path: str | None, min_gain: float | None) -> Thresholds:
         import tomllib
 
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = Path(path).read_text(encoding="utf-8-sig")
             table = json.loads(text) if path.endswith(".json") else tomllib.loads(text)
         except (OSError, ValueError, RecursionError, OverflowError) as error:
             raise UsageError(f"acceptance thresholds must be readable TOML or JSON: {error}", where=path) from error

@@ -22,6 +22,7 @@ from paro_advise.advisor.prediction.constants import (
     LITTLE_UPDATE_SHARE,
 )
 from paro_advise.advisor.prediction.fitting.data_parallel import DataParallel, data_parallel
+from paro_advise.advisor.prediction.fitting.known_run import known_run
 from paro_advise.advisor.prediction.fitting.profiler_correction import unprofiled
 from paro_advise.advisor.prediction.fitting.step_parts import (
     MODEL_STATE_NAMES,
@@ -43,7 +44,6 @@ from paro_advise.errors import InputError
 from paro_advise.policies.memory import shards
 from paro_advise.policies.strategy import Strategy
 from paro_advise.policies.traffic import Shape
-from paro_advise.trace_parsers.kineto.constants import NO_STEPS_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,7 +65,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         InputError: the run does not tell enough: ranks, steps, strategy or model size.
     """
     run, notes = analysis.run, list[str]()
-    job, triple = _known_run(analysis)
+    job, triple = known_run(analysis)
     at_rest = run.strategy.triple_at_rest or triple
     ranks = data_parallel(analysis, job, job_per_node := _ranks_per_node(analysis, job, notes))
     world, per_node = ranks.world_size, ranks.ranks_per_node
@@ -208,29 +208,6 @@ def _cluster(analysis: Analysis, ranks: DataParallel, *, is_gloo: bool) -> LinkC
         cores_per_rank=analysis.captured.cores_per_rank if analysis.captured else None,
         device_name=analysis.run.device_name,
     )
-
-
-def _known_run(analysis: Analysis) -> tuple[int, str]:
-    """Return world size and triple of a run that tells enough to start from.
-
-    Raises:
-        InputError: it does not.
-    """
-    world, triple, steps = analysis.run.world_size, analysis.run.strategy.triple, analysis.step_time_us.values
-    if analysis.run.micro_batches is None and any(item.code == NO_STEPS_CODE for item in analysis.data_quality):
-        raise InputError(
-            "a recommendation must know where steps begin, got traces without step marks and backward passes: they may "
-            "hold any number of steps",
-            hint="call prof.step() once per training step while recording",
-        )
-    if not world or world < 2 or not steps or min(steps) <= 0 or not triple:
-        raise InputError(
-            "a recommendation must start from a run whose ranks, steps and strategy are known, got "
-            f"{plural(world, 'rank') if world else 'no ranks'}, {plural(len(steps), 'step')}, "
-            f"strategy {triple or 'unknown'}",
-            hint="give traces of some ranks with ProfilerStep marks and CPU activities",
-        )
-    return world, triple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
