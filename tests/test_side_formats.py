@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 from helpers import analyze
+from helpers import read as read_file
 
-from paro_advise.errors import HostileInputError, UnknownFormatError
+from paro_advise.errors import BrokenInputError, HostileInputError, UnknownFormatError
 from paro_advise.trace_parsers.bytes.readable import MAX_LINE_BYTES, Readable
 from paro_advise.trace_parsers.logs import comms_logger, nccl_log, nccl_tests, train_log
 from paro_advise.trace_parsers.nccl import topology as nccl_topology
@@ -163,6 +165,70 @@ def test_benchmark_table_with_program_and_ranks():
     assert parsed.link_samples["group_size"].to_list() == [4, 4]
     assert parsed.link_samples["num_nodes"].to_list() == [2, 2]
     assert (parsed.header.gpus_per_node, parsed.header.device_name) == (2, "NVIDIA Z100")
+
+
+def report(*, time="time", processes=4, **changes):
+    """Return what ``-J`` writes of an all-gather on two nodes, in processes of as many GPUs each as make four."""
+    gpus = 4 // processes
+    sizes = {1 << 20: 50.0, 1 << 24: 400.0}
+    table = {
+        "version": 3,
+        "start_time": "2026-07-10 10:00:00",
+        "args": ["/opt/nccl-tests/build/all_gather_perf", "-J", "out.json"],
+        "env": ["TOKEN=hf_abcdefghijklmnopqrstuvwxyz012345"],
+        "nccl_version": 22907,
+        "config": {"nthreads": 1, "ngpus": gpus},
+        "devices": [
+            {"rank": rank, "group": 0, "pid": 40, "hostname": f"host{rank // 2}", "device": rank % 2,
+             "device_hex": "0000:10:00", "device_info": "NVIDIA Z100"}
+            for rank in range(0, 4, gpus)
+        ],
+        "results": [
+            {"size": size, "count": size // 4, "type": "float", "redop": "none", "root": "    -1",
+             "out_of_place": {time: us, "alg_bw": size / us / 1e3, "bus_bw": 0.75 * size / us / 1e3, "nwrong": None},
+             "in_place": {time: 2 * us, "alg_bw": size / us / 2e3, "bus_bw": 0.75 * size / us / 2e3, "nwrong": 0.0},
+             "actual_iterations": 20, "experiment_name": ""}
+            for size, us in sizes.items()
+        ],
+    }  # fmt: skip
+    return json.dumps({**table, **changes}, indent=changes.get("indent"))
+
+
+@pytest.mark.parametrize("habits", [{}, {"time": "cpu_time"}, {"processes": 2}, {"indent": 2}])
+def test_the_json_of_a_benchmark_says_what_its_table_says(habits, tmp_path):
+    path = tmp_path / "nodes2.json"
+    path.write_text(report(**habits))
+    parsed = read_file(path)
+    assert parsed.source.kind is SourceKind.NCCL_TESTS
+    samples = parsed.link_samples
+    assert samples["op"].to_list() == ["all_gather"] * 2
+    assert samples["bytes"].to_list() == [1 << 20, 1 << 24]
+    assert samples["time_us"].to_list() == [50.0, 400.0]
+    assert samples["busbw_gbps"].to_list() == pytest.approx([0.75 * 2**20 / 50e3, 0.75 * 2**24 / 4e5])
+    assert (samples["group_size"].to_list(), samples["num_nodes"].to_list()) == ([4, 4], [2, 2])
+    assert (parsed.header.gpus_per_node, parsed.header.device_name) == (2, "NVIDIA Z100")
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "kept"),
+    [
+        ({"out_of_place": None}, [50.0, 800.0]),
+        ({"out_of_place": {"time": "nan", "alg_bw": "nan", "bus_bw": "nan"}}, [50.0]),
+        ({"out_of_place": {"time": 1.0, "alg_bw": 1.0, "bus_bw": 1.0}}, [50.0]),
+    ],
+)
+def test_rows_of_a_benchmarks_json_count_where_their_numbers_agree(spoilt, kept, tmp_path):
+    path = tmp_path / "out.json"
+    first, second = json.loads(report())["results"]
+    path.write_text(report(results=[first, {**second, **spoilt}]))
+    assert read_file(path).link_samples["time_us"].to_list() == kept
+
+
+def test_a_cut_report_of_a_benchmark_is_refused(tmp_path):
+    path = tmp_path / "out.json"
+    path.write_text(report()[:-30])
+    with pytest.raises(BrokenInputError, match="must be whole JSON"):
+        read_file(path)
 
 
 def test_all_reduce_and_its_group_size_follow_from_the_ratio():

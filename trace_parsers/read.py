@@ -32,6 +32,7 @@ _STREAMED: tuple[tuple[SourceKind, Callable[[bytes], bool], Callable[[Readable, 
     (SourceKind.PROFILER_PLUGIN, profiler_plugin.looks_like, profiler_plugin.parse),
     (SourceKind.INSPECTOR, inspector.looks_like, inspector.parse),
     (SourceKind.INSPECTOR, inspector_metrics.looks_like, inspector_metrics.parse),
+    (SourceKind.NCCL_TESTS, nccl_tests.looks_like_json, nccl_tests.parse_json),
 )
 _TEXT: tuple[tuple[SourceKind, Callable[[bytes], bool], Callable[[Readable, SourceFile], ParsedSource]], ...] = (
     (SourceKind.NCCL_LOG, nccl_log.looks_like, nccl_log.parse),
