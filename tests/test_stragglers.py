@@ -309,7 +309,7 @@ def test_a_slow_node_is_named_as_one(tmp_path):
     assert late.cause == "late compute"
     assert late.lateness_us == pytest.approx(12 * 300, rel=0.05)
     text = analyze(folder, gpus_per_node=4).verdict.text
-    assert "anks 4-7, a whole node, are stragglers (late compute)" in text
+    assert "anks 4-7 of one node are stragglers (late compute)" in text
     one = ring_run(tmp_path / "one", slow_compute_us={5: 300.0}, world=8, steps=6)
     (late,) = analyze(one, gpus_per_node=4).stragglers
     assert (late.rank, late.node_ranks) == (5, ())
@@ -329,6 +329,16 @@ def test_a_slow_node_of_equal_ranks_is_named_as_one(tmp_path):
     (late,) = analyze(folder, gpus_per_node=4).stragglers
     assert (late.node_ranks, late.cause) == ((4, 5, 6, 7), "late compute")
     assert late.lateness_us == pytest.approx(12 * 300, rel=0.05)
+
+
+def test_of_ranks_that_are_slow_alike_none_is_named_alone(tmp_path):
+    """Two nodes of two ranks with a trace, two steps: which rank of the slow node is last in each is chance."""
+    folder = ring_run(tmp_path / "run", slow_compute_us={2: 300.0, 3: 310.0}, world=4, steps=2)
+    (late,) = analyze(folder, gpus_per_node=2).stragglers
+    assert (late.node_ranks, late.cause) == ((2, 3), "late compute")
+    one = ring_run(tmp_path / "one", slow_compute_us={3: 310.0}, world=4, steps=2)
+    (late,) = analyze(one, gpus_per_node=2).stragglers
+    assert (late.rank, late.node_ranks) == (3, ())
 
 
 def hybrid_run(folder, slow, *, units=8, steps=3, per_node=4):

@@ -63,10 +63,10 @@ class Straggler:
 
     @property
     def text(self) -> str:
-        """Return "rank 3", or "ranks 8-15, a whole node,"."""
+        """Return "rank 3", or "ranks 8-15 of one node"."""
         if not self.node_ranks:
             return f"rank {self.rank}"
-        return f"ranks {number_ranges(self.node_ranks)}, a whole node,"
+        return f"ranks {number_ranges(self.node_ranks)} of one node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +142,7 @@ def find_stragglers(aligned: AlignedRun | None, run: Run, node_of: Mapping[int, 
             share_of_steps=costs.led[rank] / costs.num_steps,
             cause=_cause(rank, facts),
             chance=chance,
+            node_ranks=_slow_alike(rank, facts, node_of or {}) if len(leaders) == 1 else (),
         )
         for rank in leaders
     ]
@@ -422,6 +423,19 @@ def _late_alone(
     if chance > STRAGGLER_MAX_CHANCE:
         return None
     return Straggler(rank=rank, lateness_us=excess_us, share_of_steps=1.0, cause=cause, chance=chance)
+
+
+def _slow_alike(rank: int, facts: Mapping[int, Source], node_of: Mapping[int, int]) -> tuple[int, ...]:
+    """Return all ranks of a late rank's node if each is slower than other nodes' for its reason and as much, () else.
+
+    Of ranks that are slow alike, which one the others wait for is chance.
+    """
+    mates = tuple(sorted(other for other in facts if node_of.get(other, -1) == node_of.get(rank, -2)))
+    typical = _typical([item for other, item in facts.items() if other not in mates])
+    cause, excess_us = _excess(facts[rank], typical) if rank in facts else ("unknown", 0.0)
+    slower = [_excess(facts[other], typical) for other in mates]
+    alike = all(why == cause and us * ALONE_RATIO >= excess_us for why, us in slower)
+    return mates if len(mates) > 1 and cause != "unknown" and alike else ()
 
 
 def _cause(rank: int, facts: Mapping[int, Source]) -> str:

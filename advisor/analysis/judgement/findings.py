@@ -248,11 +248,7 @@ def _late_ranks(stragglers: Sequence[Straggler]) -> str:
         text += f"; rank {other.rank} in {other.share_of_steps:.0%} ({other.cause}), {time_text(other.lateness_us)}"
     if worst.chance is None or worst.chance <= RARE_CHANCE:
         return text
-    if worst.node_ranks:
-        return (
-            f"{text}. Chance names one of equal nodes in up to {worst.chance:.0%} of such recordings: record more steps"
-        )
-    named = "two" if others else "one"
+    named = "a node" if worst.node_ranks else "two" if others else "one"
     return (
         f"{text}. Chance names {named} of equal ranks in up to {worst.chance:.0%} of such recordings: record more steps"
     )
