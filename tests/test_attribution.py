@@ -323,3 +323,11 @@ def test_gathers_of_an_optimizer_beside_sharded_parameters_bring_none_back(shard
     calls = [call(Op.ALL_GATHER, owner="FSDP::pre_forward > FSDP::all_gather", phase="forward")] * shards_parameters
     gather = call(Op.ALL_GATHER, owner="Optimizer.step#Muon.step", phase="update")
     assert attribute(gather, RunContext.of([*calls, gather])).state == state
+
+
+@pytest.mark.parametrize(("shards_parameters", "state"), [(True, State.OTHER), (False, State.OPTIMIZER)])
+def test_gathers_of_a_checkpoint_behind_the_step_are_no_updated_parameters(shards_parameters, state):
+    """FSDP2's whole state dict is gathered between two steps."""
+    calls = [call(Op.ALL_GATHER, owner="FSDP::pre_forward > FSDP::all_gather", phase="forward")] * shards_parameters
+    gather = call(Op.ALL_GATHER, phase="update")
+    assert attribute(gather, RunContext.of([*calls, gather])).state == state

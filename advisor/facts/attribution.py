@@ -240,6 +240,8 @@ def _by_phase(call: Call, context: RunContext) -> Attribution | None:
                 state, detail = State.OTHER, "gather outside of FSDP"
             case "forward" | "backward" if call.op == Op.ALL_GATHER:
                 state, detail = State.PARAMETER, call.phase
+            case "update" if context.gathers_parameters:
+                state, detail = State.OTHER, "gather outside of FSDP"  # of a checkpoint, such as a whole state dict
             case "update":
                 state, detail = State.OPTIMIZER, "updated parameters"
             case "boundary" if not context.has_update_mark and call.op == Op.ALL_GATHER:
