@@ -11,7 +11,8 @@ from test_latency_and_bandwidth import samples
 from trace_builder import TraceBuilder, fsdp_rank
 
 from paro_advise.advisor.analysis.judgement.verdict import StepEvidence, judge_step
-from paro_advise.advisor.analysis.observed_strategy import infer_strategy, parameter_count
+from paro_advise.advisor.analysis.observed.parameters import parameter_count
+from paro_advise.advisor.analysis.observed.strategy import infer_strategy
 from paro_advise.advisor.analysis.regimes import Regime, ShareRange, StateEvidence, judge_state
 from paro_advise.advisor.ranks.links.link_fit import fit_links
 from paro_advise.core.collective import bus_factor
@@ -162,6 +163,21 @@ def test_strategy_from_what_moves(triple, group, micro, framework, rows):
     got = infer_strategy(table, 32, micro, framework)
     assert (got.triple, got.group_size) == (triple, group)
     assert bool(got.reasons) is (triple is not None)
+
+
+@pytest.mark.parametrize(
+    ("size", "rows"),
+    [
+        (8, [gather(32), gather(32), gather(8, "backward"), scatter(32)]),  # the last unit stays whole
+        (8, [gather(32), gather(8, "backward"), gather(8, micro=1), gather(8, "backward", 1), scatter(32, 1)]),  # hpZ
+        (None, [gather(32), gather(32, "backward"), scatter(32)]),
+        (None, [gather(32), gather(8), gather(32, "backward"), gather(8, "backward"), scatter(32)]),  # experts
+        (None, [gather(32), gather(32), gather(32), gather(8), gather(8, "backward"), scatter(32)]),
+        (None, [gather(8), gather(4, "backward"), scatter(8), reduce(4, detail="replica")]),  # of groups no setting
+    ],
+)
+def test_a_second_copy_shows_by_what_backward_gathers_inside_groups(size, rows):
+    assert infer_strategy(step_of(*rows), 32, 1, Framework.FSDP2).copy_group_size == size
 
 
 def test_parameters_are_counted_once_per_reduction_pass():

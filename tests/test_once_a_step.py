@@ -29,6 +29,23 @@ REDUCED_EACH_TIME = {
 }
 
 
+@pytest.mark.parametrize(("framework", "name"), [(Framework.FSDP2, "second copy"), (Framework.DEEPSPEED, "hpZ")])
+def test_a_run_with_a_second_copy_is_compared_as_what_it_is(framework, name):
+    """FSDP2's reshard_after_forward=2, or DeepSpeed's hpZ: that way once more is no change, and plain sharding is one."""
+    run = {"framework": framework, "baseline": Strategy.parse("GGG"), "micro_batches": 2, "is_gpu": True}
+    plain = recommend(calibration(**run), Limits())
+    plan = recommend(calibration(**run, copy_group_size=2), Limits())
+    assert (plan.baseline.triple, plan.baseline.group_size, plan.baseline.variant.label) == ("GGG", 2, name)
+    assert plan.baseline.predicted.memory_bytes > plain.baseline.predicted.memory_bytes
+    of_plan = {(choice.triple, choice.group_size, choice.variant): choice for choice in plan.candidates}
+    again = of_plan["GGG", 2, plan.baseline.variant].predicted.speedup
+    assert again.p10 <= 1.0 <= again.p90
+    assert again.p50 == pytest.approx(1.0, abs=0.02)
+    unsharing = next(choice for choice in plan.candidates if choice.triple == "GGG" and choice.exports["fsdp2"] == "exact"
+                     and not choice.variant and choice.collectives == "native")  # fmt: skip
+    assert unsharing.predicted.speedup.p50 < 1.0
+
+
 def test_reducing_once_a_step_is_a_change_though_the_strategy_stays():
     """DDP without no_sync sends everything in each of four micro-batches; a quarter of it is enough."""
     plan = recommend(calibration(**REDUCED_EACH_TIME), Limits(), wanted=Wanted.parse("NNN"))

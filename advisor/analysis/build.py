@@ -11,7 +11,7 @@ from paro_advise.advisor.analysis.efficiency import efficiency
 from paro_advise.advisor.analysis.judgement.findings import findings
 from paro_advise.advisor.analysis.judgement.verdict import verdict_entry
 from paro_advise.advisor.analysis.model import FORMAT, Analysis
-from paro_advise.advisor.analysis.observed_strategy import observe_training
+from paro_advise.advisor.analysis.observed.training import observe_training
 from paro_advise.advisor.analysis.parallel import parallel_entries
 from paro_advise.advisor.analysis.state_summary import state_summaries
 from paro_advise.advisor.analysis.summary import (

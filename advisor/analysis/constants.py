@@ -30,6 +30,7 @@ USUAL_SPREAD = 0.1  # of the median step, by which two steps differ at the most 
 STALLED_SHARE = 0.1  # of all steps' time that stalls take, from which it is said; assumed
 FROZEN_RATIO = 1.5  # gathered over trained parameters from which some are frozen; padding makes less; assumed
 LEAST_REPEATED_SHARE = 0.9  # of the bytes of the largest pass that each reduces where they repeat one another; assumed
+COPIED_SHARE = 0.5  # of what forward gathers, that backward gathers over fewer ranks where there is a copy; assumed
 GATHERS_AGAIN_RATIOS = (1.5, 2.5)  # gathers to reduce-scatters; 2 where backward gathers again; assumed
 SENDS_A_PASS = 2  # of a pipeline's stage in a micro-batch: activations on, gradients back; Megatron-LM's schedules
 PATH_EXPOSED_SHARE = 0.05  # of a collective that must be exposed for the critical path to run over it; assumed

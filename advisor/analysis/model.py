@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.analysis.constants import MAX_NUMBER, STALL_RATIO, STALLED_SHARE, STALLED_STEPS, USUAL_SPREAD
 
 # The format is decoded by these types, so they are needed at run time.
-from paro_advise.advisor.analysis.observed_strategy import ObservedStrategy  # noqa: TC001
+from paro_advise.advisor.analysis.observed.strategy import ObservedStrategy  # noqa: TC001
 from paro_advise.advisor.facts.capture_log import Captured  # noqa: TC001
 from paro_advise.advisor.facts.model import CUT_CODES, LEFT_OUT_CODE, Work
 from paro_advise.advisor.ranks.links.link import Link  # noqa: TC001

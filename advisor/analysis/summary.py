@@ -30,7 +30,7 @@ from paro_advise.core.model_state import State
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from paro_advise.advisor.analysis.observed_strategy import ObservedTraining
+    from paro_advise.advisor.analysis.observed.training import ObservedTraining
     from paro_advise.advisor.ranks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
     from paro_advise.advisor.ranks.source import Source

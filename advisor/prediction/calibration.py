@@ -81,6 +81,8 @@ class Calibration:
         native_reduce_scatter_is_all_reduce: gloo's.
         baseline: strategy of the run between steps.
         baseline_group_size: ranks of its group.
+        copy_group_size: ranks of a group that holds a second copy of the parameters, from which backward gathers; None
+            without one.
         gathers_once: parameters gathered for forward are kept for backward.
         replicates_each_pass: gradients are added up across groups on every micro-batch.
         scatters_by_all_reduce: the run's framework all-reduces gradients of which each rank keeps a part.
@@ -170,6 +172,7 @@ class Calibration:
     host_idle_us: float = 0.0
     host_rest_us: float = 0.0
     backward_share: float | None = None
+    copy_group_size: int | None = None
 
     @property
     def knows_no_network(self) -> bool:

@@ -93,12 +93,12 @@ class Candidate:
 
 def baseline_candidate(calibration: Calibration) -> Candidate:
     """Return how the run itself was executed."""
-    is_own = calibration.framework == Framework.RUNTIME
+    is_own, variant = calibration.framework == Framework.RUNTIME, _variant(calibration)
     # FSDP on a CPU waits for every collective; DDP's reducer and our runtime do not.
     overlaps = calibration.overlaps_reductions if calibration.is_gpu else is_own or calibration.framework.is_ddp
     return Candidate(
         strategy=calibration.baseline,
-        group_size=calibration.baseline_group_size,
+        group_size=calibration.copy_group_size or calibration.baseline_group_size,
         collectives=CollectiveBackend.HO_RING if is_own else CollectiveBackend.NATIVE,
         gathers_once=calibration.gathers_once,
         replicates_each_pass=calibration.replicates_each_pass,
@@ -109,10 +109,19 @@ def baseline_candidate(calibration: Calibration) -> Candidate:
         separate_queues=is_own or not (calibration.framework.is_fsdp or calibration.is_described),
         unit_bytes=calibration.bucket_bytes,
         published_us=calibration.published_us,
-        variant=Variant.KEPT
-        if calibration.gathers_once and calibration.baseline.parameter != Level.N
-        else Variant.PLAIN,
+        variant=variant,
+        backward_level=Level.I if variant.keeps_copy else None,
+        copy_lasts=variant == Variant.HPZ,
     )
+
+
+def _variant(calibration: Calibration) -> Variant:
+    """Return how the run departs from its triple."""
+    if calibration.gathers_once and calibration.baseline.parameter != Level.N:
+        return Variant.KEPT
+    if calibration.copy_group_size is None:
+        return Variant.PLAIN
+    return Variant.HPZ if calibration.framework == Framework.DEEPSPEED else Variant.SECOND_COPY
 
 
 def candidates(calibration: Calibration) -> list[Candidate]:

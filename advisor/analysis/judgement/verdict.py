@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paro_advise.advisor.analysis.model import Breakdown, CollectiveEntry, IdleParts
-    from paro_advise.advisor.analysis.observed_strategy import ObservedStrategy
+    from paro_advise.advisor.analysis.observed.strategy import ObservedStrategy
     from paro_advise.advisor.analysis.state_summary import StateSummary
     from paro_advise.advisor.ranks.links.link import Link
     from paro_advise.advisor.ranks.run import Run

@@ -106,6 +106,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         native_reduce_scatter_is_all_reduce=gloo,
         baseline=Strategy.parse(at_rest),
         gathers_once=triple[0] == "N" and at_rest[0] != "N",
+        copy_group_size=run.strategy.copy_group_size,
         replicates_each_pass=_replicates_each_pass(analysis, model, reduced, micro),
         scatters_by_all_reduce=triple[2] != "N" and all(entry.op == Op.ALL_REDUCE for entry in reduced),
         overlaps_gathers=_overlaps(analysis, State.PARAMETER),
@@ -133,7 +134,7 @@ def _ambiguities(analysis: Analysis, triple: str, micro: int) -> list[str]:
     sizes = sorted(
         {entry.group_size for entry in _kinds(analysis, State.PARAMETER, lambda _: True) if entry.group_size}
     )
-    if triple[0] == "G" and len(sizes) > 1:
+    if triple[0] == "G" and len(sizes) > 1 and analysis.run.strategy.copy_group_size is None:
         told = " and ".join(map(str, sizes))
         return [
             f"parameters are gathered over {told} ranks: hpZ's second copy seems to be there, its memory is not counted"

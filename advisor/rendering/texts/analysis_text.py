@@ -119,6 +119,7 @@ def _run_lines(analysis: Analysis) -> list[str]:
     run, parts = analysis.run, analysis.breakdown_us
     strategy = run.strategy
     group = f", groups of {strategy.group_size}" if strategy.group_size else ""
+    group += f", second copy in groups of {strategy.copy_group_size}" if strategy.copy_group_size else ""
     rest = f" ({strategy.triple_at_rest} at rest)" if strategy.triple_at_rest != strategy.triple else ""
     node = f"{run.gpus_per_node} per node ({run.gpus_per_node_source})" if run.gpus_per_node else "nodes unknown"
     passes = plural(run.micro_batches, "micro-batch", "micro-batches") if run.micro_batches else "? micro-batches"
