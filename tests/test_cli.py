@@ -246,6 +246,7 @@ def test_a_report_of_any_length_stands_for_its_run(characters, traces, tmp_path,
         (("states", "parameter", "count"), 1e23),
         (("run", "device_memory_bytes"), -5),
         (("run", "strategy", "triple"), "XYZ"),
+        (("step_time_us", "computing"), [1.0]),
     ],
 )
 def test_an_analysis_with_numbers_that_none_has_is_refused(path, value, traces, tmp_path, capsys):

@@ -76,6 +76,16 @@ def test_a_byte_order_mark_changes_nothing(tmp_path):
     assert marked.num_events == expected.num_events
 
 
+def test_traces_whose_events_have_no_category_are_no_input(tmp_path):
+    """As those of Ascend's profiler, whose host rows have one: all of the device would be missing."""
+    trace = fsdp_rank(0)
+    for event in trace.events:
+        if event["cat"] == "kernel":
+            del event["cat"]
+    with pytest.raises(InputError, match="must name the category of its events"):
+        read(trace.write(tmp_path / "trace_view.json", "bare_list"))
+
+
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
 def test_a_cut_file_keeps_every_complete_event_and_says_so(tmp_path, share):
     text = fsdp_rank(0, steps=4).text()

@@ -418,6 +418,9 @@ def analysis_from_json(data: bytes, where: str) -> Analysis:
     triple = found.run.strategy.triple
     if wrong is None and triple is not None and (len(triple) != len(MODEL_STATES) or not set(triple) <= {*Level}):
         wrong = f"run.strategy.triple {triple!r}"
+    times = found.step_time_us
+    if wrong is None and times.computing and len(times.computing) != len(times.values):
+        wrong = f"step_time_us.computing of {len(times.computing)} steps and step_time_us.values of {len(times.values)}"
     if wrong is not None:
         raise ForeignDataError(
             f"an analysis must hold what `analyze` writes, got {wrong}", where=where, hint="run `analyze` again"

@@ -19,6 +19,7 @@ MAX_DURATION_US = 3.2e13  # us; one year; a longer event is not believed; assume
 MAX_NAME_BYTES = 64 << 10  # bytes; longest name whose quotes are mended; assumed: templated kernels reach some KiB
 MAX_WHOLE_BYTES = 4096  # bytes; the length of damaged text is compared with that of shorter events; assumed
 MIN_HOLE_BYTES = 16  # NUL bytes in one event from which it is a hole in the file; assumed
+MAX_BARE_SHARE = 0.1  # of a trace's events without a category that its own profiler writes; assumed: Kineto writes none
 MAX_LOST_SHARE = 0.01  # none; a trace that lost more of its events carries no verdict; assumed
 FEW_IMPOSSIBLE = 10  # rows; so few of impossible length tell of single rows, not of the recording; assumed
 ROUNDING_US = 1.0  # us; durations below zero by less come from rounded times of begin and end; assumed

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from paro_advise.core.plural import plural
-from paro_advise.errors import BrokenInputError
+from paro_advise.errors import BrokenInputError, InputError
 from paro_advise.trace_parsers.bytes.blocks import BlockReader, SourceRef
 from paro_advise.trace_parsers.bytes.chunks import EventChunks
 from paro_advise.trace_parsers.constants import MAX_TIME_US
@@ -24,6 +24,7 @@ from paro_advise.trace_parsers.kineto.constants import (
     FEW_IMPOSSIBLE,
     FEW_OPERATORS,
     LITTLE_WORK_SHARE,
+    MAX_BARE_SHARE,
     MAX_DURATION_US,
     MAX_LOST_SHARE,
     MAX_SHIFTED_US,
@@ -110,6 +111,13 @@ def read_kineto(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
             "a Kineto trace must hold an array of events, this one holds none that can be read",
             where=ref.label,
             hint="record it again; see `paro-advise explain E303`",
+        )
+    if raw.rows.num_bare > MAX_BARE_SHARE * raw.rows.num_events:
+        raise InputError(
+            f"a trace must name the category of its events, {raw.rows.num_bare} of {raw.rows.num_events} have none: "
+            "nothing tells what a device did, as in traces of Ascend's own profiler",
+            where=ref.label,
+            hint="give the traces that torch.profiler writes on CUDA, ROCm, XPU or CPUs",
         )
     return _TableBuilder(raw).build()
 
@@ -272,10 +280,14 @@ class _TableBuilder:
 
     def _is_device_job(self, header: SourceHeader) -> bool:
         """Tell whether a trace without device rows is of a job that ran on devices."""
-        names = self._rows.host.names
+        names, backend = self._rows.host.names, header.backend or ""
         if any(name.startswith("gloo:") for name in names):
             return False
-        return "nccl" in (header.backend or "") or any(name.startswith("nccl:") for name in names)
+        if "nccl" in backend or any(name.startswith("nccl:") for name in names):
+            return True
+        # gloo's own spans are recorded with whatever issues them.
+        issues = any(name.startswith("c10d::") for name in names)
+        return "gloo" not in backend and (header.device_name is not None or issues)
 
     def _lacks_operators(self, device: pl.DataFrame, host: HostRows) -> bool:
         """Tell whether the recording holds collectives, but too few operators to be a step of training."""

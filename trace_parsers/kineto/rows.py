@@ -33,6 +33,7 @@ class KinetoRows:
         device, host: its rows.
         num_events: events seen, kept or not.
         num_repaired, num_dropped: broken events that were mended or lost.
+        num_bare: events that last and have no category, by which nothing tells what they are.
     """
 
     def __init__(self, detail: Detail) -> None:
@@ -44,6 +45,7 @@ class KinetoRows:
         self.num_events = 0
         self.num_repaired = 0
         self.num_dropped = 0
+        self.num_bare = 0
         self._num_typical = 0  # events no longer than MAX_WHOLE_BYTES, by which damaged text is counted
         self._typical_bytes = 0
         self._layout: EventLayout | None = None
@@ -155,6 +157,7 @@ class KinetoRows:
             self.num_dropped += 1
             return
         category = str(event.cat).lower() if event.cat else ""
+        self.num_bare += not category and bool(duration)
         if is_device_category(category):
             self.device.append(event, comm_args(event), start, duration or 0.0)
             return

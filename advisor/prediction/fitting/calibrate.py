@@ -106,7 +106,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         native_reduce_scatter_is_all_reduce=gloo,
         baseline=Strategy.parse(at_rest),
         gathers_once=triple[0] == "N" and at_rest[0] != "N",
-        copy_group_size=run.strategy.copy_group_size,
+        copy_group_size=_copy_size(analysis, world),
         replicates_each_pass=_replicates_each_pass(analysis, model, reduced, micro),
         scatters_by_all_reduce=triple[2] != "N" and all(entry.op == Op.ALL_REDUCE for entry in reduced),
         overlaps_gathers=_overlaps(analysis, State.PARAMETER),
@@ -140,6 +140,12 @@ def _ambiguities(analysis: Analysis, triple: str, micro: int) -> list[str]:
             f"parameters are gathered over {told} ranks: hpZ's second copy seems to be there, its memory is not counted"
         ]
     return []
+
+
+def _copy_size(analysis: Analysis, world: int) -> int | None:
+    """Return the ranks of a group with a second copy, None without one or where they are no part of those that share."""
+    size = analysis.run.strategy.copy_group_size
+    return size if size and 1 < size < world and world % size == 0 else None
 
 
 def _why_untrusted(analysis: Analysis) -> str:
