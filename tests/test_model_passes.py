@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 from helpers import analyze, facts_of, write_run
-from test_recommend import calibration, estimate
+from test_recommend import MB, calibration, estimate
 from trace_builder import TraceBuilder
 
-from paro_advise.advisor.prediction.candidates import candidates
+from paro_advise.advisor.prediction.candidates import baseline_candidate, candidates
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
+from paro_advise.core.framework import Framework
 
 UNITS = 3
 
@@ -135,3 +136,19 @@ def test_backward_hides_as_much_as_it_was_seen_to_take():
     links = measured_links(made)
     short, long = (float(step_us(replace(made, backward_share=share), ddp, links)) for share in (0.05, 0.95))
     assert long < short - 1_000.0
+
+
+def test_embeddings_in_front_are_gathered_first_and_reduced_last():
+    """Nothing hides their first gather and their last reduction; how much they compute is not told by their bytes."""
+    fast = {"inter_gbps": estimate(50.0), "intra_gbps": estimate(100.0), "is_gpu": True, "micro_batches": 1}
+    rest = {"framework": Framework.DEEPSPEED, "native_reduce_scatter_is_all_reduce": False, "aside_us": 0.0}
+    made = calibration(**fast, **rest, unit_bytes=(40 * MB, 4 * MB, 4 * MB, 4 * MB), front_bytes=40 * MB)
+    links = measured_links(made)
+    front, block = (7 * (100.0 + size * MB / 8 / 50_000) for size in (40, 4))
+    step = step_us(made, baseline_candidate(made), links)
+    assert step == pytest.approx(100_000.0 + 2 * front + 5_000.0, rel=1e-4)
+    last = replace(made, unit_bytes=tuple(reversed(made.unit_bytes)), front_bytes=0.0)
+    assert step_us(last, baseline_candidate(last), links) == pytest.approx(100_000.0 + 2 * block + 5_000.0, rel=1e-4)
+    # Where they only look rows up, they hide neither the next block's gather nor its reduction.
+    looked_up = replace(links, root_share=0.0)
+    assert step_us(made, baseline_candidate(made), looked_up) == pytest.approx(step + 2 * block, rel=1e-4)

@@ -137,6 +137,18 @@ def test_units_that_are_frozen_as_a_whole_are_no_roots(tmp_path):
         assert found.unit_bytes[-1] == found.root_bytes
 
 
+def test_units_stand_in_the_order_in_which_forward_meets_them(tmp_path):
+    """Embeddings in front, dense and sparse layers in turn, and no root as FSDP2 names it: none stays gathered."""
+    sizes = (60, 20, 40, 20, 40)
+    units = [Unit(f"layers.{place}", size * 1_000_000) for place, size in enumerate(sizes)]
+    found = calibrate(written(tmp_path, units))
+    assert found.unit_bytes == tuple(2e6 * size for size in sizes)
+    assert (found.front_bytes, found.root_bytes) == (2e6 * sizes[0], 0.0)
+    # As far as their bytes tell, all units compute alike where none in front is larger than the others.
+    equal = calibrate(written(tmp_path, [Unit(unit.name, 20_000_000) for unit in units]))
+    assert equal.front_bytes == 0.0
+
+
 def test_what_an_optimizer_gathers_in_its_step_is_not_taken_to_stay(tmp_path):
     """Muon takes whole matrices of shards: in groups it would gather inside nodes."""
     analysis = written(tmp_path, [*BLOCKS, ROOT], in_optimizer=4)

@@ -21,6 +21,7 @@ NONE_OVERLAPPED = 0.95  # exposed share of a state from which none of it counts 
 RARE_CHANCE = 0.05  # of an accident, up to which a finding does not speak of it; the usual level of a test
 MANY_CALLS = 8  # calls of a state a step from which larger buckets need fewer; assumed
 MAX_COLLECTIVE_KINDS = 240  # kinds of collectives in the JSON; bounds its size
+MAX_UNITS = 1024  # pieces of a model in the JSON whose order is kept; bounds its size
 MAX_MODULES = 200  # modules in the JSON, those exposed longest; bounds its size
 MAX_LOGGED_KINDS = 60  # kinds of collectives of logs in the JSON; bounds its size
 MAX_REMARKS = 200  # remarks of inputs about themselves in the JSON; bounds its size

@@ -87,6 +87,7 @@ class RunEntry:
     total_parameter_count: int | None = None  # since 1.1; with frozen ones, where gathers show more than gradients
     ranks_follow: bool | None = None  # since 1.2; ranks of a node follow each other; None when nothing tells
     data_parallel_ranks: int | None = None  # since 1.2; that share the data; None when the world size is unknown
+    unit_bytes: tuple[int, ...] = ()  # since 1.2; sent in one pass, in the order of forward; () where none shows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -320,6 +320,7 @@ def run_entry(
         micro_batches=training.micro_batches,
         parameter_count=training.parameter_count,
         total_parameter_count=training.total_parameter_count,
+        unit_bytes=training.unit_bytes,
         device_name=first(header.device_name for header in headers),
         device_memory_bytes=first(header.device_memory_bytes for header in headers),
         nccl_version=first(header.nccl_version for header in headers),

@@ -53,6 +53,7 @@ class Calibration:
         world_size, ranks_per_node, micro_batches: of the ranks that share the data.
         unit_bytes: parameters of each unit in the type they are sent in; the root last.
         root_bytes: of these, the root's of FSDP, which is gathered first and reduced last; 0 where none is known.
+        front_bytes: of these, the first unit's where it is larger than the others and no root is known: embeddings.
         bucket_bytes: what the run itself sends at once, where its buckets hide the units; None where they do not.
         element_bytes: of that type.
         gather_width, reduce_width: bytes of an element that is gathered as parameter, and reduced as gradient.
@@ -167,6 +168,7 @@ class Calibration:
     forwards: float = 1.0
     is_dealt_out: bool = False
     root_bytes: float = 0.0
+    front_bytes: float = 0.0
     aside_us: float = 0.0
     host_floor_us: float = 0.0
     host_idle_us: float = 0.0

@@ -252,7 +252,7 @@ class _Predictor:
         for key in ("inter_gbps", "pod_gbps"):
             if getattr(calibration, key).source == "sums":  # what is known is the rate of all-reduces
                 drawn[key] = drawn[key] / drawn["sum_ratio"]
-        if self._goes_by_replay and calibration.root_bytes:
+        if self._goes_by_replay and (calibration.root_bytes or calibration.front_bytes):
             drawn["root_share"] = self.generator.uniform(*ROOT_SHARE_RANGE, number)
 
         def links_of(values: dict[str, NDArray[np.float64]]) -> Links:

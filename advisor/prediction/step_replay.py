@@ -284,12 +284,19 @@ class _Step:
         return time + (self._links.compute_slowing - 1) * beside
 
     def _works(self, *, first: bool, last: bool) -> list[UnitWork]:
-        root = len(self._units) - 1
         return [
-            self._work(size, first=first, last=last, is_root=place == root) for place, size in enumerate(self._units)
+            self._work(size, first=first, last=last, is_looked_up=place == self._looked_up)
+            for place, size in enumerate(self._units)
         ]
 
-    def _unit_work(self, num_bytes: float, *, last: bool, first: bool, is_root: bool) -> UnitWork:
+    @property
+    def _looked_up(self) -> int | None:
+        """Return the place of the unit that holds embeddings, None where none is known."""
+        if self._calibration.root_bytes:
+            return len(self._units) - 1
+        return 0 if self._calibration.front_bytes else None
+
+    def _unit_work(self, num_bytes: float, *, last: bool, first: bool, is_looked_up: bool) -> UnitWork:
         candidate, collectives = self._candidate, self._collectives
         gathered, reduced = self._sent_bytes(num_bytes)
         procedure = procedure_of(candidate.strategy)
@@ -305,13 +312,19 @@ class _Step:
             again=self._legs(collectives.parts(gather_from(near), gathered)),
             reduce=self._legs(collectives.parts(inside, reduced)),
             between=self._legs(collectives.parts(across, reduced)),
-            compute=per_micro * self._compute_share(num_bytes, is_root=is_root),
+            compute=per_micro * self._compute_share(num_bytes, is_looked_up=is_looked_up),
         )
 
-    def _compute_share(self, num_bytes: float, *, is_root: bool) -> Draws:
-        """Return a unit's share of the arithmetic: that of its bytes, of the root's as far as it computes."""
-        of_root = (1 - self._links.root_share) * min(self._calibration.root_bytes, self._units[-1])
-        return (num_bytes - (of_root if is_root else 0.0)) / (sum(self._units) - of_root)
+    def _compute_share(self, num_bytes: float, *, is_looked_up: bool) -> Draws:
+        """Return a unit's share of the arithmetic: that of its bytes, of embeddings as far as they compute."""
+        place = self._looked_up
+        embedded = (
+            0.0
+            if place is None
+            else min(self._units[place], self._calibration.root_bytes or self._calibration.front_bytes)
+        )
+        idle = (1 - self._links.root_share) * embedded
+        return (num_bytes - (idle if is_looked_up else 0.0)) / (sum(self._units) - idle)
 
     def _legs(self, parts: Parts) -> Legs:
         return tuple(
@@ -330,9 +343,9 @@ class _Step:
         fabric: Draws = 0.0
         for count, first, last in _passes(self._calibration.micro_batches):
             for place, size in enumerate(self._units):
-                is_root = place == len(self._units) - 1
-                work = self._work(size, first=first or not self._candidate.copy_lasts, last=last, is_root=is_root)
-                again = () if self._candidate.gathers_once or is_root else work.again
+                is_first = first or not self._candidate.copy_lasts
+                work = self._work(size, first=is_first, last=last, is_looked_up=place == self._looked_up)
+                again = () if self._candidate.gathers_once or place == len(self._units) - 1 else work.again
                 for leg in (*again, *work.reduce, *work.between):
                     port, fabric = port + count * leg.port, fabric + count * leg.fabric
                 for leg in work.gather:

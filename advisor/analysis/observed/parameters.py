@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.analysis.constants import FROZEN_RATIO, LEAST_REPEATED_SHARE
+from paro_advise.advisor.analysis.constants import FROZEN_RATIO, LEAST_REPEATED_SHARE, MAX_UNITS
 from paro_advise.advisor.facts.attribution import ROOT_MODULE, with_modules
 from paro_advise.advisor.facts.evidence import Evidence
 from paro_advise.core.dtypes import dtype_bytes, is_of_bytes
@@ -101,6 +101,27 @@ def _forward_parameters(step: pl.DataFrame, micro_batches: int) -> int | None:
         return _elements(named.unique(subset=["module", "bytes", "dtype"]))
     counted = _elements(gathers)
     return counted // max(1, micro_batches) if counted else None
+
+
+def unit_order(step: pl.DataFrame) -> tuple[int, ...]:
+    """Return the bytes of what one pass sends of the model, in the order of its forward; () where no order shows.
+
+    By the gathers of the first forward, else by the reductions of the last backward, which goes the other way.
+    """
+    import polars as pl
+
+    gathers, gradients = _forward_gathers(step), reductions(step)
+    is_forward = len(gathers) > 0
+    sent = gathers if is_forward else gradients
+    if sent["micro_batch"].drop_nulls().n_unique() > 1:
+        sent = gathers if is_forward else _in_passes(gradients)
+        passes = sent["micro_batch"].drop_nulls()
+        sent = sent.filter(pl.col("micro_batch") == (passes.min() if is_forward else passes.max()))
+    sent = sent.filter(pl.col("bytes").is_not_null() & pl.col("start_us").is_not_null())
+    if len(sent) > MAX_UNITS:
+        return ()
+    order = sent.sort("start_us")["bytes"].to_list()
+    return tuple(order if is_forward else reversed(order))
 
 
 def _forward_gathers(step: pl.DataFrame) -> pl.DataFrame:

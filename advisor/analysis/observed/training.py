@@ -15,6 +15,7 @@ from paro_advise.advisor.analysis.observed.parameters import (
     parameter_count,
     passes_of,
     reductions,
+    unit_order,
 )
 from paro_advise.advisor.analysis.observed.strategy import NOTHING_OBSERVED, ObservedStrategy, infer_strategy
 from paro_advise.advisor.facts.model import OTHER_STEPS_CODE
@@ -37,6 +38,7 @@ class ObservedTraining:
         micro_batches: per step, None when they cannot be told.
         parameter_count: trained parameters, None when they cannot be told.
         total_parameter_count: with the frozen ones, None where gathers show no more than gradients do.
+        unit_bytes: what one pass sends of the model, in the order of its forward; () where no order shows.
         notices: what had to be assumed.
     """
 
@@ -44,6 +46,7 @@ class ObservedTraining:
     micro_batches: int | None
     parameter_count: int | None
     total_parameter_count: int | None
+    unit_bytes: tuple[int, ...]
     notices: tuple[Notice, ...]
 
 
@@ -88,6 +91,7 @@ def observe_training(run: Run) -> ObservedTraining:
         micro_batches=micro,
         parameter_count=(stated.parameters if stated else None) or counted,
         total_parameter_count=frozen.total,
+        unit_bytes=() if typical is None else unit_order(typical),
         notices=(
             *((_one_micro_batch(run),) if typical is not None and micro is None else ()),
             *((_other_steps(updates),) if updates != 1 else ()),

@@ -129,13 +129,14 @@ def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
 
 
 def larger_units(calibration: Calibration) -> Iterator[_Change]:
-    """Yield the run with blocks that are gathered and reduced by twos and fours; FSDP's root stays a unit."""
+    """Yield the run with blocks that are gathered and reduced by twos and fours; embeddings stay a unit."""
     units = calibration.unit_bytes
-    blocks, root = (units[:-1], units[-1:]) if calibration.root_bytes else (units, ())
+    front, blocks = (units[:1], units[1:]) if calibration.front_bytes else ((), units)
+    blocks, root = (blocks[:-1], blocks[-1:]) if calibration.root_bytes else (blocks, ())
     for factor in MERGED_UNITS:
         if len(units) < 2 * factor:
             return
-        merged = (*(sum(blocks[place : place + factor]) for place in range(0, len(blocks), factor)), *root)
+        merged = (*front, *(sum(blocks[place : place + factor]) for place in range(0, len(blocks), factor)), *root)
         yield _Change(
             what=f"units of {factor} blocks, {len(merged)} in place of {len(units)}",
             calibration=replace(calibration, unit_bytes=merged),
