@@ -11,6 +11,7 @@ FAR_BELOW_SHARE = 0.1  # of a device's links below which a transfer inside a nod
 HOST_IDLE_SHARE = 0.2  # of a step that devices idle for the step to be host bound; assumed
 ONE_UNIT_BYTES = 50 << 20  # bytes of one piece from which two would overlap; two of DDP's buckets (torch 2.13)
 ONE_UNIT_SHARE = 0.7  # of the parameters that are reduced at once, from which a model is one piece; assumed
+ONE_UNIT_PIECES = 2.5  # reductions for one of the largest; DDP's first bucket is a small one beside it (torch 2.13)
 ONE_UNIT_GATHERS = 1.5  # gathers per forward pass up to which a model is one unit; half a gather is a share of steps
 COMPUTE_SHARE = 0.05  # of a step with exposed communication below which it is compute bound; assumed
 EVIDENCE_SHARE = 0.05  # of a state's time that evidence must carry to count; docs/formats.md, analysis

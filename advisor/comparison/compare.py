@@ -12,17 +12,17 @@ from paro_advise.advisor.analysis.model import StepTime
 from paro_advise.advisor.comparison.acceptance import Thresholds, judge
 from paro_advise.advisor.comparison.bootstrap import Change, change_between, typical, widened
 from paro_advise.advisor.comparison.comparability import check_comparability, doubt_of_work
-from paro_advise.advisor.comparison.constants import MAX_POINTS, MIN_SAMPLES, NARROW_RANGE_PCT, REAL_CHANGE_PCT
+from paro_advise.advisor.comparison.constants import LEAST_US, MIN_SAMPLES, NARROW_RANGE_PCT, REAL_CHANGE_PCT
 from paro_advise.advisor.comparison.model import (
     FORMAT,
     ChangeVerdict,
     CollectiveChange,
     Comparison,
     Metric,
-    Parity,
     Predicted,
     Side,
 )
+from paro_advise.advisor.comparison.parity import parity_of
 from paro_advise.advisor.comparison.stalls import have_stalls, overall_verdict, stalls_text
 from paro_advise.core.model_state import MODEL_STATES, State
 from paro_advise.core.plural import plural
@@ -75,7 +75,7 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
     sides, paired = _sides(before, after)
     metrics = _metrics(before, after, sides, terms, paired=paired)
     by_name = {metric.name: metric for metric in metrics}
-    parity = _parity(before, after)
+    parity = parity_of(before, after)
     device = terms.device_memory_bytes or after.run.device_memory_bytes
     step, times = by_name["step_time"], [side.step_time_us for side in sides]
     untested = _why_untested(plan, after, step)
@@ -321,13 +321,19 @@ def _unattributed(analysis: Analysis) -> list[str]:
     return [state for state in MODEL_STATES if not (state in analysis.states and analysis.states[state].count)]
 
 
+def _mean_us(values: list[float]) -> float | None:
+    """Return the mean of times, 0 where it is what sums of differences leave over, None without any."""
+    mean_us = math.fsum(values) / len(values) if values else None
+    return 0.0 if mean_us is not None and mean_us < LEAST_US else mean_us
+
+
 def _over_ranks(before: Analysis, after: Analysis, name: str, get: Callable[[RankEntry], float | None]) -> Metric:
     """Compare a mean of the profiled steps; its range is based on the ranks."""
     first = {rank.rank: get(rank) for rank in before.ranks}
     second = {rank.rank: get(rank) for rank in after.ranks}
     one = {rank: value for rank, value in first.items() if value is not None}
     other = {rank: value for rank, value in second.items() if value is not None}
-    means = [math.fsum(side.values()) / len(side) if side else None for side in (one, other)]
+    means = [_mean_us(list(side.values())) for side in (one, other)]
     change = None
     if one and other:
         sides = [[side[rank] for rank in sorted(side)] for side in (one, other)]
@@ -335,10 +341,12 @@ def _over_ranks(before: Analysis, after: Analysis, name: str, get: Callable[[Ran
         # Means of ranks hold what single steps had more, on all of them alike.
         change = widened(change, before.step_time_us.values, after.step_time_us.values) if change else None
     found = _metric(name, "us", means[0], means[1], change, samples="ranks")
-    if change is None and means[0] is not None and means[1] is not None and (means[0] == 0) != (means[1] == 0):
-        # It came up or went away on all ranks: that has no ratio, and is certain.
-        return replace(found, verdict=ChangeVerdict.BETTER if means[1] == 0 else ChangeVerdict.WORSE)
-    return found
+    if change is not None or means[0] is None or means[1] is None or 0 not in means:
+        return found
+    # It came up or went away on all ranks, or was there on none: that has no ratio, and is certain.
+    came_up, went_away = ChangeVerdict.WORSE, ChangeVerdict.BETTER
+    verdict = ChangeVerdict.SAME if means[0] == means[1] else went_away if means[1] == 0 else came_up
+    return replace(found, verdict=verdict)
 
 
 def _collectives(before: Analysis, after: Analysis) -> tuple[CollectiveChange, ...]:
@@ -375,38 +383,6 @@ def _largest(entries: Sequence[CollectiveEntry], state: str, op: str) -> Collect
 
 def _sum(entries: Sequence[CollectiveEntry], state: str, op: str) -> float | None:
     return math.fsum(entry.count for entry in entries if (entry.state, entry.op) == (state, op)) or None
-
-
-def _parity(before: Analysis, after: Analysis) -> Parity | None:
-    if before.captured is None or after.captured is None:
-        return None
-    first = {step.step: step for step in before.captured.steps}
-    second = {step.step: step for step in after.captured.steps}
-    common = sorted(set(first) & set(second))
-    losses = [
-        (step, a, b) for step in common if (a := first[step].loss) is not None and (b := second[step].loss) is not None
-    ]
-    norms = [
-        (a, b)
-        for step in common
-        if (a := first[step].gradient_norm) is not None and (b := second[step].gradient_norm) is not None
-    ]
-    every = max(1, -(-len(losses) // MAX_POINTS))
-    return Parity(
-        num_steps=len(losses),
-        num_diverged_before=sum(first[step].diverged for step in common),
-        num_diverged_after=sum(second[step].diverged for step in common),
-        loss_max_pct=_worst([(a, b) for _, a, b in losses]),
-        gradient_norm_max_pct=_worst(norms),
-        steps=tuple(step for step, _, _ in losses[::every]),
-        loss_before=tuple(a for _, a, _ in losses[::every]),
-        loss_after=tuple(b for _, _, b in losses[::every]),
-    )
-
-
-def _worst(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Return the largest relative difference in percent."""
-    return 100 * max(abs(other - one) / max(abs(one), 1e-30) for one, other in pairs) if pairs else None
 
 
 def _took_place(plan: Plan | None, after: Analysis) -> bool:

@@ -12,6 +12,7 @@ from paro_advise.advisor.analysis.constants import (
     MANY_CALLS,
     ONE_UNIT_BYTES,
     ONE_UNIT_GATHERS,
+    ONE_UNIT_PIECES,
     ONE_UNIT_SHARE,
     RARE_CHANCE,
 )
@@ -182,7 +183,9 @@ def _one_unit(analysis: Analysis) -> FindingEntry:
     width, count = dtype_bytes(largest.dtype) if largest else None, analysis.run.parameter_count
     if largest is None or not largest.bytes or not width or not count:
         return _finding(code, NOT_JUDGED, "the traces do not tell which part of the model is reduced at once")
-    if largest.bytes < ONE_UNIT_BYTES or largest.bytes / width < ONE_UNIT_SHARE * count:
+    pieces = sum(entry.count for entry in reductions) / largest.count
+    is_part = largest.bytes < ONE_UNIT_BYTES or largest.bytes / width < ONE_UNIT_SHARE * count
+    if is_part or pieces > ONE_UNIT_PIECES:
         return _finding(code, DOES_NOT_APPLY, "the model is sent in several pieces, or is small")
     states = [analysis.states[name] for name in ("parameter", "gradient") if name in analysis.states]
     exposed = sum(state.exposed_us or 0.0 for state in states) - sum(state.wait_us or 0.0 for state in states)
