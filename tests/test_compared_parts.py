@@ -84,7 +84,9 @@ def test_what_is_not_attributed_has_not_gone_away(tmp_path):
 )
 def test_what_sums_of_differences_leave_over_is_no_change(waits, verdict, tmp_path):
     run = run_of(tmp_path / "run", [1.0] * 4)
-    sides = [replace(run, ranks=tuple(replace(rank, wait_us=wait_us) for rank in run.ranks)) for wait_us in waits]
-    found = part(compare(*sides, None), "waiting")
+    before, after = [
+        replace(run, ranks=tuple(replace(rank, wait_us=wait_us) for rank in run.ranks)) for wait_us in waits
+    ]
+    found = part(compare(before, after, None), "waiting")
     assert found.verdict == verdict
     assert found.before in (0.0, 3.0)

@@ -9,7 +9,7 @@ import pytest
 from helpers import analyze, write_run
 from trace_builder import TraceBuilder
 
-from paro_advise.advisor.ranks.stragglers import chance_of_leading, least_steps
+from paro_advise.advisor.ranks.waiting_costs import chance_of_being_slowest, chance_of_leading, least_steps
 
 STEP_US = 20_000.0
 GATHER_US = 800.0  # from the last arrival on
@@ -305,18 +305,18 @@ def test_a_slow_node_is_named_as_one(tmp_path):
     slow = {rank: 300.0 + generator.uniform(-20, 20) for rank in range(4, 8)}
     folder = ring_run(tmp_path / "run", slow_compute_us=slow, world=8, steps=6)
     (late,) = analyze(folder, gpus_per_node=4).stragglers
-    assert late.node_ranks == (4, 5, 6, 7)
+    assert late.alike == (4, 5, 6, 7)
     assert late.cause == "late compute"
     assert late.lateness_us == pytest.approx(12 * 300, rel=0.05)
     text = analyze(folder, gpus_per_node=4).verdict.text
     assert "anks 4-7 of one node are stragglers (late compute)" in text
     one = ring_run(tmp_path / "one", slow_compute_us={5: 300.0}, world=8, steps=6)
     (late,) = analyze(one, gpus_per_node=4).stragglers
-    assert (late.rank, late.node_ranks) == (5, ())
+    assert (late.rank, late.alike) == (5, ())
     # The others of its node are slower as well, a little: their links carry more beside their arithmetic.
     beside = ring_run(tmp_path / "beside", slow_compute_us={4: 40.0, 5: 300.0, 6: 40.0, 7: 40.0}, world=8, steps=6)
     (late,) = analyze(beside, gpus_per_node=4).stragglers
-    assert (late.rank, late.node_ranks) == (5, ())
+    assert (late.rank, late.alike) == (5, ())
     assert late.lateness_us == pytest.approx(12 * 300, rel=0.05)
 
 
@@ -327,18 +327,48 @@ def test_a_slow_node_of_equal_ranks_is_named_as_one(tmp_path):
     jitter = lambda: 1.0 + 0.04 * (2 * chance.random() - 1)  # noqa: E731
     folder = ring_run(tmp_path / "run", slow_compute_us=slow, jitter=jitter, world=8, steps=3)
     (late,) = analyze(folder, gpus_per_node=4).stragglers
-    assert (late.node_ranks, late.cause) == ((4, 5, 6, 7), "late compute")
+    assert (late.alike, late.cause) == ((4, 5, 6, 7), "late compute")
     assert late.lateness_us == pytest.approx(12 * 300, rel=0.05)
+
+
+@pytest.mark.parametrize("slow", [(5, 12), (3, 5, 12, 14)])
+def test_slow_ranks_of_several_nodes_are_all_named(slow, tmp_path):
+    """Each hides behind the other: none of them is last in most steps."""
+    chance = random.Random(3)
+    jitter = lambda: 1.0 + 0.02 * (2 * chance.random() - 1)  # noqa: E731
+    run = ring_run(tmp_path / "run", slow_compute_us=dict.fromkeys(slow, 300.0), jitter=jitter, world=16, steps=5)
+    analysis = analyze(run, gpus_per_node=8)
+    (late,) = analysis.stragglers
+    assert (late.alike, late.are_of_one_node, late.cause, late.share_of_steps) == (slow, False, "late compute", 1.0)
+    assert late.lateness_us == pytest.approx(12 * 300, rel=0.1)
+    assert f"anks {', '.join(map(str, slow))} are stragglers (late compute)" in analysis.verdict.text
+
+
+@pytest.mark.parametrize(("num_ranks", "num_slow", "num_steps"), [(4, 1, 2), (4, 2, 2), (5, 2, 2), (4, 1, 3)])
+def test_the_chance_of_being_slowest_is_a_bound(num_ranks, num_slow, num_steps):
+    """Equal ranks, every order as likely: how often is a set of up to half of them the slowest in all steps?"""
+    orders = list(itertools.permutations(range(num_ranks)))
+    told = [
+        len({frozenset(order[:num_slow]) for order in steps}) == 1
+        for steps in itertools.product(orders, repeat=num_steps)
+    ]
+    bound = chance_of_being_slowest(num_steps, num_steps, num_ranks, num_slow)
+    assert sum(told) / len(told) == pytest.approx(bound / (num_ranks // 2))
+
+
+def test_chances_of_many_ranks_can_be_told():
+    assert chance_of_being_slowest(10, 10, 4096, 1000) == pytest.approx(0.0, abs=1e-12)
+    assert chance_of_being_slowest(10, 0, 4096, 1000) == 1.0
 
 
 def test_of_ranks_that_are_slow_alike_none_is_named_alone(tmp_path):
     """Two nodes of two ranks with a trace, two steps: which rank of the slow node is last in each is chance."""
     folder = ring_run(tmp_path / "run", slow_compute_us={2: 300.0, 3: 310.0}, world=4, steps=2)
     (late,) = analyze(folder, gpus_per_node=2).stragglers
-    assert (late.node_ranks, late.cause) == ((2, 3), "late compute")
+    assert (late.alike, late.cause) == ((2, 3), "late compute")
     one = ring_run(tmp_path / "one", slow_compute_us={3: 310.0}, world=4, steps=2)
     (late,) = analyze(one, gpus_per_node=2).stragglers
-    assert (late.rank, late.node_ranks) == (3, ())
+    assert (late.rank, late.alike) == (3, ())
 
 
 def hybrid_run(folder, slow, *, units=8, steps=3, per_node=4):
@@ -389,7 +419,7 @@ def test_a_late_rank_costs_what_it_takes_longer_however_often_others_find_it_lat
     """At the scattering of unit k rank 5 is late by k times 300 us; at the end of the step the others waited for 8."""
     run = analyze(hybrid_run(tmp_path / "run", {5: 300.0}))
     (late,) = run.stragglers
-    assert (late.rank, late.node_ranks) == (5, ())
+    assert (late.rank, late.alike) == (5, ())
     assert late.lateness_us == pytest.approx(8 * 300.0, rel=0.01)
     assert run.late_once_us == pytest.approx(8 * 300.0, rel=0.01)
 

@@ -19,7 +19,7 @@ from paro_advise.advisor.analysis.constants import (
 from paro_advise.advisor.analysis.judgement.operations import operations_text
 from paro_advise.advisor.analysis.model import FindingEntry
 from paro_advise.advisor.facts.attribution import OF_OPTIMIZER
-from paro_advise.advisor.ranks.stragglers import least_steps
+from paro_advise.advisor.ranks.waiting_costs import least_steps
 from paro_advise.advisor.wording.quantities import number_ranges, time_text
 from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.framework import Framework
@@ -242,7 +242,7 @@ def _straggler(analysis: Analysis, lateness: Lateness) -> FindingEntry:
 
 def _late_ranks(stragglers: Sequence[Straggler]) -> str:
     worst, *others = stragglers
-    are, it = ("are", "them") if worst.node_ranks else ("is", "it")
+    are, it = ("are", "them") if worst.alike else ("is", "it")
     text = (
         f"{worst.text} {are} late in {worst.share_of_steps:.0%} of the steps (cause: {worst.cause}); the "
         f"others wait {time_text(worst.lateness_us)} a step for {it}, overlapped or exposed"
@@ -251,7 +251,7 @@ def _late_ranks(stragglers: Sequence[Straggler]) -> str:
         text += f"; rank {other.rank} in {other.share_of_steps:.0%} ({other.cause}), {time_text(other.lateness_us)}"
     if worst.chance is None or worst.chance <= RARE_CHANCE:
         return text
-    named = "a node" if worst.node_ranks else "two" if others else "one"
+    named = "a node" if worst.are_of_one_node else "some" if worst.alike else "two" if others else "one"
     return (
         f"{text}. Chance names {named} of equal ranks in up to {worst.chance:.0%} of such recordings: record more steps"
     )

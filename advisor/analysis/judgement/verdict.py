@@ -60,7 +60,7 @@ def verdict_entry(
         worst = stragglers[0]
         if verdict.limiting_state and _makes_most_of_it(worst, run):
             verdict = replace(verdict, regime=Regime.STRAGGLER)
-        are, it = ("are stragglers", "them") if worst.node_ranks else ("is a straggler", "it")
+        are, it = ("are stragglers", "them") if worst.alike else ("is a straggler", "it")
         waits = f"the others wait {time_text(worst.lateness_us)} a step for {it}"
         if verdict.regime == Regime.STRAGGLER:
             rest = text.partition(": ")[2]
@@ -82,7 +82,7 @@ def _makes_most_of_it(worst: Straggler, run: Run) -> bool:
 
     Whether the others wait beside compute or not, the straggler does not wait, and its transfers are theirs.
     """
-    late = set(worst.node_ranks or (worst.rank,))
+    late = set(worst.alike or (worst.rank,))
     exposed = {rank: [step.exposed_communication_us for step in item.steps] for rank, item in run.timed}
     own = [value for rank, values in exposed.items() if rank in late for value in values]
     others = [value for rank, values in exposed.items() if rank not in late for value in values]

@@ -38,7 +38,7 @@ def network_picture(analysis: Analysis) -> Markup:
     per_row = max(1, int((width - 20) // _RANK))
     drawn = min(per_node, PICTURE_RANKS)
     height = 58.0 + _RANK * -(-drawn // per_row)
-    late = {rank for item in analysis.stragglers for rank in (item.rank, *item.node_ranks)}
+    late = {rank for item in analysis.stragglers for rank in (item.rank, *item.alike)}
     parts = [
         Markup('<rect class="between" x="0" y="0" width="{:.0f}" height="30" rx="6"/>').format(CHART_WIDTH),
         Markup('<text class="label" x="12" y="20">{}</text>').format(

@@ -61,7 +61,7 @@ def rank_chart(analysis: Analysis) -> Markup:
     late = analysis.stragglers[0] if analysis.stragglers else None
     title = "No rank stands out as late"
     if late is not None:
-        title = f"{late.text.capitalize()} {'make' if late.node_ranks else 'makes'} the others wait"
+        title = f"{late.text.capitalize()} {'make' if late.alike else 'makes'} the others wait"
     return stacked_bars("chart-ranks", title, "Parts of the mean step per rank", bars)
 
 
