@@ -56,7 +56,7 @@ def chance_of_being_slowest(num_steps: int, num_steps_slowest: int, num_ranks: i
 
     def chance(seen: int) -> float:
         other = (num_steps - seen) * log1p(-exp(-log_sets))
-        return exp(log_sets + _log_comb(num_steps, seen) - seen * log_sets + other)
+        return exp(min(0.0, log_sets + _log_comb(num_steps, seen) - seen * log_sets + other))
 
     total = max(1, num_ranks // 2) * sum(map(chance, range(num_steps_slowest, num_steps + 1)))
     return min(1.0, total)
