@@ -19,6 +19,7 @@ from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.mixins import derived
 from paro_advise.runtime.sharding.optimizer_parameters import set_stepping
 from paro_advise.runtime.sharding.param_states import ParamStates, lay_out
+from paro_advise.runtime.sharding.parameters.draws import let_steps_draw_whole
 from paro_advise.runtime.sharding.parameters.owned import gradient_of, set_gradient
 from paro_advise.runtime.sharding.parameters.whole import let_dtensors_add_to_plain_tensors
 
@@ -348,6 +349,7 @@ class OptimizerShards:
             return
         self._is_stepping = enabled
         let_dtensors_add_to_plain_tensors(enabled=enabled)
+        let_steps_draw_whole(enabled=enabled)
         for shard in self.shards.values():
             set_stepping(shard, enabled=enabled)
         for optimizer in self.optimizers:

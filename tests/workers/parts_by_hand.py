@@ -178,6 +178,19 @@ def plain_tensors_among_sharded_ones(model, optimizer, remembered):
     stepped(model, optimizer, 1)
 
 
+@torch.no_grad()
+def draw_in_step(optimizer, *_):
+    """Noise, masks and stochastic rounding, as optimizers by hand draw them."""
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        parameter.grad.add_(torch.randn_like(parameter), alpha=0.01)
+        parameter.grad.mul_(torch.rand_like(parameter.grad) < 0.9)
+        parameter.grad.mul_(torch.bernoulli(torch.full_like(parameter, 0.9)))
+        parameter.grad.copy_(nn.functional.dropout(parameter.grad, 0.1))
+        parameter.add_(torch.empty_like(parameter).normal_(0, 0.01))
+        parameter.add_(torch.randint_like(parameter, 0, 3), alpha=0.01)
+        parameter.add_(torch.normal(parameter, 0.5), alpha=0.01)
+
+
 def draws(model, optimizer, remembered):
     """Noise and new first values are those of one process whose generator stands where those of all ranks do."""
     one_pass(model, 0)
@@ -186,7 +199,9 @@ def draws(model, optimizer, remembered):
         parameter.grad.add_(torch.randn_like(parameter.grad), alpha=0.01)
         parameter.grad += torch.empty_like(parameter.grad).normal_(0, 0.01)
         parameter.grad.copy_(nn.functional.dropout(parameter.grad, 0.3))
+    in_step = optimizer.register_step_pre_hook(draw_in_step)
     optimizer.step()
+    in_step.remove()
     optimizer.zero_grad()
     for part in (model.head, model.norm, model.embed, model.blocks[0].up):
         part.reset_parameters()

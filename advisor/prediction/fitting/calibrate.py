@@ -19,7 +19,7 @@ from paro_advise.advisor.prediction.constants import (
 from paro_advise.advisor.prediction.fitting.data_parallel import DataParallel, data_parallel
 from paro_advise.advisor.prediction.fitting.known_run import known_run
 from paro_advise.advisor.prediction.fitting.model_units import (
-    Model,
+    Pieces,
     forwards_of,
     gather_width,
     kinds_of,
@@ -72,18 +72,17 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     job, triple = known_run(analysis)
     at_rest = run.strategy.triple_at_rest or triple
     ranks = data_parallel(analysis, job, job_per_node := _ranks_per_node(analysis, job, notes))
-    world, per_node = ranks.world_size, ranks.ranks_per_node
+    world, per_node, gloo = ranks.world_size, ranks.ranks_per_node, run.backend == "gloo"
     micro, unclear = run.micro_batches or 1, "one micro-batch a step, since backward passes could not be counted"
     notes += [note for note in (ranks.note, "" if run.micro_batches else unclear) if note]
     model = model_of(analysis, world, micro, notes)
-    gloo = run.backend == "gloo"
     published, reduced = _published_us(analysis), reductions_of(analysis)
     finer = _finer_reductions(model, reduced, 1 if triple[1] == "N" else micro)
     parts = step_parts(analysis, finer, is_gpu=not gloo, own_way=published is not None)
     tiers = fit_tiers(analysis.links, _cluster(analysis, ranks, is_gloo=gloo), nodes_per_pod)
     notes += [*tiers.notes, *arithmetic_note(parts, analysis)]
     notes += _ambiguities(analysis, triple, micro) + (
-        [] if gloo else [_SLOWING, *([_ROOT] if model.root or model.front else [])]
+        [] if gloo else [_SLOWING, *([_ROOT] if model.root_bytes or model.front_bytes else [])]
     )
     traced = Calibration(
         job_world_size=job,
@@ -95,11 +94,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         world_size=world,
         ranks_per_node=per_node,
         micro_batches=micro,
-        unit_bytes=model.units,
-        root_bytes=model.root,
-        front_bytes=model.front,
-        bucket_bytes=model.buckets,
-        element_bytes=model.element_bytes,
+        **model._asdict(),
         gather_width=gather_width(analysis, model),
         reduce_width=width_of(analysis, State.GRADIENT) or model.element_bytes,
         compute_us=analysis.breakdown_us.compute or 0.0,
@@ -251,12 +246,12 @@ def _update(analysis: Analysis, world: int) -> Update:
     return Update(measured_us=seen.us, least_us=least, whole_us=whole)
 
 
-def _finer_reductions(model: Model, reduced: Sequence[CollectiveEntry], passes: int) -> float:
+def _finer_reductions(model: Pieces, reduced: Sequence[CollectiveEntry], passes: int) -> float:
     """Return how many reductions the replay makes of the run's buckets beyond theirs."""
     return max(0.0, model.num_sent * passes - sum(entry.count for entry in reduced))
 
 
-def _replicates_each_pass(analysis: Analysis, model: Model, reduced: Sequence[CollectiveEntry], micro: int) -> bool:
+def _replicates_each_pass(analysis: Analysis, model: Pieces, reduced: Sequence[CollectiveEntry], micro: int) -> bool:
     if micro == 1:  # once a step is each time
         return False
     replicas = kinds_of(analysis, State.GRADIENT, lambda entry: entry.detail == "replica")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from paro_advise.advisor.analysis.constants import FROZEN_RATIO
 from paro_advise.advisor.prediction.constants import ALL_TRAINED_SHARE, ASSUMED_UNITS, FEW_UNITS, FRONT_RATIO
@@ -23,23 +22,22 @@ if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis, CollectiveEntry
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """What the traces show of the model: see ``unit_bytes``, ``bucket_bytes``, ``element_bytes`` of Calibration."""
+class Pieces(NamedTuple):
+    """What the traces show of the model: see the attributes of Calibration of these names."""
 
-    units: tuple[float, ...]
-    buckets: tuple[float, ...] | None
+    unit_bytes: tuple[float, ...]
+    bucket_bytes: tuple[float, ...] | None
     element_bytes: int
-    root: float = 0.0  # see ``root_bytes`` there
-    front: float = 0.0  # see ``front_bytes`` there
+    root_bytes: float = 0.0
+    front_bytes: float = 0.0
 
     @property
     def num_sent(self) -> int:
         """Return how many pieces the run itself sends at once in a pass."""
-        return len(self.buckets or self.units)
+        return len(self.bucket_bytes or self.unit_bytes)
 
 
-def model_of(analysis: Analysis, world: int, micro: int, notes: list[str]) -> Model:
+def model_of(analysis: Analysis, world: int, micro: int, notes: list[str]) -> Pieces:
     """Return the model's units.
 
     Raises:
@@ -57,7 +55,7 @@ def model_of(analysis: Analysis, world: int, micro: int, notes: list[str]) -> Mo
     if len(units) >= FEW_UNITS or run.framework.is_fsdp or run.framework == Framework.RUNTIME:
         root = _root_bytes(analysis, units, micro)
         front = 0.0 if root else _front_bytes(units)
-        return Model(units=_root_last(units, root), buckets=None, element_bytes=element_bytes, root=root, front=front)
+        return Pieces(_root_last(units, root), None, element_bytes, root, front)
     # Another strategy runs block by block, which costs more calls than a few large buckets.
     notes.append(
         f"the model's blocks are not in the traces, which show {plural(len(units), 'bucket')}: {ASSUMED_UNITS} assumed"
@@ -65,7 +63,7 @@ def model_of(analysis: Analysis, world: int, micro: int, notes: list[str]) -> Mo
     front = _front_bytes(units)
     blocks = ((sum(units) - front) / ASSUMED_UNITS,) * ASSUMED_UNITS
     assumed = (front, *blocks) if front else blocks
-    return Model(units=assumed, buckets=units, element_bytes=element_bytes, front=front)
+    return Pieces(assumed, units, element_bytes, front_bytes=front)
 
 
 def width_of(analysis: Analysis, state: State) -> int | None:
@@ -77,7 +75,7 @@ def width_of(analysis: Analysis, state: State) -> int | None:
     return max(moved, key=lambda width: moved[width], default=None)
 
 
-def gather_width(analysis: Analysis, model: Model) -> int:
+def gather_width(analysis: Analysis, model: Pieces) -> int:
     """Return the bytes of a parameter that is gathered: as seen, else of what matrix products take."""
     seen = width_of(analysis, State.PARAMETER) or width_of(analysis, State.OPTIMIZER)
     return seen or (2 if analysis.run.computes_16_bit else model.element_bytes)
@@ -197,12 +195,12 @@ def _gather_passes(analysis: Analysis, micro: int) -> int:
     return min((1, micro), key=lambda passes: abs(math.log(gathered / passes))) if stays else micro
 
 
-def trained_share(analysis: Analysis, model: Model) -> float:
+def trained_share(analysis: Analysis, model: Pieces) -> float:
     """Return the share of the parameters that have gradients, where gathers show those that have none."""
     count = analysis.run.parameter_count
     if not _forward_gathers(analysis) or not count or analysis.run.strategy.source == "metadata":
         return 1.0
-    share = count * model.element_bytes / sum(model.units)
+    share = count * model.element_bytes / sum(model.unit_bytes)
     return share if share < ALL_TRAINED_SHARE else 1.0
 
 
