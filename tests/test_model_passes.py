@@ -13,6 +13,7 @@ from paro_advise.advisor.prediction.candidates import baseline_candidate, candid
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.core.framework import Framework
+from paro_advise.policies.strategy import Strategy
 
 UNITS = 3
 
@@ -152,3 +153,39 @@ def test_embeddings_in_front_are_gathered_first_and_reduced_last():
     # Where they only look rows up, they hide neither the next block's gather nor its reduction.
     looked_up = replace(links, root_share=0.0)
     assert step_us(made, baseline_candidate(made), looked_up) == pytest.approx(step + 2 * block, rel=1e-4)
+
+
+def test_updated_parameters_that_come_back_beside_forward_expose_the_first_unit_only():
+    """Megatron's overlap_param_gather: four units, each gathered one ahead of its compute, as in the traced run."""
+    fast = {"inter_gbps": estimate(50.0), "intra_gbps": estimate(100.0), "is_gpu": True, "micro_batches": 1}
+    rest = {
+        "framework": Framework.MEGATRON,
+        "baseline": Strategy.parse("NNG"),
+        "native_reduce_scatter_is_all_reduce": False,
+    }
+    ring = 7 * (100.0 + 4 * MB / 8 / 50_000)
+    for micro_batches in (1, 3):
+        fast["micro_batches"] = micro_batches
+        behind = calibration(**fast, **rest)
+        ahead = replace(behind, publishes_ahead=True)
+        serial, beside = (step_us(run, baseline_candidate(run), measured_links(run)) for run in (behind, ahead))
+        assert serial - beside == pytest.approx(3 * ring, rel=1e-6)
+        if micro_batches == 1:
+            assert beside == pytest.approx(100_000.0 + 2 * ring + 5_000.0, rel=1e-4)
+    of_plan = {
+        str(item.strategy): item for item in candidates(ahead) if item.collectives == "native" and not item.variant
+    }
+    assert of_plan["NNG"].publishes_ahead
+    assert not of_plan["IIG"].publishes_ahead
+
+
+@pytest.mark.parametrize(("exposed_us", "is_ahead"), [(30.0, True), (100.0, False)])
+def test_whether_updated_parameters_come_back_beside_forward_the_traces_tell(exposed_us, is_ahead, tmp_path):
+    analysis = analysis_of(tmp_path / "run")
+    moved = replace(analysis.states["gradient"], total_us=100.0, exposed_us=exposed_us, hidden_us=100.0 - exposed_us)
+    strategy = replace(analysis.run.strategy, triple="NNG", triple_at_rest="NNG")
+    run = replace(analysis.run, framework=Framework.MEGATRON, strategy=strategy)
+    assert (
+        calibrate(replace(analysis, run=run, states=analysis.states | {"optimizer": moved})).publishes_ahead is is_ahead
+    )
+    assert not calibrate(analysis).publishes_ahead

@@ -148,3 +148,16 @@ def test_a_plan_that_keeps_the_run_names_what_its_table_shows_to_be_faster(gbps,
     is_named = f"{choice_name(quickest)} is predicted" in plan.text
     assert is_named is (quickest.predicted.speedup.p50 > 1.02)
     assert "count as equal" in plan.text if is_named else "is predicted" not in plan.text
+
+
+def test_sharded_parameters_whose_gradients_nothing_reduces_are_measured_first(tmp_path):
+    """ZeRO++ sends them quantised by all-to-alls: what other strategies send of them would be missing."""
+    analysis = analyze(write_run(tmp_path / "run", [fsdp_rank(rank) for rank in range(2)]))
+    assert "no reduction of gradients" not in calibrate(analysis).unmodelled
+    gradient = analysis.states["gradient"]
+    lost = replace(
+        analysis,
+        collectives=tuple(entry for entry in analysis.collectives if entry.state != "gradient"),
+        states=analysis.states | {"gradient": replace(gradient, count=0.0, bytes=0.0, total_us=0.0, exposed_us=0.0)},
+    )
+    assert "no reduction of gradients is seen" in calibrate(lost).unmodelled

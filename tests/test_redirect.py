@@ -227,6 +227,30 @@ def test_weights_of_rank_0_are_brought_to_the_others_or_ranks_are_told(a_plan, t
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("word", "refusal"),
+    [
+        ("part", ""),
+        ("forgets", ""),
+        ("forgets_ddp", "rank 0 begins one that is reduced, in eval mode"),
+        ("saliency", "backward passes of a model under a plan must be made by all ranks"),
+    ],
+)
+def test_ddp_scripts_evaluate_on_rank_0_alone_or_are_told(a_plan, tmp_path, word, refusal):
+    """Whatever of the model it runs, with gradients that it forgets or without: the other ranks train on meanwhile."""
+    script = WORKERS / "rank_0_alone.py"
+    plan = plan_for(a_plan, tmp_path / "GGG.json", "GGG")
+    done = run_ranks(script, word, plan=plan, timeout_s=60)
+    if refusal:
+        assert done.returncode != 0
+        assert refusal in done.stderr
+        return
+    seen = numbers_in(run_ranks(script, word).stdout)
+    assert len(seen) == 4 + 1
+    assert numbers_in(done.stdout) == pytest.approx(seen, rel=2e-6), done.stderr[-3000:]
+
+
+@pytest.mark.distributed
 @pytest.mark.parametrize("word", ["read", "read_1"])
 def test_ddp_scripts_that_read_shards_on_one_rank_are_told_and_do_not_hang(a_plan, tmp_path, word):
     plan = plan_for(a_plan, tmp_path / "GGG.json", "GGG")

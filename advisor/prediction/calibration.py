@@ -89,6 +89,7 @@ class Calibration:
         scatters_by_all_reduce: the run's framework all-reduces gradients of which each rank keeps a part.
         overlaps_gathers, overlaps_reductions: whether any of the run's gathers, and reductions in backward, ran
             beside compute.
+        publishes_ahead: updated parameters come back beside the next forward, as with Megatron's overlap_param_gather.
         published_us: what bringing updated parameters back took, where the framework does it in a way of its
             own: one by one, or those few that it keeps whole; None where the strategy tells.
         framework: that ran it.
@@ -175,6 +176,7 @@ class Calibration:
     host_rest_us: float = 0.0
     backward_share: float | None = None
     copy_group_size: int | None = None
+    publishes_ahead: bool = False
 
     @property
     def knows_no_network(self) -> bool:

@@ -48,6 +48,7 @@ class Candidate:
         separate_queues: reductions do not wait for gathers.
         unit_bytes: sent at once; None for the units of the model.
         published_us: what bringing updated parameters back took where it was measured; None to model it.
+        publishes_ahead: they come back beside the next forward, unit by unit before its compute.
         offload: states on the host.
         host_us: what that adds to a step.
         variant: what a framework's setting makes of the triple.
@@ -68,6 +69,7 @@ class Candidate:
     separate_queues: bool = True
     unit_bytes: tuple[float, ...] | None = None
     published_us: float | None = None
+    publishes_ahead: bool = False
     offload: Offload = Offload.NONE
     host_us: float = 0.0
     variant: Variant = Variant.PLAIN
@@ -109,6 +111,7 @@ def baseline_candidate(calibration: Calibration) -> Candidate:
         separate_queues=is_own or not (calibration.framework.is_fsdp or calibration.is_described),
         unit_bytes=calibration.bucket_bytes,
         published_us=calibration.published_us,
+        publishes_ahead=calibration.publishes_ahead,
         variant=variant,
         backward_level=Level.I if variant.keeps_copy else None,
         copy_lasts=variant == Variant.HPZ,
@@ -231,6 +234,8 @@ def _native(calibration: Calibration, strategy: Strategy, size: int) -> Candidat
         overlaps_reductions=_overlaps(calibration, strategy),
         overlaps_gathers=_gathers_ahead(calibration, strategy),
         separate_queues=False,
+        # Told of the way in which the run keeps parameters between steps, and of no other.
+        publishes_ahead=calibration.publishes_ahead and strategy.parameter == calibration.baseline.parameter,
     )
 
 

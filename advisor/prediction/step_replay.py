@@ -118,12 +118,15 @@ def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Dra
     """
     step = _Step(calibration, candidate, links)
     more = calibration.micro_batches - 1
-    total = step.micro_batch(first=not more, last=True) + step.publish()
+    ahead = calibration.is_gpu and candidate.publishes_ahead
+    total = step.micro_batch(first=not more, last=True, publishes=ahead and not more)
+    if not ahead:
+        total = total + step.publish()
     if more:
         middle = step.micro_batch(first=not candidate.copy_lasts, last=False)
         total = total + more * middle
-        if candidate.copy_lasts:
-            total = total + step.micro_batch(first=True, last=False) - middle
+        if candidate.copy_lasts or ahead:
+            total = total + step.micro_batch(first=True, last=False, publishes=ahead) - middle
     fixed = calibration.aside_us + _fixed_us(calibration, candidate) + candidate.host_us
     total = total + update_us(calibration, candidate) + fixed
     if not calibration.host_floor_us:
@@ -235,10 +238,10 @@ class _Step:
             return self._candidate.published_us
         return sum((self._costs(size, last=True).publish for size in self._units), 0.0)
 
-    def micro_batch(self, *, first: bool, last: bool) -> Draws:
-        """Return the time of forward and backward."""
+    def micro_batch(self, *, first: bool, last: bool, publishes: bool = False) -> Draws:
+        """Return the time of forward and backward, beside which updated parameters come back where it publishes."""
         if self._calibration.is_gpu:
-            return self._on_device(first=first, last=last)
+            return self._on_device(first=first, last=last, publishes=publishes)
         return self._blocking([self._costs(size, last=last, first=first) for size in self._units])
 
     def _blocking(self, units: list[_UnitCosts]) -> Draws:
@@ -261,7 +264,7 @@ class _Step:
             now = now + unit.busy + behind.admit(unit.reduce - unit.busy)
         return now + behind.rest()
 
-    def _on_device(self, *, first: bool, last: bool) -> Draws:
+    def _on_device(self, *, first: bool, last: bool, publishes: bool) -> Draws:
         candidate = self._candidate
         queues = Queues(
             overlaps_gathers=candidate.overlaps_gathers,
@@ -272,7 +275,7 @@ class _Step:
             backward=self._backward_share,
             has_root=self._calibration.root_bytes > 0,
         )
-        works = self._works(first=first, last=last)
+        works = self._works(first=first, last=last, publishes=publishes)
         time = micro_batch_us(works, queues)
         again = works[:0] if candidate.gathers_once else works[:-1]
         sent = sum((leg.alone for work in works for leg in (*work.reduce, *work.between)), 0.0)
@@ -283,11 +286,21 @@ class _Step:
         beside = smaller(larger(sent - (time - alone), 0.0), alone)
         return time + (self._links.compute_slowing - 1) * beside
 
-    def _works(self, *, first: bool, last: bool) -> list[UnitWork]:
-        return [
+    def _works(self, *, first: bool, last: bool, publishes: bool) -> list[UnitWork]:
+        works = [
             self._work(size, first=first, last=last, is_looked_up=place == self._looked_up)
             for place, size in enumerate(self._units)
         ]
+        if not publishes:
+            return works
+        sizes = zip(works, self._units, strict=True)
+        return [work._replace(gather=(*self._published(size), *work.gather)) for work, size in sizes]
+
+    def _published(self, num_bytes: float) -> Legs:
+        """Return what brings a unit's updated parameters back."""
+        gathered, _ = self._sent_bytes(num_bytes)
+        hops = procedure_of(self._candidate.strategy).publish
+        return self._legs(self._collectives.parts(hops, gathered * self._calibration.trained_share))
 
     @property
     def _looked_up(self) -> int | None:

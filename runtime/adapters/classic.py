@@ -80,7 +80,7 @@ class _Wrapper(nn.Module):
     _wrapping: Wrapping
 
     def _adopt(self, module: nn.Module, wrapping: Wrapping) -> None:
-        self.add_module(self._inner_name, module)
+        setattr(self, self._inner_name, module)  # add_module asks a subclass's __getattr__ for the name
         self._wrapping = wrapping
         _session().is_reached = True
         _session().refuse_new_parameters(module)

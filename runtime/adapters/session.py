@@ -263,7 +263,9 @@ class Session:
         boundary = next((model.boundary for model in self.models if module is model.root), None)
         # A switch is taken before any pass of a step.
         if boundary is not None and not (boundary.meets_nobody and self._switchboard is None):
-            self.attend(boundary.passing)
+            self.attend(boundary.passing if module.training else f"{boundary.passing}, in eval mode")
+        for model in (model for model in self.models if module is model.root):
+            model.engine.passes.meet()
 
     def accept_own_settings(self, framework: str, num_parameters: int) -> None:
         """Check the plan against a job that the framework itself runs by the plan's settings.
@@ -348,6 +350,7 @@ class Session:
             engine.whole_reader = reader = self._attendance.reader(engine)
             if wrapping.evaluates_alone:
                 engine.homes.before_gather = reader.before_gather
+                engine.passes.before_own_backward = reader.before_own_backward
         gate = self._gate_of(module)
         if gate is not None:
             engine.gradients.set_synchronizes(enabled=gate)

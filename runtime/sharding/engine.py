@@ -31,6 +31,7 @@ from paro_advise.runtime.sharding.phases.edits import Edits, weights_are_given
 from paro_advise.runtime.sharding.phases.gradients import GradientReducer
 from paro_advise.runtime.sharding.phases.homes import ParameterHomes
 from paro_advise.runtime.sharding.phases.lost_edits import GatheredCopies, WholeInForward
+from paro_advise.runtime.sharding.phases.passes import Passes
 from paro_advise.runtime.sharding.phases.updates import UpdatePublisher
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Engine:
 
     Attributes:
         whole_reader: for scripts that take state dicts to be whole; None where they hold shards.
+        passes: which ones all ranks make together.
         is_summoned: the model shows whole parameters for a while, and no pass of training may begin.
         place_state: what state dicts keep of a parameter.
         framework_shards: the script's own framework shards parameters, and forgets what a forward pass changes on them.
@@ -82,7 +84,7 @@ class Engine:
     ) -> None:
         self.model = model
         self.whole_reader: WholeReader | None = None
-        self._is_forward_of_training = False
+        self.passes = Passes(model)
         self.is_summoned = False
         self.framework_shards = False
         self.stands_for_fsdp2 = False
@@ -340,6 +342,7 @@ class Engine:
         def prepare(*_: object) -> None:
             if is_root:
                 self._begin_pass()
+            self.passes.begin_unit()
             given = weights_are_given()
             for needed in (unit, *self._find_gathered_ahead(unit)):
                 self.updates.wait_for(needed)
@@ -368,17 +371,12 @@ class Engine:
         if not is_in_backward():
             self.gradients.begin_forward()
         self.shards.set_stepping(enabled=False)  # an exception may have left a step
-        self._is_forward_of_training = torch.is_grad_enabled()
+        self.passes.begin()
         self.gradients.set_aside()
-
-    @property
-    def is_training_pass(self) -> bool:
-        """Tell whether this thread is inside a pass that makes gradients."""
-        return self._is_forward_of_training or is_in_backward()
 
     @uncompiled
     def _end_pass(self, *_: object) -> None:
-        self._is_forward_of_training = False
+        self.passes.leave()
         self.gradients.put_back()
 
     @uncompiled
@@ -388,8 +386,9 @@ class Engine:
             self.gradients.arm(outputs)
             if self.levels.parameter != Level.N:
                 self.gradients.watch(outputs)
-        if not torch.is_grad_enabled() and self.levels.parameter != Level.N:
-            # No backward follows that would free the root's; whole, it would miss the clipping, the step and
+            self.passes.end(outputs)
+        if self.levels.parameter != Level.N and (not torch.is_grad_enabled() or self.passes.may_be_alone):
+            # No backward may follow that would free the root's; whole, it would miss the clipping, the step and
             # the next update.
             fsdp2.reshard(self.model)
 

@@ -2,7 +2,8 @@
 
 Argument: "save" saves a part of the model, parameters and gradients, and keeps a mean of the weights, "read" reads a norm on rank 0, "read_1" on rank 1,
 "swap" puts other weights into the model on rank 0, saves it and puts the old ones back. "resend" makes the ranks' weights equal by
-broadcasts and means, "spread" after rank 0 has changed its own, "load" after rank 0 has loaded a state dict.
+broadcasts and means, "spread" after rank 0 has changed its own, "load" after rank 0 has loaded a state dict. "part" runs
+a part of the model, "forgets" the whole model without no_grad, "forgets_ddp" by DDP; "saliency" runs backward as well.
 """
 
 from __future__ import annotations
@@ -22,6 +23,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples/framework
 from common import batch, loss_of, make_model, parse_args
 
 
+class Open(DistributedDataParallel):
+    """As scripts write it that ask the wrapper for what the model has."""
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.module, name)
+
+
 def total(tensors):
     return sum(float(tensor.detach().double().sum()) for tensor in tensors)
 
@@ -37,6 +48,23 @@ def saved(value):
     return found
 
 
+def evaluate(word, raw, model, tokens):
+    """Let rank 0 evaluate between two steps; print what it sees."""
+    raw.eval()
+    if word == "part":
+        with torch.no_grad():
+            hidden = torch.ones(1, 4, raw.head.in_features)
+            for block in raw.blocks:
+                hidden = block(hidden)
+            print(f"hidden {float(hidden.norm()):.9e}", flush=True)
+    elif word in ("forgets", "forgets_ddp", "saliency"):
+        loss = loss_of(model if word == "forgets_ddp" else raw, tokens)
+        print(f"evaluated {float(loss.detach()):.9e}", flush=True)
+        if word == "saliency":
+            loss.backward()
+    raw.train()
+
+
 def main():
     word = sys.argv[1]
     sys.argv = sys.argv[:1]
@@ -47,7 +75,8 @@ def main():
     mean = copy.deepcopy(raw) if word == "save" and rank == 0 else None
     other = [parameter.detach() * 2 for parameter in raw.parameters()]
     kept = list(raw.parameters())
-    model = DistributedDataParallel(raw)
+    model = Open(raw) if word == "part" else DistributedDataParallel(raw)
+    assert word != "part" or model.blocks is raw.blocks
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
     for step in range(4):
         loss_of(model, batch(args, step, 0, rank)).backward()
@@ -63,6 +92,8 @@ def main():
             print(f"norm {float(raw.blocks[0].norm_mlp.weight.norm()):.9e}", flush=True)
         optimizer.step()
         optimizer.zero_grad()
+        if rank == 0:
+            evaluate(word, raw, model, batch(args, 50, step, 0))
         for ours, theirs in zip(mean.parameters(), raw.parameters(), strict=True) if mean is not None else ():
             ours.data.lerp_(theirs.data, 0.5)
     if word == "swap" and rank == 0:

@@ -118,6 +118,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         overlapped_us=overlapped_us(analysis),
         seen_share=min(1.0, len(run.ranks) / job),
         num_steps=len(analysis.step_time_us.values),
+        publishes_ahead=not gloo and published is None and _is_hidden(analysis, State.OPTIMIZER),
         published_us=published,
         baseline_group_size=run.strategy.group_size or per_node,
         framework=run.framework,
@@ -166,8 +167,19 @@ def _why_untrusted(analysis: Analysis) -> str:
             f"for {time_text(queued_us)} of each step no recorded kernel runs although the next one was launched, and "
             "what is done then would be taken for idle time"
         )
-    found = _on_the_host(analysis) or _across_nodes(analysis) or gathers_of_optimizer(analysis)
-    return found or waits_for_untraced(analysis)
+    found = _lacks_reductions(analysis) or _on_the_host(analysis) or _across_nodes(analysis)
+    return found or gathers_of_optimizer(analysis) or waits_for_untraced(analysis)
+
+
+def _lacks_reductions(analysis: Analysis) -> str:
+    """Return that sharded parameters are trained whose gradients nothing known reduces."""
+    states, sharded = analysis.states, (analysis.run.strategy.triple_at_rest or "N")[0] != "N"
+    if not sharded or states[State.GRADIENT.value].count or analysis.run.strategy.source == "metadata":
+        return ""
+    return (
+        "no reduction of gradients is seen, as where ZeRO++ sends them quantised by all-to-alls, and what other "
+        "strategies send of them would be missing"
+    )
 
 
 def _across_nodes(analysis: Analysis) -> str:
@@ -225,6 +237,12 @@ def _overlaps(analysis: Analysis, state: State) -> bool:
     if entry is None or not entry.total_us or entry.exposed_us is None:
         return True
     return entry.exposed_us < BLOCKING_SHARE * entry.total_us
+
+
+def _is_hidden(analysis: Analysis, state: State) -> bool:
+    """Tell whether a state has communication, of which some ran beside compute."""
+    entry = analysis.states.get(state.value)
+    return entry is not None and bool(entry.count) and _overlaps(analysis, state)
 
 
 def _compute_slowing(*, is_gpu: bool) -> Estimate:

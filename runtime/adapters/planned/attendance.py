@@ -27,7 +27,7 @@ from paro_advise.errors import CommunicationError, UsageError
 from paro_advise.policies.strategy import Level
 from paro_advise.runtime.adapters.constants import FAREWELL_POLL_S, FAREWELL_S
 from paro_advise.runtime.adapters.names import replace_name
-from paro_advise.runtime.sharding.parameters.owned import address, is_value_of
+from paro_advise.runtime.sharding.parameters.owned import address, is_in_backward, is_value_of
 from paro_advise.runtime.sharding.parameters.reading import WholeReads, runs_inside
 from paro_advise.runtime.sharding.states.whole_states import plain_optimizer_state, whole_moments, whole_parameters
 
@@ -52,9 +52,10 @@ _GO, _PARAMETERS, _OPTIMIZER, _UNIT, _READ, _OF_PARAMETER, _OF_MODEL = (
     " of parameter ",
     " of model ",
 )
-_NORM, _LOAD = "a norm of gradients", "a load of weights"
+_NORM, _LOAD, _BACKWARD = "a norm of gradients", "a load of weights", "a backward pass"
 _EXCHANGE, _OF_PARTS = "exchange at ", " of parts "
 _READ_HINT = "take the read out of `if rank == 0:` and only print or save there, or choose a strategy N.."
+_BACKWARD_HINT = "make it on all ranks, or on a copy of the model"
 _LOAD_HINT = "load on all ranks; they may read one file"
 _HEARD = "paro_points_heard"  # key: how many ranks know that rank 0 has gone on for the last time
 # Rank 0 deletes what it said so many points ago: each step of training brings all ranks together.
@@ -130,8 +131,8 @@ class Attendance:
             raise UsageError(
                 f"all ranks must take equally many passes under this plan, rank 0 begins one {theirs}, rank "
                 f"{self._rank} one {passing}",
-                hint="give each rank as many micro-batches, or choose a strategy that replicates parameters and "
-                "gradients (NN.)",
+                hint="give each rank as many micro-batches, evaluate under torch.no_grad(), or choose a strategy that "
+                "replicates parameters and gradients (NN.)",
             )
 
     def _help(self, wanted: str) -> None:
@@ -145,6 +146,12 @@ class Attendance:
             raise UsageError(
                 f"a norm of sharded gradients must be taken by all ranks, rank 0 takes one, rank {self._rank} does not",
                 hint="clip on all ranks, and only print on one, or choose a strategy N..",
+            )
+        if what == _BACKWARD:
+            raise UsageError(
+                "backward passes of a model under a plan must be made by all ranks, rank 0 makes one of a model that "
+                f"it called by itself, rank {self._rank} does not",
+                hint=_BACKWARD_HINT,
             )
         if what == _LOAD:
             raise UsageError(
@@ -449,9 +456,16 @@ class AttendedReader:
         if self._attendance.is_needed and self._engine.levels.optimizer != Level.N:
             self._attendance.meet(_LOAD, _LOAD_HINT)
 
+    def before_own_backward(self) -> None:
+        """Bring the others to a backward pass of a model that was called by itself, and not by DDP."""
+        if self._attendance.is_needed:
+            self._attendance.meet(_BACKWARD, _BACKWARD_HINT)
+
     def before_gather(self, unit: UnitState) -> None:
         """Bring the others to a gather of a unit's parameters that an evaluation needs; they may go on without it."""
-        if not self._attendance.is_needed or self._engine.is_training_pass:
+        if is_in_backward():
+            self._engine.passes.ask()
+        if not self._attendance.is_needed or self._engine.passes.is_of_all:
             return
         place = next(place for place, other in enumerate(self._engine.units) if other is unit)
         hint = "run an evaluation on rank 0, or on all ranks with as many batches on each"

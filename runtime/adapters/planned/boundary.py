@@ -92,6 +92,7 @@ class Boundary:
         return (self._is_gated or self._is_told) and not self._engine.synchronizes
 
     def _after_backward(self) -> None:
+        self._engine.passes.end_backward()
         self._passes += 1
         self._pending = not self._engine.synchronizes
         self._notice_script()

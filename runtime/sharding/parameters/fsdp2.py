@@ -233,6 +233,33 @@ def recover(root: nn.Module) -> None:
     getattr(top._comm_ctx, "reduce_scatter_states", []).clear()  # noqa: SLF001 - not before torch 2.13
 
 
+class PassedUnits:
+    """The units that forward has passed, as FSDP2 remembers them: backward gathers ahead in their order.
+
+    FSDP2 forgets none before a backward pass ends. After a rank that has evaluated alone the ranks would gather ahead
+    in unlike orders.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self._root = root
+        self._kept: int | None = None  # how many were passed before the evaluation
+
+    def begin(self, *, evaluates: bool) -> None:
+        """Say that a unit's forward begins: forget those of an evaluation when training goes on."""
+        if not isinstance(self._root, FSDPModule):
+            return
+        # FSDP2 makes it in the first pass.
+        order = getattr(self._root._get_fsdp_state()._comm_ctx, "post_forward_order", [])  # noqa: SLF001
+        if evaluates:
+            self._kept = len(order) if self._kept is None else self._kept
+            return
+        while self._kept is not None and len(order) > self._kept:
+            indices = order.pop()._post_forward_indices  # noqa: SLF001
+            while indices and indices[-1] >= len(order):
+                indices.pop()
+        self._kept = None
+
+
 def _groups_of(state: FSDPState) -> list[FSDPParamGroup]:
     """Return FSDP2's groups of parameters of a module: one before torch 2.13, there without a list."""
     found: list[FSDPParamGroup] | None = getattr(state, "_fsdp_param_groups", None)
