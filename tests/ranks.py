@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -78,3 +79,8 @@ def forked(script, *arguments, ranks=4):
     """Return a command that stands for torchrun where it does not matter how a job starts."""
     pytest.importorskip("torch")
     return [sys.executable, str(FORKED), str(_server()[1]), str(ranks), str(script), *map(str, arguments)]
+
+
+def numbers_in(text):
+    """Return what a worker has printed in scientific notation, in order."""
+    return [float(word) for word in re.findall(r"-?\d\.\d+e[-+]\d+", text)]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import re
 import sys
 from contextlib import nullcontext
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 from loop import SCRIPTS, paro, plan_for
-from ranks import forked, run_ranks
+from ranks import forked, numbers_in, run_ranks
 
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.import_hooks import when_imported
@@ -126,10 +125,6 @@ def output_of(script, plan, strategy, folder, words):
     return done.stdout
 
 
-def numbers_in(text):
-    return [float(word) for word in re.findall(r"-?\d\.\d+e[-+]\d+", text)]
-
-
 @pytest.mark.distributed
 def test_ddp_scripts_save_on_rank_0_and_resume_anywhere(a_plan, tmp_path):
     """Losses, norms, weights and their mean; whole states and evaluations of one rank while the others go on.
@@ -178,86 +173,6 @@ def test_steps_of_fewer_micro_batches_than_usual_are_not_lost(a_plan, tmp_path):
         assert done.returncode == 0, done.stderr[-3000:]
         assert "fewer than the usual 3 backward passes" in done.stderr
         assert numbers_in(done.stdout) == pytest.approx(expected, rel=2e-6), strategy
-
-
-@pytest.mark.distributed
-def test_ddp_scripts_save_parts_of_what_every_rank_holds(a_plan, tmp_path):
-    """Rank 0 alone saves a part's state dict and keeps a mean of weights; parameters are saved one by one."""
-    script = WORKERS / "rank_0_alone.py"
-    expected = sorted(run_ranks(script, "save").stdout.splitlines())
-    assert len(expected) == 5 + 2 * 4
-    for strategy in ("NNG", "GGG", "IIG"):
-        plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
-        done = run_ranks(script, "save", plan=plan)
-        assert done.returncode == 0, done.stderr[-3000:]
-        found = sorted(done.stdout.splitlines())
-        assert [line.split()[0] for line in found] == [line.split()[0] for line in expected]
-        assert numbers_in("\n".join(found)) == pytest.approx(numbers_in("\n".join(expected)), rel=2e-6)
-
-
-@pytest.mark.distributed
-def test_ddp_scripts_save_what_rank_0_alone_has_put_into_the_model_or_are_told(a_plan, tmp_path):
-    """As diffusers saves a mean of weights: rows of rank 0 were saved among those of the others."""
-    plain = run_ranks(WORKERS / "rank_0_alone.py", "swap")
-    assert len(numbers_in(plain.stdout)) == 2
-    replicated = plan_for(a_plan, tmp_path / "NNG.json", "NNG")
-    done = run_ranks(WORKERS / "rank_0_alone.py", "swap", plan=replicated)
-    assert numbers_in(done.stdout) == pytest.approx(numbers_in(plain.stdout), rel=2e-6), done.stderr[-3000:]
-    sharded = plan_for(a_plan, tmp_path / "GGG.json", "GGG")
-    done = run_ranks(WORKERS / "rank_0_alone.py", "swap", plan=sharded, timeout_s=60)
-    assert done.returncode != 0
-    assert "sharded parameters must be changed by all ranks alike" in done.stderr
-    assert "swapped" not in done.stdout
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize(("word", "refused"), [("resend", ""), ("spread", "GGG"), ("load", "NNG GGG")])
-def test_weights_of_rank_0_are_brought_to_the_others_or_ranks_are_told(a_plan, tmp_path, word, refused):
-    """Of what rank 0 changes of a sharded parameter it keeps its own rows, which no broadcast makes whole."""
-    script = WORKERS / "rank_0_alone.py"
-    plain = run_ranks(script, word)
-    assert len(numbers_in(plain.stdout)) == 1
-    for strategy in ("NNG", "GGG", *(("NNN",) if word == "load" else ())):
-        done = run_ranks(script, word, plan=plan_for(a_plan, tmp_path / f"{strategy}.json", strategy), timeout_s=60)
-        assert (done.returncode != 0) is (strategy in refused), done.stderr[-3000:]
-        if strategy in refused:
-            assert re.search("must not be sent round before the next step|all ranks must load weights", done.stderr)
-        else:
-            assert numbers_in(done.stdout) == pytest.approx(numbers_in(plain.stdout), rel=2e-6)
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize(
-    ("word", "refusal"),
-    [
-        ("part", ""),
-        ("forgets", ""),
-        ("forgets_ddp", "rank 0 begins one that is reduced, in eval mode"),
-        ("saliency", "backward passes of a model under a plan must be made by all ranks"),
-    ],
-)
-def test_ddp_scripts_evaluate_on_rank_0_alone_or_are_told(a_plan, tmp_path, word, refusal):
-    """Whatever of the model it runs, with gradients that it forgets or without: the other ranks train on meanwhile."""
-    script = WORKERS / "rank_0_alone.py"
-    plan = plan_for(a_plan, tmp_path / "GGG.json", "GGG")
-    done = run_ranks(script, word, plan=plan, timeout_s=60)
-    if refusal:
-        assert done.returncode != 0
-        assert refusal in done.stderr
-        return
-    seen = numbers_in(run_ranks(script, word).stdout)
-    assert len(seen) == 4 + 1
-    assert numbers_in(done.stdout) == pytest.approx(seen, rel=2e-6), done.stderr[-3000:]
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize("word", ["read", "read_1"])
-def test_ddp_scripts_that_read_shards_on_one_rank_are_told_and_do_not_hang(a_plan, tmp_path, word):
-    plan = plan_for(a_plan, tmp_path / "GGG.json", "GGG")
-    done = run_ranks(WORKERS / "rank_0_alone.py", word, plan=plan, timeout_s=60)
-    assert done.returncode != 0
-    assert re.search(r"reads? at \S*rank_0_alone.py:\d+", done.stderr)
-    assert "take the read out of" in done.stderr
 
 
 @pytest.mark.distributed

@@ -31,7 +31,7 @@ from paro_advise.runtime.sharding.phases.edits import Edits, weights_are_given
 from paro_advise.runtime.sharding.phases.gradients import GradientReducer
 from paro_advise.runtime.sharding.phases.homes import ParameterHomes
 from paro_advise.runtime.sharding.phases.lost_edits import GatheredCopies, WholeInForward
-from paro_advise.runtime.sharding.phases.passes import Passes
+from paro_advise.runtime.sharding.phases.passes import RankPasses
 from paro_advise.runtime.sharding.phases.updates import UpdatePublisher
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Engine:
     ) -> None:
         self.model = model
         self.whole_reader: WholeReader | None = None
-        self.passes = Passes(model)
+        self.passes = RankPasses(model)
         self.is_summoned = False
         self.framework_shards = False
         self.stands_for_fsdp2 = False

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class Passes:
+class RankPasses:
     """The passes of one model.
 
     Attributes:
