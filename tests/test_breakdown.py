@@ -240,6 +240,26 @@ def test_model_parallel_communication_stands_for_itself(tmp_path):
     assert tensor.exposed_us == pytest.approx(120.0, abs=0.1)
 
 
+def test_what_a_pipeline_sends_at_the_same_time_is_exposed_once(tmp_path):
+    """A send and a receive beside each other, of 60 us each and 20 us apart, twice a step: 160 us of 80 each."""
+    groups = [("0", "default_pg", [0, 1, 2, 3]), ("1", "PIPELINE_MODEL_PARALLEL_GROUP", [0, 2])]
+    trace = TraceBuilder(0, 4, groups=groups)
+    for number in range(2):
+        base = number * 1000.0
+        trace.step(number, base, 1000.0)
+        trace.compute(base + 500, 200)
+        for place, (kind, start) in enumerate((("Send", 100), ("Recv", 120), ("Send", 300), ("Recv", 320))):
+            trace.collective(
+                kind, base + start, 60, nelems=1 << 20, issue=base + 10 + place, seq=number * 10 + place, group="1",
+                stream=20 + place % 2,
+            )  # fmt: skip
+    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    pipeline = analysis.model_parallel["pipeline"]
+    assert pipeline.total_us == pytest.approx(160.0, abs=0.1)
+    assert pipeline.exposed_us == pytest.approx(160.0, abs=0.1)
+    assert pipeline.exposed_us <= analysis.states["other"].exposed_us + 0.1
+
+
 @pytest.mark.parametrize(
     ("name", "dimension"),
     [

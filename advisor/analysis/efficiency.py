@@ -57,14 +57,18 @@ def _peak(run: Run, options: Options) -> tuple[float | None, str]:
 
 
 def _busy_share(aligned: AlignedRun | None, run: Run) -> float | None:
-    """Return the share of the steps during which inter-node traffic transfers."""
+    """Return the share of the steps during which inter-node traffic transfers, None where most of it does not tell."""
     import polars as pl
 
     wall = sum(step.wall_us for step in run.steps)
     if aligned is None or wall <= 0:
         return None
-    rows = aligned.table.filter(pl.col("span").is_in(["inter", "mixed"]) & pl.col("transfer_us").is_not_null())
-    if not len(rows):
+    between = aligned.table.filter(pl.col("span").is_in(["inter", "mixed"]))
+    rows, untold = (
+        between.filter(mask) for mask in (pl.col("transfer_us").is_not_null(), pl.col("transfer_us").is_null())
+    )
+    # What a pipeline sends holds its waiting.
+    if not len(rows) or (untold["end_us"] - untold["start_us"]).sum() > (rows["end_us"] - rows["start_us"]).sum():
         return None
     busy = 0.0
     for _, part in rows.group_by("rank", maintain_order=True):

@@ -11,7 +11,7 @@ from paro_advise.advisor.facts.intervals import Intervals
 from paro_advise.core.model_state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import polars as pl
 
@@ -81,24 +81,38 @@ def parallel_entries(aligned: AlignedRun | None, run: Run) -> dict[str, Parallel
     of = pl.col("group_desc").replace_strict(dimensions, default=None, return_dtype=pl.String)
     named = rows.with_columns(of.alias("dimension")).filter(pl.col("dimension").is_not_null())
     rank_steps = max(1, len(run.steps))
+    most_us = {
+        (rank, step.label): step.state_exposed_us.get(State.OTHER.value, 0.0)
+        for rank, source in run.timed
+        for step in source.steps
+    }
     return {
-        str(key[0]): _entry(part, rank_steps)
+        str(key[0]): _entry(part, rank_steps, most_us)
         for key, part in sorted(named.group_by("dimension", maintain_order=True), key=lambda item: str(item[0][0]))
     }
 
 
-def _entry(rows: pl.DataFrame, rank_steps: int) -> ParallelEntry:
-    """Return means per rank and step; collectives that run at the same time count once in the total."""
-    total = sum(
-        Intervals.union_of(part["start_us"].to_numpy(), part["end_us"].to_numpy()).length_us
-        for _, part in rows.group_by("rank", "step", maintain_order=True)
-    )
+def _entry(rows: pl.DataFrame, rank_steps: int, most_us: Mapping[tuple[int, str], float]) -> ParallelEntry:
+    """Return means per rank and step; collectives that run at the same time count once.
+
+    Args:
+        rows: collectives of one kind of parallelism.
+        rank_steps: steps of all ranks.
+        most_us: by rank and label of a step, what all collectives of the state are exposed for: of those that run at
+            the same time their own parts are not known.
+    """
+    total = exposed = 0.0
+    for (rank, label), part in rows.group_by("rank", "step_label", maintain_order=True):
+        length_us = Intervals.union_of(part["start_us"].to_numpy(), part["end_us"].to_numpy()).length_us
+        whole_us = most_us.get((int(str(rank)), str(label)), length_us)
+        total += length_us
+        exposed += min(float(part["exposed_us"].sum()), length_us, whole_us)
     has_sizes = rows["bytes"].null_count() < len(rows)
     sizes = rows["group_size"].drop_nulls()
     return ParallelEntry(
         count=len(rows) / rank_steps,
         bytes=float(rows["bytes"].sum()) / rank_steps if has_sizes else None,
         total_us=total / rank_steps,
-        exposed_us=float(rows["exposed_us"].sum()) / rank_steps,
+        exposed_us=exposed / rank_steps,
         group_size=int(str(sizes.max())) if len(sizes) else None,
     )
