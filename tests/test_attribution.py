@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 from conftest import DATA, recorded
@@ -331,3 +332,14 @@ def test_gathers_of_a_checkpoint_behind_the_step_are_no_updated_parameters(shard
     calls = [call(Op.ALL_GATHER, owner="FSDP::pre_forward > FSDP::all_gather", phase="forward")] * shards_parameters
     gather = call(Op.ALL_GATHER, phase="update")
     assert attribute(gather, RunContext.of([*calls, gather])).state == state
+
+
+@pytest.mark.parametrize(
+    ("group", "nbytes", "state"),
+    [("0,1", 8_000_000, State.OTHER), ("0,1", 500_000, State.OTHER), ("0,2", 8_000_000, State.PARAMETER)],
+)
+def test_gathers_in_a_group_that_scatters_in_forward_are_activations(group, nbytes, state):
+    """Sequence parallelism of Megatron, whose groups have no description: it gathers in both passes what it scatters."""
+    scattered = replace(call(Op.REDUCE_SCATTER, phase="forward", nbytes=8_000_000), group="0,1")
+    gather = replace(call(Op.ALL_GATHER, phase="backward", nbytes=nbytes), group=group)
+    assert attribute(gather, RunContext.of([scattered, gather])).state == state

@@ -125,6 +125,13 @@ class RunContext:
             ),
         )
 
+    def scatters_in_forward(self, call: Call) -> bool:
+        """Tell whether forward scatters sums in a call's group, as sequence parallelism does with activations."""
+        return any(
+            group == call.group and op == Op.REDUCE_SCATTER and (call.group or num_bytes == call.bytes)
+            for group, op, num_bytes in self.forward_reductions
+        )
+
     def is_between_groups(self, call: Call) -> bool:
         """Tell whether a reduction brings together what reduce-scatters in other groups have left, as HSDP does."""
         return call.op == Op.ALL_REDUCE and any(
@@ -238,6 +245,8 @@ def _by_phase(call: Call, context: RunContext) -> Attribution | None:
         match call.phase:
             case "forward" | "backward" if call.op == Op.ALL_GATHER and context.names_gathers:
                 state, detail = State.OTHER, "gather outside of FSDP"
+            case "forward" | "backward" if call.op == Op.ALL_GATHER and context.scatters_in_forward(call):
+                state, detail = State.OTHER, "activations"
             case "forward" | "backward" if call.op == Op.ALL_GATHER:
                 state, detail = State.PARAMETER, call.phase
             case "update" if context.gathers_parameters:
