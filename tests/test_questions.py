@@ -30,6 +30,20 @@ ROOT = Path(__file__).resolve().parents[1]
 # ---- questions ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("text", "share"), [("efficiency=80", 0.8), ("communication=0.5%", 0.005), ("efficiency=1%", 0.01)]
+)
+def test_targets_are_in_percent(text, share):
+    assert Question.parse(text).share == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["efficiency=0.8", "communication=0.1", "efficiency=1"])
+def test_a_target_that_may_be_a_share_is_asked_back(text):
+    with pytest.raises(UsageError, match="must be in percent") as raised:
+        Question.parse(text)
+    assert f"{text.partition('=')[0]}=" in raised.value.hint
+
+
 @pytest.mark.parametrize("text", ["", "nodes", "nodes=0", "nodes=1.5", "nodes=x", "cost=3", "efficiency=80%,nodes=4", "nodes=2,nodes=4", "communication=120%", "inter-gbps=inf"])  # fmt: skip
 def test_what_is_no_question_is_refused(text):
     with pytest.raises(UsageError, match="--what-if"):

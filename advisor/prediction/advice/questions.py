@@ -101,6 +101,11 @@ def _number(name: str, text: str, whole: str) -> float:
     except ValueError as error:
         raise _no_question(whole) from error
     least, most = (0.01, 100.0) if name in _TARGETS else (1e-3, float(_MOST))
+    if name in _TARGETS and value <= 1 and not text.endswith("%"):
+        raise UsageError(
+            f"a target of --what-if must be in percent, {whole!r} may be a share",
+            hint=f"write {name}={100 * value:g}%, or {name}={value:g}% if that is meant",
+        )
     if not least <= value <= most or (name in _COUNTS and value != int(value)):
         raise _no_question(whole)
     return value
