@@ -83,6 +83,14 @@ def test_ddp_scripts_evaluate_on_rank_0_alone_or_are_told(a_plan, tmp_path, word
 
 
 @pytest.mark.distributed
+def test_a_rank_that_stays_in_eval_mode_trains_where_it_holds_whole_parameters(a_plan, tmp_path):
+    script = WORKERS / "rank_0_alone.py"
+    plain, plan = run_ranks(script, "stays"), plan_for(a_plan, tmp_path / "NNG.json", "NNG")
+    done = run_ranks(script, "stays", plan=plan, timeout_s=60)
+    assert numbers_in(done.stdout) == pytest.approx(numbers_in(plain.stdout), rel=2e-6), done.stderr[-3000:]
+
+
+@pytest.mark.distributed
 @pytest.mark.parametrize("word", ["read", "read_1"])
 def test_ddp_scripts_that_read_shards_on_one_rank_are_told_and_do_not_hang(a_plan, tmp_path, word):
     plan = plan_for(a_plan, tmp_path / "GGG.json", "GGG")

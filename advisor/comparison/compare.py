@@ -335,7 +335,7 @@ def _over_ranks(before: Analysis, after: Analysis, name: str, get: Callable[[Ran
     other = {rank: value for rank, value in second.items() if value is not None}
     means = [_mean_us(list(side.values())) for side in (one, other)]
     change = None
-    if one and other:
+    if one and other and 0 not in means:
         sides = [[side[rank] for rank in sorted(side)] for side in (one, other)]
         change = change_between(sides[0], sides[1], paired=one.keys() == other.keys(), trim=0.0)
         # Means of ranks hold what single steps had more, on all of them alike.

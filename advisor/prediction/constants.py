@@ -122,7 +122,7 @@ COMPUTE_SLOWING, COMPUTE_SLOWING_SIGMA = 1.13, 0.10
 # Of the arithmetic that its bytes suggest, what the root of a model does: embeddings only look rows up, a head over the
 # vocabulary is a matrix product like others; prior uniform
 ROOT_SHARE_RANGE = (0.0, 1.0)
-FRONT_RATIO = 1.2  # of the first unit's bytes to the others' median, from which it holds embeddings; assumed
+FRONT_RATIO = 1.2  # of the first unit's bytes to the largest other's, from which it holds embeddings; assumed
 
 # By how much replays of NCCL-like runs miss their measured step (logarithm): draws that do so count by it; assumed
 REPLAY_SIGMA = 0.03

@@ -53,8 +53,8 @@ class Straggler:
         lateness_us: mean time per step that a typical other rank waits for it, for its own doing.
         share_of_steps: steps in which it causes most of the waiting.
         cause: "late compute", "host" (idle before it arrives) or "unknown".
-        chance: at most, that one of equal ranks (or two, where two are named) causes most of it in as many steps; None
-            in documents of older versions.
+        chance: at most, that one of equal ranks (or two, where two are named) causes most of it in as many steps, or
+            that those that are late alike are the slowest; None in documents of older versions.
         alike: since 1.2; all ranks that are late alike, it among them; () where it is late alone.
         are_of_one_node: since 1.2; they are all ranks of a node that have a trace.
     """
@@ -80,7 +80,7 @@ class Lateness:
     """Which ranks are late, and what that was told from.
 
     Attributes:
-        stragglers: one rank, two that are late in turn, or none; the worst first.
+        stragglers: one rank, several that are late alike, two that are late in turn, or none; the worst first.
         undecided: ranks that are late in so many steps as equal ranks may be by chance.
         num_steps: with collectives that could be joined across ranks.
         num_ranks: with timed steps.

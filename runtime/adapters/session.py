@@ -263,7 +263,7 @@ class Session:
         boundary = next((model.boundary for model in self.models if module is model.root), None)
         # A switch is taken before any pass of a step.
         if boundary is not None and not (boundary.meets_nobody and self._switchboard is None):
-            self.attend(boundary.passing if module.training else f"{boundary.passing}, in eval mode")
+            self.attend(boundary.passing_of(module))
         for model in (model for model in self.models if module is model.root):
             model.engine.passes.meet()
 

@@ -387,7 +387,7 @@ class Engine:
             if self.levels.parameter != Level.N:
                 self.gradients.watch(outputs)
             self.passes.end(outputs)
-        if self.levels.parameter != Level.N and (not torch.is_grad_enabled() or self.passes.may_be_alone):
+        if self.levels.parameter != Level.N and (not torch.is_grad_enabled() or self.passes.ends_alone):
             # No backward may follow that would free the root's; whole, it would miss the clipping, the step and
             # the next update.
             fsdp2.reshard(self.model)

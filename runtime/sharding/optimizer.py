@@ -345,11 +345,11 @@ class OptimizerShards:
 
     def set_stepping(self, *, enabled: bool) -> None:
         """Let parameters and states mix with plain tensors, or with single values only: a step is quicker so."""
+        let_steps_draw_whole(enabled=enabled)  # what another model's step may have switched meanwhile
         if enabled == self._is_stepping:
             return
         self._is_stepping = enabled
         let_dtensors_add_to_plain_tensors(enabled=enabled)
-        let_steps_draw_whole(enabled=enabled)
         for shard in self.shards.values():
             set_stepping(shard, enabled=enabled)
         for optimizer in self.optimizers:

@@ -189,6 +189,7 @@ def draw_in_step(optimizer, *_):
         parameter.add_(torch.empty_like(parameter).normal_(0, 0.01))
         parameter.add_(torch.randint_like(parameter, 0, 3), alpha=0.01)
         parameter.add_(torch.normal(parameter, 0.5), alpha=0.01)
+        parameter.add_(torch.bernoulli(torch.full_like(parameter, 0.5), out=torch.empty_like(parameter)), alpha=0.01)
 
 
 def draws(model, optimizer, remembered):

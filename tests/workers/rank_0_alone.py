@@ -3,7 +3,8 @@
 Argument: "save" saves a part of the model, parameters and gradients, and keeps a mean of the weights, "read" reads a norm on rank 0, "read_1" on rank 1,
 "swap" puts other weights into the model on rank 0, saves it and puts the old ones back. "resend" makes the ranks' weights equal by
 broadcasts and means, "spread" after rank 0 has changed its own, "load" after rank 0 has loaded a state dict. "part" runs
-a part of the model, "forgets" the whole model without no_grad, "forgets_ddp" by DDP; "saliency" runs backward as well.
+a part of the model, "forgets" the whole model without no_grad, "forgets_ddp" by DDP; "saliency" runs backward as well,
+"stays" leaves the model in eval mode.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def evaluate(word, raw, model, tokens):
         print(f"evaluated {float(loss.detach()):.9e}", flush=True)
         if word == "saliency":
             loss.backward()
-    raw.train()
+    if word != "stays":
+        raw.train()
 
 
 def main():

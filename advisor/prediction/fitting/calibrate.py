@@ -240,9 +240,11 @@ def _overlaps(analysis: Analysis, state: State) -> bool:
 
 
 def _is_hidden(analysis: Analysis, state: State) -> bool:
-    """Tell whether a state has communication, of which some ran beside compute."""
+    """Tell whether a state has communication, most of which ran beside compute."""
     entry = analysis.states.get(state.value)
-    return entry is not None and bool(entry.count) and _overlaps(analysis, state)
+    if entry is None or not entry.count or not entry.total_us or entry.exposed_us is None:
+        return False
+    return entry.exposed_us < entry.total_us / 2
 
 
 def _compute_slowing(*, is_gpu: bool) -> Estimate:

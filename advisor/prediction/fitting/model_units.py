@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from paro_advise.advisor.analysis.constants import FROZEN_RATIO
@@ -123,8 +122,8 @@ def _in_order(units: Sequence[float], order: Sequence[int]) -> list[float]:
 
 
 def _front_bytes(units: Sequence[float]) -> float:
-    """Return the bytes of the first unit where it is larger than the others, as embeddings are; 0 where it is not."""
-    return units[0] if len(units) > 2 and units[0] >= FRONT_RATIO * median(units[1:]) else 0.0
+    """Return the bytes of the first unit where it is larger than all others, as embeddings are; 0 where it is not."""
+    return units[0] if len(units) > 2 and units[0] >= FRONT_RATIO * max(units[1:]) else 0.0
 
 
 def _root_bytes(analysis: Analysis, units: Sequence[float], micro: int) -> float:

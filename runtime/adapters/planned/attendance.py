@@ -131,8 +131,8 @@ class Attendance:
             raise UsageError(
                 f"all ranks must take equally many passes under this plan, rank 0 begins one {theirs}, rank "
                 f"{self._rank} one {passing}",
-                hint="give each rank as many micro-batches, evaluate under torch.no_grad(), or choose a strategy that "
-                "replicates parameters and gradients (NN.)",
+                hint="give each rank as many micro-batches, call train() again after an evaluation, evaluate under "
+                "torch.no_grad(), or choose a strategy that replicates parameters and gradients (NN.)",
             )
 
     def _help(self, wanted: str) -> None:

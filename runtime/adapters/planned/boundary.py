@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     import torch
+    from torch import nn
 
     from paro_advise.runtime.sharding.engine import Engine
 
@@ -56,6 +57,7 @@ class Boundary:
         self._announced: bool | None = None if is_gated else True
         self._has_warned = False
         self._is_told = False
+        engine.passes.exchange_nothing = lambda: self.meets_nobody
         engine.gradients.after_backward = self._after_backward
         engine.gradients.on_discard = self._on_discard
         engine.gradients.before_read = self.finish
@@ -75,10 +77,15 @@ class Boundary:
             if self._is_gated and not was_gated and not was_told:
                 self._engine.gradients.set_synchronizes(enabled=True)  # as outside of DDP's no_sync
 
-    @property
-    def passing(self) -> str:
-        """Return of which kind a pass is that begins now, as far as the script says it."""
-        return UNREDUCED if self._stays_here else REDUCED
+    def passing_of(self, module: nn.Module) -> str:
+        """Return of which kind a pass of a model is that begins now, as far as the script says it.
+
+        A pass in eval mode may be an evaluation of this rank alone that makes gradients. Where parameters are sharded
+        it gathers them, which another rank would take for its own training pass.
+        """
+        kind = UNREDUCED if self._stays_here else REDUCED
+        may_evaluate = not module.training and self._engine.levels.parameter != Level.N
+        return f"{kind}, in eval mode" if may_evaluate else kind
 
     @property
     def meets_nobody(self) -> bool:

@@ -29,7 +29,7 @@ class Wrapping:
         compile: what torch.compile was to do with the model, as a function of functions; None for nothing.
         let_go: takes the framework's own sharding off the model, whose parameters stay sharded; None where it has none.
         states_are_whole: the framework's state dicts hold whole tensors, and rank 0 may ask for them alone.
-        evaluates_alone: rank 0 may run passes without gradients that the others do not.
+        evaluates_alone: rank 0 may run passes that the others do not, and that no step follows.
         ignored: parameters that the framework leaves alone: each rank has its own.
         shards_parameters: the framework does.
         mesh_shapes: sizes of the meshes over which FSDP2 shards.

@@ -246,18 +246,27 @@ class PassedUnits:
 
     def begin(self, *, evaluates: bool) -> None:
         """Say that a unit's forward begins: forget those of an evaluation when training goes on."""
-        if not isinstance(self._root, FSDPModule):
-            return
-        # FSDP2 makes it in the first pass.
-        order = getattr(self._root._get_fsdp_state()._comm_ctx, "post_forward_order", [])  # noqa: SLF001
         if evaluates:
-            self._kept = len(order) if self._kept is None else self._kept
-            return
-        while self._kept is not None and len(order) > self._kept:
+            passed = len(self._order)
+            self._kept = passed if self._kept is None else min(passed, self._kept)  # backward forgets units meanwhile
+        elif self._kept is not None:
+            self.forget(self._kept)
+
+    def forget(self, kept: int = 0) -> None:
+        """Forget all but the first so many."""
+        order = self._order
+        while len(order) > kept:
             indices = order.pop()._post_forward_indices  # noqa: SLF001
             while indices and indices[-1] >= len(order):
                 indices.pop()
         self._kept = None
+
+    @property
+    def _order(self) -> list[FSDPParamGroup]:
+        if not isinstance(self._root, FSDPModule):
+            return []
+        # FSDP2 makes it in the first pass.
+        return getattr(self._root._get_fsdp_state()._comm_ctx, "post_forward_order", [])  # noqa: SLF001
 
 
 def _groups_of(state: FSDPState) -> list[FSDPParamGroup]:

@@ -26,6 +26,7 @@ class RankPasses:
 
     Attributes:
         is_training: a forward pass that makes gradients is under way.
+        exchange_nothing: tells whether passes stay on their rank now, so that each may make as many as it likes.
         before_own_backward: called before a backward pass that may be this rank's alone; None where ranks make all
             passes together.
     """
@@ -33,6 +34,7 @@ class RankPasses:
     def __init__(self, model: nn.Module) -> None:
         self.is_training = False
         self.before_own_backward: Callable[[], None] | None = None
+        self.exchange_nothing: Callable[[], bool] = lambda: False
         self._units = fsdp2.PassedUnits(model)
         self._is_met = False
         self._num_met = 0  # since the last backward pass
@@ -47,6 +49,11 @@ class RankPasses:
     def may_be_alone(self) -> bool:
         """Tell whether the forward pass under way may be this rank's alone, whether it makes gradients or not."""
         return self.before_own_backward is not None and not self._is_met
+
+    @property
+    def ends_alone(self) -> bool:
+        """Tell whether what this forward pass has gathered is freed behind it; one that backward repeats is needed."""
+        return self.may_be_alone and not is_in_backward()
 
     @property
     def is_of_all(self) -> bool:
@@ -65,9 +72,8 @@ class RankPasses:
 
     def end(self, outputs: Iterable[torch.Tensor]) -> None:
         """Say that the model's forward ends with these outputs; others are asked before backward meets them."""
-        first = next(iter(outputs), None) if self.may_be_alone else None
-        if first is not None:
-            first.register_hook(lambda _: self.ask())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        for output in outputs if self.may_be_alone else ():
+            output.register_hook(lambda _: self.ask())  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def leave(self) -> None:
         """Say that the model's forward is over, also by an exception."""
@@ -78,7 +84,13 @@ class RankPasses:
         self._num_met, self._has_asked = 0, False
 
     def ask(self) -> None:
-        """Ask the others once in a backward pass that may be this rank's alone."""
-        if self.before_own_backward is not None and not self._num_met and not self._has_asked:
+        """Ask the others once in a backward pass that may be this rank's alone.
+
+        Where all make it, none of them gathers ahead: what they have evaluated before is not alike.
+        """
+        if self.before_own_backward is None or self._num_met or self._has_asked:
+            return
+        if not self.exchange_nothing():
             self._has_asked = True
             self.before_own_backward()
+            self._units.forget()
