@@ -148,6 +148,24 @@ def test_a_report_is_told_what_it_can_do_and_not_what_the_profiler_of_torch_can(
     assert "with_stack" not in unattributed.text
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("report.nsys-rep", b"NVIDIA Tegra Profiler Report 8\x00\x01"),
+        (
+            "report.json",
+            b'{"Type": 80, "NvtxEvent": {"Type": 59, "Text": "step 1"}}\n{"CudaEvent": {"startNs": "1"}}\n',
+        ),
+        ("report.json", b'{"CudaEvent": {"startNs": "1000", "endNs": "9000"}, "Type": 79}\n'),
+    ],
+)
+def test_other_forms_of_a_report_are_refused_with_the_command_that_helps(name, content, tmp_path, capsys):
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert run(["analyze", str(path)]) == 3
+    assert "nsys export --type sqlite" in capsys.readouterr().err
+
+
 def test_runs_of_unknown_size_have_no_device_hours(tmp_path, capsys):
     """One report of a job, then two of the same: nothing became dearer."""
     (tmp_path / "two").mkdir()

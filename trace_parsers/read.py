@@ -43,6 +43,8 @@ _TEXT: tuple[tuple[SourceKind, Callable[[bytes], bool], Callable[[Readable, Sour
 
 _FIRST_KEY = re.compile(rb'\{\s*"schemaVersion"')  # as Kineto writes it; elsewhere dashboards have one too
 
+_NSYS_REPORT = b"NVIDIA Tegra Profiler Report"
+_NSYS_JSON = re.compile(rb'\s{0,100}\{\s*(?:"Type"\s*:\s*\d{1,9}\s*,\s*)?"(?:CudaEvent|NvtxEvent|TraceProcessEvent)"')
 _ZIP = b"PK\x03\x04"  # the first bytes of a zip archive with something in it
 
 
@@ -58,6 +60,12 @@ def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
         InputError: it cannot be used (broken, hostile, unreadable).
     """
     head = read_head(ref)
+    if _is_other_nsys_report(ref, head):
+        raise UnknownFormatError(
+            "a report of Nsight Systems must be an SQLite export, this one is another form of it",
+            where=ref.label,
+            hint="export it with: nsys export --type sqlite report.nsys-rep",
+        )
     found = _recognise(head)
     if found is not None:
         try:
@@ -89,6 +97,12 @@ def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
         where=ref.label,
         hint="see `paro-advise explain E302` for the kinds and how to record them",
     )
+
+
+def _is_other_nsys_report(ref: SourceRef, head: bytes) -> bool:
+    """Tell whether a file is a report as ``nsys profile`` writes it, or its export to JSON."""
+    is_report = ref.file_name.endswith((".nsys-rep", ".qdrep")) or head.startswith(_NSYS_REPORT)
+    return is_report or _NSYS_JSON.match(head) is not None
 
 
 def is_an_input(ref: SourceRef) -> bool:
