@@ -64,9 +64,8 @@ def _busy_share(aligned: AlignedRun | None, run: Run) -> float | None:
     if aligned is None or wall <= 0:
         return None
     between = aligned.table.filter(pl.col("span").is_in(["inter", "mixed"]))
-    rows, untold = (
-        between.filter(mask) for mask in (pl.col("transfer_us").is_not_null(), pl.col("transfer_us").is_null())
-    )
+    is_told = pl.col("transfer_us").is_not_null()
+    rows, untold = between.filter(is_told), between.filter(~is_told)
     # What a pipeline sends holds its waiting.
     if not len(rows) or (untold["end_us"] - untold["start_us"]).sum() > (rows["end_us"] - rows["start_us"]).sum():
         return None

@@ -96,7 +96,7 @@ class Lateness:
 
 
 def find_stragglers(aligned: AlignedRun | None, run: Run, node_of: Mapping[int, int] | None = None) -> Lateness:
-    """Find the rank that the others wait for in most steps, the two that are late in turn, or a node all of whose are.
+    """Find the rank that the others wait for in most steps, two that are late in turn, or several that are late alike.
 
     Args:
         aligned: all collectives; None without ranks that time steps.
@@ -246,17 +246,22 @@ def _slow_mates(rank: int, facts: Mapping[int, Source], node_of: Mapping[int, in
     Of ranks that are slow alike, which one the others wait for is chance.
     """
     mates = tuple(sorted(other for other in facts if node_of.get(other, -1) == node_of.get(rank, -2)))
-    typical = _typical([item for other, item in facts.items() if other not in mates])
-    cause, excess_us = _excess(facts[rank], typical) if rank in facts else ("unknown", 0.0)
-    slower = [_excess(facts[other], typical) for other in mates]
-    alike = all(why == cause and us * ALONE_RATIO >= excess_us for why, us in slower)
-    return mates if len(mates) > 1 and cause != "unknown" and alike else ()
+    if len(mates) < 2 or rank not in mates:
+        return ()
+    slower = dict(zip(mates, _beyond_others(mates, facts), strict=True))
+    cause, excess_us = slower[rank]
+    alike = all(why == cause and us * ALONE_RATIO >= excess_us for why, us in slower.values())
+    return mates if cause != "unknown" and alike else ()
+
+
+def _beyond_others(ranks: Sequence[int], facts: Mapping[int, Source]) -> list[tuple[str, float]]:
+    """Return what each of some ranks spends more on than all other ranks, and how much a step (us)."""
+    typical = _typical([item for rank, item in facts.items() if rank not in ranks])
+    return [_excess(facts[rank], typical) for rank in ranks]
 
 
 def _cause(rank: int, facts: Mapping[int, Source]) -> str:
-    if rank not in facts:
-        return "unknown"
-    return _excess(facts[rank], _typical([item for other, item in facts.items() if other != rank]))[0]
+    return _beyond_others([rank], facts)[0][0] if rank in facts else "unknown"
 
 
 def _mean(source: Source, field: str) -> float:

@@ -260,12 +260,13 @@ class Session:
 
     def _meet(self, module: nn.Module) -> None:
         """Pass a point with all ranks before a training pass, unless they may run different numbers of such."""
-        boundary = next((model.boundary for model in self.models if module is model.root), None)
+        model = next((model for model in self.models if module is model.root), None)
+        if model is None:
+            return
         # A switch is taken before any pass of a step.
-        if boundary is not None and not (boundary.meets_nobody and self._switchboard is None):
-            self.attend(boundary.passing_of(module))
-        for model in (model for model in self.models if module is model.root):
-            model.engine.passes.meet()
+        if not model.boundary.meets_nobody or self._switchboard is not None:
+            self.attend(model.boundary.passing_of(module))
+        model.engine.passes.meet()
 
     def accept_own_settings(self, framework: str, num_parameters: int) -> None:
         """Check the plan against a job that the framework itself runs by the plan's settings.

@@ -345,7 +345,10 @@ class OptimizerShards:
 
     def set_stepping(self, *, enabled: bool) -> None:
         """Let parameters and states mix with plain tensors, or with single values only: a step is quicker so."""
-        let_steps_draw_whole(enabled=enabled)  # what another model's step may have switched meanwhile
+        if enabled or self._is_stepping:
+            let_steps_draw_whole(
+                enabled=enabled
+            )  # another model's step may have ended it, where an exception has left one
         if enabled == self._is_stepping:
             return
         self._is_stepping = enabled
