@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from helpers import analyze, write_run
 from test_recommend import calibration, estimate
+from trace_builder import fsdp_rank
 
 from paro_advise.advisor.analysis.model import Breakdown, IdleParts
 from paro_advise.advisor.prediction.candidates import candidates
 from paro_advise.advisor.prediction.fitting.step_parts import arithmetic_note, step_parts
+from paro_advise.advisor.prediction.recommend import step_range
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.policies.strategy import Strategy
 
@@ -65,9 +68,6 @@ def test_half_as_many_launches_let_devices_set_the_pace():
 
 @pytest.fixture
 def analysis(tmp_path):
-    from helpers import analyze, write_run
-    from trace_builder import fsdp_rank
-
     return analyze(write_run(tmp_path / "run", [fsdp_rank(rank, 2) for rank in range(2)]))
 
 
@@ -86,3 +86,75 @@ def test_the_host_sets_the_pace_where_devices_wait_for_launches(analysis, queued
     found = step_parts(run, 0.0, is_gpu=True, own_way=False)
     assert (found.host_floor_us, found.host_idle_us, found.host_rest_us) == pytest.approx(expected)
     assert any("the host sets the pace" in note for note in arithmetic_note(found, run)) is (expected[0] > 0)
+
+
+def busy_rank(rank, waits=("cudaStreamSynchronize",), num_queued=0):
+    """Two steps of 1,000 us that a device fills; the host waits 60 us in the middle and 160 at the end of each."""
+    trace = fsdp_rank(rank, 2)
+    for base in (0.0, 1000.0):
+        trace.compute(base + 850, 150)
+        trace.row("cuda_runtime", "cudaLaunchKernel", base + 850, 5)
+        trace.row("cuda_runtime", "cudaStreamWaitEvent", base + 860, 100)
+        for place in range(num_queued):
+            trace.compute(base + 410 + place * 0.05, 0.05, stream=8)
+        for wait in waits:
+            trace.row("cuda_runtime", wait, base + 320, 60)
+            trace.row("cuda_runtime", wait, base + 830, 160)
+    return trace
+
+
+def host_work_of(folder, builders, layout="torch213"):
+    folder.mkdir()
+    for builder in builders:
+        builder.write(folder / f"rank{builder.rank}.json", layout)
+    return analyze(folder).idle_us.host_work
+
+
+@pytest.mark.parametrize("layout", ["torch213", "torch2020", "indented", "sorted_keys"])
+@pytest.mark.parametrize(
+    "wait",
+    ["cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpyAsync", "hipMemcpyWithStream",
+     "hipStreamSynchronize", "hipDeviceSynchronize", "hipEventSynchronize"],
+)  # fmt: skip
+def test_a_host_works_while_it_does_not_wait_for_its_device(tmp_path, wait, layout):
+    found = host_work_of(tmp_path / "run", [busy_rank(rank, (wait,)) for rank in range(2)], layout)
+    assert found == pytest.approx(1000 - 60 - 160, abs=0.01)
+
+
+def test_what_a_host_works_is_not_known_where_its_calls_were_not_recorded(tmp_path):
+    quiet = [busy_rank(rank, ()) for rank in range(2)]
+    for trace in quiet:
+        trace.events = [row for row in trace.events if row["cat"] != "cuda_runtime"]
+    assert host_work_of(tmp_path / "run", quiet) is None
+
+
+def test_a_full_queue_may_hold_up_the_host_in_a_launch(tmp_path):
+    """1,000 launches wait when the reduction is issued: whether the host works or waits for room, nothing tells."""
+    assert host_work_of(tmp_path / "full", [busy_rank(rank, num_queued=1_000) for rank in range(2)]) is None
+    assert host_work_of(tmp_path / "half", [busy_rank(rank, num_queued=500) for rank in range(2)]) is not None
+
+
+@pytest.fixture
+def held_up():
+    """A run under global sharding that hybrid sharding would make quicker."""
+    return calibration(
+        is_gpu=True, native_reduce_scatter_is_all_reduce=False, baseline=Strategy.parse("GGG"), gaps_us=0.0,
+        compute_us=20_000.0, **LINKS,
+    )  # fmt: skip
+
+
+def test_no_way_is_quicker_than_the_host_that_works_beneath_communication(held_up):
+    free = time_of(held_up, "III")
+    works = (free + held_up.step_us) / 2
+    assert free < works
+    assert time_of(replace(held_up, host_work_us=works), "III") == pytest.approx(works)
+    assert time_of(replace(held_up, host_work_us=free / 2), "III") == pytest.approx(free)
+    assert time_of(replace(held_up, host_work_us=works), "GGG") == pytest.approx(time_of(held_up, "GGG"))
+
+
+def test_what_a_profiler_adds_to_the_hosts_work_widens_the_range(held_up):
+    """The host works 70 to 100 % of what it does beneath a profiler: its lower end, its middle and its upper end."""
+    hidden = replace(held_up, host_work_us=held_up.step_us)
+    found = step_range(hidden, native(hidden, "III"))
+    shares = [us / hidden.step_us for us in (found.p10, found.p50, found.p90)]
+    assert shares == pytest.approx([0.73, 0.85, 0.97], abs=0.02)

@@ -209,6 +209,7 @@ class EventTables:
         backward_passes: (start_us, end_us) of each backward pass, in order.
         device_steps: the steps as a device ran them that lags behind its host, () where it keeps up.
         blocking_calls: (start_us, end_us) of runtime calls in which the host waited for the device, by start.
+        records_calls: calls of the runtime were recorded, so that those are all there were.
         trains: whether a backward pass or an optimizer's step was seen; None where the host was not recorded.
         updates: when a device ran what the optimizer's steps had launched, by start.
         is_gpu: whether device rows come from an accelerator.
@@ -222,6 +223,7 @@ class EventTables:
     backward_passes: tuple[tuple[float, float], ...] = ()
     device_steps: tuple[HostSpan, ...] = ()
     blocking_calls: tuple[tuple[float, float], ...] = ()
+    records_calls: bool = False
     trains: bool | None = None
     updates: tuple[HostSpan, ...] = ()
     is_gpu: bool

@@ -196,6 +196,7 @@ class IdleParts:
     loading: float = 0.0  # since 1.2; part of the idle time that the training thread was in the DataLoader
     updating: float = 0.0  # since 1.2; part of the idle time that it was in the optimizer's step
     queue_length: float | None = None  # launched device rows that wait, on average; None where launches were not read
+    host_work: float | None = None  # of a step, what the host does not wait for the device; None where it is not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,7 @@ def idle_parts(run: Run) -> IdleParts | None:
         return None
     queues = [step.queue_length for step in run.steps if step.queue_length is not None]
     queued = [step.queued_us for step in run.steps if step.queued_us is not None]
+    works = [step.host_work_us for step in run.steps if step.host_work_us is not None]
     return IdleParts(
         queued=float(np.mean(queued)) if len(queued) == len(run.steps) else None,
         data_loading=float(np.mean([step.loading_us for step in run.steps])),
@@ -77,6 +78,7 @@ def idle_parts(run: Run) -> IdleParts | None:
         updating=float(np.mean([step.idle_updating_us for step in run.steps])),
         synchronisation=float(np.mean([step.blocked_us for step in run.steps])),
         queue_length=float(np.mean(queues)) if len(queues) == len(run.steps) else None,
+        host_work=float(np.mean(works)) if len(works) == len(run.steps) else None,
     )
 
 

@@ -11,6 +11,9 @@ COMPUTE_GAPS = 2_000  # gaps shorter than this part of a step are closed: half a
 # an H100 whose hosts did not wait it was 15; assumed.
 RUN_AHEAD_RATIO = 1.5
 WARM_UP_STEPS = 3  # steps left out at the start of a capture: they allocate, compile and fill caches; assumed
+# Launches queued on a device from which the host may have waited for room: 1,000 to 1,060 stood there in a public trace
+# whose host ran ahead as far as it could (HTA's negative_queue_length_values_check); some lower, to be sure.
+QUEUE_ROOM = 800
 MAX_CAPTURED_STEPS = 5_000  # steps of a capture that are kept, the last ones; bounds the JSON
 LAUNCHES_KNOWN_SHARE = 0.98  # of computing time, whose launches are known where passes are told apart by them; assumed
 SCALAR_ELEMENTS = 64  # elements of a norm, a loss or an overflow flag at most; docs/traces.md, attribution

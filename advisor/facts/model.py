@@ -32,6 +32,7 @@ class StepFacts:
     idle_loading_us: float = 0.0  # the same, while the device idled
     idle_updating_us: float = 0.0  # the device idled while the host was in the optimizer's step
     blocked_us: float = 0.0  # the host waited for the device
+    host_work_us: float | None = None  # the rest of the host's step; None: not known
     update_us: float = 0.0  # the part of compute in which a device ran the optimizer's kernels
     num_update_kernels: int = 0
     # Parts of compute that the model's forward and backward passes launched; None: not known

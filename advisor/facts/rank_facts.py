@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paro_advise.advisor.facts.attribution import Attribution, Call, RunContext, attribute
-from paro_advise.advisor.facts.constants import COMPUTE_GAPS, COMPUTE_SPANS, DRAWN_STEPS
+from paro_advise.advisor.facts.constants import COMPUTE_GAPS, COMPUTE_SPANS, DRAWN_STEPS, QUEUE_ROOM
 from paro_advise.advisor.facts.frames import table_bytes
 from paro_advise.advisor.facts.intervals import EMPTY, Intervals, exposed_lengths
 from paro_advise.advisor.facts.model import RankFacts, StepFacts
@@ -270,6 +270,7 @@ def _step_facts(
         np.array([low for low, _ in events.blocking_calls]), np.array([high for _, high in events.blocking_calls])
     )
     host = [(step.start_us, step.end_us) for step in events.steps]
+    works = _host_works_us(events, table, blocked) if len(host) == len(windows) else [None] * len(windows)
     # What a step issued may run in the next one, but what runs after the last belongs to none of them.
     first_us, last_us = windows[0][1] if windows else 0.0, max((high for _, _, high in windows), default=0.0)
     out = []
@@ -307,6 +308,7 @@ def _step_facts(
                 idle_loading_us=loading.clip(low, high).minus(worked).length_us,
                 idle_updating_us=stepping.clip(low, high).minus(worked).length_us,
                 blocked_us=blocked.clip(*on_host).length_us,
+                host_work_us=works[index],
                 update_us=Intervals.union_of(update_start[updating], update_end[updating]).clip(low, high).length_us,
                 num_update_kernels=int(updating.sum()),
                 forward_us=passes.forward.clip(low, high).length_us if passes else None,
@@ -316,6 +318,31 @@ def _step_facts(
             )
         )
     return out
+
+
+def _host_works_us(events: EventTables, table: pl.DataFrame, blocked: Intervals) -> list[float | None]:
+    """Return how long the host works in each of its steps: what it does not wait for the device.
+
+    It also waits in a launch for which the device's queue has no room, which no call tells apart from work: None for
+    steps in which so much was queued when a collective was issued, and where no collective tells.
+    """
+    import polars as pl
+
+    if not events.is_gpu or not events.records_calls:
+        return [None] * len(events.steps)
+    issue_us = table["issue_us"].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+    start_us = table["start_us"].to_numpy()
+    known = np.isfinite(issue_us) & np.isfinite(start_us)
+    issue_us, start_us = issue_us[known], start_us[known]
+    rows_us = np.sort(events.device["start_us"].to_numpy())
+    queued = np.searchsorted(rows_us, start_us) - np.searchsorted(rows_us, issue_us)
+    found: list[float | None] = []
+    for step in events.steps:
+        mine = queued[(issue_us >= step.start_us) & (issue_us < step.end_us)]
+        tells = len(mine) > 0 and int(mine.max()) < QUEUE_ROOM
+        waited_us = blocked.clip(step.start_us, step.end_us).length_us
+        found.append(step.end_us - step.start_us - waited_us if tells else None)
+    return found
 
 
 def _queue_length(events: EventTables, low_us: float, high_us: float) -> float | None:

@@ -63,6 +63,8 @@ class Calibration:
         host_floor_us: of a run that is bound by its host, what this works in a step: no step is shorter; 0 else.
         host_idle_us: of ``fixed_us``, how long devices wait for that.
         host_rest_us: what a step takes beyond both, where the host waits for devices.
+        host_work_us: of a run that its host does not bind, what this works in a step while a profiler records, beneath
+            communication and arithmetic; 0 where it is not known.
         backward_share: of the passes' arithmetic, backward's; None where no trace tells.
         fixed_us: idle, copies, and communication that no strategy changes (norms, tensor parallelism).
         gaps_us: of these, the host's own work between operators.
@@ -174,6 +176,7 @@ class Calibration:
     host_floor_us: float = 0.0
     host_idle_us: float = 0.0
     host_rest_us: float = 0.0
+    host_work_us: float = 0.0
     backward_share: float | None = None
     copy_group_size: int | None = None
     publishes_ahead: bool = False

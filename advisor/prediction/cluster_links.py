@@ -123,6 +123,7 @@ class Links:
         rail_gain: what a node's port moves, to what such a ring moves through it.
         compute_slowing: how much longer arithmetic takes while a collective runs beside it on the device.
         root_share: of the arithmetic that its bytes suggest, what the root of the model does on the device.
+        host_share: of what the host works while a profiler records, what it works without.
         shaped: rates by group shape, None where the tiers tell all.
     """
 
@@ -138,13 +139,14 @@ class Links:
     rail_gain: Draws = 1.0
     compute_slowing: Draws = 1.0
     root_share: Draws = 1.0
+    host_share: Draws = 1.0
     shaped: ShapedLinks | None = None
 
     def typical(self) -> Links:
         """Return numbers for draws: the median of each."""
         import numpy as np
 
-        drawn = {name: float(np.median(getattr(self, name))) for name in (*LINK_QUANTITIES, "root_share")}
+        drawn = {name: float(np.median(getattr(self, name))) for name in (*LINK_QUANTITIES, "root_share", "host_share")}
         by_nodes = self.sums_by_nodes
         return Links(**drawn, slowdown=self.slowdown, sums_by_nodes=by_nodes, shaped=self.shaped)
 

@@ -106,6 +106,8 @@ UNTRACED_SHARE = 0.1  # of a step in collectives that may wait for ranks without
 UNTRACED_RATIO = 3.0
 WHOLE_MESSAGE_BYTES = 1 << 20  # bytes; shorter messages are latency, which says nothing of rates; assumed
 HOST_WORK_SIGMA = 0.05  # by which the host's work for another way of sharding differs; assumed, simulated ones: 0.04
+# Of what a host works while a profiler records, what it works without: records cost up to 3 of 10 us a launch; assumed
+HIDDEN_HOST_SHARE = (0.7, 1.0)
 HOST_BOUND_SHARE = 0.1  # of a step that devices wait for launches, from which the host sets the pace; assumed
 NOTED_ASIDE_SHARE = 0.01  # of a step in arithmetic that no pass launched, from which it is said; assumed
 OWN_GATHERS_SHARE = 0.02  # of a step in gathers of an optimizer's own, from which they are not left out; assumed

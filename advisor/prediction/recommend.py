@@ -30,6 +30,7 @@ from paro_advise.advisor.prediction.cluster_links import LINK_QUANTITIES, Links
 from paro_advise.advisor.prediction.constants import (
     ANCHOR_RANGE,
     FLOOR_SIGMA,
+    HIDDEN_HOST_SHARE,
     HIDDEN_SIGMA,
     HOST_GAP_RANGE,
     HOST_SIGMA,
@@ -47,6 +48,7 @@ from paro_advise.advisor.prediction.constants import (
     UNSEEN_SIGMA,
 )
 from paro_advise.advisor.prediction.prediction_bias import NO_BIAS, PredictionBias
+from paro_advise.advisor.prediction.sampler import Sampler
 from paro_advise.advisor.prediction.scoring import Limits, Scored, score, with_run
 from paro_advise.advisor.prediction.step_replay import (
     demand_us,
@@ -125,7 +127,7 @@ def recommendation(
             "the figures of an analysis must give step times, these give none: some are out of all range",
             hint="analyze the traces again",
         )
-    predictor = _Predictor(calibration, np.random.default_rng(seed), bias)
+    predictor = _Predictor(calibration, Sampler(seed), bias)
     limits = with_run(limits, calibration)
     baseline = score(calibration, predictor.base, limits, predictor.present())
     scored = [score(calibration, item, limits, predictor.times_of(item)) for item in candidates(calibration)]
@@ -200,11 +202,10 @@ def step_range(calibration: Calibration, candidate: Candidate, doublings: float 
         doublings: of the nodes, from those that the run was calibrated on.
         seed: of the draws.
     """
-    predictor = _Predictor(calibration, np.random.default_rng(seed), NO_BIAS)
+    predictor = _Predictor(calibration, Sampler(seed), NO_BIAS)
     times = predictor.times(candidate)
     if doublings > 0:
-        spread = np.exp(predictor.generator.normal(0.0, SCALING_SIGMA * doublings, NUM_DRAWS))
-        times = times * spread / np.median(spread)
+        times = times * predictor.sampler.factors(SCALING_SIGMA * doublings, NUM_DRAWS)
     return quantiles(times)
 
 
@@ -215,17 +216,15 @@ class _Predictor:
     step anchors all: links that would make it shorter or longer than it was are corrected.
     """
 
-    def __init__(self, calibration: Calibration, generator: np.random.Generator, bias: PredictionBias) -> None:
+    def __init__(self, calibration: Calibration, sampler: Sampler, bias: PredictionBias) -> None:
         self.calibration = calibration
-        self.generator = generator
+        self.sampler = sampler
         self._bias = bias
         self.base = baseline_candidate(calibration)
         self.links = self._drawn_links()
         self._floor = floor_us(calibration, self.base)
         # Of all candidates alike: what nobody measured yet.
-        spread = calibration.compute_sigma
-        drawn = np.exp(self.generator.normal(0.0, spread, NUM_DRAWS)) if spread else np.ones(NUM_DRAWS)
-        self.arithmetic: NDArray[np.float64] = drawn / np.median(drawn)
+        self.arithmetic: NDArray[np.float64] = sampler.factors(calibration.compute_sigma, NUM_DRAWS)
         if calibration.is_gpu:
             # What the replay lacks, or has too much of, it has of every candidate.
             replayed = np.maximum(step_us(calibration, self.base, self.links), 1.0)
@@ -244,7 +243,7 @@ class _Predictor:
         number = PRIOR_DRAWS if self._goes_by_replay else NUM_DRAWS
 
         def draw(estimate: Estimate) -> NDArray[np.float64]:
-            deviations = self.generator.standard_normal(number)
+            deviations = self.sampler.normal(number)
             above = estimate.sigma if estimate.sigma_above is None else estimate.sigma_above
             return estimate.value * np.exp(deviations * np.where(deviations > 0, above, estimate.sigma))
 
@@ -253,7 +252,9 @@ class _Predictor:
             if getattr(calibration, key).source == "sums":  # what is known is the rate of all-reduces
                 drawn[key] = drawn[key] / drawn["sum_ratio"]
         if self._goes_by_replay and (calibration.root_bytes or calibration.front_bytes):
-            drawn["root_share"] = self.generator.uniform(*ROOT_SHARE_RANGE, number)
+            drawn["root_share"] = self.sampler.uniform(*ROOT_SHARE_RANGE, number)
+        if calibration.host_work_us:
+            drawn["host_share"] = self.sampler.uniform(*HIDDEN_HOST_SHARE, number)
 
         def links_of(values: dict[str, NDArray[np.float64]]) -> Links:
             slower, by_nodes = slowdown(calibration), calibration.sums_by_nodes
@@ -263,7 +264,7 @@ class _Predictor:
             return links_of(drawn)
         links = links_of(drawn)
         replayed = np.broadcast_to(np.maximum(step_us(calibration, self.base, links), 1.0), number)
-        taken = likely(np.log(replayed / calibration.step_us), self.generator)
+        taken = likely(np.log(replayed / calibration.step_us), self.sampler)
         return links_of({name: values[taken] for name, values in drawn.items()})
 
     def replay_error_pct(self) -> float:
@@ -291,7 +292,7 @@ class _Predictor:
 
     def times(self, candidate: Candidate) -> NDArray[np.float64]:
         """Return draws of a candidate's step time (us)."""
-        calibration, generator = self.calibration, self.generator
+        calibration, sampler = self.calibration, self.sampler
         if calibration.is_gpu:
             return self._device_times(candidate)
         own_floor = floor_us(calibration, candidate)
@@ -300,11 +301,11 @@ class _Predictor:
         # Buckets that go on at once behind backward on a CPU tell little of the links and of the host's own gaps.
         hidden = HIDDEN_SIGMA if self.base.overlaps_reductions and not calibration.is_gpu else 0.0
         sigma = math.hypot(OTHER_SIGMA if calibration.is_gpu else ON_CPU_SIGMA, self._bias.spread, hidden)
-        noise = np.exp(generator.normal(0.0, sigma, NUM_DRAWS))
+        noise = sampler.factors(sigma, NUM_DRAWS)
         # Arithmetic too, as far as communication shared the cores with it.
         shared = FLOOR_SIGMA * (1 - self._floor / calibration.step_us)
-        floor = self._floor * np.exp(generator.normal(0.0, shared, NUM_DRAWS))
-        left = floor - host_gap_removed * generator.uniform(*HOST_GAP_RANGE, NUM_DRAWS)
+        floor = self._floor * sampler.factors(shared, NUM_DRAWS)
+        left = floor - host_gap_removed * sampler.uniform(*HOST_GAP_RANGE, NUM_DRAWS)
         times: NDArray[np.float64] = (np.maximum(left, 0.0) + exposed * noise) * math.exp(-self._bias.mean)
         return times
 
@@ -316,33 +317,30 @@ class _Predictor:
         unseen = UNSEEN_SIGMA * (1 - calibration.seen_share)
         few = ONE_STEP_SIGMA / math.sqrt(max(1, calibration.num_steps))
         sigma = math.hypot(OTHER_SIGMA, self._bias.spread, unseen, few)
-        noise = np.exp(self.generator.normal(0.0, sigma, NUM_DRAWS))
-        # Its median is 1, or chance would order what the replay finds nearly equal.
-        times = (floor * self.arithmetic + exposed * noise / np.median(noise)) * math.exp(-self._bias.mean)
+        noise = self.sampler.factors(sigma, NUM_DRAWS)
+        times = (floor * self.arithmetic + exposed * noise) * math.exp(-self._bias.mean)
         if calibration.host_floor_us and candidate.name != self.base.name:
             # Other ways make other numbers of calls.
-            works = np.exp(self.generator.normal(0.0, HOST_WORK_SIGMA, NUM_DRAWS))
-            times = times * works / np.median(works)
+            times = times * self.sampler.factors(HOST_WORK_SIGMA, NUM_DRAWS)
         if calibration.is_described:
-            repeat = np.exp(self.generator.normal(0.0, REPEAT_SIGMA, NUM_DRAWS))
-            times = times * repeat / np.median(repeat)
+            times = times * self.sampler.factors(REPEAT_SIGMA, NUM_DRAWS)
         # Arithmetic that nobody measured may be quicker than its median.
         least = link_demand_us if calibration.compute_sigma else demand_us
         bounded: NDArray[np.float64] = np.maximum(times, least(calibration, candidate, self.links))
         return bounded
 
 
-def likely(errors: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.intp]:
+def likely(errors: NDArray[np.float64], sampler: Sampler) -> NDArray[np.intp]:
     """Return the indexes of NUM_DRAWS draws, taken by how well each replays the measured step (importance resampling).
 
     Args:
         errors: by draw, logarithm of the replayed step to the measured one. Where all miss it, those that miss it least
             count.
-        generator: of the choice.
+        sampler: of the choice.
     """
     beyond = np.abs(errors) - np.min(np.abs(errors))
     weights = np.exp(-0.5 * (beyond / REPLAY_SIGMA) ** 2)
-    return np.sort(generator.choice(len(errors), NUM_DRAWS, p=weights / weights.sum()))
+    return sampler.pick(weights, NUM_DRAWS)
 
 
 def _with_offload(
@@ -360,6 +358,6 @@ def _with_offload(
             if parameters and (str(candidate.strategy), candidate.collectives) != ("GGG", CollectiveBackend.NATIVE):
                 continue
             moved = offloaded(calibration, candidate, limits.host_gbps, parameters=parameters)
-            extra = moved.host_us * np.exp(predictor.generator.normal(0.0, HOST_SIGMA, NUM_DRAWS))
+            extra = moved.host_us * predictor.sampler.factors(HOST_SIGMA, NUM_DRAWS)
             found.append(score(calibration, moved, limits, item.times + extra))
     return found

@@ -129,6 +129,8 @@ def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Dra
             total = total + step.micro_batch(first=True, last=False, publishes=ahead) - middle
     fixed = calibration.aside_us + _fixed_us(calibration, candidate) + candidate.host_us
     total = total + update_us(calibration, candidate) + fixed
+    if calibration.host_work_us:
+        total = larger(total, calibration.host_work_us * links.host_share)
     if not calibration.host_floor_us:
         return total
     saved = _saved_us(calibration, candidate)

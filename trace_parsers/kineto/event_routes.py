@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Detail(IntEnum):
     """How much of a trace is read."""
 
-    LEAN = 0  # GPU run: device rows, annotations, collectives, autograd; other operators skipped
+    LEAN = 0  # GPU run: device rows, annotations, collectives, autograd, calls that wait; other operators skipped
     FULL = 1  # CPU run: all operators as well
     LAUNCHES = 2  # runtime calls as well: older traces link kernels to the host by them only
 
@@ -38,6 +38,11 @@ class RoutedTexts:
     products: list[bytes]  # operators that multiply matrices, of device runs
     memory: list[bytes]  # instants at which memory was allocated or freed
     route: NDArray[np.uint8]  # where each event went
+
+    @property
+    def num_calls(self) -> int:
+        """Return how many runtime calls there are, kept or not."""
+        return int(np.count_nonzero(self.route == _Route.RUNTIME))
 
 
 class _Route(IntEnum):
@@ -73,14 +78,22 @@ _ROUTES = {
     b"fwdbwd": _Route.SKIP,
 }
 _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "mtia_ccp_events", "hpu_op", "xpu_runtime_kernel"}
+_RUNTIME = {"cuda_runtime", "cuda_driver", "runtime"}
 # The first four letters of operators that a lean reading keeps, and of those whose arguments are needed.
 _KEEP_NAME = ("Prof", "Opti", "c10d", "_c10", "reco", "paro", "auto", "fsdp", "torc", "Dist", "deep", "nccl")
+_WAITING_NAME = ("cudaMemc", "hipMemc")
 _WIDE_NAME = ("c10d", "reco", "paro", "_c10")
 # Matrix products by the first eight letters of an operator's name, and those of "add..." by five after "aten::".
 _OPERATOR_SPACE = len("aten::")
 _MAYBE = 2
 _PRODUCTS = {b"aten::mm": 1, b"aten::bm": 1, b"aten::ba": 1, b"aten::ad": _MAYBE}
 _PRODUCTS_OF_ADD = {b"addmm": 1}
+# Runtime calls in which the host may wait for the device, by the first eight letters, some with the eight behind them.
+_CALL_CATEGORY = "cuda_runtime"
+_WAITING = {b"cudaMemc": 1, b"hipMemcp": 1} | dict.fromkeys(
+    (b"cudaStre", b"cudaDevi", b"cudaEven", b"hipStrea", b"hipDevic", b"hipEvent"), _MAYBE
+)
+_WAITING_REST = dict.fromkeys((b"amSynchr", b"ceSynchr", b"tSynchro", b"mSynchro", b"eSynchro", b"Synchron"), 1)
 _STACK_OF_INTEREST = re.compile(rb"deepspeed|megatron", re.IGNORECASE)
 _LAYOUT = re.compile(rb'^(\s*"ph":\s*")X(",\s*"cat":\s*")(\w[\w ]*)(",\s*"name":\s*")')
 # Of the spans of annotations on the device, only the optimizer's are of interest.
@@ -92,6 +105,11 @@ _SPAN, _SPANLESS = 1, 2  # values of phases; flow and instant events carry no ti
 def is_device_category(category: str) -> bool:
     """Tell whether rows of a category (lower case) ran on an accelerator."""
     return category in _DEVICE
+
+
+def is_runtime_category(category: str) -> bool:
+    """Tell whether rows of a category (lower case) are calls of an accelerator's runtime."""
+    return category in _RUNTIME
 
 
 def host_kind(category: str, name: str, detail: Detail) -> HostKind | None:
@@ -108,7 +126,9 @@ def host_kind(category: str, name: str, detail: Detail) -> HostKind | None:
         case "cpu_op" | "operator":
             keep = detail != Detail.LEAN or name.startswith(_KEEP_NAME)
             return HostKind.OPERATOR if keep else None
-        case "cuda_runtime" | "cuda_driver" | "runtime":
+        case _ if is_runtime_category(category):
+            if detail == Detail.LEAN:
+                return HostKind.WAITING if name.startswith(_WAITING_NAME) or "Synchronize" in name else None
             return HostKind.RUNTIME if detail == Detail.LAUNCHES else None
         case _ if category == _DEVICE_SPAN_CATEGORY:
             return HostKind.DEVICE_SPAN if name.startswith(_DEVICE_SPAN_NAME) else None
@@ -133,6 +153,8 @@ class EventLayout:
         self._device_names = WordTable({_DEVICE_SPAN_NAME[:4].encode(): _KEEP})
         self._products = WordTable(_PRODUCTS)
         self._products_of_add = WordTable(_PRODUCTS_OF_ADD)
+        self._call_name_at = self._name_at + len(_CALL_CATEGORY) - len("cpu_op")
+        self._waiting, self._waiting_rest = WordTable(_WAITING), WordTable(_WAITING_REST)
         self._names = WordTable({name.encode(): value for name, value in names.items()})
 
     @classmethod
@@ -150,8 +172,11 @@ class EventLayout:
         plain, shaped = self._annotations(scan, np.flatnonzero(route == _Route.ANNOTATION))
         other = scan.texts(np.flatnonzero(route == _Route.UNKNOWN)) + shaped
         host = [(HostKind.OPERATOR, kept), (HostKind.ANNOTATION, plain)]
+        calls = np.flatnonzero(route == _Route.RUNTIME)
         if self._detail == Detail.LAUNCHES:
-            host.append((HostKind.RUNTIME, scan.texts(np.flatnonzero(route == _Route.RUNTIME))))
+            host.append((HostKind.RUNTIME, scan.texts(calls)))
+        elif self._detail == Detail.LEAN:
+            host.append((HostKind.WAITING, self._waiting_calls(scan, calls)))
         stacks = scan.texts(np.flatnonzero(route == _Route.PYTHON))
         host.append((HostKind.DEVICE_SPAN, self._device_spans(scan, np.flatnonzero(route == _Route.DEVICE_SPAN))))
         host.append((HostKind.PYTHON, [row for row in stacks if _STACK_OF_INTEREST.search(row)]))
@@ -195,6 +220,13 @@ class EventLayout:
         products = rows[self._multiply(scan, rows, begin)] if self._detail != Detail.FULL else rows[:0]
         return scan.texts(rows[kept]), scan.texts(rows[value == _WIDE]), scan.texts(products)
 
+    def _waiting_calls(self, scan: EventScan, rows: NDArray[np.intp]) -> list[bytes]:
+        """Return the runtime calls in which the host may wait for the device, by the first letters of their names."""
+        waits = self._waiting.values(scan.words(self._call_name_at, rows))
+        unsure = np.flatnonzero(waits == _MAYBE)
+        waits[unsure] = self._waiting_rest.values(scan.words(self._call_name_at + WORD_BYTES, rows[unsure]))
+        return scan.texts(rows[waits > 0])
+
     def _multiply(self, scan: EventScan, rows: NDArray[np.intp], begin: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Mark the operators that multiply matrices, by the first letters of their names."""
         product = self._products.values(begin)
@@ -229,6 +261,6 @@ def _phase_table(before_phase: bytes) -> WordTable:
 
 def _category_table(detail: Detail) -> WordTable:
     routes = dict(_ROUTES)
-    if detail != Detail.LAUNCHES:
+    if detail == Detail.FULL:
         routes |= {b"cuda_r": _Route.SKIP, b"cuda_d": _Route.SKIP}
     return WordTable({word: int(route) for word, route in routes.items()})

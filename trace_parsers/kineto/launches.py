@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 _LAUNCH = re.compile(r"^(?:cuda|cu|hip)\w*Launch(?:Cooperative)?Kernel")
 # Calls in which the host waits for the device. A copy to pageable memory waits although it is called asynchronous.
-_BLOCKING = re.compile(r"^(?:cuda|hip|cu)(?:Stream|Device|Event|Ctx)Synchronize|^(?:cuda|hip)Memcpy(?:Async)?$")
+_BLOCKING = re.compile(
+    r"^(?:cuda|hip|cu)(?:Stream|Device|Event|Ctx)Synchronize|^(?:cuda|hip)Memcpy(?:Async|WithStream)?$"
+)
 
 
 def needs_launches(rows: KinetoRows) -> bool:
@@ -143,6 +145,7 @@ def blocking_calls(host: HostRows) -> tuple[tuple[float, float], ...]:
     import numpy as np
 
     named = host.mask_of_names(bool(_BLOCKING.match(name)) for name in host.names)
-    mask = (host.kind == HostKind.RUNTIME) & named & (host.end_us - host.start_us >= LONG_CALL_US)
+    calls = (host.kind == HostKind.RUNTIME) | (host.kind == HostKind.WAITING)
+    mask = calls & named & (host.end_us - host.start_us >= LONG_CALL_US)
     index = np.flatnonzero(mask)[:MAX_BLOCKING_CALLS]
     return tuple(zip(host.start_us[index].tolist(), host.end_us[index].tolist(), strict=True))

@@ -248,6 +248,7 @@ class _TableBuilder:
             backward_passes=tuple(passes),
             device_steps=self._device_steps,
             blocking_calls=blocking_calls(host),
+            records_calls=self._rows.num_calls > 0,
             trains=shows_training(host) if len(host.start_us) else None,
             updates=tuple(device_updates(host)),
             memory_peaks=phase_peaks(self._rows.memory, clock, self._origin_us, is_gpu=is_gpu),

@@ -8,7 +8,12 @@ from paro_advise.trace_parsers.kineto.columns import DeviceColumns, HostColumns,
 from paro_advise.trace_parsers.kineto.constants import LEARN_CHUNKS, LEARN_EVENTS, MAX_WHOLE_BYTES, MIN_HOLE_BYTES
 from paro_advise.trace_parsers.kineto.device.memory import MemoryColumns
 from paro_advise.trace_parsers.kineto.device.products import ProductColumns
-from paro_advise.trace_parsers.kineto.event_routes import EventLayout, host_kind, is_device_category
+from paro_advise.trace_parsers.kineto.event_routes import (
+    EventLayout,
+    host_kind,
+    is_device_category,
+    is_runtime_category,
+)
 from paro_advise.trace_parsers.kineto.event_scan import BoundaryFinder, EventScan
 from paro_advise.trace_parsers.kineto.events import (
     DECODE_ERRORS,
@@ -46,6 +51,7 @@ class KinetoRows:
         self.num_repaired = 0
         self.num_dropped = 0
         self.num_bare = 0
+        self.num_calls = 0  # of the runtime, kept or not
         self._num_typical = 0  # events no longer than MAX_WHOLE_BYTES, by which damaged text is counted
         self._typical_bytes = 0
         self._layout: EventLayout | None = None
@@ -69,6 +75,7 @@ class KinetoRows:
             self._add_any(scan.first_texts(len(scan)))
             return
         texts = self._layout.route(scan)
+        self.num_calls += texts.num_calls
         self._add_device(texts.device)
         for kind, rows in texts.host:
             self._add_host(rows, kind)
@@ -161,6 +168,7 @@ class KinetoRows:
         if is_device_category(category):
             self.device.append(event, comm_args(event), start, duration or 0.0)
             return
+        self.num_calls += is_runtime_category(category)
         kind = host_kind(category, name, self.detail)
         if kind is not None:
             self.host.append(event, comm_args(event), kind, start, duration or 0.0)

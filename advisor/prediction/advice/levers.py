@@ -104,6 +104,7 @@ def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
                 calibration,
                 micro_batches=half,
                 host_floor_us=calibration.host_floor_us / 2,  # half as many launches
+                host_work_us=calibration.host_work_us / 2,
             ),
             activations=2.0,
             note="the global batch stays",

@@ -24,6 +24,7 @@ from paro_advise.advisor.prediction.constants import (
     OTHER_SIGMA,
     SCALING_SIGMA,
 )
+from paro_advise.advisor.prediction.sampler import Sampler
 from paro_advise.advisor.prediction.scoring import score
 from paro_advise.advisor.prediction.step_replay import arithmetic_us, floor_us, step_us
 from paro_advise.core.collective import Op
@@ -197,10 +198,10 @@ def changed_run(
     links = replace(links, inter_gbps=links.inter_gbps * inter_factor, pod_gbps=links.pod_gbps * inter_factor)
     doublings = abs(math.log2(changed.world_size / basis.calibration.world_size))
     sigma = math.hypot(OTHER_SIGMA if changed.is_gpu else ON_CPU_SIGMA, SCALING_SIGMA * doublings)
-    noise = np.exp(np.random.default_rng(seed).normal(0.0, sigma, len(basis.anchor)))
+    noise = Sampler(seed).factors(sigma, len(basis.anchor))
 
     def times(candidate: Candidate) -> NDArray[np.float64]:
-        return anchored_us(basis, changed, candidate, links, noise / np.median(noise))
+        return anchored_us(basis, changed, candidate, links, noise)
 
     return changed, times
 
@@ -234,6 +235,7 @@ def _with_micro_batches(calibration: Calibration, micro_batches: int) -> Calibra
         compute_us=calibration.passes_us * share + calibration.update.measured_us,
         aside_us=calibration.aside_us * share,
         host_floor_us=calibration.host_floor_us * share,
+        host_work_us=calibration.host_work_us * share,
         step_us=_UNMEASURED_US,
     )
 

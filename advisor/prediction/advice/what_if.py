@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paro_advise.advisor.prediction.constants import EQUAL_SHARE, SCALING_SIGMA
+from paro_advise.advisor.prediction.sampler import Sampler
 from paro_advise.advisor.prediction.step_replay import arithmetic_us, demand_us, measured_links, step_us
 from paro_advise.core.collective import Op
 from paro_advise.policies.collective_cost import Effort, RingAlgorithm, effort_of
@@ -97,7 +98,7 @@ def on_more_nodes(basis: Basis, seed: int) -> tuple[NodesWhatIf, ...]:
         basis: the run and the plan.
         seed: of the uncertainty.
     """
-    generator = np.random.default_rng(seed)
+    sampler = Sampler(seed)
     calibration = basis.calibration
     found = []
     for factor in _NODE_FACTORS:
@@ -105,7 +106,7 @@ def on_more_nodes(basis: Basis, seed: int) -> tuple[NodesWhatIf, ...]:
         sigma = SCALING_SIGMA * (factor.bit_length() - 1)
         times = []
         for candidate in (basis.base, basis.chosen):
-            noise = np.exp(generator.normal(0.0, sigma, len(basis.anchor)))
+            noise = sampler.factors(sigma, len(basis.anchor))
             reached = anchored_us(basis, more, wider(candidate, calibration, more), noise=noise)
             times.append(reached * math.exp(-basis.bias if candidate is basis.chosen else 0.0))
         found.append(

@@ -158,6 +158,7 @@ def _beside_a_gpu(traced: Calibration, step: float) -> Calibration:
         host_floor_us=step * traced.host_floor_us,
         host_idle_us=min(max(0.0, traced.host_idle_us - excess), fixed),
         host_rest_us=step * traced.host_rest_us,
+        host_work_us=step * traced.host_work_us,
         gaps_us=min(traced.gaps_us, fixed),
         late_us=min(traced.late_us, fixed),
         most_late_us=max(min(traced.late_us, fixed), step * traced.most_late_us),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from paro_advise.advisor.facts.attribution import OF_OPTIMIZER
 from paro_advise.advisor.prediction.constants import (
+    HIDDEN_HOST_SHARE,
     HOST_BOUND_SHARE,
     NOTED_ASIDE_SHARE,
     OWN_GATHERS_SHARE,
@@ -32,6 +33,7 @@ class StepParts(NamedTuple):
     host_floor_us: float  # of a run that is bound by its host, what this works in a step; 0 else
     host_idle_us: float  # how long its devices wait for that
     host_rest_us: float  # what a step takes beyond both
+    host_work_us: float  # of a run that its host does not bind, what this works in a step; 0 where it is not known
     aside_us: float  # arithmetic that neither the model's passes nor the optimizer launch
     backward_share: float | None  # of the passes' arithmetic; None where no trace tells
 
@@ -78,7 +80,8 @@ def step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool)
     # On a CPU times of operators hold what they waited for cores, of which passes have unequal parts.
     launched = _launched(analysis) if is_gpu else (0.0, None)
     host = _host_bound(analysis, fixed - late) if is_gpu else (0.0, 0.0, 0.0)
-    return StepParts(fixed, late, max(late, latest), each_us, transfer, *host, *launched)
+    hidden_us = _hidden_host_us(analysis, fixed) if is_gpu and not host[0] else 0.0
+    return StepParts(fixed, late, max(late, latest), each_us, transfer, *host, hidden_us, *launched)
 
 
 def arithmetic_note(parts: StepParts, analysis: Analysis) -> list[str]:
@@ -91,6 +94,14 @@ def arithmetic_note(parts: StepParts, analysis: Analysis) -> list[str]:
         told = (
             f"{time_text(parts.aside_us)} of a step's arithmetic is not launched by the model's passes or the "
             "optimizer, as that of a frozen encoder before them: it stays, and hides no communication"
+        )
+        found.append(told)
+    if parts.host_work_us:
+        low, high = (share * parts.host_work_us for share in HIDDEN_HOST_SHARE)
+        told = (
+            f"beneath communication the host works {time_text(parts.host_work_us)} of a step while a profiler records: "
+            f"no other way is taken to be quicker than {time_text(low)} to {time_text(high)}; ways with fewer calls, "
+            "as with replicated parameters, may be faster"
         )
         found.append(told)
     if parts.host_floor_us:
@@ -120,6 +131,13 @@ def _host_bound(analysis: Analysis, most_us: float) -> tuple[float, float, float
         return 0.0, 0.0, 0.0
     works_us = max(0.0, step_us - idle.synchronisation)
     return works_us, waited_us, step_us - max(works_us, step_us - waited_us)
+
+
+def _hidden_host_us(analysis: Analysis, fixed_us: float) -> float:
+    """Return what the host works in a step where it is more than the step is without communication, else 0."""
+    works_us = analysis.idle_us.host_work if analysis.idle_us else None
+    least_us = (analysis.breakdown_us.compute or 0.0) + fixed_us
+    return works_us if works_us is not None and works_us > least_us else 0.0
 
 
 def _launched(analysis: Analysis) -> tuple[float, float | None]:
