@@ -11,8 +11,7 @@ from conftest import DATA, recorded
 from helpers import analyze, collectives_of, facts_of, read
 from trace_builder import TraceBuilder
 
-from paro_advise.advisor.facts.attribution import Call, RunContext, attribute
-from paro_advise.advisor.facts.evidence import Evidence
+from paro_advise.advisor.facts.attribution import Call, Evidence, RunContext, attribute
 from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
 from paro_advise.core.collective import Op
 from paro_advise.core.model_state import State

@@ -10,7 +10,7 @@ import numpy as np
 from paro_advise.advisor.analysis.constants import EVIDENCE_SHARE
 from paro_advise.advisor.analysis.model import StateEntry
 from paro_advise.advisor.analysis.regimes import Regime, ShareRange, StateEvidence, judge_state
-from paro_advise.advisor.facts.evidence import EVIDENCE_ORDER, Evidence
+from paro_advise.advisor.facts.attribution import EVIDENCE_ORDER, Evidence
 from paro_advise.advisor.facts.intervals import union_length
 from paro_advise.advisor.ranks.clock_alignment import unpaired_transfers
 from paro_advise.advisor.ranks.devices import device_links_gbps

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.facts.constants import SCALAR_ELEMENTS
-from paro_advise.advisor.facts.evidence import Evidence
 from paro_advise.core.collective import REDUCTIONS, Op
 from paro_advise.core.dtypes import dtype_bytes, is_of_counts
 from paro_advise.core.model_state import State
@@ -38,6 +38,20 @@ _STACK_RULES: tuple[tuple[re.Pattern[str], State], ...] = (
     (re.compile(r"start_param_sync|finish_param_sync"), State.PARAMETER),
     (re.compile(r"get_grad_norm|has_overflow|check_overflow|clip_grad_norm"), State.OTHER),
 )
+
+
+class Evidence(StrEnum):
+    """What an attribution is based on, strongest first."""
+
+    ANNOTATION = "annotation"
+    GROUP = "group"
+    STACK = "stack"
+    PHASE = "phase"
+    REPETITION = "repetition"
+    NONE = "none"
+
+
+EVIDENCE_ORDER = tuple(Evidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import numpy as np
 from paro_advise.advisor.facts.attribution import Attribution, Call, RunContext, attribute
 from paro_advise.advisor.facts.constants import COMPUTE_GAPS, COMPUTE_SPANS, DRAWN_STEPS, QUEUE_ROOM
 from paro_advise.advisor.facts.frames import table_bytes
+from paro_advise.advisor.facts.groups import with_default_group, with_mesh_groups
 from paro_advise.advisor.facts.intervals import EMPTY, Intervals, exposed_lengths
 from paro_advise.advisor.facts.model import RankFacts, StepFacts
 from paro_advise.advisor.facts.passes import computing_passes
@@ -18,7 +19,6 @@ from paro_advise.advisor.facts.work import work_of
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import STATES
-from paro_advise.core.plural import plural
 from paro_advise.policies.frameworks.registry import OBSERVED
 from paro_advise.trace_parsers.kernel_kinds import KernelKind
 from paro_advise.trace_parsers.notice import Notice, Severity
@@ -40,7 +40,8 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
     context_text = _context_text(parsed)
     windows = [] if parsed.events is None else _windows(parsed)
     collectives, notices = with_default_group(parsed.collectives, parsed.header, windows)
-    table = _attribute(collectives, context_text)
+    table, assumed = with_mesh_groups(_attribute(collectives, context_text), parsed.header)
+    notices += assumed
     steps: tuple[StepFacts, ...] = ()
     compute_spans: dict[int, bytes] = {}
     work = None
@@ -96,35 +97,6 @@ def _trains(parsed: ParsedSource, table: pl.DataFrame) -> bool | None:
 def _lag_us(events: EventTables) -> float:
     pairs = zip(events.device_steps, events.steps, strict=False)
     return float(np.median([device.start_us - host.start_us for device, host in pairs] or [0.0]))
-
-
-def with_default_group(
-    collectives: pl.DataFrame, header: SourceHeader, windows: Sequence[tuple[str, float, float]] = ()
-) -> tuple[pl.DataFrame, tuple[Notice, ...]]:
-    """Take collectives whose group was not recorded, nor any other group of the run, for ones of all ranks.
-
-    Of those beside all recorded steps (name, begin, end in us) nothing is said: a profiler that warms up records
-    their kernels and not what issued them, and no figure of a step counts them.
-    """
-    import polars as pl
-
-    is_open = pl.col("group_size").is_null() & (pl.col("group_name") == "") & (pl.col("group_ranks") == "")
-    told = collectives.filter(is_open & (pl.col("op") != Op.BARRIER.value))
-    if told.is_empty() or not header.world_size or len(header.groups) > 1:
-        return collectives, ()
-    in_a_step = [pl.col("start_us").is_between(low, high) for _, low, high in windows]
-    num_open = len(told.filter(pl.any_horizontal(in_a_step) | pl.col("start_us").is_null()) if in_a_step else told)
-    size = pl.when(is_open).then(pl.lit(header.world_size, dtype=pl.Int64)).otherwise("group_size").alias("group_size")
-    if not num_open:
-        return collectives.with_columns(size), ()
-    notice = Notice(
-        code="Q321",
-        severity=Severity.INFO,
-        message=f"the groups of {plural(num_open, 'collective')} are not recorded; all {header.world_size} ranks are "
-        "assumed",
-        help="torch 2.1 or later records them",
-    )
-    return collectives.with_columns(size), (notice,)
 
 
 def _context_text(parsed: ParsedSource) -> str:

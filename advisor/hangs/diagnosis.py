@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.facts.attribution import Call, RunContext, attribute
-from paro_advise.advisor.facts.evidence import Evidence
+from paro_advise.advisor.facts.attribution import Call, Evidence, RunContext, attribute
 from paro_advise.advisor.hangs.model import FORMAT, Cause, Culprit, Hang, Mismatch, Wait
 from paro_advise.advisor.hangs.programs import deviation, deviation_in_cycle
 from paro_advise.advisor.hangs.progress import groups_of, with_own_names

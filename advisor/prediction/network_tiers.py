@@ -120,6 +120,8 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
         UsageError: the pods that the user states do not divide the nodes.
     """
     known = [link for link in links if link.op in (Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_REDUCE)]
+    # A smaller group whose ranks are not known lies inside nodes or across them: its rate is no tier's.
+    known = [link for link in known if not is_hidden(link.span, link.group_size, cluster.world_size, cluster.num_nodes)]
     notes: list[str] = []
     pod = _stated_pods(nodes_per_pod, cluster) if nodes_per_pod else _observed_pods(known, cluster, notes)
     inside = [link for link in known if link.span == "intra" or cluster.num_nodes == 1]
@@ -153,6 +155,11 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
         missing, other = ("between pods", "inside them") if near else ("inside pods", "between them")
         notes.append(f"links {missing}: as quick as {other}, since no collective of the run measured them alone")
     return NetworkTiers(**found, sum_ratio=ratio, rail_gain=gain, nodes_per_pod=pod, notes=tuple(notes))
+
+
+def is_hidden(span: str, group_size: int | None, world_size: int, num_nodes: int) -> bool:
+    """Tell whether a smaller group's ranks may lie inside nodes or across them."""
+    return span == "unknown" and num_nodes > 1 and group_size is not None and 1 < group_size < world_size
 
 
 def _sum_ratio(inside: Sequence[Link], across: Sequence[Link], cluster: LinkContext) -> tuple[Estimate, float]:

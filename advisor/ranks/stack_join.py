@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.facts.evidence import Evidence
+from paro_advise.advisor.facts.attribution import Evidence
 from paro_advise.advisor.facts.rank_facts import reattributed
 from paro_advise.trace_parsers.notice import Notice, Severity
 from paro_advise.trace_parsers.tables import SourceKind

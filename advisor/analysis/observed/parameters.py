@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import FROZEN_RATIO, LEAST_REPEATED_SHARE, MAX_UNITS
-from paro_advise.advisor.facts.attribution import ROOT_MODULE, with_modules
-from paro_advise.advisor.facts.evidence import Evidence
+from paro_advise.advisor.facts.attribution import ROOT_MODULE, Evidence, with_modules
 from paro_advise.core.dtypes import dtype_bytes, is_of_bytes
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State

@@ -39,7 +39,7 @@ from paro_advise.advisor.prediction.fitting.step_parts import (
     step_parts,
 )
 from paro_advise.advisor.prediction.fitting.untraced_waits import waits_for_untraced
-from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, fit_tiers
+from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, fit_tiers, is_hidden
 from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
@@ -167,7 +167,8 @@ def _why_untrusted(analysis: Analysis) -> str:
             f"for {time_text(queued_us)} of each step no recorded kernel runs although the next one was launched, and "
             "what is done then would be taken for idle time"
         )
-    found = _lacks_reductions(analysis) or _on_the_host(analysis) or _across_nodes(analysis)
+    found = _lacks_reductions(analysis) or _on_the_host(analysis)
+    found = found or _across_nodes(analysis) or _hidden_groups(analysis)
     return found or gathers_of_optimizer(analysis) or waits_for_untraced(analysis)
 
 
@@ -201,6 +202,20 @@ def _across_nodes(analysis: Analysis) -> str:
     return (
         f"its shard groups of {plural(size, 'rank')} cross nodes although they would fit into one; swap the dimensions "
         "of the device mesh, (replicas, shards), and record again"
+    )
+
+
+def _hidden_groups(analysis: Analysis) -> str:
+    """Return that nothing tells on which nodes smaller groups lie that move model states."""
+    world, nodes = analysis.run.world_size or 0, analysis.run.num_nodes or 1
+    moved = [entry for entry in analysis.collectives if entry.state in MODEL_STATE_NAMES]
+    sizes = sorted({e.group_size or 0 for e in moved if is_hidden(e.span, e.group_size, world, nodes)})
+    if not sizes:
+        return ""
+    listed = " and ".join(map(str, sizes))
+    return (
+        f"the ranks of its groups of {listed} are not recorded, so whether their traffic crosses nodes is not known; "
+        "later versions of torch record them"
     )
 
 
