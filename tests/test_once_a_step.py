@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+from helpers import analyze, write_run
 from test_recommend import PROVENANCE, calibration, estimate
+from trace_builder import TraceBuilder
 
 from paro_advise.advisor.prediction.advice.questions import Question
 from paro_advise.advisor.prediction.advice.wanted import Wanted
@@ -57,6 +59,57 @@ def test_reducing_once_a_step_is_a_change_though_the_strategy_stays():
     assert "no_sync" in plan.text
     assert "NNN native each micro-batch" in plan_text(plan)
     assert plan_from_json(to_json(plan), "plan.json") == plan
+
+
+def test_what_summing_once_a_step_gains_alone_is_a_lever():
+    """What looks best may be another strategy: that it is not needed for the gain is said beside it."""
+    plan = recommend(calibration(**REDUCED_EACH_TIME), Limits(), wanted=Wanted.parse("III/2"))
+    alone = recommend(calibration(**REDUCED_EACH_TIME), Limits(), wanted=Wanted.parse("NNN"))
+    assert "which sums gradients between groups once a step" in plan.text
+    (lever,) = [lever for lever in plan.levers if lever.what.startswith("gradients summed once a step")]
+    # `run` gains a little more: it replaces what DDP does on the host as well.
+    assert 0.9 < lever.speedup_now.p50 / alone.chosen.predicted.speedup.p50 <= 1.0
+    assert lever.speedup_with_plan.p50 == pytest.approx(1.0)
+    assert "no_sync()" in lever.note
+    assert f"now {lever.speedup_now.p50:.2f}x" in plan_text(plan)
+
+
+def ddp_rank(rank, passes, is_summed):
+    """Passes of 1 ms whose backward sums two buckets of 32,000 elements, where told to."""
+    trace = TraceBuilder(rank, 2)
+    for step in range(2):
+        base = step * 4000.0
+        trace.step(step + 3, base, 4000.0)
+        for place in range(passes):
+            at = base + place * 900.0
+            trace.annotation("DistributedDataParallel.forward", at + 5, 100)
+            trace.compute(at + 10, 300)
+            trace.backward(at + 320, 500, sequence=1000 * step + 100 * place)
+            trace.compute(at + 330, 300)
+            for bucket in range(2 if is_summed(place) else 0):
+                trace.collective(
+                    "AllReduce", at + 640 + 60 * bucket, 60, nelems=32000, issue=at + 600 + 20 * bucket, seq=bucket, tid=2,
+                    owners=("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",),
+                )  # fmt: skip
+        trace.annotation("Optimizer.step#AdamW.step", base + 3700, 50)
+        trace.compute(base + 3750, 200)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("is_summed", "expected"),
+    [(lambda _: True, "applies"), (lambda place: place == 3, "does not apply")],
+    ids=["each micro-batch", "under no_sync"],
+)
+def test_gradients_that_ddp_sums_in_every_micro_batch_are_found(tmp_path, is_summed, expected):
+    """Two buckets of 60 us, all exposed, four times a step: three of four could be left out, 360 of 480 us."""
+    found = analyze(write_run(tmp_path / "run", [ddp_rank(rank, 4, is_summed) for rank in range(2)]))
+    assert (found.run.micro_batches, found.run.parameter_count) == (4, 64_000)
+    (finding,) = [finding for finding in found.findings if finding.code == "PARO020"]
+    assert finding.status == expected
+    if expected == "applies":
+        assert finding.saving_us == pytest.approx(360.0)
+        assert "no_sync()" in finding.text
 
 
 def test_a_way_with_a_long_name_has_its_row():

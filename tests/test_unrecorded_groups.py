@@ -42,7 +42,15 @@ def hybrid_rank(rank, world=8, shards=2, *, is_recorded, also=None):
             trace.compute(at + 350, 200)
             owners = (f"FSDP::post_backward_reduce ({name})",)
             trace.collective(
-                "ReduceScatter", at + 550, 20, nelems=64000, issue=at + 545, seq=4 + block, owners=owners, group="1", tid=2
+                "ReduceScatter",
+                at + 550,
+                20,
+                nelems=64000,
+                issue=at + 545,
+                seq=4 + block,
+                owners=owners,
+                group="1",
+                tid=2,
             )
             trace.collective(
                 "AllReduce", at + 570, 300, nelems=32000, issue=at + 565, seq=block, owners=owners, group="2", tid=2
@@ -90,3 +98,45 @@ def test_smaller_groups_that_no_layout_explains_are_measured_first(tmp_path):
 def test_norms_in_groups_of_shards_speak_for_no_other_parallelism(tmp_path, also):
     found = hybrid_run(tmp_path / "run", is_recorded=False, also=also)
     assert "unknown" not in {entry.span for entry in found.collectives}
+
+
+def kernels_only(trace):
+    """What a compiled model leaves: kernels with their groups, and the profiler's marks."""
+    trace.events = [row for row in trace.events if row["cat"] == "kernel" or row["name"].startswith("ProfilerStep")]
+    return trace
+
+
+def test_what_scatters_leave_and_another_group_sums_is_hybrid_sharding_without_any_annotation(tmp_path):
+    ranks = [kernels_only(hybrid_rank(rank, is_recorded=True)) for rank in range(8)]
+    found = analyze(write_run(tmp_path / "run", ranks))
+    assert (found.run.strategy.triple_at_rest, found.run.strategy.group_size) == ("III", 2)
+    assert found.states["unknown"].count == 0
+    assert {entry.detail for entry in found.collectives if entry.op == "all_reduce"} == {"replica"}
+
+
+def passes_of_kernels(rank, passes):
+    """Per pass: root and two blocks gathered, blocks again in backward, three scatters; nothing names a pass."""
+    trace = TraceBuilder(rank, 2)
+    for step in range(2):
+        base = step * 9000.0
+        trace.step(step + 3, base, 9000.0)
+        for index in range(passes):
+            at = base + index * 9000.0 / passes
+            kinds = [("AllGather", size) for size in (4000, 64000, 64000)]
+            kinds += [("AllGather", 64000), ("AllGather", 64000), ("ReduceScatter", 64000), ("ReduceScatter", 64000)]
+            for place, (kind, size) in enumerate([*kinds, ("ReduceScatter", 4000)]):
+                trace.collective(kind, at + 10 + 100 * place, 60, nelems=size, issue=at + 5 + 100 * place, seq=place)
+                trace.compute(at + 70 + 100 * place, 40)
+    return kernels_only(trace)
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3, 4])
+def test_passes_that_nothing_names_are_counted_by_the_order_that_repeats(tmp_path, passes):
+    """A root of 4,000 elements and two blocks of 64,000, whatever the number of micro-batches."""
+    found = analyze(write_run(tmp_path / "run", [passes_of_kernels(rank, passes) for rank in range(2)]))
+    assert found.run.micro_batches == (passes if passes > 1 else None)
+    assert found.run.strategy.triple == "GGG"
+    assert found.run.parameter_count == 132_000
+    assert any(f"{passes} micro-batches a step are read off" in item.message for item in found.data_quality) == (
+        passes > 1
+    )

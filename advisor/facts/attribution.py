@@ -149,7 +149,7 @@ class RunContext:
     def is_between_groups(self, call: Call) -> bool:
         """Tell whether a reduction brings together what reduce-scatters in other groups have left, as HSDP does."""
         return call.op == Op.ALL_REDUCE and any(
-            size == call.bytes and group != call.group for group, size in self.scattered
+            size == call.bytes and (group != call.group or not group) for group, size in self.scattered
         )
 
 
@@ -298,10 +298,14 @@ def _reduced_by_phase(call: Call, context: RunContext) -> tuple[State, str]:
 def _by_operation(call: Call, context: RunContext) -> Attribution | None:
     """Judge by operation and size alone, for traces without host rows.
 
-    Only what repeats and is large is trusted: a reduce-scatter reduces gradients, and when the
-    trace scatters, its large gathers fetch parameters.
+    Only what repeats and is large is trusted: a reduce-scatter reduces gradients, when the trace scatters, its large
+    gathers fetch parameters, and what a scatter leaves is summed between groups in one piece.
     """
-    if call.phase or call.bytes is None or call.bytes * 100 < context.largest_bytes or _is_scalar(call):
+    if call.phase or call.bytes is None or _is_scalar(call):
+        return None
+    if context.scatters and context.is_between_groups(call):
+        return Attribution(state=State.GRADIENT, detail="replica", evidence=Evidence.REPETITION)
+    if call.bytes * 100 < context.largest_bytes:
         return None
     if call.op == Op.REDUCE_SCATTER:
         return Attribution(state=State.GRADIENT, detail="reduce", evidence=Evidence.REPETITION)

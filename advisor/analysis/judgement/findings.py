@@ -127,6 +127,14 @@ def _ungated_replicas(analysis: Analysis) -> FindingEntry:
     if not _step(analysis):
         return _no_times(code)
     replicas = [entry for entry in analysis.collectives if entry.state == "gradient" and entry.detail == "replica"]
+    if micro and micro > 1 and _sums_each_pass(analysis, micro):
+        return _finding(
+            code,
+            APPLIES,
+            f"gradients are summed in every one of {micro} micro-batches; once at the accumulation boundary is enough "
+            "(no_sync() around all micro-batches but the last)",
+            (analysis.states["gradient"].exposed_us or 0.0) * (micro - 1) / micro,
+        )
     if not replicas or not micro or micro < 2:
         return _finding(code, DOES_NOT_APPLY, "no replica all-reduce with gradient accumulation")
     reduces = sum(e.count for e in analysis.collectives if e.state == "gradient" and e.detail == "reduce")
@@ -142,6 +150,19 @@ def _ungated_replicas(analysis: Analysis) -> FindingEntry:
             exposed * (micro - 1) / micro,
         )
     return _finding(code, DOES_NOT_APPLY, "the replica all-reduce runs once per step already")
+
+
+def _sums_each_pass(analysis: Analysis, micro_batches: int) -> bool:
+    """Tell whether DDP moves gradients of all parameters about as often as there are micro-batches."""
+    count, triple = analysis.run.parameter_count, analysis.run.strategy.triple or "N"
+    if not analysis.run.framework.is_ddp or triple[1:2] != "N" or not count:
+        return False
+    moved = 0.0
+    for entry in analysis.collectives:
+        width = dtype_bytes(entry.dtype) if entry.dtype else None
+        if entry.state == "gradient" and entry.bytes and width:
+            moved += entry.count * entry.bytes / width
+    return moved > (1 + micro_batches) / 2 * count
 
 
 def _late_gathers(analysis: Analysis) -> FindingEntry:

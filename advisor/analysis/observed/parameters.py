@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from paro_advise.advisor.analysis.constants import FROZEN_RATIO, LEAST_REPEATED_SHARE, MAX_UNITS
 from paro_advise.advisor.facts.attribution import ROOT_MODULE, Evidence, with_modules
+from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes, is_of_bytes
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
@@ -140,6 +143,28 @@ def reductions(step: pl.DataFrame) -> pl.DataFrame:
     import polars as pl
 
     return step.filter((pl.col("state") == State.GRADIENT.value) & (pl.col("detail") != "replica"))
+
+
+def in_passes_by_order(step: pl.DataFrame) -> pl.DataFrame | None:
+    """Return a step whose gathers and scatters, in the order they ran, are the same several times over, by micro-batch.
+
+    A pass first gathers what its forward needs and then scatters gradients between the gathers of backward: a part of
+    it is no repetition of another part. None where they do not repeat, or only one of both kinds is there.
+    """
+    import polars as pl
+
+    of_model = (pl.col("state") == State.PARAMETER.value) | (pl.col("op") == Op.REDUCE_SCATTER.value)
+    moved = step.filter(of_model & pl.col("start_us").is_not_null()).sort("start_us")
+    rows = moved.select("op", "bytes").rows()
+    scatters = [place for place, (op, _) in enumerate(rows) if op == Op.REDUCE_SCATTER.value]
+    if not scatters or len(scatters) == len(rows):
+        return None
+    for period in range(scatters[0] + 1, len(rows) // 2 + 1):
+        if len(rows) % period == 0 and rows[period:] == rows[:-period]:
+            begins = moved["start_us"][::period].to_numpy()
+            passes = np.searchsorted(begins, step["start_us"].fill_null(float("nan")).to_numpy(), side="right") - 1
+            return step.with_columns(pl.Series("micro_batch", np.maximum(passes, 0), dtype=step["micro_batch"].dtype))
+    return None
 
 
 def parameter_count(step: pl.DataFrame, micro_batches: int) -> int | None:

@@ -11,6 +11,7 @@ from paro_advise.advisor.analysis.observed.parameters import (
     are_repeats,
     elements_of_any_pass,
     frozen_parameters,
+    in_passes_by_order,
     median_of,
     parameter_count,
     passes_of,
@@ -57,6 +58,9 @@ def observe_training(run: Run) -> ObservedTraining:
     """
     typical = _typical_step(run) if run.trains is not False else None
     micro = median_of(item.facts.num_micro_batches or None for _, item in run.timed)
+    by_order = in_passes_by_order(typical) if micro is None and typical is not None else None
+    if by_order is not None:
+        typical, micro = by_order, by_order["micro_batch"].n_unique()
     stated = next((item.header.stated for _, item in run.timed if item.header.stated), None)
     counted = parameter_count(typical, micro or 1) if typical is not None else None
     codes = {notice.code for _, item in run.timed for notice in item.facts.notices}
@@ -94,6 +98,7 @@ def observe_training(run: Run) -> ObservedTraining:
         unit_bytes=() if typical is None else unit_order(typical),
         notices=(
             *((_one_micro_batch(run),) if typical is not None and micro is None else ()),
+            *((_repeated(micro),) if by_order is not None and micro else ()),
             *((_other_steps(updates),) if updates != 1 else ()),
             *((_EXPERTS,) if counted and Op.ALL_TO_ALL.value in ops else ()),
             *frozen.notices,
@@ -145,6 +150,15 @@ def _one_micro_batch(run: Run) -> Notice:
         severity=Severity.INFO,
         message="the number of micro-batches cannot be told; one per step is assumed",
         help="" if are_passes_seen else "record CPU activities too, so that backward passes can be counted",
+    )
+
+
+def _repeated(passes: int) -> Notice:
+    return Notice(
+        code="Q320",
+        severity=Severity.INFO,
+        message=f"{passes} micro-batches a step are read off the order of gathers and scatters, which repeats as often",
+        help="record CPU activities too, so that backward passes can be counted",
     )
 
 

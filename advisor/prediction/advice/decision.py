@@ -376,7 +376,10 @@ def _change(baseline: Choice, chosen: Choice) -> str:
         changes.append(f"replace its collectives by {'HO-Ring' if is_ho_ring else 'those of the backend'}")
     if same and changes:
         return f"Keep {choice_name(baseline)}; {' and '.join(changes)}"
-    return f"Change {choice_name(baseline)} to {choice_name(chosen)}"
+    once = ""
+    if baseline.reduces_each_micro_batch and not chosen.reduces_each_micro_batch and chosen.triple[1] != "G":
+        once = f", which sums gradients {'between groups ' if chosen.triple[1] == 'I' else ''}once a step"
+    return f"Change {choice_name(baseline)} to {choice_name(chosen)}{once}"
 
 
 def _memory(baseline: Choice, chosen: Choice) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from paro_advise.advisor.prediction.candidates import Candidate
     from paro_advise.advisor.prediction.scoring import Limits
 
+_ONCE_A_STEP = "DDP's no_sync() around all micro-batches but the last"
 _FULL_WIDTH, _HALF_WIDTH = 4, 2  # bytes of an element
 
 
@@ -55,7 +56,7 @@ class _Change:
 
 
 def levers(basis: Basis, limits: Limits) -> tuple[Lever, ...]:
-    """Return what gains on top of the plan, the best first.
+    """Return what gains as it runs or on top of the plan, the best first.
 
     Args:
         basis: the run and the plan.
@@ -66,7 +67,7 @@ def levers(basis: Basis, limits: Limits) -> tuple[Lever, ...]:
     for change in _changes(basis.calibration, basis.base):
         after = [anchored_us(basis, change.calibration, change.change(item)) for item in (basis.base, basis.chosen)]
         now, planned = (quantiles(old / _with_further(new, change)) for old, new in zip(before, after, strict=True))
-        if planned.p50 < 1 + LEAST_LEVER_GAIN:
+        if max(now.p50, planned.p50) < 1 + LEAST_LEVER_GAIN:
             continue
         chosen = change.change(basis.chosen)
         more = needed_bytes(change.calibration, chosen, limits.other_bytes * change.activations)
@@ -83,7 +84,7 @@ def levers(basis: Basis, limits: Limits) -> tuple[Lever, ...]:
                 note=change.note,
             )
         )
-    return tuple(sorted(found, key=lambda lever: -lever.speedup_with_plan.p50))
+    return tuple(sorted(found, key=lambda lever: -max(lever.speedup_now.p50, lever.speedup_with_plan.p50)))
 
 
 def _with_further(times_us: NDArray[np.float64], change: _Change) -> NDArray[np.float64]:
@@ -96,6 +97,13 @@ def _with_further(times_us: NDArray[np.float64], change: _Change) -> NDArray[np.
 
 
 def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
+    if base.replicates_each_pass:
+        yield _Change(
+            what="gradients summed once a step in place of every micro-batch",
+            calibration=calibration,
+            change=lambda candidate: replace(candidate, replicates_each_pass=False),
+            note=_ONCE_A_STEP if calibration.framework.is_ddp else "",
+        )
     if calibration.micro_batches > 1 and calibration.micro_batches % 2 == 0:
         half = calibration.micro_batches // 2
         yield _Change(

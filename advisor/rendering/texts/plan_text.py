@@ -68,7 +68,7 @@ def _levers(plan: Plan) -> list[str]:
         return []
     lines = ["", "Beside the strategy, nothing of it in the plan:"]
     for item in plan.levers:
-        gain, more = item.speedup_with_plan, item.more_bytes
+        more = item.more_bytes
         remarks = [
             "memory unknown"
             if more is None
@@ -79,7 +79,9 @@ def _levers(plan: Plan) -> list[str]:
             *(["changes the numbers"] if item.changes_numbers else []),
             *([item.note] if item.note else []),
         ]
-        lines.append(f"  {gain.p50:.2f}x ({gain.p10:.2f} to {gain.p90:.2f})  {item.what}: {'; '.join(remarks)}")
+        gains = (item.speedup_now, item.speedup_with_plan)
+        now, planned = (f"{gain.p50:.2f}x ({gain.p10:.2f} to {gain.p90:.2f})" for gain in gains)
+        lines.append(f"  now {now}, with the plan {planned}  {item.what}: {'; '.join(remarks)}")
     return lines
 
 
