@@ -40,7 +40,7 @@ def hybrid_rank(rank, world=8, shards=2, *, is_recorded, also=None):
                 "AllGather", at + 330, 20, nelems=64000, issue=at + 325, seq=2 + block, owners=owners, group="1", tid=2
             )
             trace.compute(at + 350, 200)
-            owners = (f"FSDP::post_backward_reduce ({name})",)
+            reduced = (f"FSDP::post_backward_reduce ({name})",)
             trace.collective(
                 "ReduceScatter",
                 at + 550,
@@ -48,12 +48,12 @@ def hybrid_rank(rank, world=8, shards=2, *, is_recorded, also=None):
                 nelems=64000,
                 issue=at + 545,
                 seq=4 + block,
-                owners=owners,
+                owners=reduced,
                 group="1",
                 tid=2,
             )
             trace.collective(
-                "AllReduce", at + 570, 300, nelems=32000, issue=at + 565, seq=block, owners=owners, group="2", tid=2
+                "AllReduce", at + 570, 300, nelems=32000, issue=at + 565, seq=block, owners=reduced, group="2", tid=2
             )
         trace.annotation("Optimizer.step#AdamW.step", base + 1740, 50)
         trace.compute(base + 1800, 150)
