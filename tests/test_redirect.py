@@ -288,6 +288,23 @@ def test_fsdp2_in_bf16_and_with_its_own_divisor(word, tolerance, a_plan, tmp_pat
 
 
 @pytest.mark.distributed
+def test_fsdp2_in_bf16_keeps_what_a_script_changes_by_hand_in_fp32(a_plan, tmp_path):
+    """Shards that are updated where they rest keep their type; where others do not, that is said."""
+    plain = run_ranks(WORKERS / "low_precision.py", "edits")
+    assert plain.returncode == 0, plain.stderr[-3000:]
+    expected = numbers_in(plain.stdout)
+    assert len(expected) == 3 * 2 + 2
+    for strategy in ("GGG", "III", "NNG"):
+        plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
+        done = run_ranks(WORKERS / "low_precision.py", "edits", plan=plan)
+        is_told = "parameters rest in bfloat16 under NNG, in their own type in FSDP2" in done.stderr
+        assert is_told == (strategy == "NNG")
+        if strategy != "NNG":
+            assert done.returncode == 0, done.stderr[-3000:]
+            assert numbers_in(done.stdout)[-2:] == pytest.approx(expected[-2:], rel=1e-6), strategy
+
+
+@pytest.mark.distributed
 @pytest.mark.parametrize("words", ["ddp,accumulate", "fsdp2,toggle"])
 def test_two_models_train_each_other(words, a_plan, tmp_path):
     """A GAN; with DDP rank 0 saves and evaluates both while the others go on, and both resume."""

@@ -342,6 +342,7 @@ class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
             units=tuple(inner) or _wrapped_classes(auto_wrap_policy),
             param_dtype=parameters,
             reduce_dtype=reductions,
+            keeps_types=True,
             shards_parameters=True,
             shows_shards=sharding_strategy is not ShardingStrategy.NO_SHARD,
             # Wrapped as a whole, the model is one unit of FSDP1's, whatever units the plan makes of it.

@@ -335,6 +335,7 @@ class FullyShardCalls:
             units=tuple(part for part, _ in wrapped if not self._is_tied(part)),
             param_dtype=param_dtype,
             reduce_dtype=reduce_dtype,
+            keeps_types=True,
             norms_are_dtensors=True,
             shards_parameters=True,
             mesh_shapes=frozenset(mesh_shapes),

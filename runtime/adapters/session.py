@@ -50,16 +50,6 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.module import ShardedModule
     from paro_advise.runtime.sharding.parameters.units import Slot
 
-_NOTE_OF_SHARDS = (
-    "checkpoints now hold this rank's shards as DTensors: save them with torch.distributed.checkpoint or "
-    "paro_advise.runtime.save_checkpoint on all ranks; evaluation runs on all ranks too"
-)
-_NOTE_OF_WHOLE = (
-    "state_dict() returns whole tensors, on rank 0 alone or on all ranks; evaluation runs on all ranks, since none "
-    "holds everything"
-)
-_NOTE_OF_RANK_0 = "state_dict() returns whole tensors, and evaluation runs, on rank 0 alone or on all ranks"
-
 
 class Session:
     """The planned process.
@@ -324,6 +314,7 @@ class Session:
             group_size=chosen.group_size or self.plan.preconditions.gpus_per_node,
             units=outermost_units(module, wrapping.units),
             param_dtype=wrapping.param_dtype,
+            keep_types=wrapping.keeps_types,
             reduce_dtype=wrapping.reduce_dtype,
             offload_optimizer=chosen.offload == "optimizer",
             native_collectives=chosen.collectives == CollectiveBackend.NATIVE,
@@ -404,10 +395,7 @@ class Session:
         if torch_version() < TESTED_TORCH:
             tested = ".".join(map(str, TESTED_TORCH))
             tell(f"torch {torch.__version__} is older than what this is tested with, {tested}")
-        if not wrapping.norms_are_dtensors:
-            note = _NOTE_OF_WHOLE if wrapping.states_are_whole else _NOTE_OF_SHARDS
-            if wrapping.evaluates_alone:
-                note = _NOTE_OF_RANK_0
+        for note in wrapping.notes(engine_of(module)):
             tell(note)
 
     def _switch(self, module: nn.Module) -> None:

@@ -20,6 +20,7 @@ class Settings:
 
     Attributes:
         param_dtype: type to compute in and to keep parameters in; None for the parameters' own.
+        keep_types: sharded parameters rest in their own type where the optimizer updates those very shards.
         reduce_dtype: type gradients are added up and reduced in; None for the parameters' own.
         reshard_root: free the root's parameters after forward too, as those of all other units.
         overlap_updates: let the next forward wait for the updated parameters of each unit, not
@@ -29,16 +30,21 @@ class Settings:
     """
 
     param_dtype: torch.dtype | None = None
+    keep_types: bool = False
     reduce_dtype: torch.dtype | None = None
     reshard_root: bool = False
     overlap_updates: bool = False
     offload_optimizer: bool = False
     native_collectives: bool = False
 
-    @property
-    def has_own_masters(self) -> bool:
+    def has_own_masters(self, levels: Strategy) -> bool:
         """Tell whether the optimizer's parameters have memory of their own, of another type or place."""
-        return self.param_dtype is not None or self.offload_optimizer
+        return self.resting_dtype(levels) is not None or self.offload_optimizer
+
+    def resting_dtype(self, levels: Strategy) -> torch.dtype | None:
+        """Return the type in which parameters rest; None for their own."""
+        is_updated_there = levels.parameter == levels.optimizer != Level.N and not self.offload_optimizer
+        return None if self.keep_types and is_updated_there else self.param_dtype
 
     def gradient_dtype(self, slot: Slot) -> torch.dtype:
         """Return the type in which a parameter's gradients are added up and reduced."""

@@ -101,6 +101,7 @@ def shard(
     device_mesh: DeviceMesh | None = None,
     units: Sequence[type[nn.Module] | nn.Module] | None = None,
     param_dtype: torch.dtype | None = None,
+    keep_types: bool = False,
     reduce_dtype: torch.dtype | None = None,
     init: Callable[[nn.Module], None] | None = None,
     reshard_root: bool = False,
@@ -124,6 +125,8 @@ def shard(
         units: modules, or classes of them, gathered and reduced together, and the rest; None for repeated blocks.
         param_dtype: type to compute in: parameters are kept and sent in it while the optimizer works on
             a copy in their own type.
+        keep_types: shards that the optimizer updates where they rest (GGG, III, GNG, INI) stay in their own type, as
+            FSDP keeps them, and are sent in ``param_dtype``.
         reduce_dtype: type in which gradients are added up and sent; None for ``param_dtype``.
         init: fills a module made on the meta device, one unit after the other; rank 0's values count.
         reshard_root: free the parameters outside the blocks after forward too.
@@ -145,6 +148,7 @@ def shard(
     wanted, grid = checked_strategy(strategy), grid_of(group_size, device_mesh, ranks_per_node)
     settings = Settings(
         param_dtype=param_dtype,
+        keep_types=keep_types,
         reduce_dtype=reduce_dtype,
         reshard_root=reshard_root,
         overlap_updates=overlap_updates,
@@ -248,7 +252,7 @@ def _settle(engine: Engine, init: Callable[[nn.Module], None] | None) -> None:
             _materialize(engine, unit.spec, init)
         if _make_whole(unit.spec):
             replicas.append(fingerprint([unit.spec]))
-        engine.settle(unit, states.own_rows(engine, unit) if settings.has_own_masters else None)
+        engine.settle(unit, states.own_rows(engine, unit) if settings.has_own_masters(engine.levels) else None)
     if replicas:
         agree({"model in each of its replicas": replicas}, hint=_SAME_MODEL)
     engine.place_shards()

@@ -34,7 +34,7 @@ def held_bytes(engine: Engine) -> StateBytes:
     if not whole:
         total += fsdp2.accumulated_bytes(engine.model)
     optimizer = [local(tensor) for name in engine.shards.shards for _, tensor in engine.shards.tensors(name)]
-    if engine.settings.has_own_masters:
+    if engine.settings.has_own_masters(engine.levels):
         optimizer += [master for unit in engine.units for master in unit.masters]
     return StateBytes(parameter=parameters, gradient=total, optimizer=_storage_bytes(optimizer))
 

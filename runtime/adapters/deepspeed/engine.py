@@ -91,6 +91,7 @@ class PlannedEngine(nn.Module):
             origin="DeepSpeed",
             param_dtype=torch.bfloat16 if low_precision(table).get("enabled") else None,
             missing_gradients=Missing.ZEROS,
+            states_are_whole=self._stage < ZERO_3,  # so that rank 0 may save what it has
         )
 
     def __getattr__(self, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
 
@@ -27,6 +28,7 @@ from paro_advise.runtime.adapters.deepspeed.gathering import Gathering
 from paro_advise.runtime.adapters.deepspeed.whole_init import MadeWhole
 from paro_advise.runtime.adapters.names import replace_everywhere
 from paro_advise.runtime.import_hooks import when_imported
+from paro_advise.runtime.messages import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,6 +125,7 @@ class _Initialization:
         check_table(table, mpu=given.get("mpu"), mesh_param=given.get("mesh_param"))
         if given.get("dist_init_required") is not False and not dist.is_initialized():
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        _set_up_comm(given)
         return self._make_engine(table, given)
 
     def _make_engine(self, table: Table, given: StateDict) -> Made:
@@ -141,3 +144,17 @@ class _Initialization:
         if given.get("training_data") is not None:
             engine.training_dataloader = engine.deepspeed_io(given["training_data"])
         return engine, made, engine.training_dataloader, scheduler
+
+
+def _set_up_comm(given: StateDict) -> None:
+    """Let ``deepspeed.comm`` work as after DeepSpeed's own call: on torch's process groups.
+
+    Our engine does not need it; where its C++ helper for CPUs cannot be built only scripts miss it that use it.
+    """
+    comm = sys.modules.get("deepspeed.comm")
+    if comm is None or given.get("dist_init_required") is False or comm.is_initialized():
+        return
+    try:
+        comm.init_distributed(dist_backend=dist.get_backend())
+    except Exception as error:  # noqa: BLE001 - whatever a compiler or its loader raises
+        tell(f"deepspeed.comm could not be set up ({type(error).__name__}: {error}); a script that uses it will fail")

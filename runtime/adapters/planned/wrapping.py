@@ -15,6 +15,19 @@ if TYPE_CHECKING:
 
     import torch
 
+    from paro_advise.runtime.sharding.engine import Engine
+
+
+_NOTE_OF_SHARDS = (
+    "checkpoints now hold this rank's shards as DTensors: save them with torch.distributed.checkpoint or "
+    "paro_advise.runtime.save_checkpoint on all ranks; evaluation runs on all ranks too"
+)
+_NOTE_OF_WHOLE = (
+    "state_dict() returns whole tensors, on rank 0 alone or on all ranks; evaluation runs on all ranks, since none "
+    "holds everything"
+)
+_NOTE_OF_RANK_0 = "state_dict() returns whole tensors, and evaluation runs, on rank 0 alone or on all ranks"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrapping:
@@ -24,6 +37,7 @@ class Wrapping:
         origin: the framework's call, for people.
         units: modules or classes that it wraps one by one; None for the repeated blocks.
         param_dtype, reduce_dtype: mixed precision.
+        keeps_types: parameters rest in their own type, not in that of the passes.
         norms_are_dtensors: the framework's clipping returns DTensors.
         init_from_rank_0: the framework copies rank 0's parameters to all ranks.
         compile: what torch.compile was to do with the model, as a function of functions; None for nothing.
@@ -42,6 +56,7 @@ class Wrapping:
     units: tuple[type[nn.Module] | nn.Module, ...] | None = None
     param_dtype: torch.dtype | None = None
     reduce_dtype: torch.dtype | None = None
+    keeps_types: bool = False
     norms_are_dtensors: bool = False
     init_from_rank_0: bool = False
     let_go: Callable[[], None] | None = None
@@ -54,6 +69,22 @@ class Wrapping:
     keeps_local_gradients: bool = False
     missing_gradients: Missing = Missing.NONE
     compile: Callable[[Callable[..., object]], Callable[..., object]] | None = None
+
+    def notes(self, engine: Engine) -> list[str]:
+        """Return what the script's author must know of what runs in the framework's place."""
+        found = []
+        if not self.norms_are_dtensors:
+            whole = _NOTE_OF_RANK_0 if self.evaluates_alone else _NOTE_OF_WHOLE
+            found.append(whole if self.states_are_whole else _NOTE_OF_SHARDS)
+        resting = engine.settings.resting_dtype(engine.levels)
+        if self.keeps_types and resting is not None:
+            name = str(resting).removeprefix("torch.")
+            found.append(
+                f"parameters rest in {name} under {engine.strategy}, in their own type in {self.origin}: "
+                "what the script reads of them or changes by hand is rounded to it, state dicts are not; GGG, III, GNG "
+                "and INI keep their type"
+            )
+        return found
 
 
 def outermost_units(

@@ -49,7 +49,7 @@ class ParameterHomes:
 
     def home(self, arrangement: Arrangement, unit: UnitState) -> None:
         """Bring the whole parameters that a unit's slots hold to rest at their level, each as one piece of memory."""
-        spec, dtype = unit.spec, self._settings.param_dtype
+        spec, dtype = unit.spec, self._settings.resting_dtype(arrangement.levels)
         before = [slot.parameter for slot in spec.slots]
         for slot in spec.slots:
             whole = slot.parameter
@@ -77,7 +77,7 @@ class ParameterHomes:
             arrangement.parameter_mesh(),
             num_ranks=arrangement.grid.world_size,
             reshard_after_forward=self.frees_after_forward(unit),
-            param_dtype=dtype,
+            param_dtype=self._settings.param_dtype,
             reduce_dtype=self._settings.reduce_dtype,
             before_copy=lambda: self.before_copy(unit),
             gather=gather,

@@ -209,4 +209,4 @@ def move_unit(
         replaced = slot.parameter
         slot.fill(nn.Parameter(value, requires_grad=slot.trains))
         stand_in(replaced, slot)
-    engine.settle(unit, own_rows(engine, unit) if engine.settings.has_own_masters else None)
+    engine.settle(unit, own_rows(engine, unit) if engine.settings.has_own_masters(engine.levels) else None)

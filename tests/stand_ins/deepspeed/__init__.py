@@ -1,6 +1,7 @@
 """What a plan replaces of DeepSpeed, for where it is not installed."""
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 
 class _Init:
@@ -14,6 +15,21 @@ class _GatheredParameters:
 _contexts = SimpleNamespace(GatheredParameters=_GatheredParameters, Init=_Init)
 zero = SimpleNamespace(**vars(_contexts), partition_parameters=_contexts)
 utils = SimpleNamespace()
+
+
+class _Comm(ModuleType):
+    """``deepspeed.comm``: remembers how it was set up."""
+
+    backends: list[str] = []  # noqa: RUF012 - one module, one list
+
+    def is_initialized(self):
+        return bool(self.backends)
+
+    def init_distributed(self, dist_backend=None):
+        self.backends.append(dist_backend)
+
+
+comm = sys.modules["deepspeed.comm"] = _Comm("deepspeed.comm")
 
 
 def initialize(
