@@ -10,6 +10,7 @@ import functools
 import sys
 from typing import TYPE_CHECKING, ClassVar, TypedDict, TypeVar, Unpack
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, UnshardHandle
@@ -21,7 +22,7 @@ from paro_advise.runtime.adapters.names import replace_everywhere
 from paro_advise.runtime.adapters.planned.wrapping import Wrapping
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.mixins import Outermost, mixed_in, without_first
-from paro_advise.runtime.sharding.parameters.fsdp2 import hook_handles, unwrap
+from paro_advise.runtime.sharding.parameters.fsdp2 import hook_handles, reshard, unwrap
 from paro_advise.runtime.sharding.phases.gradients import refuse_late_gradient
 
 if TYPE_CHECKING:
@@ -311,6 +312,8 @@ class FullyShardCalls:
     def before_forward(self, module: nn.Module) -> None:
         """Let the plan take over a model if this is its first pass that makes gradients."""
         self.end_gathered(module)
+        if torch.is_grad_enabled() and self.session.engine(module) is None:
+            reshard(module)  # a script may gather ahead of its first pass; optimizers hold what is sharded
         self.session.before_forward(module, lambda: self._wrapping(module))
         if self._factors:
             self._pass_on_factors()

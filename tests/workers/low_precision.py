@@ -1,6 +1,6 @@
 """FSDP2 in bf16, in fp32 with gradients reduced in bf16, or with another divisor: "bf16", "reduced" or "divisor".
 
-With "edits" it decays weights by hand by less than bf16 can tell, and keeps a mean of them.
+With "ahead" it gathers all units before each pass. With "edits" it decays weights by hand by less than bf16 can tell, and keeps a mean of them.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def main():
     means = {name: value.detach().clone() for name, value in model.named_parameters()}
     for step in range(3):
         for micro in range(2):
+            for module in [model, *model.blocks] if word == "ahead" else []:
+                module.unshard()
             loss = loss_of(model, batch(args, step, micro, dist.get_rank()))
             loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 100.0).full_tensor()
