@@ -18,7 +18,7 @@ from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.recommend import likely, recommend
 from paro_advise.advisor.prediction.sampler import Sampler
 from paro_advise.advisor.prediction.scoring import Limits
-from paro_advise.advisor.prediction.step_replay import demand_us, measured_links, step_us, update_us
+from paro_advise.advisor.prediction.step_replay import demand_us, link_demand_us, measured_links, step_us, update_us
 from paro_advise.core.framework import Framework
 
 AT_ONCE = Queues(overlaps_gathers=True, overlaps_reductions=True, separate=True, gathers_once=False)
@@ -61,6 +61,71 @@ def test_the_root_is_gathered_first_and_reduced_last():
     # Its arithmetic, a head over the vocabulary, lies between forward and backward and hides that gather.
     head = root._replace(compute=90.0)
     assert micro_batch_us([block, block, head], with_root) == pytest.approx(40 + 10 + 600 + 90 + 20 + 80)
+
+
+def test_backward_passes_frozen_units_by_that_lie_in_front():
+    """A frozen unit of 30 us of forward, two trained ones of 100 and 200: 30 + 200 forward, 400 backward, one reduction left.
+
+    With backward's share 2/3 of what it reaches, a trained unit of 300 us has 100 of them in forward.
+    """
+    frozen = UnitWork(gather=on_port(5), again=(), reduce=(), between=(), compute=30.0, is_passed_by=True)
+    block = UnitWork(gather=on_port(5), again=on_port(5), reduce=on_port(10), between=(), compute=300.0)
+    assert micro_batch_us([frozen, block, block], AT_ONCE) == pytest.approx(5 + 30 + 200 + 400 + 10)
+    # All three trained: the first has its two thirds in backward as well, and a reduction.
+    first = block._replace(compute=30.0)
+    assert micro_batch_us([first, block, block], AT_ONCE) == pytest.approx(5 + 10 + 200 + 400 + 20 + 10)
+
+
+def multimodal_rank(rank):
+    """A frozen tower of two units of 64,000 elements in front of two trained ones as large, and a root of 4,000."""
+    trace = TraceBuilder(rank, 2)
+    for step in range(2):
+        base = step * 3000.0
+        trace.step(step + 3, base, 3000.0)
+        names = ["", "tower.0", "tower.1", "blocks.0", "blocks.1"]
+        for place, name in enumerate(names):
+            owners = (
+                (f"FSDP::pre_forward ({name})", f"FSDP::all_gather ({name})")
+                if name
+                else ("FSDP::pre_forward", "FSDP::all_gather")
+            )
+            size, at = 64000 if name else 4000, base + 10 + 100 * place
+            trace.collective("AllGather", at, 50, nelems=size, issue=at - 5, seq=place, owners=owners)
+            trace.compute(at + 50, 100)
+        trace.backward(base + 700, 1500, sequence=100 * step + 50)
+        for place, name in enumerate(["blocks.1", "blocks.0"]):
+            at = base + 720 + 500 * place
+            owners = (f"FSDP::pre_backward ({name})", f"FSDP::all_gather ({name})")
+            trace.collective("AllGather", at, 50, nelems=64000, issue=at - 5, seq=10 + place, owners=owners, tid=2)
+            trace.compute(at + 50, 300)
+            owners = (f"FSDP::post_backward_reduce ({name})",)
+            trace.collective(
+                "ReduceScatter", at + 350, 50, nelems=64000, issue=at + 340, seq=20 + place, owners=owners, tid=2
+            )
+        owners = ("FSDP::root_post_backward_callback", "FSDP::post_backward_reduce")
+        trace.collective("ReduceScatter", base + 1900, 20, nelems=4000, issue=base + 1890, seq=30, owners=owners)
+        trace.annotation("Optimizer.step#AdamW.step", base + 2300, 50)
+        trace.compute(base + 2350, 600)
+    return trace
+
+
+def test_units_that_forward_alone_gathers_are_passed_by_in_backward(tmp_path):
+    """260,000 parameters of which 132,000 train; what fits a plan of them gathers the tower once."""
+    found = analyze(write_run(tmp_path / "run", [multimodal_rank(rank) for rank in range(2)]))
+    assert (found.run.parameter_count, found.run.total_parameter_count) == (132_000, 260_000)
+    run = calibrate(found)
+    assert run.unit_bytes == (128_000.0,) * 4 + (8_000.0,)
+    assert run.passed_by == (True, True, False, False, False)
+    assert run.trained_share == pytest.approx(132 / 260)
+    # Bytes of a step: 5 gathers in forward, 2 in backward, 3 reductions; half of a buffer goes to the other rank.
+    links = replace(measured_links(run), inter_gbps=1e9, intra_gbps=1.0, intra_alpha_us=0.0, inter_alpha_us=0.0)
+    base = next(
+        item
+        for item in candidates(run)
+        if str(item.strategy) == "GGG" and item.collectives == "native" and not item.variant
+    )
+    moved = (4 * 128_000 + 8_000 + 2 * 128_000 + 2 * 128_000 + 8_000) / 2
+    assert float(link_demand_us(run, base, links)) == pytest.approx(moved / 1e3 + update_us(run, base), rel=0.01)
 
 
 def test_the_root_is_what_backward_does_not_gather_again(tmp_path):

@@ -83,8 +83,9 @@ ROOT = Unit("", 5_000_000)
         ([*BLOCKS, ROOT], False),
         ([Unit("", 2_000_000)], False),
         ([*(Unit(f"layers.{place}", 5_000_000) for place in range(4)), Unit("", 80_000_000)], False),
+        ([*(Unit(f"layers.{place}", 20_000_000, trains=False) for place in range(4)), Unit("", 80_000_000)], False),
     ],
-    ids=["one large unit", "blocks", "a small model", "blocks beside large embeddings"],
+    ids=["one large unit", "blocks", "a small model", "blocks beside large embeddings", "all frozen but the root"],
 )
 def test_a_model_that_is_gathered_as_one_unit_is_told_to_be_wrapped_by_blocks(units, applies, tmp_path):
     """Nothing runs beside its gather of 2 ms and its reduction of 2 ms: all 4 ms could be hidden at most."""

@@ -30,6 +30,7 @@ STALL_RATIO = 1.5  # of the median step from which a step stalled; assumed: step
 STALLED_STEPS = 0.25  # of all steps that stall at the most; of more the longer ones are usual, too; assumed
 USUAL_SPREAD = 0.1  # of the median step, by which two steps differ at the most to be usual ones beside a third; assumed
 STALLED_SHARE = 0.1  # of all steps' time that stalls take, from which it is said; assumed
+NAMED_FROZEN_RATIO = 1.02  # the same where gathers name their units, which are padded alike when reduced; assumed
 FROZEN_RATIO = 1.5  # gathered over trained parameters from which some are frozen; padding makes less; assumed
 LEAST_REPEATED_SHARE = 0.9  # of the bytes of the largest pass that each reduces where they repeat one another; assumed
 COPIED_SHARE = 0.5  # of what forward gathers, that backward gathers over fewer ranks where there is a copy; assumed

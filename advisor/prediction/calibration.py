@@ -55,6 +55,7 @@ class Calibration:
         root_bytes: of these, the root's of FSDP, which is gathered first and reduced last; 0 where none is known.
         front_bytes: of these, the first unit's where it is larger than the others and no root is known: embeddings.
         bucket_bytes: what the run itself sends at once, where its buckets hide the units; None where they do not.
+        passed_by: which units backward does not reach, by place: frozen ones in front of what trains; () for none.
         element_bytes: of that type.
         gather_width, reduce_width: bytes of an element that is gathered as parameter, and reduced as gradient.
         compute_us: arithmetic of a step of one rank.
@@ -172,6 +173,7 @@ class Calibration:
     is_dealt_out: bool = False
     root_bytes: float = 0.0
     front_bytes: float = 0.0
+    passed_by: tuple[bool, ...] = ()
     aside_us: float = 0.0
     host_floor_us: float = 0.0
     host_idle_us: float = 0.0

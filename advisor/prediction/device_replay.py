@@ -49,6 +49,7 @@ class UnitWork(NamedTuple):
         reduce: of gradients, among the ranks that share parameters.
         between: of gradients, between groups.
         compute: of forward and backward (us).
+        is_passed_by: backward does not reach it: it is frozen, and nothing before it trains.
     """
 
     gather: Legs
@@ -56,6 +57,11 @@ class UnitWork(NamedTuple):
     reduce: Legs
     between: Legs
     compute: Draws
+    is_passed_by: bool = False
+
+    def forward_us(self, queues: Queues) -> Draws:
+        """Return its arithmetic in one pass forward."""
+        return self.compute * ((1.0 if self.is_passed_by else 1 - queues.backward) / queues.forwards)
 
 
 class Queues(NamedTuple):
@@ -130,6 +136,8 @@ def micro_batch_us(units: list[UnitWork], queues: Queues) -> Draws:
     root = len(units) - 1
     for place in range(root, -1, -1):
         unit = units[place]
+        if unit.is_passed_by:
+            continue
         begin = larger(compute_end, ready)
         if place and not queues.gathers_once:  # the next gather is issued before this unit's reduction
             issue = larger(main, begin if queues.overlaps_gathers else begin + unit.compute * share)
@@ -164,7 +172,6 @@ def _forward(units: list[UnitWork], queues: Queues, links: _Links) -> tuple[Draw
     main: Draws = 0.0
     compute_start: Draws = 0.0
     compute_end: Draws = 0.0
-    share = (1 - queues.backward) / queues.forwards
     blocks, root = (units[:-1], units[-1:]) if queues.has_root else (units, [])
     for unit in root:
         main = compute_start = compute_end = links.send(unit.gather, main)
@@ -172,7 +179,7 @@ def _forward(units: list[UnitWork], queues: Queues, links: _Links) -> tuple[Draw
         issue = compute_start if queues.overlaps_gathers else compute_end
         main = links.send(unit.gather, larger(main, issue))
         compute_start = larger(compute_end, main)
-        compute_end = compute_start + unit.compute * share
+        compute_end = compute_start + unit.forward_us(queues)
     for unit in root:
-        compute_end = compute_end + unit.compute * share
+        compute_end = compute_end + unit.forward_us(queues)
     return main, compute_end

@@ -156,6 +156,9 @@ class _Step:
         self._calibration = calibration
         self._candidate = candidate
         self._units = candidate.unit_bytes or calibration.unit_bytes
+        self._passed_by = _passed_by(calibration, candidate)
+        # Of the bytes of units that backward reaches, those that have gradients.
+        self._trained_share = min(1.0, calibration.trained_share / (1 - self._passed_share))
         native = candidate.collectives == CollectiveBackend.NATIVE
         self._collectives = StepCollectives(
             calibration.world_size,
@@ -194,7 +197,7 @@ class _Step:
         calibration, candidate = self._calibration, self._candidate
         elements = num_bytes / calibration.element_bytes
         gathered = candidate.gather_share * elements * calibration.gather_width
-        reduced = candidate.reduce_share * elements * calibration.reduce_width * calibration.trained_share
+        reduced = candidate.reduce_share * elements * calibration.reduce_width * self._trained_share
         return gathered, reduced
 
     def _unit_costs(self, num_bytes: float, *, last: bool, first: bool = True) -> _UnitCosts:
@@ -213,14 +216,23 @@ class _Step:
             again=0.0 if candidate.gathers_once else self._cost(collectives.parts(gather_from(near), gathered)),
             reduce=whole,
             busy=smaller(self._on_cores(reduction), whole),
-            publish=self._cost(collectives.parts(procedure.publish, gathered * self._calibration.trained_share)),
+            publish=self._cost(collectives.parts(procedure.publish, gathered * self._trained_share)),
             compute=per_micro * num_bytes / sum(self._units),
         )
 
     @property
     def _backward_share(self) -> float:
-        measured = self._calibration.backward_share
-        return backward_share(self._calibration.forwards) if measured is None else measured
+        if self._calibration.backward_share is not None:
+            return self._calibration.backward_share
+        whole = backward_share(self._calibration.forwards)
+        back = whole * (1 - self._passed_share)
+        return back / (1 - whole + back)
+
+    @property
+    def _passed_share(self) -> float:
+        """Return the bytes of units that backward does not reach, as a share of all."""
+        passed = (size for size, by in zip(self._units, self._passed_by, strict=True) if by)
+        return sum(passed) / sum(self._units)
 
     def collectives_us(self) -> Draws:
         """Return the time of all collectives of a step, whatever hides them."""
@@ -229,16 +241,19 @@ class _Step:
         for count, _, last in _passes(self._calibration.micro_batches):
             for place, size in enumerate(units):
                 costs = self._costs(size, last=last)
+                total = total + count * self._calibration.forwards * costs.gather
+                if self._passed_by[place]:
+                    continue
                 # The root is still gathered when backward begins.
-                again = costs.again if place < len(units) - 1 else 0.0
-                total = total + count * (self._calibration.forwards * costs.gather + again + costs.reduce)
+                total = total + count * ((costs.again if place < len(units) - 1 else 0.0) + costs.reduce)
         return total if self._candidate.published_us is not None else total + self.publish()
 
     def publish(self) -> Draws:
         """Return the time of bringing updated parameters back, unit by unit."""
         if self._candidate.published_us is not None:
             return self._candidate.published_us
-        return sum((self._costs(size, last=True).publish for size in self._units), 0.0)
+        reached = (size for size, by in zip(self._units, self._passed_by, strict=True) if not by)
+        return sum((self._costs(size, last=True).publish for size in reached), 0.0)
 
     def micro_batch(self, *, first: bool, last: bool, publishes: bool = False) -> Draws:
         """Return the time of forward and backward, beside which updated parameters come back where it publishes."""
@@ -274,7 +289,8 @@ class _Step:
             separate=candidate.separate_queues,
             gathers_once=candidate.gathers_once,
             forwards=self._calibration.forwards,
-            backward=self._backward_share,
+            # Of the arithmetic of the units that backward reaches.
+            backward=self._backward_share / (1 - (1 - self._backward_share) * self._passed_share),
             has_root=self._calibration.root_bytes > 0,
         )
         works = self._works(first=first, last=last, publishes=publishes)
@@ -290,19 +306,22 @@ class _Step:
 
     def _works(self, *, first: bool, last: bool, publishes: bool) -> list[UnitWork]:
         works = [
-            self._work(size, first=first, last=last, is_looked_up=place == self._looked_up)
-            for place, size in enumerate(self._units)
+            self._work(size, first=first, last=last, is_looked_up=place == self._looked_up, is_passed_by=by)
+            for place, (size, by) in enumerate(zip(self._units, self._passed_by, strict=True))
         ]
         if not publishes:
             return works
         sizes = zip(works, self._units, strict=True)
-        return [work._replace(gather=(*self._published(size), *work.gather)) for work, size in sizes]
+        return [
+            work if work.is_passed_by else work._replace(gather=(*self._published(size), *work.gather))
+            for work, size in sizes
+        ]
 
     def _published(self, num_bytes: float) -> Legs:
         """Return what brings a unit's updated parameters back."""
         gathered, _ = self._sent_bytes(num_bytes)
         hops = procedure_of(self._candidate.strategy).publish
-        return self._legs(self._collectives.parts(hops, gathered * self._calibration.trained_share))
+        return self._legs(self._collectives.parts(hops, gathered * self._trained_share))
 
     @property
     def _looked_up(self) -> int | None:
@@ -311,7 +330,9 @@ class _Step:
             return len(self._units) - 1
         return 0 if self._calibration.front_bytes else None
 
-    def _unit_work(self, num_bytes: float, *, last: bool, first: bool, is_looked_up: bool) -> UnitWork:
+    def _unit_work(
+        self, num_bytes: float, *, last: bool, first: bool, is_looked_up: bool, is_passed_by: bool
+    ) -> UnitWork:
         candidate, collectives = self._candidate, self._collectives
         gathered, reduced = self._sent_bytes(num_bytes)
         procedure = procedure_of(candidate.strategy)
@@ -320,18 +341,25 @@ class _Step:
         forward = candidate.strategy.parameter if first or not candidate.copy_lasts else near
         passes = self._calibration.alone_us(self._links.compute_slowing) - self._calibration.aside_us
         per_micro = passes / self._calibration.micro_batches
+        compute = per_micro * self._compute_share(num_bytes, is_looked_up=is_looked_up, is_passed_by=is_passed_by)
+        gather = self._legs(collectives.parts(gather_from(forward), gathered))
+        if is_passed_by:
+            return UnitWork(gather=gather, again=(), reduce=(), between=(), compute=compute, is_passed_by=True)
         inside = tuple(hop for hop in hops if hop.scope != Scope.ACROSS)
         across = tuple(hop for hop in hops if hop.scope == Scope.ACROSS)
         return UnitWork(
-            gather=self._legs(collectives.parts(gather_from(forward), gathered)),
+            gather=gather,
             again=self._legs(collectives.parts(gather_from(near), gathered)),
             reduce=self._legs(collectives.parts(inside, reduced)),
             between=self._legs(collectives.parts(across, reduced)),
-            compute=per_micro * self._compute_share(num_bytes, is_looked_up=is_looked_up),
+            compute=compute,
         )
 
-    def _compute_share(self, num_bytes: float, *, is_looked_up: bool) -> Draws:
-        """Return a unit's share of the arithmetic: that of its bytes, of embeddings as far as they compute."""
+    def _compute_share(self, num_bytes: float, *, is_looked_up: bool, is_passed_by: bool) -> Draws:
+        """Return a unit's share of the arithmetic: that of its bytes, of embeddings as far as they compute.
+
+        A unit that backward passes by has its part of forward's alone.
+        """
         place = self._looked_up
         embedded = (
             0.0
@@ -339,7 +367,12 @@ class _Step:
             else min(self._units[place], self._calibration.root_bytes or self._calibration.front_bytes)
         )
         idle = (1 - self._links.root_share) * embedded
-        return (num_bytes - (idle if is_looked_up else 0.0)) / (sum(self._units) - idle)
+        share = (num_bytes - (idle if is_looked_up else 0.0)) / (sum(self._units) - idle)
+        passed = self._passed_share
+        if not passed:
+            return share
+        forward = (1 - self._backward_share) * share
+        return forward if is_passed_by else forward + self._backward_share * share / (1 - passed)
 
     def _legs(self, parts: Parts) -> Legs:
         return tuple(
@@ -359,7 +392,8 @@ class _Step:
         for count, first, last in _passes(self._calibration.micro_batches):
             for place, size in enumerate(self._units):
                 is_first = first or not self._candidate.copy_lasts
-                work = self._work(size, first=is_first, last=last, is_looked_up=place == self._looked_up)
+                by, looked_up = self._passed_by[place], place == self._looked_up
+                work = self._work(size, first=is_first, last=last, is_looked_up=looked_up, is_passed_by=by)
                 again = () if self._candidate.gathers_once or place == len(self._units) - 1 else work.again
                 for leg in (*again, *work.reduce, *work.between):
                     port, fabric = port + count * leg.port, fabric + count * leg.fabric
@@ -367,6 +401,13 @@ class _Step:
                     times = count * self._calibration.forwards
                     port, fabric = port + times * leg.port, fabric + times * leg.fabric
         return larger(port, fabric) + update_us(self._calibration, self._candidate)
+
+
+def _passed_by(calibration: Calibration, candidate: Candidate) -> tuple[bool, ...]:
+    """Return which units backward does not reach; not known of units other than the run's, nor modelled on a CPU."""
+    units = candidate.unit_bytes or calibration.unit_bytes
+    known = calibration.is_gpu and units == calibration.unit_bytes and len(calibration.passed_by) == len(units)
+    return calibration.passed_by if known else (False,) * len(units)
 
 
 def _passes(micro_batches: int) -> tuple[tuple[int, bool, bool], ...]:

@@ -205,6 +205,9 @@ def _one_unit(analysis: Analysis) -> FindingEntry:
     if largest is None or not largest.bytes or not width or not count:
         return _finding(code, NOT_JUDGED, "the traces do not tell which part of the model is reduced at once")
     pieces = sum(entry.count for entry in reductions) / largest.count
+    # Of a model that is frozen but for its first and last layers these alone are reduced.
+    forward = [e for e in analysis.collectives if e.state == "parameter" and not e.detail.startswith("backward")]
+    pieces = max(pieces, sum(entry.count for entry in forward) / (analysis.run.micro_batches or 1))
     is_part = largest.bytes < ONE_UNIT_BYTES or largest.bytes / width < ONE_UNIT_SHARE * count
     if is_part or pieces > ONE_UNIT_PIECES:
         return _finding(code, DOES_NOT_APPLY, "the model is sent in several pieces, or is small")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.analysis.constants import FROZEN_RATIO, LEAST_REPEATED_SHARE, MAX_UNITS
+from paro_advise.advisor.analysis.constants import FROZEN_RATIO, LEAST_REPEATED_SHARE, MAX_UNITS, NAMED_FROZEN_RATIO
 from paro_advise.advisor.facts.attribution import ROOT_MODULE, Evidence, with_modules
 from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes, is_of_bytes
@@ -51,7 +51,9 @@ def frozen_parameters(step: pl.DataFrame, micro_batches: int, trained: int | Non
     import polars as pl
 
     gathered = _forward_parameters(step, micro_batches)
-    if not gathered or not trained or gathered <= FROZEN_RATIO * trained:
+    # Where gathers name their units nothing is counted twice, and a unit is padded alike in both.
+    least = NAMED_FROZEN_RATIO if _name_gathers(_forward_gathers(step)) is not None else FROZEN_RATIO
+    if not gathered or not trained or gathered <= least * trained:
         return NONE_FROZEN
     gathers, gradients = _forward_gathers(step), reductions(step)
     if run.framework == Framework.DEEPSPEED:

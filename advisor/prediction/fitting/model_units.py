@@ -29,6 +29,7 @@ class Pieces(NamedTuple):
     element_bytes: int
     root_bytes: float = 0.0
     front_bytes: float = 0.0
+    passed_by: tuple[bool, ...] = ()
 
     @property
     def num_sent(self) -> int:
@@ -54,7 +55,8 @@ def model_of(analysis: Analysis, world: int, micro: int, notes: list[str]) -> Pi
     if len(units) >= FEW_UNITS or run.framework.is_fsdp or run.framework == Framework.RUNTIME:
         root = _root_bytes(analysis, units, micro)
         front = 0.0 if root else _front_bytes(units)
-        return Pieces(_root_last(units, root), None, element_bytes, root, front)
+        ordered = _root_last(units, root)
+        return Pieces(ordered, None, element_bytes, root, front, _passed_by(analysis, ordered, micro))
     # Another strategy runs block by block, which costs more calls than a few large buckets.
     notes.append(
         f"the model's blocks are not in the traces, which show {plural(len(units), 'bucket')}: {ASSUMED_UNITS} assumed"
@@ -128,7 +130,7 @@ def _front_bytes(units: Sequence[float]) -> float:
 
 def _root_bytes(analysis: Analysis, units: Sequence[float], micro: int) -> float:
     """Return the bytes of FSDP's root, which stays gathered for backward where blocks are gathered again; 0 without."""
-    backward = kinds_of(analysis, State.PARAMETER, lambda entry: entry.detail.startswith("backward"))
+    backward = kinds_of(analysis, State.PARAMETER, _is_of_backward)
     if not analysis.run.framework.is_fsdp or not backward or len(units) < 2:
         return 0.0
     passes = _gather_passes(analysis, micro)
@@ -138,6 +140,28 @@ def _root_bytes(analysis: Analysis, units: Sequence[float], micro: int) -> float
     # The last block may stay gathered as well, as torchtitan has it; it is as large as the others.
     roots = [size for size in kept.elements() if size not in again] or list(kept.elements())
     return roots[0] if len(roots) == 1 and roots[0] in units else 0.0
+
+
+def _passed_by(analysis: Analysis, units: tuple[float, ...], micro: int) -> tuple[bool, ...]:
+    """Return which units forward gathers alone, with no gather or reduction in backward; () where none is, or unknown.
+
+    Of equal units, those are first that forward meets first: what trains behind them needs no gradient of theirs.
+    """
+    passes = _gather_passes(analysis, micro)
+    gathered, trained = Counter(_expand(_forward_gathers(analysis), passes)), _trained_units(analysis, passes)
+    if not analysis.run.framework.is_fsdp or Counter(units) != gathered or trained - gathered:
+        return ()
+    again = Counter(_expand(kinds_of(analysis, State.PARAMETER, _is_of_backward), passes))
+    left = gathered - (again | trained)
+    flags = []
+    for size in units:
+        flags.append(left[size] > 0)
+        left[size] -= flags[-1]
+    return tuple(flags) if any(flags) and not all(flags) else ()
+
+
+def _is_of_backward(entry: CollectiveEntry) -> bool:
+    return entry.detail.startswith("backward")
 
 
 def _trained_units(analysis: Analysis, passes: int) -> Counter[float]:
