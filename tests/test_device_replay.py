@@ -98,12 +98,12 @@ def multimodal_rank(rank):
             owners = (f"FSDP::pre_backward ({name})", f"FSDP::all_gather ({name})")
             trace.collective("AllGather", at, 50, nelems=64000, issue=at - 5, seq=10 + place, owners=owners, tid=2)
             trace.compute(at + 50, 300)
-            owners = (f"FSDP::post_backward_reduce ({name})",)
+            reduced = (f"FSDP::post_backward_reduce ({name})",)
             trace.collective(
-                "ReduceScatter", at + 350, 50, nelems=64000, issue=at + 340, seq=20 + place, owners=owners, tid=2
+                "ReduceScatter", at + 350, 50, nelems=64000, issue=at + 340, seq=20 + place, owners=reduced, tid=2
             )
-        owners = ("FSDP::root_post_backward_callback", "FSDP::post_backward_reduce")
-        trace.collective("ReduceScatter", base + 1900, 20, nelems=4000, issue=base + 1890, seq=30, owners=owners)
+        reduced = ("FSDP::root_post_backward_callback", "FSDP::post_backward_reduce")
+        trace.collective("ReduceScatter", base + 1900, 20, nelems=4000, issue=base + 1890, seq=30, owners=reduced)
         trace.annotation("Optimizer.step#AdamW.step", base + 2300, 50)
         trace.compute(base + 2350, 600)
     return trace
