@@ -15,6 +15,7 @@ from paro_advise.advisor.prediction.advice.levers import larger_units
 from paro_advise.advisor.prediction.candidates import candidates
 from paro_advise.advisor.prediction.device_replay import Leg, Queues, UnitWork, micro_batch_us
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
+from paro_advise.advisor.prediction.gathered_units import more_copies_us
 from paro_advise.advisor.prediction.recommend import likely, recommend
 from paro_advise.advisor.prediction.sampler import Sampler
 from paro_advise.advisor.prediction.scoring import Limits
@@ -76,6 +77,35 @@ def test_backward_passes_frozen_units_by_that_lie_in_front():
     assert micro_batch_us([first, block, block], AT_ONCE) == pytest.approx(5 + 10 + 200 + 400 + 20 + 10)
 
 
+def test_gathered_parameters_are_laid_out_before_the_model_computes():
+    """Copies of 7 us: three in forward, and two in backward, where the last unit is still there."""
+    block = UnitWork(gather=on_port(5), again=on_port(5), reduce=on_port(10), between=(), compute=300.0, copy=7.0)
+    plain = block._replace(copy=0.0)
+    without = micro_batch_us([plain] * 3, AT_ONCE)
+    assert micro_batch_us([block] * 3, AT_ONCE) == pytest.approx(without + 5 * 7)
+    kept = AT_ONCE._replace(gathers_once=True)
+    assert micro_batch_us([block] * 3, kept) == pytest.approx(micro_batch_us([plain] * 3, kept) + 3 * 7)
+
+
+def test_what_lays_parameters_out_belongs_to_their_gathers(tmp_path):
+    """Of 40 us a step in two gathers of a block and one of the root, kept parameters save one block's part."""
+    trace = [fsdp_rank(rank) for rank in range(2)]
+    for rank in trace:
+        for base in (0.0, 1000.0):
+            rank.compute(base + 860, 40, name="void fsdp::split_with_sizes_copy_out_contiguous_no_cast_kernel(char**)")
+    found = analyze(write_run(tmp_path / "run", trace))
+    assert found.copied_out_us == pytest.approx(40.0)
+    run = calibrate(found)
+    ways = {item.variant.label if item.variant else "": item for item in candidates(run)
+            if str(item.strategy) == "GGG" and item.collectives == "native"}  # fmt: skip
+    whole = next(item for item in candidates(run) if str(item.strategy) == "NNN" and item.collectives == "native")
+    block, root = 128_000, 8_000
+    each = 40 / (2 * block + root)
+    assert more_copies_us(run, ways[""]) == pytest.approx(0.0)
+    assert more_copies_us(run, ways["kept for backward"]) == pytest.approx(-block * each)
+    assert more_copies_us(run, whole) == pytest.approx(-40.0)
+
+
 def multimodal_rank(rank):
     """A frozen tower of two units of 64,000 elements in front of two trained ones as large, and a root of 4,000."""
     trace = TraceBuilder(rank, 2)
@@ -102,8 +132,8 @@ def multimodal_rank(rank):
             trace.collective(
                 "ReduceScatter", at + 350, 50, nelems=64000, issue=at + 340, seq=20 + place, owners=reduced, tid=2
             )
-        reduced = ("FSDP::root_post_backward_callback", "FSDP::post_backward_reduce")
-        trace.collective("ReduceScatter", base + 1900, 20, nelems=4000, issue=base + 1890, seq=30, owners=reduced)
+        last = ("FSDP::root_post_backward_callback", "FSDP::post_backward_reduce")
+        trace.collective("ReduceScatter", base + 1900, 20, nelems=4000, issue=base + 1890, seq=30, owners=last)
         trace.annotation("Optimizer.step#AdamW.step", base + 2300, 50)
         trace.compute(base + 2350, 600)
     return trace

@@ -18,6 +18,7 @@ from paro_advise.advisor.analysis.summary import (
     breakdown,
     collective_entries,
     computing,
+    copied_out_us,
     device_lag,
     device_update,
     idle_parts,
@@ -99,5 +100,6 @@ def build_analysis(
         slow_groups=tuple(find_slow_groups(aligned, run)),
         late_once_us=lateness.once_us,
         passes=pass_times(run),
+        copied_out_us=copied_out_us(run),
     )
     return replace(analysis, findings=tuple(findings(analysis, lateness)))

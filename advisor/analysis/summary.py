@@ -101,6 +101,11 @@ def pass_times(run: Run) -> PassTimes | None:
     return PassTimes(forward=_mean_of(found, 0), backward=_mean_of(found, 1))
 
 
+def copied_out_us(run: Run) -> float:
+    """Return what of a step's computing lays gathered parameters out."""
+    return float(np.mean([step.copied_out_us for step in run.steps])) if run.steps else 0.0
+
+
 def _mean_of(rows: Sequence[tuple[float, ...]], place: int) -> float:
     return float(np.mean([row[place] for row in rows]))
 

@@ -38,6 +38,7 @@ class StepFacts:
     # Parts of compute that the model's forward and backward passes launched; None: not known
     forward_us: float | None = None
     backward_us: float | None = None
+    copied_out_us: float = 0.0  # the part of compute in which FSDP2 lays gathered parameters out
     memory_peaks: dict[str, int] = field(default_factory=dict)  # most allocated (bytes) by phase; {}: not recorded
     queue_length: float | None = None  # mean number of launched rows that had not begun; None: launches not known
 

@@ -66,6 +66,7 @@ class Calibration:
         host_rest_us: what a step takes beyond both, where the host waits for devices.
         host_work_us: of a run that its host does not bind, what this works in a step while a profiler records, beneath
             communication and arithmetic; 0 where it is not known.
+        copied_out_us: of it, what lays gathered parameters out, once for each gather.
         backward_share: of the passes' arithmetic, backward's; None where no trace tells.
         fixed_us: idle, copies, and communication that no strategy changes (norms, tensor parallelism).
         gaps_us: of these, the host's own work between operators.
@@ -175,6 +176,7 @@ class Calibration:
     front_bytes: float = 0.0
     passed_by: tuple[bool, ...] = ()
     aside_us: float = 0.0
+    copied_out_us: float = 0.0
     host_floor_us: float = 0.0
     host_idle_us: float = 0.0
     host_rest_us: float = 0.0

@@ -49,6 +49,7 @@ class UnitWork(NamedTuple):
         reduce: of gradients, among the ranks that share parameters.
         between: of gradients, between groups.
         compute: of forward and backward (us).
+        copy: to where the model computes with it, once it is gathered (us).
         is_passed_by: backward does not reach it: it is frozen, and nothing before it trains.
     """
 
@@ -57,11 +58,13 @@ class UnitWork(NamedTuple):
     reduce: Legs
     between: Legs
     compute: Draws
+    copy: Draws = 0.0
     is_passed_by: bool = False
 
     def forward_us(self, queues: Queues) -> Draws:
-        """Return its arithmetic in one pass forward."""
-        return self.compute * ((1.0 if self.is_passed_by else 1 - queues.backward) / queues.forwards)
+        """Return what it takes of the compute stream in one pass forward."""
+        arithmetic = self.compute * ((1.0 if self.is_passed_by else 1 - queues.backward) / queues.forwards)
+        return arithmetic + self.copy
 
 
 class Queues(NamedTuple):
@@ -139,6 +142,8 @@ def micro_batch_us(units: list[UnitWork], queues: Queues) -> Draws:
         if unit.is_passed_by:
             continue
         begin = larger(compute_end, ready)
+        if place != root and not queues.gathers_once:
+            begin = begin + unit.copy
         if place and not queues.gathers_once:  # the next gather is issued before this unit's reduction
             issue = larger(main, begin if queues.overlaps_gathers else begin + unit.compute * share)
             main = ready = links.send(units[place - 1].again, issue)

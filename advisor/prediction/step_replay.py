@@ -25,11 +25,12 @@ from paro_advise.advisor.prediction.constants import (
     SLOWDOWN_RANGE,
 )
 from paro_advise.advisor.prediction.device_replay import Leg, Legs, Queues, UnitWork, backward_share, micro_batch_us
+from paro_advise.advisor.prediction.gathered_units import gathered_bytes, more_copies_us, passed_by
 from paro_advise.core.framework import Framework
 from paro_advise.policies.collective_cost import Draws, Effort, RingAlgorithm, larger, smaller
 from paro_advise.policies.memory import shards
 from paro_advise.policies.procedure import Scope, gather_from, procedure_of
-from paro_advise.policies.strategy import CollectiveBackend
+from paro_advise.policies.strategy import CollectiveBackend, Level
 from paro_advise.policies.traffic import Shape
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def floor_us(calibration: Calibration, candidate: Candidate) -> float:
 
 def device_floor_us(calibration: Calibration, candidate: Candidate, links: Links) -> Draws:
     """Return what is left of a step on a device without communication: arithmetic, what is fixed, the optimizer."""
-    alone = calibration.alone_us(links.compute_slowing) + calibration.fixed_us
+    alone = calibration.alone_us(links.compute_slowing) + calibration.fixed_us + more_copies_us(calibration, candidate)
     return smaller(alone, calibration.step_us) + update_us(calibration, candidate)
 
 
@@ -156,9 +157,13 @@ class _Step:
         self._calibration = calibration
         self._candidate = candidate
         self._units = candidate.unit_bytes or calibration.unit_bytes
-        self._passed_by = _passed_by(calibration, candidate)
+        self._passed_by = passed_by(calibration, candidate)
         # Of the bytes of units that backward reaches, those that have gradients.
         self._trained_share = min(1.0, calibration.trained_share / (1 - self._passed_share))
+        gathered = gathered_bytes(calibration, baseline_candidate(calibration)) * calibration.micro_batches
+        self._copied_out_us = calibration.copied_out_us if gathered else 0.0
+        is_sharded = candidate.strategy.parameter != Level.N
+        self._copy_us_per_byte = self._copied_out_us / gathered if gathered and is_sharded else 0.0
         native = candidate.collectives == CollectiveBackend.NATIVE
         self._collectives = StepCollectives(
             calibration.world_size,
@@ -299,7 +304,8 @@ class _Step:
         sent = sum((leg.alone for work in works for leg in (*work.reduce, *work.between)), 0.0)
         sent = sent + queues.forwards * sum((leg.alone for work in works for leg in work.gather), 0.0)
         sent = sent + sum((leg.alone for work in again for leg in work.again), 0.0)
-        alone = sum((work.compute for work in works), 0.0)
+        copies = queues.forwards * sum(work.copy for work in works) + sum(work.copy for work in again if work.again)
+        alone = sum((work.compute for work in works), 0.0) + copies
         # What is not exposed runs beside compute, which takes longer for it.
         beside = smaller(larger(sent - (time - alone), 0.0), alone)
         return time + (self._links.compute_slowing - 1) * beside
@@ -340,11 +346,13 @@ class _Step:
         near = candidate.backward_level or candidate.strategy.parameter
         forward = candidate.strategy.parameter if first or not candidate.copy_lasts else near
         passes = self._calibration.alone_us(self._links.compute_slowing) - self._calibration.aside_us
+        passes = passes - self._copied_out_us
+        copy = num_bytes * self._copy_us_per_byte
         per_micro = passes / self._calibration.micro_batches
         compute = per_micro * self._compute_share(num_bytes, is_looked_up=is_looked_up, is_passed_by=is_passed_by)
         gather = self._legs(collectives.parts(gather_from(forward), gathered))
         if is_passed_by:
-            return UnitWork(gather=gather, again=(), reduce=(), between=(), compute=compute, is_passed_by=True)
+            return UnitWork(gather, again=(), reduce=(), between=(), compute=compute, copy=copy, is_passed_by=True)
         inside = tuple(hop for hop in hops if hop.scope != Scope.ACROSS)
         across = tuple(hop for hop in hops if hop.scope == Scope.ACROSS)
         return UnitWork(
@@ -353,6 +361,7 @@ class _Step:
             reduce=self._legs(collectives.parts(inside, reduced)),
             between=self._legs(collectives.parts(across, reduced)),
             compute=compute,
+            copy=copy,
         )
 
     def _compute_share(self, num_bytes: float, *, is_looked_up: bool, is_passed_by: bool) -> Draws:
@@ -383,6 +392,7 @@ class _Step:
     def demand_us(self) -> Draws:
         """Return the least that a step takes: what it asks of a node's port, of the fabric, or of compute."""
         alone = self._calibration.alone_us(self._links.compute_slowing)
+        alone = alone + more_copies_us(self._calibration, self._candidate)
         return larger(self.link_demand_us(), alone + update_us(self._calibration, self._candidate))
 
     def link_demand_us(self) -> Draws:
@@ -401,13 +411,6 @@ class _Step:
                     times = count * self._calibration.forwards
                     port, fabric = port + times * leg.port, fabric + times * leg.fabric
         return larger(port, fabric) + update_us(self._calibration, self._candidate)
-
-
-def _passed_by(calibration: Calibration, candidate: Candidate) -> tuple[bool, ...]:
-    """Return which units backward does not reach; not known of units other than the run's, nor modelled on a CPU."""
-    units = candidate.unit_bytes or calibration.unit_bytes
-    known = calibration.is_gpu and units == calibration.unit_bytes and len(calibration.passed_by) == len(units)
-    return calibration.passed_by if known else (False,) * len(units)
 
 
 def _passes(micro_batches: int) -> tuple[tuple[int, bool, bool], ...]:

@@ -128,6 +128,8 @@ def _step_verdict(
             updating_us=idle.updating if idle else 0.0,
             copied_us=(parts.other or 0.0) if any(item.facts.is_gpu for _, item in run.timed) else 0.0,
             blocked_us=idle.synchronisation if idle else 0.0,
+            updates_whole_us=_mean_us(run, "update_us") if (strategy.triple_at_rest or "")[2:] == "N" else 0.0,
+            laid_out_us=_mean_us(run, "copied_out_us"),
             trains=run.trains,
         )
     )
@@ -217,7 +219,13 @@ class StepEvidence:
     updating_us: float = 0.0  # of the idle time, it was in the optimizer's step
     copied_us: float = 0.0  # a device copied, and nothing computed or communicated on it
     blocked_us: float = 0.0  # the host waited for the device
+    updates_whole_us: float = 0.0  # of computing, the optimizer's step where each rank makes all of it
+    laid_out_us: float = 0.0  # of computing, copies of gathered parameters
     trains: bool | None = None  # None: cannot be told
+
+
+def _mean_us(run: Run, field: str) -> float:
+    return sum(getattr(step, field) for step in run.steps) / len(run.steps) if run.steps else 0.0
 
 
 def has_unexplained_gaps(step_us: float, exposed_us: float, idle_us: float, queued_us: float | None) -> bool:
@@ -309,8 +317,19 @@ def _most_text(evidence: StepEvidence) -> str:
     if most == "0.0%":
         rest = "can gain only what arithmetic loses beside collectives" if is_beside else "will not help"
         return f" No communication is exposed: sharding {rest}."
-    rest = " and what arithmetic loses beside collectives" if is_beside else ""
-    return f" No change of sharding can gain more than {most}{rest}."
+    parts = [
+        *(["what arithmetic loses beside collectives"] if is_beside else []),
+        *(
+            f"what {text} takes ({us / step:.1%})"
+            for text, us in (
+                ("the optimizer's step on each rank", evidence.updates_whole_us),
+                ("laying out gathered parameters", evidence.laid_out_us),
+            )
+            if us >= FINDING_SHARE * step
+        ),
+    ]
+    named = ", ".join([most, *parts[:-1]])
+    return f" No change of sharding can gain more than {named}{f' and {parts[-1]}' if parts else ''}."
 
 
 _NOTHING_TOLD = "Nothing here tells whether a model is trained"

@@ -1,0 +1,36 @@
+"""What a way to run gathers of the model, and what laying it out takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paro_advise.advisor.prediction.candidates import baseline_candidate
+from paro_advise.policies.strategy import Level
+
+if TYPE_CHECKING:
+    from paro_advise.advisor.prediction.calibration import Calibration
+    from paro_advise.advisor.prediction.candidates import Candidate
+
+
+def passed_by(calibration: Calibration, candidate: Candidate) -> tuple[bool, ...]:
+    """Return which units backward does not reach; not known of units other than the run's, nor modelled on a CPU."""
+    units = candidate.unit_bytes or calibration.unit_bytes
+    known = calibration.is_gpu and units == calibration.unit_bytes and len(calibration.passed_by) == len(units)
+    return calibration.passed_by if known else (False,) * len(units)
+
+
+def more_copies_us(calibration: Calibration, candidate: Candidate) -> float:
+    """Return what laying gathered parameters out takes in a step beyond what it takes in the run."""
+    if not calibration.copied_out_us:
+        return 0.0
+    base = gathered_bytes(calibration, baseline_candidate(calibration))
+    return calibration.copied_out_us * (gathered_bytes(calibration, candidate) / base - 1) if base else 0.0
+
+
+def gathered_bytes(calibration: Calibration, candidate: Candidate) -> float:
+    """Return what is gathered in a micro-batch: for forward, and again for backward, as bytes of units."""
+    if candidate.strategy.parameter == Level.N:
+        return 0.0
+    units, passed = candidate.unit_bytes or calibration.unit_bytes, passed_by(calibration, candidate)
+    again = (size for size, by in zip(units[:-1], passed[:-1], strict=True) if not by)
+    return calibration.forwards * sum(units) + (0.0 if candidate.gathers_once else sum(again))
