@@ -11,6 +11,9 @@ from conftest import SHARED, recorded
 from helpers import analyze, collectives_of, facts_of, gathered
 from trace_builder import TraceBuilder, fsdp_rank
 
+from paro_advise.advisor.prediction.fitting.calibrate import calibrate
+from paro_advise.advisor.prediction.recommend import recommend
+from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.ranks.clock_alignment import match_ranks
 from paro_advise.advisor.ranks.run import assemble_run
 from paro_advise.advisor.ranks.source import decode
@@ -222,3 +225,22 @@ def test_clocks_are_linked_through_rare_collectives(tmp_path):
     analysis = analyze(tmp_path, gpus_per_node=2)
     assert {int(rank): value for rank, value in analysis.clock_offsets_us.items()} == pytest.approx(offsets, abs=0.01)
     assert all(entry.wait_us == pytest.approx(0, abs=0.01) for entry in analysis.states.values())
+
+
+@pytest.mark.parametrize("folder", recorded("nccl_like", ["fsdp2-straggler"]))
+def test_the_rank_that_computes_longest_sets_the_pace_of_predictions(folder):
+    """What it hides of communication cannot be saved; healed it would compute as long as the others."""
+    analysis = analyze(folder / "traces")
+    slow = max(analysis.ranks, key=lambda entry: entry.compute_us)
+    assert [straggler.rank for straggler in analysis.stragglers] == [slow.rank]
+    made = calibrate(analysis)
+    assert made.compute_us == pytest.approx(slow.compute_us)
+    assert made.compute_us - made.slower_us == pytest.approx(analysis.breakdown_us.compute)
+    assert (made.late_us, made.most_late_us) == (0.0, 0.0)
+    plan = recommend(made, Limits(allow_untested=True))
+    assert abs(plan.confidence.replay_error_pct) < 3
+    lever = next(item for item in plan.levers if item.what == "no rank later than the others")
+    # Its arithmetic is 1.3 times that of the others, of which none is idle.
+    truth = json.loads((folder / "truth.json").read_text())
+    longer_us = slow.compute_us * (1 - 1 / truth["compute"]["straggler_factor"])
+    assert 1.0 < lever.speedup_now.p50 <= made.step_us / (made.step_us - longer_us)

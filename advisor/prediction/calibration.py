@@ -66,6 +66,7 @@ class Calibration:
         host_rest_us: what a step takes beyond both, where the host waits for devices.
         host_work_us: of a run that its host does not bind, what this works in a step while a profiler records, beneath
             communication and arithmetic; 0 where it is not known.
+        slower_us: of it, what the slowest rank computes longer than the others do on average, where it sets the pace.
         copied_out_us: of it, what lays gathered parameters out, once for each gather.
         backward_share: of the passes' arithmetic, backward's; None where no trace tells.
         fixed_us: idle, copies, and communication that no strategy changes (norms, tensor parallelism).
@@ -177,6 +178,7 @@ class Calibration:
     passed_by: tuple[bool, ...] = ()
     aside_us: float = 0.0
     copied_out_us: float = 0.0
+    slower_us: float = 0.0
     host_floor_us: float = 0.0
     host_idle_us: float = 0.0
     host_rest_us: float = 0.0

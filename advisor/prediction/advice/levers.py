@@ -128,10 +128,16 @@ def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
     if calibration.is_gpu:
         yield from _smaller_units(calibration)
         yield from _overlaps(calibration, base)
-    if calibration.most_late_us > 0:
+    if calibration.most_late_us > 0 or calibration.slower_us > 0:
         yield _Change(
             what="no rank later than the others",
-            calibration=replace(calibration, fixed_us=calibration.fixed_us - calibration.late_us, late_us=0.0),
+            calibration=replace(
+                calibration,
+                compute_us=calibration.compute_us - calibration.slower_us,
+                slower_us=0.0,
+                fixed_us=calibration.fixed_us - calibration.late_us,
+                late_us=0.0,
+            ),
             further_us=calibration.most_late_us - calibration.late_us,
             note="what it is worth to heal" + (" or to leave out its node" if calibration.num_nodes > 1 else ""),
         )

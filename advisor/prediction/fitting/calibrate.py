@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import HOST_CAUSE_SHARE
@@ -126,7 +126,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         assumptions=tuple(notes),
         **{field.name: getattr(tiers, field.name) for field in fields(tiers) if field.name != "notes"},
     )
-    return unprofiled(traced, analysis.captured)
+    return unprofiled(_at_the_slowest(traced, analysis), analysis.captured)
 
 
 def _ambiguities(analysis: Analysis, triple: str, micro: int) -> list[str]:
@@ -150,6 +150,29 @@ def _copy_size(analysis: Analysis, world: int) -> int | None:
     """Return the ranks of a group with a second copy, None without one or where groups do not divide all."""
     size = analysis.run.strategy.copy_group_size
     return size if size and 1 < size < world and world % size == 0 else None
+
+
+def _at_the_slowest(traced: Calibration, analysis: Analysis) -> Calibration:
+    """Return a run as the rank sees it that computes longer than the others by its own doing, which sets the pace.
+
+    It hides more communication than they do, so that less of it is left to save: their mean and its lateness as a
+    constant would promise too much.
+    """
+    slow = {straggler.rank for straggler in analysis.stragglers if "compute" in straggler.cause}
+    entry = max((e for e in analysis.ranks if e.rank in slow), key=lambda e: e.compute_us, default=None)
+    if entry is None or not traced.is_gpu or traced.late_us <= 0 or entry.compute_us <= traced.compute_us:
+        return traced
+    mean_exposed_us = analysis.breakdown_us.exposed_communication or 0.0
+    hidden_us = traced.overlapped_us + mean_exposed_us - traced.late_us - entry.exposed_communication_us
+    return replace(
+        traced,
+        compute_us=entry.compute_us,
+        slower_us=entry.compute_us - traced.compute_us,
+        overlapped_us=max(traced.overlapped_us, hidden_us),
+        fixed_us=traced.fixed_us - traced.late_us,
+        late_us=0.0,
+        most_late_us=0.0,
+    )
 
 
 def _why_untrusted(analysis: Analysis) -> str:
