@@ -5,7 +5,7 @@ group size and algorithm. Printed for each run: error of the predicted ratio to 
 inside the 80 % range, rank correlation, and what the chosen strategy costs over the best one: among all, among those
 that a framework's own settings express, and by the rule of thumb "always hybrid sharding per node".
 
-Usage: bench_truth.py [--own-ports] [--rows] [FOLDER...], by default the runs of ../shared/nccl_like. With --own-ports what
+Usage: bench_truth.py [--own-ports] [--rows] [--seed N] [FOLDER...], by default the runs of ../shared/nccl_like. With --own-ports what
 goes between groups does not share a node's port with the rest, which is no network's way but the simulator's.
 """
 
@@ -57,8 +57,8 @@ class Row:
         return self.low <= self.true <= self.high
 
 
-def rows_of(folder: Path) -> tuple[list[Row], int]:
-    """Return the candidates of a run whose outcome is known, and the ranks per node."""
+def rows_of(folder: Path, seed: int = 0) -> tuple[list[Row], int]:
+    """Return the candidates of a run whose outcome is known, and the ranks per node; seed: of the draws."""
     truth: dict[str, Any] = json.loads((folder / "truth.json").read_text(encoding="utf-8"))
     traces = sorted((folder / "traces" if (folder / "traces").is_dir() else folder).glob("rank*.json*"))
     refs, is_collection = find_inputs([str(path) for path in traces])
@@ -66,7 +66,7 @@ def rows_of(folder: Path) -> tuple[list[Row], int]:
     analysis = build_analysis(read.facts, read.notices, Options())
     calibration = calibrate(analysis)
     # Without a limit of memory every strategy is compared.
-    plan = recommend(calibration, Limits(allow_untested=True))
+    plan = recommend(calibration, Limits(allow_untested=True), seed)
     known = truth["counterfactuals"]
     true = {
         (item["triple"], item["group_size"] if "I" in item["triple"] else None, ALGORITHMS[item["algorithm"]]): (
@@ -117,6 +117,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--own-ports", action="store_true")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws")
     parser.add_argument("--rows", action="store_true", help="each candidate too, the fastest first")
     options = parser.parse_args()
     if options.own_ports:
@@ -133,7 +134,7 @@ def main() -> int:
     correlations = []
     for folder in folders:
         try:
-            rows, per_node = rows_of(folder)
+            rows, per_node = rows_of(folder, options.seed)
         except ParoAdviseError as error:
             print(f"{folder.name:20} refused: {error}")
             continue

@@ -9,6 +9,7 @@ from trace_builder import TraceBuilder
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
+from paro_advise.errors import InputError
 from paro_advise.policies.plan import Verdict
 
 NOT_RECORDED = ("Process Group Ranks", "Process Group Name", "Process Group Description")
@@ -128,6 +129,17 @@ def passes_of_kernels(rank, passes):
                 trace.collective(kind, at + 10 + 100 * place, 60, nelems=size, issue=at + 5 + 100 * place, seq=place)
                 trace.compute(at + 70 + 100 * place, 40)
     return kernels_only(trace)
+
+
+def test_passes_are_not_counted_where_nothing_tells_where_steps_begin(tmp_path):
+    """What repeats may be steps; a recommendation needs to know."""
+    ranks = [passes_of_kernels(rank, 4) for rank in range(2)]
+    for trace in ranks:
+        trace.events = [row for row in trace.events if row["cat"] == "kernel"]
+    found = analyze(write_run(tmp_path / "run", ranks))
+    assert found.run.micro_batches is None
+    with pytest.raises(InputError, match="must know where steps begin"):
+        calibrate(found)
 
 
 @pytest.mark.parametrize("passes", [1, 2, 3, 4])

@@ -10,7 +10,6 @@ import functools
 import sys
 from typing import TYPE_CHECKING, ClassVar, TypedDict, TypeVar, Unpack
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, UnshardHandle
@@ -312,13 +311,12 @@ class FullyShardCalls:
     def before_forward(self, module: nn.Module) -> None:
         """Let the plan take over a model if this is its first pass that makes gradients."""
         self.end_gathered(module)
-        if torch.is_grad_enabled() and self.session.engine(module) is None:
-            reshard(module)  # a script may gather ahead of its first pass; optimizers hold what is sharded
         self.session.before_forward(module, lambda: self._wrapping(module))
         if self._factors:
             self._pass_on_factors()
 
     def _wrapping(self, root: nn.Module) -> Wrapping:
+        reshard(root)  # a script may gather ahead of its first pass; optimizers hold what is sharded
         inside = {id(part) for part in root.modules()}
         wrapped = [(part, settings) for part, settings in self._settings.values() if id(part) in inside]
         policies = set()

@@ -159,7 +159,7 @@ def in_passes_by_order(step: pl.DataFrame) -> pl.DataFrame | None:
     moved = step.filter(of_model & pl.col("start_us").is_not_null()).sort("start_us")
     rows = moved.select("op", "bytes").rows()
     scatters = [place for place, (op, _) in enumerate(rows) if op == Op.REDUCE_SCATTER.value]
-    if not scatters or len(scatters) == len(rows):
+    if not scatters or scatters[0] == 0:
         return None
     for period in range(scatters[0] + 1, len(rows) // 2 + 1):
         if len(rows) % period == 0 and rows[period:] == rows[:-period]:

@@ -58,12 +58,15 @@ def observe_training(run: Run) -> ObservedTraining:
     """
     typical = _typical_step(run) if run.trains is not False else None
     micro = median_of(item.facts.num_micro_batches or None for _, item in run.timed)
-    by_order = in_passes_by_order(typical) if micro is None and typical is not None else None
+    codes = {notice.code for _, item in run.timed for notice in item.facts.notices}
+    # Without marks a step may be any number of steps, which repeat as well.
+    by_order = None
+    if micro is None and typical is not None and NO_STEPS_CODE not in codes:
+        by_order = in_passes_by_order(typical)
     if by_order is not None:
         typical, micro = by_order, by_order["micro_batch"].n_unique()
     stated = next((item.header.stated for _, item in run.timed if item.header.stated), None)
     counted = parameter_count(typical, micro or 1) if typical is not None else None
-    codes = {notice.code for _, item in run.timed for notice in item.facts.notices}
     if micro is None and NO_STEPS_CODE in codes:
         counted = None  # of as many steps as the trace may hold
     ops = typical["op"].to_list() if typical is not None else []

@@ -81,8 +81,8 @@ class Wrapping:
             name = str(resting).removeprefix("torch.")
             found.append(
                 f"parameters rest in {name} under {engine.strategy}, in their own type in {self.origin}: "
-                "what the script reads of them or changes by hand is rounded to it, state dicts are not; GGG, III, GNG "
-                "and INI keep their type"
+                "what the script reads of them or changes by hand is rounded to it, state dicts of what trains are "
+                "not; GGG, III, GNG and INI keep their type"
             )
         return found
 
