@@ -240,9 +240,7 @@ def _step_facts(
     update_start, update_end = updates
     loading = _union(span for span in events.spans if span.name.startswith(_LOADER))
     stepping = _union(span for span in events.spans if span.name.startswith(_OPTIMIZER))
-    blocked = Intervals.union_of(
-        np.array([low for low, _ in events.blocking_calls]), np.array([high for _, high in events.blocking_calls])
-    )
+    blocked = Intervals.union_of(*np.array(events.blocking_calls, dtype=np.float64).reshape(-1, 2).T)
     host = [(step.start_us, step.end_us) for step in events.steps]
     works = _host_works_us(events, table, blocked) if len(host) == len(windows) else [None] * len(windows)
     # What a step issued may run in the next one, but what runs after the last belongs to none of them.

@@ -343,8 +343,7 @@ class Session:
             if wrapping.evaluates_alone:
                 engine.homes.before_gather = reader.before_gather
                 engine.passes.before_own_backward = reader.before_own_backward
-        gate = self._gate_of(module)
-        if gate is not None:
+        if (gate := self._gate_of(module)) is not None:
             engine.gradients.set_synchronizes(enabled=gate)
         boundary = Boundary(engine, optimizers, is_gated=gate is not None, keeps_unreduced=wrapping.norms_are_dtensors)
         self.models.append(PlannedModel(root=module, wrapping=wrapping, engine=engine, boundary=boundary))

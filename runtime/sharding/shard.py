@@ -123,16 +123,13 @@ def shard(
         group_size: ranks that share fast links and divide the world; None for those of a node.
         device_mesh: over all ranks, or of (groups, ranks of a group), instead of ``group_size``.
         units: modules, or classes of them, gathered and reduced together, and the rest; None for repeated blocks.
-        param_dtype: type to compute in: parameters are kept and sent in it while the optimizer works on
-            a copy in their own type.
-        keep_types: shards that the optimizer updates where they rest (GGG, III, GNG, INI) stay in their own type, as
-            FSDP keeps them, and are sent in ``param_dtype``.
+        param_dtype: type to compute in, to keep and to send parameters in; the optimizer's copy has their own type.
+        keep_types: shards that the optimizer updates where they rest stay in their own type, as FSDP keeps them.
         reduce_dtype: type in which gradients are added up and sent; None for ``param_dtype``.
         init: fills a module made on the meta device, one unit after the other; rank 0's values count.
         reshard_root: free the parameters outside the blocks after forward too.
         overlap_updates: the next forward waits for updated parameters, not the step; touch none between the two.
-        offload_optimizer: keep the optimizer's parameters and states in the host's memory and step there.
-            Gradients stay on the model's device until then, also those that the optimizer's parameters show.
+        offload_optimizer: keep the optimizer's parameters and states in the host's memory, and step there.
         ranks_per_node: None for the environment's LOCAL_WORLD_SIZE.
         native_collectives: use the backend's own collectives inside and across groups, not HO-Ring.
         ignored_params: what each rank has for itself, such as its experts: whole, with its own gradients.
@@ -162,7 +159,6 @@ def shard(
     _agree_on(wanted, grid, settings, shards, specs)
     with reaching_all_ranks("the set-up of a sharded model"):
         engine = Engine(model, specs, shards, strategy=wanted, grid=grid, settings=settings, device=_device(model))
-        engine.reducing.self_check(engine.device)
         _settle(engine, init)
     _hand_over(engine, singles)
     return model, optimizer
@@ -245,7 +241,8 @@ def _agree_on(
 
 
 def _settle(engine: Engine, init: Callable[[nn.Module], None] | None) -> None:
-    """Bring all units to rest, one after the other, and the optimizer to its rows."""
+    """Check the backend, and bring all units to rest, one after the other, and the optimizer to its rows."""
+    engine.reducing.self_check(engine.device)
     settings, replicas = engine.settings, []
     for unit in engine.units:
         if any(slot.parameter.is_meta for slot in unit.spec.slots):
