@@ -158,6 +158,7 @@ class _Step:
         self._candidate = candidate
         self._units = candidate.unit_bytes or calibration.unit_bytes
         self._passed_by = passed_by(calibration, candidate)
+        self._passed_share = _share_of(self._units, self._passed_by)
         # Of the bytes of units that backward reaches, those that have gradients.
         self._trained_share = min(1.0, calibration.trained_share / (1 - self._passed_share))
         gathered = gathered_bytes(calibration, baseline_candidate(calibration)) * calibration.micro_batches
@@ -232,12 +233,6 @@ class _Step:
         whole = backward_share(self._calibration.forwards)
         back = whole * (1 - self._passed_share)
         return back / (1 - whole + back)
-
-    @property
-    def _passed_share(self) -> float:
-        """Return the bytes of units that backward does not reach, as a share of all."""
-        passed = (size for size, by in zip(self._units, self._passed_by, strict=True) if by)
-        return sum(passed) / sum(self._units)
 
     def collectives_us(self) -> Draws:
         """Return the time of all collectives of a step, whatever hides them."""
@@ -411,6 +406,11 @@ class _Step:
                     times = count * self._calibration.forwards
                     port, fabric = port + times * leg.port, fabric + times * leg.fabric
         return larger(port, fabric) + update_us(self._calibration, self._candidate)
+
+
+def _share_of(units: tuple[float, ...], chosen: tuple[bool, ...]) -> float:
+    """Return the bytes of chosen units, as a share of all."""
+    return sum(size for size, is_chosen in zip(units, chosen, strict=True) if is_chosen) / sum(units)
 
 
 def _passes(micro_batches: int) -> tuple[tuple[int, bool, bool], ...]:
