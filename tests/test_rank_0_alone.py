@@ -83,6 +83,18 @@ def test_ddp_scripts_evaluate_on_rank_0_alone_or_are_told(a_plan, tmp_path, word
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize("word", ["amid_saves", "amid_evaluates", "amid_both", "broken_saves", "broken_evaluates"])
+def test_rank_0_looks_at_the_model_between_forward_and_backward_or_after_a_broken_one(a_plan, tmp_path, word):
+    """Its gathers met those that the others made in backward: it read one unit's values for another's."""
+    script = WORKERS / "rank_0_alone.py"
+    seen = numbers_in(run_ranks(script, word).stdout)
+    assert len(seen) == 3 * (2 if word == "amid_both" else 1) + 1
+    for strategy in ("GGG", "IIG", "NNG"):
+        done = run_ranks(script, word, plan=plan_for(a_plan, tmp_path / f"{strategy}.json", strategy), timeout_s=60)
+        assert numbers_in(done.stdout) == pytest.approx(seen, rel=2e-6), (strategy, done.stderr[-3000:])
+
+
+@pytest.mark.distributed
 def test_a_rank_that_stays_in_eval_mode_trains_where_it_holds_whole_parameters(a_plan, tmp_path):
     script = WORKERS / "rank_0_alone.py"
     plain, plan = run_ranks(script, "stays"), plan_for(a_plan, tmp_path / "NNG.json", "NNG")

@@ -21,6 +21,7 @@ from paro_advise.policies.strategy import CollectiveBackend, Level
 from paro_advise.policies.strategy_name import grouped_triple
 from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.planned.attendance import Attendance
+from paro_advise.runtime.adapters.planned.attended_reader import AttendedReader
 from paro_advise.runtime.adapters.planned.boundary import Boundary
 from paro_advise.runtime.adapters.planned.handed_out import HandedOutStates
 from paro_advise.runtime.adapters.planned.planned import check_facts, same_count
@@ -254,9 +255,10 @@ class Session:
         if model is None:
             return
         # A switch is taken before any pass of a step.
-        if not model.boundary.meets_nobody or self._switchboard is not None:
+        all_meet = not model.boundary.meets_nobody or self._switchboard is not None
+        if all_meet:
             self.attend(model.boundary.passing_of(module))
-        model.engine.passes.meet()
+        model.engine.passes.meet(all_meet=all_meet)
 
     def accept_own_settings(self, framework: str, num_parameters: int) -> None:
         """Check the plan against a job that the framework itself runs by the plan's settings.
@@ -339,10 +341,7 @@ class Session:
                 unit.spec.module.forward = wrapping.compile(unit.spec.module.forward)
         if wrapping.states_are_whole:
             self._attendance = self._attendance or Attendance()
-            engine.whole_reader = reader = self._attendance.reader(engine)
-            if wrapping.evaluates_alone:
-                engine.homes.before_gather = reader.before_gather
-                engine.passes.before_own_backward = reader.before_own_backward
+            AttendedReader(self._attendance, engine).attach(evaluates_alone=wrapping.evaluates_alone)
         if (gate := self._gate_of(module)) is not None:
             engine.gradients.set_synchronizes(enabled=gate)
         boundary = Boundary(engine, optimizers, is_gated=gate is not None, keeps_unreduced=wrapping.norms_are_dtensors)

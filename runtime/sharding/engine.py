@@ -101,6 +101,7 @@ class Engine:
         self.usage = Usage(specs, device)
         self.gradients = GradientReducer(model, settings, shards, self.usage, reductions, updates)
         self.homes = ParameterHomes(model, settings, self.gradients)
+        self.homes.before_backward = self.passes.begin_backward
         self.updates = UpdatePublisher(self.homes, updates)
         self.homes.before_copy = self.updates.before_copy
         self.edits = Edits(self.homes, shards, self.updates, self.gradients.replicas)

@@ -4,11 +4,13 @@ Argument: "save" saves a part of the model, parameters and gradients, and keeps 
 "swap" puts other weights into the model on rank 0, saves it and puts the old ones back. "resend" makes the ranks' weights equal by
 broadcasts and means, "spread" after rank 0 has changed its own, "load" after rank 0 has loaded a state dict. "part" runs
 a part of the model, "forgets" the whole model without no_grad, "forgets_ddp" by DDP; "saliency" runs backward as well,
-"stays" leaves the model in eval mode.
+"stays" leaves the model in eval mode. "amid_saves", "amid_evaluates" and "amid_both" look at the model between forward
+and backward; "broken_saves" and "broken_evaluates" after a forward pass that broke off on all ranks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
@@ -67,6 +69,27 @@ def evaluate(word, raw, model, tokens):
         raw.train()
 
 
+def look_at(word, raw, tokens):
+    """Look at the model between forward and backward of a step, or after a forward pass that broke off."""
+    if word.endswith(("_saves", "_both")):
+        print(f"amid {total(raw.state_dict().values()):.9e}", flush=True)
+    if word.endswith(("_evaluates", "_both")):
+        with torch.no_grad():
+            print(f"amid {float(loss_of(raw, tokens)):.9e}", flush=True)
+
+
+def break_off(model, raw, tokens):
+    """Begin a pass that ends in the middle of the model, as one that runs out of memory."""
+
+    def fail(*_):
+        raise MemoryError
+
+    handle = raw.blocks[1].register_forward_hook(fail)
+    with contextlib.suppress(MemoryError):
+        loss_of(model, tokens)
+    handle.remove()
+
+
 def main():
     word = sys.argv[1]
     sys.argv = sys.argv[:1]
@@ -81,7 +104,14 @@ def main():
     assert word != "part" or model.blocks is raw.blocks
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
     for step in range(4):
-        loss_of(model, batch(args, step, 0, rank)).backward()
+        if word.startswith("broken") and step:
+            break_off(model, raw, batch(args, step, 0, rank))
+            if rank == 0:
+                look_at(word, raw, batch(args, 50, step, 0))
+        loss = loss_of(model, batch(args, step, 0, rank))
+        if word.startswith("amid") and rank == 0 and step != 2:
+            look_at(word, raw, batch(args, 50, step, 0))
+        loss.backward()
         if word == "save" and step == 2:
             if rank == 0:
                 print(f"kept {total(saved(dict(enumerate(kept))).values()):.9e}", flush=True)
@@ -98,6 +128,20 @@ def main():
             evaluate(word, raw, model, batch(args, 50, step, 0))
         for ours, theirs in zip(mean.parameters(), raw.parameters(), strict=True) if mean is not None else ():
             ours.data.lerp_(theirs.data, 0.5)
+    change_weights(word, args, raw, other)
+    if mean is not None:
+        print(f"mean {total(mean.parameters()):.9e}", flush=True)
+    if rank == 0:
+        print(f"end {total(raw.state_dict().values()):.9e}", flush=True)
+    del model, raw, optimizer
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def change_weights(word, args, raw, other):
+    """Put other weights into the model after training, on rank 0 alone, and bring them to the others."""
+    rank = dist.get_rank()
     if word == "swap" and rank == 0:
         before = [parameter.detach().clone() for parameter in raw.parameters()]
         with torch.no_grad():
@@ -114,14 +158,6 @@ def main():
         dist.broadcast(parameter.data, 0)
         dist.all_reduce(parameter.data)
         parameter.data /= dist.get_world_size()
-    if mean is not None:
-        print(f"mean {total(mean.parameters()):.9e}", flush=True)
-    if rank == 0:
-        print(f"end {total(raw.state_dict().values()):.9e}", flush=True)
-    del model, raw, optimizer
-    gc.collect()
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -24,39 +24,29 @@ from torch.optim import optimizer as optimizer_module
 from torch.utils._pytree import tree_leaves
 
 from paro_advise.errors import CommunicationError, UsageError
-from paro_advise.policies.strategy import Level
 from paro_advise.runtime.adapters.constants import FAREWELL_POLL_S, FAREWELL_S
 from paro_advise.runtime.adapters.names import replace_name
-from paro_advise.runtime.sharding.parameters.owned import address, is_in_backward, is_value_of
+from paro_advise.runtime.sharding.parameters.owned import address, is_value_of
 from paro_advise.runtime.sharding.parameters.reading import WholeReads, runs_inside
-from paro_advise.runtime.sharding.states.whole_states import plain_optimizer_state, whole_moments, whole_parameters
+from paro_advise.runtime.sharding.states.whole_states import whole_moments, whole_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from paro_advise.runtime.sharding.arrangement import Arrangement
     from paro_advise.runtime.sharding.engine import Engine
-    from paro_advise.runtime.sharding.exchange.procedure import UnitState
     from paro_advise.runtime.sharding.parameters.units import Slot
-    from paro_advise.runtime.torch_types import StateDict
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_GO, _PARAMETERS, _OPTIMIZER, _UNIT, _READ, _OF_PARAMETER, _OF_MODEL = (
-    "go",
-    "parameters",
-    "optimizer",
-    "unit ",
-    "read at ",
-    " of parameter ",
-    " of model ",
-)
-_NORM, _LOAD, _BACKWARD = "a norm of gradients", "a load of weights", "a backward pass"
+PARAMETERS, OPTIMIZER, UNIT, OF_MODEL = "parameters", "optimizer", "unit ", " of model "
+_GO, _IN_STATE, _READ, _OF_PARAMETER = "go", " in state ", "read at ", " of parameter "
+_NORM, LOAD, BACKWARD = "a norm of gradients", "a load of weights", "a backward pass"
 _EXCHANGE, _OF_PARTS = "exchange at ", " of parts "
 _READ_HINT = "take the read out of `if rank == 0:` and only print or save there, or choose a strategy N.."
-_BACKWARD_HINT = "make it on all ranks, or on a copy of the model"
-_LOAD_HINT = "load on all ranks; they may read one file"
+BACKWARD_HINT = "make it on all ranks, or on a copy of the model"
+LOAD_HINT = "load on all ranks; they may read one file"
 _HEARD = "paro_points_heard"  # key: how many ranks know that rank 0 has gone on for the last time
 # Rank 0 deletes what it said so many points ago: each step of training brings all ranks together.
 _KEPT_POINTS = 1000
@@ -105,35 +95,41 @@ class Attendance:
         WholeReads.meet_before_exchanges(self._before_exchange)
         atexit.register(self._leave)
 
-    def reader(self, engine: Engine) -> AttendedReader:
-        """Attend to one more model; return what asks for its whole states."""
+    def add(self, engine: Engine) -> int:
+        """Attend to one more model; return its place among them."""
         self._engines.append(engine)
-        return AttendedReader(self, engine, len(self._engines) - 1)
+        return len(self._engines) - 1
 
-    def attend(self, passing: str = "") -> None:
+    def attend(self, passing: str = "", state: str = "") -> str:
         """Pass a common point; help rank 0 as long as it asks for something.
 
         Args:
             passing: which kind of a pass of a model this rank begins, "" for another point.
+            state: of this rank's model, for the others to know rank 0's.
+
+        Returns:
+            Rank 0's.
 
         Raises:
             UsageError: rank 0 begins a pass of another kind.
         """
         if self._is_over or self._inside:
-            return
+            return state
         if self._rank == 0:
-            self._say(_GO + passing)
-            return
+            self._say(_GO + passing + _IN_STATE + state)
+            return state
         while not (wanted := self._hear()).startswith(_GO):
             self._help(wanted)
-        theirs = wanted.removeprefix(_GO)
+        theirs, _, state = wanted.removeprefix(_GO).partition(_IN_STATE)
         if passing and theirs and passing != theirs:
             raise UsageError(
                 f"all ranks must take equally many passes under this plan, rank 0 begins one {theirs}, rank "
                 f"{self._rank} one {passing}",
-                hint="give each rank as many micro-batches, call train() again after an evaluation, evaluate under "
-                "torch.no_grad(), or choose a strategy that replicates parameters and gradients (NN.)",
+                hint="give each rank as many micro-batches, run backward on all ranks, call train() again after an "
+                "evaluation, evaluate under torch.no_grad(), or choose a strategy that replicates parameters and "
+                "gradients (NN.)",
             )
+        return state
 
     def _help(self, wanted: str) -> None:
         """Take part in what rank 0 gathers.
@@ -141,23 +137,23 @@ class Attendance:
         Raises:
             UsageError: it is a value that only the script's line can make.
         """
-        what, _, model = wanted.partition(_OF_MODEL)
+        what, _, model = wanted.partition(OF_MODEL)
         if what == _NORM:
             raise UsageError(
                 f"a norm of sharded gradients must be taken by all ranks, rank 0 takes one, rank {self._rank} does not",
                 hint="clip on all ranks, and only print on one, or choose a strategy N..",
             )
-        if what == _BACKWARD:
+        if what == BACKWARD:
             raise UsageError(
                 "backward passes of a model under a plan must be made by all ranks, rank 0 makes one of a model that "
                 f"it called by itself, rank {self._rank} does not",
-                hint=_BACKWARD_HINT,
+                hint=BACKWARD_HINT,
             )
-        if what == _LOAD:
+        if what == LOAD:
             raise UsageError(
                 "all ranks must load weights of a model under a plan, rank 0 calls load_state_dict, rank "
                 f"{self._rank} does not",
-                hint=_LOAD_HINT,
+                hint=LOAD_HINT,
             )
         if what.startswith(_EXCHANGE):
             raise UsageError(
@@ -176,10 +172,10 @@ class Attendance:
         if what.startswith(_READ):
             line, _, parameter = what.removeprefix(_READ).partition(_OF_PARAMETER)
             WholeReads.whole(_resting(engine)[int(parameter)], line)
-        elif what.startswith(_UNIT):
-            engine.homes.gather_once(engine.units[int(what.removeprefix(_UNIT))])
-        elif what.startswith(_PARAMETERS):
-            self._compare_changes(engine, what.removeprefix(_PARAMETERS))
+        elif what.startswith(UNIT):
+            engine.homes.gather_once(engine.units[int(what.removeprefix(UNIT))])
+        elif what.startswith(PARAMETERS):
+            self._compare_changes(engine, what.removeprefix(PARAMETERS))
             for _ in whole_parameters(engine):
                 pass
         else:
@@ -254,7 +250,7 @@ class Attendance:
                 is_there = memory and resting._local_tensor.data_ptr() == memory  # noqa: SLF001
                 is_same = is_there and resting.shape == tensor.shape and _layout(resting) == _layout(tensor)
                 if resting is tensor or is_same:
-                    return f"{_OF_PARAMETER}{parameter}{_OF_MODEL}{model}"
+                    return f"{_OF_PARAMETER}{parameter}{OF_MODEL}{model}"
         return "" if memory or not tensor.dim() else None  # this rank may hold no row of it
 
     @property
@@ -422,54 +418,6 @@ class Attendance:
             while self._rank == 0 and heard < self._world_size - 1 and time.monotonic() < until:
                 time.sleep(FAREWELL_POLL_S)
                 heard = self._store.add(_HEARD, 0)
-
-
-class AttendedReader:
-    """Asks for the whole states of one model.
-
-    Args:
-        attendance: of this process.
-        engine: of the model.
-        place: of the model among those that are attended to.
-    """
-
-    def __init__(self, attendance: Attendance, engine: Engine, place: int) -> None:
-        self._attendance = attendance
-        self._engine = engine
-        self._of_model = f"{_OF_MODEL}{place}"
-
-    def parameters(self) -> Iterator[tuple[Slot, torch.Tensor]]:
-        """Gather the parameters that train, unit by unit; nobody is needed for it where every rank holds all."""
-        if self._engine.holds_all:
-            yield from whole_parameters(self._engine)
-            return
-        with self._attendance.meeting(_PARAMETERS + changes_of(self._engine) + self._of_model):
-            yield from whole_parameters(self._engine)
-
-    def optimizer_state(self) -> StateDict:
-        """Gather the optimizer's state, in torch's own layout."""
-        with self._attendance.meeting(_OPTIMIZER + self._of_model):
-            return plain_optimizer_state(self._engine)
-
-    def before_load(self) -> None:
-        """Bring all ranks together where the script loads weights, unless each rank holds and steps all of them."""
-        if self._attendance.is_needed and self._engine.levels.optimizer != Level.N:
-            self._attendance.meet(_LOAD, _LOAD_HINT)
-
-    def before_own_backward(self) -> None:
-        """Bring the others to a backward pass of a model that was called by itself, and not by DDP."""
-        if self._attendance.is_needed:
-            self._attendance.meet(_BACKWARD, _BACKWARD_HINT)
-
-    def before_gather(self, unit: UnitState) -> None:
-        """Bring the others to a gather of a unit's parameters that an evaluation needs; they may go on without it."""
-        if is_in_backward():
-            self._engine.passes.ask()
-        if not self._attendance.is_needed or self._engine.passes.is_of_all:
-            return
-        place = next(place for place, other in enumerate(self._engine.units) if other is unit)
-        hint = "run an evaluation on rank 0, or on all ranks with as many batches on each"
-        self._attendance.meet(f"{_UNIT}{place}{self._of_model}", hint)
 
 
 def changes_of(engine: Engine) -> str:

@@ -74,6 +74,7 @@ def wrap(
     param_dtype: torch.dtype | None,
     reduce_dtype: torch.dtype | None,
     before_copy: Callable[[], None],
+    before_backward: Callable[[], None],
     gather: Gather,
     deliver: Deliver,
 ) -> None:
@@ -87,6 +88,7 @@ def wrap(
         param_dtype: type to compute in, None for the parameters' own.
         reduce_dtype: type of the gradients that are delivered, None for the parameters' own.
         before_copy: called before shards are copied for a gather.
+        before_backward: called before anything is done for backward.
         gather: all-gather into the first from the second tensor.
         deliver: gets the whole gradients of the unit's parameters that train, None for those without one.
     """
@@ -107,7 +109,22 @@ def wrap(
         return
     _check_order(unit, module)
     FSDPModule.set_custom_all_gather(module, _Gatherer(gather, before_copy))  # a script's own is refused
+    _tell_of_backward(module, before_backward)
     _deliver_instead(module, unit, deliver)
+
+
+def _tell_of_backward(module: FSDPModule, before_backward: Callable[[], None]) -> None:
+    """Let FSDP2 call a function before it takes a unit's parameters for gathered, or gathers them, in backward."""
+    group = module._get_fsdp_state()._fsdp_param_group  # noqa: SLF001
+    assert group is not None
+    prepare = group.pre_backward
+
+    @uncompiled
+    def pre_backward(default_prefetch: bool, *unused: object) -> None:
+        before_backward()
+        prepare(default_prefetch, *unused)
+
+    group.pre_backward = pre_backward  # type: ignore[method-assign]
 
 
 def _deliver_instead(module: FSDPModule, unit: UnitSpec, deliver: Deliver) -> None:

@@ -12,7 +12,13 @@ from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 from paro_advise.runtime.sharding.parameters import fsdp2
-from paro_advise.runtime.sharding.parameters.owned import attributes_of, carry_attributes, owned, release
+from paro_advise.runtime.sharding.parameters.owned import (
+    attributes_of,
+    carry_attributes,
+    is_in_backward,
+    owned,
+    release,
+)
 from paro_advise.runtime.sharding.parameters.whole import current, stand_in
 from paro_advise.runtime.sharding.phases.gradients import refuse_late_gradient
 
@@ -36,6 +42,7 @@ class ParameterHomes:
 
     Attributes:
         before_gather: called before each gather of a unit's parameters; None for nothing to call.
+        before_backward: called by sharded units before anything is done for backward.
         before_copy: called before this rank's rows of a unit are copied for a gather, on the stream that copies.
     """
 
@@ -46,6 +53,7 @@ class ParameterHomes:
         self._deliver = keeper.deliver
         self.before_gather: Callable[[UnitState], None] | None = None
         self.before_copy: Callable[[UnitState], None] = lambda _: None
+        self.before_backward: Callable[[], None] = lambda: None
 
     def home(self, arrangement: Arrangement, unit: UnitState) -> None:
         """Bring the whole parameters that a unit's slots hold to rest at their level, each as one piece of memory."""
@@ -80,6 +88,7 @@ class ParameterHomes:
             param_dtype=self._settings.param_dtype,
             reduce_dtype=self._settings.reduce_dtype,
             before_copy=lambda: self.before_copy(unit),
+            before_backward=lambda: self.before_backward(),
             gather=gather,
             deliver=lambda gradients: self._deliver(unit, gradients),
         )
@@ -196,7 +205,9 @@ class ParameterHomes:
         return all(isinstance(slot.parameter, DTensor) for slot in unit.spec.training)
 
     def gather_once(self, unit: UnitState) -> None:
-        """Take part in a gather of a unit's sharded parameters that another rank needs."""
+        """Take part in a gather of a unit's sharded parameters that another rank needs, outside of forward passes."""
+        if not is_in_backward() and not fsdp2.is_resting(self._model):
+            fsdp2.recover(self._model)  # an exception has left a forward pass
         fsdp2.reshard(self._model)
         fsdp2.gather_once(unit.spec.module)
 
