@@ -15,7 +15,7 @@ from paro_advise.advisor.prediction.advice.levers import larger_units
 from paro_advise.advisor.prediction.candidates import candidates
 from paro_advise.advisor.prediction.device_replay import Leg, Queues, UnitWork, micro_batch_us
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
-from paro_advise.advisor.prediction.gathered_units import more_copies_us
+from paro_advise.advisor.prediction.moved_units import more_copies_us
 from paro_advise.advisor.prediction.recommend import likely, recommend
 from paro_advise.advisor.prediction.sampler import Sampler
 from paro_advise.advisor.prediction.scoring import Limits

@@ -94,6 +94,9 @@ class Calibration:
         scatters_by_all_reduce: the run's framework all-reduces gradients of which each rank keeps a part.
         overlaps_gathers, overlaps_reductions: whether any of the run's gathers, and reductions in backward, ran
             beside compute.
+        reduce_bucket_bytes: of units, that the run's framework reduces at once under any strategy; None for one by one.
+        prefetches: whether any of the gathers in backward did: else each is issued behind the reduction of the unit
+            before, as without FSDP1's ``backward_prefetch``.
         publishes_ahead: updated parameters come back beside the next forward, as with Megatron's overlap_param_gather.
         published_us: what bringing updated parameters back took, where the framework does it in a way of its
             own: one by one, or those few that it keeps whole; None where the strategy tells.
@@ -185,6 +188,8 @@ class Calibration:
     host_work_us: float = 0.0
     backward_share: float | None = None
     copy_group_size: int | None = None
+    prefetches: bool = True
+    reduce_bucket_bytes: float | None = None
     publishes_ahead: bool = False
 
     @property

@@ -44,9 +44,11 @@ class Candidate:
         replicates_each_pass: gradients are added up across groups on every micro-batch.
         overlaps_reductions: reductions run beside backward, in order.
         overlaps_gathers: gathers run one unit ahead of compute; beside a GPU.
+        prefetches: in backward too, before the reduction of the unit before.
         scatters_by_all_reduce: gradients of which each rank keeps a part are all-reduced.
         separate_queues: reductions do not wait for gathers.
         unit_bytes: sent at once; None for the units of the model.
+        reduce_bucket_bytes: of units whose gradients are reduced at once; None for one by one.
         published_us: what bringing updated parameters back took where it was measured; None to model it.
         publishes_ahead: they come back beside the next forward, unit by unit before its compute.
         offload: states on the host.
@@ -65,9 +67,11 @@ class Candidate:
     replicates_each_pass: bool = False
     overlaps_reductions: bool = True
     overlaps_gathers: bool = True
+    prefetches: bool = True
     scatters_by_all_reduce: bool = False
     separate_queues: bool = True
     unit_bytes: tuple[float, ...] | None = None
+    reduce_bucket_bytes: float | None = None
     published_us: float | None = None
     publishes_ahead: bool = False
     offload: Offload = Offload.NONE
@@ -106,10 +110,13 @@ def baseline_candidate(calibration: Calibration) -> Candidate:
         replicates_each_pass=calibration.replicates_each_pass,
         overlaps_reductions=overlaps,
         overlaps_gathers=calibration.overlaps_gathers,
+        prefetches=calibration.prefetches,
         scatters_by_all_reduce=calibration.scatters_by_all_reduce,
-        # Collectives of one process group queue behind each other, as far as no trace shows otherwise.
-        separate_queues=is_own or not (calibration.framework.is_fsdp or calibration.is_described),
+        # Collectives of one process group queue behind each other, as far as no trace shows otherwise. A second copy is
+        # gathered in a group of its own (FSDP2's post-forward mesh, hpZ's secondary group).
+        separate_queues=is_own or variant.keeps_copy or not (calibration.framework.is_fsdp or calibration.is_described),
         unit_bytes=calibration.bucket_bytes,
+        reduce_bucket_bytes=None if calibration.bucket_bytes else calibration.reduce_bucket_bytes,
         published_us=calibration.published_us,
         publishes_ahead=calibration.publishes_ahead,
         variant=variant,
@@ -231,12 +238,33 @@ def _native(calibration: Calibration, strategy: Strategy, size: int) -> Candidat
         strategy=strategy,
         group_size=size,
         collectives=CollectiveBackend.NATIVE,
+        # FSDP1 has no setting against it but no_sync(), which keeps whole gradients
+        # (torch/distributed/fsdp/_runtime_utils.py, ``_reduce_grad``).
+        replicates_each_pass=calibration.is_gpu
+        and calibration.framework == Framework.FSDP1
+        and calibration.micro_batches > 1
+        and strategy.gradient == Level.I,
         overlaps_reductions=_overlaps(calibration, strategy),
         overlaps_gathers=_gathers_ahead(calibration, strategy),
+        prefetches=calibration.prefetches,
+        reduce_bucket_bytes=calibration.reduce_bucket_bytes,
+        scatters_by_all_reduce=_scatters_by_all_reduce(calibration, strategy),
         separate_queues=False,
         # Told of the way in which the run keeps parameters between steps, and of no other.
         publishes_ahead=calibration.publishes_ahead and strategy.parameter == calibration.baseline.parameter,
     )
+
+
+def _scatters_by_all_reduce(calibration: Calibration, strategy: Strategy) -> bool:
+    """Tell whether a framework all-reduces gradients of which each rank keeps a part.
+
+    DeepSpeed's stages 1 and 2 reduce with the same code, by all-reduce unless ``use_multi_rank_bucket_allreduce`` is off
+    (deepspeed/runtime/zero/stage_1_and_2.py, ``average_tensor``), stage 3 by reduce-scatter.
+    """
+    if calibration.framework != Framework.DEEPSPEED or strategy.parameter != Level.N or strategy.optimizer == Level.N:
+        return False
+    runs_one = calibration.baseline.parameter == Level.N and calibration.baseline.optimizer != Level.N
+    return calibration.scatters_by_all_reduce or not runs_one
 
 
 def _gathers_ahead(calibration: Calibration, strategy: Strategy) -> bool:
@@ -266,6 +294,7 @@ def _vary(calibration: Calibration, strategy: Strategy, variant: Variant, size: 
         _native(calibration, strategy, size),
         variant=variant,
         gathers_once=variant == Variant.KEPT,
+        separate_queues=variant.keeps_copy,
         backward_level=Level.I if variant.keeps_copy else None,
         copy_lasts=variant in (Variant.HPZ, Variant.QUANTISED),
         gather_share=QUANTISED_PARAMETER_BYTES / width if variant.changes_numbers else 1.0,

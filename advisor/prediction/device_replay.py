@@ -72,6 +72,7 @@ class Queues(NamedTuple):
 
     Attributes:
         overlaps_gathers: gathers run one unit ahead of compute; else compute waits for each.
+        prefetches: in backward too, where each is issued before the reduction of the unit before it; else behind it.
         overlaps_reductions: reductions run beside backward; else backward waits for each.
         separate: reductions do not queue behind gathers.
         gathers_once: parameters gathered in forward are kept for backward.
@@ -88,6 +89,7 @@ class Queues(NamedTuple):
     forwards: float = 1.0
     backward: float = BACKWARD_SHARE
     has_root: bool = False
+    prefetches: bool = True
 
 
 class _Links:
@@ -137,6 +139,7 @@ def micro_batch_us(units: list[UnitWork], queues: Queues) -> Draws:
     ready: Draws = compute_end
     waiting: tuple[Legs, Draws] | None = None  # what goes between groups, and from when on
     root = len(units) - 1
+    prefetches = queues.overlaps_gathers and queues.prefetches
     for place in range(root, -1, -1):
         unit = units[place]
         if unit.is_passed_by:
@@ -144,25 +147,27 @@ def micro_batch_us(units: list[UnitWork], queues: Queues) -> Draws:
         begin = larger(compute_end, ready)
         if place != root and not queues.gathers_once:
             begin = begin + unit.copy
-        if place and not queues.gathers_once:  # the next gather is issued before this unit's reduction
-            issue = larger(main, begin if queues.overlaps_gathers else begin + unit.compute * share)
-            main = ready = links.send(units[place - 1].again, issue)
+        again = units[place - 1].again if place and not queues.gathers_once else ()
+        if again and prefetches:
+            main = ready = links.send(again, larger(main, begin))
         if waiting is not None:
             between = links.send(waiting[0], larger(between, waiting[1]))
-        compute_end = begin + unit.compute * share
-        if queues.has_root and place == root:
-            continue
-        queue = larger(reductions if queues.separate else main, compute_end)
-        done = links.send(unit.reduce, queue)
-        if queues.separate:
-            reductions = done
-        else:
-            main = done
-        waiting = (unit.between, done)
-        if not queues.overlaps_reductions:
-            between = links.send(unit.between, larger(between, done))
             waiting = None
-            compute_end = larger(done, between) if unit.between else done
+        compute_end = begin + unit.compute * share
+        if (unit.reduce or unit.between) and not (queues.has_root and place == root):
+            queue = larger(reductions if queues.separate else main, compute_end)
+            done = links.send(unit.reduce, queue)
+            if queues.separate:
+                reductions = done
+            else:
+                main = done
+            if queues.overlaps_reductions:
+                waiting = (unit.between, done)
+            else:
+                between = links.send(unit.between, larger(between, done))
+                compute_end = larger(done, between) if unit.between else done
+        if again and not prefetches:
+            main = ready = links.send(again, larger(main, compute_end))
     if waiting is not None:
         between = links.send(waiting[0], larger(between, waiting[1]))
     if queues.has_root:

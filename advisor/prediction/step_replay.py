@@ -25,7 +25,7 @@ from paro_advise.advisor.prediction.constants import (
     SLOWDOWN_RANGE,
 )
 from paro_advise.advisor.prediction.device_replay import Leg, Legs, Queues, UnitWork, backward_share, micro_batch_us
-from paro_advise.advisor.prediction.gathered_units import gathered_bytes, more_copies_us, passed_by
+from paro_advise.advisor.prediction.moved_units import buckets, gathered_bytes, more_copies_us, passed_by, share_of
 from paro_advise.core.framework import Framework
 from paro_advise.policies.collective_cost import Draws, Effort, RingAlgorithm, larger, smaller
 from paro_advise.policies.memory import shards
@@ -158,7 +158,7 @@ class _Step:
         self._candidate = candidate
         self._units = candidate.unit_bytes or calibration.unit_bytes
         self._passed_by = passed_by(calibration, candidate)
-        self._passed_share = _share_of(self._units, self._passed_by)
+        self._passed_share = share_of(self._units, self._passed_by)
         # Of the bytes of units that backward reaches, those that have gradients.
         self._trained_share = min(1.0, calibration.trained_share / (1 - self._passed_share))
         gathered = gathered_bytes(calibration, baseline_candidate(calibration)) * calibration.micro_batches
@@ -292,6 +292,7 @@ class _Step:
             # Of the arithmetic of the units that backward reaches.
             backward=self._backward_share / (1 - (1 - self._backward_share) * self._passed_share),
             has_root=self._calibration.root_bytes > 0,
+            prefetches=candidate.prefetches,
         )
         works = self._works(first=first, last=last, publishes=publishes)
         time = micro_batch_us(works, queues)
@@ -310,6 +311,8 @@ class _Step:
             self._work(size, first=first, last=last, is_looked_up=place == self._looked_up, is_passed_by=by)
             for place, (size, by) in enumerate(zip(self._units, self._passed_by, strict=True))
         ]
+        if bucket_bytes := self._candidate.reduce_bucket_bytes:
+            works = self._in_buckets(works, bucket_bytes, last=last)
         if not publishes:
             return works
         sizes = zip(works, self._units, strict=True)
@@ -317,6 +320,25 @@ class _Step:
             work if work.is_passed_by else work._replace(gather=(*self._published(size), *work.gather))
             for work, size in sizes
         ]
+
+    def _in_buckets(self, works: list[UnitWork], bucket_bytes: float, *, last: bool) -> list[UnitWork]:
+        """Return units of which the last one in backward that a bucket holds reduces the gradients of all of them."""
+        found = list(works)
+        for first, end in buckets(self._units, bucket_bytes):
+            reduce, between = self._reductions(sum(self._units[first:end]), last=last)
+            found[first] = found[first]._replace(reduce=reduce, between=between)
+            for place in range(first + 1, end):
+                found[place] = found[place]._replace(reduce=(), between=())
+        return found
+
+    def _reductions(self, num_bytes: float, *, last: bool) -> tuple[Legs, Legs]:
+        """Return what reduces the gradients of so many bytes of units, among the ranks that share them and between."""
+        _, reduced = self._sent_bytes(num_bytes)
+        procedure = procedure_of(self._candidate.strategy)
+        hops = procedure.reduce + (procedure.synchronise if last or self._candidate.replicates_each_pass else ())
+        inside = self._collectives.parts(tuple(hop for hop in hops if hop.scope != Scope.ACROSS), reduced)
+        across = self._collectives.parts(tuple(hop for hop in hops if hop.scope == Scope.ACROSS), reduced)
+        return self._legs(inside), self._legs(across)
 
     def _published(self, num_bytes: float) -> Legs:
         """Return what brings a unit's updated parameters back."""
@@ -335,9 +357,7 @@ class _Step:
         self, num_bytes: float, *, last: bool, first: bool, is_looked_up: bool, is_passed_by: bool
     ) -> UnitWork:
         candidate, collectives = self._candidate, self._collectives
-        gathered, reduced = self._sent_bytes(num_bytes)
-        procedure = procedure_of(candidate.strategy)
-        hops = procedure.reduce + (procedure.synchronise if last or candidate.replicates_each_pass else ())
+        gathered, _ = self._sent_bytes(num_bytes)
         near = candidate.backward_level or candidate.strategy.parameter
         forward = candidate.strategy.parameter if first or not candidate.copy_lasts else near
         passes = self._calibration.alone_us(self._links.compute_slowing) - self._calibration.aside_us
@@ -348,13 +368,12 @@ class _Step:
         gather = self._legs(collectives.parts(gather_from(forward), gathered))
         if is_passed_by:
             return UnitWork(gather, again=(), reduce=(), between=(), compute=compute, copy=copy, is_passed_by=True)
-        inside = tuple(hop for hop in hops if hop.scope != Scope.ACROSS)
-        across = tuple(hop for hop in hops if hop.scope == Scope.ACROSS)
+        reduce, between = self._reductions(num_bytes, last=last)
         return UnitWork(
             gather=gather,
             again=self._legs(collectives.parts(gather_from(near), gathered)),
-            reduce=self._legs(collectives.parts(inside, reduced)),
-            between=self._legs(collectives.parts(across, reduced)),
+            reduce=reduce,
+            between=between,
             compute=compute,
             copy=copy,
         )
@@ -406,11 +425,6 @@ class _Step:
                     times = count * self._calibration.forwards
                     port, fabric = port + times * leg.port, fabric + times * leg.fabric
         return larger(port, fabric) + update_us(self._calibration, self._candidate)
-
-
-def _share_of(units: tuple[float, ...], chosen: tuple[bool, ...]) -> float:
-    """Return the bytes of chosen units, as a share of all."""
-    return sum(size for size, is_chosen in zip(units, chosen, strict=True) if is_chosen) / sum(units)
 
 
 def _passes(micro_batches: int) -> tuple[tuple[int, bool, bool], ...]:

@@ -31,7 +31,7 @@ from paro_advise.policies.plan import (
     Verdict,
     same_way,
 )
-from paro_advise.policies.strategy import CollectiveBackend
+from paro_advise.policies.strategy import CollectiveBackend, Level
 from paro_advise.policies.strategy_name import choice_name
 
 if TYPE_CHECKING:
@@ -84,10 +84,11 @@ def decide(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan
     caveat = "" if keeps else _caveat(calibration, field.wanted)
     ahead = "" if keeps else f": predicted {_ahead(chosen)}{_memory(plan.baseline, chosen)}"
     what = f"keep {choice_name(chosen)}" if keeps else _first_lower(_change(plan.baseline, chosen))
+    call = "" if keeps else _needed_of_script(calibration, field.baseline, field.wanted)
     asked = replace(
         plan,
         verdict=Verdict.KEEP if keeps else Verdict.CHANGE,
-        text=f"As asked for, {what}{ahead}{f', but {caveat}' if caveat else ''}. Without --strategy: {plan.text}",
+        text=f"As asked for, {what}{ahead}{f', but {caveat}' if caveat else ''}.{call} Without --strategy: {plan.text}",
         chosen=chosen,
         confidence=confidence,
         asked_for=field.asked_for,
@@ -134,6 +135,8 @@ def _choose_recommendation(calibration: Calibration, limits: Limits, field: Fiel
     )
     if best and abs(field.replay_error_pct) <= HOPELESS_PCT:
         text += _beside(verdict, base_choice, best, [choices[id(item)] for item in field.eligible])
+    if verdict == Verdict.CHANGE and chosen is not None:
+        text += _needed_of_script(calibration, baseline, chosen)
     if calibration.framework == Framework.UNKNOWN and verdict == Verdict.CHANGE:
         text += " The traces name no framework: `paro-advise run` needs FSDP, DDP or DeepSpeed around the model."
     plan = Plan(
@@ -347,6 +350,24 @@ def _beside(verdict: Verdict, baseline: Choice, chosen: Choice, eligible: Sequen
         f" {choice_name(quickest)} is predicted {quickest.predicted.speedup.p50:.2f}x, which is no difference beyond "
         "noise, and takes more memory."
     )
+
+
+def _needed_of_script(calibration: Calibration, baseline: Scored, chosen: Scored) -> str:
+    """Return what a script has to call for a framework's way to run that it need not call as it runs, "" for nothing."""
+    candidate, framework = chosen.candidate, calibration.framework
+    if not calibration.is_gpu or candidate.collectives != CollectiveBackend.NATIVE:
+        return ""
+    exports = exports_of(candidate.strategy, candidate.collectives, candidate.variant, candidate.offload)
+    if framework == Framework.FSDP1 and exports["fsdp1"] != Fidelity.EXACT and exports["fsdp2"] == Fidelity.EXACT:
+        return " FSDP1 has no setting for it: the script has to shard by fully_shard (FSDP2)."
+    sums_once = candidate.strategy.gradient == Level.I and not candidate.replicates_each_pass
+    is_new = sums_once and baseline.candidate.strategy.gradient != Level.I
+    if framework == Framework.FSDP2 and is_new and calibration.micro_batches > 1:
+        return (
+            " It holds where gradients are summed between groups once a step: the script has to call "
+            "set_requires_all_reduce(False) in all micro-batches but the last."
+        )
+    return ""
 
 
 def _ahead(chosen: Choice) -> str:

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from paro_advise.advisor.prediction.scoring import Limits
 
 _ONCE_A_STEP = "DDP's no_sync() around all micro-batches but the last"
+_PREFETCH = {
+    Framework.FSDP1: "backward_prefetch=BackwardPrefetch.BACKWARD_PRE",
+    Framework.DEEPSPEED: "stage3_prefetch_bucket_size",
+}
 _FULL_WIDTH, _HALF_WIDTH = 4, 2  # bytes of an element
 
 
@@ -186,11 +190,11 @@ def _smaller_units(calibration: Calibration) -> Iterator[_Change]:
 
 def _overlaps(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
     setting = "overlap_comm of DeepSpeed" if calibration.framework == Framework.DEEPSPEED else "the framework's overlap"
-    if not base.overlaps_gathers and base.strategy.parameter != Level.N:
+    if base.strategy.parameter != Level.N and not (base.overlaps_gathers and base.prefetches):
         yield _Change(
-            what="parameters gathered ahead of compute (prefetch)",
-            calibration=replace(calibration, overlaps_gathers=True),
-            change=lambda candidate: replace(candidate, overlaps_gathers=True),
+            what=f"parameters gathered ahead of compute ({_PREFETCH.get(calibration.framework, 'prefetch')})",
+            calibration=replace(calibration, overlaps_gathers=True, prefetches=True),
+            change=lambda candidate: replace(candidate, overlaps_gathers=True, prefetches=True),
         )
     if not base.overlaps_reductions:
         yield _Change(

@@ -1,4 +1,4 @@
-"""What a way to run gathers of the model, and what laying it out takes."""
+"""What a way to run gathers of the model's units at once, what it reduces at once, and what laying it out takes."""
 
 from __future__ import annotations
 
@@ -34,3 +34,19 @@ def gathered_bytes(calibration: Calibration, candidate: Candidate) -> float:
     units, passed = candidate.unit_bytes or calibration.unit_bytes, passed_by(calibration, candidate)
     again = (size for size, by in zip(units[:-1], passed[:-1], strict=True) if not by)
     return calibration.forwards * sum(units) + (0.0 if candidate.gathers_once else sum(again))
+
+
+def buckets(units: tuple[float, ...], bucket_bytes: float) -> list[tuple[int, int]]:
+    """Return the first unit, and the one behind the last, of each bucket that backward fills from the last unit on."""
+    found, end, filled = [], len(units), 0.0
+    for place in range(len(units) - 1, -1, -1):
+        if filled and filled + units[place] > bucket_bytes:
+            found.append((place + 1, end))
+            end, filled = place + 1, 0.0
+        filled += units[place]
+    return [*found, (0, end)]
+
+
+def share_of(units: tuple[float, ...], chosen: tuple[bool, ...]) -> float:
+    """Return the bytes of chosen units, as a share of all."""
+    return sum(size for size, is_chosen in zip(units, chosen, strict=True) if is_chosen) / sum(units)
