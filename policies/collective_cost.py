@@ -40,6 +40,7 @@ class Effort:
         intra_messages, intra_bytes: intra-node rounds, and bytes that one rank sends there.
         overlapped_rounds: the two go on at once in this many inter-node rounds, with one more round
             inside nodes; 0 for one after the other.
+        is_streamed: bytes go through both at once, in slices that rounds do not wait for.
     """
 
     inter_messages: float = 0.0
@@ -47,6 +48,7 @@ class Effort:
     intra_messages: float = 0.0
     intra_bytes: float = 0.0
     overlapped_rounds: int = 0
+    is_streamed: bool = False
 
     def __mul__(self, times: float) -> Effort:
         """Return the effort of doing it several times, one after the other."""
@@ -56,12 +58,16 @@ class Effort:
             intra_messages=times * self.intra_messages,
             intra_bytes=times * self.intra_bytes,
             overlapped_rounds=self.overlapped_rounds,
+            is_streamed=self.is_streamed,
         )
 
     def us(self, inter_alpha_us: Draws, inter_gbps: Draws, intra_alpha_us: Draws, intra_gbps: Draws) -> Draws:
         """Return the time; all arguments are numbers, or arrays of one shape."""
-        inter = self.inter_messages * inter_alpha_us + self.inter_bytes / (inter_gbps * 1e3)
-        intra = self.intra_messages * intra_alpha_us + self.intra_bytes / (intra_gbps * 1e3)
+        inter_latency, inter_wire = self.inter_messages * inter_alpha_us, self.inter_bytes / (inter_gbps * 1e3)
+        intra_latency, intra_wire = self.intra_messages * intra_alpha_us, self.intra_bytes / (intra_gbps * 1e3)
+        if self.is_streamed:
+            return inter_latency + intra_latency + larger(inter_wire, intra_wire)
+        inter, intra = inter_latency + inter_wire, intra_latency + intra_wire
         if not self.overlapped_rounds:
             return inter + intra
         once = intra / (self.overlapped_rounds + 1)
@@ -86,7 +92,9 @@ def smaller(first: Draws, second: Draws) -> Draws:
     return np.minimum(first, second)
 
 
-def effort_of(algorithm: RingAlgorithm, operation: Op, num_bytes: float, nodes: int, local: int) -> Effort:
+def effort_of(
+    algorithm: RingAlgorithm, operation: Op, num_bytes: float, nodes: int, local: int, *, is_streamed: bool = False
+) -> Effort:
     """Return what an all-gather, a reduce-scatter or an all-reduce asks of the links.
 
     Args:
@@ -94,6 +102,7 @@ def effort_of(algorithm: RingAlgorithm, operation: Op, num_bytes: float, nodes: 
         operation: what.
         num_bytes: of the whole buffer.
         nodes, local: nodes and ranks on each; a single rank takes no effort.
+        is_streamed: a ring sends slices on as they come, as NCCL's does; else each round ends with its slowest hop.
 
     Raises:
         UsageError: another operation.
@@ -102,7 +111,10 @@ def effort_of(algorithm: RingAlgorithm, operation: Op, num_bytes: float, nodes: 
         raise UsageError(f"a cost must be asked of an all-gather, reduce-scatter or all-reduce, got {operation}")
     if nodes * local == 1:
         return Effort()
-    once = (_ring if algorithm == RingAlgorithm.RING else _ho_ring)(num_bytes, nodes, local)
+    if algorithm == RingAlgorithm.HO_RING:
+        once = _ho_ring(num_bytes, nodes, local)
+    else:
+        once = _streamed_ring(num_bytes, nodes, local) if is_streamed else _ring(num_bytes, nodes, local)
     return once * 2 if operation == Op.ALL_REDUCE else once
 
 
@@ -113,6 +125,23 @@ def _ring(num_bytes: float, nodes: int, local: int) -> Effort:
     if nodes > 1:
         return Effort(inter_messages=rounds, inter_bytes=rounds * num_bytes / ranks)
     return Effort(intra_messages=rounds, intra_bytes=rounds * num_bytes / ranks)
+
+
+def _streamed_ring(num_bytes: float, nodes: int, local: int) -> Effort:
+    """One ring over all ranks whose last byte comes after all hops: n - 1 between nodes and the others inside.
+
+    Each rank receives and sends all bytes inside its node, too (NCCL, src/graph/tuning.cc: the latency of rings, and
+    the lower of both bandwidths).
+    """
+    ranks = nodes * local
+    moved = (ranks - 1) * num_bytes / ranks
+    return Effort(
+        inter_messages=nodes - 1,
+        inter_bytes=moved if nodes > 1 else 0.0,
+        intra_messages=ranks - nodes,
+        intra_bytes=moved if local > 1 else 0.0,
+        is_streamed=True,
+    )
 
 
 def _ho_ring(num_bytes: float, nodes: int, local: int) -> Effort:

@@ -261,7 +261,7 @@ def _scatters_by_all_reduce(calibration: Calibration, strategy: Strategy) -> boo
     DeepSpeed's stages 1 and 2 reduce with the same code, by all-reduce unless ``use_multi_rank_bucket_allreduce`` is off
     (deepspeed/runtime/zero/stage_1_and_2.py, ``average_tensor``), stage 3 by reduce-scatter.
     """
-    if calibration.framework != Framework.DEEPSPEED or strategy.parameter != Level.N or strategy.optimizer == Level.N:
+    if calibration.framework != Framework.DEEPSPEED or str(strategy) not in ("NNG", "NGG"):
         return False
     runs_one = calibration.baseline.parameter == Level.N and calibration.baseline.optimizer != Level.N
     return calibration.scatters_by_all_reduce or not runs_one

@@ -86,15 +86,16 @@ class ShapedLinks:
         between, inside = links.inter_gbps / self.inter_gbps, links.intra_gbps / self.intra_gbps
         if part.nodes == 1:
             rate = inside * self.rates.wire_gbps(part.op, 1, part.local, self.intra_alpha_us)
-            return part.effort.us(0.0, 1.0, links.intra_alpha_us, rate)
+            return part.effort.us(0.0, rate, links.intra_alpha_us, rate)
         if part.algorithm == RingAlgorithm.HO_RING:
             rails = part.local * between * self.rates.wire_gbps(Op.ALL_GATHER, part.nodes, 1, self.inter_alpha_us)
             near = inside * self.rates.wire_gbps(Op.ALL_GATHER, 1, part.local, self.intra_alpha_us)
             return part.effort.us(links.inter_alpha_us, rails, links.intra_alpha_us, near)
         known = _mean_hop(part, self.inter_alpha_us, self.intra_alpha_us)
         rate = between * self.rates.wire_gbps(part.op, part.nodes, part.local, float(known))
-        hop = _mean_hop(part, links.inter_alpha_us, links.intra_alpha_us)
-        return part.effort.us(hop, part.rings * rate, links.intra_alpha_us, 1.0)
+        effort, reached = part.effort, part.rings * rate
+        hops = effort.inter_messages + effort.intra_messages
+        return hops * _mean_hop(part, links.inter_alpha_us, links.intra_alpha_us) + effort.inter_bytes / (reached * 1e3)
 
     def port_gbps(self, part: Part, links: Links) -> Draws:
         """Return what the ports of the node's ranks that take part move, all rings together."""
@@ -191,6 +192,7 @@ class StepCollectives:
     group_size: int
     algorithm: RingAlgorithm
     reduce_is_all_reduce: bool
+    is_streamed: bool = False  # rings are, as NCCL's
 
     def _inside(self, operation: Op, num_bytes: float) -> Parts:
         nodes = max(1, self.group_size // self.ranks_per_node)
@@ -223,7 +225,7 @@ class StepCollectives:
         size = nodes * local
         trips = 2 if operation == Op.ALL_REDUCE else 1
         return Part(
-            effort=effort_of(self.algorithm, operation, num_bytes, nodes, local),
+            effort=effort_of(self.algorithm, operation, num_bytes, nodes, local, is_streamed=self.is_streamed),
             op=operation,
             algorithm=self.algorithm,
             nodes=nodes,

@@ -138,11 +138,16 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
     inside, near, far = (_like_gathers(part, cluster, known_ratio) for part in (inside, near, far))
     gain = _rail_gain(far or near, cluster)
     near, far = (_like_rings(part, cluster, gain.value) for part in (near, far))
-    for name, sample in (("gbps", _bandwidth), ("alpha_us", _latency)):
+    hops = _mean(_samples(inside, cluster, _latency))
+    shares = _HopShares(inside_us=hops.value if hops else None, ratio=prior["inter_alpha_us"] / prior["intra_alpha_us"])
+    for name, sample in (("gbps", _bandwidth), ("alpha_us", shares.between if not cluster.is_gloo else _latency)):
         for tier, chosen in (("intra", inside), ("inter", far or near)):
             key = f"{tier}_{name}"
             found[key] = _mean(_samples(chosen, cluster, sample)) or _assume(key, prior[key], cluster, notes)
         found[f"pod_{name}"] = _mean(_samples(near, cluster, sample)) or found[f"inter_{name}"]
+    if hops is None and not cluster.is_gloo and found["inter_alpha_us"].source == "measured":
+        between = found["inter_alpha_us"]
+        found["intra_alpha_us"] = replace(between, value=between.value / shares.ratio, source="derived")
     if ratio.source == "prior" and any(by_sums.values()):
         below, above = (math.log(factor) / P90_SIGMAS for factor in (SUM_RATIO_FACTOR, MOST_SUM_RATIO))
         ratio = replace(ratio, sigma=below, sigma_above=above)
@@ -299,6 +304,31 @@ def _latency(link: Link, _cluster: LinkContext) -> _Sample | None:
         return None
     rounds = max(1, link.group_size - 1) * (2 if link.op == Op.ALL_REDUCE else 1)
     return link.alpha_us / rounds, 0.3, link.num_samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HopShares:
+    """How the latency of a ring that sends slices on as they come parts into that of its hops.
+
+    Attributes:
+        inside_us: of a hop inside nodes, None where none was measured.
+        ratio: of a hop between nodes to one inside, where both were measured together.
+    """
+
+    inside_us: float | None
+    ratio: float
+
+    def between(self, link: Link, cluster: LinkContext) -> _Sample | None:
+        """Return what a hop takes: between nodes, of links inside one an average one."""
+        mean = _latency(link, cluster)
+        if mean is None or link.span != "mixed":
+            return mean
+        nodes = _num_spanned_nodes(link, cluster)
+        between, inside = nodes - 1, link.group_size - nodes
+        whole_us = mean[0] * (between + inside)
+        if self.inside_us is None:
+            return whole_us / (between + inside / self.ratio), *mean[1:]
+        return max(self.inside_us, (whole_us - inside * self.inside_us) / between), *mean[1:]
 
 
 def _samples(

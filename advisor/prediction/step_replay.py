@@ -173,6 +173,7 @@ class _Step:
             candidate.group_size,
             RingAlgorithm.RING if native else RingAlgorithm.HO_RING,
             native and (calibration.native_reduce_scatter_is_all_reduce or candidate.scatters_by_all_reduce),
+            is_streamed=calibration.is_gpu,
         )
         had_ring = calibration.framework == Framework.RUNTIME
         used = replace(links, slowdown=1.0) if had_ring == native else links
