@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 from test_recommend import MB, calibration
 
-from paro_advise.advisor.prediction.candidates import candidates, is_at_hand, is_proposable, offloaded
+from paro_advise.advisor.prediction.candidates import (
+    baseline_candidate,
+    candidates,
+    is_at_hand,
+    is_proposable,
+    offloaded,
+)
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
@@ -176,6 +182,38 @@ def test_reductions_that_block_in_the_run_block_under_other_strategies_of_its_fr
     made = calibration(**changes, overlaps_reductions=False)
     native = [item for item in candidates(made) if item.collectives == CollectiveBackend.NATIVE]
     assert {item.overlaps_reductions for item in native if str(item.strategy) == strategy} == {overlaps}
+
+
+@pytest.mark.parametrize(
+    ("baseline", "seen", "expected"), [("GGG", False, True), ("NGG", False, False), ("NNG", True, True)]
+)
+def test_deepspeeds_first_two_stages_reduce_alike(baseline, seen, expected):
+    """By all-reduce, unless the run shows that `use_multi_rank_bucket_allreduce` is off; stage 3 scatters."""
+    made = calibration(framework=Framework.DEEPSPEED, baseline=Strategy.parse(baseline), is_gpu=True)
+    made = replace(made, scatters_by_all_reduce=seen)
+    native = {
+        str(c.strategy): c for c in candidates(made) if c.collectives == CollectiveBackend.NATIVE and not c.variant
+    }
+    assert {native[triple].scatters_by_all_reduce for triple in ("NNG", "NGG")} == {expected}
+    assert not native["GGG"].scatters_by_all_reduce
+
+
+def test_a_second_copy_is_gathered_beside_reductions():
+    """In a group of its own: FSDP2's post-forward mesh, hpZ's secondary group."""
+    made = calibration(is_gpu=True, framework=Framework.FSDP2)
+    assert found(made, "GGG", "second_copy").separate_queues
+    assert not found(made, "GGG", "kept_for_backward").separate_queues
+    runs_one = replace(made, copy_group_size=2)
+    assert baseline_candidate(runs_one).separate_queues
+    assert not baseline_candidate(made).separate_queues
+
+
+@pytest.mark.parametrize(("framework", "micro", "each"), [("FSDP1", 4, True), ("FSDP1", 1, False), ("FSDP2", 4, False)])
+def test_fsdp1_sums_gradients_between_groups_in_every_micro_batch(framework, micro, each):
+    made = calibration(is_gpu=True, framework=Framework(framework), micro_batches=micro)
+    for variant in ("", "kept_for_backward"):
+        assert found(made, "III", variant).replicates_each_pass is each
+    assert not found(made, "GGG", "").replicates_each_pass
 
 
 def test_when_not_even_that_fits_the_parameters_go_to_the_host_too():

@@ -64,6 +64,35 @@ def test_the_root_is_gathered_first_and_reduced_last():
     assert micro_batch_us([block, block, head], with_root) == pytest.approx(40 + 10 + 600 + 90 + 20 + 80)
 
 
+def test_without_prefetch_a_gather_waits_behind_the_reduction_of_the_unit_before():
+    """FSDP1 with backward_prefetch=None on one communicator: what is exposed is the gather, and the reduction before it.
+
+    Three blocks of 20 us of forward and 40 of backward, gathers of 10, reductions of 25. Backward ends with 40 + 25 + 10
+    of the second block and of the first, and 40 + 25 of that.
+    """
+    work = units(3, gather=on_port(10), again=on_port(10), reduce=on_port(25), compute=60.0)
+    behind = AT_ONCE._replace(separate=False, prefetches=False)
+    forward = 10 + 3 * 20
+    assert micro_batch_us(work, behind) == pytest.approx(forward + 2 * (40 + 25 + 10) + 40 + 25)
+    # Gathers issued ahead hide beneath compute, and reductions beneath that of the next unit.
+    assert micro_batch_us(work, behind._replace(prefetches=True)) == pytest.approx(forward + 3 * 40 + 25)
+    # Parameters kept for backward leave nothing to wait for.
+    kept = behind._replace(gathers_once=True)
+    assert micro_batch_us(work, kept) == pytest.approx(forward + 3 * 40 + 25)
+
+
+def test_fsdp2_waits_behind_a_unit_for_the_reduction_of_the_unit_before():
+    """Kept for backward: the last block is done at 180 us, its reduction at 250; the one before would be done at 220.
+
+    The first, with 200 us of backward, begins at 250 in place of 220, and its own reduction takes 70.
+    """
+    block = UnitWork(gather=(), again=(), reduce=on_port(70), between=(), compute=60.0)
+    work = [block._replace(compute=300.0), block, block]
+    kept = AT_ONCE._replace(separate=False, gathers_once=True)
+    assert micro_batch_us(work, kept._replace(holds_back=True)) == pytest.approx(250 + 200 + 70)
+    assert micro_batch_us(work, kept) == pytest.approx(220 + 200 + 70)
+
+
 def test_backward_passes_frozen_units_by_that_lie_in_front():
     """A frozen unit of 30 us of forward, two trained ones of 100 and 200: 30 + 200 forward, 400 backward, one reduction left.
 

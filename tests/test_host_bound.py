@@ -16,7 +16,10 @@ from paro_advise.advisor.prediction.recommend import step_range
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.policies.strategy import Strategy
 
-LINKS = {"inter_gbps": estimate(1.0), "intra_gbps": estimate(100.0)}
+LINKS = {
+    "inter_gbps": estimate(0.75), "intra_gbps": estimate(100.0),
+    "inter_alpha_us": estimate(14.0), "intra_alpha_us": estimate(5.0),
+}  # fmt: skip
 
 
 def run_on(baseline, *, idle_us, synchronised_us=0.0):
@@ -139,7 +142,7 @@ def held_up():
     """A run under global sharding that hybrid sharding would make quicker."""
     return calibration(
         is_gpu=True, native_reduce_scatter_is_all_reduce=False, baseline=Strategy.parse("GGG"), gaps_us=0.0,
-        compute_us=20_000.0, **LINKS,
+        compute_us=20_000.0, **LINKS | {"inter_gbps": estimate(1.0)},
     )  # fmt: skip
 
 

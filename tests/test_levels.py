@@ -47,7 +47,9 @@ def test_groups_of_two_nodes_that_are_quicker_show_pods():
     found = fit_tiers(links, CLUSTER, None)
     assert found.nodes_per_pod == 2
     assert found.pod_gbps.value == pytest.approx(40.0)
-    assert found.pod_alpha_us.value == pytest.approx(70.0 / 7)  # a ring of eight ranks has seven rounds
+    # A ring of eight ranks on two nodes has one hop between them and six inside, which take 5 us for 14 (NCCL_PRIOR).
+    assert found.pod_alpha_us.value == pytest.approx(70.0 / (1 + 6 * 5 / 14))
+    assert found.intra_alpha_us.value == pytest.approx(5 / 14 * found.inter_alpha_us.value)
     # Four ranks a node share the port, each on a ring of its own.
     assert found.inter_gbps.value == pytest.approx(10.0)
     assert found.intra_gbps.value == pytest.approx(150.0)

@@ -45,6 +45,7 @@ class Candidate:
         overlaps_reductions: reductions run beside backward, in order.
         overlaps_gathers: gathers run one unit ahead of compute; beside a GPU.
         prefetches: in backward too, before the reduction of the unit before.
+        holds_back: compute waits behind a unit for the reduction of the unit before.
         scatters_by_all_reduce: gradients of which each rank keeps a part are all-reduced.
         separate_queues: reductions do not wait for gathers.
         unit_bytes: sent at once; None for the units of the model.
@@ -68,6 +69,7 @@ class Candidate:
     overlaps_reductions: bool = True
     overlaps_gathers: bool = True
     prefetches: bool = True
+    holds_back: bool = False
     scatters_by_all_reduce: bool = False
     separate_queues: bool = True
     unit_bytes: tuple[float, ...] | None = None
@@ -111,6 +113,7 @@ def baseline_candidate(calibration: Calibration) -> Candidate:
         overlaps_reductions=overlaps,
         overlaps_gathers=calibration.overlaps_gathers,
         prefetches=calibration.prefetches,
+        holds_back=_holds_back(calibration, calibration.baseline) and not is_own,
         scatters_by_all_reduce=calibration.scatters_by_all_reduce,
         # Collectives of one process group queue behind each other, as far as no trace shows otherwise. A second copy is
         # gathered in a group of its own (FSDP2's post-forward mesh, hpZ's secondary group).
@@ -247,6 +250,7 @@ def _native(calibration: Calibration, strategy: Strategy, size: int) -> Candidat
         overlaps_reductions=_overlaps(calibration, strategy),
         overlaps_gathers=_gathers_ahead(calibration, strategy),
         prefetches=calibration.prefetches,
+        holds_back=_holds_back(calibration, strategy),
         reduce_bucket_bytes=calibration.reduce_bucket_bytes,
         scatters_by_all_reduce=_scatters_by_all_reduce(calibration, strategy),
         separate_queues=False,
@@ -258,13 +262,19 @@ def _native(calibration: Calibration, strategy: Strategy, size: int) -> Candidat
 def _scatters_by_all_reduce(calibration: Calibration, strategy: Strategy) -> bool:
     """Tell whether a framework all-reduces gradients of which each rank keeps a part.
 
-    DeepSpeed's stages 1 and 2 reduce with the same code, by all-reduce unless ``use_multi_rank_bucket_allreduce`` is off
-    (deepspeed/runtime/zero/stage_1_and_2.py, ``average_tensor``), stage 3 by reduce-scatter.
+    DeepSpeed's stages 1 and 2 reduce with the same code, by all-reduce unless ``use_multi_rank_bucket_allreduce`` is
+    off (deepspeed/runtime/zero/stage_1_and_2.py, ``average_tensor``), stage 3 by reduce-scatter.
     """
     if calibration.framework != Framework.DEEPSPEED or str(strategy) not in ("NNG", "NGG"):
         return False
     runs_one = calibration.baseline.parameter == Level.N and calibration.baseline.optimizer != Level.N
     return calibration.scatters_by_all_reduce or not runs_one
+
+
+def _holds_back(calibration: Calibration, strategy: Strategy) -> bool:
+    """Tell whether a strategy is FSDP2's to run."""
+    others = (Framework.FSDP1, Framework.DEEPSPEED, Framework.MEGATRON)
+    return calibration.is_gpu and strategy.parameter != Level.N and calibration.framework not in others
 
 
 def _gathers_ahead(calibration: Calibration, strategy: Strategy) -> bool:

@@ -80,6 +80,8 @@ class Queues(NamedTuple):
         backward: share of the arithmetic that is backward's.
         has_root: the last unit is the root of the model, which is gathered before the others and reduced after them,
             as FSDP does: it holds embeddings at one end and a head at the other.
+        holds_back: compute waits behind a unit for the reduction of the unit before, whose memory FSDP2 takes again
+            (FSDPParamGroup.post_backward of torch 2.13).
     """
 
     overlaps_gathers: bool
@@ -90,6 +92,7 @@ class Queues(NamedTuple):
     backward: float = BACKWARD_SHARE
     has_root: bool = False
     prefetches: bool = True
+    holds_back: bool = False
 
 
 class _Links:
@@ -140,6 +143,7 @@ def micro_batch_us(units: list[UnitWork], queues: Queues) -> Draws:
     waiting: tuple[Legs, Draws] | None = None  # what goes between groups, and from when on
     root = len(units) - 1
     prefetches = queues.overlaps_gathers and queues.prefetches
+    done: Draws = 0.0  # with the reduction of the unit before
     for place in range(root, -1, -1):
         unit = units[place]
         if unit.is_passed_by:
@@ -155,6 +159,8 @@ def micro_batch_us(units: list[UnitWork], queues: Queues) -> Draws:
             waiting = None
         compute_end = begin + unit.compute * share
         if (unit.reduce or unit.between) and not (queues.has_root and place == root):
+            if queues.holds_back:
+                compute_end = larger(compute_end, done)
             queue = larger(reductions if queues.separate else main, compute_end)
             done = links.send(unit.reduce, queue)
             if queues.separate:

@@ -294,6 +294,7 @@ class _Step:
             backward=self._backward_share / (1 - (1 - self._backward_share) * self._passed_share),
             has_root=self._calibration.root_bytes > 0,
             prefetches=candidate.prefetches,
+            holds_back=candidate.holds_back,
         )
         works = self._works(first=first, last=last, publishes=publishes)
         time = micro_batch_us(works, queues)

@@ -353,7 +353,7 @@ def _beside(verdict: Verdict, baseline: Choice, chosen: Choice, eligible: Sequen
 
 
 def _needed_of_script(calibration: Calibration, baseline: Scored, chosen: Scored) -> str:
-    """Return what a script has to call for a framework's way to run that it need not call as it runs, "" for nothing."""
+    """Return what a script has to call for another way to run that it need not call as it runs, "" for nothing."""
     candidate, framework = chosen.candidate, calibration.framework
     if not calibration.is_gpu or candidate.collectives != CollectiveBackend.NATIVE:
         return ""

@@ -28,13 +28,7 @@ from paro_advise.advisor.prediction.fitting.model_units import (
     trained_share,
     width_of,
 )
-from paro_advise.advisor.prediction.fitting.observed_queues import (
-    bucket_bytes_of,
-    is_hidden_state,
-    overlaps,
-    prefetches_of,
-    queue_notes,
-)
+from paro_advise.advisor.prediction.fitting.observed_queues import observed_queues, queue_notes
 from paro_advise.advisor.prediction.fitting.profiler_correction import unprofiled
 from paro_advise.advisor.prediction.fitting.step_parts import (
     MODEL_STATE_NAMES,
@@ -83,11 +77,11 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     notes += [note for note in (ranks.note, "" if run.micro_batches else unclear) if note]
     model = model_of(analysis, world, micro, notes)
     published, reduced = _published_us(analysis), reductions_of(analysis)
-    bucket = None if gloo else bucket_bytes_of(analysis, model, reduced, micro)
-    finer = 0.0 if bucket else _finer_reductions(model, reduced, 1 if triple[1] == "N" else micro)
+    queues = observed_queues(analysis, model, reduced, micro, own_way=published is not None)
+    finer = 0.0 if queues.reduce_bucket_bytes else _finer_reductions(model, reduced, 1 if triple[1] == "N" else micro)
     parts = step_parts(analysis, finer, is_gpu=not gloo, own_way=published is not None)
     tiers = fit_tiers(analysis.links, _cluster(analysis, ranks, is_gloo=gloo), nodes_per_pod)
-    notes += [*tiers.notes, *arithmetic_note(parts, analysis), *queue_notes(analysis, bucket)]
+    notes += [*tiers.notes, *arithmetic_note(parts, analysis), *queue_notes(analysis, queues)]
     notes += _ambiguities(analysis, triple, micro) + (
         [] if gloo else [_SLOWING, *([_ROOT] if model.root_bytes or model.front_bytes else [])]
     )
@@ -119,17 +113,12 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         copy_group_size=_copy_size(analysis, world),
         replicates_each_pass=_replicates_each_pass(analysis, model, reduced, micro),
         scatters_by_all_reduce=triple[2] != "N" and all(entry.op == Op.ALL_REDUCE for entry in reduced),
-        overlaps_gathers=overlaps(analysis, State.PARAMETER),
-        reduce_bucket_bytes=bucket,
-        prefetches=(prefetches := gloo or prefetches_of(analysis, reduced, micro)),
-        # Behind gathers that wait for them they are exposed, whether compute waits for them or not.
-        overlaps_reductions=not prefetches or overlaps(analysis, State.GRADIENT),
+        **queues._asdict(),
         compute_slowing=_compute_slowing(is_gpu=not gloo),
         update=_update(analysis, world),
         overlapped_us=overlapped_us(analysis),
         seen_share=min(1.0, len(run.ranks) / job),
         num_steps=len(analysis.step_time_us.values),
-        publishes_ahead=not gloo and published is None and is_hidden_state(analysis, State.OPTIMIZER),
         published_us=published,
         baseline_group_size=run.strategy.group_size or per_node,
         framework=run.framework,

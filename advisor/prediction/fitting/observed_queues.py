@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from paro_advise.advisor.prediction.constants import BEHIND_SHARE, BLOCKING_SHARE, DEEPSPEED_BUCKET_ELEMENTS
 from paro_advise.advisor.prediction.fitting.model_units import kinds_of, passes_of
@@ -17,7 +17,41 @@ if TYPE_CHECKING:
     from paro_advise.advisor.prediction.fitting.model_units import Pieces
 
 
-def overlaps(analysis: Analysis, state: State) -> bool:
+class ObservedQueues(NamedTuple):
+    """What the replay knows of a run's queues: see the attributes of Calibration of these names."""
+
+    overlaps_gathers: bool
+    overlaps_reductions: bool
+    prefetches: bool
+    reduce_bucket_bytes: float | None
+    publishes_ahead: bool
+
+
+def observed_queues(
+    analysis: Analysis, model: Pieces, reduced: Sequence[CollectiveEntry], micro: int, *, own_way: bool
+) -> ObservedQueues:
+    """Return how a run's collectives queue.
+
+    Args:
+        analysis: the run.
+        model: its units.
+        reduced: its reductions of gradients.
+        micro: micro-batches of a step.
+        own_way: updated parameters come back in the framework's own way.
+    """
+    is_gpu = analysis.run.backend != "gloo"
+    prefetches = not is_gpu or _prefetches(analysis, reduced, micro)
+    return ObservedQueues(
+        overlaps_gathers=_overlaps(analysis, State.PARAMETER),
+        # Behind gathers that wait for them they are exposed, whether compute waits for them or not.
+        overlaps_reductions=not prefetches or _overlaps(analysis, State.GRADIENT),
+        prefetches=prefetches,
+        reduce_bucket_bytes=_bucket_bytes(analysis, model, reduced, micro) if is_gpu else None,
+        publishes_ahead=is_gpu and not own_way and _is_hidden(analysis, State.OPTIMIZER),
+    )
+
+
+def _overlaps(analysis: Analysis, state: State) -> bool:
     """Tell whether any of a state's communication ran beside compute."""
     entry = analysis.states.get(state.value)
     if entry is None or not entry.total_us or entry.exposed_us is None:
@@ -25,16 +59,15 @@ def overlaps(analysis: Analysis, state: State) -> bool:
     return entry.exposed_us < BLOCKING_SHARE * entry.total_us
 
 
-def prefetches_of(analysis: Analysis, reduced: Sequence[CollectiveEntry], micro: int) -> bool:
+def _prefetches(analysis: Analysis, reduced: Sequence[CollectiveEntry], micro: int) -> bool:
     """Tell whether gathers in backward are issued before reductions that end in compute's way, True without any.
 
     Behind a reduction on one communicator a gather is exposed, and so is the reduction, for compute waits for the
     gather. But the first gather of a backward pass has nothing before it.
     """
     again = kinds_of(analysis, State.PARAMETER, lambda entry: entry.detail.startswith("backward"))
-    passes = micro * len({entry.bytes for entry in again})
     first_us = max((entry.p50_us or 0.0 for entry in again), default=0.0) * micro
-    if sum(entry.count for entry in again) <= passes:
+    if sum(entry.count for entry in again) <= micro:
         return True
     return _exposed_share(again, first_us) < BEHIND_SHARE or _exposed_share(reduced, 0.0) < BLOCKING_SHARE
 
@@ -47,7 +80,7 @@ def _exposed_share(entries: Sequence[CollectiveEntry], without_us: float) -> flo
     return sum(entry.exposed_us or 0.0 for entry in entries) / taken_us
 
 
-def is_hidden_state(analysis: Analysis, state: State) -> bool:
+def _is_hidden(analysis: Analysis, state: State) -> bool:
     """Tell whether a state has communication, most of which ran beside compute."""
     entry = analysis.states.get(state.value)
     if entry is None or not entry.count or not entry.total_us or entry.exposed_us is None:
@@ -55,7 +88,7 @@ def is_hidden_state(analysis: Analysis, state: State) -> bool:
     return entry.exposed_us < entry.total_us / 2
 
 
-def bucket_bytes_of(analysis: Analysis, model: Pieces, reduced: Sequence[CollectiveEntry], micro: int) -> float | None:
+def _bucket_bytes(analysis: Analysis, model: Pieces, reduced: Sequence[CollectiveEntry], micro: int) -> float | None:
     """Return how many bytes of units DeepSpeed reduces at once, under any of its stages; None for other frameworks.
 
     Its stages share ``reduce_bucket_size``, which shows where a pass fills more than one bucket.
@@ -68,16 +101,16 @@ def bucket_bytes_of(analysis: Analysis, model: Pieces, reduced: Sequence[Collect
     return model.element_bytes * (max(sizes) if is_cut and sizes else float(DEEPSPEED_BUCKET_ELEMENTS))
 
 
-def queue_notes(analysis: Analysis, bucket_bytes: float | None) -> list[str]:
+def queue_notes(analysis: Analysis, queues: ObservedQueues) -> list[str]:
     """Return what is assumed of how a run's collectives queue."""
     found = []
     has_gathers = any(kinds_of(analysis, State.PARAMETER, lambda entry: entry.detail.startswith("backward")))
     if analysis.run.framework == Framework.FSDP1 and not has_gathers:
         found.append(
-            "where parameters are gathered again for backward, FSDP1 is taken to do so ahead (backward_prefetch=BACKWARD_PRE, "
-            "its default; accelerate's is none): without that such ways take longer"
+            "where parameters are gathered again for backward, FSDP1 is taken to do so ahead, as by its default "
+            "(backward_prefetch=BACKWARD_PRE; accelerate's default is none): without that such ways take longer"
         )
-    if bucket_bytes is not None:
+    if queues.reduce_bucket_bytes is not None:
         found.append(
             "under other stages too, DeepSpeed reduces gradients in buckets as large as the run's, or of 5e8 elements"
         )
