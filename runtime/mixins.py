@@ -7,6 +7,7 @@ label smoothing), and saved files hold it (the architecture in a model's config.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -16,10 +17,37 @@ if TYPE_CHECKING:
     from torch import nn
 
 _SHOWN = "_paro_shown_as_base"
+_PLAIN = "_paro_plain_class"
 
 
 class Outermost:
     """Marks what is mixed into a module for its script to call: it stays before whatever else is mixed in."""
+
+
+class _Remaking(type):
+    """The class of classes that something was mixed into: to call one makes an object of the plain class.
+
+    So does FSDP2 (``FSDPModule.__new__``): ``type(model)(config)`` is a new model, which nobody has sharded.
+    """
+
+    def __call__(cls, *args: object, **kwargs: object) -> object:
+        return getattr(cls, _PLAIN)(*args, **kwargs)
+
+
+@cache
+def _remaking(meta: type) -> type:
+    """Return such a class of classes beside another one."""
+    if issubclass(meta, _Remaking):
+        return meta
+    made: type = _Remaking if meta is type else type(f"_Remaking{meta.__name__}", (_Remaking, meta), {})
+    return made
+
+
+def _plain(cls: type) -> type:
+    """Return a class without what we, or FSDP2, have mixed in."""
+    known: type | None = getattr(cls, _PLAIN, None)
+    is_of_fsdp2 = cls.__bases__[0].__module__.startswith("torch.distributed.fsdp")
+    return known or (without_first(cls) if is_of_fsdp2 and len(cls.__bases__) > 1 else cls)
 
 
 def mixed_in(mixin: type, cls: type, *, shown_as: type | None = None, **members: object) -> type:
@@ -33,7 +61,8 @@ def derived(shown_as: type, bases: tuple[type, ...], members: Mapping[str, objec
     It is made under a name that no other class has: registries that classes enter as they are made
     (``__init_subclass__``) keep what they hold under the name of the other one.
     """
-    made = type(f"_Paro{shown_as.__name__}_{uuid4().hex}", bases, {"__doc__": shown_as.__doc__, **members})
+    name, plain = f"_Paro{shown_as.__name__}_{uuid4().hex}", _plain(bases[-1])
+    made = _remaking(type(bases[-1]))(name, bases, {"__doc__": shown_as.__doc__, **members, _PLAIN: plain})
     made.__name__, made.__qualname__, made.__module__ = shown_as.__name__, shown_as.__qualname__, shown_as.__module__
     return made
 

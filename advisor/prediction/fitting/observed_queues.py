@@ -96,7 +96,7 @@ def _bucket_bytes(analysis: Analysis, model: Pieces, reduced: Sequence[Collectiv
     if analysis.run.framework != Framework.DEEPSPEED:
         return None
     passes = passes_of(analysis, reduced, micro)
-    sizes = [float(entry.bytes or 0) / dtype_bytes(entry.dtype) for entry in reduced if dtype_bytes(entry.dtype)]
+    sizes = [float(entry.bytes or 0) / width for entry in reduced if (width := dtype_bytes(entry.dtype))]
     is_cut = sum(entry.count for entry in reduced) > passes and (analysis.run.strategy.triple or "N")[2] != "N"
     return model.element_bytes * (max(sizes) if is_cut and sizes else float(DEEPSPEED_BUCKET_ELEMENTS))
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from paro_advise.errors import TrainingError
 from paro_advise.policies.strategy import CollectiveBackend
+from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.deepspeed.config import (
     STAGES,
     ZERO_3,
@@ -123,6 +124,7 @@ class _Initialization:
             self._session.accept_own_settings("DeepSpeed", num_parameters)
             return made
         check_table(table, mpu=given.get("mpu"), mesh_param=given.get("mesh_param"))
+        check_model(model)
         if given.get("dist_init_required") is not False and not dist.is_initialized():
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         _set_up_comm(given)
@@ -144,6 +146,24 @@ class _Initialization:
         if given.get("training_data") is not None:
             engine.training_dataloader = engine.deepspeed_io(given["training_data"])
         return engine, made, engine.training_dataloader, scheduler
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse models of which ranks hold unlike parts, as DeepSpeed lays them out.
+
+    Raises:
+        TrainingError: it is a pipeline, or has experts that are dealt out over ranks.
+    """
+    if any(cls.__name__ == "PipelineModule" and cls.__module__.startswith("deepspeed") for cls in type(model).__mro__):
+        raise TrainingError("a plan cannot train a PipelineModule of DeepSpeed, whose ranks hold stages", hint=NO_PLAN)
+    for name, part in model.named_modules():
+        if hasattr(part, "expert_group_name") and getattr(part, "ep_size", 1) > 1:
+            raise TrainingError(
+                f"a plan cannot train experts that DeepSpeed deals out over ranks, got {name or 'a model'} with "
+                f"ep_size={part.ep_size}",
+                where=name or None,
+                hint=f"ep_size=1 keeps all experts on every rank; {NO_PLAN}",
+            )
 
 
 def _set_up_comm(given: StateDict) -> None:

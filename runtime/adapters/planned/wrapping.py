@@ -90,7 +90,7 @@ class Wrapping:
 def outermost_units(
     module: nn.Module, wrapped: Sequence[type[nn.Module] | nn.Module] | None
 ) -> list[type[nn.Module] | nn.Module] | None:
-    """Return the outermost wrapped modules inside a model, and the wrapped classes.
+    """Return the outermost wrapped modules inside a model, those of wrapped classes among them.
 
     Args:
         module: the model.
@@ -98,14 +98,15 @@ def outermost_units(
     """
     if wrapped is None:
         return None
-    inner: list[type[nn.Module] | nn.Module] = [item for item in wrapped if isinstance(item, type)]
-    modules = {id(item): item for item in wrapped if isinstance(item, nn.Module) and item is not module}
-    covered: set[int] = set()
+    classes = tuple(item for item in wrapped if isinstance(item, type))
+    wanted = {id(item) for item in wrapped if isinstance(item, nn.Module)}
+    inner: list[type[nn.Module] | nn.Module] = []
+    covered: set[int] = {id(module)}
     for part in module.modules():  # parents come before their children
-        if id(part) in modules and id(part) not in covered:
+        if (id(part) in wanted or isinstance(part, classes)) and id(part) not in covered:
             inner.append(part)
             covered |= {id(below) for below in part.modules()}
-    return inner or None
+    return inner or list(classes) or None
 
 
 def copy_from_rank_0(module: nn.Module, ignored: Collection[torch.Tensor] = ()) -> None:
