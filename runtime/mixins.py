@@ -62,7 +62,7 @@ def derived(shown_as: type, bases: tuple[type, ...], members: Mapping[str, objec
     (``__init_subclass__``) keep what they hold under the name of the other one.
     """
     name, plain = f"_Paro{shown_as.__name__}_{uuid4().hex}", _plain(bases[-1])
-    made = _remaking(type(bases[-1]))(name, bases, {"__doc__": shown_as.__doc__, **members, _PLAIN: plain})
+    made: type = _remaking(type(bases[-1]))(name, bases, {"__doc__": shown_as.__doc__, **members, _PLAIN: plain})
     made.__name__, made.__qualname__, made.__module__ = shown_as.__name__, shown_as.__qualname__, shown_as.__module__
     return made
 

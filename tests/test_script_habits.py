@@ -65,7 +65,7 @@ def test_jobs_are_those_of_the_plain_framework_or_refused(framework, a_plan, tmp
 OF_SHARDS = {
     "sums norms of shards", "averages squares of shards", "scales by norms of shards", "adds sums of shards",
 }  # fmt: skip
-OF_FSDP2 = {"assigns data", "wraps layers alone", "adds rows up in groups"}
+OF_FSDP2 = {"assigns data", "assigns data in groups", "wraps layers alone", "adds rows up in groups"}
 REFUSED_OF_FRAMEWORKS = {
     ("ddp", "NNG"): {"trains two with one optimizer", "loads by assignment", "steps in hooks"},
     ("ddp", "GGG"): {

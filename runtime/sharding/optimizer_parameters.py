@@ -53,7 +53,7 @@ class _OfOptimizer(Owned):
     def grad(self) -> torch.Tensor | None:
         """Return the gradient as the model's parameter shows it, of which scripts take both to be one."""
         found = gradient_of(self)
-        resting = resting_of(self._of_model())
+        resting = self.of_model()
         keeper = keeper_of(resting)
         if found is not None or keeper is None:
             return found
@@ -72,7 +72,7 @@ class _OfOptimizer(Owned):
         Raises:
             UsageError: one waits at the model's parameter that cannot be replaced before it is reduced.
         """
-        resting = resting_of(self._of_model())
+        resting = self.of_model()
         keeper = keeper_of(resting)
         if keeper is not None and value is None:
             keeper.drop(resting)
@@ -104,6 +104,10 @@ class _OfOptimizer(Owned):
             if name in of_model.__dict__ or isinstance(of_model, Gathered):
                 return getattr(of_model, name)
         raise AttributeError(f"a parameter has no attribute {name!r}", name=name, obj=self)
+
+    def of_model(self) -> torch.Tensor:
+        """Return the parameter at rest that this one stands for."""
+        return resting_of(self._of_model())
 
     def _of_model(self) -> torch.Tensor:
         known: tuple[weakref.ref[nn.Module], str] | None = self.__dict__.get(_PLACE)

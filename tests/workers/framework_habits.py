@@ -137,9 +137,6 @@ def edits_while_gathered(job, *, gathers_again=False):
     return 0.0
 
 
-gathers_twice_and_edits = partial(edits_while_gathered, gathers_again=True)
-
-
 def looks_while_gathered(job):
     job.blocks[0].unshard()
     found = mean(whole(job.blocks[0].weight.detach()).square().sum())
@@ -181,9 +178,15 @@ def keeps_means(framework):
 
 
 def assigns_data(job):
-    for parameter in job.parameters():
+    for parameter in job["params"] if isinstance(job, dict) else job.parameters():
         parameter.data = parameter.detach() * 0.5
     return 0.0
+
+
+def assigns_data_in_groups(framework):
+    made = []
+    start = lambda wanted: made.append(adamw(list(wanted))) or made[-1]  # noqa: E731
+    return train(Blocks(), framework, optimizer_of=start, after_step=lambda _: assigns_data(made[-1].param_groups[0]))
 
 
 def scales_data(job):
@@ -472,12 +475,14 @@ def jobs(framework):
         yield "has no replicas", lambda: train(Blocks(), framework, loss_of=squares_without_replicas)
         yield "edits while gathered", lambda: train(Blocks(), framework, after_step=edits_while_gathered)
         yield "scales data", lambda: train(Blocks(), framework, after_step=scales_data)
-        yield "gathers twice and edits", lambda: train(Blocks(), framework, after_step=gathers_twice_and_edits)
+        edits_again = partial(edits_while_gathered, gathers_again=True)
+        yield "gathers twice and edits", lambda: train(Blocks(), framework, after_step=edits_again)
         yield "loads while gathered", lambda: train(Blocks(), framework, after_step=loads_while_gathered)
         yield "has hooks and another method", lambda: hooked(framework)
         yield "looks while gathered", lambda: train(Blocks(), framework, after_step=looks_while_gathered)
         yield "keeps means of weights", lambda: keeps_means(framework)
         yield "assigns data", lambda: train(Blocks(), framework, after_step=assigns_data)
+        yield "assigns data in groups", lambda: assigns_data_in_groups(framework)
         yield "trains by another method", lambda: coded(framework)
         yield "adds rows up", adds_rows_up
         mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))

@@ -86,7 +86,7 @@ class Owned(torch.Tensor):
         """
         if value is self.__dict__.get(_ALIAS):
             return  # ``parameter.data *= 2`` has changed it in place
-        keeper = keeper_of(self)
+        keeper = keeper_of(self.of_model())
         if keeper is not None and keeper.is_of_fsdp2:
             raise UsageError(
                 "a parameter of an FSDP2 script must be changed in place, got an assignment to its data, which plain "
@@ -101,6 +101,10 @@ class Owned(torch.Tensor):
         _part_from_alias(self, value)
         with torch.no_grad():
             self.copy_(value)
+
+    def of_model(self) -> torch.Tensor:
+        """Return the parameter at rest that this one is, or stands for."""
+        return self
 
     @property
     def grad(self) -> torch.Tensor | None:
