@@ -37,6 +37,24 @@ def link(span, size, busbw, spread=1.05, alpha=None):
     )
 
 
+def test_a_ring_over_nodes_shows_the_least_that_ranks_move_inside_them():
+    """No data sheet that was assumed (32 GB/s of PCIe) stands against 60 GB/s that each rank has sent."""
+    boxes = replace(CLUSTER, device_name="NVIDIA L40S")
+    assert fit_tiers([link("mixed", 32, 60.0)], boxes, None).intra_gbps.value == pytest.approx(60.0)
+    assert fit_tiers([link("mixed", 32, 10.0)], boxes, None).intra_gbps.value < 40.0
+    assert fit_tiers([link("mixed", 32, 60.0), link("intra", 4, 20.0)], boxes, None).intra_gbps.value == pytest.approx(
+        20
+    )
+
+
+def test_the_latency_of_a_ring_over_nodes_is_that_of_its_hops():
+    """Eight nodes of 4: 7 hops between nodes and 24 inside, of which rings inside nodes show 3 us each."""
+    links = [link("mixed", 32, 10.0, alpha=7 * 20.0 + 24 * 3.0), link("intra", 4, 150.0, alpha=3 * 3.0)]
+    found = fit_tiers(links, CLUSTER, None)
+    assert found.inter_alpha_us.value == pytest.approx(20.0)
+    assert found.intra_alpha_us.value == pytest.approx(3.0)
+
+
 def test_groups_of_two_nodes_that_are_quicker_show_pods():
     links = [
         link("intra", 4, 150.0),

@@ -145,6 +145,8 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
             key = f"{tier}_{name}"
             found[key] = _mean(_samples(chosen, cluster, sample)) or _assume(key, prior[key], cluster, notes)
         found[f"pod_{name}"] = _mean(_samples(near, cluster, sample)) or found[f"inter_{name}"]
+    if not cluster.is_gloo and any(link.span == "mixed" for link in far or near):
+        found["intra_gbps"] = _at_least(found["intra_gbps"], found["inter_gbps"])
     if hops is None and not cluster.is_gloo and found["inter_alpha_us"].source == "measured":
         between = found["inter_alpha_us"]
         found["intra_alpha_us"] = replace(between, value=between.value / shares.ratio, source="derived")
@@ -160,6 +162,13 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
         missing, other = ("between pods", "inside them") if near else ("inside pods", "between them")
         notes.append(f"links {missing}: as quick as {other}, since no collective of the run measured them alone")
     return NetworkTiers(**found, sum_ratio=ratio, rail_gain=gain, nodes_per_pod=pod, notes=tuple(notes))
+
+
+def _at_least(inside: Estimate, ring: Estimate) -> Estimate:
+    """Return what a rank moves inside its node; if assumed, no less than what a ring over nodes has moved."""
+    if inside.source != "prior" or ring.source == "prior" or inside.value >= ring.value:
+        return inside
+    return replace(inside, value=ring.value)
 
 
 def is_hidden(span: str, group_size: int | None, world_size: int, num_nodes: int) -> bool:
