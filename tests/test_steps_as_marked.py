@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from helpers import analyze
-from trace_builder import TraceBuilder
+from helpers import analyze, write_run
+from trace_builder import TraceBuilder, fsdp_rank
 
 from paro_advise.advisor.analysis.judgement.operations import operations_text
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
@@ -92,3 +92,22 @@ def test_what_is_averaged_after_the_step_is_no_gradient(tmp_path):
     told = operations_text(analysis.collectives, State.OTHER)
     assert told == "2 all-reduces of 78.1 KiB to 117 KiB a step to average parameters"
     assert analysis.run.strategy.triple is None
+
+
+@pytest.mark.parametrize(
+    ("name", "starts_us"), [("two after each other", (760, 790)), ("inside of backward", (450, 610, 760))]
+)
+def test_optimizers_that_no_backward_pass_parts_step_once(tmp_path, name, starts_us):
+    """Muon beside AdamW; one optimizer a layer, as torchtitan has it: cut at each, four steps would look like eleven."""
+    for marked in (False, True):
+        traces = [fsdp_rank(rank, steps=4) for rank in range(2)]
+        for trace in traces:
+            left_out = ("Optimizer.step",) if marked else ("Optimizer.step", "ProfilerStep")
+            trace.events = [row for row in trace.events if not row["name"].startswith(left_out)]
+            for step in range(4):
+                for start in starts_us:
+                    trace.annotation("Optimizer.step#AdamW.step", 1000 * step + start, 15)
+        found = analyze(write_run(tmp_path / f"{name} {marked}", traces))
+        assert [round(us, 3) for us in found.step_time_us.values] == [1000.0] * (4 if marked else 3)
+        assert found.run.strategy.triple == "GGG"
+        assert not {"Q326"} & {notice.code for notice in found.data_quality}

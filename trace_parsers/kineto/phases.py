@@ -54,7 +54,10 @@ def profiler_steps(rows: HostRows) -> list[HostSpan]:
     marks = rows.select(may_mark & rows.mask_of_names(bool(_STEP.match(name)) for name in rows.names))
     if marks:
         return _of_one_profiler(sorted(marks, key=lambda span: span.start_us))
-    outer = outermost(optimizer_spans(rows))
+    outer, starts = outermost(optimizer_spans(rows)), [start for start, _ in backward_passes(rows)]
+    if starts:  # those that no backward pass parts are of one step: of several optimizers, or inside of backward
+        parted = itertools.groupby(outer, lambda span: bisect_right(starts, span.start_us))
+        outer = [list(together)[-1] for _, together in parted]
     return [
         HostSpan(start_us=before.end_us, end_us=after.end_us, tid=after.tid, name=f"optimizer step {index}")
         for index, (before, after) in enumerate(itertools.pairwise(outer), start=1)
@@ -342,15 +345,15 @@ def updates_per_step(
 ) -> int | None:
     """Return how often optimizers step after passes of their own in a step (median over steps), None when unknown.
 
-    Several optimizers that step one after the other, with no backward pass in between, are one update. 0 where many
-    steps hold none, as where a script marks each micro-batch.
+    Several optimizers that step one after the other, with no backward pass in between, are one update, and so are those
+    that step inside of one. 0 where many steps hold none, as where a script marks each micro-batch.
     """
     outer = outermost(optimizer)
     if not steps or not outer or not passes:
         return None
-    ends = [end for _, end in passes]
+    starts = [start for start, _ in passes]
     counts = sorted(
-        len({bisect_right(ends, span.start_us) for span in outer if step.start_us <= span.start_us < step.end_us})
+        len({bisect_right(starts, span.start_us) for span in outer if step.start_us <= span.start_us < step.end_us})
         for step in steps
     )
     if not counts[-1]:
