@@ -189,6 +189,15 @@ def test_victims_of_a_rank_that_died_are_not_blamed(tmp_path):
     assert causes(hang) == {2: Cause.GONE}
 
 
+def test_a_rank_that_stands_by_itself_is_named_beside_one_without_a_dump(tmp_path):
+    """Rank 2's file was not given; rank 1 stands before number 5, which others issued after what they shared with it."""
+    waits = dump(entry(4, done=True), entry(5))
+    hang = diagnosed(tmp_path / "d", {0: waits, 1: dump(entry(4, done=True)), 3: waits})
+    assert not hang.culprits
+    assert hang.text.startswith("Cannot tell who is at fault: rank 1, or rank 2, of which nothing is here")
+    assert "Rank 1 never issued all_reduce 5" in hang.text
+
+
 def test_who_may_have_ended_because_of_a_rank_without_a_dump_is_not_blamed(tmp_path):
     """Rank 2 left none and nobody is seen to wait for it; rank 0 has issued nothing since what it shared with it."""
     pair = ("1", "pair")

@@ -73,8 +73,12 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     # More likely their files were not given than that so many are gone.
     unknown = sorted({*unseen, *unread_ends})
     is_part = bool(unseen) and len(unknown) > 1 and len(unknown) >= len(dumps)
-    # One rank that died takes others with it; several of which nothing is here may as well be left out by whoever asks.
+    # One rank that died takes others with it; several of which nothing is here may as well be left out by whoever asks,
+    # and so may one where another rank waits in nothing and stands.
     doubtful = late_or_victims if len(unseen) == len(culprits) > 1 else []
+    if len(unseen) == len(culprits) == 1:
+        waiting = {rank for knot in knots for rank in knot.waiting}
+        doubtful = [one for one in late_or_victims if _stands_alone(dumps[one.rank], waiting, groups)]
     if alone is not None or is_part or doubtful:
         culprits = []
     missing = tuple(sorted({rank for group in groups for rank in group.ranks} - dumps.keys()))
@@ -207,6 +211,17 @@ def _contradicts_its_waiters(rank: int, knots: Sequence[Knot], groups: Sequence[
             if mine is not None and theirs is not None and mine > theirs:
                 return True
     return False
+
+
+def _stands_alone(dump: RankDump, waiting: Collection[int], groups: Sequence[Group]) -> bool:
+    """Tell whether all that a rank has issued is done, and others of its last group have gone on to wait.
+
+    What ended it, had it been another one's death, would have ended them; gloo, which lists no groups, ends some first.
+    """
+    if not dump.groups or not dump.issued or not all(issued.is_done for issued in dump.issued):
+        return False
+    last = max(dump.issued, key=lambda each: each.created_ns).group
+    return any(group.name == last and set(group.ranks) & set(waiting) for group in groups)
 
 
 def _is_ahead(rank: int, other: int, groups: Sequence[Group]) -> bool:
