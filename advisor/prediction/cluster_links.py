@@ -178,7 +178,12 @@ class Links:
         return self.slowdown * part.effort.inter_bytes / (gbps * self._ratio(part) * 1e3)
 
     def fabric_us(self, part: Part) -> Draws:
-        """Return how long the bytes of a collective take a rank's way inside its node."""
+        """Return how long the bytes of a collective take a rank's way inside its node.
+
+        Rates by group shape hold what links inside nodes allow rings that cross them.
+        """
+        if self.shaped and part.effort.is_streamed and part.nodes > 1:
+            return 0.0
         return self.slowdown * part.effort.intra_bytes / (self.intra_gbps * self._ratio(part) * 1e3)
 
 
