@@ -441,6 +441,16 @@ def test_another_late_rank_in_each_step_is_waited_for_under_any_strategy(tmp_pat
     assert exposed.saving_us == pytest.approx(entry.exposed_us - entry.wait_us, rel=0.05)
 
 
+def test_a_rank_that_is_late_in_one_step_alone_is_named_with_it(tmp_path):
+    """Rank 3 loads data for 20 ms in the third of six steps, and nobody is late in the others."""
+    pauses = [[1.0 + 100.0 / 12 * (rank == 3 and step == 2) for rank in range(8)] for step in range(6)]
+    run = analyze(ring_run(tmp_path / "run", slow_steps=pauses, world=8, steps=6))
+    assert run.stragglers == ()
+    (finding,) = [item for item in run.findings if item.code == "PARO030"]
+    assert finding.status == "applies"
+    assert finding.text.startswith("in one of 6 steps (step 2) rank 3 is late by its own doing")
+
+
 def test_what_ranks_are_late_by_chance_shrinks_with_their_meetings(tmp_path):
     """Each computation of each rank takes up to half as long again, by chance: ranks meet 12 times a step."""
     chance = random.Random(3)

@@ -86,6 +86,7 @@ class Lateness:
         num_ranks: with timed steps.
         once_us: mean over steps of what a typical other rank waits for whichever rank is latest in each by its own
             doing. So long ranks wait even where they meet once a step only, as any strategy lets them.
+        once_at: the rank and the step that make most of that, None where no single step does.
     """
 
     stragglers: tuple[Straggler, ...] = ()
@@ -93,6 +94,7 @@ class Lateness:
     num_steps: int = 0
     num_ranks: int = 0
     once_us: float = 0.0
+    once_at: tuple[int, str] | None = None
 
 
 def find_stragglers(aligned: AlignedRun | None, run: Run, node_of: Mapping[int, int] | None = None) -> Lateness:
@@ -136,6 +138,7 @@ def find_stragglers(aligned: AlignedRun | None, run: Run, node_of: Mapping[int, 
         num_steps=costs.num_steps,
         num_ranks=len(facts),
         once_us=costs.once_us,
+        once_at=costs.once_at,
     )
 
 

@@ -143,8 +143,19 @@ class Costs:
     @property
     def once_us(self) -> float:
         """Return the mean over steps of what whichever rank is latest costs in each by its own doing."""
-        latest = [max(self._bounded_us(rank, label) for rank in self.own_us) for label in self.all_us]
+        latest = [cost for cost, _, _ in self._latest()]
         return sum(latest) / len(latest) if latest else 0.0
+
+    @property
+    def once_at(self) -> tuple[int, str] | None:
+        """Return the rank and the step that make most of that, None where no single step does."""
+        latest = self._latest()
+        cost, label, rank = max(latest, default=(0.0, "", -1))
+        return (rank, label) if len(latest) > 2 and 2 * cost > sum(each for each, _, _ in latest) else None
+
+    def _latest(self) -> list[tuple[float, str, int]]:
+        """Return for each step what the rank that is latest by its own doing costs, the step, and that rank."""
+        return [max((self._bounded_us(rank, label), label, rank) for rank in self.own_us) for label in self.all_us]
 
     def own(self, rank: int) -> float:
         """Return what a rank costs in all steps."""

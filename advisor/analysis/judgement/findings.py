@@ -294,6 +294,14 @@ def _not_late(lateness: Lateness, least_us: float) -> FindingEntry:
         who = f"rank {ranks} causes" if len(lateness.undecided) == 1 else f"ranks {ranks} cause"
         text = f"{who} most of the waiting, as equal ranks may by chance in {steps}: record more"
         return _finding(code, NOT_JUDGED, text)
+    if lateness.once_us >= least_us and lateness.once_at is not None:
+        rank, step = lateness.once_at[0], lateness.once_at[1].replace("ProfilerStep#", "step ")
+        return _finding(
+            code,
+            APPLIES,
+            f"in one of {steps} ({step}) rank {rank} is late by its own doing; most of what ranks wait for each other "
+            f"is there ({time_text(lateness.once_us)} a step on average), as it would be under any strategy",
+        )
     if lateness.once_us >= least_us:
         return _finding(
             code,
