@@ -472,6 +472,21 @@ def test_traces_of_other_devices_and_other_types_are_not_compared(analysis):
     with pytest.raises(UnlikeRunsError, match="precision bfloat16 before and float after"):
         compare(analysis, replace(analysis, collectives=in_fp32), None)
     assert compare(analysis, other_device, None, Terms(allow_unlike=("device",))).unlike
+    # Sums in fewer bits are quicker and other numbers, in whatever type parameters are gathered.
+    reduced = tuple(
+        replace(entry, dtype="Float") if entry.state == "gradient" else entry for entry in analysis.collectives
+    )
+    with pytest.raises(
+        UnlikeRunsError, match="gradients reduced in bfloat16 before and gradients reduced in float after"
+    ):
+        compare(analysis, replace(analysis, collectives=reduced), None)
     # FSDP2 gathers parameters of several types as bytes, which says nothing of them.
     as_bytes = tuple(replace(entry, dtype="Byte") for entry in analysis.collectives)
     assert compare(analysis, replace(analysis, collectives=as_bytes), None).unlike == ()
+
+
+def test_a_change_that_is_too_small_to_count_is_not_called_noise(analysis):
+    """Steps of 100 ms and of 99, each steady to a few microseconds: the range leaves out zero."""
+    before, after = ([start + 1e0 * step for step in range(20)] for start in (100e3, 99e3))
+    assert compare(*pair(analysis, before, after), None).text.startswith("The same but for less than the 2.5 %")
+    assert compare(*pair(analysis, before, before), None).text.startswith("The same within noise")

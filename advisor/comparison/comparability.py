@@ -62,6 +62,7 @@ def _facts(before: Analysis, after: Analysis) -> list[tuple[str, str, str]]:
         pairs.append(("precision", one.autocast or "no autocast", other.autocast or "no autocast"))
     else:
         pairs.append(("precision", _gathered_types(before), _gathered_types(after)))
+    pairs.append(("precision", _reduced_type(before), _reduced_type(after)))
     first, second = before.run.parameter_count, after.run.parameter_count
     if first and second and abs(first - second) > SAME_COUNT_SHARE * first:
         pairs.append(("parameters", first, second))
@@ -76,6 +77,17 @@ def _gathered_types(analysis: Analysis) -> str:
     """Return the types of elements in which parameters are gathered, "" where none are or bytes stand for any type."""
     types = {plain_dtype(entry.dtype) for entry in analysis.collectives if entry.state == State.PARAMETER.value}
     return "" if any(map(is_of_bytes, types)) else " and ".join(sorted(types - {""}))
+
+
+def _reduced_type(analysis: Analysis) -> str:
+    """Return in which type most bytes of gradients are reduced, "" where nothing tells."""
+    moved: dict[str, float] = {}
+    for entry in analysis.collectives:
+        if entry.state == State.GRADIENT.value and entry.dtype and entry.bytes:
+            name = plain_dtype(entry.dtype)
+            moved[name] = moved.get(name, 0.0) + entry.count * entry.bytes
+    most = max(moved, key=lambda name: (moved[name], name), default="")
+    return f"gradients reduced in {most}" if most and not is_of_bytes(most) else ""
 
 
 def _marks(analysis: Analysis) -> str:

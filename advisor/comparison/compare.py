@@ -457,7 +457,9 @@ def _text(step: Metric, sides: tuple[Side, Side], plan: Plan | None, untested: s
         case ChangeVerdict.WORSE:
             text = f"Slower: step {span} ({pct}), {ratio}."
         case ChangeVerdict.SAME:
-            text = f"The same within noise: step {span} ({pct})."
+            is_beyond = step.low_pct is not None and step.high_pct is not None and not step.low_pct <= 0 <= step.high_pct
+            least = f"less than the {REAL_CHANGE_PCT:g} % from which a change counts"
+            text = f"The same {f'but for {least}' if is_beyond else 'within noise'}: step {span} ({pct})."
         case _:
             counts = f"{plural(sides[0].num_steps, 'step')} before and {sides[1].num_steps} after"
             few = min(side.num_steps for side in sides) < MIN_SAMPLES
