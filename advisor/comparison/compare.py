@@ -457,7 +457,8 @@ def _text(step: Metric, sides: tuple[Side, Side], plan: Plan | None, untested: s
         case ChangeVerdict.WORSE:
             text = f"Slower: step {span} ({pct}), {ratio}."
         case ChangeVerdict.SAME:
-            is_beyond = step.low_pct is not None and step.high_pct is not None and not step.low_pct <= 0 <= step.high_pct
+            low, high = step.low_pct, step.high_pct
+            is_beyond = low is not None and high is not None and not low <= 0 <= high
             least = f"less than the {REAL_CHANGE_PCT:g} % from which a change counts"
             text = f"The same {f'but for {least}' if is_beyond else 'within noise'}: step {span} ({pct})."
         case _:
