@@ -108,18 +108,18 @@ def _check_types(spec: UnitSpec, settings: Settings) -> None:
 
 
 def _check_hooks(slot: Slot, settings: Settings, levels: Strategy) -> None:
-    parameter = slot.parameter
+    parameter, is_sharded = slot.parameter, levels.parameter != Level.N
     stays = (
-        levels.parameter == Level.N
+        not is_sharded
         and settings.param_dtype in (None, slot.dtype)
         and not isinstance(parameter, DTensor)
     )
     hooks = [*(parameter._backward_hooks or ()), *(parameter._post_accumulate_grad_hooks or ())]  # noqa: SLF001
     if not stays and (hooks or (parameter.requires_grad and has_node_hooks(parameter))):
         raise UsageError(
-            f"a parameter that is sharded must have no hooks on its gradient, got some on {slot.name}",
+            f"a parameter under a strategy must have no hooks on its gradient here, got some on {slot.name}",
             where=slot.name,
-            hint="remove them, or choose a strategy that replicates parameters (N..)",
+            hint="remove them" + (", or choose a strategy that replicates parameters (N..)" if is_sharded else ""),
         )
 
 
