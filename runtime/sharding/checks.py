@@ -109,11 +109,7 @@ def _check_types(spec: UnitSpec, settings: Settings) -> None:
 
 def _check_hooks(slot: Slot, settings: Settings, levels: Strategy) -> None:
     parameter, is_sharded = slot.parameter, levels.parameter != Level.N
-    stays = (
-        not is_sharded
-        and settings.param_dtype in (None, slot.dtype)
-        and not isinstance(parameter, DTensor)
-    )
+    stays = not is_sharded and settings.param_dtype in (None, slot.dtype) and not isinstance(parameter, DTensor)
     hooks = [*(parameter._backward_hooks or ()), *(parameter._post_accumulate_grad_hooks or ())]  # noqa: SLF001
     if not stays and (hooks or (parameter.requires_grad and has_node_hooks(parameter))):
         raise UsageError(

@@ -2,7 +2,7 @@
 
 Arguments before those of ``common``: the folder of checkpoints, and words: "resume" loads the latest checkpoint before the
 first step, "weights" only the weights of it; "theirs" finds one of DeepSpeed's own. "default" leaves clipping to DeepSpeed's
-default, 1.0; "skips" leaves a layer out in every second step; "module" calls the module by itself.
+default, 1.0; "skips" leaves a layer out in every second step; "module" calls the module by itself; "amid" loads between micro-batches.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ def planned(args, rank, folder, words):
             rate = engine.get_lr()[0]
             engine.step()
             assert engine.was_step_applied() is (micro == MICRO_BATCHES - 1)
+            if "amid" in words:
+                engine.load_checkpoint(folder)
         report(step, loss.detach(), engine.get_global_grad_norm(), rate)
         if step + 1 == SAVED_AFTER and not words:
             engine.save_checkpoint(folder, client_state={"epoch": 7, "seen": torch.Size([3])})

@@ -292,12 +292,18 @@ class PlannedEngine(nn.Module):
             Its path and the script's own values; None for both where no tag is given and none is the latest.
 
         Raises:
-            TrainingError: it is one of DeepSpeed's own, or shall be read in a way of the script's own.
+            TrainingError: it is one of DeepSpeed's own, shall be read in a way of the script's own, or amid a step.
         """
         if custom_load_fn is not None or not load_module_strict:
             raise TrainingError(
                 "a planned engine loads checkpoints of the same model, got custom_load_fn or load_module_strict=False",
                 hint=NO_PLAN,
+            )
+        if self._boundary is None and self.micro_steps % self._accumulation:
+            raise TrainingError(
+                "a checkpoint must be loaded between two steps, got one amid the micro-batches of a step, whose gradients "
+                "DeepSpeed would add to what follows",
+                hint="load it where engine.is_gradient_accumulation_boundary() was true in the last pass",
             )
         path = checkpoints.find(Path(load_dir), tag)
         if path is None:
