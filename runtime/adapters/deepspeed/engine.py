@@ -301,8 +301,8 @@ class PlannedEngine(nn.Module):
             )
         if self._boundary is None and self.micro_steps % self._accumulation:
             raise TrainingError(
-                "a checkpoint must be loaded between two steps, got one amid the micro-batches of a step, whose gradients "
-                "DeepSpeed would add to what follows",
+                "a checkpoint must be loaded between two steps, got one amid the micro-batches of a step, whose "
+                "gradients DeepSpeed would add to what follows",
                 hint="load it where engine.is_gradient_accumulation_boundary() was true in the last pass",
             )
         path = checkpoints.find(Path(load_dir), tag)
