@@ -6,6 +6,7 @@ label smoothing), and saved files hold it (the architecture in a model's config.
 
 from __future__ import annotations
 
+import inspect
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
@@ -31,7 +32,13 @@ class _Remaking(type):
     """
 
     def __call__(cls, *args: object, **kwargs: object) -> object:
-        return getattr(cls, _PLAIN)(*args, **kwargs)
+        if _PLAIN not in vars(cls):  # derived by a script, or not shown to it
+            return super().__call__(*args, **kwargs)
+        return vars(cls)[_PLAIN](*args, **kwargs)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        return inspect.signature(getattr(cls, _PLAIN))
 
 
 @cache

@@ -41,6 +41,10 @@ def test_a_ring_over_nodes_shows_the_least_that_ranks_move_inside_them():
     """No data sheet that was assumed (32 GB/s of PCIe) stands against 60 GB/s that each rank has sent."""
     boxes = replace(CLUSTER, device_name="NVIDIA L40S")
     assert fit_tiers([link("mixed", 32, 60.0)], boxes, None).intra_gbps.value == pytest.approx(60.0)
+    low = fit_tiers([link("mixed", 32, 60.0)], boxes, None).intra_gbps
+    # Never far below: as uncertain as the ring was, whose range of 5 % either way holds 80 % (1.2816 deviations).
+    assert low.sigma == pytest.approx(np.log(1.05) / 1.2816, rel=1e-3)
+    assert low.sigma_above == pytest.approx(np.log(1.5))  # PRIOR_BANDWIDTH_FACTOR
     assert fit_tiers([link("mixed", 32, 10.0)], boxes, None).intra_gbps.value < 40.0
     assert fit_tiers([link("mixed", 32, 60.0), link("intra", 4, 20.0)], boxes, None).intra_gbps.value == pytest.approx(
         20
@@ -53,6 +57,9 @@ def test_the_latency_of_a_ring_over_nodes_is_that_of_its_hops():
     found = fit_tiers(links, CLUSTER, None)
     assert found.inter_alpha_us.value == pytest.approx(20.0)
     assert found.intra_alpha_us.value == pytest.approx(3.0)
+    alone = fit_tiers(links[:1], CLUSTER, None)
+    assert alone.intra_alpha_us.value == pytest.approx(5 / 14 * alone.inter_alpha_us.value)
+    assert not any("latency inside nodes" in note for note in alone.notes)  # it is not assumed
 
 
 def test_groups_of_two_nodes_that_are_quicker_show_pods():

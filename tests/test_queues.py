@@ -10,6 +10,9 @@ from test_candidates import found
 from test_recommend import MB, calibration, estimate
 from trace_builder import TraceBuilder
 
+from paro_advise.advisor.description.calibrate import calibrate_described
+from paro_advise.advisor.description.read import description_from_toml
+from paro_advise.advisor.prediction.candidates import baseline_candidate
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.moved_units import buckets
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
@@ -64,6 +67,13 @@ def test_gathers_behind_reductions_are_told_from_reductions_that_block(tmp_path,
     assert run.overlaps_reductions
 
 
+def test_fsdp2_gathers_ahead_by_itself(tmp_path):
+    """Behind slow reductions its gathers look as if they were not."""
+    analysis = analyze(write_run(tmp_path / "run", [sharded_rank(rank, ahead=False) for rank in range(2)]))
+    as_fsdp2 = replace(analysis, run=replace(analysis.run, framework=Framework.FSDP2))
+    assert calibrate(as_fsdp2).prefetches
+
+
 def test_what_is_exposed_without_prefetch_is_gained_by_keeping_parameters():
     """Three of four blocks are gathered again in two micro-batches, each behind a reduction that then hides."""
     made = calibration(
@@ -111,3 +121,35 @@ def test_a_ring_over_nodes_goes_at_the_pace_of_its_slower_links():
     assert ring.us(14.0, 10.0, 5.0, 20.0) == pytest.approx(3 * 14 + 28 * 5 + 31e6 / 10e3)
     rails = effort_of(RingAlgorithm.RING, Op.ALL_REDUCE, 32e6, 4, 1, is_streamed=True)
     assert rails.us(14.0, 100.0, 5.0, 1.0) == pytest.approx(2 * (3 * 14 + 24e6 / 100e3))
+
+
+@pytest.mark.parametrize(
+    ("framework", "strategy", "expected"),
+    [
+        ("fsdp1", "III/2", {"replicates_each_pass": True}),
+        ("fsdp1", "GGG", {"replicates_each_pass": False}),
+        ("fsdp2", "III/2", {"replicates_each_pass": False, "reduce_bucket_bytes": None}),
+        ("deepspeed", "NGG", {"scatters_by_all_reduce": True, "reduce_bucket_bytes": 2 * 5e8}),
+        ("deepspeed", "GGG", {"scatters_by_all_reduce": False, "reduce_bucket_bytes": 2 * 5e8}),
+    ],
+)
+def test_described_runs_are_run_as_their_framework_does(framework, strategy, expected):
+    text = f"""
+    [model]
+    parameters = 1e9
+    layers = 8
+    [cluster]
+    nodes = 2
+    gpus_per_node = 4
+    device = "H100"
+    [run]
+    framework = "{framework}"
+    strategy = "{strategy}"
+    micro_batches = 4
+    step_time_ms = 2000
+    """
+    made = calibrate_described(description_from_toml(text.encode(), "run.toml"))
+    base = baseline_candidate(made)
+    assert {name: getattr(base, name) for name in expected} == expected
+    alike = found(made, strategy[:3], size=2 if "/" in strategy else 4)
+    assert {name: getattr(alike, name) for name in expected} == expected

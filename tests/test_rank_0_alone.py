@@ -83,14 +83,31 @@ def test_ddp_scripts_evaluate_on_rank_0_alone_or_are_told(a_plan, tmp_path, word
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("word", ["amid_saves", "amid_evaluates", "amid_both", "broken_saves", "broken_evaluates"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "amid_saves", "amid_evaluates", "amid_both", "amid_part", "amid_looks", "amid_frozen_looks", "broken_saves",
+        "broken_evaluates",
+    ],
+)  # fmt: skip
 def test_rank_0_looks_at_the_model_between_forward_and_backward_or_after_a_broken_one(a_plan, tmp_path, word):
     """Its gathers met those that the others made in backward: it read one unit's values for another's."""
     script = WORKERS / "rank_0_alone.py"
     seen = numbers_in(run_ranks(script, word).stdout)
     assert len(seen) == 3 * (2 if word == "amid_both" else 1) + 1
-    for strategy in ("GGG", "IIG", "NNG"):
+    for strategy in ("GGG", "IIG"):
         done = run_ranks(script, word, plan=plan_for(a_plan, tmp_path / f"{strategy}.json", strategy), timeout_s=60)
+        assert numbers_in(done.stdout) == pytest.approx(seen, rel=2e-6), (strategy, done.stderr[-3000:])
+
+
+@pytest.mark.distributed
+def test_ranks_that_hold_whole_parameters_may_begin_unequal_numbers_of_passes(a_plan, tmp_path):
+    """Rank 0 evaluates by DDP's wrapper and forgets ``no_grad``: it meets the others once more in each step."""
+    script = WORKERS / "rank_0_alone.py"
+    seen = numbers_in(run_ranks(script, "forgets_ddp").stdout)
+    for strategy in ("NNN", "NNG"):
+        plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
+        done = run_ranks(script, "forgets_ddp", plan=plan, timeout_s=60)
         assert numbers_in(done.stdout) == pytest.approx(seen, rel=2e-6), (strategy, done.stderr[-3000:])
 
 

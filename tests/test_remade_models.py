@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from abc import ABCMeta
 
 import pytest
@@ -26,7 +27,8 @@ class Plain:
     made = 0
 
     def __init__(self, width):
-        type(self).made += 1
+        for cls in (Plain, Abstract):
+            cls.made += type(self) is cls
         self.width = width
 
 
@@ -42,6 +44,8 @@ def test_a_class_that_something_was_mixed_into_makes_plain_objects(cls):
     for made in (once, twice):
         assert type(made(3)) is cls
         assert type(copy.copy(object.__new__(made))) is made
+        assert list(inspect.signature(made).parameters) == ["width"]
+        assert type(type("Sub", (made,), {})(3)).__name__ == "Sub"
     assert cls.made == 2
 
 

@@ -23,7 +23,12 @@ from paro_advise.advisor.description.model import ELEMENT_BYTES
 from paro_advise.advisor.prediction.advice.wanted import Wanted
 from paro_advise.advisor.prediction.calibration import Calibration, Update
 from paro_advise.advisor.prediction.candidates import aligned_sizes, baseline_candidate
-from paro_advise.advisor.prediction.constants import ASSUMED_UNITS, NUM_HALVINGS, P90_SIGMAS
+from paro_advise.advisor.prediction.constants import (
+    ASSUMED_UNITS,
+    DEEPSPEED_BUCKET_ELEMENTS,
+    NUM_HALVINGS,
+    P90_SIGMAS,
+)
 from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, fit_tiers
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.advisor.ranks.devices import device_named
@@ -158,10 +163,25 @@ def calibrate_described(description: Description, micro_batch_us: float | None =
         **_NOT_SEEN,
     )
     _check_groups(described, run.strategy)
-    described = replace(described, update=_update(description, described, whole))
+    described = replace(_as_its_framework_runs(described), update=_update(description, described, whole))
     if micro_batch_us is not None:
         return _stepping(described, run.micro_batches * micro_batch_us)
     return _with_compute(described, description)
+
+
+def _as_its_framework_runs(described: Calibration) -> Calibration:
+    """Return a run with what its framework does of itself: see ``candidates.py``, which does so for other ways."""
+    strategy, framework = described.baseline, described.framework
+    if framework == Framework.FSDP1:
+        each = described.micro_batches > 1 and strategy.gradient == Level.I
+        return replace(described, replicates_each_pass=each)
+    if framework == Framework.DEEPSPEED:
+        return replace(
+            described,
+            scatters_by_all_reduce=str(strategy) in ("NNG", "NGG"),
+            reduce_bucket_bytes=float(described.element_bytes * DEEPSPEED_BUCKET_ELEMENTS),
+        )
+    return described
 
 
 def _ranks(description: Description) -> _Ranks:

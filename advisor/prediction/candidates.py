@@ -113,7 +113,9 @@ def baseline_candidate(calibration: Calibration) -> Candidate:
         overlaps_reductions=overlaps,
         overlaps_gathers=calibration.overlaps_gathers,
         prefetches=calibration.prefetches,
-        holds_back=_holds_back(calibration, calibration.baseline) and not is_own,
+        holds_back=_holds_back(calibration, calibration.baseline, variant)
+        and not is_own
+        and calibration.framework != Framework.FSDP1,
         scatters_by_all_reduce=calibration.scatters_by_all_reduce,
         # Collectives of one process group queue behind each other, as far as no trace shows otherwise. A second copy is
         # gathered in a group of its own (FSDP2's post-forward mesh, hpZ's secondary group).
@@ -271,10 +273,13 @@ def _scatters_by_all_reduce(calibration: Calibration, strategy: Strategy) -> boo
     return calibration.scatters_by_all_reduce or not runs_one
 
 
-def _holds_back(calibration: Calibration, strategy: Strategy) -> bool:
-    """Tell whether a strategy is FSDP2's to run."""
-    others = (Framework.FSDP1, Framework.DEEPSPEED, Framework.MEGATRON)
-    return calibration.is_gpu and strategy.parameter != Level.N and calibration.framework not in others
+def _holds_back(calibration: Calibration, strategy: Strategy, variant: Variant = Variant.PLAIN) -> bool:
+    """Tell whether a strategy is FSDP2's to run, that of an FSDP1 script too where FSDP1 has no setting for it."""
+    if not calibration.is_gpu or strategy.parameter == Level.N:
+        return False
+    if calibration.framework == Framework.FSDP1:
+        return exports_of(strategy, CollectiveBackend.NATIVE, variant)["fsdp1"] != Fidelity.EXACT
+    return calibration.framework not in (Framework.DEEPSPEED, Framework.MEGATRON)
 
 
 def _gathers_ahead(calibration: Calibration, strategy: Strategy) -> bool:
@@ -304,6 +309,7 @@ def _vary(calibration: Calibration, strategy: Strategy, variant: Variant, size: 
         _native(calibration, strategy, size),
         variant=variant,
         gathers_once=variant == Variant.KEPT,
+        holds_back=_holds_back(calibration, strategy, variant),
         separate_queues=variant.keeps_copy,
         backward_level=Level.I if variant.keeps_copy else None,
         copy_lasts=variant in (Variant.HPZ, Variant.QUANTISED),

@@ -141,15 +141,15 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
     hops = _mean(_samples(inside, cluster, _latency))
     shares = _HopShares(inside_us=hops.value if hops else None, ratio=prior["inter_alpha_us"] / prior["intra_alpha_us"])
     for name, sample in (("gbps", _bandwidth), ("alpha_us", shares.between if not cluster.is_gloo else _latency)):
-        for tier, chosen in (("intra", inside), ("inter", far or near)):
+        for tier, chosen in (("inter", far or near), ("intra", inside)):
             key = f"{tier}_{name}"
-            found[key] = _mean(_samples(chosen, cluster, sample)) or _assume(key, prior[key], cluster, notes)
+            known_value = _mean(_samples(chosen, cluster, sample))
+            if known_value is None and key == "intra_alpha_us" and not cluster.is_gloo:
+                known_value = shares.inside(found["inter_alpha_us"])
+            found[key] = known_value or _assume(key, prior[key], cluster, notes)
         found[f"pod_{name}"] = _mean(_samples(near, cluster, sample)) or found[f"inter_{name}"]
     if not cluster.is_gloo and any(link.span == "mixed" for link in far or near):
         found["intra_gbps"] = _at_least(found["intra_gbps"], found["inter_gbps"])
-    if hops is None and not cluster.is_gloo and found["inter_alpha_us"].source == "measured":
-        between = found["inter_alpha_us"]
-        found["intra_alpha_us"] = replace(between, value=between.value / shares.ratio, source="derived")
     if ratio.source == "prior" and any(by_sums.values()):
         below, above = (math.log(factor) / P90_SIGMAS for factor in (SUM_RATIO_FACTOR, MOST_SUM_RATIO))
         ratio = replace(ratio, sigma=below, sigma_above=above)
@@ -165,10 +165,12 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
 
 
 def _at_least(inside: Estimate, ring: Estimate) -> Estimate:
-    """Return what a rank moves inside its node; if assumed, no less than what a ring over nodes has moved."""
-    if inside.source != "prior" or ring.source == "prior" or inside.value >= ring.value:
+    """Return what a rank moves inside its node; if assumed, with its range no less than a ring over nodes has moved."""
+    if inside.source != "prior" or ring.source == "prior":
         return inside
-    return replace(inside, value=ring.value)
+    value = max(inside.value, ring.value)
+    below = min(inside.sigma, max(ring.sigma, math.log(value / ring.value) / P90_SIGMAS))
+    return replace(inside, value=value, sigma=below, sigma_above=inside.sigma_above or inside.sigma)
 
 
 def is_hidden(span: str, group_size: int | None, world_size: int, num_nodes: int) -> bool:
@@ -326,6 +328,12 @@ class _HopShares:
 
     inside_us: float | None
     ratio: float
+
+    def inside(self, between: Estimate) -> Estimate | None:
+        """Return what a hop inside nodes takes where one between them is known, and none inside was measured alone."""
+        if between.source != "measured":
+            return None
+        return replace(between, value=between.value / self.ratio, source="derived")
 
     def between(self, link: Link, cluster: LinkContext) -> _Sample | None:
         """Return what a hop takes: between nodes, of links inside one an average one."""

@@ -255,10 +255,9 @@ class Session:
         if model is None:
             return
         # A switch is taken before any pass of a step.
-        all_meet = not model.boundary.meets_nobody or self._switchboard is not None
-        if all_meet:
+        if not model.boundary.meets_nobody or self._switchboard is not None:
             self.attend(model.boundary.passing_of(module))
-        model.engine.passes.meet(all_meet=all_meet)
+        model.engine.passes.meet()
 
     def accept_own_settings(self, framework: str, num_parameters: int) -> None:
         """Check the plan against a job that the framework itself runs by the plan's settings.

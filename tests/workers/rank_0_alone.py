@@ -5,7 +5,8 @@ Argument: "save" saves a part of the model, parameters and gradients, and keeps 
 broadcasts and means, "spread" after rank 0 has changed its own, "load" after rank 0 has loaded a state dict. "part" runs
 a part of the model, "forgets" the whole model without no_grad, "forgets_ddp" by DDP; "saliency" runs backward as well,
 "stays" leaves the model in eval mode. "amid_saves", "amid_evaluates" and "amid_both" look at the model between forward
-and backward; "broken_saves" and "broken_evaluates" after a forward pass that broke off on all ranks.
+and backward, "amid_part" runs a block, "amid_looks" counts parameters, "amid_frozen_looks" with a frozen root;
+"broken_saves" and "broken_evaluates" after a forward pass that broke off on all ranks.
 """
 
 from __future__ import annotations
@@ -73,6 +74,11 @@ def look_at(word, raw, tokens):
     """Look at the model between forward and backward of a step, or after a forward pass that broke off."""
     if word.endswith(("_saves", "_both")):
         print(f"amid {total(raw.state_dict().values()):.9e}", flush=True)
+    if word.endswith("_part"):
+        with torch.no_grad():
+            print(f"amid {float(raw.blocks[1](torch.ones(1, 4, raw.head.in_features)).norm()):.9e}", flush=True)
+    if word.endswith("_looks"):
+        print(f"amid {float(sum(parameter.numel() for parameter in raw.parameters())):.9e}", flush=True)
     if word.endswith(("_evaluates", "_both")):
         with torch.no_grad():
             print(f"amid {float(loss_of(raw, tokens)):.9e}", flush=True)
@@ -97,12 +103,17 @@ def main():
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     rank = dist.get_rank()
     raw = make_model(args)
+    if word == "amid_frozen_looks":  # the root holds nothing that trains
+        trained = {id(parameter) for block in raw.blocks for parameter in block.parameters()}
+        for parameter in raw.parameters():
+            parameter.requires_grad_(id(parameter) in trained)
     mean = copy.deepcopy(raw) if word == "save" and rank == 0 else None
     other = [parameter.detach() * 2 for parameter in raw.parameters()]
     kept = list(raw.parameters())
     model = Open(raw) if word == "part" else DistributedDataParallel(raw)
     assert word != "part" or model.blocks is raw.blocks
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3, eps=1e-3)
     for step in range(4):
         if word.startswith("broken") and step:
             break_off(model, raw, batch(args, step, 0, rank))

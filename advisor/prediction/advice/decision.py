@@ -361,7 +361,8 @@ def _needed_of_script(calibration: Calibration, baseline: Scored, chosen: Scored
     if framework == Framework.FSDP1 and exports["fsdp1"] != Fidelity.EXACT and exports["fsdp2"] == Fidelity.EXACT:
         return " FSDP1 has no setting for it: the script has to shard by fully_shard (FSDP2)."
     sums_once = candidate.strategy.gradient == Level.I and not candidate.replicates_each_pass
-    is_new = sums_once and baseline.candidate.strategy.gradient != Level.I
+    before = baseline.candidate
+    is_new = sums_once and (before.strategy.gradient != Level.I or before.replicates_each_pass)
     if framework == Framework.FSDP2 and is_new and calibration.micro_batches > 1:
         return (
             " It holds where gradients are summed between groups once a step: the script has to call "

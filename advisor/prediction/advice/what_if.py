@@ -224,7 +224,7 @@ def ho_ring_gain(calibration: Calibration, chosen: Candidate) -> HoRingGain | No
     links = measured_links(calibration)
     largest = max(calibration.unit_bytes)
     shape = (calibration.num_nodes, calibration.ranks_per_node)
-    flat = effort_of(RingAlgorithm.RING, Op.ALL_GATHER, largest, *shape)
+    flat = effort_of(RingAlgorithm.RING, Op.ALL_GATHER, largest, *shape, is_streamed=calibration.is_gpu)
     ring = effort_of(RingAlgorithm.HO_RING, Op.ALL_GATHER, largest, *shape)
     plain = replace(links, slowdown=1.0)
     apart = replace(ring, overlapped_rounds=0)

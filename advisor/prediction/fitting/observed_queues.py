@@ -63,8 +63,10 @@ def _prefetches(analysis: Analysis, reduced: Sequence[CollectiveEntry], micro: i
     """Tell whether gathers in backward are issued before reductions that end in compute's way, True without any.
 
     Behind a reduction on one communicator a gather is exposed, and so is the reduction, for compute waits for the
-    gather. But the first gather of a backward pass has nothing before it.
+    gather. But the first gather of a backward pass has nothing before it. FSDP2 gathers ahead by itself.
     """
+    if analysis.run.framework == Framework.FSDP2:
+        return True
     again = kinds_of(analysis, State.PARAMETER, lambda entry: entry.detail.startswith("backward"))
     first_us = max((entry.p50_us or 0.0 for entry in again), default=0.0) * micro
     if sum(entry.count for entry in again) <= micro:
@@ -97,15 +99,16 @@ def _bucket_bytes(analysis: Analysis, model: Pieces, reduced: Sequence[Collectiv
         return None
     passes = passes_of(analysis, reduced, micro)
     sizes = [float(entry.bytes or 0) / width for entry in reduced if (width := dtype_bytes(entry.dtype))]
-    is_cut = sum(entry.count for entry in reduced) > passes and (analysis.run.strategy.triple or "N")[2] != "N"
-    return model.element_bytes * (max(sizes) if is_cut and sizes else float(DEEPSPEED_BUCKET_ELEMENTS))
+    is_cut = sum(entry.count for entry in reduced) > passes and (analysis.run.strategy.triple or "NNN")[2] != "N"
+    least = 0.0 if is_cut and sizes else float(DEEPSPEED_BUCKET_ELEMENTS)
+    return model.element_bytes * max([least, *sizes])
 
 
 def queue_notes(analysis: Analysis, queues: ObservedQueues) -> list[str]:
     """Return what is assumed of how a run's collectives queue."""
     found = []
     has_gathers = any(kinds_of(analysis, State.PARAMETER, lambda entry: entry.detail.startswith("backward")))
-    if analysis.run.framework == Framework.FSDP1 and not has_gathers:
+    if analysis.run.framework == Framework.FSDP1 and not has_gathers and analysis.run.backend != "gloo":
         found.append(
             "where parameters are gathered again for backward, FSDP1 is taken to do so ahead, as by its default "
             "(backward_prefetch=BACKWARD_PRE; accelerate's default is none): without that such ways take longer"

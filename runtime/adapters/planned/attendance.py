@@ -1,10 +1,10 @@
 """Lets one rank ask for whole states while the others go on: they come to its help at their next common point.
 
 Scripts of DDP save on rank 0 alone, since there every rank holds everything. Under a plan the states lie on all
-ranks. So at each point that all ranks pass together (a training pass, clipping, a step, a collective of the script,
-the end) rank 0 says in the job's store whether it goes on or gathers something first, and the others wait to hear it.
-So rank 0 may also evaluate alone: it says which unit its pass gathers next. And it may read whole parameters, as those
-do that keep a mean of weights on rank 0 only.
+ranks. So at each point that all ranks pass together (a training pass forward, and backward through sharded units,
+clipping, a step, a collective of the script, the end) rank 0 says in the job's store whether it goes on or gathers
+something first, and the others wait to hear it. So rank 0 may also evaluate alone: it says which unit its pass gathers
+next. And it may read whole parameters, as those do that keep a mean of weights on rank 0 only.
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ class AttendedReader:
         self._attendance = attendance
         self._engine = engine
         self._of_model = f"{OF_MODEL}{attendance.add(engine)}"
+        self._has_asked = False  # since a backward pass began
 
     def attach(self, *, evaluates_alone: bool) -> None:
         """Let the model ask.
@@ -63,11 +64,13 @@ class AttendedReader:
         if self._engine.holds_all:
             yield from whole_parameters(self._engine)
             return
+        self._has_asked = True
         with self._attendance.meeting(PARAMETERS + changes_of(self._engine) + self._of_model):
             yield from whole_parameters(self._engine)
 
     def optimizer_state(self) -> StateDict:
         """Gather the optimizer's state, in torch's own layout."""
+        self._has_asked = True
         with self._attendance.meeting(OPTIMIZER + self._of_model):
             return plain_optimizer_state(self._engine)
 
@@ -89,14 +92,19 @@ class AttendedReader:
             return
         place = next(place for place, other in enumerate(self._engine.units) if other is unit)
         hint = "run an evaluation on rank 0, or on all ranks with as many batches on each"
+        self._has_asked = True
         self._attendance.meet(f"{UNIT}{place}{self._of_model}", hint)
 
     def before_backward(self) -> None:
         """Bring all ranks together where backward begins: what rank 0 has looked at since forward, all have gathered.
 
-        What was kept for backward is freed on all of them where it is on rank 0, which gathers it again.
+        What was kept for backward is freed on all of them where it is on rank 0, and where others have freed it as they
+        helped; all gather it again.
         """
         homes, arrangement = self._engine.homes, self._engine.arrangement
+        if self._has_asked:
+            homes.rest(arrangement)
+        self._has_asked = False
         rests = all(homes.are_at_rest(arrangement, unit) for unit in self._engine.units)
         if self._attendance.attend(_GOES_BACKWARD, _AT_REST if rests else "") == _AT_REST and not rests:
             homes.rest(arrangement)

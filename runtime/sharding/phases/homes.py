@@ -202,7 +202,7 @@ class ParameterHomes:
         """Tell whether the model shows the parameters of a unit that are kept, not gathered ones."""
         if arrangement.levels.parameter == Level.N:
             return True
-        return all(isinstance(slot.parameter, DTensor) for slot in unit.spec.training)
+        return all(isinstance(slot.parameter, DTensor) for slot in unit.spec.slots)
 
     def gather_once(self, unit: UnitState) -> None:
         """Take part in a gather of a unit's sharded parameters that another rank needs, outside of forward passes."""

@@ -29,7 +29,7 @@ class RankPasses:
         exchange_nothing: tells whether passes stay on their rank now, so that each may make as many as it likes.
         before_own_backward: called before a backward pass that may be this rank's alone; None where ranks make all
             passes together.
-        before_backward: called once where a backward pass begins of passes before which all ranks met.
+        before_backward: called once where backward begins, through sharded units, of passes before which ranks met.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -43,15 +43,10 @@ class RankPasses:
         self._has_asked = False
         self._awaits_backward = False
 
-    def meet(self, *, all_meet: bool = True) -> None:
-        """Say that the next pass begins by the script's wrapper.
-
-        Args:
-            all_meet: all ranks have met there; else they may make unequal numbers of such passes.
-        """
-        self._is_met = True
+    def meet(self) -> None:
+        """Say that the next pass begins by the script's wrapper, where all ranks meet."""
+        self._is_met = self._awaits_backward = True
         self._num_met += 1
-        self._awaits_backward |= all_meet
 
     @property
     def may_be_alone(self) -> bool:
@@ -79,17 +74,16 @@ class RankPasses:
             self._units.begin(evaluates=not trains or self.may_be_alone)
 
     def end(self, outputs: Iterable[torch.Tensor]) -> None:
-        """Say that the model's forward ends with these outputs; ranks meet, or are asked, before backward does."""
-        begin = self.ask if self.may_be_alone else self.begin_backward
-        for output in outputs:
-            output.register_hook(lambda _: begin())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        """Say that the model's forward ends with these outputs; others are asked before backward meets them."""
+        for output in outputs if self.may_be_alone else ():
+            output.register_hook(lambda _: self.ask())  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def leave(self) -> None:
         """Say that the model's forward is over, also by an exception."""
         self.is_training = self._is_met = False
 
     def begin_backward(self) -> None:
-        """Say that backward begins, as often as anything tells: rank 0 may have looked at the model since forward."""
+        """Say that backward begins, as often as a sharded unit tells: rank 0 may have looked since forward."""
         if self._awaits_backward:
             self._awaits_backward = False
             self.before_backward()
