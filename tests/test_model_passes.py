@@ -145,7 +145,8 @@ def test_embeddings_in_front_are_gathered_first_and_reduced_last():
     rest = {"framework": Framework.DEEPSPEED, "native_reduce_scatter_is_all_reduce": False, "aside_us": 0.0}
     made = calibration(**fast, **rest, unit_bytes=(40 * MB, 4 * MB, 4 * MB, 4 * MB), front_bytes=40 * MB)
     links = measured_links(made)
-    front, block = (7 * (100.0 + size * MB / 8 / 50_000) for size in (40, 4))
+    # Eight ranks on four nodes: 3 hops of 100 us between nodes, 4 of 50 inside, 7/8 of the bytes over 50 GB/s.
+    front, block = (3 * 100.0 + 4 * 50.0 + 7 * size * MB / 8 / 50_000 for size in (40, 4))
     step = step_us(made, baseline_candidate(made), links)
     assert step == pytest.approx(100_000.0 + 2 * front + 5_000.0, rel=1e-4)
     last = replace(made, unit_bytes=tuple(reversed(made.unit_bytes)), front_bytes=0.0)
@@ -163,7 +164,7 @@ def test_updated_parameters_that_come_back_beside_forward_expose_the_first_unit_
         "baseline": Strategy.parse("NNG"),
         "native_reduce_scatter_is_all_reduce": False,
     }
-    ring = 7 * (100.0 + 4 * MB / 8 / 50_000)
+    ring = 3 * 100.0 + 4 * 50.0 + 7 * 4 * MB / 8 / 50_000
     for micro_batches in (1, 3):
         fast["micro_batches"] = micro_batches
         behind = calibration(**fast, **rest)
