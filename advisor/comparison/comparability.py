@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.comparison.constants import SAME_COUNT_SHARE, SAME_WORK_SHARE
 from paro_advise.core.dtypes import is_of_bytes, plain_dtype
+from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
 from paro_advise.errors import UnlikeRunsError
 from paro_advise.trace_parsers.kineto.constants import NO_STEPS_CODE
@@ -62,7 +63,8 @@ def _facts(before: Analysis, after: Analysis) -> list[tuple[str, str, str]]:
         pairs.append(("precision", one.autocast or "no autocast", other.autocast or "no autocast"))
     else:
         pairs.append(("precision", _gathered_types(before), _gathered_types(after)))
-    pairs.append(("precision", _reduced_type(before), _reduced_type(after)))
+    if Framework.RUNTIME not in (before.run.framework, after.run.framework):  # it sums in no fewer bits than they do
+        pairs.append(("precision", _reduced_type(before), _reduced_type(after)))
     first, second = before.run.parameter_count, after.run.parameter_count
     if first and second and abs(first - second) > SAME_COUNT_SHARE * first:
         pairs.append(("parameters", first, second))

@@ -112,9 +112,8 @@ HOST_BOUND_SHARE = 0.1  # of a step that devices wait for launches, from which t
 NOTED_ASIDE_SHARE = 0.01  # of a step in arithmetic that no pass launched, from which it is said; assumed
 OWN_GATHERS_SHARE = 0.02  # of a step in gathers of an optimizer's own, from which they are not left out; assumed
 LITTLE_UPDATE_SHARE = 0.1  # of the host's time in the optimizer's step, below which devices do not update; assumed
-DEEPSPEED_BUCKET_ELEMENTS = (
-    500_000_000  # reduced at once (elements): reduce_bucket_size, deepspeed/runtime/zero/config.py
-)
+# Reduced at once (elements): DeepSpeed's default reduce_bucket_size, deepspeed/runtime/zero/config.py
+DEEPSPEED_BUCKET_ELEMENTS = 500_000_000
 BEHIND_SHARE = 0.9  # of gathers in backward exposed, from which none was issued ahead; assumed, range 0.8 to 0.95
 BLOCKING_SHARE = 0.97  # of a state's time exposed, from which nothing of it ran beside compute; assumed
 

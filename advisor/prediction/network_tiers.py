@@ -341,7 +341,7 @@ class _HopShares:
         if mean is None or link.span != "mixed":
             return mean
         nodes = _num_spanned_nodes(link, cluster)
-        between, inside = nodes - 1, link.group_size - nodes
+        between, inside = max(1, nodes - 1), link.group_size - nodes
         whole_us = mean[0] * (between + inside)
         if self.inside_us is None:
             return whole_us / (between + inside / self.ratio), *mean[1:]
