@@ -1,8 +1,8 @@
 """What a collective costs: time by algorithm on a cluster of equal nodes.
 
 One model for all: a message of b bytes inside a node takes alpha_a + b / B_a, between nodes
-alpha_e + b / B_e, where B_e is the port of a whole node that its ranks share, and B_a is a rank's. A streamed ring sends
-slices on as they come: latencies of its hops add up, and its bytes take the slower of both links.
+alpha_e + b / B_e, where B_e is the port of a whole node that its ranks share, and B_a is a rank's.
+A streamed ring sends slices on as they come: its hops' latencies add up, its bytes take the slower link.
 V is the whole buffer (nccl-tests' convention); n nodes of m ranks, N = n * m, node-major.
 
 Sources: ring: Patarasu and Yuan, 2009. HO-Ring: PaRO (arXiv 2310.06003); docs/strategies.md, HO-Ring.
