@@ -22,7 +22,12 @@ from paro_advise.advisor.description.links import link_rates, shaped_links
 from paro_advise.advisor.description.model import ELEMENT_BYTES
 from paro_advise.advisor.prediction.advice.wanted import Wanted
 from paro_advise.advisor.prediction.calibration import Calibration, Update
-from paro_advise.advisor.prediction.candidates import aligned_sizes, baseline_candidate
+from paro_advise.advisor.prediction.candidates import (
+    aligned_sizes,
+    all_reduces_shards,
+    baseline_candidate,
+    sums_each_pass,
+)
 from paro_advise.advisor.prediction.constants import (
     ASSUMED_UNITS,
     DEEPSPEED_BUCKET_ELEMENTS,
@@ -170,18 +175,15 @@ def calibrate_described(description: Description, micro_batch_us: float | None =
 
 
 def _as_its_framework_runs(described: Calibration) -> Calibration:
-    """Return a run with what its framework does of itself: see ``candidates.py``, which does so for other ways."""
+    """Return a run with what its framework does by itself."""
     strategy, framework = described.baseline, described.framework
-    if framework == Framework.FSDP1:
-        each = described.micro_batches > 1 and strategy.gradient == Level.I
-        return replace(described, replicates_each_pass=each)
-    if framework == Framework.DEEPSPEED:
-        return replace(
-            described,
-            scatters_by_all_reduce=str(strategy) in ("NNG", "NGG"),
-            reduce_bucket_bytes=float(described.element_bytes * DEEPSPEED_BUCKET_ELEMENTS),
-        )
-    return described
+    bucket_bytes = float(described.element_bytes * DEEPSPEED_BUCKET_ELEMENTS)
+    return replace(
+        described,
+        replicates_each_pass=sums_each_pass(framework, strategy, described.micro_batches),
+        scatters_by_all_reduce=all_reduces_shards(framework, strategy),
+        reduce_bucket_bytes=bucket_bytes if framework == Framework.DEEPSPEED else None,
+    )
 
 
 def _ranks(description: Description) -> _Ranks:

@@ -238,39 +238,49 @@ def _levels(strategy: Strategy) -> tuple[Level, Level, Level]:
     return strategy.parameter, strategy.gradient, strategy.optimizer
 
 
-def _native(calibration: Calibration, strategy: Strategy, size: int) -> Candidate:
+def sums_each_pass(framework: Framework, strategy: Strategy, micro_batches: int) -> bool:
+    """Tell whether a framework by itself sums gradients between groups in every micro-batch.
+
+    FSDP1 has no setting against it but no_sync(), which keeps whole gradients
+    (torch/distributed/fsdp/_runtime_utils.py, ``_reduce_grad``).
+    """
+    return framework == Framework.FSDP1 and micro_batches > 1 and strategy.gradient == Level.I
+
+
+def all_reduces_shards(framework: Framework, strategy: Strategy) -> bool:
+    """Tell whether a framework by itself all-reduces gradients of which each rank keeps a part.
+
+    DeepSpeed's stages 1 and 2 reduce with the same code, by all-reduce unless ``use_multi_rank_bucket_allreduce`` is
+    off (deepspeed/runtime/zero/stage_1_and_2.py, ``average_tensor``), stage 3 by reduce-scatter.
+    """
+    return framework == Framework.DEEPSPEED and str(strategy) in ("NNG", "NGG")
+
+
+def _native(calibration: Calibration, strategy: Strategy, size: int, variant: Variant = Variant.PLAIN) -> Candidate:
+    framework = calibration.framework
     return Candidate(
         strategy=strategy,
         group_size=size,
         collectives=CollectiveBackend.NATIVE,
-        # FSDP1 has no setting against it but no_sync(), which keeps whole gradients
-        # (torch/distributed/fsdp/_runtime_utils.py, ``_reduce_grad``).
-        replicates_each_pass=calibration.is_gpu
-        and calibration.framework == Framework.FSDP1
-        and calibration.micro_batches > 1
-        and strategy.gradient == Level.I,
+        variant=variant,
+        replicates_each_pass=calibration.is_gpu and sums_each_pass(framework, strategy, calibration.micro_batches),
         overlaps_reductions=_overlaps(calibration, strategy),
         overlaps_gathers=_gathers_ahead(calibration, strategy),
         prefetches=calibration.prefetches,
-        holds_back=_holds_back(calibration, strategy),
+        holds_back=_holds_back(calibration, strategy, variant),
         reduce_bucket_bytes=calibration.reduce_bucket_bytes,
         scatters_by_all_reduce=_scatters_by_all_reduce(calibration, strategy),
-        separate_queues=False,
+        separate_queues=variant.keeps_copy,
         # Told of the way in which the run keeps parameters between steps, and of no other.
         publishes_ahead=calibration.publishes_ahead and strategy.parameter == calibration.baseline.parameter,
     )
 
 
 def _scatters_by_all_reduce(calibration: Calibration, strategy: Strategy) -> bool:
-    """Tell whether a framework all-reduces gradients of which each rank keeps a part.
-
-    DeepSpeed's stages 1 and 2 reduce with the same code, by all-reduce unless ``use_multi_rank_bucket_allreduce`` is
-    off (deepspeed/runtime/zero/stage_1_and_2.py, ``average_tensor``), stage 3 by reduce-scatter.
-    """
-    if calibration.framework != Framework.DEEPSPEED or str(strategy) not in ("NNG", "NGG"):
+    """Tell whether the run's framework all-reduces shards, as it does by itself or as the run shows it does not."""
+    if not all_reduces_shards(calibration.framework, strategy):
         return False
-    runs_one = calibration.baseline.parameter == Level.N and calibration.baseline.optimizer != Level.N
-    return calibration.scatters_by_all_reduce or not runs_one
+    return calibration.scatters_by_all_reduce or not all_reduces_shards(calibration.framework, calibration.baseline)
 
 
 def _holds_back(calibration: Calibration, strategy: Strategy, variant: Variant = Variant.PLAIN) -> bool:
@@ -306,11 +316,8 @@ def _overlaps(calibration: Calibration, strategy: Strategy) -> bool:
 def _vary(calibration: Calibration, strategy: Strategy, variant: Variant, size: int) -> Candidate:
     width = calibration.element_bytes
     return replace(
-        _native(calibration, strategy, size),
-        variant=variant,
+        _native(calibration, strategy, size, variant),
         gathers_once=variant == Variant.KEPT,
-        holds_back=_holds_back(calibration, strategy, variant),
-        separate_queues=variant.keeps_copy,
         backward_level=Level.I if variant.keeps_copy else None,
         copy_lasts=variant in (Variant.HPZ, Variant.QUANTISED),
         gather_share=QUANTISED_PARAMETER_BYTES / width if variant.changes_numbers else 1.0,

@@ -86,7 +86,7 @@ class ShapedLinks:
         between, inside = links.inter_gbps / self.inter_gbps, links.intra_gbps / self.intra_gbps
         if part.nodes == 1:
             rate = inside * self.rates.wire_gbps(part.op, 1, part.local, self.intra_alpha_us)
-            return part.effort.us(0.0, rate, links.intra_alpha_us, rate)
+            return part.effort.us(0.0, 1.0, links.intra_alpha_us, rate)
         if part.algorithm == RingAlgorithm.HO_RING:
             rails = part.local * between * self.rates.wire_gbps(Op.ALL_GATHER, part.nodes, 1, self.inter_alpha_us)
             near = inside * self.rates.wire_gbps(Op.ALL_GATHER, 1, part.local, self.intra_alpha_us)

@@ -29,7 +29,7 @@ from paro_advise.advisor.prediction.moved_units import buckets, gathered_bytes, 
 from paro_advise.core.framework import Framework
 from paro_advise.policies.collective_cost import Draws, Effort, RingAlgorithm, larger, smaller
 from paro_advise.policies.memory import shards
-from paro_advise.policies.procedure import Scope, gather_from, procedure_of
+from paro_advise.policies.procedure import Hops, Scope, gather_from, procedure_of
 from paro_advise.policies.strategy import CollectiveBackend, Level
 from paro_advise.policies.traffic import Shape
 
@@ -207,13 +207,17 @@ class _Step:
         reduced = candidate.reduce_share * elements * calibration.reduce_width * self._trained_share
         return gathered, reduced
 
+    def _reducing_hops(self, *, last: bool) -> Hops:
+        """Return what reduces gradients, in the last micro-batch of a step or in another one."""
+        procedure = procedure_of(self._candidate.strategy)
+        return procedure.reduce + (procedure.synchronise if last or self._candidate.replicates_each_pass else ())
+
     def _unit_costs(self, num_bytes: float, *, last: bool, first: bool = True) -> _UnitCosts:
         candidate, collectives = self._candidate, self._collectives
         strategy = candidate.strategy
         gathered, reduced = self._sent_bytes(num_bytes)
         procedure = procedure_of(strategy)
-        hops = procedure.reduce + (procedure.synchronise if last or candidate.replicates_each_pass else ())
-        reduction = collectives.parts(hops, reduced)
+        reduction = collectives.parts(self._reducing_hops(last=last), reduced)
         whole = self._cost(reduction)
         near = candidate.backward_level or strategy.parameter
         forward = strategy.parameter if first or not candidate.copy_lasts else near
@@ -336,8 +340,7 @@ class _Step:
     def _reductions(self, num_bytes: float, *, last: bool) -> tuple[Legs, Legs]:
         """Return what reduces the gradients of so many bytes of units, among the ranks that share them and between."""
         _, reduced = self._sent_bytes(num_bytes)
-        procedure = procedure_of(self._candidate.strategy)
-        hops = procedure.reduce + (procedure.synchronise if last or self._candidate.replicates_each_pass else ())
+        hops = self._reducing_hops(last=last)
         inside = self._collectives.parts(tuple(hop for hop in hops if hop.scope != Scope.ACROSS), reduced)
         across = self._collectives.parts(tuple(hop for hop in hops if hop.scope == Scope.ACROSS), reduced)
         return self._legs(inside), self._legs(across)

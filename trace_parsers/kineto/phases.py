@@ -43,7 +43,7 @@ _ENTRANCES = (*_ROOT_FORWARD, "FSDP::pre_forward", "FSDP::all_gather")
 _GATHERS = ("c10d::_allgather_base_", "c10d::allgather_")
 
 
-def profiler_steps(rows: HostRows) -> list[HostSpan]:
+def profiler_steps(rows: HostRows, passes: Sequence[tuple[float, float]]) -> list[HostSpan]:
     """Return the ``ProfilerStep#N`` spans; failing those, windows between optimizer steps.
 
     Of the marks that two profilers of one thread wrote, as where a script profiles itself while it is recorded, the
@@ -54,7 +54,7 @@ def profiler_steps(rows: HostRows) -> list[HostSpan]:
     marks = rows.select(may_mark & rows.mask_of_names(bool(_STEP.match(name)) for name in rows.names))
     if marks:
         return _of_one_profiler(sorted(marks, key=lambda span: span.start_us))
-    outer, starts = outermost(optimizer_spans(rows)), [start for start, _ in backward_passes(rows)]
+    outer, starts = outermost(optimizer_spans(rows)), [start for start, _ in passes]
     if starts:  # those that no backward pass parts are of one step: of several optimizers, or inside of backward
         parted = itertools.groupby(outer, lambda span: bisect_right(starts, span.start_us))
         outer = [list(together)[-1] for _, together in parted]

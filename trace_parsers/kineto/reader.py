@@ -205,7 +205,8 @@ class _TableBuilder:
         host = sort_host_rows(self._rows.host, *self._times(self._rows.host.start, self._rows.host.duration))
         header = trace_header(metadata, self._rows, self._label, self._origin_us + self._raw.shift_us)
         worked_us = np.concatenate([host.start_us[host.kind == HostKind.OPERATOR], self._device_starts()])
-        steps, updates = self._lit(without_stub(profiler_steps(host), worked_us), host), optimizer_spans(host)
+        passes = backward_passes(host)
+        steps, updates = self._lit(without_stub(profiler_steps(host, passes), worked_us), host), optimizer_spans(host)
         if (merged := num_merged(steps)) > 1:
             raise BrokenInputError(
                 f"a trace must hold the events of one process, this one holds the steps of {merged} at the same time",
@@ -214,7 +215,7 @@ class _TableBuilder:
             )
         self._updates = updates
         cuts = [step.end_us for step in steps] + [update.start_us for update in updates]
-        passes = extend_passes(host, backward_passes(host), cuts)
+        passes = extend_passes(host, passes, cuts)
         self._backward, self._forward = passes, forward_passes(host, steps, passes)
         clock = PhaseClock(passes, steps, updates, first_layers(host, passes))
         is_gpu = len(self._rows.device.start) > 0
