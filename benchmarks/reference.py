@@ -31,7 +31,7 @@ EXAMPLES = {
     "PARO011": ("nccl_like/ddp-big/traces", "DDP on four nodes of eight ranks, traces of 16 of them"),
     "PARO012": ("zero_runs/zero1_acc1", "ZeroRedundancyOptimizer with four ranks on one machine"),
     "PARO020": ("zero_runs/fsdp2_hsdp_ungated_ac_acc4", "FSDP2 with hybrid sharding and four micro-batches"),
-    "PARO021": ("zero_runs/fsdp2_ggg_acc1", "FSDP2 with full sharding and four ranks"),
+    "PARO021": ("zero_runs/fsdp2_ggg_stack", "FSDP2 with full sharding and four ranks"),
     "PARO030": ("nccl_like/fsdp2-straggler/traces", "FSDP2 on four nodes, where one rank computes longer"),
     "PARO031": ("zero_runs/fsdp2_hsdp_gated_acc4", "FSDP2 with hybrid sharding, all ranks on one machine"),
 }

@@ -13,6 +13,7 @@ from conftest import ROOT, SHARED
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.hangs.diagnosis import diagnose
 from paro_advise.advisor.hangs.model import Cause
+from paro_advise.advisor.rendering.texts.hang_text import hang_text
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
 from paro_advise.trace_parsers.dumps.rank_dump import read_dump
 
@@ -338,6 +339,20 @@ def test_transfers_whose_other_end_was_never_issued(tmp_path):
     hang = diagnosed(tmp_path / "d", two)
     assert causes(hang) == {1: Cause.HOST}
     assert "never issued its end of recv 0<-1 5" in hang.text
+
+
+def test_a_rank_that_stood_is_blamed_for_what_it_failed_to_issue_first(tmp_path):
+    """Hosts run ahead: rank 0 has issued three receives and the reduction behind them when rank 1 stands."""
+    groups = ((WORLD, (0, 1)),)
+    ahead = [entry(number, "recv 0<-1") for number in (5, 6, 7)]
+    hang = diagnosed(
+        tmp_path / "d",
+        {0: dump(*ahead, entry(9), groups=groups), 1: dump(entry(4, "send 1->0", done=True), groups=groups)},
+    )
+    assert "never issued its end of recv 0<-1 5" in hang.text
+    waits = [line for line in hang_text(hang).splitlines() if line.startswith("  0 in ")]
+    assert len(waits) == 2
+    assert any("in recv 0<-1 5, 256 B and in 2 more of these, group 0 default_pg: for 1" in line for line in waits)
 
 
 def test_a_job_that_finished_everything_does_not_wait(tmp_path):

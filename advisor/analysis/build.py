@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.analysis.critical_path import critical_path
 from paro_advise.advisor.analysis.data_quality import data_quality
 from paro_advise.advisor.analysis.efficiency import efficiency
+from paro_advise.advisor.analysis.gather_gaps import hidden_by_prefetch_us
 from paro_advise.advisor.analysis.judgement.findings import findings
 from paro_advise.advisor.analysis.judgement.verdict import verdict_entry
 from paro_advise.advisor.analysis.model import FORMAT, Analysis
@@ -102,4 +103,4 @@ def build_analysis(
         passes=pass_times(run),
         copied_out_us=copied_out_us(run),
     )
-    return replace(analysis, findings=tuple(findings(analysis, lateness)))
+    return replace(analysis, findings=tuple(findings(analysis, lateness, hidden_by_prefetch_us(aligned, run))))

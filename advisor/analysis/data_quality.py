@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.model import QualityEntry
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # They decide which inputs the figures are of, so they come before all others.
 _DECISIVE = ("Q304", "Q307", "Q323")
+# What nothing tells of kernels that graphs replay; recording more of the host would not help.
+_UNKNOWN_OF_GRAPHS = ("Q320", "Q321")
 
 
 def data_quality(
@@ -36,6 +39,8 @@ def data_quality(
     """
     order = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
     notes = {*notices, *_unknowns(aligned, run, topology, num_impossible)}
+    if any(note.code == "Q125" for note in notes):
+        notes = {replace(note, help="") if note.code in _UNKNOWN_OF_GRAPHS else note for note in notes}
     return tuple(
         QualityEntry(code=note.code, severity=note.severity.value, message=note.message, help=note.help)
         for note in sorted(

@@ -146,7 +146,7 @@ def _culprit(
         return Culprit(rank=rank, cause=Cause.DEVICE, why=why, last=shown)
     never = [knot for knot in mine if rank in knot.absent]
     if never:
-        knot = min(never, key=lambda one: (one.issued.peer is not None, one.issued.created_ns))
+        knot = min(never, key=lambda one: one.issued.created_ns)
         what = _title(knot.group, knot.issued)
         what = what if knot.issued.peer is None else f"its end of {what}"
         why = f"never issued {what}, in which {ranks_text(knot.waiting)} {verb(knot.waiting)}"

@@ -70,7 +70,10 @@ def choose_job(sources: Sequence[Source]) -> tuple[Job, tuple[Notice, ...]]:
         firsts = [min(item.file_name for item in job.inputs) for job in jobs]
         shown = [f"{text} with {first}" for text, first in zip(shown, firsts, strict=False)]
     more = f"; and {len(jobs) - LISTED_JOBS} more" if len(jobs) > LISTED_JOBS else ""
-    message = f"the inputs are of {len(jobs)} different jobs; analysed is {shown[0]}. Left out: " + "; ".join(shown[1:])
+    message = (
+        f"the inputs are of {len(jobs)} different jobs or recordings; analysed is {shown[0]}. Left out: "
+        + "; ".join(shown[1:])
+    )
     notice = Notice(
         code="Q304",
         severity=Severity.WARNING,

@@ -10,6 +10,7 @@ import numpy as np
 
 from paro_advise.advisor.facts.model import LEFT_OUT_CODE, SEVERAL_FRAMEWORKS_CODE
 from paro_advise.advisor.ranks.jobs import choose_job
+from paro_advise.advisor.ranks.usual_steps import without_fuller_steps
 from paro_advise.advisor.wording.quantities import number_ranges
 from paro_advise.core.framework import Framework
 from paro_advise.core.plural import plural
@@ -89,8 +90,9 @@ def assemble_run(sources: Sequence[Source], skip_steps: int = 0) -> Run:
         raise UsageError(f"--skip-steps must leave a step, the traces hold {most_steps} at most, got {skip_steps}")
     if skip_steps:
         timed = [(rank, _without_warmup(item, skip_steps)) for rank, item in timed]
+    timed, fuller = without_fuller_steps(timed)
     world, assumed = _world_size([item for _, item in timed] or list(untimed), timed)
-    notices += assumed
+    notices += (*fuller, *assumed)
     missing = tuple(sorted(set(range(world or 0)) - {rank for rank, _ in timed})) if timed else ()
     if missing and world:
         notices.append(

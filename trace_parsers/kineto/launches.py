@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.tables import HostSpan
 
 _LAUNCH = re.compile(r"^(?:cuda|cu|hip)\w*Launch(?:Cooperative)?Kernel")
+_GRAPH_LAUNCH = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
 # Calls in which the host waits for the device. A copy to pageable memory waits although it is called asynchronous.
 _BLOCKING = re.compile(
     r"^(?:cuda|hip|cu)(?:Stream|Device|Event|Ctx)Synchronize|^(?:cuda|hip)Memcpy(?:Async|WithStream)?$"
@@ -116,6 +117,19 @@ def _is_loosely_linked(rows: KinetoRows, start_us: NDArray[np.float64]) -> bool:
     # A kernel that starts in a later step than its call was launched by a host that runs ahead.
     ahead = np.searchsorted(steps, start_us[mine][linked], side="right") > np.searchsorted(steps, issued, side="right")
     return bool(ahead.mean() > LAG_SHARE)
+
+
+def num_replayed(rows: KinetoRows) -> tuple[int, int]:
+    """Return how many communication kernels graphs replayed, where launches were read, and how many there are."""
+    import numpy as np
+
+    replays = np.array([bool(_GRAPH_LAUNCH.match(name)) for name in rows.host.names], dtype=bool)
+    kinds = np.array([kind_of_kernel(name) == KernelKind.COMMUNICATION for name in rows.device.names], dtype=bool)
+    if not replays.any() or not kinds.any():
+        return 0, 0
+    launched = np.array(rows.host.correlation)[replays[np.array(rows.host.name)]]
+    sent = np.array(rows.device.correlation)[kinds[np.array(rows.device.name)]]
+    return int(np.isin(sent[sent >= 0], launched).sum()), len(sent)
 
 
 def _cuts_us(rows: KinetoRows) -> NDArray[np.float64]:

@@ -40,7 +40,7 @@ from paro_advise.trace_parsers.kineto.device.passes import kinds_by_launch, kind
 from paro_advise.trace_parsers.kineto.event_routes import Detail
 from paro_advise.trace_parsers.kineto.header import impossible_rank, rank_in_name, trace_header, trace_metadata
 from paro_advise.trace_parsers.kineto.host_rows import sort_host_rows
-from paro_advise.trace_parsers.kineto.launches import blocking_calls, lit_steps, needs_launches
+from paro_advise.trace_parsers.kineto.launches import blocking_calls, lit_steps, needs_launches, num_replayed
 from paro_advise.trace_parsers.kineto.phases import (
     PhaseClock,
     backward_passes,
@@ -230,6 +230,7 @@ class _TableBuilder:
                 "record with ProfilerActivity.CUDA as well",
             )
             return self._source(header, counted, None)
+        self._note_graphs()
         make_tables = self._gpu_tables if is_gpu else self._cpu_tables
         device, names, collectives = make_tables(host, clock, header, steps)
         if not is_gpu and self._lacks_operators(device, host):
@@ -274,6 +275,17 @@ class _TableBuilder:
             "give the profiler's schedule a warm-up step",
         )
         return lit or steps
+
+    def _note_graphs(self) -> None:
+        """Say how much communication a graph replays: its one launch stands for all, and names nothing of it."""
+        num, total = num_replayed(self._rows)
+        if num:
+            self._notices.warn(
+                "Q125",
+                f"{num} of {plural(total, 'communication kernel')} were replayed by CUDA graphs: nothing tells what "
+                "issued them, what they send and among which ranks",
+                "record a few steps without graphs",
+            )
 
     def _device_starts(self) -> NDArray[np.float64]:
         import numpy as np

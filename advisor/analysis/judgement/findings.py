@@ -38,15 +38,21 @@ DOES_NOT_APPLY = "does not apply"
 NOT_JUDGED = "could not be judged"
 
 
-def findings(analysis: Analysis, lateness: Lateness) -> list[FindingEntry]:
-    """Return all findings: those that apply by saving, then the others."""
+def findings(analysis: Analysis, lateness: Lateness, hidden_by_prefetch_us: float | None) -> list[FindingEntry]:
+    """Return all findings: those that apply by saving, then the others.
+
+    Args:
+        analysis: without findings.
+        lateness: which ranks are late.
+        hidden_by_prefetch_us: of a step, what gathers may gain by an earlier start; None where nothing tells.
+    """
     found = [
         _exposed_state(analysis, "parameter", "PARO010"),
         _exposed_state(analysis, "gradient", "PARO011"),
         _exposed_state(analysis, "optimizer", "PARO012"),
         _exposed_other(analysis),
         _ungated_replicas(analysis),
-        _late_gathers(analysis),
+        _late_gathers(analysis, hidden_by_prefetch_us),
         _small_messages(analysis),
         _one_unit(analysis),
         _straggler(analysis, lateness),
@@ -165,7 +171,7 @@ def _sums_each_pass(analysis: Analysis, micro_batches: int) -> bool:
     return moved > (1 + micro_batches) / 2 * count
 
 
-def _late_gathers(analysis: Analysis) -> FindingEntry:
+def _late_gathers(analysis: Analysis, hidden_by_prefetch_us: float | None) -> FindingEntry:
     code = "PARO021"
     if not _step(analysis):
         return _no_times(code)
@@ -181,14 +187,19 @@ def _late_gathers(analysis: Analysis) -> FindingEntry:
         return _finding(code, DOES_NOT_APPLY, "the model is one unit: there is nothing to prefetch during another")
     # Gathered earlier, they would wait for a late rank all the same.
     waits = min(exposed, analysis.states["parameter"].wait_us or 0.0)
-    if exposed - waits >= FINDING_SHARE * _step(analysis):
+    gain = min(exposed - waits, inf if hidden_by_prefetch_us is None else hidden_by_prefetch_us)
+    if gain < FINDING_SHARE * _step(analysis) <= exposed - waits:
+        why = "their links are busy until they begin, which an earlier call does not change"
+        return _finding(code, DOES_NOT_APPLY, f"all-gathers are exposed for {time_text(exposed - waits)} a step: {why}")
+    if gain >= FINDING_SHARE * _step(analysis):
         beside = f" beside {time_text(waits)} of waiting for other ranks" if waits >= FINDING_SHARE * exposed else ""
+        most = f", of which an earlier start hides {time_text(gain)} at most" if gain < exposed - waits else ""
         return _finding(
             code,
             APPLIES,
-            f"all-gathers that were not prefetched are exposed for {time_text(exposed - waits)} a step{beside} "
+            f"all-gathers that were not prefetched are exposed for {time_text(exposed - waits)} a step{beside}{most} "
             f"({_PREFETCH[analysis.run.framework == Framework.FSDP1]})",
-            exposed - waits,
+            gain,
         )
     return _finding(code, DOES_NOT_APPLY, "all-gathers that were not prefetched are overlapped")
 
@@ -410,10 +421,15 @@ def _find_unattributed(analysis: Analysis) -> FindingEntry:
     unknown = analysis.states["unknown"].total_us or 0.0
     if total and unknown >= FINDING_SHARE * total:
         kinds = {entry.kind for entry in analysis.run.inputs}
+        graphs = any(note.code == "Q125" for note in analysis.data_quality)
         what = (
-            "reports of Nsight Systems tell none; traces of the PyTorch profiler do"
-            if SourceKind.NSYS in kinds and SourceKind.KINETO not in kinds
-            else "record with_stack=True, and CPU activities where they are missing"
+            "record a few steps without CUDA graphs"
+            if graphs
+            else (
+                "reports of Nsight Systems tell none; traces of the PyTorch profiler do"
+                if SourceKind.NSYS in kinds and SourceKind.KINETO not in kinds
+                else "record with_stack=True, and CPU activities where they are missing"
+            )
         )
         return _finding(code, APPLIES, f"{unknown / total:.0%} of the communication time has no known purpose: {what}")
     return _finding(code, DOES_NOT_APPLY, "all communication has a known purpose")

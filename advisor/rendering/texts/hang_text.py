@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.wording.quantities import number_ranges
 from paro_advise.core.plural import plural
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paro_advise.advisor.hangs.model import Hang, Mismatch, Wait
 
 # Waits, and places, in a terminal; the page and the JSON hold all.
@@ -31,9 +34,10 @@ def hang_text(hang: Hang) -> str:
     awaiting = [wait for wait in hang.waits if awaited(wait)] or list(hang.waits)
     if awaiting:
         lines += ["", "waits"]
-        lines += [_line(wait) for wait in awaiting[:_SHOWN]]
-        if len(awaiting) > _SHOWN:
-            lines.append(f"  ... and {len(awaiting) - _SHOWN} more")
+        alike = _alike(awaiting)
+        lines += [_line(waits) for waits in alike[:_SHOWN]]
+        if len(alike) > _SHOWN:
+            lines.append(f"  ... and {sum(map(len, alike[_SHOWN:]))} more")
     for mismatch in hang.mismatches:
         issued = "; ".join(f"{kind} by {number_ranges(ranks)}" for kind, ranks in mismatch.issued.items())
         lines.append(f"  group {mismatch.group} {mismatch.description}, number {mismatch.seq}: {issued}")
@@ -51,6 +55,16 @@ def awaited(wait: Wait) -> str:
     return "; ".join(f"{number_ranges(ranks)} ({why})" for why, ranks in kinds if ranks)
 
 
-def _line(wait: Wait) -> str:
-    who = awaited(wait) or "each other"
-    return f"  {number_ranges(wait.waiting)} in {wait.operation}, group {group_name(wait)}: for {who}"
+def _alike(waits: Sequence[Wait]) -> list[list[Wait]]:
+    """Return waits that differ in their numbers only together, as the transfers that one rank has issued to another."""
+    found: dict[Wait, list[Wait]] = {}
+    for wait in waits:
+        unnumbered = replace(wait, seq=0, operation=wait.operation.replace(f" {wait.seq}", "", 1))
+        found.setdefault(unnumbered, []).append(wait)
+    return [sorted(alike, key=lambda wait: wait.seq) for alike in found.values()]
+
+
+def _line(waits: Sequence[Wait]) -> str:
+    wait, who = waits[0], awaited(waits[0]) or "each other"
+    more = f" and in {len(waits) - 1} more of these" if len(waits) > 1 else ""
+    return f"  {number_ranges(wait.waiting)} in {wait.operation}{more}, group {group_name(wait)}: for {who}"

@@ -1,0 +1,98 @@
+"""Steps in which more ran than a step of training: an evaluation or a checkpoint that happened to be recorded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paro_advise.advisor.ranks.constants import FULLER_RATIO, USUAL_STEPS_SHARE
+from paro_advise.core.model_state import State
+from paro_advise.core.plural import plural
+from paro_advise.trace_parsers.notice import Notice, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.advisor.ranks.source import Source
+
+FULLER_CODE = "Q337"
+
+
+def without_fuller_steps(
+    timed: Sequence[tuple[int, Source]],
+) -> tuple[list[tuple[int, Source]], tuple[Notice, ...]]:
+    """Leave out steps with many more collectives than the usual ones, which reduce as many gradients.
+
+    A step in which the model is evaluated as well gathers it once more for each batch, and reduces no more: one that
+    does ends what several others accumulated. Where the numbers of most steps differ, none is the usual one and all
+    stay; so they do where nothing but computing tells, as longer sequences compute more too.
+
+    Args:
+        timed: (rank, source) as in Run.
+
+    Returns:
+        the same without those steps, and a notice that says so.
+    """
+    votes: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
+    for _, item in timed:
+        counts = _counts(item)
+        usual = _usual(counts)
+        seen.update(counts.keys())
+        if usual is not None:
+            votes.update(label for label, count in counts.items() if _is_fuller(count, usual))
+    fuller = {label for label, count in votes.items() if 2 * count > seen[label]}
+    if not fuller:
+        return list(timed), ()
+    names = ", ".join(label.replace("ProfilerStep#", "step ") for label in sorted(fuller)[:4])
+    notice = Notice(
+        code=FULLER_CODE,
+        severity=Severity.WARNING,
+        message=f"{plural(len(fuller), 'step holds', 'steps hold')} many more collectives than the others and no more "
+        f"reductions of gradients, as where the model is evaluated in between: left out of all figures ({names}"
+        + (", ...)" if len(fuller) > 4 else ")"),
+        help="record steps that do nothing but train",
+    )
+    return [(rank, _without(item, fuller)) for rank, item in timed], (notice,)
+
+
+def _counts(item: Source) -> dict[str, tuple[int, int]]:
+    """Return how many collectives each step has, and how many of them reduce gradients."""
+    held, reducing = Counter[int](), Counter[int]()
+    for step, state in item.collectives.select("step", "state").iter_rows():
+        held[step] += 1
+        reducing[step] += state == State.GRADIENT.value
+    return {step.label: (held[number], reducing[number]) for number, step in enumerate(item.steps)}
+
+
+def _usual(counts: dict[str, tuple[int, int]]) -> tuple[int, int] | None:
+    """Return what most steps have, None where they differ or reduce no gradients."""
+    (usual, times), *_ = Counter(counts.values()).most_common(1) or [((0, 0), 0)]
+    return usual if usual[1] and times > 1 and times >= USUAL_STEPS_SHARE * len(counts) else None
+
+
+def _is_fuller(count: tuple[int, int], usual: tuple[int, int]) -> bool:
+    return count[0] >= FULLER_RATIO * usual[0] and count[1] == usual[1]
+
+
+def _without(item: Source, labels: set[str]) -> Source:
+    """Leave out some steps of a rank."""
+    import polars as pl
+
+    kept = [number for number, step in enumerate(item.steps) if step.label not in labels]
+    if len(kept) in (0, len(item.steps)):
+        return item
+    places = dict(zip(kept, range(len(kept)), strict=True))
+    by_length = np.argsort([item.steps[number].wall_us for number in kept], kind="stable")
+    middle = int(by_length[(len(kept) - 1) // 2])
+    return replace(
+        item,
+        steps=tuple(item.steps[number] for number in kept),
+        typical_step=places.get(item.typical_step, middle),
+        collectives=item.collectives.with_columns(
+            pl.col("step").replace_strict(places, default=-1, return_dtype=item.collectives.schema["step"])
+        ),
+    )

@@ -1,0 +1,78 @@
+"""What no step of usual training holds: evaluations in between, and kernels that CUDA graphs replay."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import analyze, write_run
+from trace_builder import TraceBuilder, fsdp_rank
+
+EVALUATED = ("FSDP::pre_forward (blocks.0)", "FSDP::all_gather (blocks.0)")
+
+
+def evaluating(rank, *, in_step=2, num_gathers=4, reduces=False):
+    """Return an FSDP2 run of six steps, in one of which the model is gathered more often after its optimizer's step."""
+    trace = fsdp_rank(rank, steps=6)
+    base = 1000.0 * in_step
+    for number in range(num_gathers):
+        trace.collective(
+            "ReduceScatter" if reduces and number == 0 else "AllGather", base + 860 + 30 * number, 20, nelems=64_000,
+            issue=base + 855 + 30 * number, seq=100 * in_step + number,
+            owners=("FSDP::post_backward_reduce (blocks.0)",) if reduces and number == 0 else EVALUATED,
+        )  # fmt: skip
+    return trace
+
+
+def notes(analysis, code):
+    return [item.message for item in analysis.data_quality if item.code == code]
+
+
+def test_a_step_with_an_evaluation_is_left_out_and_told(tmp_path):
+    usual = analyze(write_run(tmp_path / "usual", [fsdp_rank(rank, steps=5) for rank in range(2)]))
+    analysis = analyze(write_run(tmp_path / "run", [evaluating(rank) for rank in range(2)]))
+    assert "1 step holds many more collectives than the others" in notes(analysis, "Q337")[0]
+    assert "(step 7)" in notes(analysis, "Q337")[0]
+    assert {item.num_steps for item in analysis.ranks} == {5}
+    assert analysis.breakdown_us == pytest.approx(usual.breakdown_us)
+    assert analysis.states["parameter"].count == usual.states["parameter"].count
+
+
+@pytest.mark.parametrize("other", [{"num_gathers": 1}, {"reduces": True}], ids=["a gather more", "reductions"])
+def test_a_step_that_gathers_a_little_more_or_reduces_more_is_one_of_training(other, tmp_path):
+    """Five collectives are usual: one more is no evaluation, and further reductions end an accumulation."""
+    analysis = analyze(write_run(tmp_path / "run", [evaluating(rank, **other) for rank in range(2)]))
+    assert notes(analysis, "Q337") == []
+    assert {item.num_steps for item in analysis.ranks} == {6}
+
+
+def test_where_most_steps_differ_none_is_usual(tmp_path):
+    traces = [fsdp_rank(rank, steps=4) for rank in range(2)]
+    for trace in traces:
+        for step in range(4):
+            for number in range(3 * step):
+                base = 1000.0 * step + 860 + 10 * number
+                trace.collective(
+                    "AllGather", base, 8, nelems=64_000, issue=base - 1, seq=1000 + 50 * step + number, owners=EVALUATED
+                )  # fmt: skip
+    analysis = analyze(write_run(tmp_path / "run", traces))
+    assert notes(analysis, "Q337") == []
+    assert {item.num_steps for item in analysis.ranks} == {4}
+
+
+def replaying(rank):
+    """Return steps whose kernels one launch replays: none has a call of its own."""
+    trace = TraceBuilder(rank, 2)
+    for step in range(3):
+        base, correlation = 1000.0 * step, 7_000 + step
+        trace.step(step, base, 1000.0)
+        trace.row("cuda_runtime", "cudaGraphLaunch", base + 5, 10, correlation=correlation)
+        for number, name in enumerate(("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage)", "sm90_gemm")):
+            trace.row("kernel", name, base + 50 + 400 * number, 390, tid=7, stream=7, correlation=correlation)
+    return trace
+
+
+def test_what_graphs_replay_has_no_purpose_and_the_advice_is_to_leave_them_out(tmp_path):
+    analysis = analyze(write_run(tmp_path / "run", [replaying(rank) for rank in range(2)]))
+    assert "3 of 3 communication kernels were replayed by CUDA graphs" in notes(analysis, "Q125")[0]
+    (finding,) = [item for item in analysis.findings if item.code == "PARO040"]
+    assert finding.text.endswith("record a few steps without CUDA graphs")
+    assert {item.help for item in analysis.data_quality if item.code in ("Q320", "Q321")} == {""}
