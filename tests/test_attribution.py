@@ -58,6 +58,15 @@ def test_ddp_buckets_are_gradients_but_scalars_are_not():
     assert attribute(scalar, DDP).state == State.OTHER
 
 
+def test_what_megatrons_instances_sum_between_them_are_replicas():
+    """num_distributed_optimizer_instances > 1: gradients are scattered in an instance, then summed over all (megatron-core)."""
+    for kind in ("PARTIAL_DATA_PARALLEL_GROUP_WITH_CP", "DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP"):
+        inside = attribute(call(Op.REDUCE_SCATTER, desc=f"INTRA_{kind}", phase="backward"), NO_CONTEXT)
+        between = attribute(call(Op.ALL_REDUCE, desc=f"INTER_{kind}", phase="backward"), NO_CONTEXT)
+        assert (inside.state, inside.detail) == (State.GRADIENT, "reduce")
+        assert (between.state, between.detail) == (State.GRADIENT, "replica")
+
+
 @pytest.mark.parametrize(
     ("op", "desc", "state"),
     [

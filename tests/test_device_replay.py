@@ -106,6 +106,30 @@ def test_backward_passes_frozen_units_by_that_lie_in_front():
     assert micro_batch_us([first, block, block], AT_ONCE) == pytest.approx(5 + 10 + 200 + 400 + 20 + 10)
 
 
+def test_fsdp2_lays_gradients_out_once_the_reduction_before_is_done():
+    """Of each backward pass the last 10 us do: reductions that set the pace are so far apart.
+
+    The second block has computed at 210 us and waits for the reduction of the third until 250; its own begins at 260.
+    The first, which has computed and waits until 330, begins its own at 340.
+    """
+    block = UnitWork(gather=(), again=(), reduce=on_port(70), between=(), compute=60.0, copied_in=10.0)
+    kept = AT_ONCE._replace(separate=False, gathers_once=True, holds_back=True)
+    assert micro_batch_us([block] * 3, kept) == pytest.approx(60 + 40 + 3 * 70 + 2 * 10)
+    assert micro_batch_us([block] * 3, kept._replace(holds_back=False)) == pytest.approx(60 + 40 + 3 * 70)
+
+
+def test_what_lays_gradients_out_is_told_by_its_kernels(tmp_path):
+    trace = [fsdp_rank(rank) for rank in range(2)]
+    for rank in trace:
+        for base in (0.0, 1000.0):
+            rank.compute(
+                base + 860, 30, name="void at::native::(anonymous namespace)::chunk_cat_cuda_kernel<float, float>"
+            )
+    found = analyze(write_run(tmp_path / "run", trace))
+    assert (found.copied_in_us, found.copied_out_us) == (pytest.approx(30.0), 0.0)
+    assert calibrate(found).copied_in_us == pytest.approx(30.0)
+
+
 def test_gathered_parameters_are_laid_out_before_the_model_computes():
     """Copies of 7 us: three in forward, and two in backward, where the last unit is still there."""
     block = UnitWork(gather=on_port(5), again=on_port(5), reduce=on_port(10), between=(), compute=300.0, copy=7.0)

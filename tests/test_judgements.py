@@ -266,7 +266,7 @@ def test_gaps_doubles_and_strangers_are_reported(tmp_path):
     assert analysis.run.ranks_missing == (2,)
     assert "missing: 2" in notes["Q303"]
     assert "again.json (rank 1)" in notes["Q305"]
-    assert "of 2 different jobs; analysed is ranks 0-1, 3 of 4" in notes["Q304"]
+    assert "of 2 different jobs or recordings; analysed is ranks 0-1, 3 of 4" in notes["Q304"]
     assert "rank 5 of 16 in " in notes["Q304"]
 
 

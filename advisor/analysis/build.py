@@ -19,7 +19,7 @@ from paro_advise.advisor.analysis.summary import (
     breakdown,
     collective_entries,
     computing,
-    copied_out_us,
+    copied_us,
     device_lag,
     device_update,
     idle_parts,
@@ -72,6 +72,7 @@ def build_analysis(
     notes = (*notices, *stack_notices, *run.notices, *training.notices)
     parts, idle, work = breakdown(run), idle_parts(run), computing(run)
     collectives = collective_entries(aligned, run)
+    copied_out_us, copied_in_us = copied_us(run)
     analysis = Analysis(
         format=FORMAT.name,
         format_version=FORMAT.version,
@@ -101,6 +102,7 @@ def build_analysis(
         slow_groups=tuple(find_slow_groups(aligned, run)),
         late_once_us=lateness.once_us,
         passes=pass_times(run),
-        copied_out_us=copied_out_us(run),
+        copied_out_us=copied_out_us,
+        copied_in_us=copied_in_us,
     )
     return replace(analysis, findings=tuple(findings(analysis, lateness, hidden_by_prefetch_us(aligned, run))))

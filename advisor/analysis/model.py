@@ -391,6 +391,7 @@ class Analysis:
     lag_us: float | None = None  # since 1.1; how far devices ran behind their hosts
     update: DeviceUpdate | None = None  # since 1.1; None where no kernel of an optimizer was seen
     copied_out_us: float = 0.0  # since 1.2; of a step's computing, what lays gathered parameters out
+    copied_in_us: float = 0.0  # since 1.2; likewise, what lays gradients out for their reduction
     modules: tuple[ModuleEntry, ...] = ()  # since 1.1; those exposed longest first, () where no trace names them
     work: Work | None = None  # since 1.1; what computes, None where nothing was timed
     captured: Captured | None = None  # steps without the profiler, where a capture logged them

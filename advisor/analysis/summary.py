@@ -101,9 +101,10 @@ def pass_times(run: Run) -> PassTimes | None:
     return PassTimes(forward=_mean_of(found, 0), backward=_mean_of(found, 1))
 
 
-def copied_out_us(run: Run) -> float:
-    """Return what of a step's computing lays gathered parameters out."""
-    return float(np.mean([step.copied_out_us for step in run.steps])) if run.steps else 0.0
+def copied_us(run: Run) -> tuple[float, float]:
+    """Return what of a step's computing lays gathered parameters out, and gradients for their reduction."""
+    copies = [(step.copied_out_us, step.copied_in_us) for step in run.steps]
+    return (_mean_of(copies, 0), _mean_of(copies, 1)) if copies else (0.0, 0.0)
 
 
 def _mean_of(rows: Sequence[tuple[float, ...]], place: int) -> float:

@@ -228,7 +228,9 @@ def _by_group(call: Call) -> Attribution | None:
         if call.op == Op.REDUCE_SCATTER:
             return Attribution(state=State.GRADIENT, detail="reduce", evidence=Evidence.GROUP)
         if call.op == Op.ALL_REDUCE and not _is_scalar(call) and call.phase in ("backward", "boundary"):
-            return Attribution(state=State.GRADIENT, detail="reduce", evidence=Evidence.GROUP)
+            # Several instances of the distributed optimizer sum between them what each has scattered.
+            detail = "replica" if description.startswith("INTER_") else "reduce"
+            return Attribution(state=State.GRADIENT, detail=detail, evidence=Evidence.GROUP)
         if call.op == Op.ALL_GATHER:
             # The distributed optimizer gathers what it updated, under the next forward or after.
             return Attribution(state=State.OPTIMIZER, detail="updated parameters", evidence=Evidence.GROUP)

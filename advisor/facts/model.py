@@ -39,6 +39,7 @@ class StepFacts:
     forward_us: float | None = None
     backward_us: float | None = None
     copied_out_us: float = 0.0  # the part of compute in which FSDP2 lays gathered parameters out
+    copied_in_us: float = 0.0  # the part of compute in which FSDP2 lays gradients out for their reduction
     memory_peaks: dict[str, int] = field(default_factory=dict)  # most allocated (bytes) by phase; {}: not recorded
     queue_length: float | None = None  # mean number of launched rows that had not begun; None: launches not known
 

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.tables import EventTables, HostSpan, ParsedSource, SourceHeader
 
 _OPTIMIZER = "Optimizer.step#"
-# fsdp.split_with_sizes_copy (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, torch 2.13), on compute's stream
-_LAYS_OUT = "split_with_sizes_copy"
+# What FSDP2 copies on compute's stream (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, torch 2.13): gathered
+# parameters to where the model computes with them, and gradients into the input of their reduction.
+_COPIES = ("split_with_sizes_copy", "chunk_cat")
 _LOADER = ("enumerate(DataLoader)", "dataloader_iter")
 
 
@@ -236,7 +237,7 @@ def _step_facts(
     communication = Intervals.union_of(start[timed], end[timed])
     other = _of_kind(events.device, KernelKind.MEMORY if events.is_gpu else KernelKind.SYNC)
     gaps = _queued_gaps(events) if events.is_gpu else None
-    passes, laid_out = computing_passes(events, compute), _laid_out(events)
+    passes, (laid_out, laid_in) = computing_passes(events, compute), [_named(events, mark) for mark in _COPIES]
     update_start, update_end = updates
     loading = _union(span for span in events.spans if span.name.startswith(_LOADER))
     stepping = _union(span for span in events.spans if span.name.startswith(_OPTIMIZER))
@@ -286,6 +287,7 @@ def _step_facts(
                 forward_us=passes.forward.clip(low, high).length_us if passes else None,
                 backward_us=passes.backward.clip(low, high).length_us if passes else None,
                 copied_out_us=laid_out.clip(low, high).length_us,
+                copied_in_us=laid_in.clip(low, high).length_us,
                 queue_length=_queue_length(events, low, high),
                 memory_peaks=dict(events.memory_peaks.get(index, {})) if len(host) == len(windows) else {},
             )
@@ -328,9 +330,9 @@ def _queue_length(events: EventTables, low_us: float, high_us: float) -> float |
     return float(np.maximum(waits, 0.0).sum() / (high_us - low_us))
 
 
-def _laid_out(events: EventTables) -> Intervals:
-    """Return when kernels copy gathered parameters to where the model computes with them, as FSDP2's do."""
-    named = np.array([_LAYS_OUT in name for name in events.names], dtype=np.bool_)
+def _named(events: EventTables, mark: str) -> Intervals:
+    """Return when kernels run on devices whose names hold a mark."""
+    named = np.array([mark in name for name in events.names], dtype=np.bool_)
     if not events.is_gpu or not named.any():
         return EMPTY
     mine = named[events.device["name"].to_numpy()]

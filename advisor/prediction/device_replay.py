@@ -51,6 +51,7 @@ class UnitWork(NamedTuple):
         compute: of forward and backward (us).
         copy: to where the model computes with it, once it is gathered (us).
         is_passed_by: backward does not reach it: it is frozen, and nothing before it trains.
+        copied_in: of ``compute``, what lays gradients out for their reduction, at the end of backward (us).
     """
 
     gather: Legs
@@ -60,6 +61,7 @@ class UnitWork(NamedTuple):
     compute: Draws
     copy: Draws = 0.0
     is_passed_by: bool = False
+    copied_in: Draws = 0.0
 
     def forward_us(self, queues: Queues) -> Draws:
         """Return what it takes of the compute stream in one pass forward."""
@@ -81,7 +83,7 @@ class Queues(NamedTuple):
         has_root: the last unit is the root of the model, which is gathered before the others and reduced after them,
             as FSDP does: it holds embeddings at one end and a head at the other.
         holds_back: compute waits behind a unit for the reduction of the unit before, whose memory FSDP2 takes again
-            (FSDPParamGroup.post_backward of torch 2.13).
+            to lay the unit's gradients out (FSDPParamGroup.post_backward of torch 2.13).
     """
 
     overlaps_gathers: bool
@@ -160,7 +162,7 @@ def micro_batch_us(units: list[UnitWork], queues: Queues) -> Draws:
         compute_end = begin + unit.compute * share
         if (unit.reduce or unit.between) and not (queues.has_root and place == root):
             if queues.holds_back:
-                compute_end = larger(compute_end, done)
+                compute_end = larger(compute_end, done + unit.copied_in)
             queue = larger(reductions if queues.separate else main, compute_end)
             done = links.send(unit.reduce, queue)
             if queues.separate:

@@ -321,10 +321,9 @@ class _Step:
             works = self._in_buckets(works, bucket_bytes, last=last)
         if not publishes:
             return works
-        sizes = zip(works, self._units, strict=True)
         return [
             work if work.is_passed_by else work._replace(gather=(*self._published(size), *work.gather))
-            for work, size in sizes
+            for work, size in zip(works, self._units, strict=True)
         ]
 
     def _in_buckets(self, works: list[UnitWork], bucket_bytes: float, *, last: bool) -> list[UnitWork]:
@@ -361,19 +360,19 @@ class _Step:
     def _unit_work(
         self, num_bytes: float, *, last: bool, first: bool, is_looked_up: bool, is_passed_by: bool
     ) -> UnitWork:
-        candidate, collectives = self._candidate, self._collectives
+        calibration, candidate, collectives = self._calibration, self._candidate, self._collectives
         gathered, _ = self._sent_bytes(num_bytes)
         near = candidate.backward_level or candidate.strategy.parameter
         forward = candidate.strategy.parameter if first or not candidate.copy_lasts else near
-        passes = self._calibration.alone_us(self._links.compute_slowing) - self._calibration.aside_us
-        passes = passes - self._copied_out_us
+        passes = calibration.alone_us(self._links.compute_slowing) - calibration.aside_us - self._copied_out_us
         copy = num_bytes * self._copy_us_per_byte
-        per_micro = passes / self._calibration.micro_batches
+        per_micro = passes / calibration.micro_batches
         compute = per_micro * self._compute_share(num_bytes, is_looked_up=is_looked_up, is_passed_by=is_passed_by)
         gather = self._legs(collectives.parts(gather_from(forward), gathered))
         if is_passed_by:
             return UnitWork(gather, again=(), reduce=(), between=(), compute=compute, copy=copy, is_passed_by=True)
         reduce, between = self._reductions(num_bytes, last=last)
+        reached_bytes = calibration.micro_batches * sum(self._units) * (1 - self._passed_share)
         return UnitWork(
             gather=gather,
             again=self._legs(collectives.parts(gather_from(near), gathered)),
@@ -381,6 +380,7 @@ class _Step:
             between=between,
             compute=compute,
             copy=copy,
+            copied_in=calibration.copied_in_us * num_bytes / reached_bytes,
         )
 
     def _compute_share(self, num_bytes: float, *, is_looked_up: bool, is_passed_by: bool) -> Draws:

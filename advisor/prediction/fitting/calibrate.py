@@ -100,6 +100,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         reduce_width=width_of(analysis, State.GRADIENT) or model.element_bytes,
         compute_us=analysis.breakdown_us.compute or 0.0,
         copied_out_us=0.0 if gloo or at_rest[0] == "N" else analysis.copied_out_us,
+        copied_in_us=0.0 if gloo else analysis.copied_in_us,
         gaps_us=min(parts.fixed_us - parts.late_us, gaps_us(analysis)),
         host_us_per_byte=0.0,
         **parts._asdict(),
