@@ -174,44 +174,56 @@ class DistributedDataParallel(_Wrapper):
     def __init__(
         self,
         module: nn.Module,
-        *_: object,
-        process_group: dist.ProcessGroup | None = None,
-        broadcast_buffers: bool = True,
+        device_ids: object = None,
+        output_device: object = None,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,
         init_sync: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        *_: object,
+        device_mesh: DeviceMesh | None = None,
+        forward_sync_buffers: bool | None = None,
         **settings: object,
     ) -> None:
         super().__init__()
-        if process_group is not None and dist.get_world_size(process_group) != dist.get_world_size():
+        del device_ids, output_device  # of one process for several devices
+        if _num_covered_ranks(process_group, device_mesh) != dist.get_world_size():
             raise TrainingError("a plan needs DDP over all ranks, got a smaller process group", hint=NO_PLAN)
         if settings.get("mixed_precision") is not None:
             raise TrainingError("a plan cannot express DDP's mixed_precision", hint=NO_PLAN)
         self._ignored_names = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         ignored = ignored_by_ddp(module, self._ignored_names)
+        copies_buffers = forward_sync_buffers is not None or broadcast_buffers in (None, True)  # torch 2.13
         if init_sync:
-            own = [buffer for name, buffer in module.named_buffers() if name in self._ignored_names]
+            own = [one for name, one in module.named_buffers() if not copies_buffers or name in self._ignored_names]
             copy_from_rank_0(module, [*ignored, *own])
-        self._sends_buffers = broadcast_buffers and any(True for _ in module.buffers())
-        self._next_sends_buffers = True
+        self.forward_sync_buffers = copies_buffers if forward_sync_buffers is None else forward_sync_buffers
         wrapping = Wrapping(
             origin="DDP", states_are_whole=True, evaluates_alone=True, ignored=ignored, keeps_local_gradients=True
         )
         self._adopt(module, wrapping)
         self.reducer = _NoReducer(self)
-        self._show_settings(process_group, broadcast_buffers=broadcast_buffers, settings=settings)
+        self.dim, self.is_multi_device_module, self.require_forward_param_sync = dim, False, True
+        self._show_settings(process_group if device_mesh is None else device_mesh.get_group(0), settings)
 
-    def _show_settings(
-        self, process_group: dist.ProcessGroup | None, *, broadcast_buffers: bool, settings: dict[str, object]
-    ) -> None:
+    def _show_settings(self, process_group: dist.ProcessGroup | None, settings: dict[str, object]) -> None:
         """Have the attributes of DDP that others read."""
         first = next(iter(self._inner.parameters()), None)
         self.device = first.device if first is not None else torch.device("cpu")
         self.device_type = self.device.type
         self.device_ids = self.output_device = self.logger = None
-        self.dim, self.is_multi_device_module, self.require_forward_param_sync = 0, False, True
         self.process_group = process_group or dist.group.WORLD
-        self.broadcast_buffers = broadcast_buffers
         for name in ("static_graph", "find_unused_parameters", "gradient_as_bucket_view"):
             setattr(self, name, bool(settings.get(name)))
+
+    @property
+    def broadcast_buffers(self) -> bool:
+        """Return the setting by the name that it had until torch 2.13."""
+        return self.forward_sync_buffers
+
+    @broadcast_buffers.setter
+    def broadcast_buffers(self, value: bool) -> None:
+        self.forward_sync_buffers = value
 
     @staticmethod
     def _set_params_and_buffers_to_ignore_for_model(module: nn.Module, params_and_buffers_to_ignore: object) -> None:
@@ -248,19 +260,19 @@ class DistributedDataParallel(_Wrapper):
         engine = _session().engine(self._inner)
         if engine is not None and self.require_backward_grad_sync:
             engine.gradients.has_synchronized_forward = engine.gradients.synchronizes
-            self._next_sends_buffers = True
+            self.require_forward_param_sync = True
 
     def forward(self, *args: object, **kwargs: object) -> object:
         """Call the wrapped module, with rank 0's buffers where DDP sends them.
 
         That is in each pass after one that synchronizes gradients, evaluation or not.
         """
-        if self._sends_buffers and self._next_sends_buffers:
+        if self.forward_sync_buffers and self.require_forward_param_sync:
             for name, buffer in self._inner.named_buffers():
                 if name not in self._ignored_names:
                     dist.broadcast(buffer, 0)
         output = super().forward(*args, **kwargs)
-        self._next_sends_buffers = torch.is_grad_enabled() and self.require_backward_grad_sync
+        self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
         return output
 
     @_end_job_on_error
@@ -298,16 +310,17 @@ class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
         mixed_precision: MixedPrecision | None = None,
         ignored_modules: Iterable[nn.Module] | None = None,
         param_init_fn: Callable[[nn.Module], None] | None = None,
-        ignored_states: Iterable[nn.Module | nn.Parameter] | None = None,
         device_id: int | torch.device | None = None,
         sync_module_states: bool = False,
+        forward_prefetch: bool = False,
+        limit_all_gathers: bool = True,
+        use_orig_params: bool = False,
+        ignored_states: Iterable[nn.Module | nn.Parameter] | None = None,
         device_mesh: DeviceMesh | None = None,
-        **__: object,
     ) -> None:
         super().__init__()
-        del backward_prefetch  # the plan's to decide
-        covered = _num_covered_ranks(process_group, device_mesh)
-        if covered is not None and covered != dist.get_world_size():
+        del backward_prefetch, forward_prefetch, limit_all_gathers, use_orig_params  # the plan's to decide
+        if (covered := _num_covered_ranks(process_group, device_mesh)) != dist.get_world_size():
             raise TrainingError(f"a plan needs FSDP over all ranks, got {covered} of them", hint=NO_PLAN)
         parameters, reductions, buffers = (
             getattr(mixed_precision, f"{name}_dtype", None) for name in ("param", "reduce", "buffer")
@@ -423,14 +436,12 @@ def _parameters_of(states: Iterable[nn.Module | nn.Parameter]) -> frozenset[nn.P
 
 def _num_covered_ranks(
     process_group: dist.ProcessGroup | tuple[dist.ProcessGroup, ...] | None, mesh: DeviceMesh | None
-) -> int | None:
-    """Return the ranks that FSDP1 would shard and replicate over; None for all."""
+) -> int:
+    """Return how many ranks DDP or FSDP1 would shard and replicate over."""
     if mesh is not None:
         return mesh.size()
-    if process_group is None:
-        return None
     groups = process_group if isinstance(process_group, (tuple, list)) else [process_group]
-    return math.prod(dist.get_world_size(group) for group in groups if group is not None)
+    return math.prod(map(dist.get_world_size, groups))
 
 
 def _wrapped_classes(policy: object) -> tuple[type[nn.Module], ...] | None:

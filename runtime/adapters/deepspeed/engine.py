@@ -86,7 +86,7 @@ class PlannedEngine(nn.Module):
         is_told_not_to = low.get("enabled") and low.get("check_grad_overflow") is False and self._stage < ZERO_3
         self._checks_overflow = self._stage > 0 and not is_told_not_to
         self._micro_batch, self._accumulation = batch_sizes(table)
-        copy_from_rank_0(model)
+        copy_from_rank_0(model, list(model.buffers()))  # DeepSpeed's _broadcast_model leaves buffers alone
         self._wrapping = Wrapping(
             origin="DeepSpeed",
             param_dtype=torch.bfloat16 if low_precision(table).get("enabled") else None,

@@ -24,7 +24,10 @@ def main():
     deepspeed.init_distributed("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
-    engine = deepspeed.initialize(model=Model(), config=CONFIG)[0]
+    model = Model()
+    model.register_buffer("noise", torch.full((WIDTH,), float(rank)))  # of each rank; DeepSpeed sends parameters alone
+    engine = deepspeed.initialize(model=model, config=CONFIG)[0]
+    tell(rank, 0, mean(engine.module.noise[0]))
     for number in range(STEPS):
         inputs = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(10 * number + rank))
         loss = engine(inputs, inputs.sum(1, keepdim=True))["loss"]
