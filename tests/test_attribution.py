@@ -58,6 +58,17 @@ def test_ddp_buckets_are_gradients_but_scalars_are_not():
     assert attribute(scalar, DDP).state == State.OTHER
 
 
+def test_megatron_fsdp_gathers_parameters_where_its_optimizer_gathers_what_it_updated():
+    """Both in groups of one name: only what FSDP shards is gathered in backward."""
+    forward, backward = (call(Op.ALL_GATHER, desc="DATA_PARALLEL_GROUP_WITH_CP", phase=phase) for phase in ("forward", "backward"))
+    alone, both = RunContext.of([forward]), RunContext.of([forward, backward])
+    assert attribute(forward, alone).state == State.OPTIMIZER
+    assert [attribute(one, both).state for one in (forward, backward)] == [State.PARAMETER] * 2
+    assert attribute(backward, both).detail == "backward"
+    tensor = call(Op.ALL_GATHER, desc="TENSOR_MODEL_PARALLEL_GROUP", phase="backward")
+    assert not RunContext.of([forward, tensor]).gathers_again
+
+
 def test_what_megatrons_instances_sum_between_them_are_replicas():
     """num_distributed_optimizer_instances > 1: gradients are scattered in an instance, then summed over all (megatron-core)."""
     for kind in ("PARTIAL_DATA_PARALLEL_GROUP_WITH_CP", "DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP"):

@@ -160,6 +160,7 @@ STRATEGIES = [
         [gather(4), gather(4, "backward"), scatter(4)],
     ),  # 4 of 32: the rest is TP and PP
     ("NNG", None, 1, Framework("Megatron-LM"), [scatter(4), updated(4)]),  # its buffers hold whole gradients
+    ("GGG", None, 1, Framework("Megatron-LM"), [gather(32), gather(32, "backward"), scatter(32)]),  # Megatron-FSDP
     ("IGG", 8, 1, Framework("unknown"), [gather(8), gather(8, "backward"), scatter(32), updated(4)]),  # 8, not the 4
     ("GNG", None, 4, Framework("FSDP2"), [gather(32), gather(32, "backward"), scatter(32, micro=3)]),
     (None, None, 1, Framework("unknown"), []),

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from helpers import analyze, write_run
 from test_recommend import calibration, estimate
 from trace_builder import fsdp_rank
 
 from paro_advise.advisor.analysis.model import DeviceUpdate
+from paro_advise.advisor.prediction.advice.decision import fastest
 from paro_advise.advisor.prediction.candidates import baseline_candidate
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.recommend import recommend
-from paro_advise.advisor.prediction.scoring import Limits
+from paro_advise.advisor.prediction.scoring import Limits, score
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.advisor.rendering.texts.plan_text import plan_text
 from paro_advise.advisor.wording.quantities import bytes_text
@@ -101,6 +103,21 @@ def test_of_equally_fast_plans_the_one_with_the_least_memory_is_chosen():
         near = [choice for choice in eligible if choice.predicted.step_time_us.p50 <= best_us * 1.0299]
         if plan.verdict == "change":
             assert plan.chosen.predicted.memory_bytes <= min(choice.predicted.memory_bytes for choice in near)
+
+
+def test_what_gains_nothing_is_not_chosen_for_its_memory():
+    """The run takes 103.5 ms: a way of 103 ms that holds little is within 3 % of the fastest, 100 ms, and no gain."""
+    some = score(calibration(), baseline_candidate(calibration()), Limits(), np.full(3, 103.5e3))
+    small, mid, quick = (
+        replace(some, times=np.full(3, 1e3 * ms), transient=gib * 2.0**30)
+        for ms, gib in ((103.0, 1), (101.0, 2), (100.0, 3))
+    )
+    assert fastest([small, mid, quick], some) is mid
+    assert fastest([small, quick], some) is quick
+    assert fastest([small], some) is small
+    assert fastest([small, mid, quick], replace(some, times=np.full(3, 110e3))) is small
+    assert fastest([small, mid, quick], replace(some, times=np.full(3, 102.9e3))) is small  # as equal as the run
+    assert fastest([small, mid, quick], replace(some, reason="needs more memory than there is")) is small
 
 
 def test_a_step_with_gaps_that_nothing_explains_is_measured_first(tmp_path):

@@ -96,6 +96,7 @@ class RunContext:
         scatters: large reduce-scatters are there, as where gradients are sharded.
         scattered: (group, bytes) of what they leave on each rank.
         gathers_parameters: FSDP gathers parameters for the passes, so that no step brings updated ones back.
+        gathers_again: groups that share the data gather in backward, as no optimizer does with what it updated.
     """
 
     is_ddp: bool
@@ -106,6 +107,7 @@ class RunContext:
     scatters: bool = False
     scattered: frozenset[tuple[str, int]] = frozenset()
     gathers_parameters: bool = False
+    gathers_again: bool = False
 
     @classmethod
     def of(cls, calls: list[Call], owners: str = "") -> RunContext:
@@ -132,6 +134,9 @@ class RunContext:
                 call.op == Op.ALL_GATHER
                 and ("FSDP::all_gather" in call.owner or "FullyShardedDataParallel._" in call.owner)
                 for call in calls
+            ),
+            gathers_again=any(
+                call.op == Op.ALL_GATHER and call.phase == "backward" and _shares_data(call) for call in calls
             ),
             has_update_mark="Optimizer.step#" in owners,
             names_gathers=any(
@@ -160,7 +165,7 @@ def attribute(call: Call, context: RunContext) -> Attribution:
         return Attribution(state=State.OTHER, detail="counts", evidence=Evidence.PHASE)
     return (
         _by_annotation(call, context)
-        or _by_group(call)
+        or _by_group(call, context)
         or _by_stack(call)
         or _by_phase(call, context)
         or _by_operation(call, context)
@@ -220,17 +225,26 @@ def _gather_detail(*, backward: bool, prefetched: bool) -> str:
     return ("backward" if backward else "forward") + (", prefetched" if prefetched else "")
 
 
-def _by_group(call: Call) -> Attribution | None:
+def _shares_data(call: Call) -> bool:
+    """Tell whether a group's description is one of Megatron's for ranks that share the data."""
+    description = call.group_desc
+    named = "DATA_PARALLEL" in description or "DISTRIBUTED_OPTIMIZER" in description
+    return named and (not _OTHER_GROUP.search(description) or bool(_DATA_GROUP.search(description)))
+
+
+def _by_group(call: Call, context: RunContext) -> Attribution | None:
     description = call.group_desc
     if _OTHER_GROUP.search(description) and not _DATA_GROUP.search(description):
         return Attribution(state=State.OTHER, detail=description, evidence=Evidence.GROUP)
-    if "DATA_PARALLEL" in description or "DISTRIBUTED_OPTIMIZER" in description:
+    if _shares_data(call):
         if call.op == Op.REDUCE_SCATTER:
             return Attribution(state=State.GRADIENT, detail="reduce", evidence=Evidence.GROUP)
         if call.op == Op.ALL_REDUCE and not _is_scalar(call) and call.phase in ("backward", "boundary"):
             # Several instances of the distributed optimizer sum between them what each has scattered.
             detail = "replica" if description.startswith("INTER_") else "reduce"
             return Attribution(state=State.GRADIENT, detail=detail, evidence=Evidence.GROUP)
+        if call.op == Op.ALL_GATHER and context.gathers_again and call.phase in ("forward", "backward"):
+            return Attribution(state=State.PARAMETER, detail=call.phase, evidence=Evidence.GROUP)
         if call.op == Op.ALL_GATHER:
             # The distributed optimizer gathers what it updated, under the next forward or after.
             return Attribution(state=State.OPTIMIZER, detail="updated parameters", evidence=Evidence.GROUP)

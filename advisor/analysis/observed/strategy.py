@@ -193,7 +193,7 @@ def _gradient_level(seen: _Groups, parameter: str, world: int, framework: Framew
     if seen.scattered and seen.held_unreduced:
         reasons.append(f"gradients accumulated whole, reduce-scattered over {_list(seen.reduced)} ranks once a step")
         return "N"
-    if seen.scattered and framework == Framework.MEGATRON:
+    if seen.scattered and framework == Framework.MEGATRON and parameter == "N":  # else it is Megatron-FSDP
         reasons.append(
             f"gradients reduce-scattered over {_list(seen.reduced)} ranks out of buffers that Megatron keeps whole"
         )

@@ -97,8 +97,8 @@ def decide(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan
 
 
 def _choose_recommendation(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan, Scored]:
-    chosen = fastest(field.eligible)
     baseline = field.baseline
+    chosen = fastest(field.eligible, baseline)
     # The same way to run is no change, whatever noise makes of it.
     keeps = chosen is None or same_way(choice_of(baseline, baseline), choice_of(chosen, baseline))
     gain = 0.0 if chosen is None or keeps else _gain(baseline, chosen)
@@ -190,13 +190,19 @@ def median_us(item: Scored) -> float:
     return float(np.median(item.times))
 
 
-def fastest(fitting: Sequence[Scored]) -> Scored | None:
-    """Return the fastest, or among those within noise of it the one with the least memory; None without any."""
+def fastest(fitting: Sequence[Scored], baseline: Scored) -> Scored | None:
+    """Return the fastest, or among those within noise of it the one with the least memory; None without any.
+
+    Where the run itself is not within noise of it, one that gains what is worth a change, if any does.
+    """
     if not fitting:
         return None
     best = min(map(median_us, fitting))
-    near = [item for item in fitting if median_us(item) <= best * (1 + EQUAL_SHARE)]
-    return min(near, key=lambda item: (item.memory.total + item.transient, median_us(item)))
+    equal, run_us = best * (1 + EQUAL_SHARE), median_us(baseline)
+    near = [item for item in fitting if median_us(item) <= equal]
+    is_equal = bool(baseline.reason) or run_us <= equal
+    worth = [] if is_equal else [item for item in near if run_us > GAIN_RATIO * median_us(item)]
+    return min(worth or near, key=lambda item: (item.memory.total + item.transient, median_us(item)))
 
 
 def _verdict(field: Field, chosen: Scored | None, gain: float) -> Verdict:
