@@ -60,7 +60,9 @@ def test_ddp_buckets_are_gradients_but_scalars_are_not():
 
 def test_megatron_fsdp_gathers_parameters_where_its_optimizer_gathers_what_it_updated():
     """Both in groups of one name: only what FSDP shards is gathered in backward."""
-    forward, backward = (call(Op.ALL_GATHER, desc="DATA_PARALLEL_GROUP_WITH_CP", phase=phase) for phase in ("forward", "backward"))
+    forward, backward = (
+        call(Op.ALL_GATHER, desc="DATA_PARALLEL_GROUP_WITH_CP", phase=phase) for phase in ("forward", "backward")
+    )
     alone, both = RunContext.of([forward]), RunContext.of([forward, backward])
     assert attribute(forward, alone).state == State.OPTIMIZER
     assert [attribute(one, both).state for one in (forward, backward)] == [State.PARAMETER] * 2

@@ -8,7 +8,8 @@ import pytest
 from helpers import analyze, write_run
 from trace_builder import fsdp_rank
 
-from paro_advise.advisor.comparison.compare import compare
+from paro_advise.advisor.comparison.compare import Terms, compare
+from paro_advise.errors import UnlikeRunsError
 
 
 def run_of(folder, stretches, world=4):
@@ -90,3 +91,45 @@ def test_what_sums_of_differences_leave_over_is_no_change(waits, verdict, tmp_pa
     found = part(compare(before, after, None), "waiting")
     assert found.verdict == verdict
     assert found.before in (0.0, 3.0)
+
+
+def gathered_in(analysis, num_bytes):
+    """Return a run whose forward pass gathers so many bytes of each parameter, as bytes."""
+    width = num_bytes / sum(
+        entry.count * entry.bytes / analysis.run.parameter_count
+        for entry in analysis.collectives
+        if entry.state == "parameter" and entry.detail == "forward"
+    )
+    cut = [
+        replace(entry, dtype="Byte", bytes=round(width * entry.bytes)) if entry.state == "parameter" else entry
+        for entry in analysis.collectives
+    ]
+    return replace(analysis, collectives=tuple(cut))
+
+
+def test_parameters_gathered_in_fewer_bits_are_another_precision(tmp_path):
+    """As float8 that FSDP2 gathers: bytes name no type, and there are half as many."""
+    found = analyze(write_run(tmp_path / "run", [fsdp_rank(rank, 2) for rank in range(2)]))
+    usual = gathered_in(found, 2)
+    with pytest.raises(UnlikeRunsError, match="2-byte parameters gathered before and 1-byte parameters gathered after"):
+        compare(usual, gathered_in(found, 1), None)
+    assert compare(usual, gathered_in(found, 2.1), None).unlike == ()
+    assert compare(usual, gathered_in(found, 1.4), None).unlike == ()  # what else is gathered does not tell
+
+
+def test_a_model_in_more_parts_is_trained_on_fewer_samples(tmp_path):
+    """Twice the tensor parallelism leaves half the ranks to share the data; a part is then half as large."""
+    found = analyze(write_run(tmp_path / "run", [fsdp_rank(rank, 2) for rank in range(2)]))
+    two, four = (
+        replace(
+            found,
+            run=replace(found.run, world_size=16, data_parallel_ranks=16 // parts, parameter_count=6_000_000 // parts),
+        )
+        for parts in (2, 4)
+    )
+    with pytest.raises(UnlikeRunsError, match="data_parallel_ranks 8 before and 4 after"):
+        compare(two, four, None)
+    assert len(compare(two, four, None, Terms(allow_unlike=("data_parallel_ranks",))).unlike) == 1
+    larger = replace(four, run=replace(four.run, parameter_count=3_000_000))
+    with pytest.raises(UnlikeRunsError, match="parameters 6000000 before and 12000000 after"):
+        compare(two, larger, None, Terms(allow_unlike=("data_parallel_ranks",)))

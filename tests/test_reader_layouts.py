@@ -64,6 +64,32 @@ def test_gzip_zstd_and_tar_archives(tmp_path):
     assert len(from_archive.steps) == 2
 
 
+WAYS_TO_WRITE = {
+    "one line": {},
+    "compact": {"separators": (",", ":")},
+    "sorted keys": {"sort_keys": True},
+    "indented": {"indent": 1},
+}
+
+
+@pytest.mark.parametrize("broken", [None, float("nan")], ids=["whole", "a NaN"])
+@pytest.mark.parametrize("way", WAYS_TO_WRITE)
+def test_rows_that_somebody_put_in_front_cost_no_others(way, broken, tmp_path):
+    """Such as names of processes, whose fields stand in another order than those of events."""
+    document = fsdp_rank(0).document()
+    rows = [{"name": "process_name", "ph": "M", "pid": pid, "ts": 0, "args": {"name": "python"}} for pid in range(2)]
+    (tmp_path / "expected.json").write_text(json.dumps(document, **WAYS_TO_WRITE[way]))
+    expected = collectives_of(tmp_path / "expected.json")
+    document["traceEvents"] = [*rows, *document["traceEvents"]]
+    document["traceEvents"][20]["args"]["loss"] = broken
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(document, **WAYS_TO_WRITE[way]))
+    parsed = read(path)
+    assert parsed.num_events == len(document["traceEvents"])
+    assert collectives_of(path).equals(expected)
+    assert codes(parsed) - codes(read(tmp_path / "expected.json")) == ({"Q103"} if broken is not None else set())
+
+
 def test_a_byte_order_mark_changes_nothing(tmp_path):
     trace = tmp_path / "rank0.json"
     text = fsdp_rank(0).text().encode()

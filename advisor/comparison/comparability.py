@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.comparison.constants import SAME_COUNT_SHARE, SAME_WORK_SHARE
+from paro_advise.advisor.comparison.constants import SAME_COUNT_SHARE, SAME_WORK_SHARE, WIDTH_DOUBT
 from paro_advise.core.dtypes import is_of_bytes, plain_dtype
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.analysis.model import Analysis
 
-FACTS = ("world_size", "batch", "micro_batches", "precision", "parameters", "device", "steps")
+FACTS = (
+    "world_size", "data_parallel_ranks", "batch", "micro_batches", "precision", "parameters", "device", "steps",
+)  # fmt: skip
 _UNMARKED = "not marked"
 
 
@@ -54,6 +56,7 @@ def _facts(before: Analysis, after: Analysis) -> list[tuple[str, str, str]]:
     """Return (fact, before, after) of each that is known of both and differs."""
     pairs: list[tuple[str, object, object]] = [
         ("world_size", before.run.world_size, after.run.world_size),
+        ("data_parallel_ranks", before.run.data_parallel_ranks, after.run.data_parallel_ranks),
         ("micro_batches", before.run.micro_batches, after.run.micro_batches),
     ]
     pairs.append(("device", before.run.device_name, after.run.device_name))
@@ -63,9 +66,10 @@ def _facts(before: Analysis, after: Analysis) -> list[tuple[str, str, str]]:
         pairs.append(("precision", one.autocast or "no autocast", other.autocast or "no autocast"))
     else:
         pairs.append(("precision", _gathered_types(before), _gathered_types(after)))
+        pairs.append(("precision", _gathered_width(before), _gathered_width(after)))
     if Framework.RUNTIME not in (before.run.framework, after.run.framework):  # it sums in no fewer bits than they do
         pairs.append(("precision", _reduced_type(before), _reduced_type(after)))
-    first, second = before.run.parameter_count, after.run.parameter_count
+    first, second = _model_size(before), _model_size(after)
     if first and second and abs(first - second) > SAME_COUNT_SHARE * first:
         pairs.append(("parameters", first, second))
     found = [(name, str(one), str(other)) for name, one, other in pairs if one and other and one != other]
@@ -79,6 +83,32 @@ def _gathered_types(analysis: Analysis) -> str:
     """Return the types of elements in which parameters are gathered, "" where none are or bytes stand for any type."""
     types = {plain_dtype(entry.dtype) for entry in analysis.collectives if entry.state == State.PARAMETER.value}
     return "" if any(map(is_of_bytes, types)) else " and ".join(sorted(types - {""}))
+
+
+def _gathered_width(analysis: Analysis) -> str:
+    """Return how many bytes of each parameter forward gathers, "" where nothing tells or a part of the model is whole.
+
+    What goes as bytes names no type: FSDP2 gathers parameters of several types so, and those that are cast to 8 bits.
+    """
+    count, micro = analysis.run.parameter_count, analysis.run.micro_batches
+    entries = [
+        entry
+        for entry in analysis.collectives
+        if entry.state == State.PARAMETER.value and entry.detail.startswith("forward") and entry.bytes
+    ]
+    if not count or not micro or not entries:
+        return ""
+    width = sum(entry.count * (entry.bytes or 0) for entry in entries) / (count * micro)
+    usual = min((1, 2, 4), key=lambda bytes_: abs(bytes_ - width))
+    return f"{usual}-byte parameters gathered" if abs(width - usual) <= WIDTH_DOUBT * usual else ""
+
+
+def _model_size(analysis: Analysis) -> int | None:
+    """Return the parameters of the whole model, as far as its parts are alike."""
+    run = analysis.run
+    if not run.parameter_count or not run.world_size or not run.data_parallel_ranks:
+        return run.parameter_count
+    return run.parameter_count * (run.world_size // run.data_parallel_ranks)
 
 
 def _reduced_type(analysis: Analysis) -> str:

@@ -15,5 +15,6 @@ NORMAL_98 = 2.326  # standard deviations of a normal distribution within which 9
 TAIL_SHARE = 0.01  # on each side of a 98 % range
 EXTREME_SIGMAS = 30.0  # logarithm of a time beyond which it only would overflow
 SAME_WORK_SHARE = 0.1  # by which computing may differ of what nothing else tells to be the same work; assumed
+WIDTH_DOUBT = 0.1  # by which bytes gathered for a parameter may miss a width: units in types of their own; assumed
 SAME_COUNT_SHARE = 0.02  # by which parameter counts may differ: traces hold the padding of uneven shards
 THROUGHPUT = "throughput gain, %"  # name of the criterion in every output; docs/formats.md, comparison

@@ -27,6 +27,8 @@ _BARE_LIST = re.compile(rb"[\s\xef\xbb\xbf]*\[\s*\{")
 # An event's end, and the end of the array with what may follow it.
 _ARRAY_END = re.compile(rb"\}\s*\](?=\s*(?:\Z|\}|,\s*\"))")
 _SPACES_AND_COMMA = re.compile(rb"\s*,\s*(?=\{)")
+# Fields of events, with which one may begin.
+_EVENT_KEYS = (b'"ph"', b'"name"', b'"cat"', b'"ts"', b'"pid"', b'"tid"', b'"args"', b'"dur"', b'"id"')
 _FALLBACK_BOUNDARIES = (b"\n  },\n  {", b'},{"ph"', b'}, {"ph"', b'},\n{"ph"', b'},{"name"', b'}, {"name"')
 
 
@@ -113,7 +115,8 @@ class EventChunks:
                     line_start = pending.rfind(b"\n", start, start + end) + 1
                     closing = pending[line_start : start + end]
                     prefix = b"\n" + closing if line_start and closing.strip() == b"}" else b"}"
-                    self.boundary = prefix + gap.group() + b"{" + self._first_key(pending, gap.end())
+                    opening = prefix + gap.group() + b"{"
+                    self.boundary = opening + self._usual_key(pending, opening, self._first_key(pending, gap.end()))
                     return pending
                 if end and (ended or b"]" in pending[start + end : start + end + 64]):
                     return pending
@@ -137,6 +140,14 @@ class EventChunks:
             return b""
         end = pending.find(b'"', brace + 2)
         return pending[brace + 1 : end + 1] if 0 < end - brace < MAX_KEY_BYTES else b""
+
+    @staticmethod
+    def _usual_key(pending: bytes, opening: bytes, first: bytes) -> bytes:
+        """Return the key that opens most events, where the first ones may be rows that somebody put in front."""
+        if not first:
+            return first
+        counts = {key: pending.count(opening + key) for key in dict.fromkeys((first, *_EVENT_KEYS))}
+        return max(counts, key=lambda key: (counts[key], key == first))
 
     def _split_end(self, pending: bytes) -> Iterator[bytes]:
         """Split the final piece into events and tail."""

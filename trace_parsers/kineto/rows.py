@@ -23,6 +23,7 @@ from paro_advise.trace_parsers.kineto.events import (
     decode_any,
     decode_described,
     holds_whole_events,
+    parts_of,
     salvage_one,
 )
 
@@ -145,15 +146,18 @@ class KinetoRows:
         for event in events:
             self._add_event(event)
 
-    def _salvage(self, rows: list[bytes]) -> None:
+    def _salvage(self, rows: list[bytes], *, are_parted: bool = False) -> None:
         for row in rows:
             event, mended = salvage_one(row)
             # A hole of NUL bytes swallowed events; blanking it would mend the two halves into one.
-            if event is None or row.count(0) >= MIN_HOLE_BYTES:
+            if event is not None and row.count(0) < MIN_HOLE_BYTES:
+                self.num_repaired += mended
+                self._add_event(event)
+            elif event is None and not are_parted and len(parts := parts_of(row)) > 1:
+                self.num_events += len(parts) - 1
+                self._salvage(parts, are_parted=True)
+            else:
                 self._count_lost(row)
-                continue
-            self.num_repaired += mended
-            self._add_event(event)
 
     def _add_event(self, event: AnyEvent) -> None:
         if event.ph != "X":
