@@ -187,3 +187,38 @@ def test_what_batch_norm_reduces_is_no_gradient(tmp_path):
     analysis = analyze(trace.write(tmp_path / "rank0.json"))
     assert (analysis.states["gradient"].count, analysis.states["other"].count) == (1, 5)
     assert analysis.run.parameter_count == 5_000_000
+
+
+@pytest.mark.parametrize("few", [2, 8])
+def test_experts_that_fewer_ranks_share_are_said_to_be_more(few, tmp_path):
+    """Eight ranks share 64,000 parameters; experts of 128,000 are sharded over two, and the other six have others."""
+    groups = [
+        ("0", "default_pg", list(range(8))),
+        ("1", "mesh_dp_shard_mod_ep", list(range(few))),
+        ("2", "mesh_ep", [0, 2, 4, 6]),
+    ]
+    trace = TraceBuilder(0, 8, groups=groups)
+    for step in range(2):
+        base = 10_000.0 * step
+        trace.step(step + 3, base, 10_000.0)
+        trace.backward(base + 5000, 4000, sequence=step + 1)
+        for place, (unit, size) in enumerate((("dense", 64_000), ("experts", 128_000))):
+            group, seq = str(place), 10 * step + place
+            trace.collective(
+                "AllGather", base + 100 + 300 * place, 200, nelems=size, issue=base + 50 + 300 * place, seq=seq,
+                owners=(f"FSDP::pre_forward ({unit})", f"FSDP::all_gather ({unit})"), group=group,
+            )  # fmt: skip
+            trace.collective(
+                "ReduceScatter", base + 6000 + 300 * place, 200, nelems=size, issue=base + 5900 + 300 * place, seq=seq + 5,
+                tid=2, owners=(f"FSDP::post_backward_reduce ({unit})",), group=group,
+            )  # fmt: skip
+        trace.collective("AllToAll", base + 1000, 100, nelems=4096, issue=base + 950, seq=step, group="2")
+    analysis = analyze(trace.write(tmp_path / "rank0.json"))
+    (note,) = [item for item in analysis.data_quality if item.code == "Q327"]
+    assert analysis.run.parameter_count == 64_000 + 128_000
+    if few == 8:
+        assert note.severity == "info"
+    else:
+        assert note.severity == "warning"
+        assert "128000 of the 192000 parameters are sharded over 2 ranks" in note.message
+        assert "the model has 576000 then" in note.message  # 64,000 and four times 128,000

@@ -87,7 +87,7 @@ class TraceBuilder:
         stream=20,
         kernel=None,
     ):
-        """kind: AllGather, ReduceScatter, AllReduce, Send or Recv; nelems: elements of the full buffer."""
+        """kind: AllGather, ReduceScatter, AllReduce, AllToAll, Send or Recv; nelems: elements of the full buffer."""
         name, desc, ranks = next(item for item in self.groups if item[0] == group)
         recorded = {
             "AllGather": "_allgather_base",
@@ -95,6 +95,7 @@ class TraceBuilder:
             "AllReduce": "allreduce",
             "Send": "send",
             "Recv": "recv",
+            "AllToAll": "all_to_allv",
         }[kind]
         shard = nelems // len(ranks)
         inputs = shard if kind == "AllGather" else nelems
@@ -105,6 +106,7 @@ class TraceBuilder:
             "AllReduce": "c10d::allreduce_",
             "Send": "c10d::send",
             "Recv": "c10d::recv_",
+            "AllToAll": "c10d::alltoall_base_",
         }[kind]
         for depth, owner in enumerate(owners):
             self.annotation(owner, issue - 5 + depth * 0.1, 20 - depth * 0.2, tid)

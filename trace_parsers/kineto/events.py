@@ -145,7 +145,7 @@ _NO_COMM_ARGS = CommArgs()
 _LONE_BACKSLASH = re.compile(rb'\\(?!["\\/bfnrtu])')
 _NOT_A_NUMBER = re.compile(rb"(?<=[:\[,\s])-?(?:nan|inf(?:inity)?)(?=\s*[,}\]])", re.IGNORECASE)
 _CONTROL = re.compile(rb"[\x00-\x1f]")
-# An event's end and the next one's beginning; a field of either may hold such a thing too, so it is for broken text only.
+# An event's end and the next one's beginning; fields may hold such a thing too, so it is for broken text only.
 _BETWEEN_EVENTS = re.compile(rb'\}\s{0,64},\s{0,64}\{(?=\s{0,64}"(?:ph|name|cat|ts|pid|tid|args|dur|id)"\s{0,64}:)')
 _NAME_START = re.compile(rb'"name":\s*"')
 _NAME_END = re.compile(rb'"\s{0,64},\s{0,64}"(?:pid|ph|ts|cat)"\s{0,64}:')

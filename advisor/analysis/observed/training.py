@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import SENDS_A_PASS
@@ -20,6 +20,7 @@ from paro_advise.advisor.analysis.observed.parameters import (
 )
 from paro_advise.advisor.analysis.observed.strategy import NOTHING_OBSERVED, ObservedStrategy, infer_strategy
 from paro_advise.advisor.facts.model import OTHER_STEPS_CODE
+from paro_advise.advisor.wording.quantities import count_text
 from paro_advise.core.collective import Op
 from paro_advise.trace_parsers.kineto.constants import NO_STEPS_CODE
 from paro_advise.trace_parsers.notice import Notice, Severity
@@ -103,7 +104,7 @@ def observe_training(run: Run) -> ObservedTraining:
             *((_one_micro_batch(run),) if typical is not None and micro is None else ()),
             *((_repeated(micro),) if by_order is not None and micro else ()),
             *((_other_steps(updates),) if updates != 1 else ()),
-            *((_EXPERTS,) if counted and Op.ALL_TO_ALL.value in ops else ()),
+            *((_experts(typical, counted),) if typical is not None and counted and Op.ALL_TO_ALL.value in ops else ()),
             *frozen.notices,
         ),
     )
@@ -126,6 +127,26 @@ _EXPERTS = Notice(
     message="all-to-alls may be those of experts: parameters that each rank has for itself are not counted",
     help="give --measured-peak where memory decides",
 )
+
+
+def _experts(typical: pl.DataFrame, counted: int) -> Notice:
+    """Say what all-to-alls may mean for the number of parameters, and how many fewer ranks share, if any do."""
+    import polars as pl
+
+    sizes = reductions(typical).group_by("group_size").agg(pl.col("bytes").sum()).drop_nulls().sort("group_size").rows()
+    total = sum(num_bytes for _, num_bytes in sizes)
+    if len(sizes) != 2 or not total:
+        return _EXPERTS
+    (few, of_few), (many, _) = sizes
+    own = round(counted * of_few / total)
+    whole = counted - own + own * many // few
+    return replace(
+        _EXPERTS,
+        severity=Severity.WARNING,
+        message=f"{count_text(own)} of the {count_text(counted)} parameters are sharded over {few} ranks, the others "
+        f"over {many}, as where each {few} ranks have experts of their own: the model has {count_text(whole)} then, and "
+        "memory is more than what is said of it",
+    )
 
 
 def _other_steps(count: int) -> Notice:
