@@ -10,9 +10,9 @@ from helpers import analyze, write_run
 from test_recommend import calibration, estimate
 from trace_builder import fsdp_rank
 
-from paro_advise.advisor.analysis.model import DeviceUpdate
+from paro_advise.advisor.analysis.model import DeviceUpdate, StepTime
 from paro_advise.advisor.prediction.advice.decision import fastest
-from paro_advise.advisor.prediction.candidates import baseline_candidate
+from paro_advise.advisor.prediction.candidates import baseline_candidate, candidates
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits, score
@@ -149,6 +149,28 @@ def test_a_run_whose_optimizer_steps_on_the_host_is_measured_first(
         update=DeviceUpdate(us=on_devices_share * updating_us, num_kernels=1),
     )
     assert ("the optimizer steps on the host" in calibrate(offloaded).unmodelled) is is_doubtful
+
+
+def test_what_the_optimizer_takes_on_the_host_goes_with_the_states_that_a_rank_holds(tmp_path):
+    """8 ms for a fourth of them are 32 for all; devices that wait for it are not said to wait for launches."""
+    analysis = analyze(write_run(tmp_path / "run", [fsdp_rank(rank, 4) for rank in range(4)]))
+    parts, on_host_us = analysis.breakdown_us, 8000.0
+    made = calibrate(
+        replace(
+            analysis,
+            breakdown_us=replace(parts, idle=parts.idle + on_host_us),
+            step_time_us=StepTime.of([value + on_host_us for value in analysis.step_time_us.values]),
+            idle_us=replace(analysis.idle_us, updating=on_host_us),
+            update=None,
+        )
+    )
+    usual = calibrate(replace(analysis, update=None))
+    assert (made.update.us(4), made.update.us(1)) == (pytest.approx(on_host_us), pytest.approx(4 * on_host_us))
+    assert (made.fixed_us, made.host_floor_us) == (pytest.approx(usual.fixed_us), usual.host_floor_us)
+    for triple, share in (("GGG", 1), ("NNN", 4)):
+        way = next(one for one in candidates(made) if str(one.strategy) == triple and not one.offload)
+        without, found = (float(step_us(run, way, measured_links(run))) for run in (usual, made))
+        assert found - without == pytest.approx(share * on_host_us, rel=0.01), triple
 
 
 @pytest.mark.parametrize(("gbps", "compute_ms"), [(1, 800), (2, 400), (4, 200), (4, 800), (64, 800)])

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import tarfile
+from typing import Any
 
 import pytest
 from helpers import analyze, collectives_of, facts_of, gathered, read
@@ -64,7 +65,7 @@ def test_gzip_zstd_and_tar_archives(tmp_path):
     assert len(from_archive.steps) == 2
 
 
-WAYS_TO_WRITE = {
+WAYS_TO_WRITE: dict[str, dict[str, Any]] = {
     "one line": {},
     "compact": {"separators": (",", ":")},
     "sorted keys": {"sort_keys": True},

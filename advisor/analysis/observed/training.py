@@ -144,8 +144,8 @@ def _experts(typical: pl.DataFrame, counted: int) -> Notice:
         _EXPERTS,
         severity=Severity.WARNING,
         message=f"{count_text(own)} of the {count_text(counted)} parameters are sharded over {few} ranks, the others "
-        f"over {many}, as where each {few} ranks have experts of their own: the model has {count_text(whole)} then, and "
-        "memory is more than what is said of it",
+        f"over {many}, as where each {few} ranks have experts of their own: the model has {count_text(whole)} then, "
+        "and memory is more than what is said of it",
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.analysis.constants import HOST_CAUSE_SHARE
 from paro_advise.advisor.analysis.judgement.verdict import has_unexplained_gaps
 from paro_advise.advisor.facts.model import OTHER_STEPS_CODE, SEVERAL_FRAMEWORKS_CODE
 from paro_advise.advisor.prediction.calibration import Calibration, Update
@@ -13,7 +12,6 @@ from paro_advise.advisor.prediction.constants import (
     COMPUTE_SLOWING,
     COMPUTE_SLOWING_SIGMA,
     KERNEL_US,
-    LITTLE_UPDATE_SHARE,
 )
 from paro_advise.advisor.prediction.fitting.data_parallel import DataParallel, data_parallel
 from paro_advise.advisor.prediction.fitting.known_run import known_run
@@ -37,6 +35,7 @@ from paro_advise.advisor.prediction.fitting.step_parts import (
     gathers_of_optimizer,
     overlapped_us,
     step_parts,
+    updates_on_host_us,
 )
 from paro_advise.advisor.prediction.fitting.untraced_waits import waits_for_untraced
 from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, fit_tiers, is_hidden
@@ -98,7 +97,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         **model._asdict(),
         gather_width=gather_width(analysis, model),
         reduce_width=width_of(analysis, State.GRADIENT) or model.element_bytes,
-        compute_us=analysis.breakdown_us.compute or 0.0,
+        compute_us=(analysis.breakdown_us.compute or 0.0) + updates_on_host_us(analysis),
         copied_out_us=0.0 if gloo or at_rest[0] == "N" else analysis.copied_out_us,
         copied_in_us=0.0 if gloo else analysis.copied_in_us,
         gaps_us=min(parts.fixed_us - parts.late_us, gaps_us(analysis)),
@@ -245,14 +244,11 @@ def _hidden_groups(analysis: Analysis) -> str:
 
 def _on_the_host(analysis: Analysis) -> str:
     """Return that the optimizer steps on the host, whose work other strategies change by what no trace tells."""
-    updating_us = analysis.idle_us.updating if analysis.idle_us else 0.0
-    on_devices_us = analysis.update.us if analysis.update else 0.0
-    is_long = updating_us > HOST_CAUSE_SHARE * analysis.breakdown_us.step_us
-    if analysis.run.backend == "gloo" or not is_long or on_devices_us > LITTLE_UPDATE_SHARE * updating_us:
+    if not (updating_us := updates_on_host_us(analysis)):
         return ""
     return (
         f"the optimizer steps on the host, for {time_text(updating_us)} in which devices idle: with larger or smaller "
-        "shards of its states it takes more or less time"
+        "shards of its states it is taken to need more or less time in proportion, which no trace tells"
     )
 
 
@@ -277,16 +273,15 @@ def _compute_slowing(*, is_gpu: bool) -> Estimate:
 
 
 def _update(analysis: Analysis, world: int) -> Update:
-    """Return what the optimizer takes of the device, and what it would take of a rank that held all states."""
-    run, seen = analysis.run, analysis.update
-    if seen is None:
-        return Update()
+    """Return what the optimizer takes of the device or the host, and would of a rank that held all states."""
+    run, on_host_us = analysis.run, updates_on_host_us(analysis)
+    on_device_us, num_kernels = (analysis.update.us, analysis.update.num_kernels) if analysis.update else (0.0, 0.0)
     triple = run.strategy.triple_at_rest or run.strategy.triple or "NNN"
     members = run.strategy.group_size or world
     shape = Shape(group_size=members, num_groups=max(1, world // members))
-    least = min(seen.us, KERNEL_US * seen.num_kernels)
-    whole = (seen.us - least) * shards(Strategy.parse(triple).optimizer, shape)
-    return Update(measured_us=seen.us, least_us=least, whole_us=whole)
+    least = min(on_device_us, KERNEL_US * num_kernels)
+    whole = (on_device_us - least + on_host_us) * shards(Strategy.parse(triple).optimizer, shape)
+    return Update(measured_us=on_device_us + on_host_us, least_us=least, whole_us=whole)
 
 
 def _finer_reductions(model: Pieces, reduced: Sequence[CollectiveEntry], passes: int) -> float:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from paro_advise.advisor.analysis.constants import HOST_CAUSE_SHARE
 from paro_advise.advisor.facts.attribution import OF_OPTIMIZER
 from paro_advise.advisor.prediction.constants import (
     HIDDEN_HOST_SHARE,
     HOST_BOUND_SHARE,
+    LITTLE_UPDATE_SHARE,
     NOTED_ASIDE_SHARE,
     OWN_GATHERS_SHARE,
     SHARED_CORE_THREADS,
@@ -49,7 +51,8 @@ def step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool)
     """
     parts, states = analysis.breakdown_us, analysis.states
     other = [states[name.value] for name in (State.OTHER, State.UNKNOWN) if name.value in states]
-    fixed = (parts.idle or 0.0) + sum(entry.exposed_us or 0.0 for entry in other)
+    updating = updates_on_host_us(analysis)
+    fixed = (parts.idle or 0.0) - updating + sum(entry.exposed_us or 0.0 for entry in other)
     names = [name for name in MODEL_STATE_NAMES if not (own_way and name == State.OPTIMIZER.value)]
     moved = [states[name] for name in names if name in states]
     # States that are exposed at the same time delay the step once.
@@ -79,8 +82,8 @@ def step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool)
     each_us = wait / calls if calls else 0.0
     # On a CPU times of operators hold what they waited for cores, of which passes have unequal parts.
     launched = _launched(analysis) if is_gpu else (0.0, None)
-    host = _host_bound(analysis, fixed - late) if is_gpu else (0.0, 0.0, 0.0)
-    hidden_us = _hidden_host_us(analysis, fixed) if is_gpu and not host[0] else 0.0
+    host = _host_bound(analysis, fixed - late, updating) if is_gpu else (0.0, 0.0, 0.0)
+    hidden_us = _hidden_host_us(analysis, fixed, updating) if is_gpu and not host[0] else 0.0
     return StepParts(fixed, late, max(late, latest), each_us, transfer, *host, hidden_us, *launched)
 
 
@@ -113,7 +116,17 @@ def arithmetic_note(parts: StepParts, analysis: Analysis) -> list[str]:
     return found
 
 
-def _host_bound(analysis: Analysis, most_us: float) -> tuple[float, float, float]:
+def updates_on_host_us(analysis: Analysis) -> float:
+    """Return how long devices idle in a step because the optimizer steps on the host, 0 where devices update."""
+    updating_us = analysis.idle_us.updating if analysis.idle_us else 0.0
+    on_devices_us = analysis.update.us if analysis.update else 0.0
+    is_long = updating_us > HOST_CAUSE_SHARE * analysis.breakdown_us.step_us
+    if analysis.run.backend == "gloo" or not is_long or on_devices_us > LITTLE_UPDATE_SHARE * updating_us:
+        return 0.0
+    return min(updating_us, analysis.breakdown_us.idle or 0.0)
+
+
+def _host_bound(analysis: Analysis, most_us: float, updating_us: float) -> tuple[float, float, float]:
     """Return what the host works, how long devices wait for it, and what a step takes beyond; zeros where few do.
 
     Devices that are done early wait for the next launch: what they save by less communication they idle, and what more
@@ -122,22 +135,23 @@ def _host_bound(analysis: Analysis, most_us: float) -> tuple[float, float, float
     Args:
         analysis: the run.
         most_us: of a step, that may be such waiting.
+        updating_us: of a step, that the optimizer takes on the host, which goes with what a rank holds.
     """
-    idle, step_us = analysis.idle_us, analysis.breakdown_us.step_us
+    idle, step_us = analysis.idle_us, analysis.breakdown_us.step_us - updating_us
     if idle is None or idle.queued is None:
         return 0.0, 0.0, 0.0
-    waited_us = min(most_us, (analysis.breakdown_us.idle or 0.0) - idle.queued)
+    waited_us = min(most_us, (analysis.breakdown_us.idle or 0.0) - updating_us - idle.queued)
     if waited_us < HOST_BOUND_SHARE * step_us:
         return 0.0, 0.0, 0.0
     works_us = max(0.0, step_us - idle.synchronisation)
     return works_us, waited_us, step_us - max(works_us, step_us - waited_us)
 
 
-def _hidden_host_us(analysis: Analysis, fixed_us: float) -> float:
+def _hidden_host_us(analysis: Analysis, fixed_us: float, updating_us: float) -> float:
     """Return what the host works in a step where it is more than the step is without communication, else 0."""
     works_us = analysis.idle_us.host_work if analysis.idle_us else None
     least_us = (analysis.breakdown_us.compute or 0.0) + fixed_us
-    return works_us if works_us is not None and works_us > least_us else 0.0
+    return works_us - updating_us if works_us is not None and works_us - updating_us > least_us else 0.0
 
 
 def _launched(analysis: Analysis) -> tuple[float, float | None]:
