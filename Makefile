@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DEMO := .demo
 
-.PHONY: help demo test lint types contract unit integrations coverage pictures constants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-placement bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-watch bench-overhead bench-hang bench-fleet fuzz docs gallery zensical man dist api clean
+.PHONY: help demo test lint types contract unit integrations coverage pictures constants test-variants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-placement bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-watch bench-overhead bench-hang bench-fleet fuzz docs gallery zensical man dist api clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -55,7 +55,7 @@ integrations: .venv-integrations/stamp ## Each framework's own training loop thr
 	.venv-integrations/bin/python -m pytest tests/test_integrations.py
 
 coverage: .venv/test.stamp ## Tests with branch coverage of everything that runs without a GPU (20 minutes)
-	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow' --cov --cov-report=term:skip-covered
 
 structure: .venv/test.stamp ## Sizes of files and functions, rooms, floors, uses of Any
 	$(BIN)/python benchmarks/structure.py
@@ -97,6 +97,9 @@ man: .venv/docs.stamp ## A man page for each verb in .man
 .venv/docs.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) --editable '.[docs]'
 	@touch $@
+
+test-variants: .venv/test.stamp ## Other forms of what `make test` holds: whole recordings, more ranks, other orders (5 minutes)
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m variant
 
 test-slow: .venv/test.stamp ## The long runs of sharding, and the jobs that pages start (an hour)
 	$(BIN)/python -m pytest -m slow

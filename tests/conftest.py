@@ -21,7 +21,11 @@ def recorded(kind, names):
     """Return a folder of each run as a parameter: cut short, and whole as well where ../shared is there."""
     places = {"cut": DATA} | ({"whole": SHARED} if SHARED.is_dir() else {})
     return [
-        pytest.param(place / kind / name, id=f"{name}-{length}") for length, place in places.items() for name in names
+        pytest.param(
+            place / kind / name, id=f"{name}-{length}", marks=[pytest.mark.variant] if length == "whole" else []
+        )
+        for length, place in places.items()
+        for name in names
     ]
 
 

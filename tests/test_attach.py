@@ -408,7 +408,9 @@ DIFFERENT_WAYS = {
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("way", DIFFERENT_WAYS)
+@pytest.mark.parametrize(
+    "way", ["a folder's sockets, under srun", pytest.param("names without a folder", marks=pytest.mark.variant)]
+)
 def test_a_running_job_is_recorded_and_goes_on(way, folder, tmp_path, capsys, monkeypatch):
     """A real job on gloo that knows nothing of ours: each rank's trace, its rank, and a verdict on them; then again."""
     pytest.importorskip("torch")

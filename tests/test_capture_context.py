@@ -101,7 +101,14 @@ def test_steps_are_logged_where_the_script_says_they_end(how, tmp_path):
     assert rows[1]["loss"] < loss
 
 
-@pytest.mark.parametrize("how", ["closure", "closure that clips", "context with states"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("closure", marks=pytest.mark.variant),
+        "closure that clips",
+        pytest.param("context with states", marks=pytest.mark.variant),
+    ],
+)
 def test_gradients_are_recorded_whole_and_of_training_only(how, tmp_path):
     for folder in (how, "context"):
         run(folder, tmp_path / folder)
@@ -164,7 +171,7 @@ def test_what_a_recorded_process_starts_is_another_run(tmp_path):
     assert json.loads((tmp_path / "c/run.json").read_text())["command"].endswith("'starts another'")
 
 
-@pytest.mark.parametrize("who", ["all", "one"])
+@pytest.mark.parametrize("who", ["all", pytest.param("one", marks=pytest.mark.variant)])
 def test_the_script_profiles_itself(who, tmp_path):
     """Its own traces of steps 3 and 4 are whole; ours, asked for in steps 4 and 5, are of the same later steps."""
     job = torchrun(ROOT / "tests/workers/own_profiler.py", tmp_path, who, ranks=2)

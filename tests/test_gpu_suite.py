@@ -93,6 +93,7 @@ def test_a_check_without_a_result_is_told_from_those_behind_it(monkeypatch):
     assert compiled["failed"] == "not reached, for traces ended the job"
 
 
+@pytest.mark.variant
 def test_an_unchanged_script_trains_alike_under_plans_of_its_own_recording():
     """On the CPU, as two hosts by gloo."""
     suite = load("gpu")

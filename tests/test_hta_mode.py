@@ -151,6 +151,7 @@ def test_every_layout_reads_as_in_hta(tmp_path):
 @pytest.mark.corpus
 @pytest.mark.hta
 @needs_hta
+@pytest.mark.variant
 def test_every_public_trace_reads_as_in_hta(tmp_path, record_property):
     """Other people's traces and the whole runs."""
     ranks = ranks_of_runs(SHARED)
