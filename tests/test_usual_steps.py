@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 from helpers import analyze, write_run
+from test_timelines import timeline
 from trace_builder import TraceBuilder, fsdp_rank
 
+UPDATED = ("Optimizer.step#ZeroRedundancyOptimizer.step",)
 EVALUATED = ("FSDP::pre_forward (blocks.0)", "FSDP::all_gather (blocks.0)")
 
 
-def evaluating(rank, *, in_step=2, num_gathers=4, reduces=False):
+def evaluating(rank, *, in_step=2, num_gathers=4, reduces=False, owners=EVALUATED):
     """Return an FSDP2 run of six steps, in one of which the model is gathered more often after its optimizer's step."""
     trace = fsdp_rank(rank, steps=6)
     base = 1000.0 * in_step
@@ -17,7 +19,7 @@ def evaluating(rank, *, in_step=2, num_gathers=4, reduces=False):
         trace.collective(
             "ReduceScatter" if reduces and number == 0 else "AllGather", base + 860 + 30 * number, 20, nelems=64_000,
             issue=base + 855 + 30 * number, seq=100 * in_step + number,
-            owners=("FSDP::post_backward_reduce (blocks.0)",) if reduces and number == 0 else EVALUATED,
+            owners=("FSDP::post_backward_reduce (blocks.0)",) if reduces and number == 0 else owners,
         )  # fmt: skip
     return trace
 
@@ -29,16 +31,21 @@ def notes(analysis, code):
 def test_a_step_with_an_evaluation_is_left_out_and_told(tmp_path):
     usual = analyze(write_run(tmp_path / "usual", [fsdp_rank(rank, steps=5) for rank in range(2)]))
     analysis = analyze(write_run(tmp_path / "run", [evaluating(rank) for rank in range(2)]))
-    assert "1 step holds many more collectives than the others" in notes(analysis, "Q337")[0]
+    assert (
+        "1 step gathers parameters more often than the others and reduces no more gradients"
+        in notes(analysis, "Q337")[0]
+    )
     assert "(step 7)" in notes(analysis, "Q337")[0]
     assert {item.num_steps for item in analysis.ranks} == {5}
     assert analysis.breakdown_us == pytest.approx(usual.breakdown_us)
     assert analysis.states["parameter"].count == usual.states["parameter"].count
+    assert "ProfilerStep#7" not in timeline(tmp_path / "run").steps
 
 
-@pytest.mark.parametrize("other", [{"num_gathers": 1}, {"reduces": True}], ids=["a gather more", "reductions"])
-def test_a_step_that_gathers_a_little_more_or_reduces_more_is_one_of_training(other, tmp_path):
-    """Five collectives are usual: one more is no evaluation, and further reductions end an accumulation."""
+@pytest.mark.parametrize(
+    "other", [{"reduces": True}, {"num_gathers": 4, "owners": UPDATED}], ids=["reductions", "updated parameters"]
+)
+def test_a_step_that_reduces_or_updates_more_ends_what_others_accumulated(other, tmp_path):
     analysis = analyze(write_run(tmp_path / "run", [evaluating(rank, **other) for rank in range(2)]))
     assert notes(analysis, "Q337") == []
     assert {item.num_steps for item in analysis.ranks} == {6}

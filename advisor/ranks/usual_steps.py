@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from paro_advise.advisor.ranks.constants import FULLER_RATIO, USUAL_STEPS_SHARE
-from paro_advise.core.model_state import State
+from paro_advise.core.model_state import MODEL_STATES
 from paro_advise.core.plural import plural
 from paro_advise.trace_parsers.notice import Notice, Severity
 
@@ -24,11 +24,11 @@ FULLER_CODE = "Q337"
 def without_fuller_steps(
     timed: Sequence[tuple[int, Source]],
 ) -> tuple[list[tuple[int, Source]], tuple[Notice, ...]]:
-    """Leave out steps with many more collectives than the usual ones, which reduce as many gradients.
+    """Leave out steps that gather parameters much more often than the usual ones, and else do as they do.
 
-    A step in which the model is evaluated as well gathers it once more for each batch, and reduces no more: one that
-    does ends what several others accumulated. Where the numbers of most steps differ, none is the usual one and all
-    stay; so they do where nothing but computing tells, as longer sequences compute more too.
+    A step in which the model is evaluated as well gathers it once more for each batch. One that reduces more gradients
+    or updates more, too, ends what several others accumulated. Where the numbers of most steps differ, none is the usual
+    one and all stay; so they do where nothing but computing tells, as longer sequences compute more too.
 
     Args:
         timed: (rank, source) as in Run.
@@ -51,31 +51,38 @@ def without_fuller_steps(
     notice = Notice(
         code=FULLER_CODE,
         severity=Severity.WARNING,
-        message=f"{plural(len(fuller), 'step holds', 'steps hold')} many more collectives than the others and no more "
-        f"reductions of gradients, as where the model is evaluated in between: left out of all figures ({names}"
-        + (", ...)" if len(fuller) > 4 else ")"),
+        message=f"{plural(len(fuller), 'step gathers', 'steps gather')} parameters more often than the others and "
+        f"reduce{'s' * (len(fuller) == 1)} no more gradients, as where the model is evaluated in between: left out of all "
+        f"figures ({names}" + (", ...)" if len(fuller) > 4 else ")"),
         help="record steps that do nothing but train",
     )
     return [(rank, _without(item, fuller)) for rank, item in timed], (notice,)
 
 
-def _counts(item: Source) -> dict[str, tuple[int, int]]:
-    """Return how many collectives each step has, and how many of them reduce gradients."""
-    held, reducing = Counter[int](), Counter[int]()
-    for step, state in item.collectives.select("step", "state").iter_rows():
-        held[step] += 1
-        reducing[step] += state == State.GRADIENT.value
-    return {step.label: (held[number], reducing[number]) for number, step in enumerate(item.steps)}
+class _Counts(NamedTuple):
+    """How many collectives of a step move each model state."""
+
+    parameter: int
+    gradient: int
+    optimizer: int
 
 
-def _usual(counts: dict[str, tuple[int, int]]) -> tuple[int, int] | None:
-    """Return what most steps have, None where they differ or reduce no gradients."""
-    (usual, times), *_ = Counter(counts.values()).most_common(1) or [((0, 0), 0)]
-    return usual if usual[1] and times > 1 and times >= USUAL_STEPS_SHARE * len(counts) else None
+def _counts(item: Source) -> dict[str, _Counts]:
+    held = Counter(item.collectives.select("step", "state").iter_rows())
+    return {
+        step.label: _Counts(*(held[number, state.value] for state in MODEL_STATES))
+        for number, step in enumerate(item.steps)
+    }
 
 
-def _is_fuller(count: tuple[int, int], usual: tuple[int, int]) -> bool:
-    return count[0] >= FULLER_RATIO * usual[0] and count[1] == usual[1]
+def _usual(counts: dict[str, _Counts]) -> _Counts | None:
+    """Return what most steps have, None where they differ, gather no parameters or reduce no gradients."""
+    (usual, times), *_ = Counter(counts.values()).most_common(1) or [(_Counts(0, 0, 0), 0)]
+    return usual if usual.parameter and usual.gradient and times > USUAL_STEPS_SHARE * len(counts) else None
+
+
+def _is_fuller(count: _Counts, usual: _Counts) -> bool:
+    return count.parameter >= FULLER_RATIO * usual.parameter and count[1:] == usual[1:]
 
 
 def _without(item: Source, labels: set[str]) -> Source:

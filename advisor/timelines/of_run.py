@@ -9,6 +9,7 @@ import numpy as np
 
 from paro_advise.advisor.ranks.source import decode
 from paro_advise.advisor.ranks.stack_join import join_stacks
+from paro_advise.advisor.ranks.usual_steps import without_fuller_steps
 from paro_advise.advisor.timelines.constants import EXTREMES, LANE_BOXES, MAX_RANKS, MAX_STEPS, TOLD_WAIT
 from paro_advise.advisor.timelines.model import RankStep, Timeline, TimelineBox
 
@@ -42,7 +43,8 @@ def timeline_of(analysis: Analysis, facts: Sequence[RankFacts]) -> Timeline | No
         return None
     chosen = _choose_ranks(analysis, [entries[rank] for rank in sorted(of_rank)])
     dumps = [item for item in facts if not item.has_events and item.header.rank in chosen]
-    traces = [_drop_skipped(decode(of_rank[rank]), entries[rank].num_steps) for rank in chosen]
+    usual, _ = without_fuller_steps([(rank, decode(of_rank[rank])) for rank in chosen])
+    traces = [_drop_skipped(source, entries[rank].num_steps) for rank, source in usual]
     joined, _ = join_stacks([*traces, *(decode(item) for item in dumps)])
     sources = dict(zip(chosen, joined, strict=False))
     labels = _labels(sources)
@@ -98,10 +100,11 @@ def _drop_skipped(source: Source, num_steps: int) -> Source:
 
 def _drawable(source: Source) -> dict[str, tuple[int, StepFacts]]:
     """Return the steps that can be drawn, by label, with their index in the trace."""
-    steps = source.facts.steps
-    skipped = len(steps) - len(source.steps)
+    steps, kept = source.facts.steps, {step.label for step in source.steps}
     return {
-        steps[index].label: (index, steps[index]) for index in sorted(source.facts.compute_spans) if index >= skipped
+        steps[index].label: (index, steps[index])
+        for index in sorted(source.facts.compute_spans)
+        if steps[index].label in kept
     }
 
 

@@ -20,6 +20,7 @@ from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.fsdp1_states import PART, FullyShardedStates
 from paro_advise.runtime.adapters.names import replace_everywhere
 from paro_advise.runtime.adapters.planned.wrapping import Wrapping, copy_from_rank_0
+from paro_advise.runtime.adapters.precision import BufferTypes, check_precision, run_unsharded
 from paro_advise.runtime.adapters.session import Session
 from paro_advise.runtime.compiler import taken_apart, uncompiled
 from paro_advise.runtime.mixins import mixed_in
@@ -118,6 +119,8 @@ class _Wrapper(nn.Module):
         inner, compiler = taken_apart(self._inner)
         if Session.of_process is not None and not isinstance(inner, _Wrapper):
             Session.of_process.before_forward(inner, lambda: replace(self._wrapping, compile=compiler))
+            if "is_inner" not in self.__dict__ and Session.of_process.engine(inner) is None:
+                return run_unsharded(inner, self._wrapping, args, kwargs)
         output: object = inner(*args, **kwargs)
         return output
 
@@ -322,11 +325,9 @@ class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
         del backward_prefetch, forward_prefetch, limit_all_gathers, use_orig_params  # the plan's to decide
         if (covered := _num_covered_ranks(process_group, device_mesh)) != dist.get_world_size():
             raise TrainingError(f"a plan needs FSDP over all ranks, got {covered} of them", hint=NO_PLAN)
-        parameters, reductions, buffers = (
-            getattr(mixed_precision, f"{name}_dtype", None) for name in ("param", "reduce", "buffer")
-        )
-        if buffers not in (None, parameters):
-            raise TrainingError("a plan cannot express FSDP's buffer_dtype", hint=NO_PLAN)
+        check_precision(mixed_precision, module, wraps_by_policy=auto_wrap_policy is not None)
+        self._buffer_types = BufferTypes(getattr(mixed_precision, "buffer_dtype", None), ignored_modules)
+        parameters, reductions = (getattr(mixed_precision, f"{name}_dtype", None) for name in ("param", "reduce"))
         offloads: object = getattr(cpu_offload, "offload_params", cpu_offload)
         if offloads:
             raise TrainingError("a plan cannot express FSDP's CPU offload", hint=NO_PLAN)

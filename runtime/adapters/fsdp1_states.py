@@ -30,17 +30,19 @@ from torch.utils._pytree import tree_map_only
 from paro_advise.errors import TrainingError, UsageError
 from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.session import Session
+from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.sharding.states.summoning import whole_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paro_advise.runtime.adapters.precision import BufferTypes
     from paro_advise.runtime.torch_types import StateDict
 
 
 PART = "_fsdp_wrapped_module."  # in names of parameters, which FSDP1 leaves out of its state dicts
 _SETTINGS = "_paro_state_dicts"
-_INNER = "_paro_is_inner"
+_INNER = "is_inner"
 _CONFIGS: dict[StateDictType, tuple[type[StateDictConfig], type[OptimStateDictConfig]]] = {
     StateDictType.FULL_STATE_DICT: (FullStateDictConfig, FullOptimStateDictConfig),
     StateDictType.SHARDED_STATE_DICT: (ShardedStateDictConfig, ShardedOptimStateDictConfig),
@@ -49,6 +51,8 @@ _CONFIGS: dict[StateDictType, tuple[type[StateDictConfig], type[OptimStateDictCo
 
 class FullyShardedStates(nn.Module):
     """What FSDP1's class knows about states, for what stands in its place."""
+
+    _buffer_types: BufferTypes
 
     @staticmethod
     def get_state_dict_type(module: nn.Module) -> StateDictSettings:
@@ -121,12 +125,21 @@ class FullyShardedStates(nn.Module):
             found: StateDict = super().state_dict(*args, **kwargs)
         if _INNER in self.__dict__:
             return found  # the outer one has what follows to do, once
-        own = [key for key in found if key.startswith(kwargs.get("prefix", ""))]
+        prefix = kwargs.get("prefix", "")
+        own = [key for key in found if key.startswith(prefix)]
         for key in own:
-            value = found.pop(key)
+            value, name = found.pop(key), key.replace(PART, "")
             if not is_dropped:
-                found[key.replace(PART, "")] = _place(value, to_cpu=to_cpu)
+                found[name] = self._buffer_types.as_saved(name.removeprefix(prefix), _place(value, to_cpu=to_cpu))
         return found
+
+    @uncompiled
+    def forward(self, *args: object, **kwargs: object) -> object:
+        """Call the wrapped module, with its buffers in the type of mixed precision."""
+        if _INNER not in self.__dict__:
+            self._buffer_types.cast((name.replace(PART, ""), buffer) for name, buffer in self.named_buffers())
+        output: object = super().forward(*args, **kwargs)
+        return output
 
     def mark_inner(self) -> None:
         """Note that this one is wrapped again."""

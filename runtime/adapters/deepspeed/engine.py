@@ -28,6 +28,7 @@ from paro_advise.runtime.adapters.deepspeed.config import (
     zero_stage,
 )
 from paro_advise.runtime.adapters.planned.wrapping import Wrapping, copy_from_rank_0
+from paro_advise.runtime.adapters.precision import run_unsharded
 from paro_advise.runtime.sharding.exchange.usage import Missing
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ class PlannedEngine(nn.Module):
         sharded = self._session.sharded(self.module)
         if sharded is not None:
             sharded.set_requires_gradient_sync(last)
+        if sharded is None:
+            return run_unsharded(self.module, self._wrapping, args, kwargs)
         output: object = self.module(*args, **kwargs)
         return tree_map(self._scale_output, output) if self._accumulation > 1 else output
 

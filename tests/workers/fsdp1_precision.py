@@ -1,0 +1,91 @@
+"""FSDP1's mixed precision: buffers of another type, a pass before training, and what a plan refuses, by the first word."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+WIDTH, STEPS = 16, 3
+BF16 = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+WAYS = {
+    "plain": BF16,
+    "buffers": {**BF16, "buffer_dtype": torch.bfloat16},
+    "buffers in fp32": {**BF16, "buffer_dtype": torch.float32},
+    "buffers alone": {"buffer_dtype": torch.bfloat16},
+    "root in fp32": {**BF16, "cast_root_forward_inputs": False},
+    "parts cast": {**BF16, "cast_forward_inputs": True},
+    "small gradients": {**BF16, "keep_low_precision_grads": True},
+    "norms": BF16,
+}
+
+
+class Block(nn.Module):
+    """Scales what it adds by a buffer; with "norms" it normalizes by batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH) if sys.argv[1] == "norms" else nn.LayerNorm(WIDTH)
+        self.register_buffer("scale", torch.linspace(0.9, 1.1, WIDTH))
+
+    def forward(self, values):
+        return values + (torch.relu(self.norm(self.linear(values))) * self.scale).to(values.dtype)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(WIDTH, 1)
+        self.register_buffer("offset", torch.linspace(-0.1, 0.1, WIDTH))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def forward(self, values):
+        self.count += 1
+        values = values + self.offset.to(values.dtype)
+        for block in self.blocks:
+            values = block(values)
+        return self.head(values)
+
+
+def tell(*values):
+    if dist.get_rank() == 0:
+        print(*values, flush=True)
+
+
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    policy = MixedPrecision(**WAYS[sys.argv[1]])
+    model = FullyShardedDataParallel(
+        Model(), auto_wrap_policy=ModuleWrapPolicy({Block}), mixed_precision=policy, use_orig_params=True,
+        device_id=torch.device("cpu"),
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)
+    with torch.no_grad():
+        before = model(given)
+    tell("before", before.dtype, f"{before.double().sum().item():.9e}")
+    for step in range(STEPS):
+        inputs = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        loss = (model(inputs).float() - inputs.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        tell("loss", f"{total.item():.9e}")
+    for name, buffer in model.named_buffers():
+        tell("buffer", name.replace("_fsdp_wrapped_module.", ""), buffer.dtype)
+    for name, value in model.state_dict().items():
+        tell("saved", name, value.dtype, f"{value.double().sum().item():.6e}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
