@@ -60,15 +60,20 @@ def test_ddp_buckets_are_gradients_but_scalars_are_not():
 
 def test_megatron_fsdp_gathers_parameters_where_its_optimizer_gathers_what_it_updated():
     """Both in groups of one name: only what FSDP shards is gathered in backward."""
-    forward, backward = (
-        call(Op.ALL_GATHER, desc="DATA_PARALLEL_GROUP_WITH_CP", phase=phase) for phase in ("forward", "backward")
-    )
+    node = "autograd::engine::evaluate_function: LinearBackward0"
+    forward, backward, behind, small = (
+        call(Op.ALL_GATHER, desc="DATA_PARALLEL_GROUP_WITH_CP", phase=phase, owner=owner, nbytes=size)
+        for phase, owner, size in (
+            ("forward", "", 1 << 26), ("backward", node, 1 << 26), ("backward", "", 1 << 26), ("backward", node, 8)
+        )
+    )  # fmt: skip
     alone, both = RunContext.of([forward]), RunContext.of([forward, backward])
     assert attribute(forward, alone).state == State.OPTIMIZER
     assert [attribute(one, both).state for one in (forward, backward)] == [State.PARAMETER] * 2
     assert attribute(backward, both).detail == "backward"
     tensor = call(Op.ALL_GATHER, desc="TENSOR_MODEL_PARALLEL_GROUP", phase="backward")
-    assert not RunContext.of([forward, tensor]).gathers_again
+    # Neither what another group gathers there, nor what follows backward where no step is marked, nor two elements.
+    assert not any(RunContext.of([forward, other]).gathers_again for other in (tensor, behind, small))
 
 
 def test_what_megatrons_instances_sum_between_them_are_replicas():

@@ -15,11 +15,11 @@ from paro_advise.advisor.prediction.advice.levers import larger_units
 from paro_advise.advisor.prediction.candidates import candidates
 from paro_advise.advisor.prediction.device_replay import Leg, Queues, UnitWork, micro_batch_us
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
-from paro_advise.advisor.prediction.moved_units import more_copies_us
+from paro_advise.advisor.prediction.moved_units import more_copies_us, updates_us
 from paro_advise.advisor.prediction.recommend import likely, recommend
 from paro_advise.advisor.prediction.sampler import Sampler
 from paro_advise.advisor.prediction.scoring import Limits
-from paro_advise.advisor.prediction.step_replay import demand_us, link_demand_us, measured_links, step_us, update_us
+from paro_advise.advisor.prediction.step_replay import demand_us, link_demand_us, measured_links, step_us
 from paro_advise.core.framework import Framework
 
 AT_ONCE = Queues(overlaps_gathers=True, overlaps_reductions=True, separate=True, gathers_once=False)
@@ -208,7 +208,7 @@ def test_units_that_forward_alone_gathers_are_passed_by_in_backward(tmp_path):
         if str(item.strategy) == "GGG" and item.collectives == "native" and not item.variant
     )
     moved = (4 * 128_000 + 8_000 + 2 * 128_000 + 2 * 128_000 + 8_000) / 2
-    assert float(link_demand_us(run, base, links)) == pytest.approx(moved / 1e3 + update_us(run, base), rel=0.01)
+    assert float(link_demand_us(run, base, links)) == pytest.approx(moved / 1e3 + sum(updates_us(run, base)), rel=0.01)
 
 
 def test_the_root_is_what_backward_does_not_gather_again(tmp_path):
@@ -276,7 +276,7 @@ def test_a_device_updates_what_its_rank_holds(tmp_path):
     native = {
         str(item.strategy): item for item in candidates(made) if item.collectives == "native" and not item.variant
     }
-    whole, parts = update_us(made, native["NNN"]), update_us(made, native["NNG"])
+    whole, parts = (sum(updates_us(made, native[name])) for name in ("NNN", "NNG"))
     assert (whole, parts) == (pytest.approx(164), pytest.approx(84))
 
 

@@ -51,7 +51,7 @@ def test_gathers_that_follow_one_another_gain_nothing(tmp_path):
     """Four of 400 us are exposed in a step of 10 ms, and the three after the first could begin 20 us earlier each."""
     finding = prefetching(tmp_path, gap_us=20.0)
     assert (finding.status, finding.saving_us) == ("does not apply", None)
-    assert "their links are busy until they begin" in finding.text
+    assert "they begin when what was sent before them ends" in finding.text
 
 
 def test_what_is_hidden_is_the_gap_at_most(tmp_path):

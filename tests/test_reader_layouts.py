@@ -244,3 +244,15 @@ def test_a_roll_over_of_long_timestamps_keeps_the_order(tmp_path, layout):
     assert facts.steps[0].compute_us == pytest.approx(540, abs=2)
     assert facts.steps[0].exposed_communication_us == pytest.approx(250, abs=2)
     assert facts.header.origin_ns == pytest.approx(1712195999999500000, abs=2_000_000)
+
+
+def test_objects_inside_events_are_no_events(tmp_path):
+    """Lists of them in arguments may hold more than there are events, and begin with a field that events have too."""
+    document = fsdp_rank(0).document()
+    (tmp_path / "expected.json").write_text(json.dumps(document))
+    for event in document["traceEvents"]:
+        event["args"]["frames"] = [{"name": "forward", "line": number} for number in range(20)]
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(document, separators=(",", ":")))
+    assert read(path).num_events == len(document["traceEvents"])
+    assert collectives_of(path).equals(collectives_of(tmp_path / "expected.json"))

@@ -65,11 +65,15 @@ def _facts(before: Analysis, after: Analysis) -> list[tuple[str, str, str]]:
         pairs.append(("batch", ", ".join(one.inputs), ", ".join(other.inputs)))
         pairs.append(("precision", one.autocast or "no autocast", other.autocast or "no autocast"))
     else:
-        pairs.append(("precision", _gathered_types(before), _gathered_types(after)))
-        pairs.append(("precision", _gathered_width(before), _gathered_width(after)))
+        types = _gathered_types(before), _gathered_types(after)
+        # What goes as bytes names no type: FSDP2 gathers several types so, and parameters that are cast to 8 bits.
+        pairs.append(("precision", *(types if any(types) else (_gathered_width(before), _gathered_width(after)))))
     if Framework.RUNTIME not in (before.run.framework, after.run.framework):  # it sums in no fewer bits than they do
         pairs.append(("precision", _reduced_type(before), _reduced_type(after)))
-    first, second = _model_size(before), _model_size(after)
+    first, second = before.run.parameter_count, after.run.parameter_count
+    parts = [_num_parts(side) for side in (before, after)]
+    if first and second and all(parts):
+        first, second = first * (parts[0] or 1), second * (parts[1] or 1)
     if first and second and abs(first - second) > SAME_COUNT_SHARE * first:
         pairs.append(("parameters", first, second))
     found = [(name, str(one), str(other)) for name, one, other in pairs if one and other and one != other]
@@ -86,29 +90,26 @@ def _gathered_types(analysis: Analysis) -> str:
 
 
 def _gathered_width(analysis: Analysis) -> str:
-    """Return how many bytes of each parameter forward gathers, "" where nothing tells or a part of the model is whole.
-
-    What goes as bytes names no type: FSDP2 gathers parameters of several types so, and those that are cast to 8 bits.
-    """
+    """Return how many bytes of each parameter forward gathers, "" where not each pass gathers all of them once."""
     count, micro = analysis.run.parameter_count, analysis.run.micro_batches
     entries = [
         entry
         for entry in analysis.collectives
         if entry.state == State.PARAMETER.value and entry.detail.startswith("forward") and entry.bytes
     ]
-    if not count or not micro or not entries:
+    reduced = [item for item in analysis.collectives if item.state == State.GRADIENT.value and item.detail != "replica"]
+    passes = sum(item.count for item in entries), sum(item.count for item in reduced)
+    if not count or not micro or abs(passes[0] - passes[1]) > WIDTH_DOUBT * passes[1]:
         return ""
     width = sum(entry.count * (entry.bytes or 0) for entry in entries) / (count * micro)
     usual = min((1, 2, 4), key=lambda bytes_: abs(bytes_ - width))
     return f"{usual}-byte parameters gathered" if abs(width - usual) <= WIDTH_DOUBT * usual else ""
 
 
-def _model_size(analysis: Analysis) -> int | None:
-    """Return the parameters of the whole model, as far as its parts are alike."""
+def _num_parts(analysis: Analysis) -> int | None:
+    """Return into how many parts tensor and pipeline parallelism cut the model, None where that is not known."""
     run = analysis.run
-    if not run.parameter_count or not run.world_size or not run.data_parallel_ranks:
-        return run.parameter_count
-    return run.parameter_count * (run.world_size // run.data_parallel_ranks)
+    return run.world_size // run.data_parallel_ranks if run.world_size and run.data_parallel_ranks else None
 
 
 def _reduced_type(analysis: Analysis) -> str:

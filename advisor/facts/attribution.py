@@ -136,7 +136,12 @@ class RunContext:
                 for call in calls
             ),
             gathers_again=any(
-                call.op == Op.ALL_GATHER and call.phase == "backward" and _shares_data(call) for call in calls
+                call.op == Op.ALL_GATHER
+                and call.phase == "backward"
+                and "evaluate_function" in call.owner  # an unmarked step's first gather may follow its backward pass
+                and (call.bytes or 0) * 100 >= largest
+                and _shares_data(call)
+                for call in calls
             ),
             has_update_mark="Optimizer.step#" in owners,
             names_gathers=any(

@@ -69,6 +69,7 @@ class Calibration:
         slower_us: of it, what the slowest rank computes longer than the others do on average, where it sets the pace.
         copied_out_us: of it, what lays gathered parameters out, once for each gather.
         copied_in_us: of it, what lays gradients out, before each reduction.
+        host_update_us: how long devices idle in a step because the optimizer steps on the host, beside ``fixed_us``.
         backward_share: of the passes' arithmetic, backward's; None where no trace tells.
         fixed_us: idle, copies, and communication that no strategy changes (norms, tensor parallelism).
         gaps_us: of these, the host's own work between operators.
@@ -183,6 +184,7 @@ class Calibration:
     aside_us: float = 0.0
     copied_out_us: float = 0.0
     copied_in_us: float = 0.0
+    host_update_us: float = 0.0
     slower_us: float = 0.0
     host_floor_us: float = 0.0
     host_idle_us: float = 0.0

@@ -179,6 +179,8 @@ def micro_batch_us(units: list[UnitWork], queues: Queues) -> Draws:
     if waiting is not None:
         between = links.send(waiting[0], larger(between, waiting[1]))
     if queues.has_root:
+        if queues.holds_back:
+            compute_end = larger(compute_end, done + units[root].copied_in)
         queue = larger(reductions if queues.separate else main, compute_end)
         reductions = links.send(units[root].reduce, queue)
         between = links.send(units[root].between, larger(between, reductions))

@@ -1,11 +1,13 @@
-"""What a way to run gathers of the model's units at once, what it reduces at once, and what laying it out takes."""
+"""What a way to run gathers of the units at once, what it reduces at once, and what copies and updates of them take."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.prediction.candidates import baseline_candidate
+from paro_advise.policies.memory import shards
 from paro_advise.policies.strategy import Level
+from paro_advise.policies.traffic import Shape
 
 if TYPE_CHECKING:
     from paro_advise.advisor.prediction.calibration import Calibration
@@ -25,6 +27,21 @@ def more_copies_us(calibration: Calibration, candidate: Candidate) -> float:
         return 0.0
     base = gathered_bytes(calibration, baseline_candidate(calibration))
     return calibration.copied_out_us * (gathered_bytes(calibration, candidate) / base - 1) if base else 0.0
+
+
+def updates_us(calibration: Calibration, candidate: Candidate) -> tuple[float, float]:
+    """Return what the optimizer takes of the device, and of the host; each updates what the rank holds."""
+    if candidate.offload:
+        return 0.0, 0.0
+    run = baseline_candidate(calibration)
+    held, in_run = (
+        shards(
+            item.strategy.optimizer,
+            Shape(group_size=item.group_size, num_groups=calibration.world_size // item.group_size),
+        )
+        for item in (candidate, run)
+    )
+    return calibration.update.us(held), calibration.host_update_us * in_run / held
 
 
 def gathered_bytes(calibration: Calibration, candidate: Candidate) -> float:

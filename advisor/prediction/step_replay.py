@@ -25,13 +25,18 @@ from paro_advise.advisor.prediction.constants import (
     SLOWDOWN_RANGE,
 )
 from paro_advise.advisor.prediction.device_replay import Leg, Legs, Queues, UnitWork, backward_share, micro_batch_us
-from paro_advise.advisor.prediction.moved_units import buckets, gathered_bytes, more_copies_us, passed_by, share_of
+from paro_advise.advisor.prediction.moved_units import (
+    buckets,
+    gathered_bytes,
+    more_copies_us,
+    passed_by,
+    share_of,
+    updates_us,
+)
 from paro_advise.core.framework import Framework
 from paro_advise.policies.collective_cost import Draws, Effort, RingAlgorithm, larger, smaller
-from paro_advise.policies.memory import shards
 from paro_advise.policies.procedure import Hops, Scope, gather_from, procedure_of
 from paro_advise.policies.strategy import CollectiveBackend, Level
-from paro_advise.policies.traffic import Shape
 
 if TYPE_CHECKING:
     from paro_advise.advisor.prediction.calibration import Calibration
@@ -72,7 +77,7 @@ def floor_us(calibration: Calibration, candidate: Candidate) -> float:
 def device_floor_us(calibration: Calibration, candidate: Candidate, links: Links) -> Draws:
     """Return what is left of a step on a device without communication: arithmetic, what is fixed, the optimizer."""
     alone = calibration.alone_us(links.compute_slowing) + calibration.fixed_us + more_copies_us(calibration, candidate)
-    return smaller(alone, calibration.step_us) + update_us(calibration, candidate)
+    return smaller(alone, calibration.step_us) + sum(updates_us(calibration, candidate))
 
 
 def arithmetic_us(calibration: Calibration, candidate: Candidate, links: Links) -> Draws:
@@ -80,14 +85,6 @@ def arithmetic_us(calibration: Calibration, candidate: Candidate, links: Links) 
     if calibration.is_gpu:
         return device_floor_us(calibration, candidate, links)
     return floor_us(calibration, candidate)
-
-
-def update_us(calibration: Calibration, candidate: Candidate) -> float:
-    """Return what the optimizer takes of the device, which updates what its rank holds."""
-    if candidate.offload:
-        return 0.0
-    shape = Shape(group_size=candidate.group_size, num_groups=calibration.world_size // candidate.group_size)
-    return calibration.update.us(shards(candidate.strategy.optimizer, shape))
 
 
 def _fixed_us(calibration: Calibration, candidate: Candidate) -> float:
@@ -129,14 +126,15 @@ def step_us(calibration: Calibration, candidate: Candidate, links: Links) -> Dra
         if candidate.copy_lasts or ahead:
             total = total + step.micro_batch(first=True, last=False, publishes=ahead) - middle
     fixed = calibration.aside_us + _fixed_us(calibration, candidate) + candidate.host_us
-    total = total + update_us(calibration, candidate) + fixed
+    on_device, on_host = updates_us(calibration, candidate)
+    total = total + on_device + fixed
     if calibration.host_work_us:
         total = larger(total, calibration.host_work_us * links.host_share)
     if not calibration.host_floor_us:
-        return total
+        return total + on_host
     saved = _saved_us(calibration, candidate)
     busy = total - max(0.0, calibration.host_idle_us - saved)
-    return larger(busy, calibration.host_floor_us - saved) + calibration.host_rest_us
+    return larger(busy, calibration.host_floor_us - saved) + calibration.host_rest_us + on_host
 
 
 class _UnitCosts(NamedTuple):
@@ -372,7 +370,8 @@ class _Step:
         if is_passed_by:
             return UnitWork(gather, again=(), reduce=(), between=(), compute=compute, copy=copy, is_passed_by=True)
         reduce, between = self._reductions(num_bytes, last=last)
-        reached_bytes = calibration.micro_batches * sum(self._units) * (1 - self._passed_share)
+        times = 1 if calibration.baseline.gradient == Level.N else calibration.micro_batches  # if whole, once
+        reached_bytes = times * sum(self._units) * (1 - self._passed_share)
         return UnitWork(
             gather=gather,
             again=self._legs(collectives.parts(gather_from(near), gathered)),
@@ -412,7 +411,7 @@ class _Step:
         """Return the least that a step takes: what it asks of a node's port, of the fabric, or of compute."""
         alone = self._calibration.alone_us(self._links.compute_slowing)
         alone = alone + more_copies_us(self._calibration, self._candidate)
-        return larger(self.link_demand_us(), alone + update_us(self._calibration, self._candidate))
+        return larger(self.link_demand_us(), alone + sum(updates_us(self._calibration, self._candidate)))
 
     def link_demand_us(self) -> Draws:
         """Return the least that a step takes for what it asks of a node's port and of the fabric."""
@@ -429,7 +428,7 @@ class _Step:
                 for leg in work.gather:
                     times = count * self._calibration.forwards
                     port, fabric = port + times * leg.port, fabric + times * leg.fabric
-        return larger(port, fabric) + update_us(self._calibration, self._candidate)
+        return larger(port, fabric) + sum(updates_us(self._calibration, self._candidate))
 
 
 def _passes(micro_batches: int) -> tuple[tuple[int, bool, bool], ...]:

@@ -27,8 +27,8 @@ def without_fuller_steps(
     """Leave out steps that gather parameters much more often than the usual ones, and else do as they do.
 
     A step in which the model is evaluated as well gathers it once more for each batch. One that reduces more gradients
-    or updates more, too, ends what several others accumulated. Where the numbers of most steps differ, none is the usual
-    one and all stay; so they do where nothing but computing tells, as longer sequences compute more too.
+    or updates more, too, ends what several others accumulated. Where the numbers of most steps differ, none is the
+    usual one and all stay; so they do where nothing but computing tells, as longer sequences compute more too.
 
     Args:
         timed: (rank, source) as in Run.
@@ -40,6 +40,8 @@ def without_fuller_steps(
     seen: Counter[str] = Counter()
     for _, item in timed:
         counts = _counts(item)
+        if len(counts) < len(item.steps):
+            continue  # steps of one name, which cannot be told apart
         usual = _usual(counts)
         seen.update(counts.keys())
         if usual is not None:
@@ -52,8 +54,8 @@ def without_fuller_steps(
         code=FULLER_CODE,
         severity=Severity.WARNING,
         message=f"{plural(len(fuller), 'step gathers', 'steps gather')} parameters more often than the others and "
-        f"reduce{'s' * (len(fuller) == 1)} no more gradients, as where the model is evaluated in between: left out of all "
-        f"figures ({names}" + (", ...)" if len(fuller) > 4 else ")"),
+        f"reduce{'s' * (len(fuller) == 1)} no more gradients, as where the model is evaluated in between: left out of "
+        f"all figures ({names}" + (", ...)" if len(fuller) > 4 else ")"),
         help="record steps that do nothing but train",
     )
     return [(rank, _without(item, fuller)) for rank, item in timed], (notice,)

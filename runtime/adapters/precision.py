@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.func import functional_call
@@ -74,7 +74,7 @@ class BufferTypes:
         return value.to(self._own[name]) if name in self._own else value
 
 
-def run_unsharded(module: nn.Module, wrapping: Wrapping, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def run_unsharded(module: nn.Module, wrapping: Wrapping, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """Call a model that no training pass has sharded yet, in the type that its framework computes in.
 
     Under the plan itself passes without gradients may come before the first that makes some, and would else compute in

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 
 from paro_advise.trace_parsers.bytes.constants import (
     CHUNK_BYTES,
+    FEW_IN_FRONT,
     MAX_FIRST_EVENT_BYTES,
     MAX_KEY_BYTES,
     MAX_LEADING_BYTES,
     MAX_PENDING_BYTES,
+    ROWS_IN_FRONT,
 )
 
 if TYPE_CHECKING:
@@ -147,7 +149,9 @@ class EventChunks:
         if not first:
             return first
         counts = {key: pending.count(opening + key) for key in dict.fromkeys((first, *_EVENT_KEYS))}
-        return max(counts, key=lambda key: (counts[key], key == first))
+        most = max(counts, key=lambda key: (counts[key], key == first))
+        # Objects inside events begin with fields of their own, and may be more than the events are.
+        return most if counts[first] < max(ROWS_IN_FRONT, FEW_IN_FRONT * counts[most]) else first
 
     def _split_end(self, pending: bytes) -> Iterator[bytes]:
         """Split the final piece into events and tail."""

@@ -14,6 +14,8 @@ MAX_ZSTD_WINDOW = 1 << 27  # bytes; largest window of a zstd stream; default of 
 MAX_HEADER_BYTES = 64 << 10  # bytes; longest name or attributes of an archive's member; assumed
 MAX_MEMBERS = 4096  # files; most of one archive; assumed
 
+FEW_IN_FRONT = 0.01  # of the events that begin otherwise, of which rows are that somebody put in front; assumed
+ROWS_IN_FRONT = 8  # such rows, whatever follows them: names and places of a process or two; assumed
 CHUNK_BYTES = 768 * 1024  # bytes; least text of events decoded at once; assumed
 MAX_LEADING_BYTES = 4096  # bytes; most spaces before the array of events or inside its opening; assumed
 MAX_PENDING_BYTES = 64 << 20  # bytes; most text held while no event boundary is found; assumed

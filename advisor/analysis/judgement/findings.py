@@ -189,7 +189,7 @@ def _late_gathers(analysis: Analysis, hidden_by_prefetch_us: float | None) -> Fi
     waits = min(exposed, analysis.states["parameter"].wait_us or 0.0)
     gain = min(exposed - waits, inf if hidden_by_prefetch_us is None else hidden_by_prefetch_us)
     if gain < FINDING_SHARE * _step(analysis) <= exposed - waits:
-        why = "their links are busy until they begin, which an earlier call does not change"
+        why = "they begin when what was sent before them ends, or a step does, which an earlier call does not change"
         return _finding(code, DOES_NOT_APPLY, f"all-gathers are exposed for {time_text(exposed - waits)} a step: {why}")
     if gain >= FINDING_SHARE * _step(analysis):
         beside = f" beside {time_text(waits)} of waiting for other ranks" if waits >= FINDING_SHARE * exposed else ""

@@ -133,7 +133,8 @@ def _experts(typical: pl.DataFrame, counted: int) -> Notice:
     """Say what all-to-alls may mean for the number of parameters, and how many fewer ranks share, if any do."""
     import polars as pl
 
-    sizes = reductions(typical).group_by("group_size").agg(pl.col("bytes").sum()).drop_nulls().sort("group_size").rows()
+    scattered = reductions(typical).filter(pl.col("op") == Op.REDUCE_SCATTER.value)
+    sizes = scattered.group_by("group_size").agg(pl.col("bytes").sum()).drop_nulls().sort("group_size").rows()
     total = sum(num_bytes for _, num_bytes in sizes)
     if len(sizes) != 2 or not total:
         return _EXPERTS

@@ -97,7 +97,8 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         **model._asdict(),
         gather_width=gather_width(analysis, model),
         reduce_width=width_of(analysis, State.GRADIENT) or model.element_bytes,
-        compute_us=(analysis.breakdown_us.compute or 0.0) + updates_on_host_us(analysis),
+        compute_us=analysis.breakdown_us.compute or 0.0,
+        host_update_us=updates_on_host_us(analysis),
         copied_out_us=0.0 if gloo or at_rest[0] == "N" else analysis.copied_out_us,
         copied_in_us=0.0 if gloo else analysis.copied_in_us,
         gaps_us=min(parts.fixed_us - parts.late_us, gaps_us(analysis)),
@@ -273,15 +274,16 @@ def _compute_slowing(*, is_gpu: bool) -> Estimate:
 
 
 def _update(analysis: Analysis, world: int) -> Update:
-    """Return what the optimizer takes of the device or the host, and would of a rank that held all states."""
-    run, on_host_us = analysis.run, updates_on_host_us(analysis)
-    on_device_us, num_kernels = (analysis.update.us, analysis.update.num_kernels) if analysis.update else (0.0, 0.0)
+    """Return what the optimizer takes of the device, and what it would take of a rank that held all states."""
+    run, seen = analysis.run, analysis.update
+    if seen is None:
+        return Update()
     triple = run.strategy.triple_at_rest or run.strategy.triple or "NNN"
     members = run.strategy.group_size or world
     shape = Shape(group_size=members, num_groups=max(1, world // members))
-    least = min(on_device_us, KERNEL_US * num_kernels)
-    whole = (on_device_us - least + on_host_us) * shards(Strategy.parse(triple).optimizer, shape)
-    return Update(measured_us=on_device_us + on_host_us, least_us=least, whole_us=whole)
+    least = min(seen.us, KERNEL_US * seen.num_kernels)
+    whole = (seen.us - least) * shards(Strategy.parse(triple).optimizer, shape)
+    return Update(measured_us=seen.us, least_us=least, whole_us=whole)
 
 
 def _finer_reductions(model: Pieces, reduced: Sequence[CollectiveEntry], passes: int) -> float:

@@ -140,7 +140,7 @@ def _host_bound(analysis: Analysis, most_us: float, updating_us: float) -> tuple
     idle, step_us = analysis.idle_us, analysis.breakdown_us.step_us - updating_us
     if idle is None or idle.queued is None:
         return 0.0, 0.0, 0.0
-    waited_us = min(most_us, (analysis.breakdown_us.idle or 0.0) - updating_us - idle.queued)
+    waited_us = min(most_us, max(0.0, (analysis.breakdown_us.idle or 0.0) - updating_us - idle.queued))
     if waited_us < HOST_BOUND_SHARE * step_us:
         return 0.0, 0.0, 0.0
     works_us = max(0.0, step_us - idle.synchronisation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,8 @@ def _alike(waits: Sequence[Wait]) -> list[list[Wait]]:
     """Return waits that differ in their numbers only together, as the transfers that one rank has issued to another."""
     found: dict[Wait, list[Wait]] = {}
     for wait in waits:
-        unnumbered = replace(wait, seq=0, operation=wait.operation.replace(f" {wait.seq}", "", 1))
+        # The number stands behind the name, which holds numbers of ranks, and before the size and the place.
+        unnumbered = replace(wait, seq=0, operation=re.sub(rf" {wait.seq}(?=,| \(|$)", "", wait.operation, count=1))
         found.setdefault(unnumbered, []).append(wait)
     return [sorted(alike, key=lambda wait: wait.seq) for alike in found.values()]
 
