@@ -78,10 +78,14 @@ REFUSED_OF_FRAMEWORKS = {
     ("fsdp2", "IIG"): {"adds rows up", *OF_FSDP2},
     ("fsdp2", "GGG"): OF_FSDP2,
 }  # fmt: skip
+FURTHER = {("fsdp2", "NNG"), ("fsdp2", "IIG")}
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("framework", "strategy"), REFUSED_OF_FRAMEWORKS)
+@pytest.mark.parametrize(
+    ("framework", "strategy"),
+    [pytest.param(*way, marks=[pytest.mark.variant] if way in FURTHER else []) for way in REFUSED_OF_FRAMEWORKS],
+)
 def test_what_scripts_do_by_means_of_one_framework(framework, strategy, a_plan, tmp_path):
     worker = ROOT / "tests/workers/framework_habits.py"
     plain, refused, _ = jobs_of(framework, worker=worker)

@@ -106,6 +106,7 @@ def test_text_and_page_name_what_computes(tmp_path, capsys):
         ("AMD-AGI+TraceLens/tests/traces/inference/vllm_prefilldecode_piecewise/graph_execution.json.gz", "matrix product"),
     ],
 )  # fmt: skip
+@pytest.mark.variant
 def test_public_traces(trace, first):
     """On one stream, the kernels' times sum to the union that the breakdown shows."""
     analysis = analyze(SHARED / "corpus" / trace)
