@@ -27,3 +27,11 @@ def test_buffers_are_sent_when_ddp_sends_them(a_plan, tmp_path):
         found = told_by(plan_for(a_plan, tmp_path / f"{strategy}.json", strategy))
         for name, numbers in plain.items():
             assert found[name] == pytest.approx(numbers, rel=2e-6), (strategy, name)
+
+
+@pytest.mark.distributed
+def test_mixed_precision_by_position_is_refused_as_by_name(a_plan, tmp_path):
+    done = run_ranks(WORKER, "mixed", plan=plan_for(a_plan, tmp_path / "plan.json", "GGG"), drift="parameter_count")
+    assert done.returncode != 0
+    assert "a plan cannot express DDP's mixed_precision" in done.stderr
+    assert done.stdout == ""

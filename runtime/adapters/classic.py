@@ -183,7 +183,7 @@ class DistributedDataParallel(_Wrapper):
         broadcast_buffers: bool | None = None,
         init_sync: bool = True,
         process_group: dist.ProcessGroup | None = None,
-        *_: object,
+        *more: object,
         device_mesh: DeviceMesh | None = None,
         forward_sync_buffers: bool | None = None,
         **settings: object,
@@ -192,7 +192,7 @@ class DistributedDataParallel(_Wrapper):
         del device_ids, output_device  # of one process for several devices
         if _num_covered_ranks(process_group, device_mesh) != dist.get_world_size():
             raise TrainingError("a plan needs DDP over all ranks, got a smaller process group", hint=NO_PLAN)
-        if settings.get("mixed_precision") is not None:
+        if settings.get("mixed_precision") is not None or more[7:8] not in ((), (None,)):
             raise TrainingError("a plan cannot express DDP's mixed_precision", hint=NO_PLAN)
         self._ignored_names = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         ignored = ignored_by_ddp(module, self._ignored_names)

@@ -1,11 +1,17 @@
-"""DDP over models whose buffers differ from rank to rank: each way to say when rank 0's are sent, and to change it later."""
+"""DDP over models whose buffers differ from rank to rank: each way to say when rank 0's are sent, and to change it later.
+
+With a word, its mixed precision instead, by position.
+"""
 
 from __future__ import annotations
+
+import sys
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 
 STEPS = 3
 
@@ -68,6 +74,11 @@ def trained(wrap):
 
 def main():
     dist.init_process_group("gloo")
+    if len(sys.argv) > 1:
+        mixed = _MixedPrecision(param_dtype=torch.bfloat16)
+        DistributedDataParallel(
+            Model(), None, None, 0, True, True, None, None, False, False, False, False, None, None, mixed
+        )
     for name, wrap in WAYS.items():
         told = [None] * dist.get_world_size()
         dist.all_gather_object(told, trained(wrap))
