@@ -421,15 +421,10 @@ def _find_unattributed(analysis: Analysis) -> FindingEntry:
     unknown = analysis.states["unknown"].total_us or 0.0
     if total and unknown >= FINDING_SHARE * total:
         kinds = {entry.kind for entry in analysis.run.inputs}
-        graphs = any(note.code == "Q125" for note in analysis.data_quality)
-        what = (
-            "record a few steps without CUDA graphs"
-            if graphs
-            else (
-                "reports of Nsight Systems tell none; traces of the PyTorch profiler do"
-                if SourceKind.NSYS in kinds and SourceKind.KINETO not in kinds
-                else "record with_stack=True, and CPU activities where they are missing"
-            )
-        )
+        what = "record with_stack=True, and CPU activities where they are missing"
+        if any(note.code == "Q125" for note in analysis.data_quality):
+            what = "record a few steps without CUDA graphs"
+        elif SourceKind.NSYS in kinds and SourceKind.KINETO not in kinds:
+            what = "reports of Nsight Systems tell none; traces of the PyTorch profiler do"
         return _finding(code, APPLIES, f"{unknown / total:.0%} of the communication time has no known purpose: {what}")
     return _finding(code, DOES_NOT_APPLY, "all communication has a known purpose")

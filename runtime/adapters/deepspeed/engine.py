@@ -119,10 +119,9 @@ class PlannedEngine(nn.Module):
         self._session.gate(self.module, synchronizes=last)
         self._session.before_forward(self.module, lambda: self._wrapping)
         sharded = self._session.sharded(self.module)
-        if sharded is not None:
-            sharded.set_requires_gradient_sync(last)
         if sharded is None:
             return run_unsharded(self.module, self._wrapping, args, kwargs)
+        sharded.set_requires_gradient_sync(last)
         output: object = self.module(*args, **kwargs)
         return tree_map(self._scale_output, output) if self._accumulation > 1 else output
 
