@@ -42,6 +42,8 @@ class Effort:
         overlapped_rounds: the two go on at once in this many inter-node rounds, with one more round
             inside nodes; 0 for one after the other.
         is_streamed: bytes go through both at once, in slices that rounds do not wait for.
+        in_flight: messages that take turns on one port, or on one link where all stay inside a node: the latency of
+            one passes while the others move.
     """
 
     inter_messages: float = 0.0
@@ -50,6 +52,7 @@ class Effort:
     intra_bytes: float = 0.0
     overlapped_rounds: int = 0
     is_streamed: bool = False
+    in_flight: float = 1.0
 
     def __mul__(self, times: float) -> Effort:
         """Return the effort of doing it several times, one after the other."""
@@ -60,6 +63,7 @@ class Effort:
             intra_bytes=times * self.intra_bytes,
             overlapped_rounds=self.overlapped_rounds,
             is_streamed=self.is_streamed,
+            in_flight=self.in_flight,
         )
 
     def us(self, inter_alpha_us: Draws, inter_gbps: Draws, intra_alpha_us: Draws, intra_gbps: Draws) -> Draws:
@@ -68,7 +72,11 @@ class Effort:
         intra_latency, intra_wire = self.intra_messages * intra_alpha_us, self.intra_bytes / (intra_gbps * 1e3)
         if self.is_streamed:
             return inter_latency + intra_latency + larger(inter_wire, intra_wire)
-        inter, intra = inter_latency + inter_wire, intra_latency + intra_wire
+        inter = larger(
+            inter_wire + min(1.0, self.inter_messages) * inter_alpha_us, inter_latency + inter_wire / self.in_flight
+        )
+        turns = 1.0 if self.inter_messages else self.in_flight
+        intra = larger(intra_wire + min(1.0, self.intra_messages) * intra_alpha_us, intra_latency + intra_wire / turns)
         if not self.overlapped_rounds:
             return inter + intra
         once = intra / (self.overlapped_rounds + 1)

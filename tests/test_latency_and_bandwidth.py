@@ -126,3 +126,20 @@ def test_latency_of_sockets_is_believed():
     (link,) = tell_latency(fit_links(data)[0], H100)
     assert link.alpha_us == pytest.approx(930, rel=0.05)
     assert link.busbw_gbps == pytest.approx(5, rel=0.05)
+
+
+def test_latency_of_gloo_hides_behind_a_port_that_ranks_share():
+    """Of 8 ranks on 4 nodes a port of 50 MB/s moves a block in 3.28 ms; the 1.1 ms of a message pass meanwhile.
+
+    Added up, they would be a quarter of the transfer, and the port would look 1.3 times as fast as it is.
+    """
+    size, message_us = 1_312_000, 1100.0
+    rows = [("all_gather", "mixed", 8, size, message_us + size * 7 / 8 / 50, False)] * 12
+    rows += [("all_reduce", "mixed", 8, 4, 2 * 7 * message_us, False)] * 12
+    data = pl.DataFrame(rows, schema=["op", "span", "group_size", "bytes", "time_us", "lone"], orient="row")
+    links = tell_latency(fit_links(data)[0], Fabric(is_gloo=True, device_name=None, ranks_per_node=2))
+    gather = next(link for link in links if link.op == "all_gather")
+    assert gather.busbw_low_gbps <= 0.05 <= gather.busbw_high_gbps
+    assert gather.busbw_gbps == pytest.approx(0.05, rel=0.01)
+    assert latency_share(links, "all_gather", "mixed", 8, size).high < 0.1
+    assert gather.alpha_us + gather.hidden_us == pytest.approx(7 * message_us, rel=0.01)

@@ -98,12 +98,12 @@ def calibration(**changes):
 
 
 def test_fsdp2_on_a_cpu_waits_for_everything():
-    """Seven rounds of a flat ring over 8 ranks, each 1/8 of a unit through a port of 50 MB/s."""
+    """Seven rounds of a flat ring over 8 ranks, each 1/8 of a unit through a port of 50 MB/s that never rests."""
     made = calibration()
-    ring = 7 * (100.0 + 4 * MB / 8 / 50)  # us; MB/s are bytes per us
+    first, ring = 100.0, 7 * 4 * MB / 8 / 50  # us until the first byte; MB/s are bytes per us
     # A micro-batch gathers 4 units in forward and all but the root in backward; gloo's
-    # reduce-scatter is an all-reduce, twice a ring.
-    micro_batch = (4 + 3) * ring + 4 * 2 * ring + 50_000.0
+    # reduce-scatter is an all-reduce, the bytes of two rings.
+    micro_batch = (4 + 3) * (first + ring) + 4 * (first + 2 * ring) + 50_000.0
     assert step_us(made, baseline_candidate(made), measured_links(made)) == pytest.approx(2 * micro_batch + 5_000.0)
 
 
@@ -112,11 +112,11 @@ def test_reductions_of_the_runtime_hide_behind_backward():
     made = calibration()
     inside = 50.0 + 2 * MB / 1000  # us at 1 GB/s
     port = 50 * 0.94  # what HO-Ring gets of the MB/ms that the backend does
-    across = 3 * 100.0 + 3 / 4 * 2 * MB * 2 / port  # 3 rounds, slab of 2 MB, both ranks of a node through the port
+    across = 100.0 + 3 / 4 * 2 * MB * 2 / port  # 3 rounds, slab of 2 MB, both ranks of a node by turns through the port
     forward, backward = 50_000.0 / 3, 2 * 50_000.0 / 3
     first = forward + backward + 4 * inside
     last = forward + backward / 4 + 4 * (inside + across)  # the port is the bottleneck from the first one on
-    gather = 4 * (max(3 * (100.0 + 1 * MB / port), 3 * (50.0 + 0.5 * MB / 1000)) + 50.0 + 0.5 * MB / 1000)
+    gather = 4 * (max(100.0 + 3 * 1 * MB / port, 3 * (50.0 + 0.5 * MB / 1000)) + 50.0 + 0.5 * MB / 1000)
     candidate = Candidate(strategy=Strategy.parse("NIG"), group_size=2, collectives=CollectiveBackend.HO_RING)
     assert step_us(made, candidate, measured_links(made)) == pytest.approx(first + last + gather + 5_000.0, rel=1e-6)
 
@@ -479,11 +479,11 @@ def test_a_run_in_buckets_is_replayed_in_buckets_and_others_block_by_block():
     changes = {"baseline": Strategy.parse("NNN"), "framework": Framework.DDP, "micro_batches": 1}
     made = calibration(**changes, unit_bytes=(2 * MB,) * 8, bucket_bytes=(16 * MB,))
     base = baseline_candidate(made)
-    ring = 14 * (100.0 + 16 * MB / 8 / 50)
+    ring = 100.0 + 14 * 16 * MB / 8 / 50
     assert step_us(made, base, measured_links(made)) == pytest.approx(ring + 100_000 + 5_000)
     blocks = step_us(made, replace(base, unit_bytes=None), measured_links(made))
     hidden = 100_000 * 2 / 3 * 7 / 8  # all but the first unit's reduction begin while backward still runs
-    assert blocks == pytest.approx(8 * 14 * (100.0 + 2 * MB / 8 / 50) + 105_000 - hidden)
+    assert blocks == pytest.approx(8 * (100.0 + 14 * 2 * MB / 8 / 50) + 105_000 - hidden)
 
 
 def test_a_healed_rank_is_worth_its_lateness():

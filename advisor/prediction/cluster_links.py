@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.ranks.constants import GLOO_HALVES
 from paro_advise.core.collective import Op
 from paro_advise.policies.collective_cost import Draws, Effort, RingAlgorithm, effort_of
 from paro_advise.policies.procedure import Hops, Scope
@@ -197,7 +198,7 @@ class StepCollectives:
     group_size: int
     algorithm: RingAlgorithm
     reduce_is_all_reduce: bool
-    is_streamed: bool = False  # rings are, as NCCL's
+    is_streamed: bool = False  # rings are, as NCCL's; on CPUs messages take turns on a port
 
     def _inside(self, operation: Op, num_bytes: float) -> Parts:
         nodes = max(1, self.group_size // self.ranks_per_node)
@@ -215,7 +216,12 @@ class StepCollectives:
         found = self._part(operation, num_bytes / self.group_size, nodes, local)
         # The rings of all local ranks of a group go through the same ports.
         rings = min(self.group_size, self.ranks_per_node)
-        more = replace(found.effort, inter_bytes=found.effort.inter_bytes * rings)
+        together = 1 if self.is_streamed else rings
+        more = replace(
+            found.effort,
+            inter_bytes=found.effort.inter_bytes * rings,
+            in_flight=found.effort.in_flight * together,
+        )
         return (replace(found, effort=more, rings=rings),)
 
     def _world(self, operation: Op, num_bytes: float) -> Parts:
@@ -229,8 +235,12 @@ class StepCollectives:
             operation = Op.ALL_REDUCE
         size = nodes * local
         trips = 2 if operation == Op.ALL_REDUCE else 1
+        effort = effort_of(self.algorithm, operation, num_bytes, nodes, local, is_streamed=self.is_streamed)
+        if not self.is_streamed:
+            halves = GLOO_HALVES if self.algorithm == RingAlgorithm.RING else 1
+            effort = replace(effort, in_flight=float(halves * (local if nodes > 1 else 1)))
         return Part(
-            effort=effort_of(self.algorithm, operation, num_bytes, nodes, local, is_streamed=self.is_streamed),
+            effort=effort,
             op=operation,
             algorithm=self.algorithm,
             nodes=nodes,

@@ -311,10 +311,10 @@ def _bandwidth(link: Link, cluster: LinkContext) -> _Sample | None:
 
 
 def _latency(link: Link, _cluster: LinkContext) -> _Sample | None:
-    if not link.alpha_us:
+    if not (whole_us := (link.alpha_us or 0.0) + link.hidden_us):
         return None
     rounds = max(1, link.group_size - 1) * (2 if link.op == Op.ALL_REDUCE else 1)
-    return link.alpha_us / rounds, 0.3, link.num_samples
+    return whole_us / rounds, 0.3, link.num_samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ NCCL_BASE_US, NCCL_INTRA_US, NCCL_INTER_US = (6.6, 8.4), (0.6, 3.4), (2.7, 14.0)
 SOCKETS_FACTOR = 4.0  # times that latency, which sockets may take as well (100 us a hop); assumed
 NCCL_SLACK = 2.0  # factor either way: launches, PCIe, slow networks; assumed
 GLOO_MESSAGE_US = (20.0, 3000.0)  # us a message of gloo over TCP, cores free or shared by several ranks; assumed
+GLOO_HALVES = 2  # parts of each rank's block that a ring of gloo sends on its own (gloo, allgather.cc, allreduce.cc)
 PEER_BANDWIDTH_FACTOR = 1.6  # how far bus bandwidths of ring operations of one group differ, either way; assumed
 PEER_LATENCY_FACTOR = 2.0  # how far latencies a message differ, either way; assumed
 SHORT_LATENCY_RANGE = (0.5, 6.0)  # latency of long messages to that of short ones: 5.2 to 5.7 by the constants above

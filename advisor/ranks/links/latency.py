@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.ranks.constants import (
     DEVICE_LINKS_SHARE,
+    GLOO_HALVES,
     GLOO_MESSAGE_US,
     NCCL_BASE_US,
     NCCL_INTER_US,
@@ -83,6 +84,18 @@ def backend_latency(op: str, span: str, group_size: int, fabric: Fabric) -> tupl
     return low / NCCL_SLACK, high * NCCL_SLACK
 
 
+def in_flight(link: Link, fabric: Fabric) -> float:
+    """Return how many messages of a collective take turns on a port, or on a rank's link inside a node.
+
+    Each rank of a gloo ring sends halves of blocks, and has two under way; those of a node share its port, of one ring
+    or, where each ring has one of them, of several.
+    """
+    if not fabric.is_gloo or link.op not in _RINGS:
+        return 1.0
+    ranks = 1 if link.span == "intra" else fabric.ranks_per_node or 1
+    return float(GLOO_HALVES * ranks)
+
+
 def tell_latency(links: Sequence[Link], fabric: Fabric) -> list[Link]:
     """Fill in what the sizes of a link's messages left open, or told wrong."""
     links = [_reopened(link, fabric) for link in links]
@@ -108,7 +121,8 @@ def _is_open(link: Link) -> bool:
 
 
 def _told(link: Link, links: Sequence[Link], fabric: Fabric) -> Link:
-    total = link.typical_us or 0.0
+    # total = max(wire + latency of one message, wire / turns + latency of all) = latency that is seen + wire
+    total, turns = link.typical_us or 0.0, in_flight(link, fabric)
     low, high, source = 0.0, total, LatencySource.UNKNOWN
     for found_low, found_high, origin in _evidence(link, links, fabric):
         new_low, new_high = max(low, found_low), min(high, found_high)
@@ -120,7 +134,9 @@ def _told(link: Link, links: Sequence[Link], fabric: Fabric) -> Link:
     # Half of the time beyond the latency moves bytes at least, so that a bandwidth can be stated at all.
     high = min(high, 0.99 * total)
     low = min(low, high)
-    middle = (low * high) ** 0.5 if low > 0 else high / 2
+    whole = (low * high) ** 0.5 if low > 0 else high / 2
+    one = 1 / messages(link.op, link.group_size)
+    low, middle, high = (max(one * latency, turns * latency - (turns - 1) * total) for latency in (low, whole, high))
     wire = link.typical_bytes * bus_factor(link.op, link.group_size)
 
     def moved(alpha_us: float) -> float:
@@ -136,7 +152,13 @@ def _told(link: Link, links: Sequence[Link], fabric: Fabric) -> Link:
         busbw_low_gbps=min([*spread, moved(low)]),
         busbw_high_gbps=max([*spread, moved(high)]),
         latency_source=(source or LatencySource.BACKEND).value,
+        hidden_us=whole - middle,
     )
+
+
+def _whole(seen_us: float, total_us: float, turns: float) -> float:
+    """Return the latency of which so much is seen, the most where that is nothing."""
+    return (max(0.0, seen_us) + (turns - 1) * total_us) / turns
 
 
 def _evidence(link: Link, links: Sequence[Link], fabric: Fabric) -> Iterator[tuple[float, float, LatencySource]]:
@@ -148,16 +170,16 @@ def _evidence(link: Link, links: Sequence[Link], fabric: Fabric) -> Iterator[tup
     for item in told:
         if item.group_size == link.group_size and item.op in _RINGS and link.op in _RINGS and item.busbw_gbps:
             move_us = wire / item.busbw_gbps / 1e3 * _send_factor(link, fabric) / _send_factor(item, fabric)
-            yield (
-                total - move_us * PEER_BANDWIDTH_FACTOR,
-                total - move_us / PEER_BANDWIDTH_FACTOR,
-                LatencySource.OTHER_LINKS,
-            )
+            least, most = (total - move_us * factor for factor in (PEER_BANDWIDTH_FACTOR, 1 / PEER_BANDWIDTH_FACTOR))
+            turns = in_flight(link, fabric)
+            lowest = _whole(least, total, turns) if least > 0 or turns == 1 else 0.0
+            yield lowest, _whole(most, total, turns), LatencySource.OTHER_LINKS
     for item in sorted(peers, key=lambda item: (item.busbw_gbps is None, item.group_size != link.group_size)):
         scale = messages(link.op, link.group_size) / messages(item.op, item.group_size)
-        alpha = (item.alpha_us or 0.0) * scale
-        # Short messages go by the protocol with the least latency, long ones by that with the most.
-        least, most = (1 / PEER_LATENCY_FACTOR, PEER_LATENCY_FACTOR) if item.busbw_gbps else SHORT_LATENCY_RANGE
+        alpha = ((item.alpha_us or 0.0) + item.hidden_us) * scale
+        # NCCL sends short messages by the protocol with the least latency, long ones by that with the most.
+        is_short = not item.busbw_gbps and not fabric.is_gloo
+        least, most = SHORT_LATENCY_RANGE if is_short else (1 / PEER_LATENCY_FACTOR, PEER_LATENCY_FACTOR)
         yield alpha * least, alpha * most, LatencySource.OTHER_LINKS
     least_us, most_us = backend_latency(link.op, link.span, link.group_size, fabric)
     if link.span == "intra" and (best := device_links_gbps(fabric.device_name)):

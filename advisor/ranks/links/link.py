@@ -22,6 +22,8 @@ class LatencySource(StrEnum):
 class Link:
     """A fitted link: transfer time = alpha_us + wire bytes / busbw.
 
+    Where messages take turns on a port, what they wait while others move is not in ``alpha_us``.
+
     Attributes:
         op, span, group_size: which collectives.
         num_nodes: on which their group has ranks; None where that is not known.
@@ -32,6 +34,7 @@ class Link:
             latency leaves.
         source: of the transfers.
         alpha_low_us, alpha_high_us: range of the latency.
+        hidden_us: latency of its messages that passed while others moved, beyond ``alpha_us``.
         latency_source: a LatencySource value.
         is_lower_bound: ranks without a trace may have been waited for, so the link may be faster.
         typical_bytes, typical_us: buffer and transfer time of a typical collective.
@@ -53,6 +56,7 @@ class Link:
     typical_us: float | None = None
     is_lower_bound: bool = False
     num_nodes: int | None = None
+    hidden_us: float = 0.0
 
     @property
     def reached_gbps(self) -> float | None:
