@@ -269,6 +269,9 @@ def test_deepspeed_scripts_resume_from_the_checkpoints_of_a_planned_engine(a_pla
     done = run_ranks(script, tmp_path, "theirs", plan=plan)
     assert done.returncode != 0
     assert done.stderr.count("a planned engine reads its own checkpoints, got one of DeepSpeed's") == 4
+    (tmp_path / "own").mkdir()
+    for words in ("own", "own,resume"):
+        assert "values" in output_of(script, a_plan, "NNG", tmp_path / "own", words)
     # DeepSpeed would add the gradients of before to those of after.
     done = run_ranks(script, tmp_path, "amid", plan=plan)
     assert done.returncode != 0

@@ -127,6 +127,19 @@ def test_what_libraries_do_with_a_model_of_ddp(strategy, a_plan, tmp_path):
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize(("framework", "strategy"), [("ddp", "NNG"), ("ddp", "GGG"), ("fsdp2", "IIG")])
+def test_closures_are_called_as_often_as_the_optimizer_does(framework, strategy, a_plan, tmp_path):
+    worker = ROOT / "tests/workers/closure_habits.py"
+    plain, refused, _ = jobs_of(framework, worker=worker)
+    assert refused == set()
+    assert all(numbers[-2] >= 6 for numbers in plain.values())  # calls in three steps
+    found, refused, _ = jobs_of(framework, plan_for(a_plan, tmp_path / "plan.json", strategy), worker)
+    assert refused == set()
+    for name, numbers in found.items():
+        assert numbers == pytest.approx(plain[name], rel=2e-6), name
+
+
+@pytest.mark.distributed
 def test_what_torch_cannot_do_with_sharded_tensors_is_explained(a_plan, tmp_path):
     """Its words name DTensors, which no line of such a script does."""
     flat = ROOT / "tests/workers/flat_updates.py"

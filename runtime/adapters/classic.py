@@ -7,7 +7,7 @@ import copy
 import math
 import weakref
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch
@@ -19,8 +19,8 @@ from paro_advise.errors import TrainingError
 from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.fsdp1_states import PART, FullyShardedStates
 from paro_advise.runtime.adapters.names import replace_everywhere
-from paro_advise.runtime.adapters.planned.wrapping import Wrapping, copy_from_rank_0
-from paro_advise.runtime.adapters.precision import BufferTypes, check_precision, run_unsharded
+from paro_advise.runtime.adapters.planned.wrapping import Wrapping, copy_from_rank_0, wrapped_classes
+from paro_advise.runtime.adapters.precision import BufferTypes, cast_by, check_precision, run_unsharded
 from paro_advise.runtime.adapters.session import Session
 from paro_advise.runtime.compiler import taken_apart, uncompiled
 from paro_advise.runtime.mixins import mixed_in
@@ -349,13 +349,15 @@ class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
             part.mark_inner()
             if (part._wrapping.param_dtype, part._wrapping.reduce_dtype) != (parameters, reductions):  # noqa: SLF001 - our class
                 raise TrainingError("a plan needs one mixed_precision for all parts, got several", hint=NO_PLAN)
-        inner = [part._inner for part in wrapped]  # noqa: SLF001 - our class
+        inner = tuple(part._inner for part in wrapped)  # noqa: SLF001 - our class
+        units = inner or wrapped_classes(auto_wrap_policy)
         wrapping = Wrapping(
             origin="FSDP1 (FullyShardedDataParallel)",
             states_are_whole=True,
-            units=tuple(inner) or _wrapped_classes(auto_wrap_policy),
+            units=units,
             param_dtype=parameters,
             reduce_dtype=reductions,
+            cast_modules=cast_by(mixed_precision, module, None if units is None and auto_wrap_policy else units or ()),
             keeps_types=True,
             shards_parameters=True,
             shows_shards=sharding_strategy is not ShardingStrategy.NO_SHARD,
@@ -443,13 +445,6 @@ def _num_covered_ranks(
         return mesh.size()
     groups = process_group if isinstance(process_group, (tuple, list)) else [process_group]
     return math.prod(map(dist.get_world_size, groups))
-
-
-def _wrapped_classes(policy: object) -> tuple[type[nn.Module], ...] | None:
-    """Return the classes that an auto-wrap policy names, None if it goes by size or there is none."""
-    if isinstance(policy, partial):
-        return tuple(policy.keywords.get("transformer_layer_cls") or ()) or None
-    return tuple(getattr(policy, "_module_classes", ())) or None
 
 
 class _Consolidating(torch.optim.Optimizer):

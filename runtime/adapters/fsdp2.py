@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, TypedDict, TypeVar, Unpack
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, UnshardHandle
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, UnshardHandle
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import TrainingError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+    from torch.distributed.fsdp import OffloadPolicy
 
     from paro_advise.runtime.adapters.session import Session
 
@@ -326,16 +326,18 @@ class FullyShardCalls:
             mesh = settings.get("mesh")
             mesh_shapes.add((dist.get_world_size(),) if mesh is None else tuple(mesh.shape))
             policy = settings.get("mp_policy")
-            policies.add((policy.param_dtype, policy.reduce_dtype) if policy else (None, None))
+            policies.add(policy or MixedPrecisionPolicy())
         _refuse_cut_otherwise(root, max(map(len, mesh_shapes)))
         if len(policies) > 1:
             raise TrainingError("a plan needs one mp_policy for all calls of fully_shard, got several", hint=NO_PLAN)
-        param_dtype, reduce_dtype = policies.pop()
+        policy = policies.pop()
         return Wrapping(
             origin="FSDP2 (fully_shard)",
             units=tuple(part for part, _ in wrapped if not self._is_tied(part)),
-            param_dtype=param_dtype,
-            reduce_dtype=reduce_dtype,
+            param_dtype=policy.param_dtype,
+            reduce_dtype=policy.reduce_dtype,
+            cast_modules=tuple(part for part, _ in wrapped) if policy.cast_forward_inputs else (),
+            output_dtype=policy.output_dtype,
             keeps_types=True,
             norms_are_dtensors=True,
             shards_parameters=True,
@@ -403,6 +405,10 @@ def _check(settings: FullyShardSettings) -> None:
         if settings.get(name):
             raise TrainingError(f"a plan cannot express fully_shard's {name}", hint=NO_PLAN)
     policy, offload, mesh = settings.get("mp_policy"), settings.get("offload_policy"), settings.get("mesh")
+    if policy is not None and policy.output_dtype is not None and not policy.cast_forward_inputs:
+        raise TrainingError(
+            "a plan cannot express fully_shard's output_dtype together with cast_forward_inputs=False", hint=NO_PLAN
+        )
     if offload is not None and type(offload).__name__ != "OffloadPolicy":
         raise TrainingError("a plan cannot express fully_shard's CPU offload", hint=NO_PLAN)
     if mesh is not None and mesh.size() != dist.get_world_size():
@@ -411,7 +417,3 @@ def _check(settings: FullyShardSettings) -> None:
             "a plan cannot be combined with tensor, context or pipeline parallelism",
             hint=NO_PLAN,
         )
-    if policy is not None and policy.output_dtype not in (None, policy.param_dtype):
-        raise TrainingError("a plan cannot express fully_shard's output_dtype", hint="leave output_dtype out")
-    if policy is not None and not policy.cast_forward_inputs:
-        raise TrainingError("a plan cannot express fully_shard's cast_forward_inputs=False", hint=NO_PLAN)

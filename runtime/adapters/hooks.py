@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from paro_advise.errors import TrainingError, UsageError
 from paro_advise.runtime.adapters.names import replace_everywhere, replace_name
 from paro_advise.runtime.adapters.planned.attendance import changes_of
+from paro_advise.runtime.sharding.optimizer import called_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -152,9 +153,10 @@ class Hooks:
             loss = closure()
         session.finish_gradients()
         session.refuse_local_step(optimizer)
+        stand_in = called_before(closure, loss, lambda: None, session.finish_gradients)
         if "closure" in kwargs:
-            return args, {**kwargs, "closure": lambda: loss}
-        return (args[0], lambda: loss, *args[2:]), kwargs
+            return args, {**kwargs, "closure": stand_in}
+        return (args[0], stand_in, *args[2:]), kwargs
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._session.after_step(optimizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,10 +10,10 @@ from torch.func import functional_call
 
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.adapters.constants import NO_PLAN
-from paro_advise.runtime.sharding.parameters.replicated import cast_inputs
+from paro_advise.runtime.sharding.parameters.replicated import cast_passes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from torch import nn
     from torch.distributed.fsdp import MixedPrecision
@@ -37,12 +38,6 @@ def check_precision(policy: MixedPrecision | None, module: nn.Module, *, wraps_b
         raise TrainingError("a plan cannot express FSDP's keep_low_precision_grads", hint=NO_PLAN)
     if policy.param_dtype is None:
         return
-    if policy.cast_forward_inputs or not policy.cast_root_forward_inputs:
-        raise TrainingError(
-            "a plan casts the inputs of the whole model and of no part of it, got FSDP's cast_forward_inputs or "
-            "cast_root_forward_inputs otherwise",
-            hint=NO_PLAN,
-        )
     whole = tuple(policy._module_classes_to_ignore or ())  # noqa: SLF001 - has no public name
     left = next(
         (part for part in module.modules() if isinstance(part, whole) and any(True for _ in part.parameters())), None
@@ -52,6 +47,33 @@ def check_precision(policy: MixedPrecision | None, module: nn.Module, *, wraps_b
             f"a plan cannot leave {type(left).__name__} in its own type, as FSDP's mixed_precision does",
             hint=f"train without param_dtype, or {NO_PLAN}",
         )
+
+
+def cast_by(
+    policy: MixedPrecision | None, module: nn.Module, parts: Collection[nn.Module | type[nn.Module]] | None
+) -> tuple[nn.Module, ...]:
+    """Return whose inputs FSDP1 casts: by default those of the whole model alone.
+
+    Args:
+        policy: None for none.
+        module: the model.
+        parts: of it that are wrapped, or classes of them; None where that is not known.
+
+    Raises:
+        TrainingError: inputs of parts are cast that are not known.
+    """
+    if policy is None or policy.param_dtype is None:
+        return ()
+    if not policy.cast_forward_inputs:
+        return (module,) if policy.cast_root_forward_inputs else ()
+    if parts is None:
+        raise TrainingError(
+            "a plan must know the parts whose inputs cast_forward_inputs casts, got a policy that names no class",
+            hint="wrap by ModuleWrapPolicy, or leave cast_forward_inputs out",
+        )
+    classes = tuple(part for part in parts if isinstance(part, type))
+    named = {id(part) for part in parts}
+    return tuple(p for p in module.modules() if p is module or id(p) in named or isinstance(p, classes))
 
 
 class BufferTypes:
@@ -83,8 +105,10 @@ def run_unsharded(module: nn.Module, wrapping: Wrapping, args: tuple[object, ...
     dtype = wrapping.param_dtype
     if dtype is None or torch.is_grad_enabled():
         return module(*args, **kwargs)
-    args, kwargs = cast_inputs(dtype)(module, args, kwargs)
-    return functional_call(module, dict(_cast(module, wrapping, dtype)), args, kwargs)
+    with ExitStack() as casts:
+        for handle in cast_passes(wrapping.cast_modules, dtype, wrapping.output_dtype):
+            casts.callback(handle.remove)
+        return functional_call(module, dict(_cast(module, wrapping, dtype)), args, kwargs)
 
 
 def _cast(module: nn.Module, wrapping: Wrapping, dtype: torch.dtype) -> Iterable[tuple[str, torch.Tensor]]:

@@ -315,6 +315,8 @@ class Session:
             group_size=chosen.group_size or self.plan.preconditions.gpus_per_node,
             units=outermost_units(module, wrapping.units),
             param_dtype=wrapping.param_dtype,
+            cast_modules=wrapping.cast_modules,
+            output_dtype=wrapping.output_dtype,
             keep_types=wrapping.keeps_types,
             reduce_dtype=wrapping.reduce_dtype,
             offload_optimizer=chosen.offload == "optimizer",

@@ -26,7 +26,7 @@ from paro_advise.runtime.sharding.optimizer_parameters import owned_by_optimizer
 from paro_advise.runtime.sharding.param_states import lead_to_shard
 from paro_advise.runtime.sharding.parameters import fsdp2
 from paro_advise.runtime.sharding.parameters.owned import is_in_backward, set_gradient
-from paro_advise.runtime.sharding.parameters.replicated import ReplicatedUnits, cast_inputs
+from paro_advise.runtime.sharding.parameters.replicated import ReplicatedUnits, cast_passes
 from paro_advise.runtime.sharding.phases.edits import Edits, weights_are_given
 from paro_advise.runtime.sharding.phases.gradients import GradientReducer
 from paro_advise.runtime.sharding.phases.homes import ParameterHomes
@@ -236,6 +236,9 @@ class Engine:
             self._watch_changes(unit)
             if self.levels.parameter != Level.N and unit.spec.training and self.homes.frees_after_forward(unit):
                 self._handles.append(unit.spec.module.register_forward_hook(_check_output(unit)))
+        names, units = self.settings.cast_modules, [unit.spec.module for unit in self.units]
+        casts = units if names is None else map(self.model.get_submodule, names)
+        self._handles += cast_passes(casts, self.settings.param_dtype, self.settings.output_dtype)
         self._handles.append(self.model.register_forward_hook(self._after_forward))
         self._handles.append(self.model.register_forward_hook(self._end_pass, always_call=True))
         self.edits.note_all()
@@ -284,11 +287,6 @@ class Engine:
             started=self.gradients.queue_callback,
             arrived=self.gradients.executor.arrive,
         )
-        if self.settings.param_dtype is not None:
-            hook = cast_inputs(self.settings.param_dtype)
-            for unit in self.units:
-                module = unit.spec.module
-                self._handles.append(module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
 
     def stop(self) -> None:
         """Undo ``start`` and take parameters out of FSDP2; slots keep what they hold at rest."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 
 from paro_advise.errors import UsageError
 from paro_advise.runtime.compiler import uncompiled
@@ -38,6 +39,9 @@ class Gradients(Protocol):
 
     def after_step(self) -> None:
         """Bring the updated parameters to the model."""
+
+    def pause_step(self) -> None:
+        """Let the model see what a step has changed so far, until ``before_step`` goes on with it."""
 
     def before_groups(self) -> None:
         """Bring what was changed by hand on the model's side to the optimizer's."""
@@ -119,11 +123,36 @@ def _members_of(cls: type) -> dict[str, object]:
     return {name: member for name, member in vars(cls).items() if callable(member) or isinstance(member, property)}
 
 
+def called_before(
+    closure: Callable[[], object], loss: object, before: Callable[[], object], after: Callable[[], object]
+) -> Callable[[], object]:
+    """Return what stands for a closure that was called before the step: its loss at first, then the closure itself.
+
+    Args:
+        closure: the script's.
+        loss: what it has returned.
+        before, after: called around each further call.
+    """
+    is_first = True
+
+    def call() -> object:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            return loss
+        before()
+        found = closure()
+        after()
+        return found
+
+    return call
+
+
 @uncompiled
 def _before_step(
     gradients: Gradients, _: torch.optim.Optimizer, args: Arguments, kwargs: Keywords
 ) -> tuple[Arguments, Keywords] | None:
-    """Bring gradients to an optimizer, after its closure has made them; those that call it again are refused before."""
+    """Bring gradients to an optimizer, after its closure has made them."""
     closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
     if closure is None:
         gradients.before_step()
@@ -131,9 +160,10 @@ def _before_step(
     with torch.enable_grad():
         loss = closure()
     gradients.before_step()
+    stand_in = called_before(closure, loss, gradients.pause_step, gradients.before_step)
     if "closure" in kwargs:
-        return args, {**kwargs, "closure": lambda: loss}
-    return (args[0], lambda: loss, *args[2:]), kwargs
+        return args, {**kwargs, "closure": stand_in}
+    return (args[0], stand_in, *args[2:]), kwargs
 
 
 @uncompiled
@@ -359,6 +389,11 @@ class OptimizerShards:
             states = optimizer.state
             assert isinstance(states, ParamStates)
             states.set_stepping(enabled=enabled)
+
+    def pause_step(self) -> None:
+        """Show parameters as between steps, and as changed: operations on lists of DTensors raise no version."""
+        self.set_stepping(enabled=False)
+        increment_version([*self.shards.values()])
 
     def map_states(self, name: str, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
         """Replace the state tensors of a parameter that are sharded like it."""

@@ -58,6 +58,9 @@ class _Attachment:
         self._engine.gradients.compare_replicas(self._engine.edits.publish)
         self._engine.before_step()
 
+    def pause_step(self) -> None:
+        self._engine.shards.pause_step()
+
     def after_step(self) -> None:
         self._engine.after_step()
 
@@ -101,6 +104,8 @@ def shard(
     device_mesh: DeviceMesh | None = None,
     units: Sequence[type[nn.Module] | nn.Module] | None = None,
     param_dtype: torch.dtype | None = None,
+    cast_modules: Sequence[nn.Module] | None = None,
+    output_dtype: torch.dtype | None = None,
     keep_types: bool = False,
     reduce_dtype: torch.dtype | None = None,
     init: Callable[[nn.Module], None] | None = None,
@@ -124,6 +129,8 @@ def shard(
         device_mesh: over all ranks, or of (groups, ranks of a group), instead of ``group_size``.
         units: modules, or classes of them, gathered and reduced together, and the rest; None for repeated blocks.
         param_dtype: type to compute in, to keep and to send parameters in; the optimizer's copy has their own type.
+        cast_modules: whose inputs are cast to ``param_dtype``; None for the model and its units.
+        output_dtype: to which outputs of theirs are cast; None for what they make.
         keep_types: shards that the optimizer updates where they rest stay in their own type, as FSDP keeps them.
         reduce_dtype: type in which gradients are added up and sent; None for ``param_dtype``.
         init: fills a module made on the meta device, one unit after the other; rank 0's values count.
@@ -145,6 +152,8 @@ def shard(
     wanted, grid = checked_strategy(strategy), grid_of(group_size, device_mesh, ranks_per_node)
     settings = Settings(
         param_dtype=param_dtype,
+        cast_modules=None if cast_modules is None else _names_of(model, cast_modules),
+        output_dtype=output_dtype,
         keep_types=keep_types,
         reduce_dtype=reduce_dtype,
         reshard_root=reshard_root,
@@ -154,14 +163,28 @@ def shard(
     )
     specs, singles = _units_of(model, units, ignored_params, settings)
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-    check(specs, optimizers, settings, effective(wanted, grid))
-    shards = OptimizerShards(optimizers, {slot.name: slot for spec in specs for slot in spec.slots}, specs[-1].ignored)
-    _agree_on(wanted, grid, settings, shards, specs)
-    with reaching_all_ranks("the set-up of a sharded model"):
-        engine = Engine(model, specs, shards, strategy=wanted, grid=grid, settings=settings, device=_device(model))
-        _settle(engine, init)
+    engine = _agreed_engine(model, optimizers, specs, wanted, grid, settings, init)
     _hand_over(engine, singles)
     return model, optimizer
+
+
+def _agreed_engine(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    specs: list[UnitSpec],
+    strategy: Strategy,
+    grid: GroupGrid,
+    settings: Settings,
+    init: Callable[[nn.Module], None] | None,
+) -> Engine:
+    """Return the engine of a model that all ranks hold alike, with its parameters at rest."""
+    check(specs, optimizers, settings, effective(strategy, grid))
+    shards = OptimizerShards(optimizers, {slot.name: slot for spec in specs for slot in spec.slots}, specs[-1].ignored)
+    _agree_on(strategy, grid, settings, shards, specs)
+    with reaching_all_ranks("the set-up of a sharded model"):
+        engine = Engine(model, specs, shards, strategy=strategy, grid=grid, settings=settings, device=_device(model))
+        _settle(engine, init)
+    return engine
 
 
 def _hand_over(engine: Engine, singles: Sequence[nn.Parameter]) -> None:
@@ -184,6 +207,11 @@ def _singles_of(model: nn.Module, settings: Settings, ignored: Collection[nn.Par
         and settings.param_dtype in (None, parameter.dtype)
         and not settings.offload_optimizer
     ]
+
+
+def _names_of(model: nn.Module, modules: Sequence[nn.Module]) -> tuple[str, ...]:
+    wanted = {id(module) for module in modules}
+    return tuple(name for name, module in model.named_modules() if id(module) in wanted)
 
 
 def _units_of(

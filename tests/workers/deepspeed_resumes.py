@@ -2,7 +2,8 @@
 
 Arguments before those of ``common``: the folder of checkpoints, and words: "resume" loads the latest checkpoint before the
 first step, "weights" only the weights of it; "theirs" finds one of DeepSpeed's own. "default" leaves clipping to DeepSpeed's
-default, 1.0; "skips" leaves a layer out in every second step; "module" calls the module by itself; "amid" loads between micro-batches.
+default, 1.0; "skips" leaves a layer out in every second step; "module" calls the module by itself; "amid" loads between micro-batches;
+"own" is ZeRO-3, of which each rank finds its own values and buffers again.
 """
 
 from __future__ import annotations
@@ -64,15 +65,17 @@ def planned(args, rank, folder, words):
     import deepspeed
 
     model, optimizer = made(args)
+    model.register_buffer("seen", torch.tensor(float(rank)))
+    stage = 3 if "own" in words else 2
     config = {
         "train_micro_batch_size_per_gpu": args.batch,
         "gradient_accumulation_steps": MICRO_BATCHES,
         **({} if "default" in words else {"gradient_clipping": 0.5}),
-        "zero_optimization": {"stage": 2},
+        "zero_optimization": {"stage": stage},
     }
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule_of, config=config)
     assert (engine.global_rank, engine.world_size) == (rank, dist.get_world_size())
-    assert (engine.zero_optimization_stage(), engine.bfloat16_enabled()) == (2, False)
+    assert (engine.zero_optimization_stage(), engine.bfloat16_enabled()) == (stage, False)
     assert not hasattr(engine, "curriculum_scheduler")
     assert engine.blocks is model.blocks  # of the model, as DeepSpeed gives it
     first = 0
@@ -80,9 +83,12 @@ def planned(args, rank, folder, words):
     if "theirs" in words:
         engine.load_checkpoint(folder / "theirs", tag="global_step1")
     if "resume" in words or "weights" in words:
+        model.seen.fill_(-1)
         path, state = engine.load_checkpoint(folder, load_module_only="weights" in words)
         assert path == str(folder / f"global_step{SAVED_AFTER}")
-        assert state == {"epoch": 7, "seen": torch.Size([3])}
+        saved_by = rank if "own" in words else 0
+        assert state == {"epoch": 7, "seen": torch.Size([3]), "rank": saved_by}
+        assert model.seen == saved_by
         first = engine.global_steps
         assert first == (0 if "weights" in words else SAVED_AFTER)
         assert engine.micro_steps == 0  # DeepSpeed's load_checkpoint restores none (deepspeed/runtime/engine.py)
@@ -98,8 +104,11 @@ def planned(args, rank, folder, words):
             if "amid" in words:
                 engine.load_checkpoint(folder)
         report(step, loss.detach(), engine.get_global_grad_norm(), rate)
-        if step + 1 == SAVED_AFTER and not words:
-            engine.save_checkpoint(folder, client_state={"epoch": 7, "seen": torch.Size([3])})
+        if step + 1 == SAVED_AFTER and set(words) <= {"own"}:
+            engine.save_checkpoint(folder, client_state={"epoch": 7, "seen": torch.Size([3]), "rank": rank})
+    if "own" in words:
+        report("values", float(model.seen))
+        return
     engine.save_16bit_model(folder)
     if rank == 0:
         whole = torch.load(folder / "pytorch_model.bin", weights_only=True)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from paro_advise.errors import TrainingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from torch import nn
@@ -21,24 +21,37 @@ if TYPE_CHECKING:
 
 # The name under which what is beside model and optimizer lies in a checkpoint.
 _BESIDE = "deepspeed_engine"
+_BUFFERS = "buffers"
 _LATEST = "latest"
 
 
-def save(folder: Path, tag: str, model: nn.Module, beside: StateDict, *, is_latest: bool) -> None:
+def save(
+    folder: Path, tag: str, model: nn.Module, beside: StateDict, *, is_latest: bool, of_each_rank: bool = False
+) -> None:
     """Write a checkpoint, in the place of one of the same tag; all ranks call it together.
 
     Args:
         folder: of checkpoints.
         tag: the checkpoint's name.
         model: sharded.
-        beside: more values; those of rank 0 count, as in DeepSpeed.
+        beside: more values.
         is_latest: ``find`` finds it without a tag.
+        of_each_rank: each rank finds its own values and buffers again, as in ZeRO-3; else those of rank 0.
     """
     from paro_advise.runtime import save_checkpoint
 
     written = io.BytesIO()
-    torch.save(beside, written)
-    save_checkpoint(folder / tag, model, extra={_BESIDE: written.getvalue()}, force=True)
+    torch.save({**beside, _BUFFERS: dict(_persistent_buffers(model))}, written)
+    if of_each_rank:
+        found = [b""] * dist.get_world_size()
+        dist.all_gather_object(found, written.getvalue())
+    else:
+        found = [written.getvalue()]
+        dist.broadcast_object_list(found)
+    listed = io.BytesIO()
+    torch.save(found, listed)
+    # Equal on all ranks: which of them writes it is not said.
+    save_checkpoint(folder / tag, model, extra={_BESIDE: listed.getvalue()}, force=True)
     if is_latest and dist.get_rank() == 0:
         _replace(folder / _LATEST, lambda path: path.write_text(tag, encoding="utf-8"))
     dist.barrier()
@@ -86,8 +99,25 @@ def load(path: Path, model: nn.Module, *, with_optimizer: bool) -> StateDict:
 
     loaded = load_parts(path, model, extra={_BESIDE: b""}, with_optimizer=with_optimizer)
     # As trusted as all of a checkpoint: torch's own loader unpickles what is no tensor.
-    beside: StateDict = torch.load(io.BytesIO(loaded[_BESIDE]), weights_only=False)
+    found: StateDict | list[bytes] = torch.load(io.BytesIO(loaded[_BESIDE]), weights_only=False)
+    if isinstance(found, dict):  # up to 0.2 without buffers
+        return found
+    rank = dist.get_rank() if len(found) == dist.get_world_size() else 0
+    beside: StateDict = torch.load(io.BytesIO(found[rank]), weights_only=False, map_location="cpu")
+    saved = beside.pop(_BUFFERS)
+    with torch.no_grad():
+        for name, buffer in _persistent_buffers(model):
+            if name in saved:
+                buffer.copy_(saved[name])
     return beside
+
+
+def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the buffers that state dicts hold, by name."""
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:  # noqa: SLF001 - has no public name
+                yield name, buffer
 
 
 def save_whole(path: Path, model: nn.Module, dtype: torch.dtype | None) -> None:

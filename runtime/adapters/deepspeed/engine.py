@@ -275,7 +275,8 @@ class PlannedEngine(nn.Module):
             "lr_scheduler": self.lr_scheduler.state_dict() if self.lr_scheduler is not None else None,
         }
         name = str(tag) if tag is not None else f"global_step{self.global_steps}"
-        checkpoints.save(Path(save_dir), name, self.shard_now(), beside, is_latest=save_latest)
+        own = self._stage == ZERO_3
+        checkpoints.save(Path(save_dir), name, self.shard_now(), beside, is_latest=save_latest, of_each_rank=own)
         return True
 
     def load_checkpoint(

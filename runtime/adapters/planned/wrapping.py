@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -37,6 +38,8 @@ class Wrapping:
         origin: the framework's call, for people.
         units: modules or classes that it wraps one by one; None for the repeated blocks.
         param_dtype, reduce_dtype: mixed precision.
+        cast_modules: whose inputs the framework casts to ``param_dtype``, and outputs to ``output_dtype``.
+        output_dtype: None for what they make.
         keeps_types: parameters rest in their own type, not in that of the passes.
         norms_are_dtensors: the framework's clipping returns DTensors.
         init_from_rank_0: the framework copies rank 0's parameters to all ranks.
@@ -56,6 +59,8 @@ class Wrapping:
     units: tuple[type[nn.Module] | nn.Module, ...] | None = None
     param_dtype: torch.dtype | None = None
     reduce_dtype: torch.dtype | None = None
+    cast_modules: tuple[nn.Module, ...] = ()
+    output_dtype: torch.dtype | None = None
     keeps_types: bool = False
     norms_are_dtensors: bool = False
     init_from_rank_0: bool = False
@@ -120,3 +125,10 @@ def copy_from_rank_0(module: nn.Module, ignored: Collection[torch.Tensor] = ()) 
 def plain_name(thing: object) -> str:
     """Return the name of a class as its script knows it, without what FSDP2 puts before."""
     return type(thing).__name__.removeprefix("FSDP")
+
+
+def wrapped_classes(policy: object) -> tuple[type[nn.Module], ...] | None:
+    """Return the classes that an auto-wrap policy of FSDP1 names, None if it goes by size or there is none."""
+    if isinstance(policy, partial):
+        return tuple(policy.keywords.get("transformer_layer_cls") or ()) or None
+    return tuple(getattr(policy, "_module_classes", ())) or None

@@ -71,8 +71,7 @@ def wrap(
     *,
     num_ranks: int,
     reshard_after_forward: bool,
-    param_dtype: torch.dtype | None,
-    reduce_dtype: torch.dtype | None,
+    policy: MixedPrecisionPolicy,
     before_copy: Callable[[], None],
     before_backward: Callable[[], None],
     gather: Gather,
@@ -85,14 +84,12 @@ def wrap(
         mesh: one dimension.
         num_ranks: of the world, which decides how parameters are cut.
         reshard_after_forward: free them after forward and gather them again for backward.
-        param_dtype: type to compute in, None for the parameters' own.
-        reduce_dtype: type of the gradients that are delivered, None for the parameters' own.
+        policy: the types to compute in and of the gradients that are delivered.
         before_copy: called before shards are copied for a gather.
         before_backward: called before anything is done for backward.
         gather: all-gather into the first from the second tensor.
         deliver: gets the whole gradients of the unit's parameters that train, None for those without one.
     """
-    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
     with beneath(unit.module):
         fully_shard(
             unit.module,

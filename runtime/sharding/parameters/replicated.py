@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch.utils._pytree import tree_map
@@ -11,12 +11,14 @@ from torch.utils._pytree import tree_map
 from paro_advise.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
+    from torch import nn
     from torch.utils.hooks import RemovableHandle
 
     from paro_advise.runtime.sharding.parameters.units import UnitSpec
-    from paro_advise.runtime.torch_types import Arguments, Keywords, StateDict
+
+_Values = TypeVar("_Values")
 
 
 class ReplicatedUnits:
@@ -125,15 +127,22 @@ class ReplicatedUnits:
         self._deliver(place)
 
 
-def cast_inputs(dtype: torch.dtype) -> Callable[[Any, Arguments, StateDict], Any]:
-    """Return a forward pre-hook that casts floating-point inputs, as FSDP2's mixed precision does."""
+def cast_passes(
+    modules: Iterable[nn.Module], dtype: torch.dtype | None, output_dtype: torch.dtype | None
+) -> Iterator[RemovableHandle]:
+    """Have floating-point inputs and outputs of modules cast, as FSDP2's mixed precision does. Yield what ends that."""
+    for module in modules:
+        if dtype is not None:
+            yield module.register_forward_pre_hook(
+                lambda _, args, kwargs: (_cast(args, dtype), _cast(kwargs, dtype)), prepend=True, with_kwargs=True
+            )
+        if output_dtype is not None:
+            yield module.register_forward_hook(lambda _, __, output: _cast(output, output_dtype))
 
-    def cast(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            return value.to(dtype)
-        return value
 
-    def hook(_: Any, args: Arguments, kwargs: Keywords) -> Any:
-        return tree_map(cast, args), tree_map(cast, kwargs)
+def _cast(values: _Values, dtype: torch.dtype) -> _Values:
+    def cast(value: object) -> object:
+        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
-    return hook
+    found: _Values = tree_map(cast, values)
+    return found

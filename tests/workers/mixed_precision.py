@@ -1,4 +1,4 @@
-"""FSDP1's mixed precision: buffers of another type, a pass before training, and what a plan refuses, by the first word."""
+"""Mixed precision of FSDP1 and FSDP2: casts, buffers, a pass before training, and what a plan refuses, by the first word."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 WIDTH, STEPS = 16, 3
@@ -22,10 +22,16 @@ WAYS = {
     "small gradients": {**BF16, "keep_low_precision_grads": True},
     "norms": BF16,
 }
+WAYS_OF_FSDP2 = {
+    "parts in parts": {},
+    "the whole alone": {},
+    "no inputs": {"cast_forward_inputs": False},
+    "outputs": {"output_dtype": torch.bfloat16},
+}
 
 
 class Block(nn.Module):
-    """Scales what it adds by a buffer; with "norms" it normalizes by batches."""
+    """Scales what it adds by a buffer and by what it is given; with "norms" it normalizes by batches."""
 
     def __init__(self):
         super().__init__()
@@ -33,8 +39,9 @@ class Block(nn.Module):
         self.norm = nn.BatchNorm1d(WIDTH) if sys.argv[1] == "norms" else nn.LayerNorm(WIDTH)
         self.register_buffer("scale", torch.linspace(0.9, 1.1, WIDTH))
 
-    def forward(self, values):
-        return values + (torch.relu(self.norm(self.linear(values))) * self.scale).to(values.dtype)
+    def forward(self, values, scale):
+        added = torch.relu(self.norm(self.linear(values.to(self.linear.weight.dtype)))) * self.scale
+        return values + (added * scale).to(values.dtype)
 
 
 class Model(nn.Module):
@@ -48,9 +55,10 @@ class Model(nn.Module):
     def forward(self, values):
         self.count += 1
         values = values + self.offset.to(values.dtype)
+        scale = torch.linspace(0.901, 1.101, WIDTH)  # rounded in bf16
         for block in self.blocks:
-            values = block(values)
-        return self.head(values)
+            values = block(values, scale)
+        return self.head(values.to(self.head.weight.dtype)).float() * 1.003
 
 
 def tell(*values):
@@ -58,14 +66,28 @@ def tell(*values):
         print(*values, flush=True)
 
 
+def sharded_by_fsdp1(way):
+    return FullyShardedDataParallel(
+        Model(), auto_wrap_policy=ModuleWrapPolicy({Block}), mixed_precision=MixedPrecision(**WAYS[way]),
+        use_orig_params=True, device_id=torch.device("cpu"),
+    )  # fmt: skip
+
+
+def sharded_by_fsdp2(way):
+    model = Model()
+    policy = MixedPrecisionPolicy(**BF16, **WAYS_OF_FSDP2[way])
+    if way != "the whole alone":
+        for block in model.blocks:
+            if way == "parts in parts":
+                fully_shard(block.linear, mp_policy=policy)
+            fully_shard(block, mp_policy=policy)
+    return fully_shard(model, mp_policy=policy)
+
+
 def main():
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    policy = MixedPrecision(**WAYS[sys.argv[1]])
-    model = FullyShardedDataParallel(
-        Model(), auto_wrap_policy=ModuleWrapPolicy({Block}), mixed_precision=policy, use_orig_params=True,
-        device_id=torch.device("cpu"),
-    )  # fmt: skip
+    model = sharded_by_fsdp2(sys.argv[1]) if sys.argv[1] in WAYS_OF_FSDP2 else sharded_by_fsdp1(sys.argv[1])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     given = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)
     with torch.no_grad():
@@ -73,7 +95,7 @@ def main():
     tell("before", before.dtype, f"{before.double().sum().item():.9e}")
     for step in range(STEPS):
         inputs = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
-        loss = (model(inputs).float() - inputs.sum(1, keepdim=True)).square().mean()
+        loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

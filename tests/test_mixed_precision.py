@@ -1,4 +1,4 @@
-"""FSDP1's mixed precision is what FSDP1 makes of it, before training too, or is refused with its reason."""
+"""Mixed precision is what the framework makes of it, FSDP1's before training too, or is refused with its reason."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from conftest import ROOT
 from loop import plan_for
 from ranks import run_ranks
 
-WORKER = ROOT / "tests/workers/fsdp1_precision.py"
+WORKER = ROOT / "tests/workers/mixed_precision.py"
 ROUNDING = 2e-3  # of bf16 sums in another order, as in test_redirect.py
+SAME_TYPES = 1e-6  # what is computed in the same types; an input in bf16 changes 1e-4 and more
 
 
 def told_by(done):
@@ -21,7 +22,7 @@ def told_by(done):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("way", ["plain", "buffers", "buffers in fp32", "buffers alone"])
+@pytest.mark.parametrize("way", ["plain", "buffers", "buffers in fp32", "buffers alone", "root in fp32", "parts cast"])
 def test_types_are_those_of_the_framework(way, a_plan, tmp_path):
     words, numbers = told_by(run_ranks(WORKER, way))
     types = {line.split()[-1] for line in words if line.startswith("buffer ")}
@@ -30,15 +31,26 @@ def test_types_are_those_of_the_framework(way, a_plan, tmp_path):
         plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
         found = told_by(run_ranks(WORKER, way, plan=plan, drift="parameter_count"))
         assert sorted(found[0]) == sorted(words), strategy
+        assert found[1][1] == pytest.approx(numbers[1], rel=SAME_TYPES), strategy  # the first loss, of equal parameters
         assert found[1][:4] == pytest.approx(numbers[:4], rel=ROUNDING), strategy
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("way", ["parts in parts", "the whole alone", "no inputs", "outputs"])
+def test_what_fsdp2_casts_is_cast(way, a_plan, tmp_path):
+    """Not more: the units of a plan are the outermost wrapped modules, or blocks of a model wrapped as a whole."""
+    _, numbers = told_by(run_ranks(WORKER, way))
+    for strategy in ("NNG", "GGG"):
+        plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
+        _, found = told_by(run_ranks(WORKER, way, plan=plan, drift="parameter_count"))
+        assert found[1] == pytest.approx(numbers[1], rel=SAME_TYPES), strategy  # the first loss, of equal parameters
+        assert found[:4] == pytest.approx(numbers[:4], rel=ROUNDING), strategy
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("way", "why"),
     [
-        ("root in fp32", "cast_root_forward_inputs"),
-        ("parts cast", "cast_forward_inputs"),
         ("small gradients", "keep_low_precision_grads"),
         ("norms", "BatchNorm1d in its own type"),
     ],
