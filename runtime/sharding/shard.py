@@ -162,15 +162,14 @@ def shard(
         native_collectives=native_collectives,
     )
     specs, singles = _units_of(model, units, ignored_params, settings)
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-    engine = _agreed_engine(model, optimizers, specs, wanted, grid, settings, init)
+    engine = _agreed_engine(model, optimizer, specs, wanted, grid, settings, init)
     _hand_over(engine, singles)
     return model, optimizer
 
 
 def _agreed_engine(
     model: nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     specs: list[UnitSpec],
     strategy: Strategy,
     grid: GroupGrid,
@@ -178,6 +177,7 @@ def _agreed_engine(
     init: Callable[[nn.Module], None] | None,
 ) -> Engine:
     """Return the engine of a model that all ranks hold alike, with its parameters at rest."""
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     check(specs, optimizers, settings, effective(strategy, grid))
     shards = OptimizerShards(optimizers, {slot.name: slot for spec in specs for slot in spec.slots}, specs[-1].ignored)
     _agree_on(strategy, grid, settings, shards, specs)
