@@ -222,6 +222,11 @@ class Calibration:
         return passes - min(self.overlapped_us, passes - self.aside_us) * (1 - 1 / slowing)
 
     @property
+    def port_gbps(self) -> float:
+        """Return what a node's port moves, of which each of several groups of data-parallel ranks has its part."""
+        return self.inter_gbps.value * self.job_ranks_per_node / self.ranks_per_node
+
+    @property
     def num_nodes(self) -> int:
         """Return the number of nodes."""
         return self.world_size // self.ranks_per_node

@@ -156,6 +156,9 @@ def candidates(calibration: Calibration) -> list[Candidate]:
     for strategy, variant in variants():
         if variant.changes_numbers and not calibration.is_gpu:
             continue
+        adds_up = strategy.gradient == Level.N and strategy != calibration.baseline
+        if variant == Variant.KEPT and adds_up and calibration.micro_batches == 1:
+            continue  # one reduction a step either way: the same program as with sharded gradients
         has_groups = Level.I in _levels(strategy) or variant.keeps_copy
         found += [_vary(calibration, strategy, variant, size) for size in (proper if has_groups else usual)]
     return found

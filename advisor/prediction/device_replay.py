@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paro_advise.advisor.prediction.constants import BACKWARD_SHARE
-from paro_advise.policies.collective_cost import Draws, larger
+from paro_advise.policies.collective_cost import Draws, larger, smaller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,10 @@ class UnitWork(NamedTuple):
         """Return what it takes of the compute stream in one pass forward."""
         arithmetic = self.compute * ((1.0 if self.is_passed_by else 1 - queues.backward) / queues.forwards)
         return arithmetic + self.copy
+
+    def slowed(self, factor: Draws) -> UnitWork:
+        """Return the same where all that the device computes takes longer."""
+        return self._replace(compute=self.compute * factor, copy=self.copy * factor, copied_in=self.copied_in * factor)
 
 
 class Queues(NamedTuple):
@@ -203,3 +207,25 @@ def _forward(units: list[UnitWork], queues: Queues, links: _Links) -> tuple[Draw
     for unit in root:
         compute_end = compute_end + unit.forward_us(queues)
     return main, compute_end
+
+
+def slowed_micro_batch_us(units: list[UnitWork], queues: Queues, slowing: Draws) -> Draws:
+    """Return the time of a micro-batch in which what the device computes beside collectives takes longer.
+
+    Args:
+        units, queues: as of ``micro_batch_us``.
+        slowing: how much longer.
+    """
+    time = micro_batch_us(units, queues)
+    again = units[:0] if queues.gathers_once else units[:-1]
+    sent = sum((leg.alone for unit in units for leg in (*unit.reduce, *unit.between)), 0.0)
+    sent = sent + queues.forwards * sum((leg.alone for unit in units for leg in unit.gather), 0.0)
+    sent = sent + sum((leg.alone for unit in again for leg in unit.again), 0.0)
+    copies = queues.forwards * sum(unit.copy for unit in units) + sum(unit.copy for unit in again if unit.again)
+    alone = sum((unit.compute for unit in units), 0.0) + copies
+    # What is not exposed runs beside compute, and hides that this takes longer where it sets the pace.
+    beside = smaller(larger(sent - (time - alone), 0.0), alone)
+    if _is_some(alone - 2 * sent) and not _is_some(2 * sent - alone):
+        return time + (slowing - 1) * beside  # compute does
+    longer = 1 + (slowing - 1) * beside / larger(alone, 1.0)
+    return micro_batch_us([unit.slowed(longer) for unit in units], queues)

@@ -37,7 +37,7 @@ def updates_us(calibration: Calibration, candidate: Candidate) -> tuple[float, f
     held, in_run = (
         shards(
             item.strategy.optimizer,
-            Shape(group_size=item.group_size, num_groups=calibration.world_size // item.group_size),
+            Shape(group_size=item.group_size, num_groups=max(1, calibration.world_size // item.group_size)),
         )
         for item in (candidate, run)
     )

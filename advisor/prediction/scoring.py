@@ -177,8 +177,8 @@ def traffic(calibration: Calibration, candidate: Candidate) -> Traffic | None:
         candidate.strategy,
         _shape(calibration, size),
         # Two gathers a micro-batch are counted: one for each forward pass and one for backward are made.
-        calibration.parameters * widths.parameter_bytes * (calibration.forwards + 1) / 2,
-        calibration.parameters * widths.gradient_bytes * calibration.trained_share,
+        calibration.parameters * calibration.gather_width * (calibration.forwards + 1) / 2,
+        calibration.parameters * calibration.reduce_width * calibration.trained_share,
     )
 
 

@@ -24,7 +24,14 @@ from paro_advise.advisor.prediction.constants import (
     PENDING_REDUCTIONS,
     SLOWDOWN_RANGE,
 )
-from paro_advise.advisor.prediction.device_replay import Leg, Legs, Queues, UnitWork, backward_share, micro_batch_us
+from paro_advise.advisor.prediction.device_replay import (
+    Leg,
+    Legs,
+    Queues,
+    UnitWork,
+    backward_share,
+    slowed_micro_batch_us,
+)
 from paro_advise.advisor.prediction.moved_units import (
     buckets,
     gathered_bytes,
@@ -299,16 +306,7 @@ class _Step:
             holds_back=candidate.holds_back,
         )
         works = self._works(first=first, last=last, publishes=publishes)
-        time = micro_batch_us(works, queues)
-        again = works[:0] if candidate.gathers_once else works[:-1]
-        sent = sum((leg.alone for work in works for leg in (*work.reduce, *work.between)), 0.0)
-        sent = sent + queues.forwards * sum((leg.alone for work in works for leg in work.gather), 0.0)
-        sent = sent + sum((leg.alone for work in again for leg in work.again), 0.0)
-        copies = queues.forwards * sum(work.copy for work in works) + sum(work.copy for work in again if work.again)
-        alone = sum((work.compute for work in works), 0.0) + copies
-        # What is not exposed runs beside compute, which takes longer for it.
-        beside = smaller(larger(sent - (time - alone), 0.0), alone)
-        return time + (self._links.compute_slowing - 1) * beside
+        return slowed_micro_batch_us(works, queues, self._links.compute_slowing)
 
     def _works(self, *, first: bool, last: bool, publishes: bool) -> list[UnitWork]:
         works = [

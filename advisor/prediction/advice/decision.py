@@ -212,7 +212,7 @@ def _verdict(field: Field, chosen: Scored | None, gain: float) -> Verdict:
         return Verdict.MEASURE_FIRST
     if field.baseline.reason:
         return Verdict.CHANGE  # the run as it is breaks a limit
-    if gain < 1 - GAIN_PROBABILITY:
+    if gain < 1 - GAIN_PROBABILITY or median_us(field.baseline) < GAIN_RATIO * median_us(chosen):
         return Verdict.KEEP
     return Verdict.CHANGE if gain >= GAIN_PROBABILITY else Verdict.MEASURE_FIRST
 

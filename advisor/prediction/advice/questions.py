@@ -242,8 +242,10 @@ def _with_micro_batches(calibration: Calibration, micro_batches: int) -> Calibra
 
 def _today(name: str, calibration: Calibration) -> float:
     """Return the bandwidth that a run has, on its nodes as they are or as a question changes them (1e9 bytes/s)."""
-    if calibration.shaped is None or name != "inter-gbps":
-        return float(getattr(calibration, _RATES[name]).value)
+    if name != "inter-gbps":
+        return calibration.intra_gbps.value
+    if calibration.shaped is None:
+        return calibration.port_gbps
     nodes = max(2, calibration.num_nodes)
     return calibration.shaped.rates.busbw_gbps(Op.ALL_GATHER, nodes, calibration.ranks_per_node)
 
@@ -279,7 +281,7 @@ def _least_bandwidth(share: float, basis: Basis) -> str:
     calibration, links = basis.calibration, basis.links.typical()
     if calibration.num_nodes == 1:
         return "one node: nothing moves between nodes"
-    value = calibration.inter_gbps.value
+    value = calibration.port_gbps
     parts = []
     for candidate in _both(basis):
 

@@ -56,7 +56,7 @@ def scenarios_of(plan: Plan, basis: Basis, seed: int = 0) -> Scenarios:
     # On one node nothing was seen of a network: its bandwidth would be a guess.
     node_factors, rate_factors = (NODE_FACTORS, BANDWIDTH_FACTORS) if own > 1 else ((1,), (1.0,))
     nodes = tuple(own * factor for factor in node_factors)
-    rates = tuple(calibration.inter_gbps.value * factor for factor in rate_factors)
+    rates = tuple(calibration.port_gbps * factor for factor in rate_factors)
     batches = tuple(calibration.micro_batches * factor for factor in BATCH_FACTORS)
     today = Scenario(baseline_us=plan.baseline.predicted.step_time_us, chosen_us=plan.chosen.predicted.step_time_us)
     grid = tuple(

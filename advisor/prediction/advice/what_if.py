@@ -171,12 +171,15 @@ def sensitivities(basis: Basis, fitting: Sequence[tuple[Candidate, float]]) -> t
     """
     found = []
     calibration, links = basis.calibration, basis.links.typical()
+    now = [(float(step_us(calibration, candidate, links)), candidate, held) for candidate, held in fitting]
+    now.sort(key=lambda item: item[0])
     for name, unit in (_UNITS | _POD_UNITS if calibration.has_pods else _UNITS).items():
         estimate = getattr(calibration, name)
         if not estimate.value or (calibration.num_nodes == 1 and name.startswith("inter")):
             continue  # half and double of nothing are nothing
-        changed = [replace(links, **{name: estimate.value * factor}) for factor in (0.5, 2.0)]
-        ends = [_end(basis, calibration, other, fitting) for other in changed]
+        changed = [(replace(links, **{name: estimate.value * factor}), factor) for factor in (0.5, 2.0)]
+        is_rate = name.endswith("gbps")
+        ends = [_end(basis, calibration, other, now, eases=is_rate == (factor > 1)) for other, factor in changed]
         found.append(_sensitivity(unit, estimate.value, estimate.source, ends))
     for what, field in (
         ("arithmetic of a step (us)", "compute_us"),
@@ -187,19 +190,39 @@ def sensitivities(basis: Basis, fitting: Sequence[tuple[Candidate, float]]) -> t
         if value:
             runs = [replace(calibration, **{field: value * factor}) for factor in (0.5, 2.0)]
             source = "derived" if calibration.is_described else "measured"
-            found.append(_sensitivity(what, value, source, [_end(basis, run, links, fitting) for run in runs]))
+            ends = [_end(basis, run, links, now, eases=eases) for run, eases in zip(runs, (True, False), strict=True)]
+            found.append(_sensitivity(what, value, source, ends))
     return tuple(found)
 
 
 def _end(
-    basis: Basis, calibration: Calibration, links: Links, fitting: Sequence[tuple[Candidate, float]]
+    basis: Basis,
+    calibration: Calibration,
+    links: Links,
+    now: Sequence[tuple[float, Candidate, float]],
+    *,
+    eases: bool,
 ) -> tuple[float, str]:
-    """Return the speed-up of the chosen candidate, and the strategy that would be chosen."""
-    times = [float(step_us(calibration, candidate, links)) for candidate, _ in fitting]
-    near = [place for place, time in enumerate(times) if time <= min(times) * (1 + EQUAL_SHARE)]
-    best = min(near, key=lambda place: (fitting[place][1], times[place]))
+    """Return the speed-up of the chosen candidate, and the strategy that would be chosen.
+
+    Args:
+        basis: the run and the plan.
+        calibration, links: with one quantity halved or doubled.
+        now: steps as they are (us), candidates, and the bytes of their model states; the quickest first.
+        eases: the change makes no step longer.
+    """
+    least = 0.5 if eases else 1.0  # what may become of a step that shrinks, or grows, with the quantity
+    found: list[tuple[float, Candidate, float]] = []
+    best_us = math.inf
+    for step, candidate, held in now:
+        if least * step > best_us * (1 + EQUAL_SHARE):
+            break
+        found.append((float(step_us(calibration, candidate, links)), candidate, held))
+        best_us = min(best_us, found[-1][0])
+    near = [item for item in found if item[0] <= best_us * (1 + EQUAL_SHARE)]
+    _, best, _ = min(near, key=lambda item: (item[2], item[0]))
     speedup = float(step_us(calibration, basis.base, links)) / float(step_us(calibration, basis.chosen, links))
-    return speedup, str(fitting[best][0].strategy)
+    return speedup, str(best.strategy)
 
 
 def _sensitivity(what: str, value: float, source: str, ends: Sequence[tuple[float, str]]) -> Sensitivity:

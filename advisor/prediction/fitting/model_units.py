@@ -129,10 +129,15 @@ def _front_bytes(units: Sequence[float]) -> float:
 
 
 def _root_bytes(analysis: Analysis, units: Sequence[float], micro: int) -> float:
-    """Return the bytes of FSDP's root, which stays gathered for backward where blocks are gathered again; 0 without."""
+    """Return the bytes of FSDP's root, which stays gathered for backward where blocks are gathered again; 0 without.
+
+    Where no unit is gathered again it is the one that only embeddings make so large.
+    """
     backward = kinds_of(analysis, State.PARAMETER, _is_of_backward)
-    if not analysis.run.framework.is_fsdp or not backward or len(units) < 2:
+    if not analysis.run.framework.is_fsdp or len(units) < 2:
         return 0.0
+    if not backward:
+        return _front_bytes(units)
     passes = _gather_passes(analysis, micro)
     again = Counter(_expand(backward, passes))
     kept = Counter(_expand(_forward_gathers(analysis), passes)) - again

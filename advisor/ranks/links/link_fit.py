@@ -255,7 +255,7 @@ def _line(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> _Line:
     rest = (times - slope * sizes)[: max(2, len(sizes) // 2)]
     alpha = min(float(np.median(rest)), float(times.min()))
     if alpha < 0:
-        # At most what the smallest message took in all.
-        return _Line(alpha_us=0.0, per_byte=float(times[-1] / sizes[-1]), doubt_us=float(times[0]))
+        # Noise alone decides what of the smallest message's time is latency.
+        return _Line(alpha_us=None, per_byte=float(times[-1] / sizes[-1]))
     deviation = float(np.median(np.abs(rest - alpha))) * MEDIAN_ERROR / len(rest) ** 0.5
     return _Line(alpha_us=alpha, per_byte=slope, doubt_us=max(deviation, LATENCY_DOUBT * alpha))
