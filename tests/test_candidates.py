@@ -8,6 +8,7 @@ import pytest
 from test_recommend import MB, calibration
 
 from paro_advise.advisor.prediction.candidates import (
+    Candidate,
     baseline_candidate,
     candidates,
     is_at_hand,
@@ -15,7 +16,7 @@ from paro_advise.advisor.prediction.candidates import (
     offloaded,
 )
 from paro_advise.advisor.prediction.recommend import recommend
-from paro_advise.advisor.prediction.scoring import Limits
+from paro_advise.advisor.prediction.scoring import Limits, traffic
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.core.documents import to_json
 from paro_advise.core.framework import Framework
@@ -41,14 +42,14 @@ def us(made, candidate):
 
 def test_parameters_that_are_kept_are_gathered_once_a_micro_batch():
     made = calibration()
-    gather = 7 * (100.0 + 4 * MB / 8 / WIRE)
+    gather = 100.0 + 7 * 4 * MB / 8 / WIRE  # the port never rests: of all latencies one is waited for
     plain, kept = us(made, found(made, "GGG")), us(made, found(made, "GGG", "kept_for_backward"))
     assert plain - kept == pytest.approx(2 * 3 * gather)  # two micro-batches, all units but the root
 
 
 def test_a_second_copy_gathers_inside_the_group_in_backward():
     made = calibration()
-    world, inside = 7 * (100.0 + 4 * MB / 8 / WIRE), 50.0 + 2 * MB / 1e3
+    world, inside = 100.0 + 7 * 4 * MB / 8 / WIRE, 50.0 + 2 * MB / 1e3
     plain, copied = us(made, found(made, "GGG")), us(made, found(made, "GGG", "second_copy"))
     assert plain - copied == pytest.approx(2 * 3 * (world - inside))
     # DeepSpeed's copy serves the forward of the second micro-batch as well, its root included.
@@ -260,3 +261,27 @@ def test_groups_of_all_ranks_are_not_offered_beside_sharding_globally(world):
     levels = {str(item.strategy) for item in candidates(made)}
     assert levels == {"NNN", "NNG", "NGG", "GNG", "GGG"}
     assert not any(item.variant.keeps_copy for item in candidates(made))
+
+
+def test_whole_gradients_of_kept_parameters_are_no_way_of_their_own_with_one_micro_batch():
+    """One reduction a step either way: FSDP2 runs the same program as with sharded gradients."""
+    for micro, differs in ((4, True), (1, False)):
+        made = calibration(is_gpu=True, framework=Framework.FSDP2, micro_batches=micro)
+        kept = {str(item.strategy) for item in candidates(made) if item.variant == Variant.KEPT}
+        assert {"GGG", "III"} <= kept
+        assert (not kept.isdisjoint({"GNG", "INI"})) is differs
+
+
+def test_traffic_is_counted_in_the_types_that_are_sent():
+    """bf16 parameters and fp32 gradients of 4 MB units in bf16: 8 M elements."""
+    made = calibration(is_gpu=True, element_bytes=2, gather_width=2, reduce_width=4, micro_batches=1)
+    sent = {
+        triple: traffic(
+            made, Candidate(strategy=Strategy.parse(triple), group_size=2, collectives=CollectiveBackend.NATIVE)
+        )
+        for triple in ("NNN", "GGG")
+    }
+    elements = made.parameters
+    # An all-reduce is two rings over all ranks, of fp32; GGG gathers bf16 twice and scatters fp32 once.
+    moved = {name: found.intra_bytes + found.inter_bytes for name, found in sent.items()}
+    assert moved["NNN"] / moved["GGG"] == pytest.approx(2 * 4 * elements / ((2 * 2 + 4) * elements))

@@ -13,7 +13,7 @@ from trace_builder import TraceBuilder, fsdp_rank
 
 from paro_advise.advisor.prediction.advice.levers import larger_units
 from paro_advise.advisor.prediction.candidates import candidates
-from paro_advise.advisor.prediction.device_replay import Leg, Queues, UnitWork, micro_batch_us
+from paro_advise.advisor.prediction.device_replay import Leg, Queues, UnitWork, micro_batch_us, slowed_micro_batch_us
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.moved_units import more_copies_us, updates_us
 from paro_advise.advisor.prediction.recommend import likely, recommend
@@ -215,6 +215,17 @@ def test_the_root_is_what_backward_does_not_gather_again(tmp_path):
     """A block of 64,000 elements of 2 bytes, gathered in forward and in backward, and a root of 4,000, gathered once."""
     run = calibrate(analyze(write_run(tmp_path / "run", [fsdp_rank(rank) for rank in range(2)])))
     assert (run.unit_bytes, run.root_bytes) == ((128_000.0, 8_000.0), 8_000.0)
+
+
+def test_what_takes_longer_beside_collectives_is_hidden_where_they_set_the_pace():
+    """Arithmetic takes half as long again beside a collective; four units, gathered twice and reduced once."""
+    long = units(4, gather=on_port(100), again=on_port(100), reduce=on_port(100), compute=30.0)
+    alone_us = micro_batch_us(long, AT_ONCE)
+    # All 120 us run beside, but the last unit's alone, 20 us in backward, is waited for.
+    assert slowed_micro_batch_us(long, AT_ONCE, 1.5) == pytest.approx(alone_us, abs=0.5 * 30)
+    short = units(4, gather=on_port(1), again=on_port(1), reduce=on_port(1), compute=300.0)
+    beside_us = 4 + 3 + 4 - (micro_batch_us(short, AT_ONCE) - 4 * 300)
+    assert slowed_micro_batch_us(short, AT_ONCE, 1.5) == pytest.approx(micro_batch_us(short, AT_ONCE) + 0.5 * beside_us)
 
 
 def test_draws_that_replay_the_measured_step_count_most():

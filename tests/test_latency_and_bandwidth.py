@@ -128,6 +128,21 @@ def test_latency_of_sockets_is_believed():
     assert link.busbw_gbps == pytest.approx(5, rel=0.05)
 
 
+@pytest.mark.parametrize("noise", [-0.02, 0.02])
+def test_noise_does_not_decide_what_of_a_long_message_is_latency(noise):
+    """44 and 229 MB at 20 GB/s on one node: a line through them begins above or below 0, by what their times deviate."""
+    sizes = {44_000_000: 1.0, 229_000_000: 1 + noise}
+    rows = [
+        ("all_reduce", "intra", 8, size, 2 * 7 / 8 * size / 20e3 * factor, False)
+        for size, factor in sizes.items()
+        for _ in range(12)
+    ]
+    data = pl.DataFrame(rows, schema=["op", "span", "group_size", "bytes", "time_us", "lone"], orient="row")
+    links = tell_latency(fit_links(data)[0], Fabric(is_gloo=False, device_name=None, ranks_per_node=8))
+    assert latency_share(links, "all_reduce", "intra", 8, 44_000_000).high < 0.5
+    assert links[0].busbw_gbps == pytest.approx(20, rel=0.05)
+
+
 def test_latency_of_gloo_hides_behind_a_port_that_ranks_share():
     """Of 8 ranks on 4 nodes a port of 50 MB/s moves a block in 3.28 ms; the 1.1 ms of a message pass meanwhile.
 

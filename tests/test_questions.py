@@ -62,6 +62,22 @@ def test_the_same_cluster_gives_the_same_step():
     assert same.baseline_step_us.p50 == pytest.approx(plan.baseline.predicted.step_time_us.p50, rel=0.03)
 
 
+def test_a_stated_bandwidth_is_that_of_a_whole_node_beside_tensor_parallelism():
+    """Four groups of two data-parallel ranks share the cards of each node: 200 GB/s is what the run has."""
+    cut = GPUS.replace("[run]", "[parallel]\ntensor = 4\n[run]").replace("mfu_pct = 27", "mfu_pct = 12")
+    plan, (same, quick, bound) = answers("inter-gbps=200", "inter-gbps=400", "communication=10%", source=cut)
+    today = plan.baseline.predicted.step_time_us.p50
+    assert same.baseline_step_us.p50 == pytest.approx(today, rel=0.03)
+    assert quick.baseline_step_us.p50 < 0.95 * today
+    assert "at today's 200 GB/s" in bound.text
+
+
+def test_groups_that_do_not_fit_fewer_nodes_are_no_error():
+    plan, (fewer,) = answers("nodes=1", source=GPUS.replace('"GGG"', '"III/16"'))
+    assert plan.text
+    assert fewer.text.startswith("8 data-parallel ranks on 1 node")
+
+
 def test_quicker_links_and_more_nodes_change_the_step_as_they_must():
     _, (slow, quick, wide, small) = answers("inter-gbps=50", "inter-gbps=800", "nodes=64", "micro-batches=1")
     assert quick.baseline_step_us.p50 < slow.baseline_step_us.p50

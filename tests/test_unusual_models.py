@@ -27,7 +27,7 @@ class Unit(NamedTuple):
     group: str = "0"
 
 
-def written(path, units, *, in_optimizer=0, groups=(EVERYONE,)):
+def written(path, units, *, in_optimizer=0, groups=(EVERYONE,), kept=False):
     """Write three steps of FSDP2 on rank 0 of 16: each unit is gathered, computes, and is reduced, one after the other."""
     trace = TraceBuilder(0, WORLD, groups=list(groups))
     number = at = 0.0
@@ -51,7 +51,7 @@ def written(path, units, *, in_optimizer=0, groups=(EVERYONE,)):
             at += COMPUTE_US
         back = at
         for unit in reversed(units):
-            if unit.name and unit.trains:
+            if unit.name and unit.trains and not kept:
                 send("AllGather", unit, ("pre_backward", "all_gather"), tid=2)
             trace.compute(at, 2 * COMPUTE_US)
             at += 2 * COMPUTE_US
@@ -141,6 +141,15 @@ def test_units_that_are_frozen_as_a_whole_are_no_roots(tmp_path):
         found = calibrate(written(tmp_path, [*(tower if root.trains else ()), *BLOCKS, root]))
         assert found.root_bytes == 2 * ROOT.elements
         assert found.unit_bytes[-1] == found.root_bytes
+
+
+def test_the_root_of_a_run_that_keeps_its_units_is_known_by_its_embeddings(tmp_path):
+    """Nothing is gathered in backward, where gathering again would spare the root: forward met it first."""
+    large = Unit("", 60_000_000)
+    found = calibrate(written(tmp_path, [large, *BLOCKS], kept=True))
+    assert found.gathers_once
+    assert found.root_bytes == found.unit_bytes[-1] == 2 * large.elements
+    assert calibrate(written(tmp_path, [ROOT, *BLOCKS], kept=True)).root_bytes == 0.0  # as any other
 
 
 def test_units_stand_in_the_order_in_which_forward_meets_them(tmp_path):

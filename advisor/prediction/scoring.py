@@ -172,7 +172,6 @@ def traffic(calibration: Calibration, candidate: Candidate) -> Traffic | None:
     if candidate.variant or candidate.replicates_each_pass:
         return None
     size = candidate.group_size if candidate.uses_groups else calibration.ranks_per_node
-    widths = _widths(calibration)
     return step_traffic(
         candidate.strategy,
         _shape(calibration, size),
