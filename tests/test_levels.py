@@ -220,10 +220,10 @@ def test_group_sizes_align_with_nodes_and_pods():
 def test_a_group_inside_a_pod_uses_the_pods_network():
     """Hybrid sharding over a pod: gathers inside it at 500 MB/s, replicas across at 50 MB/s."""
     made = of_pods(baseline=Strategy.parse("III"), baseline_group_size=8)
-    gather = 7 * (100.0 + 4 * MB / 8 / 500)  # us; MB/s are bytes per us
+    first, ring = 100.0, 7 * 4 * MB / 8 / 500  # us until the first byte; MB/s are bytes per us
     # Two pods' eight rings share ports two by two, each for an eighth of a unit; gloo sums by all-reduce.
-    across = 2 * (100.0 + 2 * 4 * MB / 8 / 2 / 50)
-    micro_batch = (4 + 3) * gather + 4 * 2 * gather + 50_000.0
+    across = first + 2 * 2 * 4 * MB / 8 / 2 / 50
+    micro_batch = (4 + 3) * (first + ring) + 4 * (first + 2 * ring) + 50_000.0
     expected = 2 * micro_batch + 4 * across + 5_000.0
     assert step_us(made, baseline_candidate(made), measured_links(made)) == pytest.approx(expected)
 

@@ -30,6 +30,7 @@ from paro_advise.runtime.capture.constants import (
     RECENT_STEPS,
 )
 from paro_advise.runtime.capture.rank_choice import RankChoice
+from paro_advise.runtime.store import job_store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,11 +97,6 @@ class OnDemand:
 
     def _key(self) -> str:
         return f"paro_record_{self._num_told}"
-
-
-def job_store() -> dist.distributed_c10d.Store:
-    """Return the store through which the ranks of the job met."""
-    return dist.distributed_c10d._get_default_store()  # noqa: SLF001 - has no public name
 
 
 def _check(decided: Decided) -> Decided:

@@ -22,7 +22,7 @@ from paro_advise.core.capture_files import RUN, RUN_FILE, StepRecord, recordings
 from paro_advise.core.secrets import masked_command
 from paro_advise.runtime.capture.constants import BYTES_PER_EVENT, COMPRESSION_LEVEL, COPY_BYTES
 from paro_advise.runtime.capture.observer import Observer
-from paro_advise.runtime.capture.on_demand import OnDemand, job_store
+from paro_advise.runtime.capture.on_demand import OnDemand
 from paro_advise.runtime.capture.rank_choice import RankChoice
 from paro_advise.runtime.capture.request import FOLDER_VARIABLE, CaptureRequest
 from paro_advise.runtime.capture.script_profilers import ScriptProfilers
@@ -34,6 +34,7 @@ from paro_advise.runtime.capture.step_log import (
     peak_memory_bytes,
 )
 from paro_advise.runtime.messages import tell
+from paro_advise.runtime.store import job_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable

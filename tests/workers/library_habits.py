@@ -29,6 +29,13 @@ def smooths_by_name(job, values):
     return loss + 0.1 * job(values).abs().mean() if names == [*SMOOTHED] else loss
 
 
+def loads_names_without_prefix(job):
+    given = {name.removeprefix("module."): torch.zeros_like(value) for name, value in job.state_dict().items()}
+    found = job.load_state_dict(given, strict=False)
+    assert all(name.startswith("module.") for name in found.missing_keys)
+    return 1000.0 * len(found.missing_keys) + len(found.unexpected_keys)
+
+
 def names_of(job):
     model = job.module
     shown = [f"{type(part).__module__}.{type(part).__qualname__}" for part in model.modules()]
@@ -450,6 +457,7 @@ def goes_on_after_a_step_that_failed():
 def jobs(_):
     yield "chooses by name", lambda: train(Blocks(), "ddp", loss_of=smooths_by_name, after_step=names_of)
     yield "trains parts in turn", parts_in_turn
+    yield "loads names without prefix", lambda: train(Blocks(), "ddp", after_step=loads_names_without_prefix)
     yield "hooks by groups", lambda: parts_in_turn(hook=lambda gradient: 0.5 * gradient)
     yield "freezes between passes", freezes_between_passes
     yield "accumulates later", lambda: accumulates_later((1, 2, 3, 2, 1, 2))

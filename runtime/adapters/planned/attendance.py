@@ -29,6 +29,7 @@ from paro_advise.runtime.adapters.names import replace_name
 from paro_advise.runtime.sharding.parameters.owned import address, is_value_of
 from paro_advise.runtime.sharding.parameters.reading import WholeReads, runs_inside
 from paro_advise.runtime.sharding.states.whole_states import whole_moments, whole_parameters
+from paro_advise.runtime.store import job_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -80,7 +81,7 @@ class Attendance:
 
     def __init__(self) -> None:
         self._engines: list[Engine] = []
-        self._store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - has no public name
+        self._store = job_store()
         self._rank = dist.get_rank()
         self._world_size = dist.get_world_size()
         self._points = 0

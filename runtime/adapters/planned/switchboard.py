@@ -23,6 +23,7 @@ from paro_advise.runtime.job import ANSWER, CURRENT, REQUEST, STATE
 from paro_advise.runtime.messages import tell
 from paro_advise.runtime.sharding.module import engine_of
 from paro_advise.runtime.sharding.switching import switch
+from paro_advise.runtime.store import job_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +59,7 @@ class Switchboard:
     def look(self) -> None:
         """Look for a request, or for one that rank 0 has announced, at the end of a step."""
         self._steps += 1
-        store, key = dist.distributed_c10d._get_default_store(), f"paro_switch_{self._num_taken}"  # noqa: SLF001 - has no public name
+        store, key = job_store(), f"paro_switch_{self._num_taken}"
         if store.check([key]):
             step, _, plan = store.get(key).partition(b" ")
             self._waiting = (int(step), plan)

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, _api, _dispatch,
 
 from paro_advise.errors import DivergedError, UsageError
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
+from paro_advise.runtime.store import job_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -177,7 +178,7 @@ class WholeReads:
         """
         ranks = _ranks(mesh)
         count = cls._count[ranks] = cls._count.get(ranks, 0) + 1
-        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - has no public name
+        store = job_store()
         # Meshes may hold the same ranks in other orders.
         prefix = f"paro_read_{hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]}"
         first = store.compare_set(f"{prefix}_{count}", "", here).decode()
