@@ -24,7 +24,7 @@ from paro_advise.advisor.analysis.build import build_analysis
 from paro_advise.advisor.analysis.model import Options
 from paro_advise.advisor.facts.reading.all_inputs import read_all
 from paro_advise.advisor.facts.reading.choice import EngineChoice
-from paro_advise.advisor.prediction import step_replay
+from paro_advise.advisor.prediction import device_replay
 from paro_advise.advisor.prediction.device_replay import Leg, Queues, UnitWork, micro_batch_us
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.recommend import recommend
@@ -121,7 +121,7 @@ def main() -> int:
     parser.add_argument("--rows", action="store_true", help="each candidate too, the fastest first")
     options = parser.parse_args()
     if options.own_ports:
-        step_replay.micro_batch_us = own_ports
+        device_replay.micro_batch_us = own_ports
     folders = options.folders or sorted(path for path in SHARED.glob("*") if path.is_dir())
     if not folders:
         print(f"no runs: {SHARED} is not there; pass folders that hold traces and truth.json")
