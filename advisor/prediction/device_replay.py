@@ -209,12 +209,13 @@ def _forward(units: list[UnitWork], queues: Queues, links: _Links) -> tuple[Draw
     return main, compute_end
 
 
-def slowed_micro_batch_us(units: list[UnitWork], queues: Queues, slowing: Draws) -> Draws:
+def slowed_micro_batch_us(units: list[UnitWork], queues: Queues, slowing: Draws, *, both: bool = False) -> Draws:
     """Return the time of a micro-batch in which what the device computes beside collectives takes longer.
 
     Args:
         units, queues: as of ``micro_batch_us``.
         slowing: how much longer.
+        both: collectives take longer as well, whose times were measured with nothing beside them.
     """
     time = micro_batch_us(units, queues)
     again = units[:0] if queues.gathers_once else units[:-1]
@@ -223,9 +224,9 @@ def slowed_micro_batch_us(units: list[UnitWork], queues: Queues, slowing: Draws)
     sent = sent + sum((leg.alone for unit in again for leg in unit.again), 0.0)
     copies = queues.forwards * sum(unit.copy for unit in units) + sum(unit.copy for unit in again if unit.again)
     alone = sum((unit.compute for unit in units), 0.0) + copies
-    # What is not exposed runs beside compute, and hides that this takes longer where it sets the pace.
+    # What is not exposed runs beside compute, and hides that this takes longer where it sets the pace itself.
     beside = smaller(larger(sent - (time - alone), 0.0), alone)
-    if _is_some(alone - 2 * sent) and not _is_some(2 * sent - alone):
-        return time + (slowing - 1) * beside  # compute does
+    if both or not _is_some(2 * sent - alone):
+        return time + (slowing - 1) * beside
     longer = 1 + (slowing - 1) * beside / larger(alone, 1.0)
     return micro_batch_us([unit.slowed(longer) for unit in units], queues)

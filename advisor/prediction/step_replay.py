@@ -306,7 +306,8 @@ class _Step:
             holds_back=candidate.holds_back,
         )
         works = self._works(first=first, last=last, publishes=publishes)
-        return slowed_micro_batch_us(works, queues, self._links.compute_slowing)
+        idle_links = self._calibration.is_described  # their rates are those of benchmarks
+        return slowed_micro_batch_us(works, queues, self._links.compute_slowing, both=idle_links)
 
     def _works(self, *, first: bool, last: bool, publishes: bool) -> list[UnitWork]:
         works = [
