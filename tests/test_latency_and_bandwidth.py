@@ -128,6 +128,19 @@ def test_latency_of_sockets_is_believed():
     assert link.busbw_gbps == pytest.approx(5, rel=0.05)
 
 
+def test_another_operation_whose_bandwidth_contradicts_tells_nothing():
+    """At 25 GB/s, and at 1.6 times that, the bytes alone take longer than the collective: NCCL's constants tell."""
+    many = samples([1 << 16, 1 << 20, 1 << 24, 1 << 27], alpha_us=40, busbw_gbps=25)
+    took_us = 2 * 7 / 8 * (1 << 24) / 60e3  # 60 GB/s
+    told = {
+        link.op: link
+        for link in tell_latency(
+            fit_links(pl.concat([many, one_size("all_reduce", "inter", 1 << 24, took_us)]))[0], H100
+        )
+    }
+    assert 0 < told["all_reduce"].alpha_us < 0.9 * took_us
+
+
 @pytest.mark.parametrize("noise", [-0.02, 0.02])
 def test_noise_does_not_decide_what_of_a_long_message_is_latency(noise):
     """44 and 229 MB at 20 GB/s on one node: a line through them begins above or below 0, by what their times deviate."""

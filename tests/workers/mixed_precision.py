@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,13 @@ WAYS_OF_FSDP2 = {
 }
 
 
+@dataclass
+class Given:
+    """Inputs as some models take them: FSDP casts what dataclasses hold."""
+
+    values: torch.Tensor
+
+
 class Block(nn.Module):
     """Scales what it adds by a buffer and by what it is given; with "norms" it normalizes by batches."""
 
@@ -52,9 +60,9 @@ class Model(nn.Module):
         self.register_buffer("offset", torch.linspace(-0.1, 0.1, WIDTH))
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
 
-    def forward(self, values):
+    def forward(self, given):
         self.count += 1
-        values = values + self.offset.to(values.dtype)
+        values = given.values + self.offset.to(given.values.dtype)
         scale = torch.linspace(0.901, 1.101, WIDTH)  # rounded in bf16
         for block in self.blocks:
             values = block(values, scale)
@@ -91,11 +99,11 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     given = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)
     with torch.no_grad():
-        before = model(given)
+        before = model(Given(given))
     tell("before", before.dtype, f"{before.double().sum().item():.9e}")
     for step in range(STEPS):
         inputs = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
-        loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+        loss = (model(Given(inputs)) - inputs.sum(1, keepdim=True)).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

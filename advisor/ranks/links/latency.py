@@ -156,9 +156,11 @@ def _told(link: Link, links: Sequence[Link], fabric: Fabric) -> Link:
     )
 
 
-def _whole(seen_us: float, total_us: float, turns: float) -> float:
-    """Return the latency of which so much is seen, the most where that is nothing."""
-    return (max(0.0, seen_us) + (turns - 1) * total_us) / turns
+def _whole(least_us: float, most_us: float, total_us: float, turns: float) -> tuple[float, float]:
+    """Return the range of a latency of which so much is seen; a negative bound of what is seen stays one."""
+    hidden = (turns - 1) * total_us
+    least = (least_us + hidden) / turns if least_us > 0 else min(0.0, least_us)
+    return least, (most_us + hidden) / turns if most_us >= 0 else most_us
 
 
 def _evidence(link: Link, links: Sequence[Link], fabric: Fabric) -> Iterator[tuple[float, float, LatencySource]]:
@@ -171,9 +173,7 @@ def _evidence(link: Link, links: Sequence[Link], fabric: Fabric) -> Iterator[tup
         if item.group_size == link.group_size and item.op in _RINGS and link.op in _RINGS and item.busbw_gbps:
             move_us = wire / item.busbw_gbps / 1e3 * _send_factor(link, fabric) / _send_factor(item, fabric)
             least, most = (total - move_us * factor for factor in (PEER_BANDWIDTH_FACTOR, 1 / PEER_BANDWIDTH_FACTOR))
-            turns = in_flight(link, fabric)
-            lowest = _whole(least, total, turns) if least > 0 or turns == 1 else 0.0
-            yield lowest, _whole(most, total, turns), LatencySource.OTHER_LINKS
+            yield *_whole(least, most, total, in_flight(link, fabric)), LatencySource.OTHER_LINKS
     for item in sorted(peers, key=lambda item: (item.busbw_gbps is None, item.group_size != link.group_size)):
         scale = messages(link.op, link.group_size) / messages(item.op, item.group_size)
         alpha = ((item.alpha_us or 0.0) + item.hidden_us) * scale

@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.distributed.utils import _apply_to_tensors
 
 from paro_advise.errors import UsageError
 
@@ -137,12 +137,13 @@ def cast_passes(
                 lambda _, args, kwargs: (_cast(args, dtype), _cast(kwargs, dtype)), prepend=True, with_kwargs=True
             )
         if output_dtype is not None:
-            yield module.register_forward_hook(lambda _, __, output: _cast(output, output_dtype))
+            # Before the hooks of a script, most of which it registers on what its framework has wrapped already.
+            yield module.register_forward_hook(lambda _, __, output: _cast(output, output_dtype), prepend=True)
 
 
 def _cast(values: _Values, dtype: torch.dtype) -> _Values:
     def cast(value: object) -> object:
         return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
-    found: _Values = tree_map(cast, values)
+    found: _Values = _apply_to_tensors(cast, values)  # as FSDP does, in dataclasses as well
     return found
