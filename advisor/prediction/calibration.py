@@ -222,9 +222,14 @@ class Calibration:
         return passes - min(self.overlapped_us, passes - self.aside_us) * (1 - 1 / slowing)
 
     @property
+    def groups_per_node(self) -> float:
+        """Return how many groups of data-parallel ranks share a node's port, each with its part."""
+        return self.job_ranks_per_node / self.ranks_per_node
+
+    @property
     def port_gbps(self) -> float:
-        """Return what a node's port moves, of which each of several groups of data-parallel ranks has its part."""
-        return self.inter_gbps.value * self.job_ranks_per_node / self.ranks_per_node
+        """Return what a node's port moves, for all of these groups."""
+        return self.inter_gbps.value * self.groups_per_node
 
     @property
     def num_nodes(self) -> int:

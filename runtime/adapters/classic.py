@@ -127,12 +127,11 @@ class _Wrapper(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Take a state dict of this wrapper's, whole or in shards; names without its prefix are none of its own."""
         prefix = self._key_prefix
-        strange = {f"{key} (not {prefix}...)": key for key in state_dict if not key.startswith(prefix)}
-        given = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
-        given |= {shown: state_dict[key] for shown, key in strange.items()}
+        names = {k.removeprefix(prefix) if k.startswith(prefix) else f"{k} (not {prefix}...)": k for k in state_dict}
+        given = {own: state_dict[key] for own, key in names.items()}
         found = self._inner.load_state_dict(given, strict, *([assign] if assign else []))  # older models have no third
         found.missing_keys[:] = [prefix + key for key in found.missing_keys]
-        found.unexpected_keys[:] = [strange.get(key, prefix + key) for key in found.unexpected_keys]
+        found.unexpected_keys[:] = [names.get(key, prefix + key) for key in found.unexpected_keys]
         return found
 
     @contextlib.contextmanager

@@ -246,9 +246,9 @@ def _today(name: str, calibration: Calibration) -> float:
         return calibration.intra_gbps.value
     if calibration.shaped is None:
         return calibration.port_gbps
-    nodes, local = max(2, calibration.num_nodes), calibration.ranks_per_node
-    share = local / calibration.job_ranks_per_node  # of a group's among those of a node
-    return calibration.shaped.rates.busbw_gbps(Op.ALL_GATHER, nodes, local) / share
+    nodes = max(2, calibration.num_nodes)
+    of_group = calibration.shaped.rates.busbw_gbps(Op.ALL_GATHER, nodes, calibration.ranks_per_node)
+    return of_group * calibration.groups_per_node
 
 
 def nodes_of(calibration: Calibration) -> int:

@@ -71,7 +71,8 @@ def wrap(
     *,
     num_ranks: int,
     reshard_after_forward: bool,
-    policy: MixedPrecisionPolicy,
+    param_dtype: torch.dtype | None,
+    reduce_dtype: torch.dtype | None,
     before_copy: Callable[[], None],
     before_backward: Callable[[], None],
     gather: Gather,
@@ -84,12 +85,15 @@ def wrap(
         mesh: one dimension.
         num_ranks: of the world, which decides how parameters are cut.
         reshard_after_forward: free them after forward and gather them again for backward.
-        policy: the types to compute in and of the gradients that are delivered.
+        param_dtype: type to compute in, None for the parameters' own.
+        reduce_dtype: type of the gradients that are delivered, None for the parameters' own.
         before_copy: called before shards are copied for a gather.
         before_backward: called before anything is done for backward.
         gather: all-gather into the first from the second tensor.
         deliver: gets the whole gradients of the unit's parameters that train, None for those without one.
     """
+    # Inputs are cast by the engine's hooks, on the modules of the script's choice.
+    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
     with beneath(unit.module):
         fully_shard(
             unit.module,

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
@@ -86,11 +85,8 @@ class ParameterHomes:
             arrangement.parameter_mesh(),
             num_ranks=arrangement.grid.world_size,
             reshard_after_forward=self.frees_after_forward(unit),
-            policy=MixedPrecisionPolicy(
-                param_dtype=self._settings.param_dtype,
-                reduce_dtype=self._settings.reduce_dtype,
-                cast_forward_inputs=False,  # the engine's hooks do
-            ),
+            param_dtype=self._settings.param_dtype,
+            reduce_dtype=self._settings.reduce_dtype,
             before_copy=lambda: self.before_copy(unit),
             before_backward=lambda: self.before_backward(),
             gather=gather,
