@@ -53,6 +53,7 @@ def test_what_fsdp2_casts_is_cast(way, a_plan, tmp_path):
     [
         ("small gradients", "keep_low_precision_grads"),
         ("norms", "BatchNorm1d in its own type"),
+        ("parts unlike the whole", "one mixed_precision for all parts"),
     ],
 )
 def test_what_a_plan_cannot_express_is_refused_at_the_start(way, why, a_plan, tmp_path):

@@ -332,6 +332,7 @@ class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
         check_precision(mixed_precision, module, wraps_by_policy=auto_wrap_policy is not None)
         self._buffer_types = BufferTypes(getattr(mixed_precision, "buffer_dtype", None), ignored_modules)
         parameters, reductions = (getattr(mixed_precision, f"{name}_dtype", None) for name in ("param", "reduce"))
+        self._precision = (parameters, reductions, bool(getattr(mixed_precision, "cast_forward_inputs", False)))
         offloads: object = getattr(cpu_offload, "offload_params", cpu_offload)
         if offloads:
             raise TrainingError("a plan cannot express FSDP's CPU offload", hint=NO_PLAN)
@@ -351,7 +352,7 @@ class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
             copy_from_rank_0(module, ignored)
         for part in wrapped:
             part.mark_inner()
-            if (part._wrapping.param_dtype, part._wrapping.reduce_dtype) != (parameters, reductions):  # noqa: SLF001 - our class
+            if part._precision != self._precision:  # noqa: SLF001 - our class
                 raise TrainingError("a plan needs one mixed_precision for all parts, got several", hint=NO_PLAN)
         inner = tuple(part._inner for part in wrapped)  # noqa: SLF001 - our class
         units = inner or wrapped_classes(auto_wrap_policy)

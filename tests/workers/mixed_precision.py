@@ -22,6 +22,7 @@ WAYS = {
     "parts cast": {**BF16, "cast_forward_inputs": True},
     "small gradients": {**BF16, "keep_low_precision_grads": True},
     "norms": BF16,
+    "parts unlike the whole": BF16,
 }
 WAYS_OF_FSDP2 = {
     "parts in parts": {},
@@ -75,6 +76,15 @@ def tell(*values):
 
 
 def sharded_by_fsdp1(way):
+    if way == "parts unlike the whole":
+        model, inner = Model(), MixedPrecision(**BF16, cast_forward_inputs=True)
+        for place, block in enumerate(model.blocks):
+            model.blocks[place] = FullyShardedDataParallel(
+                block, mixed_precision=inner, use_orig_params=True, device_id=torch.device("cpu")
+            )
+        return FullyShardedDataParallel(
+            model, mixed_precision=MixedPrecision(**BF16), use_orig_params=True, device_id=torch.device("cpu")
+        )
     return FullyShardedDataParallel(
         Model(), auto_wrap_policy=ModuleWrapPolicy({Block}), mixed_precision=MixedPrecision(**WAYS[way]),
         use_orig_params=True, device_id=torch.device("cpu"),
