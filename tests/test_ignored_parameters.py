@@ -12,7 +12,8 @@ from ranks import run_ranks
 from torch import nn
 
 from paro_advise.errors import TrainingError
-from paro_advise.runtime.adapters.classic import DistributedDataParallel, ignored_by_ddp
+from paro_advise.runtime.adapters.classic import DistributedDataParallel
+from paro_advise.runtime.adapters.planned.wrapping import ignored_by_ddp
 
 WORKER = ROOT / "tests/workers/ignored_parameters.py"
 RANKS, VALUES, STEPS = 4, 3, 4

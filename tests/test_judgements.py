@@ -14,6 +14,7 @@ from paro_advise.advisor.analysis.judgement.verdict import StepEvidence, judge_s
 from paro_advise.advisor.analysis.observed.parameters import parameter_count
 from paro_advise.advisor.analysis.observed.strategy import infer_strategy
 from paro_advise.advisor.analysis.regimes import Regime, ShareRange, StateEvidence, judge_state
+from paro_advise.advisor.ranks.links.latency import Fabric
 from paro_advise.advisor.ranks.links.link_fit import fit_links
 from paro_advise.core.collective import bus_factor
 from paro_advise.core.framework import Framework
@@ -21,6 +22,7 @@ from paro_advise.core.model_state import State
 from paro_advise.errors import UsageError
 
 STEP_US = 1000.0
+NCCL = Fabric(is_gloo=False, device_name=None, ranks_per_node=8)
 
 
 def evidence(**changes):
@@ -234,7 +236,7 @@ def test_few_calls_are_not_called_many(tmp_path):
 def test_impossible_bandwidths_are_flagged_not_averaged(tmp_path):
     good = samples([1 << 26], alpha_us=10, busbw_gbps=25)
     wrong = good.with_columns(pl.lit(5.0).alias("time_us")).head(3)
-    ((link,), impossible) = fit_links(pl.concat([good, wrong]))
+    ((link,), impossible) = fit_links(pl.concat([good, wrong]), NCCL)
     assert impossible == 3
     assert link.busbw_gbps == pytest.approx(25, rel=0.05)
     trace = TraceBuilder(0, 2)
@@ -346,7 +348,7 @@ def test_thousands_of_sizes_are_fitted_in_bounded_memory():
     data = pl.DataFrame({"bytes": sizes, "time_us": times}).with_columns(
         **{name: pl.lit(value) for name, value in columns.items()}
     )
-    ((link,), _) = fit_links(data)
+    ((link,), _) = fit_links(data, NCCL)
     assert link.busbw_gbps == pytest.approx(25, rel=0.05)
 
 
@@ -382,7 +384,7 @@ def test_no_latency_is_longer_than_the_quickest_message():
             "time_us": [time for _, time in rows], "lone": False, "partial": False,
         }
     )  # fmt: skip
-    ((link,), _) = fit_links(samples)
+    ((link,), _) = fit_links(samples, NCCL)
     assert link.alpha_us <= link.alpha_high_us <= 122.0
 
 

@@ -10,6 +10,9 @@ from paro_advise.advisor.analysis.state_summary import latency_share
 from paro_advise.advisor.ranks.links.latency import Fabric, tell_latency
 from paro_advise.advisor.ranks.links.link_fit import fit_links
 
+NCCL = Fabric(is_gloo=False, device_name=None, ranks_per_node=8)
+GLOO = Fabric(is_gloo=True, device_name=None, ranks_per_node=2)
+
 
 def samples(sizes, *, alpha_us, busbw_gbps, noise=0.0, slow_share=0.0, seed=0):
     rng = np.random.default_rng(seed)
@@ -25,21 +28,21 @@ def samples(sizes, *, alpha_us, busbw_gbps, noise=0.0, slow_share=0.0, seed=0):
 
 def test_latency_and_bandwidth_are_recovered_from_noisy_transfers():
     data = samples([1 << 16, 1 << 20, 1 << 24, 1 << 27], alpha_us=40, busbw_gbps=25, noise=0.05, slow_share=0.2)
-    ((link,), impossible) = fit_links(data)
+    ((link,), impossible) = fit_links(data, NCCL)
     assert impossible == 0
     assert link.busbw_gbps == pytest.approx(25, rel=0.1)
     assert link.alpha_us == pytest.approx(40, rel=0.3)
     assert link.busbw_low_gbps <= link.busbw_gbps * 1.05
     assert link.source == "measured"
-    assert latency_share([link], "all_gather", "inter", 8, 1 << 10).low > 0.85
-    assert latency_share([link], "all_gather", "inter", 8, 1 << 27).high < 0.05
+    assert latency_share([link], "all_gather", "inter", 8, 1 << 10, NCCL).low > 0.85
+    assert latency_share([link], "all_gather", "inter", 8, 1 << 27, NCCL).high < 0.05
 
 
 def test_what_the_sizes_cannot_tell_stays_unknown():
-    ((small,), _) = fit_links(samples([256], alpha_us=40, busbw_gbps=25))
+    ((small,), _) = fit_links(samples([256], alpha_us=40, busbw_gbps=25), NCCL)
     assert small.busbw_gbps is None
     assert small.alpha_us == pytest.approx(40, rel=0.01)
-    ((large,), _) = fit_links(samples([1 << 26], alpha_us=40, busbw_gbps=25))
+    ((large,), _) = fit_links(samples([1 << 26], alpha_us=40, busbw_gbps=25), NCCL)
     assert large.alpha_us is None
     assert large.busbw_gbps == pytest.approx(25, rel=0.05)
 
@@ -49,7 +52,7 @@ def test_a_range_holds_its_own_estimate(seed):
     rng = np.random.default_rng(seed)
     sizes = [int(size) for size in rng.integers(1 << 10, 1 << 24, size=rng.integers(1, 6))]
     data = samples(sizes, alpha_us=float(rng.uniform(5, 500)), busbw_gbps=25, noise=0.5, slow_share=0.3, seed=seed)
-    (fitted, _) = fit_links(data)
+    (fitted, _) = fit_links(data, NCCL)
     (link,) = tell_latency(fitted, Fabric(is_gloo=False, device_name=None, ranks_per_node=8))
     assert link.alpha_low_us <= link.alpha_us <= link.alpha_high_us
     if link.busbw_gbps is not None and link.busbw_low_gbps is not None:
@@ -66,9 +69,9 @@ def one_size(op, span, size, time_us):
 
 def test_short_messages_of_one_size_are_latency_where_the_device_is_known():
     # 655,360 bytes over NVLink at 220 GB/s: 7/8 * 655360 / 220e3 = 2.6 us to move, 30 us of latency: 92 %.
-    (fitted, _) = fit_links(one_size("all_gather", "intra", 655_360, 30 + 2.6))
+    (fitted, _) = fit_links(one_size("all_gather", "intra", 655_360, 30 + 2.6), NCCL)
     (link,) = tell_latency(fitted, H100)
-    share = latency_share([link], "all_gather", "intra", 8, 655_360)
+    share = latency_share([link], "all_gather", "intra", 8, 655_360, NCCL)
     assert share.low > 0.5
     assert share.low <= 0.92 <= share.high
     assert link.busbw_low_gbps <= 220 <= link.busbw_high_gbps
@@ -76,9 +79,9 @@ def test_short_messages_of_one_size_are_latency_where_the_device_is_known():
 
 
 def test_the_same_time_cannot_tell_where_the_device_is_not_known():
-    (fitted, _) = fit_links(one_size("all_gather", "", 655_360, 32.6))
+    (fitted, _) = fit_links(one_size("all_gather", "", 655_360, 32.6), NCCL)
     (link,) = tell_latency(fitted, Fabric(is_gloo=False, device_name=None, ranks_per_node=None))
-    share = latency_share([link], "all_gather", "", 8, 655_360)
+    share = latency_share([link], "all_gather", "", 8, 655_360, NCCL)
     assert share.low < 0.5 < share.high
 
 
@@ -86,15 +89,15 @@ def test_long_messages_of_one_size_are_bandwidth_beside_a_latency_bound_scalar()
     # 1.49 GiB of all-to-all at 158 GB/s and one scalar all-reduce: the scalar does not speak for all.
     big, move_us = 1_600_000_000, 1_600_000_000 * 7 / 8 / 158e3
     data = pl.concat([one_size("all_to_all", "intra", big, move_us), one_size("all_reduce", "intra", 4, 40.0)])
-    links = tell_latency(fit_links(data)[0], H100)
-    assert latency_share(links, "all_to_all", "intra", 8, big).high < 0.05
-    assert latency_share(links, "all_reduce", "intra", 8, 4).low == 1.0
+    links = tell_latency(fit_links(data, NCCL)[0], H100)
+    assert latency_share(links, "all_to_all", "intra", 8, big, NCCL).high < 0.05
+    assert latency_share(links, "all_reduce", "intra", 8, 4, NCCL).low == 1.0
 
 
 def test_other_operations_of_the_group_tell_the_latency_of_one_size():
     many = samples([1 << 16, 1 << 20, 1 << 24, 1 << 27], alpha_us=40, busbw_gbps=25)
     # As a ring an all-reduce takes twice the messages: 80 us, and 2 * 7/8 * 2 MiB / 25 GB/s = 147 us.
-    links = fit_links(pl.concat([many, one_size("all_reduce", "inter", 1 << 21, 80 + 147)]))[0]
+    links = fit_links(pl.concat([many, one_size("all_reduce", "inter", 1 << 21, 80 + 147)]), NCCL)[0]
     told = {link.op: link for link in tell_latency(links, H100)}
     assert told["all_reduce"].alpha_low_us <= 80 <= told["all_reduce"].alpha_high_us
     assert told["all_reduce"].busbw_low_gbps <= 25 <= told["all_reduce"].busbw_high_gbps
@@ -112,7 +115,7 @@ def test_no_network_takes_milliseconds_before_the_first_byte():
     The most that NCCL's constants allow 31 messages between 4 nodes is 291 us, four times that over sockets.
     """
     data = pl.concat([of_32_ranks("all_gather", 40_000_000, 4677), of_32_ranks("all_gather", 240_000_000, 5430)])
-    ((line,), _) = fit_links(data)
+    ((line,), _) = fit_links(data, NCCL)
     assert line.busbw_gbps > 200
     (link,) = tell_latency([line], H100)
     assert link.alpha_high_us < 300
@@ -123,7 +126,7 @@ def test_latency_of_sockets_is_believed():
     """31 messages of 30 us each are three times what NCCL's constants allow."""
     sizes = (1 << 20, 1 << 23, 1 << 26)
     data = pl.concat([of_32_ranks("all_gather", size, 31 * 30 + size * 31 / 32 / 5e3) for size in sizes])
-    (link,) = tell_latency(fit_links(data)[0], H100)
+    (link,) = tell_latency(fit_links(data, NCCL)[0], H100)
     assert link.alpha_us == pytest.approx(930, rel=0.05)
     assert link.busbw_gbps == pytest.approx(5, rel=0.05)
 
@@ -135,7 +138,7 @@ def test_another_operation_whose_bandwidth_contradicts_tells_nothing():
     told = {
         link.op: link
         for link in tell_latency(
-            fit_links(pl.concat([many, one_size("all_reduce", "inter", 1 << 24, took_us)]))[0], H100
+            fit_links(pl.concat([many, one_size("all_reduce", "inter", 1 << 24, took_us)]), NCCL)[0], H100
         )
     }
     assert 0 < told["all_reduce"].alpha_us < 0.9 * took_us
@@ -151,8 +154,8 @@ def test_noise_does_not_decide_what_of_a_long_message_is_latency(noise):
         for _ in range(12)
     ]
     data = pl.DataFrame(rows, schema=["op", "span", "group_size", "bytes", "time_us", "lone"], orient="row")
-    links = tell_latency(fit_links(data)[0], Fabric(is_gloo=False, device_name=None, ranks_per_node=8))
-    assert latency_share(links, "all_reduce", "intra", 8, 44_000_000).high < 0.5
+    links = tell_latency(fit_links(data, NCCL)[0], NCCL)
+    assert latency_share(links, "all_reduce", "intra", 8, 44_000_000, NCCL).high < 0.5
     assert links[0].busbw_gbps == pytest.approx(20, rel=0.05)
 
 
@@ -165,9 +168,45 @@ def test_latency_of_gloo_hides_behind_a_port_that_ranks_share():
     rows = [("all_gather", "mixed", 8, size, message_us + size * 7 / 8 / 50, False)] * 12
     rows += [("all_reduce", "mixed", 8, 4, 2 * 7 * message_us, False)] * 12
     data = pl.DataFrame(rows, schema=["op", "span", "group_size", "bytes", "time_us", "lone"], orient="row")
-    links = tell_latency(fit_links(data)[0], Fabric(is_gloo=True, device_name=None, ranks_per_node=2))
+    links = tell_latency(fit_links(data, GLOO)[0], GLOO)
     gather = next(link for link in links if link.op == "all_gather")
     assert gather.busbw_low_gbps <= 0.05 <= gather.busbw_high_gbps
     assert gather.busbw_gbps == pytest.approx(0.05, rel=0.01)
-    assert latency_share(links, "all_gather", "mixed", 8, size).high < 0.1
+    assert latency_share(links, "all_gather", "mixed", 8, size, GLOO).high < 0.1
     assert gather.alpha_us + gather.hidden_us == pytest.approx(7 * message_us, rel=0.01)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+@pytest.mark.parametrize(
+    "sizes",
+    [(2_000_000, 8_000_000, 32_000_000), (80_000, 200_000, 500_000), (80_000, 300_000, 2_000_000, 8_000_000)],
+    ids=["paced by bytes", "paced by latency", "paced by either"],
+)
+def test_sizes_tell_what_gloo_takes_for_others(sizes, noise):
+    """8 ranks on 4 nodes with ports of 50 MB/s and 1.1 ms a message, as played; a line through it says neither."""
+    message_us, rng = 1100.0, np.random.default_rng(0)
+
+    def took_us(size):
+        moving_us = size * 7 / 8 / 50
+        return max(moving_us + message_us, moving_us / 4 + 7 * message_us)  # two halves under way of each of two ranks
+
+    rows = [
+        ("all_gather", "mixed", 8, size, took_us(size) * (1 + noise * rng.random()), False)
+        for size in sizes
+        for _ in range(12)
+    ]
+    data = pl.DataFrame(rows, schema=["op", "span", "group_size", "bytes", "time_us", "lone"], orient="row")
+    (link,) = tell_latency(fit_links(data, GLOO)[0], GLOO)
+    assert link.latency_source == "measured"
+    assert link.busbw_gbps == pytest.approx(0.05, rel=0.01 + 5 * noise)
+    assert link.alpha_us + link.hidden_us == pytest.approx(7 * message_us, rel=0.01 + 10 * noise)
+    assert link.alpha_low_us <= link.alpha_us <= link.alpha_high_us
+
+
+def test_no_message_takes_less_than_the_latency_that_others_tell_of_it():
+    """Large messages that are slower than small ones hide the latency, but it is not longer than the shortest one."""
+    rows = [("all_gather", "inter", 8, size, time, False) for size, time in ((1 << 20, 60.0), (1 << 24, 2000.0))] * 8
+    rows += [("reduce_scatter", "inter", 8, 4096, 400.0, False)] * 8
+    data = pl.DataFrame(rows, schema=["op", "span", "group_size", "bytes", "time_us", "lone"], orient="row")
+    gather = next(link for link in tell_latency(fit_links(data, NCCL)[0], NCCL) if link.op == "all_gather")
+    assert gather.alpha_high_us <= 60.0

@@ -36,7 +36,17 @@ def test_types_are_those_of_the_framework(way, a_plan, tmp_path):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("way", ["parts in parts", "the whole alone", "no inputs", "outputs"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "parts in parts",
+        "the whole alone",
+        "no inputs",
+        "outputs",
+        "outputs of the whole alone",
+        "outputs without inputs",
+    ],
+)
 def test_what_fsdp2_casts_is_cast(way, a_plan, tmp_path):
     """Not more: the units of a plan are the outermost wrapped modules, or blocks of a model wrapped as a whole."""
     _, numbers = told_by(run_ranks(WORKER, way))
@@ -45,6 +55,20 @@ def test_what_fsdp2_casts_is_cast(way, a_plan, tmp_path):
         _, found = told_by(run_ranks(WORKER, way, plan=plan, drift="parameter_count"))
         assert found[1] == pytest.approx(numbers[1], rel=SAME_TYPES), strategy  # the first loss, of equal parameters
         assert found[:4] == pytest.approx(numbers[:4], rel=ROUNDING), strategy
+
+
+@pytest.mark.distributed
+def test_a_scripts_hooks_see_what_they_see_under_fsdp2(a_plan, tmp_path):
+    """Inputs before or after they are cast, by whether the hook comes before FSDP2's or after."""
+
+    def seen(done):
+        return [line for line in told_by(done)[0] if line.startswith(("inputs ", "output "))]
+
+    expected = seen(run_ranks(WORKER, "hooks"))
+    assert {line.split()[-1] for line in expected} == {"torch.float32", "torch.bfloat16"}
+    for strategy in ("NNG", "GGG"):
+        plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
+        assert seen(run_ranks(WORKER, "hooks", plan=plan, drift="parameter_count")) == expected, strategy
 
 
 @pytest.mark.distributed

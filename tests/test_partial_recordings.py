@@ -16,11 +16,13 @@ from trace_builder import TraceBuilder, fsdp_rank
 from paro_advise.advisor.analysis.model import QualityEntry
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
+from paro_advise.advisor.ranks.links.latency import Fabric
 from paro_advise.advisor.ranks.links.link_fit import fit_links
 from paro_advise.advisor.rendering.texts.analysis_text import parameters_text
 from paro_advise.errors import BrokenInputError, InputError
 
 RUNS = ROOT / "tests/data/zero_runs"
+NCCL = Fabric(is_gloo=False, device_name=None, ranks_per_node=8)
 FSDP1_GATHER = ("FullyShardedDataParallel.forward", "FullyShardedDataParallel._pre_forward")
 FSDP1_REDUCE = ("FullyShardedDataParallel._post_backward_hook",)
 IN_REDUCER = ("torch::autograd::AccumulateGrad",)
@@ -224,7 +226,7 @@ def test_what_takes_as_long_as_the_shortest_messages_is_latency():
     rows = [("all_gather", "intra", 4, size, 7000.0 + 10 * (number % 3 - (size > 1000)), False)
             for size in (256, 1024, 131_072) for number in range(12)]  # fmt: skip
     names = ["op", "span", "group_size", "bytes", "time_us", "lone"]
-    ((link,), _) = fit_links(pl.DataFrame(rows, schema=names, orient="row"))
+    ((link,), _) = fit_links(pl.DataFrame(rows, schema=names, orient="row"), NCCL)
     assert link.busbw_gbps is None
     assert link.alpha_us == pytest.approx(7000.0, rel=0.01)
 
@@ -261,7 +263,7 @@ def test_a_large_message_beside_a_slow_scalar_is_no_latency():
     rows = [("all_reduce", "intra", 4, size, time + number, False)
             for size, time in ((4, 31_000.0), (64 << 20, 30_000.0)) for number in range(12)]  # fmt: skip
     names = ["op", "span", "group_size", "bytes", "time_us", "lone"]
-    ((link,), _) = fit_links(pl.DataFrame(rows, schema=names, orient="row"))
+    ((link,), _) = fit_links(pl.DataFrame(rows, schema=names, orient="row"), NCCL)
     assert link.alpha_us is None
     assert link.busbw_gbps == pytest.approx((64 << 20) * 2 * 3 / 4 / 30_000.0 / 1e3, rel=0.01)
 

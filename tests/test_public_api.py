@@ -36,7 +36,7 @@ SIGNATURES = {
     "paro_advise.compare": ["before", "after", "plan", "min_gain_pct", "allow_unlike"],
     "paro_advise.runtime.shard": [
         "model", "optimizer", "strategy", "group_size", "device_mesh", "units", "param_dtype",
-        "cast_modules", "output_dtype", "keep_types", "reduce_dtype", "init",
+        "cast_modules", "output_dtypes", "keep_types", "reduce_dtype", "init",
         "reshard_root", "overlap_updates", "offload_optimizer", "ranks_per_node",
         "native_collectives", "ignored_params",
     ],

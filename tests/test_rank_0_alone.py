@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from conftest import ROOT
 from loop import plan_for
 from ranks import numbers_in, run_ranks
+
+from paro_advise.runtime.adapters.planned import attendance
 
 WORKERS = ROOT / "tests/workers"
 
@@ -109,6 +112,27 @@ def test_ranks_that_hold_whole_parameters_may_begin_unequal_numbers_of_passes(a_
         plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
         done = run_ranks(script, "forgets_ddp", plan=plan, timeout_s=60)
         assert numbers_in(done.stdout) == pytest.approx(seen, rel=2e-6), (strategy, done.stderr[-3000:])
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("strategy", ["NNG", "GGG"])
+def test_rank_0_runs_the_model_before_the_others_train(a_plan, tmp_path, strategy):
+    """The plan took the model over in that pass, on rank 0 alone, and the job hung."""
+    script = WORKERS / "rank_0_alone.py"
+    seen = numbers_in(run_ranks(script, "before").stdout)
+    assert len(seen) == 2 + 1
+    done = run_ranks(script, "before", plan=plan_for(a_plan, tmp_path / "plan.json", strategy), timeout_s=60)
+    assert numbers_in(done.stdout) == pytest.approx(seen, rel=2e-6), done.stderr[-3000:]
+
+
+def test_rank_0_tells_that_nobody_comes_to_help_it_read_the_model(monkeypatch, capfd):
+    waiting = object.__new__(attendance.Attendance)
+    waiting._rank = 0
+    monkeypatch.setattr(waiting, "_say", lambda _: None)
+    monkeypatch.setattr(attendance, "LONG_WAIT_S", 0.01)
+    with waiting.meeting("parameters"):
+        time.sleep(0.5)
+    assert "let them wait in torch.distributed.barrier() over all ranks" in capfd.readouterr().err
 
 
 @pytest.mark.distributed

@@ -128,13 +128,28 @@ def test_what_libraries_do_with_a_model_of_ddp(strategy, a_plan, tmp_path):
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(("framework", "strategy"), [("ddp", "NNG"), ("ddp", "GGG"), ("fsdp2", "IIG")])
-def test_closures_are_called_as_often_as_the_optimizer_does(framework, strategy, a_plan, tmp_path):
+def test_closures_are_called_when_and_as_often_as_the_optimizer_does(framework, strategy, a_plan, tmp_path):
     worker = ROOT / "tests/workers/closure_habits.py"
     plain, refused, _ = jobs_of(framework, worker=worker)
     assert refused == set()
-    assert all(numbers[-2] >= 6 for numbers in plain.values())  # calls in three steps
+    calls = {name: numbers[-2] for name, numbers in plain.items()}  # in three steps
+    assert calls.pop("halves its gradients") == 3
+    assert min(calls.values()) >= 6
     found, refused, _ = jobs_of(framework, plan_for(a_plan, tmp_path / "plan.json", strategy), worker)
     assert refused == set()
+    for name, numbers in found.items():
+        assert numbers == pytest.approx(plain[name], rel=2e-6), name
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("framework", "strategy"), [("ddp", "NNG"), ("ddp", "GGG"), ("fsdp2", "IIG")])
+def test_own_methods_and_hooks_are_called_where_torch_calls_them(framework, strategy, a_plan, tmp_path):
+    """What an optimizer's add to its state is saved. Where one saves parts of states in the place of whole ones, it is refused."""
+    worker = ROOT / "tests/workers/own_methods.py"
+    plain, refused, _ = jobs_of(framework, worker=worker)
+    assert refused == set()
+    found, refused, _ = jobs_of(framework, plan_for(a_plan, tmp_path / "plan.json", strategy), worker)
+    assert refused == ({"saves by hand"} if framework == "ddp" else set())
     for name, numbers in found.items():
         assert numbers == pytest.approx(plain[name], rel=2e-6), name
 

@@ -14,7 +14,7 @@ from paro_advise.advisor.facts.attribution import EVIDENCE_ORDER, Evidence
 from paro_advise.advisor.facts.intervals import union_length
 from paro_advise.advisor.ranks.clock_alignment import unpaired_transfers
 from paro_advise.advisor.ranks.devices import device_links_gbps
-from paro_advise.advisor.ranks.links.latency import backend_latency
+from paro_advise.advisor.ranks.links.latency import backend_latency, pace_of
 from paro_advise.core.collective import bus_factor
 from paro_advise.core.model_state import STATES, State
 
@@ -177,7 +177,7 @@ def _latency_share(rows: pl.DataFrame, links: Sequence[Link], fabric: Fabric) ->
         transfer.sum().alias("time"), transfer.median().alias("typical")
     )
     for op, span, size, bytes_, time, typical in grouped.iter_rows():
-        share = latency_share(links, op, span, size, bytes_) if size and bytes_ else None
+        share = latency_share(links, op, span, size, bytes_, fabric) if size and bytes_ else None
         if share is None:
             most = backend_latency(op, span, size or fabric.ranks_per_node or 2, fabric)[1]
             share = ShareRange(low=0.0, high=min(1.0, most / typical) if typical else 1.0)
@@ -185,7 +185,9 @@ def _latency_share(rows: pl.DataFrame, links: Sequence[Link], fabric: Fabric) ->
     return ShareRange(low=low / weight, high=high / weight) if weight > 0 else ShareRange(low=0.0, high=1.0)
 
 
-def latency_share(links: Sequence[Link], op: str, span: str, group_size: int, bytes_: int) -> ShareRange | None:
+def latency_share(
+    links: Sequence[Link], op: str, span: str, group_size: int, bytes_: int, fabric: Fabric
+) -> ShareRange | None:
     """Return the share of a transfer that is latency, None when the link is not known."""
     for link in links:
         if (link.op, link.span, link.group_size) == (op, span or "unknown", group_size):
@@ -193,11 +195,14 @@ def latency_share(links: Sequence[Link], op: str, span: str, group_size: int, by
                 return None
             if link.busbw_gbps is None:
                 return ShareRange(low=1.0, high=1.0)
-            total = link.alpha_us + bytes_ * bus_factor(op, group_size) / link.busbw_gbps / 1e3
+            moving = bytes_ * bus_factor(op, group_size) / link.busbw_gbps / 1e3
+            # More of it is seen where fewer bytes move meanwhile than in messages of the usual size.
+            seen = pace_of(op, link.span, group_size, fabric).seen_us(link.alpha_us + link.hidden_us, float(moving))
+            more, total = seen - link.alpha_us, seen + moving
             if total <= 0:
                 return None
             low, high = link.alpha_low_us or 0.0, link.alpha_high_us if link.alpha_high_us is not None else total
-            return ShareRange(low=min(1.0, low / total), high=min(1.0, high / total))
+            return ShareRange(low=min(1.0, max(0.0, low + more) / total), high=min(1.0, max(0.0, high + more) / total))
     return None
 
 

@@ -310,11 +310,11 @@ def _bandwidth(link: Link, cluster: LinkContext) -> _Sample | None:
     return bandwidth, max(0.03, min(abs(spread), 0.5)), link.num_samples
 
 
-def _latency(link: Link, _cluster: LinkContext) -> _Sample | None:
+def _latency(link: Link, cluster: LinkContext) -> _Sample | None:
     if not (whole_us := (link.alpha_us or 0.0) + link.hidden_us):
         return None
-    rounds = max(1, link.group_size - 1) * (2 if link.op == Op.ALL_REDUCE else 1)
-    return whole_us / rounds, 0.3, link.num_samples
+    is_twice = link.op == Op.ALL_REDUCE or (cluster.is_gloo and link.op == Op.REDUCE_SCATTER)  # as it runs
+    return whole_us / (max(1, link.group_size - 1) * (2 if is_twice else 1)), 0.3, link.num_samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import copy
 import math
 import weakref
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch
@@ -19,7 +19,12 @@ from paro_advise.errors import TrainingError
 from paro_advise.runtime.adapters.constants import NO_PLAN
 from paro_advise.runtime.adapters.fsdp1_states import PART, FullyShardedStates
 from paro_advise.runtime.adapters.names import replace_everywhere
-from paro_advise.runtime.adapters.planned.wrapping import Wrapping, copy_from_rank_0, wrapped_classes
+from paro_advise.runtime.adapters.planned.wrapping import (
+    Wrapping,
+    copy_from_rank_0,
+    ignored_by_ddp,
+    wrapped_classes,
+)
 from paro_advise.runtime.adapters.precision import BufferTypes, cast_by, check_precision, run_unsharded
 from paro_advise.runtime.adapters.session import Session
 from paro_advise.runtime.compiler import taken_apart, uncompiled
@@ -103,7 +108,10 @@ class _Wrapper(nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of the wrapped module."""
-        self._inner.zero_grad(set_to_none)
+        inner = self._inner
+        while isinstance(inner, _Wrapper):
+            inner = inner._inner  # noqa: SLF001 - our class
+        nn.Module.zero_grad(inner, set_to_none)  # a wrapped model's own method is not called
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Return the parameters, up to date."""
@@ -129,7 +137,11 @@ class _Wrapper(nn.Module):
         prefix = self._key_prefix
         names = {k.removeprefix(prefix) if k.startswith(prefix) else f"{k} (not {prefix}...)": k for k in state_dict}
         given = {own: state_dict[key] for own, key in names.items()}
-        found = self._inner.load_state_dict(given, strict, *([assign] if assign else []))  # older models have no third
+        inner = self._inner
+        # Part by part, as a wrapper does: a wrapped model's own method is not called.
+        is_wrapper = isinstance(inner, _Wrapper)
+        load = inner.load_state_dict if is_wrapper else partial(nn.Module.load_state_dict, inner)
+        found = load(given, strict, assign)
         found.missing_keys[:] = [prefix + key for key in found.missing_keys]
         found.unexpected_keys[:] = [names.get(key, prefix + key) for key in found.unexpected_keys]
         return found
@@ -405,35 +417,13 @@ def _materialize(module: nn.Module, fill: Callable[[nn.Module], None] | None) ->
     """Fill what is on the meta device as FSDP1 does: by the script's function, else by ``reset_parameters``."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     for part in module.modules():
-        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        own = [*nn.Module.parameters(part, recurse=False), *part.buffers(recurse=False)]
         if any(tensor.is_meta for tensor in own):
             if fill is not None:
                 fill(part)
             else:
                 part.to_empty(device=device, recurse=False)
                 part.reset_parameters()  # type: ignore[operator]  # as FSDP1 requires of such a module
-
-
-def ignored_by_ddp(module: nn.Module, names: frozenset[str]) -> frozenset[nn.Parameter]:
-    """Return the parameters that DDP neither copies to all ranks nor reduces, by the names that it was given.
-
-    Raises:
-        TrainingError: it does one of the two.
-    """
-    known: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        known.setdefault(parameter, []).append(name)
-    ignored = {parameter: found for parameter, found in known.items() if names.intersection(found)}
-    for parameter, found in ignored.items():
-        # DDP's reducer takes a parameter of the outermost module under the name ".name", which nobody gives.
-        unclear = [name for name in found if name not in names or "." not in name]
-        if unclear and parameter.requires_grad:
-            raise TrainingError(
-                f"a plan cannot express what DDP ignores in part: it does not copy {found[0]} from rank 0, and reduces "
-                "its gradient",
-                hint="name a parameter under all its names, and put those of the outermost module into a part of it",
-            )
-    return frozenset(ignored)
 
 
 def _parameters_of(states: Iterable[nn.Module | nn.Parameter]) -> frozenset[nn.Parameter]:

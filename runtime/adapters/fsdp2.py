@@ -21,7 +21,7 @@ from paro_advise.runtime.adapters.names import replace_everywhere
 from paro_advise.runtime.adapters.planned.wrapping import Wrapping
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.mixins import Outermost, mixed_in, without_first
-from paro_advise.runtime.sharding.parameters.fsdp2 import hook_handles, reshard, unwrap
+from paro_advise.runtime.sharding.parameters.fsdp2 import hold_hook_places, hook_handles, reshard, unwrap
 from paro_advise.runtime.sharding.phases.gradients import refuse_late_gradient
 
 if TYPE_CHECKING:
@@ -319,25 +319,29 @@ class FullyShardCalls:
         reshard(root)  # a script may gather ahead of its first pass; optimizers hold what is sharded
         inside = {id(part) for part in root.modules()}
         wrapped = [(part, settings) for part, settings in self._settings.values() if id(part) in inside]
-        policies = set()
+        policies: list[MixedPrecisionPolicy] = []
         mesh_shapes = set()
         for _, settings in wrapped:
             _check(settings)
             mesh = settings.get("mesh")
             mesh_shapes.add((dist.get_world_size(),) if mesh is None else tuple(mesh.shape))
-            policy = settings.get("mp_policy")
-            policies.add(policy or MixedPrecisionPolicy())
+            policies.append(settings.get("mp_policy") or MixedPrecisionPolicy())
         _refuse_cut_otherwise(root, max(map(len, mesh_shapes)))
-        if len(policies) > 1:
-            raise TrainingError("a plan needs one mp_policy for all calls of fully_shard, got several", hint=NO_PLAN)
-        policy = policies.pop()
+        types = {(policy.param_dtype, policy.reduce_dtype) for policy in policies}
+        if len(types) > 1:
+            raise TrainingError(
+                "a plan needs the same param_dtype and reduce_dtype in all calls of fully_shard, got several",
+                hint=NO_PLAN,
+            )
+        param_dtype, reduce_dtype = types.pop()
+        parts = [(part, policy) for (part, _), policy in zip(wrapped, policies, strict=True)]
         return Wrapping(
             origin="FSDP2 (fully_shard)",
             units=tuple(part for part, _ in wrapped if not self._is_tied(part)),
-            param_dtype=policy.param_dtype,
-            reduce_dtype=policy.reduce_dtype,
-            cast_modules=tuple(part for part, _ in wrapped) if policy.cast_forward_inputs else (),
-            output_dtype=policy.output_dtype,
+            param_dtype=param_dtype,
+            reduce_dtype=reduce_dtype,
+            cast_modules=tuple(part for part, policy in parts if policy.cast_forward_inputs),
+            output_dtypes={part: policy.output_dtype for part, policy in parts if policy.output_dtype is not None},
             keeps_types=True,
             norms_are_dtensors=True,
             shards_parameters=True,
@@ -363,6 +367,8 @@ class FullyShardCalls:
         for part in parts:
             assert isinstance(part, FSDPModule)
             part.reshard()
+        for part in parts:
+            hold_hook_places(part)
         for part in parts:
             part.__class__ = without_first(type(part))
             unwrap(part, refuse_late_gradient)
@@ -404,11 +410,7 @@ def _check(settings: FullyShardSettings) -> None:
     for name in _REFUSED:
         if settings.get(name):
             raise TrainingError(f"a plan cannot express fully_shard's {name}", hint=NO_PLAN)
-    policy, offload, mesh = settings.get("mp_policy"), settings.get("offload_policy"), settings.get("mesh")
-    if policy is not None and policy.output_dtype is not None and not policy.cast_forward_inputs:
-        raise TrainingError(
-            "a plan cannot express fully_shard's output_dtype together with cast_forward_inputs=False", hint=NO_PLAN
-        )
+    offload, mesh = settings.get("offload_policy"), settings.get("mesh")
     if offload is not None and type(offload).__name__ != "OffloadPolicy":
         raise TrainingError("a plan cannot express fully_shard's CPU offload", hint=NO_PLAN)
     if mesh is not None and mesh.size() != dist.get_world_size():

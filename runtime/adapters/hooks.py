@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from paro_advise.errors import TrainingError, UsageError
 from paro_advise.runtime.adapters.names import replace_everywhere, replace_name
 from paro_advise.runtime.adapters.planned.attendance import changes_of
-from paro_advise.runtime.sharding.optimizer import called_before
+from paro_advise.runtime.sharding.optimizer import called_within, closure_of, with_closure
+from paro_advise.runtime.sharding.optimizer_methods import gradients_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -134,29 +135,42 @@ class Hooks:
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]] | None:
-        """Finish the gradients before an optimizer reads them; a closure runs before that."""
+        """Finish the gradients before an optimizer reads them, also those that its closure makes."""
         session = self._session
         session.before_step(optimizer)
         session.refuse_step_in_backward(optimizer)
         session.attend()
-        given = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
-        closure = cast("Callable[[], object] | None", given)
-        if not session.models or closure is None:
+        closure, is_ours = closure_of(args, kwargs), session.steps(optimizer)
+        if closure is None or is_ours or not session.models:
             session.finish_gradients()
+        if closure is None:
             session.refuse_local_step(optimizer)
             return None
-        if not session.steps(optimizer):
-            return None  # one that calls ours with the closure, or has nothing to do with the model
+        if not is_ours:  # it calls ours with the closure, has nothing to do with a model, or is ours from there on
+            return with_closure(self._sharding(closure, optimizer), args, kwargs)
         if isinstance(args[0], torch.optim.LBFGS):
             session.refuse(TrainingError("a plan cannot express LBFGS, which calls its closure several times"))
-        with torch.enable_grad():
-            loss = closure()
-        session.finish_gradients()
-        session.refuse_local_step(optimizer)
-        stand_in = called_before(closure, loss, lambda: None, session.finish_gradients)
-        if "closure" in kwargs:
-            return args, {**kwargs, "closure": stand_in}
-        return (args[0], stand_in, *args[2:]), kwargs
+
+        def finish() -> None:
+            session.finish_gradients()
+            session.refuse_local_step(optimizer)
+
+        return with_closure(called_within(closure, lambda: None, finish, is_under_way=False), args, kwargs)
+
+    def _sharding(self, closure: Callable[[], object], optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+        """Return a closure of a step in which a model may be sharded: the optimizer's own hooks come too late then."""
+
+        def call() -> object:
+            if gradients := gradients_for(optimizer):
+                gradients.pause_step()
+            found = closure()
+            if gradients := gradients_for(optimizer):
+                self._session.finish_gradients()
+                self._session.refuse_local_step(optimizer)
+                gradients.before_step()
+            return found
+
+        return call
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._session.after_step(optimizer)

@@ -106,7 +106,7 @@ def run_unsharded(module: nn.Module, wrapping: Wrapping, args: tuple[object, ...
     if dtype is None or torch.is_grad_enabled():
         return module(*args, **kwargs)
     with ExitStack() as casts:
-        for handle in cast_passes(wrapping.cast_modules, dtype, wrapping.output_dtype):
+        for handle in cast_passes(wrapping.cast_modules, dtype, wrapping.output_dtypes):
             casts.callback(handle.remove)
         return functional_call(module, dict(_cast(module, wrapping, dtype)), args, kwargs)
 

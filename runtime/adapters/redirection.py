@@ -45,6 +45,7 @@ def redirect(plan_path: str, job: str | None) -> Session | None:
     from paro_advise.runtime.adapters.deepspeed import initialize as deepspeed
 
     raw_errors.install(session)
+    session.collectives.install()
     hooks.Hooks(session).install()
     fsdp2.install(session)
     classic.install(session)

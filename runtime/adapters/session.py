@@ -26,6 +26,7 @@ from paro_advise.runtime.adapters.planned.boundary import Boundary
 from paro_advise.runtime.adapters.planned.handed_out import HandedOutStates
 from paro_advise.runtime.adapters.planned.planned import check_facts, same_count
 from paro_advise.runtime.adapters.planned.planned_model import PlannedModel, are_related
+from paro_advise.runtime.adapters.planned.script_collectives import ScriptCollectives
 from paro_advise.runtime.adapters.planned.switchboard import Switchboard
 from paro_advise.runtime.adapters.planned.wrapping import copy_from_rank_0, outermost_units, plain_name
 from paro_advise.runtime.job import mark_applied
@@ -64,6 +65,7 @@ class Session:
         models: that are sharded, in the order of their first training passes; a GAN has two.
         optimizers: those that the script has made.
         handed_out: what the script holds of state dicts from before.
+        collectives: the script's own.
         of_process: the session of this process, None without a plan that changes anything.
     """
 
@@ -74,6 +76,7 @@ class Session:
         self.is_reached = False
         self.models: list[PlannedModel] = []
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self.collectives = ScriptCollectives()
         self._attendance: Attendance | None = None
         self._gates: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._switchboard = Switchboard(job) if job else None
@@ -210,7 +213,7 @@ class Session:
             name: slot.parameter for unit in model.engine.units for slot in unit.spec.slots for name in slot.aliases
         }
         left_alone = set(model.engine.specs[-1].ignored.values())
-        for name, parameter in module.named_parameters(remove_duplicate=False):
+        for name, parameter in nn.Module.named_parameters(module, remove_duplicate=False):
             if parameter not in left_alone and current(known.get(name)) is not current(parameter):
                 self.refuse(
                     TrainingError(
@@ -246,7 +249,7 @@ class Session:
         elif not any(model.has_part(module) for model in self.models) and any(
             parameter.requires_grad for parameter in module.parameters()
         ):
-            self._refuse_if_impossible(lambda: self._shard(module, wrapping()))
+            self._refuse_if_impossible(lambda: self._shard_unless_alone(module, wrapping()))
             self._meet(module)
 
     def _meet(self, module: nn.Module) -> None:
@@ -285,6 +288,11 @@ class Session:
         write_lines(*lines)
         sys.exit(error.exit_code)
 
+    def _shard_unless_alone(self, module: nn.Module, wrapping: Wrapping) -> None:
+        """Shard a model, or leave it for now where this rank runs it by itself."""
+        if not wrapping.evaluates_alone or self.collectives.all_begin():
+            self._shard(module, wrapping)
+
     def _shard(self, module: nn.Module, wrapping: Wrapping) -> None:
         for model in self.models:
             if model.is_of(module) or any(parameter in self._replaced for parameter in module.parameters()):
@@ -316,7 +324,7 @@ class Session:
             units=outermost_units(module, wrapping.units),
             param_dtype=wrapping.param_dtype,
             cast_modules=wrapping.cast_modules,
-            output_dtype=wrapping.output_dtype,
+            output_dtypes=wrapping.output_dtypes,
             keep_types=wrapping.keeps_types,
             reduce_dtype=wrapping.reduce_dtype,
             offload_optimizer=chosen.offload == "optimizer",
@@ -341,8 +349,7 @@ class Session:
             for unit in engine.units[:-1]:
                 unit.spec.module.forward = wrapping.compile(unit.spec.module.forward)
         if wrapping.states_are_whole:
-            self._attendance = self._attendance or Attendance()
-            AttendedReader(self._attendance, engine).attach(evaluates_alone=wrapping.evaluates_alone)
+            self._let_attend(engine, wrapping)
         if (gate := self._gate_of(module)) is not None:
             engine.gradients.set_synchronizes(enabled=gate)
         boundary = Boundary(engine, optimizers, is_gated=gate is not None, keeps_unreduced=wrapping.norms_are_dtensors)
@@ -354,6 +361,12 @@ class Session:
         if dist.get_rank() == 0:
             parts = f"{len(engine.units)} units, {' and '.join(map(plain_name, optimizers))}"
             self._announce(f"{_collectives_of(engine, chosen)}, {parts}", module, wrapping)
+
+    def _let_attend(self, engine: Engine, wrapping: Wrapping) -> None:
+        if self._attendance is None:
+            self._attendance = Attendance(self.collectives.sum_unattended)
+            self.collectives.attended = self._attendance.call
+        AttendedReader(self._attendance, engine).attach(evaluates_alone=wrapping.evaluates_alone)
 
     def _check_facts(self, module: nn.Module, wrapping: Wrapping) -> None:
         """Check the plan against this model.

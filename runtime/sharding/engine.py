@@ -238,7 +238,8 @@ class Engine:
                 self._handles.append(unit.spec.module.register_forward_hook(_check_output(unit)))
         names, units = self.settings.cast_modules, [unit.spec.module for unit in self.units]
         casts = units if names is None else map(self.model.get_submodule, names)
-        self._handles += cast_passes(casts, self.settings.param_dtype, self.settings.output_dtype)
+        outputs = {self.model.get_submodule(name): dtype for name, dtype in self.settings.output_dtypes}
+        self._handles += cast_passes(casts, self.settings.param_dtype, outputs)
         self._handles.append(self.model.register_forward_hook(self._after_forward))
         self._handles.append(self.model.register_forward_hook(self._end_pass, always_call=True))
         self.edits.note_all()

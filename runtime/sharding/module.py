@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from contextlib import contextmanager
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,74 +44,12 @@ class ShardedModule(nn.Module):
         """Say whether the next backward pass is an accumulation boundary."""
         engine_of(self).gradients.set_synchronizes(enabled=is_last_backward)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients."""
-        engine = Engine.find(self)
-        if engine is not None:
-            engine.gradients.discard(to_none=set_to_none)
-        super().zero_grad(set_to_none)
-
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Return the parameters, up to date, as they rest on this rank."""
         engine = Engine.find(self)
         if engine is not None:
             engine.show_parameters()
         return super().named_parameters(*args, **kwargs)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> StateDict:  # type: ignore[override]  # torch has overloads
-        """Return the parameters as they rest on this rank, after waiting for updates under way."""
-        engine = Engine.find(self)
-        if engine is not None:
-            engine.show_parameters()
-        found: StateDict = super().state_dict(*args, **kwargs)
-        if engine is not None and not kwargs.get("keep_vars"):
-            prefix = kwargs.get("prefix", "")
-            for slot, value in _states_to_save(engine):
-                for name in slot.aliases:
-                    if prefix + name in found:
-                        found[prefix + name] = engine.place_state(value)
-        return found
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:  # torch's own result
-        """Take parameters and buffers, whole or sharded in any way, on all ranks.
-
-        Raises:
-            UsageError: they are to be put in place of the model's own, which its optimizer holds.
-        """
-        engine = Engine.find(self)
-        if engine is None:
-            return super().load_state_dict(state_dict, strict, assign)
-        if assign:
-            raise UsageError(
-                "a state dict must be copied into a model that trains, got load_state_dict(assign=True): the optimizer "
-                "would go on with the parameters of before",
-                hint="leave assign out, or load before the first training pass",
-            )
-        if engine.whole_reader is not None:
-            engine.whole_reader.before_load()
-        engine.end_gathered_by_hand()
-        engine.show_parameters()
-        resting, taken = super().state_dict(), []
-        places = {
-            alias: (unit, place)
-            for unit in engine.units
-            for place, slot in enumerate(unit.spec.training)
-            for alias in slot.aliases
-        }
-        given = dict(state_dict)
-        for name, value in state_dict.items():
-            if name in places and value.shape == resting[name].shape:
-                taken.append((places[name], value))
-                given[name] = resting[name]
-        result = super().load_state_dict(given, strict)
-        with torch.no_grad():
-            for (unit, place), value in taken:
-                unit.masters[place].copy_(own_rows_of(engine, unit, place, value))
-        engine.updates.publish()
-        engine.edits.note_all()
-        return result
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         """Do to buffers what ``cpu``, ``to`` and their like do; parameters stay where the strategy has them.
@@ -194,6 +133,90 @@ class ShardedModule(nn.Module):
             engine.gradients.set_synchronizes(enabled=before)
 
 
+# What torch itself does for models, by the names of its methods; overrides of a model's own call these.
+_TORCHS: dict[str, Callable[..., Any]] = {}
+
+
+def _zero_grad(engine: Engine, module: nn.Module, set_to_none: bool = True) -> None:
+    """Forget all gradients."""
+    engine.gradients.discard(to_none=set_to_none)
+    _TORCHS["zero_grad"](module, set_to_none)
+
+
+def _state_dict(engine: Engine, module: nn.Module, *args: Any, **kwargs: Any) -> StateDict:
+    """Return the parameters as they rest on this rank, after waiting for updates under way."""
+    engine.show_parameters()
+    found: StateDict = _TORCHS["state_dict"](module, *args, **kwargs)
+    if not kwargs.get("keep_vars"):
+        prefix = kwargs.get("prefix", "")
+        for slot, value in _states_to_save(engine):
+            for name in slot.aliases:
+                if prefix + name in found:
+                    found[prefix + name] = engine.place_state(value)
+    return found
+
+
+def _load_state_dict(
+    engine: Engine,
+    module: nn.Module,
+    state_dict: Mapping[str, Any],
+    strict: bool = True,
+    assign: bool = False,
+) -> Any:
+    """Take parameters and buffers, whole or sharded in any way, on all ranks; return torch's result.
+
+    Raises:
+        UsageError: they are to be put in place of the model's own, which its optimizer holds.
+    """
+    if assign:
+        raise UsageError(
+            "a state dict must be copied into a model that trains, got load_state_dict(assign=True): the optimizer "
+            "would go on with the parameters of before",
+            hint="leave assign out, or load before the first training pass",
+        )
+    if engine.whole_reader is not None:
+        engine.whole_reader.before_load()
+    engine.end_gathered_by_hand()
+    engine.show_parameters()
+    resting, taken = _TORCHS["state_dict"](module), []
+    places = {
+        alias: (unit, place)
+        for unit in engine.units
+        for place, slot in enumerate(unit.spec.training)
+        for alias in slot.aliases
+    }
+    given = dict(state_dict)
+    for name, value in state_dict.items():
+        if name in places and value.shape == resting[name].shape:
+            taken.append((places[name], value))
+            given[name] = resting[name]
+    result = _TORCHS["load_state_dict"](module, given, strict)
+    with torch.no_grad():
+        for (unit, place), value in taken:
+            unit.masters[place].copy_(own_rows_of(engine, unit, place, value))
+    engine.updates.publish()
+    engine.edits.note_all()
+    return result
+
+
+def _take_over_base_methods() -> None:
+    """Put ours before torch's own for sharded models, once in a process."""
+    for own in (_zero_grad, _state_dict, _load_state_dict):
+        name = own.__name__.removeprefix("_")
+        if name not in _TORCHS:
+            _TORCHS[name] = getattr(nn.Module, name)
+            setattr(nn.Module, name, _either(_TORCHS[name], own))
+
+
+def _either(torchs: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(torchs)
+    def call(self: nn.Module, *args: object, **kwargs: object) -> object:
+        engine = Engine.find(self)
+        return torchs(self, *args, **kwargs) if engine is None else own(engine, self, *args, **kwargs)
+
+    return call
+
+
 def _states_to_save(engine: Engine) -> Iterator[tuple[Slot, torch.Tensor]]:
     """Return what a state dict holds in place of the parameters that the model computes with."""
     if engine.whole_reader is not None:
@@ -222,7 +245,7 @@ def _save_part(part: nn.Module, found: StateDict, prefix: str, _: object) -> Non
     engine.show_parameters()
     # Not by the names of when the model was sharded: peft's merge_and_unload() moves layers.
     names: dict[int, list[str]] = {}
-    for name, parameter in part.named_parameters(remove_duplicate=False):
+    for name, parameter in nn.Module.named_parameters(part, remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     shown = {id(slot): names.get(id(slot.parameter), []) for unit in engine.units for slot in unit.spec.slots}
     for slot, value in _states_to_save(engine):
@@ -232,7 +255,8 @@ def _save_part(part: nn.Module, found: StateDict, prefix: str, _: object) -> Non
 
 
 def mark(model: nn.Module) -> None:
-    """Add our methods to a model's class."""
+    """Add our methods to a model's class, and to torch's for it."""
+    _take_over_base_methods()
     for part in model.modules():
         is_plain = type(part).state_dict is nn.Module.state_dict
         if part is not model and is_plain and Engine.of_part(part) is None:

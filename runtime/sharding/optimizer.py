@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from torch.autograd.graph import increment_version
 from paro_advise.errors import UsageError
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.mixins import derived
+from paro_advise.runtime.sharding.optimizer_methods import GRADIENTS, members_for, take_over_base_methods
 from paro_advise.runtime.sharding.optimizer_parameters import set_stepping
 from paro_advise.runtime.sharding.param_states import ParamStates, lay_out
 from paro_advise.runtime.sharding.parameters.draws import let_steps_draw_whole
@@ -27,143 +28,61 @@ from paro_advise.runtime.sharding.parameters.whole import let_dtensors_add_to_pl
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from paro_advise.runtime.sharding.optimizer_methods import Gradients
     from paro_advise.runtime.sharding.parameters.units import Slot
     from paro_advise.runtime.torch_types import Arguments, Keywords, ParamGroup, StateDict
 
 
-class Gradients(Protocol):
-    """What an optimizer needs from the sharded model."""
-
-    def before_step(self) -> None:
-        """Bring the gradients to the optimizer's parameters."""
-
-    def after_step(self) -> None:
-        """Bring the updated parameters to the model."""
-
-    def pause_step(self) -> None:
-        """Let the model see what a step has changed so far, until ``before_step`` goes on with it."""
-
-    def before_groups(self) -> None:
-        """Bring what was changed by hand on the model's side to the optimizer's."""
-
-    def discard_gradients(self, *, to_none: bool) -> None:
-        """Forget all gradients; leave none or zeros."""
-
-    def optimizer_state_dict(self) -> StateDict:
-        """Return the state by qualified names."""
-
-    def load_optimizer_state_dict(self, state: StateDict) -> None:
-        """Take a state by qualified names."""
-
-
-_GRADIENTS = "_paro_gradients"
-
-
-class ShardedOptimizer:
-    """What the class of a user's optimizer gets; no base of it, which classes that begin with ABC would not take."""
-
-    _paro_gradients: Gradients
-
-    @property
-    def param_groups(self) -> list[ParamGroup]:
-        """Return the groups, whose parameters have what a script has changed on the model's side."""
-        self._paro_gradients.before_groups()
-        groups: list[ParamGroup] = self.__dict__["param_groups"]
-        return groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[ParamGroup]) -> None:
-        self.__dict__["param_groups"] = groups
-
-    @property
-    def state(self) -> ParamStates:
-        """Return the states, by parameters of the optimizer or of the model."""
-        states = self.__dict__["state"]
-        if not isinstance(states, ParamStates):
-            states = self.__dict__["state"] = ParamStates(states)
-        return states
-
-    @state.setter
-    def state(self, states: Mapping[Any, Any]) -> None:
-        self.__dict__["state"] = states if isinstance(states, ParamStates) else ParamStates(states)
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse to be copied or pickled: a copy would step parameters that the model does not see.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError(
-            "an optimizer under a strategy works on the parts of its model that this rank holds, got a copy of it",
-            hint="keep or save optimizer.state_dict()",
-        )
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients."""
-        self._paro_gradients.discard_gradients(to_none=set_to_none)
-
-    def state_dict(self) -> StateDict:
-        """Return the state by qualified names, with this rank's shards as DTensors."""
-        return self._paro_gradients.optimizer_state_dict()
-
-    def load_state_dict(self, state_dict: StateDict) -> None:
-        """Take what ``state_dict`` returned, of the same strategy."""
-        self._paro_gradients.load_optimizer_state_dict(state_dict)
-
-    def add_param_group(self, param_group: ParamGroup) -> None:
-        """Refuse: the shards are laid out already."""
-        raise UsageError(
-            "an optimizer under a strategy must hold all that trains from the first pass on, got another group",
-            hint="call add_param_group before training; where layers are unfrozen one by one, save and resume in a new "
-            "job with more of them, or train without a plan",
-        )
-
-
-def _members_of(cls: type) -> dict[str, object]:
-    return {name: member for name, member in vars(cls).items() if callable(member) or isinstance(member, property)}
-
-
-def called_before(
-    closure: Callable[[], object], loss: object, before: Callable[[], object], after: Callable[[], object]
+def called_within(
+    closure: Callable[[], object], before: Callable[[], object], after: Callable[[], object], *, is_under_way: bool
 ) -> Callable[[], object]:
-    """Return what stands for a closure that was called before the step: its loss at first, then the closure itself.
+    """Return what stands for a closure in a step, whenever and as often as the optimizer calls it.
 
     Args:
         closure: the script's.
-        loss: what it has returned.
-        before, after: called around each further call.
+        before: called ahead of it where the optimizer may have changed something.
+        after: called once it has made gradients.
+        is_under_way: the optimizer may have changed something before the first call.
     """
-    is_first = True
 
     def call() -> object:
-        nonlocal is_first
-        if is_first:
-            is_first = False
-            return loss
-        before()
+        nonlocal is_under_way
+        if is_under_way:
+            before()
         found = closure()
         after()
+        is_under_way = True
         return found
 
     return call
+
+
+def closure_of(args: Arguments, kwargs: Keywords) -> Callable[[], object] | None:
+    """Return the closure among the arguments of a step, the optimizer itself among them; None without one."""
+    found: Callable[[], object] | None = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+    return found
+
+
+def with_closure(closure: Callable[[], object], args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
+    """Return the arguments of a step with another closure in the place of theirs."""
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": closure}
+    return (args[0], closure, *args[2:]), kwargs
 
 
 @uncompiled
 def _before_step(
     gradients: Gradients, _: torch.optim.Optimizer, args: Arguments, kwargs: Keywords
 ) -> tuple[Arguments, Keywords] | None:
-    """Bring gradients to an optimizer, after its closure has made them."""
-    closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
-    if closure is None:
+    """Bring gradients to an optimizer: those that wait for the step, and those that its closure makes."""
+    closure = closure_of(args, kwargs)
+    are_waiting = closure is None or gradients.are_waiting()
+    if are_waiting:
         gradients.before_step()
+    if closure is None:
         return None
-    with torch.enable_grad():
-        loss = closure()
-    gradients.before_step()
-    stand_in = called_before(closure, loss, gradients.pause_step, gradients.before_step)
-    if "closure" in kwargs:
-        return args, {**kwargs, "closure": stand_in}
-    return (args[0], stand_in, *args[2:]), kwargs
+    stand_in = called_within(closure, gradients.pause_step, gradients.before_step, is_under_way=are_waiting)
+    return with_closure(stand_in, args, kwargs)
 
 
 @uncompiled
@@ -278,15 +197,16 @@ class OptimizerShards:
 
     def attach(self, gradients_for: Callable[[torch.optim.Optimizer], Gradients]) -> None:
         """Make the optimizers ours."""
+        take_over_base_methods()
         for optimizer in self.optimizers:
             cls, gradients = type(optimizer), gradients_for(optimizer)
-            if _GRADIENTS not in optimizer.__dict__:
+            if GRADIENTS not in optimizer.__dict__:
                 _leave_uncompiled(optimizer)
-                optimizer.__class__ = derived(cls, (cls,), _members_of(ShardedOptimizer))
-                setattr(optimizer, _GRADIENTS, gradients)
+                optimizer.__class__ = derived(cls, (cls,), members_for(cls))
+                setattr(optimizer, GRADIENTS, gradients)
                 optimizer.register_step_pre_hook(partial(_before_step, gradients))
                 optimizer.register_step_post_hook(partial(_after_step, gradients))
-            setattr(optimizer, _GRADIENTS, gradients)
+            setattr(optimizer, GRADIENTS, gradients)
 
     def behind(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | None:
         """Return which of the optimizers is one, or is wrapped by one that shows its groups; None for others."""

@@ -20,9 +20,8 @@ class Settings:
 
     Attributes:
         param_dtype: type to compute in and to keep parameters in; None for the parameters' own.
-        cast_modules: names of modules whose inputs are cast to ``param_dtype`` and outputs to ``output_dtype``; None
-            for the model and its units.
-        output_dtype: None for what they make.
+        cast_modules: names of modules whose inputs are cast to ``param_dtype``; None for the model and its units.
+        output_dtypes: names of modules, and the types that their outputs are cast to.
         keep_types: sharded parameters rest in their own type where the optimizer updates those very shards.
         reduce_dtype: type gradients are added up and reduced in; None for the parameters' own.
         reshard_root: free the root's parameters after forward too, as those of all other units.
@@ -34,7 +33,7 @@ class Settings:
 
     param_dtype: torch.dtype | None = None
     cast_modules: tuple[str, ...] | None = None
-    output_dtype: torch.dtype | None = None
+    output_dtypes: tuple[tuple[str, torch.dtype], ...] = ()
     keep_types: bool = False
     reduce_dtype: torch.dtype | None = None
     reshard_root: bool = False

@@ -35,7 +35,7 @@ from paro_advise.runtime.sharding.states import states
 from paro_advise.runtime.sharding.states.whole_states import fsdp2_optimizer_state, named, own_rows_of, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -52,6 +52,13 @@ class _Attachment:
     def __init__(self, engine: Engine, optimizer: torch.optim.Optimizer) -> None:
         self._engine = engine
         self._optimizer = weakref.ref(optimizer)
+
+    @property
+    def keeps_shards(self) -> bool:
+        return self._engine.stands_for_fsdp2
+
+    def are_waiting(self) -> bool:
+        return self._engine.gradients.are_waiting
 
     def before_step(self) -> None:
         self._engine.gradients.refuse_unseen()
@@ -105,7 +112,7 @@ def shard(
     units: Sequence[type[nn.Module] | nn.Module] | None = None,
     param_dtype: torch.dtype | None = None,
     cast_modules: Sequence[nn.Module] | None = None,
-    output_dtype: torch.dtype | None = None,
+    output_dtypes: Mapping[nn.Module, torch.dtype] | None = None,
     keep_types: bool = False,
     reduce_dtype: torch.dtype | None = None,
     init: Callable[[nn.Module], None] | None = None,
@@ -130,7 +137,7 @@ def shard(
         units: modules, or classes of them, gathered and reduced together, and the rest; None for repeated blocks.
         param_dtype: type to compute in, to keep and to send parameters in; the optimizer's copy has their own type.
         cast_modules: whose inputs are cast to ``param_dtype``; None for the model and its units.
-        output_dtype: to which outputs of theirs are cast; None for what they make.
+        output_dtypes: types by modules of the model whose outputs are cast to them.
         keep_types: shards that the optimizer updates where they rest stay in their own type, as FSDP keeps them.
         reduce_dtype: type in which gradients are added up and sent; None for ``param_dtype``.
         init: fills a module made on the meta device, one unit after the other; rank 0's values count.
@@ -152,8 +159,8 @@ def shard(
     wanted, grid = checked_strategy(strategy), grid_of(group_size, device_mesh, ranks_per_node)
     settings = Settings(
         param_dtype=param_dtype,
-        cast_modules=None if cast_modules is None else _names_of(model, cast_modules),
-        output_dtype=output_dtype,
+        cast_modules=None if cast_modules is None else tuple(sorted(_names_of(model, cast_modules, "cast_modules"))),
+        output_dtypes=_named_types(model, output_dtypes or {}),
         keep_types=keep_types,
         reduce_dtype=reduce_dtype,
         reshard_root=reshard_root,
@@ -209,9 +216,22 @@ def _singles_of(model: nn.Module, settings: Settings, ignored: Collection[nn.Par
     ]
 
 
-def _names_of(model: nn.Module, modules: Sequence[nn.Module]) -> tuple[str, ...]:
-    wanted = {id(module) for module in modules}
-    return tuple(name for name, module in model.named_modules() if id(module) in wanted)
+def _named_types(model: nn.Module, types: Mapping[nn.Module, torch.dtype]) -> tuple[tuple[str, torch.dtype], ...]:
+    named = dict(zip(_names_of(model, types, "output_dtypes"), types.values(), strict=True))
+    return tuple((name, named[name]) for name in sorted(named))
+
+
+def _names_of(model: nn.Module, modules: Iterable[nn.Module], setting: str) -> list[str]:
+    """Return the names of modules of the model, in their order.
+
+    Raises:
+        UsageError: one is not the model's.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    for module in modules:
+        if id(module) not in names:
+            raise UsageError(f"{setting} must name modules of the model, got a {type(module).__name__} that is none")
+    return [names[id(module)] for module in modules]
 
 
 def _units_of(

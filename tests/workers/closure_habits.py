@@ -25,6 +25,28 @@ class Perturbed(torch.optim.SGD):
         return loss
 
 
+class PerturbedBefore(torch.optim.SGD):
+    """Perturbs by the gradients that the script made before the step; its closure makes those to step by."""
+
+    @torch.no_grad()
+    def step(self, closure):
+        parameters = self.param_groups[0]["params"]
+        norm = torch.stack([parameter.grad.norm() for parameter in parameters]).norm()
+        moves = [parameter.grad * (0.05 / norm) for parameter in parameters]
+        torch._foreach_add_(parameters, moves)
+        self.zero_grad()
+        with torch.enable_grad():
+            loss = closure()
+        torch._foreach_sub_(parameters, moves)
+        for parameter in parameters:
+            parameter.sub_(parameter.grad, alpha=self.param_groups[0]["lr"])
+        return loss
+
+
+class Halving(torch.optim.SGD):
+    """Steps as ever; its script puts half of each gradient into its place."""
+
+
 class LineSearch(torch.optim.SGD):
     """Halves its step until the loss falls."""
 
@@ -57,13 +79,18 @@ def steps_of(framework, kind):
         def closure(step=step):
             calls.append(step)
             loss = squares(job, values_of(step, same=False))
-            if kind is Perturbed:
+            if kind is not LineSearch:
                 optimizer.zero_grad()
                 loss.backward()
+            if kind is Halving:
+                for parameter in job.parameters():
+                    parameter.grad = parameter.grad * 0.5
             return loss
 
         if kind is LineSearch:
             optimizer.zero_grad()
+        if kind is PerturbedBefore:
+            closure()
         found.append(mean(optimizer.step(closure).item()))
         found.append(optimizer.param_groups[0]["lr"])
     states = sum(float(whole(value).double().abs().sum()) for value in model.state_dict().values())
@@ -72,6 +99,8 @@ def steps_of(framework, kind):
 
 def jobs(framework):
     yield "perturbs", lambda: steps_of(framework, Perturbed)
+    yield "perturbs by what came before", lambda: steps_of(framework, PerturbedBefore)
+    yield "halves its gradients", lambda: steps_of(framework, Halving)
     if framework == "ddp":  # FSDP2 computes passes after one without gradients with the root's weights of before
         yield "searches", lambda: steps_of(framework, LineSearch)
 

@@ -29,6 +29,9 @@ WAYS_OF_FSDP2 = {
     "the whole alone": {},
     "no inputs": {"cast_forward_inputs": False},
     "outputs": {"output_dtype": torch.bfloat16},
+    "outputs of the whole alone": {"output_dtype": torch.float32},
+    "outputs without inputs": {"output_dtype": torch.bfloat16, "cast_forward_inputs": False},
+    "hooks": {"output_dtype": torch.float32},
 }
 
 
@@ -94,12 +97,26 @@ def sharded_by_fsdp1(way):
 def sharded_by_fsdp2(way):
     model = Model()
     policy = MixedPrecisionPolicy(**BF16, **WAYS_OF_FSDP2[way])
+    of_parts = MixedPrecisionPolicy(**BF16) if way == "outputs of the whole alone" else policy
+    if way == "hooks":
+        watch(model.blocks[1], "registered before")
     if way != "the whole alone":
         for block in model.blocks:
             if way == "parts in parts":
                 fully_shard(block.linear, mp_policy=policy)
-            fully_shard(block, mp_policy=policy)
-    return fully_shard(model, mp_policy=policy)
+            fully_shard(block, mp_policy=of_parts)
+    fully_shard(model, mp_policy=policy)
+    if way == "hooks":
+        watch(model.blocks[1], "registered after")
+    return model
+
+
+def watch(block, when):
+    """Tell what a script's hooks see, by whether they were registered before FSDP2's or after, and put first."""
+    for first in (False, True):
+        where = f"{when}, {'first' if first else 'last'}"
+        block.register_forward_pre_hook(lambda _, args, at=where: tell("inputs", at, args[1].dtype), prepend=first)
+        block.register_forward_hook(lambda _, __, output, at=where: tell("output", at, output.dtype), prepend=first)
 
 
 def main():

@@ -4,7 +4,8 @@ Argument: "save" saves a part of the model, parameters and gradients, and keeps 
 "swap" puts other weights into the model on rank 0, saves it and puts the old ones back. "resend" makes the ranks' weights equal by
 broadcasts and means, "spread" after rank 0 has changed its own, "load" after rank 0 has loaded a state dict. "part" runs
 a part of the model, "forgets" the whole model without no_grad, "forgets_ddp" by DDP; "saliency" runs backward as well,
-"stays" leaves the model in eval mode. "amid_saves", "amid_evaluates" and "amid_both" look at the model between forward
+"stays" leaves the model in eval mode; "before" runs the
+whole model before the others train. "amid_saves", "amid_evaluates" and "amid_both" look at the model between forward
 and backward, "amid_part" runs a block, "amid_looks" counts parameters, "amid_frozen_looks" with a frozen root;
 "broken_saves" and "broken_evaluates" after a forward pass that broke off on all ranks.
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import barrier
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples/frameworks"))
@@ -96,6 +98,15 @@ def break_off(model, raw, tokens):
     handle.remove()
 
 
+def summarize(word, model, args):
+    """Run the model on rank 0, with gradients, as what counts its operations does."""
+    if word != "before":
+        return
+    for place in range(2 if dist.get_rank() == 0 else 0):
+        print(f"before {float(loss_of(model, batch(args, 50, place, 0)).detach()):.9e}", flush=True)
+    barrier()
+
+
 def main():
     word = sys.argv[1]
     sys.argv = sys.argv[:1]
@@ -114,6 +125,7 @@ def main():
     assert word != "part" or model.blocks is raw.blocks
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3, eps=1e-3)
+    summarize(word, model, args)
     for step in range(4):
         if word.startswith("broken") and step:
             break_off(model, raw, batch(args, step, 0, rank))

@@ -128,8 +128,10 @@ def _choose_recommendation(calibration: Calibration, limits: Limits, field: Fiel
         for item in field.scored
     }
     best = choices[id(chosen)] if chosen else None
+    is_kept = verdict == Verdict.KEEP or best is None
+    regret = _regret_of_keeping(field) if is_kept else regrets.get(id(chosen), 0.0)
     text = (
-        _text(verdict, base_choice, best, gain, field.replay_error_pct, keeps=keeps)
+        _text(verdict, base_choice, best, gain, field, keeps=keeps)
         if best
         else _nothing_fits([choices[id(item)] for item in field.scored])
     )
@@ -146,26 +148,30 @@ def _choose_recommendation(calibration: Calibration, limits: Limits, field: Fiel
         verdict=verdict,
         text=f"{text} No change yet: {caveat}." if caveat else text,
         baseline=base_choice,
-        chosen=base_choice if verdict == Verdict.KEEP or best is None else best,
+        chosen=base_choice if is_kept or best is None else best,
         switch_on_today=choices[id(field.usable_today)] if field.usable_today else None,
         candidates=tuple(choices[id(item)] for item in field.scored),
         confidence=Confidence(
             replay_error_pct=field.replay_error_pct,
-            probability_gain=gain,
-            expected_regret_pct=round(100 * regrets.get(id(chosen), 0.0), 2),
+            probability_gain=0.0 if is_kept else gain,
+            expected_regret_pct=round(100 * regret, 2),
             text=_confidence_text(field.replay_error_pct, is_described=calibration.is_described),
         ),
-        preconditions=Preconditions(
-            world_size=calibration.job_world_size,
-            gpus_per_node=calibration.job_ranks_per_node,
-            micro_batches=calibration.micro_batches,
-            parameter_count=round(calibration.parameters),
-            device_memory_bytes=limits.device_memory_bytes,
-        ),
+        preconditions=_preconditions(calibration, limits),
         assumptions=(*_doubts(calibration), *calibration.assumptions),
         probes=_probes(calibration, caveat) if verdict == Verdict.MEASURE_FIRST else (),
     )
     return plan, baseline if verdict == Verdict.KEEP or chosen is None else chosen
+
+
+def _preconditions(calibration: Calibration, limits: Limits) -> Preconditions:
+    return Preconditions(
+        world_size=calibration.job_world_size,
+        gpus_per_node=calibration.job_ranks_per_node,
+        micro_batches=calibration.micro_batches,
+        parameter_count=round(calibration.parameters),
+        device_memory_bytes=limits.device_memory_bytes,
+    )
 
 
 def _caveat(calibration: Calibration, chosen: Scored | None) -> str:
@@ -229,6 +235,12 @@ def _wins(fitting: Sequence[Scored]) -> tuple[dict[int, float], dict[int, float]
         {id(item): float(value) for item, value in zip(fitting, share, strict=True)},
         {id(item): float(value) for item, value in zip(fitting, regret, strict=True)},
     )
+
+
+def _regret_of_keeping(field: Field) -> float:
+    """Return what the run as it is loses on average against the best in each draw, as a share."""
+    best = np.stack([field.baseline.times, *(item.times for item in field.eligible)]).min(axis=0)
+    return float((field.baseline.times / best - 1).mean())
 
 
 def choice_of(item: Scored, baseline: Scored) -> Choice:
@@ -300,8 +312,8 @@ def _nothing_fits(choices: Sequence[Choice]) -> str:
     return f"Nothing fits that `paro-advise run` trains with; {name} does, by the settings of {names}."
 
 
-def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, error_pct: float, *, keeps: bool) -> str:
-    name, now = choice_name(chosen), choice_name(baseline)
+def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, field: Field, *, keeps: bool) -> str:
+    name, now, error_pct = choice_name(chosen), choice_name(baseline), field.replay_error_pct
     ahead = _ahead(chosen)
     match verdict:
         case Verdict.KEEP if keeps:
@@ -310,7 +322,10 @@ def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, error
                 "Speed-ups compare with the step as measured."
             )
         case Verdict.KEEP:
-            return f"Keep {now}: no alternative that fits is faster by what counts as a difference."
+            today = field.usable_today
+            is_beaten = today is not None and median_us(field.baseline) > GAIN_RATIO * median_us(today)
+            which = "nothing that fits and `paro-advise run` trains with" if is_beaten else "no alternative that fits"
+            return f"Keep {now}: {which} is faster by what counts as a difference."
         case Verdict.CHANGE:
             broken = "" if baseline.feasible else f" {now} {baseline.reason}."
             return f"{_change(baseline, chosen)}: predicted {ahead}{_memory(baseline, chosen)}.{broken}"

@@ -58,9 +58,9 @@ class Fabric:
     ranks_per_node: int | None
 
 
-def messages(op: str, group_size: int) -> int:
-    """Return how many messages of a ring follow each other (Patarasu and Yuan, 2009)."""
-    if op == Op.ALL_REDUCE:
+def messages(op: str, group_size: int, *, is_gloo: bool) -> int:
+    """Return how many messages of a ring follow each other (Patarasu and Yuan, 2009); gloo scatters by all-reducing."""
+    if op == Op.ALL_REDUCE or (op == Op.REDUCE_SCATTER and is_gloo):
         return 2 * max(1, group_size - 1)
     return max(1, group_size - 1) if op in _RINGS else 1
 
@@ -71,7 +71,7 @@ def backend_latency(op: str, span: str, group_size: int, fabric: Fabric) -> tupl
     NCCL: base latency and one hop for each message, between its LL and its Simple protocol (src/graph/tuning.cc); a
     span that is not known counts as inside a node at the least, between nodes at the most.
     """
-    hops = messages(op, group_size)
+    hops = messages(op, group_size, is_gloo=fabric.is_gloo)
     if fabric.is_gloo:
         return hops * GLOO_MESSAGE_US[0], hops * GLOO_MESSAGE_US[1]
     # A group of several nodes may not fill them, where ranks are dealt out.
@@ -84,16 +84,41 @@ def backend_latency(op: str, span: str, group_size: int, fabric: Fabric) -> tupl
     return low / NCCL_SLACK, high * NCCL_SLACK
 
 
-def in_flight(link: Link, fabric: Fabric) -> float:
-    """Return how many messages of a collective take turns on a port, or on a rank's link inside a node.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How the messages of a collective take turns: time = max(bytes + one latency, bytes / turns + all latencies).
+
+    Attributes:
+        turns: messages that are under way at once on a port, or on a rank's link inside a node.
+        share: of one message in all that follow each other.
+    """
+
+    turns: float
+    share: float
+
+    def seen_us(self, whole_us: float, moving_us: float) -> float:
+        """Return what of the latency of all messages adds to the time that their bytes take."""
+        return max(self.share * whole_us, whole_us - (1 - 1 / self.turns) * moving_us)
+
+    def seen_in(self, whole_us: float, total_us: float) -> float:
+        """Return the same of a time that holds both."""
+        return max(self.share * whole_us, self.turns * whole_us - (self.turns - 1) * total_us)
+
+    def whole_us(self, seen_us: float, total_us: float) -> float:
+        """Return the latency of all messages of which so much is seen in a time."""
+        return (seen_us + (self.turns - 1) * total_us) / self.turns
+
+
+def pace_of(op: str, span: str, group_size: int, fabric: Fabric) -> Pace:
+    """Return how messages take turns.
 
     Each rank of a gloo ring sends halves of blocks, and has two under way; those of a node share its port, of one ring
     or, where each ring has one of them, of several.
     """
-    if not fabric.is_gloo or link.op not in _RINGS:
-        return 1.0
-    ranks = 1 if link.span == "intra" else fabric.ranks_per_node or 1
-    return float(GLOO_HALVES * ranks)
+    share = 1 / messages(op, group_size, is_gloo=fabric.is_gloo)
+    if not fabric.is_gloo or op not in _RINGS:
+        return Pace(turns=1.0, share=share)
+    return Pace(turns=float(GLOO_HALVES * (1 if span == "intra" else fabric.ranks_per_node or 1)), share=share)
 
 
 def tell_latency(links: Sequence[Link], fabric: Fabric) -> list[Link]:
@@ -121,9 +146,9 @@ def _is_open(link: Link) -> bool:
 
 
 def _told(link: Link, links: Sequence[Link], fabric: Fabric) -> Link:
-    # total = max(wire + latency of one message, wire / turns + latency of all) = latency that is seen + wire
-    total, turns = link.typical_us or 0.0, in_flight(link, fabric)
-    low, high, source = 0.0, total, LatencySource.UNKNOWN
+    total, pace = link.typical_us or 0.0, pace_of(link.op, link.span, link.group_size, fabric)
+    # Where sizes said nothing else, no message took less than its latency.
+    low, high, source = 0.0, min(total, link.alpha_high_us or total), LatencySource.UNKNOWN
     for found_low, found_high, origin in _evidence(link, links, fabric):
         new_low, new_high = max(low, found_low), min(high, found_high)
         if new_low > new_high:
@@ -135,8 +160,7 @@ def _told(link: Link, links: Sequence[Link], fabric: Fabric) -> Link:
     high = min(high, 0.99 * total)
     low = min(low, high)
     whole = (low * high) ** 0.5 if low > 0 else high / 2
-    one = 1 / messages(link.op, link.group_size)
-    low, middle, high = (max(one * latency, turns * latency - (turns - 1) * total) for latency in (low, whole, high))
+    low, middle, high = (pace.seen_in(latency, total) for latency in (low, whole, high))
     wire = link.typical_bytes * bus_factor(link.op, link.group_size)
 
     def moved(alpha_us: float) -> float:
@@ -156,11 +180,10 @@ def _told(link: Link, links: Sequence[Link], fabric: Fabric) -> Link:
     )
 
 
-def _whole(least_us: float, most_us: float, total_us: float, turns: float) -> tuple[float, float]:
+def _whole(least_us: float, most_us: float, total_us: float, pace: Pace) -> tuple[float, float]:
     """Return the range of a latency of which so much is seen; a negative bound of what is seen stays one."""
-    hidden = (turns - 1) * total_us
-    least = (least_us + hidden) / turns if least_us > 0 else min(0.0, least_us)
-    return least, (most_us + hidden) / turns if most_us >= 0 else most_us
+    least = pace.whole_us(least_us, total_us) if least_us > 0 else min(0.0, least_us)
+    return least, pace.whole_us(most_us, total_us) if most_us >= 0 else most_us
 
 
 def _evidence(link: Link, links: Sequence[Link], fabric: Fabric) -> Iterator[tuple[float, float, LatencySource]]:
@@ -173,9 +196,11 @@ def _evidence(link: Link, links: Sequence[Link], fabric: Fabric) -> Iterator[tup
         if item.group_size == link.group_size and item.op in _RINGS and link.op in _RINGS and item.busbw_gbps:
             move_us = wire / item.busbw_gbps / 1e3 * _send_factor(link, fabric) / _send_factor(item, fabric)
             least, most = (total - move_us * factor for factor in (PEER_BANDWIDTH_FACTOR, 1 / PEER_BANDWIDTH_FACTOR))
-            yield *_whole(least, most, total, in_flight(link, fabric)), LatencySource.OTHER_LINKS
+            pace = pace_of(link.op, link.span, link.group_size, fabric)
+            yield *_whole(least, most, total, pace), LatencySource.OTHER_LINKS
     for item in sorted(peers, key=lambda item: (item.busbw_gbps is None, item.group_size != link.group_size)):
-        scale = messages(link.op, link.group_size) / messages(item.op, item.group_size)
+        count, of_peer = (messages(one.op, one.group_size, is_gloo=fabric.is_gloo) for one in (link, item))
+        scale = count / of_peer
         alpha = ((item.alpha_us or 0.0) + item.hidden_us) * scale
         # NCCL sends short messages by the protocol with the least latency, long ones by that with the most.
         is_short = not item.busbw_gbps and not fabric.is_gloo

@@ -17,7 +17,7 @@ from paro_advise.advisor.ranks.constants import (
     MEDIAN_ERROR,
     MIN_SIZE_RATIO,
 )
-from paro_advise.advisor.ranks.links.latency import Fabric, tell_latency
+from paro_advise.advisor.ranks.links.latency import Fabric, Pace, pace_of, tell_latency
 from paro_advise.advisor.ranks.links.link import LatencySource, Link
 from paro_advise.core.collective import Op, bus_factor
 
@@ -36,9 +36,9 @@ def find_links(aligned: AlignedRun | None, run: Run, fabric: Fabric) -> tuple[li
     Returns:
         The links, and the number of samples left out because their bandwidth is impossible.
     """
-    links, num_impossible = fit_links(samples_of(aligned.table)) if aligned else ([], 0)
+    links, num_impossible = fit_links(samples_of(aligned.table), fabric) if aligned else ([], 0)
     logged = _logged_samples(run)
-    more, num_more = fit_links(logged) if logged is not None else ([], 0)
+    more, num_more = fit_links(logged, fabric) if logged is not None else ([], 0)
     known = {(link.op, link.span, link.group_size) for link in links}
     links += [link for link in more if (link.op, link.span, link.group_size) not in known]
     return tell_latency(links, fabric), num_impossible + num_more
@@ -136,8 +136,12 @@ def samples_of(table: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([joined, lone]).filter(pl.col("time_us") > 0)
 
 
-def fit_links(samples: pl.DataFrame) -> tuple[list[Link], int]:
+def fit_links(samples: pl.DataFrame, fabric: Fabric) -> tuple[list[Link], int]:
     """Fit one link per operation, span, size of the group and its number of nodes.
+
+    Args:
+        samples: see ``samples_of``.
+        fabric: says by which formula a collective's messages take their time.
 
     Returns:
         The links, and the number of samples left out because their bandwidth is impossible.
@@ -153,7 +157,8 @@ def fit_links(samples: pl.DataFrame) -> tuple[list[Link], int]:
         num_impossible += int((~possible).sum())
         if possible.any():
             lone = bool(part["lone"].all())
-            link = _fit(op, span, group_size, wire[possible], time_us[possible], lone=lone)
+            pace = pace_of(op, span, group_size, fabric)
+            link = _fit(op, span, group_size, wire[possible], time_us[possible], pace, lone=lone)
             partial = "partial" in part.columns and bool(part["partial"].mean() > 0.5)  # type: ignore[operator]
             links.append(replace(link, is_lower_bound=partial, num_nodes=num_nodes))
     return links, num_impossible
@@ -165,37 +170,45 @@ def _fit(
     group_size: int,
     wire: NDArray[np.float64],
     time_us: NDArray[np.float64],
+    pace: Pace,
     *,
     lone: bool,
 ) -> Link:
     # Waiting and contention only ever add time, so the lower part of each size is the link.
     sizes, typical = _typical(wire, time_us, quantile=0.1 if lone else 0.25)
     line = _line(sizes, typical)
+    if pace.turns > 1 and line.alpha_us is not None and line.per_byte is not None:
+        line = _overlapped_line(sizes, typical, pace)
+    middle = len(sizes) // 2
+    whole_us, per_byte = line.alpha_us or 0.0, line.per_byte or 0.0
     large = wire >= LATENCY_BYTES
     # A quick one may take no longer than the typical latency: at least a tenth of its time moved its bytes.
-    moving_us = np.maximum(time_us[large] - (line.alpha_us or 0.0), 0.1 * time_us[large])
+    latency_us = _seen_us(pace, np.array([whole_us]), per_byte * wire[large])
+    moving_us = np.maximum(time_us[large] - latency_us, 0.1 * time_us[large])
     single = wire[large] / moving_us / 1e3
     busbw = 1e-3 / line.per_byte if line.per_byte else None
     # Noise may put the line beyond the quantiles: a range holds its own estimate.
     is_moved = len(single) > 0 and line.per_byte is not None
     spread = [*np.quantile(single, (0.1, 0.9)).tolist(), *([busbw] if busbw else [])] if is_moved else []
-    middle = len(sizes) // 2
     least = float(typical.min())  # no message takes less than its latency
+    ends = (max(0.0, whole_us - line.doubt_us), whole_us, max(whole_us, min(whole_us + line.doubt_us, least)))
+    low, alpha, high = (pace.seen_us(latency, per_byte * float(sizes[middle])) for latency in ends)
     return Link(
         op=op,
         span=span or "unknown",
         group_size=group_size,
         num_samples=len(wire),
-        alpha_us=line.alpha_us,
+        alpha_us=None if line.alpha_us is None else alpha,
         busbw_gbps=busbw,
         busbw_low_gbps=min(spread, default=None),
         busbw_high_gbps=max(spread, default=None),
         source="measured",
-        alpha_low_us=None if line.alpha_us is None else max(0.0, line.alpha_us - line.doubt_us),
-        alpha_high_us=None if line.alpha_us is None else max(line.alpha_us, min(line.alpha_us + line.doubt_us, least)),
+        alpha_low_us=None if line.alpha_us is None else low,
+        alpha_high_us=least if line.alpha_us is None and len(sizes) > 1 else None if line.alpha_us is None else high,
         latency_source=LatencySource.UNKNOWN if line.alpha_us is None else LatencySource.MEASURED,
         typical_bytes=float(sizes[middle] / max(bus_factor(op, group_size), 1e-9)),
         typical_us=float(typical[middle]),
+        hidden_us=0.0 if line.alpha_us is None else whole_us - alpha,
     )
 
 
@@ -259,3 +272,44 @@ def _line(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> _Line:
         return _Line(alpha_us=None, per_byte=float(times[-1] / sizes[-1]))
     deviation = float(np.median(np.abs(rest - alpha))) * MEDIAN_ERROR / len(rest) ** 0.5
     return _Line(alpha_us=alpha, per_byte=slope, doubt_us=max(deviation, LATENCY_DOUBT * alpha))
+
+
+def _seen_us(pace: Pace, whole_us: NDArray[np.float64], moving_us: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ``Pace.seen_us`` of each pair."""
+    return np.maximum(pace.share * whole_us, whole_us - (1 - 1 / pace.turns) * moving_us)
+
+
+def _overlapped_line(sizes: NDArray[np.float64], times: NDArray[np.float64], pace: Pace) -> _Line:
+    """Return latency and time per byte by which messages that take turns come closest to what was measured.
+
+    Of two sizes, each paced by its bytes or by its latencies, follow both quantities. Those of the pair from which all
+    sizes are off least, as a share, are taken.
+    """
+    first, second = (places.ravel() for places in np.meshgrid(np.arange(len(sizes)), np.arange(len(sizes))))
+    first, second = first[first < second], second[first < second]
+    found = [(np.zeros(1), np.array([float(np.median(times / sizes))]))]
+    by_bytes, by_latency = (1.0, pace.share), (1 / pace.turns, 1.0)
+    for (of_bytes, of_whole), (then_bytes, then_whole) in (
+        (by_bytes, by_bytes),
+        (by_latency, by_latency),
+        (by_latency, by_bytes),
+    ):
+        # t1 = of_bytes * w1 * s + of_whole * whole, t2 likewise
+        a1, a2 = of_bytes * sizes[first], then_bytes * sizes[second]
+        determinant = a1 * then_whole - a2 * of_whole
+        is_told = np.abs(determinant) > 1e-9 * a2
+        a1, a2, determinant = a1[is_told], a2[is_told], determinant[is_told]
+        t1, t2 = times[first][is_told], times[second][is_told]
+        per_byte = (t1 * then_whole - t2 * of_whole) / determinant
+        found.append(((t2 * a1 - t1 * a2) / determinant, per_byte))
+    whole, per_byte = (np.concatenate(values) for values in zip(*found, strict=True))
+    is_possible = (whole >= 0) & (per_byte > 0)
+    whole, per_byte = whole[is_possible], per_byte[is_possible]
+    moving = per_byte[:, None] * sizes[None, :]
+    expected = moving + _seen_us(pace, whole[:, None], moving)
+    best = int(np.abs(expected / times - 1).mean(axis=1).argmin())
+    off = float(np.median(np.abs(expected[best] - times))) * MEDIAN_ERROR / len(sizes) ** 0.5
+    # Sizes that are all paced by their bytes show the latency of one message only.
+    shown = pace.share if expected[best][0] - moving[best][0] <= pace.share * whole[best] else 1.0
+    doubt_us = max(off / shown, LATENCY_DOUBT * float(whole[best]))
+    return _Line(alpha_us=float(whole[best]), per_byte=float(per_byte[best]), doubt_us=doubt_us)

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import sys
 import time
-from threading import current_thread, main_thread
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from threading import Timer, current_thread, main_thread
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,8 +23,9 @@ from torch.optim import optimizer as optimizer_module
 from torch.utils._pytree import tree_leaves
 
 from paro_advise.errors import CommunicationError, UsageError
-from paro_advise.runtime.adapters.constants import FAREWELL_POLL_S, FAREWELL_S
-from paro_advise.runtime.adapters.names import replace_name
+from paro_advise.runtime.adapters.constants import FAREWELL_POLL_S, FAREWELL_S, LONG_WAIT_S
+from paro_advise.runtime.adapters.planned.script_collectives import takes_all_ranks
+from paro_advise.runtime.messages import tell
 from paro_advise.runtime.sharding.parameters.owned import address, is_value_of
 from paro_advise.runtime.sharding.parameters.reading import WholeReads, runs_inside
 from paro_advise.runtime.sharding.states.whole_states import whole_moments, whole_parameters
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.engine import Engine
     from paro_advise.runtime.sharding.parameters.units import Slot
 
-_P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 PARAMETERS, OPTIMIZER, UNIT, OF_MODEL = "parameters", "optimizer", "unit ", " of model "
@@ -48,30 +47,14 @@ _EXCHANGE, _OF_PARTS = "exchange at ", " of parts "
 _READ_HINT = "take the read out of `if rank == 0:` and only print or save there, or choose a strategy N.."
 BACKWARD_HINT = "make it on all ranks, or on a copy of the model"
 LOAD_HINT = "load on all ranks; they may read one file"
+_WAITS_LONG = (
+    "rank 0 has waited for a minute for the others to help it read the model's whole state. They come at their next "
+    "training pass, step or collective over all ranks. If they wait for rank 0 in another way (a smaller group, recv, "
+    "a file), the job hangs: let them wait in torch.distributed.barrier() over all ranks"
+)
 _HEARD = "paro_points_heard"  # key: how many ranks know that rank 0 has gone on for the last time
 # Rank 0 deletes what it said so many points ago: each step of training brings all ranks together.
 _KEPT_POINTS = 1000
-_COLLECTIVES = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "destroy_process_group",
-    "gather",
-    "gather_object",
-    "monitored_barrier",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-)
-
 # What brings values of one rank to all, or makes one of all ranks'.
 _EQUALIZING = ("all_reduce", "broadcast", "reduce")
 
@@ -79,7 +62,13 @@ _EQUALIZING = ("all_reduce", "broadcast", "reduce")
 class Attendance:
     """One rank's part, for all sharded models of the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, sum_over_ranks: Callable[[torch.Tensor], object]) -> None:
+        """Begin to attend.
+
+        Args:
+            sum_over_ranks: an all-reduce that does not attend itself.
+        """
+        self._sum = sum_over_ranks
         self._engines: list[Engine] = []
         self._store = job_store()
         self._rank = dist.get_rank()
@@ -87,10 +76,7 @@ class Attendance:
         self._points = 0
         self._is_over = False
         self._inside = False
-        self._all_reduce = dist.all_reduce
         self._slots: dict[int, tuple[Arrangement, dict[int, Slot]]] = {}  # by id of the engine
-        for name in _COLLECTIVES:
-            replace_name(name, self._attend_before(getattr(dist, name)), dist)
         WholeReads.before = self._before_read
         WholeReads.are_saved_whole = True
         WholeReads.meet_before_exchanges(self._before_exchange)
@@ -264,9 +250,14 @@ class Attendance:
         """Bring the others to the same gathering."""
         self.meet(what, "call state_dict() on rank 0, or on all ranks in one order")
         self._inside = True
+        told = Timer(LONG_WAIT_S, tell, (_WAITS_LONG,))
+        told.daemon = True
+        if self._rank == 0:
+            told.start()
         try:
             yield
         finally:
+            told.cancel()
             self._inside = False
 
     def meet(self, what: str, hint: str, of: str | None = "") -> None:
@@ -311,22 +302,16 @@ class Attendance:
                 hint="look at what rank 0 printed last",
             ) from error
 
-    def _attend_before(self, original: Callable[_P, _R]) -> Callable[_P, _R]:
-        """Attend before a collective of the script over all ranks."""
-
-        @functools.wraps(original)
-        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            self._refuse_in_step(original.__name__, (args, kwargs))
-            given = [item for item in (*args, *kwargs.values()) if isinstance(item, dist.ProcessGroup)]
-            if dist.is_initialized() and _are_whole(given) and current_thread() is main_thread():
-                self.attend()
-                if original.__name__ == "destroy_process_group":
-                    self._part()
-                if original.__name__ in _EQUALIZING:
-                    return self._equalize(original, args, kwargs)
-            return original(*args, **kwargs)
-
-        return call
+    def call(self, original: Callable[..., _R], args: tuple[object, ...], kwargs: dict[str, object]) -> _R:
+        """Call a collective of the script, and attend before if all ranks do."""
+        self._refuse_in_step(original.__name__, (args, kwargs))
+        if takes_all_ranks(args, kwargs):
+            self.attend()
+            if original.__name__ == "destroy_process_group":
+                self._part()
+            if original.__name__ in _EQUALIZING:
+                return self._equalize(original, args, kwargs)
+        return original(*args, **kwargs)
 
     def _refuse_in_step(self, name: str, given: object) -> None:
         """Refuse that an optimizer exchanges what its ranks have made each of other parameters.
@@ -359,7 +344,7 @@ class Attendance:
         found = [place for item in sent if (place := self._place(item)) is not None]
         is_changed = torch.tensor([float(any(engine.edits.is_changed(slot) for engine, slot in found))])
         is_changed = is_changed.to(sent[0].device)
-        self._all_reduce(is_changed)
+        self._sum(is_changed)
         if is_changed.item():
             raise UsageError(
                 f"a sharded parameter that a script has changed must not be sent round before the next step, got "
@@ -438,8 +423,3 @@ def _resting(engine: Engine) -> list[DTensor]:
 
 def _layout(tensor: DTensor) -> tuple[object, object]:
     return tensor.device_mesh, tensor.placements
-
-
-def _are_whole(groups: list[dist.ProcessGroup]) -> bool:
-    """Tell whether a collective over these groups, the default one where there is none, takes all ranks."""
-    return all(dist.get_world_size(group) == dist.get_world_size() for group in groups)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch import nn
 
+from paro_advise.errors import TrainingError
 from paro_advise.runtime.sharding.exchange.usage import Missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     import torch
 
@@ -38,8 +39,8 @@ class Wrapping:
         origin: the framework's call, for people.
         units: modules or classes that it wraps one by one; None for the repeated blocks.
         param_dtype, reduce_dtype: mixed precision.
-        cast_modules: whose inputs the framework casts to ``param_dtype``, and outputs to ``output_dtype``.
-        output_dtype: None for what they make.
+        cast_modules: whose inputs the framework casts to ``param_dtype``.
+        output_dtypes: types by the modules whose outputs it casts to them.
         keeps_types: parameters rest in their own type, not in that of the passes.
         norms_are_dtensors: the framework's clipping returns DTensors.
         init_from_rank_0: the framework copies rank 0's parameters to all ranks.
@@ -60,7 +61,7 @@ class Wrapping:
     param_dtype: torch.dtype | None = None
     reduce_dtype: torch.dtype | None = None
     cast_modules: tuple[nn.Module, ...] = ()
-    output_dtype: torch.dtype | None = None
+    output_dtypes: Mapping[nn.Module, torch.dtype] = field(default_factory=dict)
     keeps_types: bool = False
     norms_are_dtensors: bool = False
     init_from_rank_0: bool = False
@@ -120,6 +121,28 @@ def copy_from_rank_0(module: nn.Module, ignored: Collection[torch.Tensor] = ()) 
     for tensor in [*module.parameters(), *module.buffers()]:
         if id(tensor) not in own:
             dist.broadcast(tensor.detach(), 0)
+
+
+def ignored_by_ddp(module: nn.Module, names: frozenset[str]) -> frozenset[nn.Parameter]:
+    """Return the parameters that DDP neither copies to all ranks nor reduces, by the names that it was given.
+
+    Raises:
+        TrainingError: it does one of the two.
+    """
+    known: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in nn.Module.named_parameters(module, remove_duplicate=False):
+        known.setdefault(parameter, []).append(name)
+    ignored = {parameter: found for parameter, found in known.items() if names.intersection(found)}
+    for parameter, found in ignored.items():
+        # DDP's reducer takes a parameter of the outermost module under the name ".name", which nobody gives.
+        unclear = [name for name in found if name not in names or "." not in name]
+        if unclear and parameter.requires_grad:
+            raise TrainingError(
+                f"a plan cannot express what DDP ignores in part: it does not copy {found[0]} from rank 0, and reduces "
+                "its gradient",
+                hint="name a parameter under all its names, and put those of the outermost module into a part of it",
+            )
+    return frozenset(ignored)
 
 
 def plain_name(thing: object) -> str:

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.ho_ring.fsdp2 import PlainMemory
+from paro_advise.runtime.hook_places import held_place, move_after
 from paro_advise.runtime.mixins import beneath, shown_as_base, without_first
 from paro_advise.runtime.sharding.parameters.owned import set_gradient
 from paro_advise.runtime.sharding.parameters.rows import cut_dimension
@@ -308,8 +309,20 @@ def _reset(group: FSDPParamGroup) -> None:
 def hook_handles(root: nn.Module) -> list[RemovableHandle]:
     """Return what removes the functions that FSDP2 lets the model's modules call around a forward pass."""
     states = [module._get_fsdp_state() for module in root.modules() if isinstance(module, FSDPModule)]  # noqa: SLF001
-    before = [state._pre_forward_hook_handle for state in states]  # noqa: SLF001
-    return before + [state._post_forward_hook_handle for state in states]  # noqa: SLF001
+    found = [state._pre_forward_hook_handle for state in states]  # noqa: SLF001
+    found += [state._post_forward_hook_handle for state in states]  # noqa: SLF001
+    # Modules that were wrapped together have one handle of many.
+    return [single for handle in found for single in getattr(handle, "handles", (handle,))]
+
+
+def hold_hook_places(module: nn.Module) -> None:
+    """Mark where FSDP2's functions stand among a module's hooks, for those of a plan that do their work."""
+    before, after = module._forward_pre_hooks, module._forward_hooks  # noqa: SLF001 - they have no public names
+    for handle in hook_handles(module):
+        if handle.hooks_dict_ref() is before and handle.id in before:
+            move_after(before, module.register_forward_pre_hook(held_place).id, handle.id)
+        if handle.hooks_dict_ref() is after and handle.id in after:
+            move_after(after, module.register_forward_hook(held_place).id, handle.id)
 
 
 def reshard(root: nn.Module) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch.distributed.utils import _apply_to_tensors
 
 from paro_advise.errors import UsageError
+from paro_advise.runtime.hook_places import take_held_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch import nn
     from torch.utils.hooks import RemovableHandle
@@ -128,17 +130,36 @@ class ReplicatedUnits:
 
 
 def cast_passes(
-    modules: Iterable[nn.Module], dtype: torch.dtype | None, output_dtype: torch.dtype | None
+    inputs: Iterable[nn.Module], dtype: torch.dtype | None, outputs: Mapping[nn.Module, torch.dtype]
 ) -> Iterator[RemovableHandle]:
-    """Have floating-point inputs and outputs of modules cast, as FSDP2's mixed precision does. Yield what ends that."""
-    for module in modules:
-        if dtype is not None:
-            yield module.register_forward_pre_hook(
-                lambda _, args, kwargs: (_cast(args, dtype), _cast(kwargs, dtype)), prepend=True, with_kwargs=True
-            )
-        if output_dtype is not None:
-            # Before the hooks of a script, most of which it registers on what its framework has wrapped already.
-            yield module.register_forward_hook(lambda _, __, output: _cast(output, output_dtype), prepend=True)
+    """Have floating-point inputs and outputs of modules cast, as FSDP2's mixed precision does. Yield what ends that.
+
+    Args:
+        inputs: modules whose inputs are cast.
+        dtype: to which; None for none.
+        outputs: types by the module whose outputs are cast to them.
+    """
+    for module in inputs:
+        if dtype is None:
+            break
+        handle = module.register_forward_pre_hook(partial(_cast_inputs, dtype), prepend=True, with_kwargs=True)
+        take_held_place(module._forward_pre_hooks, handle.id)  # noqa: SLF001 - a module's hooks have no public names
+        yield handle
+    for module, output_dtype in outputs.items():
+        # Before the hooks of a script, most of which it registers on what its framework has wrapped already.
+        handle = module.register_forward_hook(partial(_cast_output, output_dtype), prepend=True)
+        take_held_place(module._forward_hooks, handle.id)  # noqa: SLF001
+        yield handle
+
+
+def _cast_inputs(
+    dtype: torch.dtype, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    return _cast(args, dtype), _cast(kwargs, dtype)
+
+
+def _cast_output(dtype: torch.dtype, _: nn.Module, __: tuple[object, ...], output: _Values) -> _Values:
+    return _cast(output, dtype)
 
 
 def _cast(values: _Values, dtype: torch.dtype) -> _Values:

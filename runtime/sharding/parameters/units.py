@@ -168,7 +168,7 @@ def _children_first(model: nn.Module) -> list[nn.Parameter]:
         for child in module.children():
             if child not in visited:
                 visit(child)
-        for parameter in module.parameters(recurse=False):
+        for parameter in nn.Module.parameters(module, recurse=False):  # a model's own method may take no argument
             found.setdefault(id(parameter), parameter)
 
     visit(model)

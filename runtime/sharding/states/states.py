@@ -171,9 +171,10 @@ def model_state(engine: Engine) -> dict[str, torch.Tensor]:
             )
             found.update(dict.fromkeys(slot.aliases, value))
     singles = set(engine.gradients.singles.parameters)
-    every = engine.model.named_parameters(remove_duplicate=False)
+    engine.show_parameters()
+    every = nn.Module.named_parameters(engine.model, remove_duplicate=False)  # the model's own may take no arguments
     found.update({name: parameter.detach() for name, parameter in every if parameter in singles})
-    persistent = engine.model.state_dict(keep_vars=True)
+    persistent = nn.Module.state_dict(engine.model, keep_vars=True)
     found.update({name: value for name, value in engine.model.named_buffers() if name in persistent})
     return found
 
