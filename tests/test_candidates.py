@@ -132,6 +132,11 @@ def test_beside_a_gpu_a_plan_chooses_what_the_framework_itself_runs(framework):
     allowed = recommend(made, Limits(allow_untested=True))
     assert any(choice.probability_best > 0 for choice in allowed.candidates if choice.collectives == "ho_ring")
 
+    def eligible(of):
+        return {(c.triple, c.group_size, c.collectives, c.variant) for c in of.candidates if c.eligible}
+
+    assert eligible(plan) < eligible(allowed)
+
 
 @pytest.mark.parametrize("triple", [str(strategy) for strategy in KEPT])
 def test_every_approximation_is_known_as_what_it_really_is(triple):

@@ -191,9 +191,9 @@ def may_choose(candidate: Candidate, calibration: Calibration, *, allow_untested
     Beside a GPU that is what settings of the framework that ran express: HO-Ring and our runtime were not timed there.
     """
     framework = calibration.framework
-    if not calibration.is_gpu or allow_untested or framework == Framework.RUNTIME:
+    if not calibration.is_gpu or framework == Framework.RUNTIME:
         return is_proposable(candidate, framework)
-    return is_at_hand(candidate, framework)
+    return is_at_hand(candidate, framework) or (allow_untested and is_proposable(candidate, framework))
 
 
 def is_at_hand(candidate: Candidate, framework: Framework) -> bool:
