@@ -195,7 +195,7 @@ class Sensitivity:
         value: as the plan takes it, in the unit of its name.
         source: "measured" or "prior".
         speedup_if_half, speedup_if_double: of the chosen strategy.
-        best_if_half, best_if_double: the strategy that would then be chosen.
+        best_if_half, best_if_double: what would then be chosen, as in the table of candidates.
     """
 
     what: str

@@ -471,7 +471,7 @@ def test_when_nothing_fits_at_all_it_is_said():
 def test_what_would_change_the_choice_is_judged_as_the_choice_was():
     """Among equals the one with less memory is taken, under the nominal assumptions and under others."""
     plan = recommend(calibration(), Limits())
-    assert plan.chosen.triple in {item.best_if_half for item in plan.sensitivities}
+    assert short_choice_name(plan.chosen) in {item.best_if_half for item in plan.sensitivities}
 
 
 def test_a_run_in_buckets_is_replayed_in_buckets_and_others_block_by_block():
@@ -492,9 +492,13 @@ def test_a_healed_rank_is_worth_its_lateness():
     made = replace(made, step_us=float(step_us(made, baseline_candidate(made), measured_links(made))))
     plan = recommend(made, Limits())
     lever = next(item for item in plan.levers if item.what == "no rank later than the others")
-    assert lever.speedup_now.p50 == pytest.approx(made.step_us / (made.step_us - 30_000), rel=0.02)
-    assert not lever.changes_numbers
+    assert (lever.speedup_now.p50, lever.changes_numbers) == (
+        pytest.approx(made.step_us / (made.step_us - 3e4), rel=0.02),
+        False,
+    )
     plan = recommend(replace(made, most_late_us=50_000.0), Limits())  # waiting may have hidden or slowed more
-    unsure = next(item for item in plan.levers if item.what == "no rank later than the others")
-    assert unsure.speedup_now.p10 == pytest.approx(lever.speedup_now.p10, rel=0.02)
-    assert unsure.speedup_now.p90 == pytest.approx(made.step_us / (made.step_us - 50_000), rel=0.02)
+    (unsure,) = (item.speedup_now for item in plan.levers if item.what == lever.what)
+    assert unsure.p10 == pytest.approx(lever.speedup_now.p10, rel=0.02)
+    most = made.step_us / (made.step_us - 50_000)
+    beyond = math.hypot(math.log(most / unsure.p50), 1.2816 * 0.03)  # the replay itself may be off
+    assert unsure.p90 == pytest.approx(unsure.p50 * math.exp(beyond), rel=0.02)

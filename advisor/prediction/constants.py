@@ -31,6 +31,7 @@ SCALING_SIGMA = 0.1  # per doubling of the nodes; assumed, range 0.05 to 0.2
 REPEAT_SIGMA = 0.03
 # Beside the strategy: gains below this share are noise, blocks that are merged to a unit; assumed
 LEAST_LEVER_GAIN, MERGED_UNITS = 0.01, (2, 4)
+LEVER_SIGMA = 0.03  # of what a lever gains, beyond what draws say: the replay itself; assumed, range 0.02 to 0.05
 # At how many times the nodes, the bandwidth and the batch a question of a plan is answered in steps; assumed
 NODE_FACTORS, BANDWIDTH_FACTORS, BATCH_FACTORS = (1, 2, 4, 8), (0.25, 0.5, 1.0, 2.0, 4.0), (1, 2, 4)
 # Where the search for an answer ends: links this much slower and quicker, this many times the nodes; assumed

@@ -324,7 +324,9 @@ def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, field
         case Verdict.KEEP:
             today = field.usable_today
             is_beaten = today is not None and median_us(field.baseline) > GAIN_RATIO * median_us(today)
-            which = "nothing that fits and `paro-advise run` trains with" if is_beaten else "no alternative that fits"
+            is_ours = any(today is item for item in field.eligible)
+            is_others = is_beaten and not is_ours
+            which = "nothing that `paro-advise run` trains with" if is_others else "no alternative that fits"
             return f"Keep {now}: {which} is faster by what counts as a difference."
         case Verdict.CHANGE:
             broken = "" if baseline.feasible else f" {now} {baseline.reason}."

@@ -6,16 +6,23 @@ micro-batches often make it quicker, which no replay of communication shows.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paro_advise.advisor.prediction.advice.what_if import anchored_us, quantiles
-from paro_advise.advisor.prediction.constants import ASSUMED_UNITS, LEAST_LEVER_GAIN, MERGED_UNITS
+from paro_advise.advisor.prediction.constants import (
+    ASSUMED_UNITS,
+    LEAST_LEVER_GAIN,
+    LEVER_SIGMA,
+    MERGED_UNITS,
+    P90_SIGMAS,
+)
 from paro_advise.advisor.prediction.scoring import needed_bytes
 from paro_advise.core.framework import Framework
-from paro_advise.policies.plan import Lever
+from paro_advise.policies.plan import Lever, Quantiles
 from paro_advise.policies.strategy import Level
 
 if TYPE_CHECKING:
@@ -70,7 +77,7 @@ def levers(basis: Basis, limits: Limits) -> tuple[Lever, ...]:
     before = [anchored_us(basis, basis.calibration, candidate) for candidate in (basis.base, basis.chosen)]
     for change in _changes(basis.calibration, basis.base):
         after = [anchored_us(basis, change.calibration, change.change(item)) for item in (basis.base, basis.chosen)]
-        now, planned = (quantiles(old / _with_further(new, change)) for old, new in zip(before, after, strict=True))
+        now, planned = (_gain(old / _with_further(new, change)) for old, new in zip(before, after, strict=True))
         if max(now.p50, planned.p50) < 1 + LEAST_LEVER_GAIN:
             continue
         chosen = change.change(basis.chosen)
@@ -89,6 +96,14 @@ def levers(basis: Basis, limits: Limits) -> tuple[Lever, ...]:
             )
         )
     return tuple(sorted(found, key=lambda lever: -max(lever.speedup_now.p50, lever.speedup_with_plan.p50)))
+
+
+def _gain(speedups: NDArray[np.float64]) -> Quantiles:
+    """Return quantiles of what the draws say, with what the replay itself may be off by."""
+    told = quantiles(speedups)
+    off = P90_SIGMAS * LEVER_SIGMA
+    below, above = (math.hypot(math.log(ratio), off) for ratio in (told.p50 / told.p10, told.p90 / told.p50))
+    return Quantiles(p10=told.p50 * math.exp(-below), p50=told.p50, p90=told.p50 * math.exp(above))
 
 
 def _with_further(times_us: NDArray[np.float64], change: _Change) -> NDArray[np.float64]:

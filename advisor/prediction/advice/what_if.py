@@ -203,7 +203,7 @@ def _end(
     *,
     eases: bool,
 ) -> tuple[float, str]:
-    """Return the speed-up of the chosen candidate, and the strategy that would be chosen.
+    """Return the speed-up of the chosen candidate, and the one that would be chosen: itself, if none is quicker.
 
     Args:
         basis: the run and the plan.
@@ -220,9 +220,9 @@ def _end(
         found.append((float(step_us(calibration, candidate, links)), candidate, held))
         best_us = min(best_us, found[-1][0])
     near = [item for item in found if item[0] <= best_us * (1 + EQUAL_SHARE)]
-    _, best, _ = min(near, key=lambda item: (item[2], item[0]))
+    _, best, _ = min(near, key=lambda item: (item[1] != basis.chosen, item[2], item[0]))
     speedup = float(step_us(calibration, basis.base, links)) / float(step_us(calibration, basis.chosen, links))
-    return speedup, str(best.strategy)
+    return speedup, best.name
 
 
 def _sensitivity(what: str, value: float, source: str, ends: Sequence[tuple[float, str]]) -> Sensitivity:

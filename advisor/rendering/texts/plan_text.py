@@ -153,7 +153,8 @@ def _sensitive(plan: Plan) -> list[str]:
             ("half", item.best_if_half, item.speedup_if_half),
             ("double", item.best_if_double, item.speedup_if_double),
         ):
-            if best != plan.chosen.triple and plan.verdict != Verdict.KEEP:
+            # Older plans name the triple alone.
+            if best not in (short_choice_name(plan.chosen), plan.chosen.triple) and plan.verdict != Verdict.KEEP:
                 value = f"{item.value:,.0f}" if item.value >= 1000 else f"{item.value:.3g}"
                 lines.append(f"  {end} the {item.what}, now {value}: {best} would be best, this plan {speedup:.2f}x")
     return ["", "What would change the choice:", *lines] if lines else []
