@@ -484,21 +484,3 @@ def test_a_run_in_buckets_is_replayed_in_buckets_and_others_block_by_block():
     blocks = step_us(made, replace(base, unit_bytes=None), measured_links(made))
     hidden = 100_000 * 2 / 3 * 7 / 8  # all but the first unit's reduction begin while backward still runs
     assert blocks == pytest.approx(8 * (100.0 + 14 * 2 * MB / 8 / 50) + 105_000 - hidden)
-
-
-def test_a_healed_rank_is_worth_its_lateness():
-    """30 ms of a step are waiting for one rank, whatever the strategy."""
-    made = calibration(fixed_us=35_000.0, late_us=30_000.0, most_late_us=30_000.0)
-    made = replace(made, step_us=float(step_us(made, baseline_candidate(made), measured_links(made))))
-    plan = recommend(made, Limits())
-    lever = next(item for item in plan.levers if item.what == "no rank later than the others")
-    assert (lever.speedup_now.p50, lever.changes_numbers) == (
-        pytest.approx(made.step_us / (made.step_us - 3e4), rel=0.02),
-        False,
-    )
-    plan = recommend(replace(made, most_late_us=50_000.0), Limits())  # waiting may have hidden or slowed more
-    (unsure,) = (item.speedup_now for item in plan.levers if item.what == lever.what)
-    assert unsure.p10 == pytest.approx(lever.speedup_now.p10, rel=0.02)
-    most = made.step_us / (made.step_us - 50_000)
-    beyond = math.hypot(math.log(most / unsure.p50), 1.2816 * 0.03)  # the replay itself may be off
-    assert unsure.p90 == pytest.approx(unsure.p50 * math.exp(beyond), rel=0.02)

@@ -1,0 +1,40 @@
+"""What gains beside the strategy, as a plan says it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from test_recommend import calibration
+
+from paro_advise.advisor.prediction.candidates import baseline_candidate
+from paro_advise.advisor.prediction.recommend import recommend
+from paro_advise.advisor.prediction.scoring import Limits
+from paro_advise.advisor.prediction.step_replay import measured_links, step_us
+
+OFF = 0.03  # of a gain, that the replay itself may be off by, as a standard deviation; 80 % lie within 1.2816 of them
+
+
+def test_a_healed_rank_is_worth_its_lateness():
+    """30 ms of a step are waiting for one rank, whatever the strategy."""
+    made = calibration(fixed_us=35_000.0, late_us=30_000.0, most_late_us=30_000.0)
+    made = replace(made, step_us=float(step_us(made, baseline_candidate(made), measured_links(made))))
+    plan = recommend(made, Limits())
+    lever = next(item for item in plan.levers if item.what == "no rank later than the others")
+    assert lever.speedup_now.p50 == pytest.approx(made.step_us / (made.step_us - 30_000), rel=0.02)
+    assert not lever.changes_numbers
+    plan = recommend(replace(made, most_late_us=50_000.0), Limits())  # waiting may have hidden or slowed more
+    (unsure,) = (item.speedup_now for item in plan.levers if item.what == lever.what)
+    assert unsure.p10 == pytest.approx(lever.speedup_now.p10, rel=0.02)
+    most = made.step_us / (made.step_us - 50_000)
+    beyond = math.hypot(math.log(most / unsure.p50), 1.2816 * OFF)
+    assert unsure.p90 == pytest.approx(unsure.p50 * math.exp(beyond), rel=0.005)
+
+
+def test_no_gain_is_told_more_exactly_than_steps_are_replayed():
+    made = calibration(fixed_us=35_000.0, late_us=30_000.0, most_late_us=30_000.0)
+    for lever in recommend(made, Limits()).levers:
+        for gain in (lever.speedup_now, lever.speedup_with_plan):
+            assert gain.p10 <= gain.p50 * math.exp(-1.2816 * OFF) * 1.0001
+            assert gain.p90 >= gain.p50 * math.exp(1.2816 * OFF) * 0.9999
