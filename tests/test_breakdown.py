@@ -30,6 +30,21 @@ def test_parts_of_the_hand_written_step(tmp_path):
         assert step.state_exposed_us["gradient"] == pytest.approx(100)
 
 
+def test_what_is_exposed_for_two_states_at_once_is_said(tmp_path):
+    """A gather of 300 us and a reduction of 200 run at once for 150: of 350 exposed ones 150 count twice."""
+    trace = TraceBuilder(0, 2)
+    trace.step(1, 0, 1000.0)
+    trace.compute(10, 100)
+    gather = ("FSDP::pre_backward (blocks.0)", "FSDP::all_gather (blocks.0)")
+    reduce = ("FSDP::post_backward_reduce (blocks.1)",)
+    trace.collective("AllGather", 200, 300, nelems=1000, issue=130, seq=1, owners=gather)
+    trace.collective("ReduceScatter", 350, 200, nelems=1000, issue=150, seq=2, owners=reduce, tid=2, stream=21)
+    analysis = analyze(write_run(tmp_path / "run", [trace]))
+    assert analysis.breakdown_us.exposed_communication == pytest.approx(350)
+    assert analysis.exposed_together_us == pytest.approx(150)
+    assert "150 us are exposed for several states at once" in analysis_text(analysis)
+
+
 def test_exposed_communication_by_module(tmp_path):
     """By hand: the block's first gather is exposed for 100 us, its second not, its reduction for 50; the root's for 50 each."""
     folder = write_run(tmp_path / "run", [fsdp_rank(rank) for rank in range(2)])

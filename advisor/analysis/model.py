@@ -403,6 +403,12 @@ class Analysis:
     passes: PassTimes | None = None  # since 1.2; None where it is not known what launched most of the computing
 
     @property
+    def exposed_together_us(self) -> float:
+        """Return how much of a step counts as exposed for several states, as their collectives run at once."""
+        parts = sum(entry.exposed_us or 0.0 for entry in self.states.values())
+        return max(0.0, parts - (self.breakdown_us.exposed_communication or 0.0))
+
+    @property
     def is_cut(self) -> bool:
         """Tell whether the figures hold traces that end early or are damaged: what is missing looks like idle time."""
         codes = {entry.code for entry in self.data_quality}

@@ -36,6 +36,7 @@ SHOWN_INPUTS = 64  # inputs listed on a page; the JSON holds all
 WORST_RANKS = 16  # slowest ranks drawn then
 BEST_RANKS = 4  # fastest ranks drawn then
 SHOWN_LINKS = 6  # links listed in the text of an analysis, those with the most collectives; page and JSON hold all
+LEAST_TOGETHER = 0.02  # of exposed communication, from which it is said that states share it; a reader's choice
 WIDE_RANGE = 1.5  # high over low from which a number is shown with its range; a reader's choice
 LEAST_DRAWN = 1e-6  # us or bytes of a whole axis; below a picosecond only damage is left, and scales overflow
 PRODUCTS_SHARE = 0.2  # of computing that products of known shape must take for their speed to be told; assumed

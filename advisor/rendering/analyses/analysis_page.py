@@ -30,6 +30,7 @@ from paro_advise.advisor.rendering.texts.analysis_text import (
     memory_phases,
     products_text,
     profiled,
+    together_text,
     work_text,
 )
 from paro_advise.advisor.rendering.timelines.timeline_view import timeline_view
@@ -185,7 +186,9 @@ def _state_table(analysis: Analysis) -> Table:
         "wait #",
         "evidence",
     )
-    return make_table("table-states", "Per rank and step; bytes count the full buffer", names, rows)
+    together = together_text(analysis)
+    caption = f"Per rank and step; bytes count the full buffer{f'; {together}' if together else ''}"
+    return make_table("table-states", caption, names, rows)
 
 
 def _memory_view(analysis: Analysis) -> View:

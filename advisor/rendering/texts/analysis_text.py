@@ -9,7 +9,13 @@ import click
 from paro_advise.advisor.analysis.judgement.findings import APPLIES, NOT_JUDGED
 from paro_advise.advisor.analysis.regimes import regime_text
 from paro_advise.advisor.ranks.links.link import LatencySource
-from paro_advise.advisor.rendering.constants import NAMED_KINDS, PRODUCTS_SHARE, SHOWN_LINKS, WIDE_RANGE
+from paro_advise.advisor.rendering.constants import (
+    LEAST_TOGETHER,
+    NAMED_KINDS,
+    PRODUCTS_SHARE,
+    SHOWN_LINKS,
+    WIDE_RANGE,
+)
 from paro_advise.advisor.wording.escaping import plain
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, share_text, time_text
 from paro_advise.core.model_state import STATES
@@ -199,6 +205,17 @@ def _ranks_text(analysis: Analysis) -> str:
     return f"{len(run.ranks)} of {run.world_size or '?'} seen"
 
 
+def together_text(analysis: Analysis) -> str:
+    """Say how much exposed time counts for several states at once, "" where next to none does."""
+    whole_us = analysis.breakdown_us.exposed_communication or 0.0
+    if analysis.exposed_together_us <= LEAST_TOGETHER * whole_us:
+        return ""
+    return (
+        f"{time_text(analysis.exposed_together_us)} are exposed for several states at once: they count for each, and "
+        "hiding one alone does not save them"
+    )
+
+
 def _state_lines(analysis: Analysis) -> list[str]:
     heads = "".join(f"{name:>10}" for name in ("bytes", "exposed", "overlap", "transfer", "wait"))
     lines = [f"{'state':<10} {'calls':>7}{heads}  {'regime':<20} evidence"]
@@ -212,6 +229,8 @@ def _state_lines(analysis: Analysis) -> list[str]:
             f"{time_text(entry.hidden_us):>9} {time_text(entry.transfer_us):>9} {time_text(entry.wait_us):>9}  "
             f"{regime:<20} {entry.evidence}"
         )
+    if together := together_text(analysis):
+        lines.append(f"  {together}")
     for kind, part in analysis.model_parallel.items():
         lines.append(
             f"  {kind:<8} {count_text(part.count):>7} {bytes_text(part.bytes):>9} {time_text(part.exposed_us):>9} "
