@@ -176,6 +176,23 @@ def test_latency_of_gloo_hides_behind_a_port_that_ranks_share():
     assert gather.alpha_us + gather.hidden_us == pytest.approx(7 * message_us, rel=0.01)
 
 
+@pytest.mark.parametrize(("alpha_us", "busbw_gbps"), [(40, 90), (700, 90), (2000, 5)])
+def test_a_benchmark_has_the_latency_that_its_sizes_tell(alpha_us, busbw_gbps):
+    """Nothing else runs beside its messages, so that a slow network, or sockets, may take any time."""
+    data = samples([1 << 20, 1 << 22, 1 << 24, 1 << 27], alpha_us=alpha_us, busbw_gbps=busbw_gbps)
+    fitted, _ = fit_links(data, NCCL, is_alone=True)
+    (link,) = tell_latency(fitted, NCCL, alone=fitted)
+    assert link.alpha_us == pytest.approx(alpha_us, rel=0.01)
+    assert link.busbw_gbps == pytest.approx(busbw_gbps, rel=0.01)
+
+
+def test_what_takes_no_longer_for_more_bytes_in_a_benchmark_is_latency():
+    rows = [("all_gather", "inter", 2, size, 2200.0, False) for size in (1 << 20, 1 << 22, 1 << 23)] * 4
+    data = pl.DataFrame(rows, schema=["op", "span", "group_size", "bytes", "time_us", "lone"], orient="row")
+    (link,) = tell_latency(fit_links(data, NCCL, is_alone=True)[0], NCCL)
+    assert (link.alpha_us, link.busbw_gbps) == (pytest.approx(2200.0), None)
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.02])
 @pytest.mark.parametrize(
     "sizes",

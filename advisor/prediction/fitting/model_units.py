@@ -53,6 +53,11 @@ def model_of(analysis: Analysis, world: int, micro: int, notes: list[str]) -> Pi
             hint="record with record_shapes=True" if moved else "record whole forward and backward passes of a step",
         )
     if len(units) >= FEW_UNITS or run.framework.is_fsdp or run.framework == Framework.RUNTIME:
+        if run.framework.is_ddp:
+            notes.append(
+                f"the model's blocks are not in the traces: the {len(units)} buckets stand for them; fewer, larger "
+                "blocks would make ways that gather parameters quicker than predicted, more and smaller ones slower"
+            )
         root = _root_bytes(analysis, units, micro)
         front = 0.0 if root else _front_bytes(units)
         ordered = _root_last(units, root)

@@ -121,9 +121,15 @@ def pace_of(op: str, span: str, group_size: int, fabric: Fabric) -> Pace:
     return Pace(turns=float(GLOO_HALVES * (1 if span == "intra" else fabric.ranks_per_node or 1)), share=share)
 
 
-def tell_latency(links: Sequence[Link], fabric: Fabric) -> list[Link]:
-    """Fill in what the sizes of a link's messages left open, or told wrong."""
-    links = [_reopened(link, fabric) for link in links]
+def tell_latency(links: Sequence[Link], fabric: Fabric, alone: Sequence[Link] = ()) -> list[Link]:
+    """Fill in what the sizes of a link's messages left open, or told wrong.
+
+    Args:
+        links: as fitted.
+        fabric: the machines.
+        alone: links whose messages ran beside nothing else, whose sizes tell nothing wrong.
+    """
+    links = [link if link in alone else _reopened(link, fabric) for link in links]
     return [_told(link, links, fabric) if _is_open(link) else link for link in links]
 
 

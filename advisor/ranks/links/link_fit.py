@@ -22,11 +22,14 @@ from paro_advise.advisor.ranks.links.link import LatencySource, Link
 from paro_advise.core.collective import Op, bus_factor
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import polars as pl
     from numpy.typing import NDArray
 
     from paro_advise.advisor.ranks.clock_alignment import AlignedRun
     from paro_advise.advisor.ranks.run import Run
+    from paro_advise.advisor.ranks.source import Source
     from paro_advise.advisor.ranks.topology import Topology
 
 
@@ -37,11 +40,15 @@ def find_links(aligned: AlignedRun | None, run: Run, fabric: Fabric) -> tuple[li
         The links, and the number of samples left out because their bandwidth is impossible.
     """
     links, num_impossible = fit_links(samples_of(aligned.table), fabric) if aligned else ([], 0)
-    logged = _logged_samples(run)
-    more, num_more = fit_links(logged, fabric) if logged is not None else ([], 0)
-    known = {(link.op, link.span, link.group_size) for link in links}
-    links += [link for link in more if (link.op, link.span, link.group_size) not in known]
-    return tell_latency(links, fabric), num_impossible + num_more
+    alone: list[Link] = []
+    for is_alone in (True, False):
+        logged = _logged_samples([item for item in run.untimed if item.header.is_benchmark == is_alone])
+        more, num_more = fit_links(logged, fabric, is_alone=is_alone) if logged is not None else ([], 0)
+        known = {(link.op, link.span, link.group_size) for link in links}
+        more = [link for link in more if (link.op, link.span, link.group_size) not in known]
+        links, alone = links + more, alone + (more if is_alone else [])
+        num_impossible += num_more
+    return tell_latency(links, fabric, alone), num_impossible
 
 
 def fabric_of(run: Run, topology: Topology) -> Fabric:
@@ -54,11 +61,11 @@ def fabric_of(run: Run, topology: Topology) -> Fabric:
     )
 
 
-def _logged_samples(run: Run) -> pl.DataFrame | None:
-    """Return the samples of benchmarks and loggers, None where there are none."""
+def _logged_samples(logs: Sequence[Source]) -> pl.DataFrame | None:
+    """Return the samples of benchmarks or loggers, None where there are none."""
     import polars as pl
 
-    frames = [item.link_samples for item in run.untimed if len(item.link_samples)]
+    frames = [item.link_samples for item in logs if len(item.link_samples)]
     if not frames:
         return None
     nodes, size = pl.col("num_nodes"), pl.col("group_size")
@@ -136,12 +143,13 @@ def samples_of(table: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([joined, lone]).filter(pl.col("time_us") > 0)
 
 
-def fit_links(samples: pl.DataFrame, fabric: Fabric) -> tuple[list[Link], int]:
+def fit_links(samples: pl.DataFrame, fabric: Fabric, *, is_alone: bool = False) -> tuple[list[Link], int]:
     """Fit one link per operation, span, size of the group and its number of nodes.
 
     Args:
         samples: see ``samples_of``.
         fabric: says by which formula a collective's messages take their time.
+        is_alone: nothing else ran beside them, as in a benchmark.
 
     Returns:
         The links, and the number of samples left out because their bandwidth is impossible.
@@ -158,7 +166,7 @@ def fit_links(samples: pl.DataFrame, fabric: Fabric) -> tuple[list[Link], int]:
         if possible.any():
             lone = bool(part["lone"].all())
             pace = pace_of(op, span, group_size, fabric)
-            link = _fit(op, span, group_size, wire[possible], time_us[possible], pace, lone=lone)
+            link = _fit(op, span, group_size, wire[possible], time_us[possible], pace, lone=lone, is_alone=is_alone)
             partial = "partial" in part.columns and bool(part["partial"].mean() > 0.5)  # type: ignore[operator]
             links.append(replace(link, is_lower_bound=partial, num_nodes=num_nodes))
     return links, num_impossible
@@ -173,10 +181,11 @@ def _fit(
     pace: Pace,
     *,
     lone: bool,
+    is_alone: bool,
 ) -> Link:
     # Waiting and contention only ever add time, so the lower part of each size is the link.
     sizes, typical = _typical(wire, time_us, quantile=0.1 if lone else 0.25)
-    line = _line(sizes, typical)
+    line = _line(sizes, typical, is_alone=is_alone)
     if pace.turns > 1 and line.alpha_us is not None and line.per_byte is not None:
         line = _overlapped_line(sizes, typical, pace)
     middle = len(sizes) // 2
@@ -244,7 +253,7 @@ class _Line:
     doubt_us: float = 0.0
 
 
-def _line(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> _Line:
+def _line(sizes: NDArray[np.float64], times: NDArray[np.float64], *, is_alone: bool) -> _Line:
     if sizes[-1] < LATENCY_BYTES:
         return _Line(alpha_us=float(np.median(times)), per_byte=None, doubt_us=float(np.ptp(times)) / 2)
     if sizes[-1] < MIN_SIZE_RATIO * sizes[0]:
@@ -259,7 +268,7 @@ def _line(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> _Line:
     order = np.argsort(slopes)
     cumulative = np.cumsum(weights[order])
     slope = float(slopes[order][np.searchsorted(cumulative, cumulative[-1] / 2)])
-    if slope <= 0 and sizes[-1] < MIN_SIZE_RATIO * LATENCY_BYTES:
+    if slope <= 0 and (is_alone or sizes[-1] < MIN_SIZE_RATIO * LATENCY_BYTES):
         # What takes no longer than the shortest messages is latency as well; the bandwidth stays unseen.
         return _Line(alpha_us=float(times.min()), per_byte=None, doubt_us=float(np.ptp(times)) / 2)
     if slope <= 0:
