@@ -224,6 +224,20 @@ def test_hosts_of_ranks_without_a_log_are_not_spoken_for(tmp_path, capsys):
     assert "no host of the one rank of 2 whose logs are here works longer: look at others" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kept", [0, 30])
+def test_a_log_that_has_stopped_growing_hides_no_alarm(tmp_path, kept, capsys):
+    """A step counts when all ranks have logged it; one that cannot write any more would end the watch unseen."""
+    times = [100e3] * 140 + [150e3] * 40
+    for rank in range(3):
+        lines = log_lines(rank, times)
+        (tmp_path / f"steps.rank{rank}.jsonl").write_text("\n".join(lines if rank != 1 else lines[: 1 + kept]) + "\n")
+    assert run(["watch", str(tmp_path), "--once"]) == 0
+    told = capsys.readouterr()
+    assert "1.50x as long" in told.out
+    assert told.err.count("warning: the log of rank 1") == 1
+    assert ("ends at step" if kept else "holds no step") in told.err
+
+
 def test_profiled_steps_and_the_start_do_not_count(tmp_path, capsys):
     lines = log_lines(0, [9e6] * 9 + [1e6 + 1e3 * (index % 5) for index in range(80)])
     for number in range(60, 70):

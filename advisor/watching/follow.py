@@ -17,6 +17,7 @@ from paro_advise.trace_parsers.logs.constants import HEAD_BYTES, MAX_STEP_LOG_BY
 from paro_advise.trace_parsers.logs.step_log import read_step_log, step_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from paro_advise.trace_parsers.logs.step_log import LoggedSteps
@@ -45,6 +46,7 @@ class FollowedJob:
 
     Attributes:
         num_replaced: logs whose place another one has taken, so that steps count from the start again.
+        standing: logs that have stopped growing while others have not; nothing is judged by them.
     """
 
     def __init__(self, folder: Path, keep_steps: int | None = None) -> None:
@@ -53,9 +55,10 @@ class FollowedJob:
         self._known: dict[Path, _Known] = {}
         self._vanished: dict[Path, _Known] = {}
         self.num_replaced = 0
+        self.standing: tuple[LoggedSteps, ...] = ()
 
     def logs(self) -> list[LoggedSteps]:
-        """Return all step logs: of those known before, what was added and the newest steps before that.
+        """Return the step logs that grow: of those known before, what was added and the newest steps before that.
 
         A line that is being written is left out.
         """
@@ -63,7 +66,7 @@ class FollowedJob:
         # A new job removes the logs of the old one some seconds before its own are there.
         self._vanished |= {path: known for path, known in self._known.items() if path not in paths}
         self._known = {path: known for path, known in self._known.items() if path in paths}
-        common = newest_step([known.log for known in self._known.values()])
+        common = newest_step(_growing([known.log for known in self._known.values()]))
         for path in paths:
             known = self._known.get(path) or self._vanished.get(path)
             try:
@@ -81,7 +84,10 @@ class FollowedJob:
                     self._known[path] = known
             except (InputError, OSError):
                 continue  # its first line is being written, or it is being replaced
-        return [known.log for known in self._known.values()]
+        every = [known.log for known in self._known.values()]
+        found = _growing(every)
+        self.standing = tuple(log for log in every if not any(log is other for other in found))
+        return found
 
     def steps(self) -> list[tuple[int, float]]:
         """Return number and mean time over ranks (us) of the steps that count."""
@@ -111,6 +117,12 @@ class FollowedJob:
                     hint="has it ended, or does it log into another folder?",
                 )
             time.sleep(LOOK_S)
+
+
+def _growing(logs: Sequence[LoggedSteps]) -> list[LoggedSteps]:
+    """Leave out logs that end further behind another one than steps are logged at once."""
+    newest = max((log.rows[-1].step for log in logs if log.rows), default=0)
+    return [log for log in logs if newest - (log.rows[-1].step if log.rows else 0) <= LOGGED_AT_ONCE]
 
 
 def _identity(path: Path) -> tuple[int, bytes]:

@@ -20,6 +20,7 @@ from paro_advise.runtime.job import STATE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paro_advise.advisor.watching.follow import FollowedJob
     from paro_advise.advisor.watching.recording import RecordingRequest
     from paro_advise.trace_parsers.logs.step_log import LoggedSteps
 
@@ -83,13 +84,14 @@ def command(
     judged, since, num_replaced = -1, 0, 0
     followed = FollowedJob(Path(folder), KEPT_STEPS)
     recording: RecordingRequest | None = None
-    is_asked = False
+    is_asked, told = False, frozenset[int]()
     while not is_reader_gone():
         logs = followed.logs()
         if followed.num_replaced > num_replaced:  # another job, whose steps begin anew
             judged, since, num_replaced = -1, 0, followed.num_replaced
             if metrics is not None:
                 metrics.begin_anew()
+        told = _tell_standing(followed, told)
         for alarm in find_alarms(logs, since_step=since, judged_step=judged):
             since = alarm.since_step
             if metrics is not None:
@@ -113,6 +115,19 @@ def command(
             followed.wait_for_growth(ENDED_S)  # a job that has ended records nothing
         else:
             time.sleep(interval_s)
+
+
+def _tell_standing(followed: FollowedJob, told: frozenset[int]) -> frozenset[int]:
+    """Warn once of each rank whose log has stopped growing while others have not; return the ranks."""
+    for log in followed.standing:
+        if log.rank not in told:
+            ends = f"ends at step {log.rows[-1].step}" if log.rows else "holds no step"
+            click.echo(
+                f"warning: the log of rank {log.rank} {ends} while others go on: nothing is judged by it; can the rank "
+                "still write there?",
+                err=True,
+            )
+    return frozenset(log.rank for log in followed.standing)
 
 
 def _check(folder: str, record: str | None, apply_to: str | None) -> None:
