@@ -125,6 +125,15 @@ def test_rank_0_runs_the_model_before_the_others_train(a_plan, tmp_path, strateg
     assert numbers_in(done.stdout) == pytest.approx(seen, rel=2e-6), done.stderr[-3000:]
 
 
+@pytest.mark.distributed
+def test_a_rank_that_trains_by_itself_before_the_others_is_told(a_plan, tmp_path):
+    """Plain DDP would wait for the others in its backward pass."""
+    plan = plan_for(a_plan, tmp_path / "plan.json", "NNG")
+    done = run_ranks(WORKERS / "rank_0_alone.py", "before_and_trains", plan=plan, timeout_s=60)
+    assert done.returncode != 0
+    assert "all ranks must train a model under a plan" in done.stderr
+
+
 def test_rank_0_tells_that_nobody_comes_to_help_it_read_the_model(monkeypatch, capfd):
     waiting = object.__new__(attendance.Attendance)
     waiting._rank = 0

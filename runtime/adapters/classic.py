@@ -221,6 +221,7 @@ class DistributedDataParallel(_Wrapper):
             origin="DDP", states_are_whole=True, evaluates_alone=True, ignored=ignored, keeps_local_gradients=True
         )
         self._adopt(module, wrapping)
+        _session().collectives.begin()
         self.reducer = _NoReducer(self)
         self.dim, self.is_multi_device_module, self.require_forward_param_sync = dim, False, True
         self._show_settings(process_group if device_mesh is None else device_mesh.get_group(0), settings)

@@ -139,6 +139,7 @@ class Hooks:
         session = self._session
         session.before_step(optimizer)
         session.refuse_step_in_backward(optimizer)
+        session.refuse_if_impossible(lambda: session.collectives.check_step(optimizer))
         session.attend()
         closure, is_ours = closure_of(args, kwargs), session.steps(optimizer)
         if closure is None or is_ours or not session.models:

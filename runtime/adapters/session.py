@@ -245,11 +245,11 @@ class Session:
         if any(module is model.root for model in self.models):
             self._meet(module)
             if self._switchboard is not None and module is self.models[0].root:
-                self._refuse_if_impossible(lambda: self._switch(module))
+                self.refuse_if_impossible(lambda: self._switch(module))
         elif not any(model.has_part(module) for model in self.models) and any(
             parameter.requires_grad for parameter in module.parameters()
         ):
-            self._refuse_if_impossible(lambda: self._shard_unless_alone(module, wrapping()))
+            self.refuse_if_impossible(lambda: self._shard_unless_alone(module, wrapping()))
             self._meet(module)
 
     def _meet(self, module: nn.Module) -> None:
@@ -269,13 +269,14 @@ class Session:
             framework: that does.
             num_parameters: of the model, before it was sharded.
         """
-        self._refuse_if_impossible(lambda: check_facts(self.plan, num_parameters))
+        self.refuse_if_impossible(lambda: check_facts(self.plan, num_parameters))
         mark_applied()
         if dist.get_rank() == 0:
             name = grouped_triple(self.plan.chosen.triple, self.plan.chosen.group_size)
             tell(f"{framework} runs {name} by its own settings (plan {self.plan.plan_id})")
 
-    def _refuse_if_impossible(self, action: Callable[[], None]) -> None:
+    def refuse_if_impossible(self, action: Callable[[], None]) -> None:
+        """Do something, or end the job on this rank with the reason why it cannot be done."""
         try:
             action()
         except ParoAdviseError as error:
@@ -290,8 +291,9 @@ class Session:
 
     def _shard_unless_alone(self, module: nn.Module, wrapping: Wrapping) -> None:
         """Shard a model, or leave it for now where this rank runs it by itself."""
-        if not wrapping.evaluates_alone or self.collectives.all_begin():
+        if not wrapping.evaluates_alone or self.collectives.all_begin(module):
             self._shard(module, wrapping)
+            self.collectives.end()
 
     def _shard(self, module: nn.Module, wrapping: Wrapping) -> None:
         for model in self.models:

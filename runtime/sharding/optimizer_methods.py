@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves
 
 from paro_advise.errors import UsageError
 from paro_advise.runtime.sharding.param_states import ParamStates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from paro_advise.runtime.torch_types import ParamGroup, StateDict
 
@@ -178,7 +178,7 @@ def _told_whole(script: Callable[..., object]) -> Callable[..., object]:
         found = script(self, *args, **kwargs)
         if self.__dict__[_WAS_ASKED] or _gradients_of(self).keeps_shards:
             return found
-        if any(isinstance(leaf, DTensor) for leaf in tree_leaves(found)):
+        if _holds_parts(found):
             raise UsageError(
                 f"the state of an optimizer under a strategy is whole in super().state_dict() alone, got parts of it "
                 f"from {type(self).__name__}.state_dict()",
@@ -187,6 +187,17 @@ def _told_whole(script: Callable[..., object]) -> Callable[..., object]:
         return found
 
     return state_dict
+
+
+def _holds_parts(value: object) -> bool:
+    match value:
+        case DTensor():
+            return True
+        case Mapping():
+            return any(map(_holds_parts, value.values()))
+        case list() | tuple() | set():
+            return any(map(_holds_parts, value))
+    return False
 
 
 def members_for(cls: type) -> dict[str, object]:

@@ -10,20 +10,23 @@ import atexit
 import contextlib
 import functools
 import time
+import weakref
 from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
-from paro_advise.errors import CommunicationError
-from paro_advise.runtime.adapters.constants import FIRST_PASS_POLL_S
+from paro_advise.errors import CommunicationError, TrainingError
+from paro_advise.runtime.adapters.constants import FIRST_PASS_POLL_S, LONG_WAIT_S, NO_PLAN
 from paro_advise.runtime.adapters.names import replace_name
+from paro_advise.runtime.messages import tell
 from paro_advise.runtime.store import job_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
+    from torch import nn
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -50,6 +53,14 @@ _NAMES = (
 )
 
 
+# Ranks make a group together as well; the plan's own are made so.
+_NEW_GROUP = "new_group"
+_WAITS = (
+    "a rank has waited for a minute for the others to begin to train, or to enter a collective over all ranks without. "
+    "If they wait for it in another way (recv, a file), let them wait in torch.distributed.barrier() over all ranks"
+)
+
+
 class ScriptCollectives:
     """Stands before torch's functions.
 
@@ -62,22 +73,23 @@ class ScriptCollectives:
         self.attended: Callable[..., object] | None = None
         self._entered = 0  # collectives over all ranks, by this one
         self._has_begun = False  # a training pass since the last of them
-        self._is_over = False
+        self._counts = self._is_over = False
+        self._run_alone: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # by this rank, before all train
         self._all_reduce = dist.all_reduce
 
     def install(self) -> None:
         """Take the names; scripts may import what stands there one by one."""
-        for name in _NAMES:
+        for name in (*_NAMES, _NEW_GROUP):
             replace_name(name, self._standing_for(getattr(dist, name)), dist)
         atexit.register(self._leave)
 
     def _standing_for(self, original: Callable[_P, _R]) -> Callable[_P, _R]:
         @functools.wraps(original)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            if self.attended is not None:
+            if self.attended is not None and original.__name__ != _NEW_GROUP:
                 found: _R = self.attended(original, args, kwargs)  # type: ignore[assignment]  # it returns its result
                 return found
-            if not self._is_over and takes_all_ranks(args, kwargs):
+            if self._counts and takes_all_ranks(args, kwargs):
                 self._enter()
             return original(*args, **kwargs)
 
@@ -93,31 +105,48 @@ class ScriptCollectives:
         self._entered += 1
         self._has_begun = False
 
+    def begin(self) -> None:
+        """Count from here on, where all ranks wrap a model of which rank 0 may run passes by itself."""
+        self._counts = not self._is_over
+
+    def end(self) -> None:
+        """Count no more: a model is sharded, and who runs it is told otherwise."""
+        self._counts, self._is_over = False, True
+
     def _leave(self) -> None:
-        if self.attended is None and not self._is_over and dist.is_initialized():
+        if self._counts and dist.is_initialized():
             with contextlib.suppress(RuntimeError):  # the store is gone, and with it whoever would wait
                 self._enter()
 
     def _key(self, what: str) -> str:
         return f"first_pass_{what}_{self._entered}"
 
-    def all_begin(self) -> bool:
+    def all_begin(self, model: nn.Module) -> bool:
         """Wait until all ranks begin a training pass, and tell whether they do, and not this one alone.
+
+        Args:
+            model: of the pass.
 
         Raises:
             CommunicationError: some rank does not come.
         """
-        if self._is_over:
+        if not self._counts:
             return True
-        store, until = job_store(), time.monotonic() + dist.default_pg_timeout.total_seconds()
+        store, began = job_store(), time.monotonic()
+        is_told = False
         if not self._has_begun:
             store.add(self._key("begun"), 1)
             self._has_begun = True
         wait_s = FIRST_PASS_POLL_S[0]
         while store.add(self._key("begun"), 0) < dist.get_world_size():
             if store.add(self._key("without"), 0):
+                self._run_alone.add(model)
                 return False
-            if time.monotonic() > until:
+            waited_s = time.monotonic() - began
+            if waited_s > LONG_WAIT_S and not is_told:
+                is_told = True
+                tell(_WAITS)
+            if waited_s > dist.default_pg_timeout.total_seconds():
                 raise CommunicationError(
                     "all ranks must come to the first training pass or to a collective, some did not for as long as a "
                     "process group waits",
@@ -125,13 +154,31 @@ class ScriptCollectives:
                 )
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, FIRST_PASS_POLL_S[1])
-        self._is_over = True
         return True
+
+    def check_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse a step of a model that this rank alone has run: the others would never hear of it.
+
+        Raises:
+            TrainingError: the optimizer has gradients of such a model.
+        """
+        held = {item for group in optimizer.param_groups for item in group["params"]} if self._counts else set()
+        for model in self._run_alone if held else ():
+            if any(item.grad is not None and item in held for item in model.parameters()):
+                raise TrainingError(
+                    "all ranks must train a model under a plan, this one steps it after a pass that the others did not "
+                    "make",
+                    hint=f"train on all ranks, or {NO_PLAN}",
+                )
 
 
 def takes_all_ranks(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
     """Tell whether a collective with these arguments is one that this thread enters with all ranks."""
     if not dist.is_initialized() or current_thread() is not main_thread():
         return False
-    groups = [item for item in (*args, *kwargs.values()) if isinstance(item, dist.ProcessGroup)]
+    given = (*args, *kwargs.values())
+    is_member = not any(item is dist.GroupMember.NON_GROUP_MEMBER for item in given)  # of others the call does nothing
+    if not is_member or kwargs.get("use_local_synchronization"):
+        return False
+    groups = [item for item in given if isinstance(item, dist.ProcessGroup)]
     return all(dist.get_world_size(group) == dist.get_world_size() for group in groups)
