@@ -458,6 +458,15 @@ def test_a_deepspeed_file_with_comments_is_edited(plan, tmp_path):
     assert json.loads(without_comments(target.read_text()))["zero_optimization"]["stage"] == 2
 
 
+@pytest.mark.parametrize("zero", ["3", "[3]", '{"stage": 3, "offload_param": "cpu"}'])
+def test_a_deepspeed_file_of_another_shape_is_refused_by_its_rule(zero, plan, tmp_path, capsys):
+    target = tmp_path / "ds.json"
+    target.write_text(f'{{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {zero}}}')
+    assert run(["apply", plan("NGG"), str(target), "--write", "-q"]) != 0
+    assert "must be an object, got" in capsys.readouterr().err
+    assert "NGG" not in target.read_text()
+
+
 def test_an_export_to_the_standard_output_stands_there_alone(tmp_path, capsys):
     traces = write_run(tmp_path / "traces", [fsdp_rank(0), fsdp_rank(1)])
     words = ["recommend", str(traces), "--strategy", "GGG", "--export", "fsdp2=-", "--force", "-q"]

@@ -13,6 +13,7 @@ from conftest import ROOT, SHARED
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.hangs.diagnosis import diagnose
 from paro_advise.advisor.hangs.model import Cause
+from paro_advise.advisor.hangs.reading import read_hang
 from paro_advise.advisor.rendering.texts.hang_text import hang_text
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
 from paro_advise.trace_parsers.dumps.rank_dump import read_dump
@@ -31,9 +32,11 @@ def entry(seq, name=REDUCE, *, done=False, group=WORLD, size=64, frames=(), thre
     }  # fmt: skip
 
 
-def dump(*entries, groups=((WORLD, (0, 1, 2, 3)),), enqueued=None):
+def dump(*entries, groups=((WORLD, (0, 1, 2, 3)),), enqueued=None, completed=None):
     config = {group[0]: {"name": group[0], "desc": group[1], "ranks": str(list(ranks))} for group, ranks in groups}
     status = {number: {"last_enqueued_collective": count} for number, count in (enqueued or {}).items()}
+    for number, count in (completed or {}).items():
+        status.setdefault(number, {})["last_completed_collective"] = count
     return {"version": "2.9", "pg_config": config, "pg_status": status, "entries": list(entries)}
 
 
@@ -68,6 +71,26 @@ def test_the_rank_that_never_issued_what_others_wait_in_is_at_fault(tmp_path):
     (wait,) = hang.waits
     assert (wait.waiting, wait.absent, wait.behind, wait.without_dump) == ((0, 1, 3), (2,), (), ())
     assert hang.culprits[0].last == "all_reduce 4, 256 B"
+
+
+@pytest.mark.parametrize("completed", [4, None])
+def test_a_rank_whose_buffer_is_empty_has_not_finished_all_that_it_issued(tmp_path, completed):
+    """All have issued number 5, and none shows that it has finished it: nobody is to blame."""
+    waits = entry(5)
+    counters = {"enqueued": {"0": 5}, "completed": None if completed is None else {"0": completed}}
+    hang = diagnosed(tmp_path / "d", {0: dump(waits), 1: dump(**counters), 2: dump(waits), 3: dump(waits)})
+    assert causes(hang) == {}
+
+
+def test_dumps_of_an_earlier_run_are_left_out_and_said(tmp_path):
+    """Rank 3's dump is of two days before, and far ahead: it has not finished what its peers have just issued."""
+    waits, two_days_ns = entry(5, at=10**18), 2 * 24 * 3600 * 10**9
+    of_before = [entry(seq, done=seq < 900, at=10**18 - two_days_ns) for seq in range(890, 901)]
+    folder = written(tmp_path / "d", {**{rank: dump(waits) for rank in range(3)}, 3: dump(*of_before)})
+    refs = [SourceRef(path=path) for path in sorted(folder.iterdir())]
+    hang, left_out = read_hang(refs, is_collection=True)
+    assert causes(hang).keys() <= {3}
+    assert "as of another run" in left_out[0]
 
 
 def test_counters_tell_what_a_buffer_holds_no_more(tmp_path):

@@ -29,7 +29,13 @@ def edit_deepspeed(text: str, plan: Plan) -> str:
     check_fact(plan, "gradient_accumulation_steps", plan.preconditions.micro_batches, passes)
     wanted = zero_settings(as_written(target_of(plan)))
     zero = table.get("zero_optimization") if isinstance(table, dict) else None
+    if zero is not None and not isinstance(zero, dict):
+        raise UsageError(
+            f"zero_optimization must be an object, got {json.dumps(zero)[:40]}", hint='write {"stage": ...} there'
+        )
     offload = (zero or {}).get("offload_param") or {}
+    if not isinstance(offload, dict):
+        raise UsageError(f"zero_optimization.offload_param must be an object, got {json.dumps(offload)[:40]}")
     if wanted["stage"] != _OFFLOADS_PARAMETERS and offload.get("device", "none") != "none":
         raise UsageError(
             f"parameters can be offloaded in stage 3 only, the plan wants stage {wanted['stage']}",

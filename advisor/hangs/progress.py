@@ -25,11 +25,13 @@ class RankProgress:
         issued: collectives that its dump still holds, by number.
         first_pending: the earliest of them that is not done; None for none.
         enqueued: the last number that it has issued, None where that is unknown.
+        completed: the last that it counts as finished, likewise.
     """
 
     issued: Mapping[int, Issued]
     first_pending: int | None
     enqueued: int | None
+    completed: int | None = None
 
     def lacks(self, seq: int) -> bool:
         """Tell whether it never issued a collective: nothing shows that it did."""
@@ -37,9 +39,10 @@ class RankProgress:
 
     def has_done(self, seq: int) -> bool:
         """Tell whether it has finished a collective."""
-        if self.lacks(seq):
+        if self.lacks(seq) or (self.first_pending is not None and self.first_pending <= seq):
             return False
-        return self.first_pending is None or self.first_pending > seq
+        # What lies behind the last one that the dump holds was issued, as its counter says, and no more is known.
+        return seq <= max([*self.issued, *([] if self.completed is None else [self.completed])], default=-1)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,4 +152,9 @@ def _progress(dump: RankDump, name: str, identity: str | None) -> RankProgress:
     own = dump.group_ids.get(name, identity)
     counted = dump.enqueued.get(own) if own is not None else None
     known = [*issued, *([counted] if counted is not None else [])]
-    return RankProgress(issued=issued, first_pending=min(pending, default=None), enqueued=max(known, default=None))
+    return RankProgress(
+        issued=issued,
+        first_pending=min(pending, default=None),
+        enqueued=max(known, default=None),
+        completed=dump.completed.get(own) if own is not None else None,
+    )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.hangs.constants import OF_ANOTHER_RUN_S
 from paro_advise.advisor.hangs.diagnosis import diagnose
 from paro_advise.advisor.hangs.ras import diagnose_ras
 from paro_advise.advisor.hangs.stacks import diagnose_stacks, place_of
+from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.errors import InputError, NoInputError
 from paro_advise.trace_parsers.bytes.blocks import BlockReader
 from paro_advise.trace_parsers.bytes.readable import Readable
@@ -69,6 +71,7 @@ def read_hang(refs: Sequence[SourceRef], *, is_collection: bool) -> tuple[Hang, 
             left.unread.add(rank)
         if problem:
             left.left_out.append(f"{ref.label}: {problem}")
+    _leave_old_ones_out(left)
     if left.dumps:
         hang = _with_stacks(_with_ras(diagnose(left.dumps, left.unread), left.ras_reports), left.stacks)
     elif left.ras_reports:
@@ -90,6 +93,20 @@ def read_hang(refs: Sequence[SourceRef], *, is_collection: bool) -> tuple[Hang, 
             hint="start the job with TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1",
         )
     return hang, left.left_out
+
+
+def _leave_old_ones_out(left: Left) -> None:
+    """Leave out dumps of an earlier run: ranks of one job stop within a step or so of each other."""
+    newest_ns = max((dump.newest_ns for dump in left.dumps.values()), default=0)
+    for rank, dump in sorted(left.dumps.items()):
+        older_s = (newest_ns - dump.newest_ns) / 1e9
+        if dump.newest_ns and older_s > OF_ANOTHER_RUN_S:
+            del left.dumps[rank]
+            left.unread.add(rank)
+            left.left_out.append(
+                f"{dump.path}: its last collective is {time_text(1e6 * older_s)} older than that of others, as of "
+                "another run"
+            )
 
 
 def _add(left: Left, ref: SourceRef) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -82,7 +82,7 @@ class RankDump:
         rank: of the job; None where neither the dump nor its name tells.
         groups: that it lists; gloo lists none.
         issued: what its buffer still holds, in order.
-        enqueued: the last number that it has issued, by the group's id on this rank.
+        enqueued, completed: the last number that it has issued, and finished, by the group's id on this rank.
         notices: what was noticed while reading.
         is_log: told by the watchdog's lines in a log, which hold the first wait of each group only.
     """
@@ -95,6 +95,12 @@ class RankDump:
     enqueued: dict[str, int]
     notices: tuple[Notice, ...]
     is_log: bool = False
+    completed: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def newest_ns(self) -> int:
+        """Return when the last of its entries was issued, since the epoch; 0 where none tells."""
+        return max((one.created_ns for one in self.issued), default=0)
 
 
 def read_dump(ref: SourceRef) -> RankDump:
@@ -119,7 +125,8 @@ def read_dump(ref: SourceRef) -> RankDump:
         groups=tuple(group for _, group in sorted(groups.items())),
         issued=tuple(issued for _, issued in named),
         group_ids={issued.group: bounded_text(str(entry.get("pg_id")), 40) for entry, issued in named},
-        enqueued=_enqueued(content.get("pg_status")),
+        enqueued=_counted(content.get("pg_status"), "last_enqueued_collective"),
+        completed=_counted(content.get("pg_status"), "last_completed_collective"),
         notices=notices.in_order(),
     )
 
@@ -178,10 +185,10 @@ def _elements(sizes: object) -> int:
     return total
 
 
-def _enqueued(status: object) -> dict[str, int]:
+def _counted(status: object, name: str) -> dict[str, int]:
     found = {}
     for key, value in list(status.items())[:MAX_GROUPS] if isinstance(status, dict) else ():
-        count = counter_of(value.get("last_enqueued_collective")) if isinstance(value, dict) else None
+        count = counter_of(value.get(name)) if isinstance(value, dict) else None
         if count is not None:
             found[bounded_text(str(key), 40)] = count
     return found
