@@ -415,8 +415,8 @@ def _headline(regime: Regime, state: State, evidence: StepEvidence) -> str:
 
 
 CASES = {
-    "communication_bound": "communication-bound pretraining over several nodes: replicating or group-sharding "
-    "states buys most here",
+    "communication_bound": "communication-bound pretraining over several nodes: whether states are sharded over all "
+    "ranks, in groups or not at all decides the step; `recommend` weighs it for these traces",
     "memory_bound_few_nodes": "few nodes with everything sharded: memory, not the network, decides how much can "
     "be replicated",
     "fast_fabric": "fast fabric: inter-node links keep up, so sharding globally costs little",
