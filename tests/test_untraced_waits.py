@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from helpers import analyze, write_run
 from trace_builder import TraceBuilder
 
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
+from paro_advise.advisor.prediction.fitting.untraced_waits import waits_for_untraced
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 
@@ -83,3 +86,14 @@ def test_links_that_move_alike_are_believed(tmp_path):
 
 def test_with_all_ranks_traced_waiting_is_known(tmp_path):
     assert told_of(tmp_path / "run", 30_000.0, traced=range(4)).unmodelled == ""
+
+
+def test_latency_that_sizes_have_told_is_no_waiting(tmp_path):
+    """Eight gathers of 2 MiB a step take 2.03 ms each, of which 2 are latency: 1.3 ms are left, not 15 of 100."""
+    analysis = analyze(write_run(tmp_path / "run", [waiting_rank(rank, 3000.0) for rank in (0, 1)]))
+    small, *others = analysis.collectives
+    small = replace(small, bytes=2 << 20, p50_us=2030.0, count=8.0)
+    analysis = replace(analysis, collectives=(small, *others))
+    assert "times as slowly as others of their group" in waits_for_untraced(analysis)
+    links = tuple(replace(link, alpha_us=2000.0, latency_source="measured") for link in analysis.links)
+    assert waits_for_untraced(replace(analysis, links=links)) == ""

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.prediction.constants import UNTRACED_RATIO, UNTRACED_SHARE, WHOLE_MESSAGE_BYTES
+from paro_advise.advisor.prediction.constants import (
+    LEAST_MOVING_SHARE,
+    UNTRACED_RATIO,
+    UNTRACED_SHARE,
+    WHOLE_MESSAGE_BYTES,
+)
 from paro_advise.advisor.prediction.fitting.step_parts import MODEL_STATE_NAMES
+from paro_advise.advisor.ranks.links.link import LatencySource
 from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.collective import bus_factor
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paro_advise.advisor.analysis.model import Analysis, CollectiveEntry
+    from paro_advise.advisor.ranks.links.link import Link
 
 
 def waits_for_untraced(analysis: Analysis) -> str:
@@ -26,7 +35,7 @@ def waits_for_untraced(analysis: Analysis) -> str:
     moved = [entry for entry in analysis.collectives if entry.state in MODEL_STATE_NAMES]
     states = [state for name, state in analysis.states.items() if name in MODEL_STATE_NAMES]
     known_us = sum(state.wait_us or 0.0 for state in states)
-    slow_us, ratio = _slower_than_their_group(moved)
+    slow_us, ratio = _slower_than_their_group(moved, analysis.links)
     transfers_us = sum(state.transfer_us or 0.0 for state in states)
     rare_us = transfers_us - sum(entry.count * (entry.p50_us or 0.0) for entry in moved)
     least_us = UNTRACED_SHARE * step_us
@@ -43,17 +52,27 @@ def waits_for_untraced(analysis: Analysis) -> str:
     return ""
 
 
-def _slower_than_their_group(moved: list[CollectiveEntry]) -> tuple[float, float]:
-    """Return what those that are much slower take longer than at their group's best rate (us), and how many times."""
-    rates: dict[tuple[str, int], list[tuple[float, CollectiveEntry]]] = {}
+def _slower_than_their_group(moved: list[CollectiveEntry], links: Sequence[Link]) -> tuple[float, float]:
+    """Return what those that are much slower take longer than at their group's best rate (us), and how many times.
+
+    The latency that sizes have told counts for none of it.
+    """
+    latency_us = {
+        (link.op, link.span, link.group_size): link.alpha_us or 0.0
+        for link in links
+        if link.latency_source == LatencySource.MEASURED
+    }
+    rates: dict[tuple[str, int], list[tuple[float, float, CollectiveEntry]]] = {}
     for entry in moved:
         if entry.bytes and entry.bytes >= WHOLE_MESSAGE_BYTES and entry.p50_us and entry.group_size:
-            rate = entry.bytes * bus_factor(entry.op, entry.group_size) / entry.p50_us
-            rates.setdefault((entry.span, entry.group_size), []).append((rate, entry))
+            known_us = latency_us.get((entry.op, entry.span, entry.group_size), 0.0)
+            moving_us = max(entry.p50_us - known_us, LEAST_MOVING_SHARE * entry.p50_us)
+            rate = entry.bytes * bus_factor(entry.op, entry.group_size) / moving_us
+            rates.setdefault((entry.span, entry.group_size), []).append((rate, moving_us, entry))
     total_us, most = 0.0, 1.0
     for found in rates.values():
-        best = max(rate for rate, _ in found)
-        slow = [(rate, entry) for rate, entry in found if rate > 0 and best >= UNTRACED_RATIO * rate]
-        total_us += sum(entry.count * (entry.p50_us or 0.0) * (1 - rate / best) for rate, entry in slow)
-        most = max([most, *(best / rate for rate, _ in slow)])
+        best = max(rate for rate, _, _ in found)
+        slow = [(rate, us, entry) for rate, us, entry in found if rate > 0 and best >= UNTRACED_RATIO * rate]
+        total_us += sum(entry.count * us * (1 - rate / best) for rate, us, entry in slow)
+        most = max([most, *(best / rate for rate, _, _ in slow)])
     return total_us, most
