@@ -100,7 +100,8 @@ class Confidence:
 
     Attributes:
         replay_error_pct: replay of the run as it is against its measured step.
-        probability_gain: that the chosen plan is more than 2 % faster than the run; 0 where the run is kept.
+        probability_gain: that the chosen plan is more than 2 % faster than the run; where the run is kept, the best
+            other way.
         expected_regret_pct: what is lost on average against the best in each draw.
         text: for people.
     """

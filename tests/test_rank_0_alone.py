@@ -134,6 +134,19 @@ def test_a_rank_that_trains_by_itself_before_the_others_is_told(a_plan, tmp_path
     assert "all ranks must train a model under a plan" in done.stderr
 
 
+@pytest.mark.distributed
+def test_rank_0_runs_weights_of_its_own_or_is_told(a_plan, tmp_path):
+    """As scripts put a mean of weights in, and draw samples: sharded, it has changed its rows alone."""
+    script = WORKERS / "rank_0_alone.py"
+    seen = numbers_in(run_ranks(script, "swap_evaluates").stdout)
+    done = run_ranks(script, "swap_evaluates", plan=plan_for(a_plan, tmp_path / "NNG.json", "NNG"), timeout_s=60)
+    assert numbers_in(done.stdout)[0] == pytest.approx(seen[0], rel=2e-6), done.stderr[-3000:]
+    done = run_ranks(script, "swap_evaluates", plan=plan_for(a_plan, tmp_path / "GGG.json", "GGG"), timeout_s=60)
+    assert done.returncode != 0
+    assert "got a pass of rank 0 after changes" in done.stderr
+    assert "swapped" not in done.stdout
+
+
 def test_rank_0_tells_that_nobody_comes_to_help_it_read_the_model(monkeypatch, capfd):
     waiting = object.__new__(attendance.Attendance)
     waiting._rank = 0

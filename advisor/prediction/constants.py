@@ -10,8 +10,7 @@ from __future__ import annotations
 NUM_DRAWS = 200  # samples of every uncertain quantity; quantiles of 80 % ranges then vary by about 2 %
 HOPELESS_PCT = 100.0  # replay error beyond which no candidate is named, % of the measured step: twice its time
 GATE_PCT = 10.0  # replay error beyond which numbers would mislead, % of the measured step; assumed
-# A speed-up worth a change: by the median, and with GAIN_PROBABILITY; assumed, range 1.01 to 1.05.
-GAIN_RATIO = 1.02
+GAIN_RATIO = 1.02  # a speed-up worth a change, by its median and by GAIN_PROBABILITY; assumed, range 1.01 to 1.05
 NAMED_RATIO = 1.01  # of speed-ups from which a faster row than the chosen one is named beside it; assumed
 GAIN_PROBABILITY = 0.9  # of GAIN_RATIO, from which a change is recommended; below 1 - 0.9 the run is kept; assumed
 EQUAL_SHARE = 0.03  # step times this close are equal, less memory wins; public repeats of runs differ by 0.2 to 3.5 %

@@ -76,10 +76,11 @@ def decide(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan
         return plan, best
     chosen = next(choice for choice, item in zip(plan.candidates, field.scored, strict=True) if item is field.wanted)
     keeps = same_way(plan.baseline, chosen)
+    regret = _regret_of_keeping(field) if keeps else _wins(field.eligible)[1].get(id(field.wanted), 0.0)
     confidence = replace(
         plan.confidence,
         probability_gain=_gain(field.baseline, field.wanted),
-        expected_regret_pct=round(100 * _wins(field.eligible)[1].get(id(field.wanted), 0.0), 2),
+        expected_regret_pct=round(100 * regret, 2),
     )
     caveat = "" if keeps else _caveat(calibration, field.wanted)
     ahead = "" if keeps else f": predicted {_ahead(chosen)}{_memory(plan.baseline, chosen)}"
@@ -153,7 +154,7 @@ def _choose_recommendation(calibration: Calibration, limits: Limits, field: Fiel
         candidates=tuple(choices[id(item)] for item in field.scored),
         confidence=Confidence(
             replay_error_pct=field.replay_error_pct,
-            probability_gain=0.0 if is_kept else gain,
+            probability_gain=gain,
             expected_regret_pct=round(100 * regret, 2),
             text=_confidence_text(field.replay_error_pct, is_described=calibration.is_described),
         ),

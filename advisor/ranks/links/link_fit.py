@@ -192,9 +192,15 @@ def _fit(
     whole_us, per_byte = line.alpha_us or 0.0, line.per_byte or 0.0
     large = wire >= LATENCY_BYTES
     # A quick one may take no longer than the typical latency: at least a tenth of its time moved its bytes.
-    latency_us = _seen_us(pace, np.array([whole_us]), per_byte * wire[large])
-    moving_us = np.maximum(time_us[large] - latency_us, 0.1 * time_us[large])
-    single = wire[large] / moving_us / 1e3
+    # Where messages take turns, how much of it is seen depends on the whole of it, of which there is doubt.
+    doubt_us = line.doubt_us if pace.turns > 1 else 0.0
+    single = np.concatenate(
+        [
+            wire[large] / np.maximum(time_us[large] - seen, 0.1 * time_us[large]) / 1e3
+            for whole in {max(0.0, whole_us - doubt_us), whole_us, whole_us + doubt_us}
+            for seen in (_seen_us(pace, np.array([whole]), per_byte * wire[large]),)
+        ]
+    )
     busbw = 1e-3 / line.per_byte if line.per_byte else None
     # Noise may put the line beyond the quantiles: a range holds its own estimate.
     is_moved = len(single) > 0 and line.per_byte is not None
@@ -321,4 +327,5 @@ def _overlapped_line(sizes: NDArray[np.float64], times: NDArray[np.float64], pac
     # Sizes that are all paced by their bytes show the latency of one message only.
     shown = pace.share if expected[best][0] - moving[best][0] <= pace.share * whole[best] else 1.0
     doubt_us = max(off / shown, LATENCY_DOUBT * float(whole[best]))
-    return _Line(alpha_us=float(whole[best]), per_byte=float(per_byte[best]), doubt_us=doubt_us)
+    least_us = min(float(whole[best]), float(times.min()))  # no message takes less than its latency
+    return _Line(alpha_us=least_us, per_byte=float(per_byte[best]), doubt_us=doubt_us)

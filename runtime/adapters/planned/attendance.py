@@ -43,14 +43,14 @@ _R = TypeVar("_R")
 PARAMETERS, OPTIMIZER, UNIT, OF_MODEL = "parameters", "optimizer", "unit ", " of model "
 _GO, _IN_STATE, _READ, _OF_PARAMETER = "go", " in state ", "read at ", " of parameter "
 _NORM, LOAD, BACKWARD = "a norm of gradients", "a load of weights", "a backward pass"
-_EXCHANGE, _OF_PARTS = "exchange at ", " of parts "
+_EXCHANGE, _OF_PARTS, _AFTER_CHANGES = "exchange at ", " of parts ", " after changes "
 _READ_HINT = "take the read out of `if rank == 0:` and only print or save there, or choose a strategy N.."
 BACKWARD_HINT = "make it on all ranks, or on a copy of the model"
 LOAD_HINT = "load on all ranks; they may read one file"
 _WAITS_LONG = (
-    "rank 0 has waited for a minute for the others to help it read the model's whole state. They come at their next "
-    "training pass, step or collective over all ranks. If they wait for rank 0 in another way (a smaller group, recv, "
-    "a file), the job hangs: let them wait in torch.distributed.barrier() over all ranks"
+    f"rank 0 has waited {LONG_WAIT_S:.0f} s for the others to help it read the model's whole state. They come at their "
+    "next training pass, step or collective over all ranks. If they wait for rank 0 in another way (a smaller group, "
+    "recv, a file), the job hangs: let them wait in torch.distributed.barrier() over all ranks"
 )
 _HEARD = "paro_points_heard"  # key: how many ranks know that rank 0 has gone on for the last time
 # Rank 0 deletes what it said so many points ago: each step of training brings all ranks together.
@@ -124,7 +124,8 @@ class Attendance:
         Raises:
             UsageError: it is a value that only the script's line can make.
         """
-        what, _, model = wanted.partition(OF_MODEL)
+        asked, _, changed = wanted.partition(_AFTER_CHANGES)
+        what, _, model = asked.partition(OF_MODEL)
         if what == _NORM:
             raise UsageError(
                 f"a norm of sharded gradients must be taken by all ranks, rank 0 takes one, rank {self._rank} does not",
@@ -160,6 +161,7 @@ class Attendance:
             line, _, parameter = what.removeprefix(_READ).partition(_OF_PARAMETER)
             WholeReads.whole(_resting(engine)[int(parameter)], line)
         elif what.startswith(UNIT):
+            self._refuse_own_changes(engine, int(changed or 0))
             engine.homes.gather_once(engine.units[int(what.removeprefix(UNIT))])
         elif what.startswith(PARAMETERS):
             self._compare_changes(engine, what.removeprefix(PARAMETERS))
@@ -169,6 +171,20 @@ class Attendance:
             for _ in whole_moments(engine):
                 pass
         self._inside = False
+
+    def _refuse_own_changes(self, engine: Engine, theirs: int) -> None:
+        """Make sure that rank 0 does not run the model with weights of its own, of which it has kept its rows alone.
+
+        Raises:
+            UsageError: it has changed parameters more often than this rank.
+        """
+        if theirs > engine.edits.count_changes():
+            raise UsageError(
+                "sharded parameters must be changed by all ranks alike, got a pass of rank 0 after changes that rank "
+                f"{self._rank} has not made",
+                hint="change them on all ranks (a mean of weights too), or choose a strategy that replicates "
+                "parameters (N..)",
+            )
 
     def _compare_changes(self, engine: Engine, theirs: str) -> None:
         """Make sure that rank 0 has not changed parameters alone: its rows would be saved with those of the others.
@@ -260,7 +276,7 @@ class Attendance:
             told.cancel()
             self._inside = False
 
-    def meet(self, what: str, hint: str, of: str | None = "") -> None:
+    def meet(self, what: str, hint: str, of: str | None = "", changes: int = 0) -> None:
         """Say what is gathered next; or help rank 0 until it says so too.
 
         Args:
@@ -268,14 +284,15 @@ class Attendance:
             hint: for a rank that asks alone.
             of: what of it, for those that ask for nothing, or for something else at the same line; None where this
                 rank cannot tell.
+            changes: that rank 0 has made of the model's parameters since its last step, of a pass by itself.
 
         Raises:
             UsageError: this rank asks without rank 0.
         """
         if self._rank == 0:
-            self._say(what + (of or ""))
+            self._say(what + (of or "") + (f"{_AFTER_CHANGES}{changes}" if changes else ""))
             return
-        while (heard := self._hear()) != what + (of or "") and (
+        while (heard := self._hear()).partition(_AFTER_CHANGES)[0] != what + (of or "") and (
             of is not None or heard.partition(_OF_PARAMETER)[0] != what
         ):
             if heard.startswith(_GO):

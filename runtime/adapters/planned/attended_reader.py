@@ -93,7 +93,8 @@ class AttendedReader:
         place = next(place for place, other in enumerate(self._engine.units) if other is unit)
         hint = "run an evaluation on rank 0, or on all ranks with as many batches on each"
         self._has_asked = True
-        self._attendance.meet(f"{UNIT}{place}{self._of_model}", hint)
+        changes = self._engine.edits.count_changes()
+        self._attendance.meet(f"{UNIT}{place}{self._of_model}", hint, changes=changes)
 
     def before_backward(self) -> None:
         """Bring all ranks together where backward begins: what rank 0 has looked at since forward, all have gathered.

@@ -56,13 +56,17 @@ _NAMES = (
 # Ranks make a group together as well; the plan's own are made so.
 _NEW_GROUP = "new_group"
 _WAITS = (
-    "a rank has waited for a minute for the others to begin to train, or to enter a collective over all ranks without. "
-    "If they wait for it in another way (recv, a file), let them wait in torch.distributed.barrier() over all ranks"
+    f"a rank has waited {LONG_WAIT_S:.0f} s for the others to begin to train, or to enter a collective over all ranks "
+    "without. If they wait for it in another way (recv, a file), let them wait in torch.distributed.barrier() over all "
+    "ranks"
 )
 
 
 class ScriptCollectives:
     """Stands before torch's functions.
+
+    A first pass is told from others by how many collectives a rank has entered before: plain scripts enter the same on
+    all ranks, in one order.
 
     Attributes:
         attended: called with a function and its arguments in the place of it, once a model is sharded whose ranks meet
@@ -148,8 +152,8 @@ class ScriptCollectives:
                 tell(_WAITS)
             if waited_s > dist.default_pg_timeout.total_seconds():
                 raise CommunicationError(
-                    "all ranks must come to the first training pass or to a collective, some did not for as long as a "
-                    "process group waits",
+                    "all ranks must come to the first training pass or to a collective, some did not for "
+                    f"{waited_s:.0f} s",
                     hint="look at what the other ranks printed last",
                 )
             time.sleep(wait_s)
