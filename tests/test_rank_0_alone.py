@@ -147,6 +147,17 @@ def test_rank_0_runs_weights_of_its_own_or_is_told(a_plan, tmp_path):
     assert "swapped" not in done.stdout
 
 
+@pytest.mark.distributed
+def test_what_rank_0_saves_when_the_others_have_left_is_whole_or_refused(a_plan, tmp_path):
+    script = WORKERS / "rank_0_alone.py"
+    seen = numbers_in(run_ranks(script, "late").stdout)
+    done = run_ranks(script, "late", plan=plan_for(a_plan, tmp_path / "NNG.json", "NNG"), timeout_s=60)
+    assert numbers_in(done.stdout) == pytest.approx(seen, rel=2e-6), done.stderr[-3000:]
+    done = run_ranks(script, "late", plan=plan_for(a_plan, tmp_path / "GGG.json", "GGG"), timeout_s=60)
+    assert done.returncode != 0
+    assert "must be read while all ranks are there" in done.stderr
+
+
 def test_rank_0_tells_that_nobody_comes_to_help_it_read_the_model(monkeypatch, capfd):
     waiting = object.__new__(attendance.Attendance)
     waiting._rank = 0

@@ -16,6 +16,7 @@ import contextlib
 import copy
 import gc
 import io
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -172,6 +173,12 @@ def main():
 def change_weights(word, args, raw, other):
     """Put other weights into the model after training, on rank 0 alone, and bring them to the others."""
     rank = dist.get_rank()
+    if word == "late":
+        dist.barrier()
+        dist.destroy_process_group()
+        if rank == 0:
+            print(f"late {total(raw.state_dict().values()):.9e}", flush=True)
+        os._exit(0)
     if word == "swap_evaluates":
         with torch.no_grad():
             if rank == 0:

@@ -263,7 +263,17 @@ class Attendance:
 
     @contextlib.contextmanager
     def meeting(self, what: str) -> Iterator[None]:
-        """Bring the others to the same gathering."""
+        """Bring the others to the same gathering.
+
+        Raises:
+            UsageError: they have gone.
+        """
+        if self._is_over and not dist.is_initialized():
+            raise UsageError(
+                "the whole state of a sharded model must be read while all ranks are there, got it after "
+                "destroy_process_group()",
+                hint="save before, or choose a strategy that replicates what is saved (NN.)",
+            )
         self.meet(what, "call state_dict() on rank 0, or on all ranks in one order")
         self._inside = True
         told = Timer(LONG_WAIT_S, tell, (_WAITS_LONG,))

@@ -62,8 +62,10 @@ def refuse_stray(units: Sequence[UnitState], model: nn.Module, *, synchronizes: 
     if synchronizes and fsdp2.accumulated_bytes(model) > 0:
         raise UsageError(
             "a backward pass must reach each sharded unit once after all that its parameters are used for, got a "
-            "gradient of one that was reduced before (a penalty on gradients and another forward pass in one loss)",
-            hint="call backward() for each forward pass, or choose a strategy that replicates parameters (N..)",
+            "gradient of one that was reduced before (a penalty on gradients and another forward pass in one loss, or "
+            "one torch.autocast around several passes, which keeps its casts of parameters)",
+            hint="call backward() for each forward pass, and enter autocast for each, or choose a strategy that "
+            "replicates parameters (N..)",
         )
 
 
