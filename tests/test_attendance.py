@@ -14,9 +14,13 @@ import sys, time
 from datetime import timedelta
 import torch.distributed as dist
 from paro_advise.runtime.adapters.planned.attendance import Attendance
+from paro_advise.runtime.adapters.planned.script_collectives import ScriptCollectives
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2, timeout=timedelta(60))
-attendance = Attendance()
+collectives = ScriptCollectives()
+collectives.install()
+attendance = Attendance(collectives.sum_unattended)
+collectives.attended = attendance.call
 hear = attendance._hear
 def late():
     time.sleep(2.0)

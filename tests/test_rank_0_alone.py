@@ -160,7 +160,7 @@ def test_what_rank_0_saves_when_the_others_have_left_is_whole_or_refused(a_plan,
 
 def test_rank_0_tells_that_nobody_comes_to_help_it_read_the_model(monkeypatch, capfd):
     waiting = object.__new__(attendance.Attendance)
-    waiting._rank = 0
+    waiting._rank, waiting._is_over = 0, False
     monkeypatch.setattr(waiting, "_say", lambda _: None)
     monkeypatch.setattr(attendance, "LONG_WAIT_S", 0.01)
     with waiting.meeting("parameters"):

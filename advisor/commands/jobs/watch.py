@@ -84,14 +84,13 @@ def command(
     judged, since, num_replaced = -1, 0, 0
     followed = FollowedJob(Path(folder), KEPT_STEPS)
     recording: RecordingRequest | None = None
-    is_asked, told = False, frozenset[int]()
+    is_asked, told = False, set[int]()
     while not is_reader_gone():
-        logs = followed.logs()
+        logs = _growing_logs(followed, told)
         if followed.num_replaced > num_replaced:  # another job, whose steps begin anew
             judged, since, num_replaced = -1, 0, followed.num_replaced
             if metrics is not None:
                 metrics.begin_anew()
-        told = _tell_standing(followed, told)
         for alarm in find_alarms(logs, since_step=since, judged_step=judged):
             since = alarm.since_step
             if metrics is not None:
@@ -117,8 +116,9 @@ def command(
             time.sleep(interval_s)
 
 
-def _tell_standing(followed: FollowedJob, told: frozenset[int]) -> frozenset[int]:
-    """Warn once of each rank whose log has stopped growing while others have not; return the ranks."""
+def _growing_logs(followed: FollowedJob, told: set[int]) -> list[LoggedSteps]:
+    """Return the logs; warn once of each rank whose log has stopped growing while others have not."""
+    logs = followed.logs()
     for log in followed.standing:
         if log.rank not in told:
             ends = f"ends at step {log.rows[-1].step}" if log.rows else "holds no step"
@@ -127,7 +127,9 @@ def _tell_standing(followed: FollowedJob, told: frozenset[int]) -> frozenset[int
                 "still write there?",
                 err=True,
             )
-    return frozenset(log.rank for log in followed.standing)
+    told.clear()
+    told.update(log.rank for log in followed.standing)
+    return logs
 
 
 def _check(folder: str, record: str | None, apply_to: str | None) -> None:

@@ -297,8 +297,8 @@ def _seen_us(pace: Pace, whole_us: NDArray[np.float64], moving_us: NDArray[np.fl
 def _overlapped_line(sizes: NDArray[np.float64], times: NDArray[np.float64], pace: Pace) -> _Line:
     """Return latency and time per byte by which messages that take turns come closest to what was measured.
 
-    Of two sizes, each paced by its bytes or by its latencies, follow both quantities. Those of the pair from which all
-    sizes are off least, as a share, are taken.
+    Of two sizes, each paced by its bytes or by its latencies, follow both quantities. Those of the pair are taken from
+    which all sizes are off least.
     """
     first, second = (places.ravel() for places in np.meshgrid(np.arange(len(sizes)), np.arange(len(sizes))))
     first, second = first[first < second], second[first < second]
@@ -322,7 +322,10 @@ def _overlapped_line(sizes: NDArray[np.float64], times: NDArray[np.float64], pac
     whole, per_byte = whole[is_possible], per_byte[is_possible]
     moving = per_byte[:, None] * sizes[None, :]
     expected = moving + _seen_us(pace, whole[:, None], moving)
-    best = int(np.abs(expected / times - 1).mean(axis=1).argmin())
+    # Long messages say what the bandwidth is, by their times together, short ones the latency, each by its own. What
+    # else runs only adds time: as in each size, three quarters of the messages may take longer.
+    off_us = np.maximum(3 * (expected - times), times - expected)
+    best = int((off_us.sum(axis=1) / times.sum() + (off_us / times).mean(axis=1)).argmin())
     off = float(np.median(np.abs(expected[best] - times))) * MEDIAN_ERROR / len(sizes) ** 0.5
     # Sizes that are all paced by their bytes show the latency of one message only.
     shown = pace.share if expected[best][0] - moving[best][0] <= pace.share * whole[best] else 1.0
