@@ -89,8 +89,8 @@ def test_ddp_scripts_evaluate_on_rank_0_alone_or_are_told(a_plan, tmp_path, word
 @pytest.mark.parametrize(
     "word",
     [
-        "amid_saves", "amid_evaluates", "amid_both", "amid_part", "amid_looks", "amid_frozen_looks", "broken_saves",
-        "broken_evaluates",
+        pytest.param("amid_saves", marks=pytest.mark.variant), pytest.param("amid_evaluates", marks=pytest.mark.variant),
+        "amid_both", "amid_part", "amid_looks", "amid_frozen_looks", "broken_saves", "broken_evaluates",
     ],
 )  # fmt: skip
 def test_rank_0_looks_at_the_model_between_forward_and_backward_or_after_a_broken_one(a_plan, tmp_path, word):
@@ -115,7 +115,7 @@ def test_ranks_that_hold_whole_parameters_may_begin_unequal_numbers_of_passes(a_
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("strategy", ["NNG", "GGG"])
+@pytest.mark.parametrize("strategy", [pytest.param("NNG", marks=pytest.mark.variant), "GGG"])
 def test_rank_0_runs_the_model_before_the_others_train(a_plan, tmp_path, strategy):
     """The plan took the model over in that pass, on rank 0 alone, and the job hung."""
     script = WORKERS / "rank_0_alone.py"

@@ -127,7 +127,10 @@ def test_what_libraries_do_with_a_model_of_ddp(strategy, a_plan, tmp_path):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("framework", "strategy"), [("ddp", "NNG"), ("ddp", "GGG"), ("fsdp2", "IIG")])
+@pytest.mark.parametrize(
+    ("framework", "strategy"),
+    [pytest.param("ddp", "NNG", marks=pytest.mark.variant), ("ddp", "GGG"), ("fsdp2", "IIG")],
+)
 def test_closures_are_called_when_and_as_often_as_the_optimizer_does(framework, strategy, a_plan, tmp_path):
     worker = ROOT / "tests/workers/closure_habits.py"
     plain, refused, _ = jobs_of(framework, worker=worker)
@@ -142,7 +145,10 @@ def test_closures_are_called_when_and_as_often_as_the_optimizer_does(framework, 
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("framework", "strategy"), [("ddp", "NNG"), ("ddp", "GGG"), ("fsdp2", "IIG")])
+@pytest.mark.parametrize(
+    ("framework", "strategy"),
+    [pytest.param("ddp", "NNG", marks=pytest.mark.variant), ("ddp", "GGG"), ("fsdp2", "IIG")],
+)
 def test_own_methods_and_hooks_are_called_where_torch_calls_them(framework, strategy, a_plan, tmp_path):
     """What an optimizer's add to its state is saved. Where one saves parts of states in the place of whole ones, it is refused."""
     worker = ROOT / "tests/workers/own_methods.py"
