@@ -265,7 +265,7 @@ def test_inside_a_node_gloo_is_taken_to_be_as_quick_as_its_cores():
     def assumed(cores):
         return fit_tiers([], replace(gloo, cores_per_rank=cores), None).intra_gbps
 
-    assert assumed(0.5).value == pytest.approx(1.09 * 0.5 * 3 / 4)
+    assert assumed(0.5).value == pytest.approx(1.3 * 0.5 * 3 / 4)
     assert assumed(8.0).value == assumed(1.0).value  # a rank's transfers are one thread's
     assert assumed(None).value == assumed(0.25).value
     assert assumed(None).sigma > assumed(0.25).sigma

@@ -82,7 +82,7 @@ SUM_RATIO, SUM_RATIO_FACTOR, MOST_SUM_RATIO = 1.0, 1.35, 1.96
 RING_SHARE, RING_SHARE_FACTOR = 0.87, 1.12
 # Inside a node gloo's bandwidth is that of the cores, which copy whole buffers whatever part of them is sent
 # (`make bench-prediction`): a rank's, for each core that it has; of m ranks each sends (m - 1) / m of its buffer.
-GLOO_PRIOR = {"intra_gbps": 1.09, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
+GLOO_PRIOR = {"intra_gbps": 1.3, "intra_alpha_us": 500.0, "inter_gbps": 1.0, "inter_alpha_us": 500.0}
 GLOO_BANDWIDTH_FACTOR = 1.15  # factor of gloo's bandwidth where the cores are known (`make bench-prediction`)
 UNKNOWN_CORES = 0.25  # cores of a rank where they are not known; assumed
 FASTER_TIER_RATIO = 1.3  # groups of few nodes this much faster than wider ones have a network of their own; assumed
