@@ -126,38 +126,37 @@ def test_what_libraries_do_with_a_model_of_ddp(strategy, a_plan, tmp_path):
         assert numbers == pytest.approx(plain[name], rel=2e-6), name
 
 
-@pytest.mark.distributed
-@pytest.mark.parametrize(
-    ("framework", "strategy"),
-    [pytest.param("ddp", "NNG", marks=pytest.mark.variant), ("ddp", "GGG"), ("fsdp2", "IIG")],
-)
-def test_closures_are_called_when_and_as_often_as_the_optimizer_does(framework, strategy, a_plan, tmp_path):
-    worker = ROOT / "tests/workers/closure_habits.py"
+WAYS = [pytest.param("ddp", "NNG", marks=pytest.mark.variant), ("ddp", "GGG"), ("fsdp2", "IIG")]
+
+
+def trained_alike(framework, worker, plan):
+    """Compare a worker's jobs with the plain framework's, which refuses none; return those and what the plan refuses."""
     plain, refused, _ = jobs_of(framework, worker=worker)
+    assert refused == set()
+    found, refused, _ = jobs_of(framework, plan, worker)
+    for name, numbers in found.items():
+        assert numbers == pytest.approx(plain[name], rel=2e-6), name
+    return plain, refused
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("framework", "strategy"), WAYS)
+def test_closures_are_called_when_and_as_often_as_the_optimizer_does(framework, strategy, a_plan, tmp_path):
+    plan = plan_for(a_plan, tmp_path / "plan.json", strategy)
+    plain, refused = trained_alike(framework, ROOT / "tests/workers/closure_habits.py", plan)
     assert refused == set()
     calls = {name: numbers[-2] for name, numbers in plain.items()}  # in three steps
     assert calls.pop("halves its gradients") == 3
     assert min(calls.values()) >= 6
-    found, refused, _ = jobs_of(framework, plan_for(a_plan, tmp_path / "plan.json", strategy), worker)
-    assert refused == set()
-    for name, numbers in found.items():
-        assert numbers == pytest.approx(plain[name], rel=2e-6), name
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(
-    ("framework", "strategy"),
-    [pytest.param("ddp", "NNG", marks=pytest.mark.variant), ("ddp", "GGG"), ("fsdp2", "IIG")],
-)
+@pytest.mark.parametrize(("framework", "strategy"), WAYS)
 def test_own_methods_and_hooks_are_called_where_torch_calls_them(framework, strategy, a_plan, tmp_path):
-    """What an optimizer's add to its state is saved. Where one saves parts of states in the place of whole ones, it is refused."""
-    worker = ROOT / "tests/workers/own_methods.py"
-    plain, refused, _ = jobs_of(framework, worker=worker)
-    assert refused == set()
-    found, refused, _ = jobs_of(framework, plan_for(a_plan, tmp_path / "plan.json", strategy), worker)
+    """What an optimizer's add to its state is saved. Parts of states in the place of whole ones are refused."""
+    plan = plan_for(a_plan, tmp_path / "plan.json", strategy)
+    _, refused = trained_alike(framework, ROOT / "tests/workers/own_methods.py", plan)
     assert refused == ({"saves by hand", "saves its table"} if framework == "ddp" else set())
-    for name, numbers in found.items():
-        assert numbers == pytest.approx(plain[name], rel=2e-6), name
 
 
 @pytest.mark.distributed
