@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,13 +13,14 @@ from torch import nn
 
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
+from paro_advise.runtime.base_methods import stand_beneath
 from paro_advise.runtime.mixins import beneath, mixed_in, without_first, without_second
 from paro_advise.runtime.sharding.engine import FACTOR_SETTER, Engine
 from paro_advise.runtime.sharding.parameters.whole import saved_form
 from paro_advise.runtime.sharding.states.whole_states import own_rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator
 
     from paro_advise.runtime.sharding.parameters.units import Slot
     from paro_advise.runtime.torch_types import StateDict
@@ -133,20 +134,20 @@ class ShardedModule(nn.Module):
             engine.gradients.set_synchronizes(enabled=before)
 
 
-# What torch itself does for models, by the names of its methods; overrides of a model's own call these.
-_TORCHS: dict[str, Callable[..., Any]] = {}
+_Methods = Mapping[str, Callable[..., Any]]  # by their names
 
 
-def _zero_grad(engine: Engine, module: nn.Module, set_to_none: bool = True) -> None:
+def _zero_grad(torchs: _Methods, module: nn.Module, set_to_none: bool = True) -> None:
     """Forget all gradients."""
-    engine.gradients.discard(to_none=set_to_none)
-    _TORCHS["zero_grad"](module, set_to_none)
+    engine_of(module).gradients.discard(to_none=set_to_none)
+    torchs["zero_grad"](module, set_to_none)
 
 
-def _state_dict(engine: Engine, module: nn.Module, *args: Any, **kwargs: Any) -> StateDict:
+def _state_dict(torchs: _Methods, module: nn.Module, *args: Any, **kwargs: Any) -> StateDict:
     """Return the parameters as they rest on this rank, after waiting for updates under way."""
+    engine = engine_of(module)
     engine.show_parameters()
-    found: StateDict = _TORCHS["state_dict"](module, *args, **kwargs)
+    found: StateDict = torchs["state_dict"](module, *args, **kwargs)
     if not kwargs.get("keep_vars"):
         prefix = kwargs.get("prefix", "")
         for slot, value in _states_to_save(engine):
@@ -157,7 +158,7 @@ def _state_dict(engine: Engine, module: nn.Module, *args: Any, **kwargs: Any) ->
 
 
 def _load_state_dict(
-    engine: Engine,
+    torchs: _Methods,
     module: nn.Module,
     state_dict: Mapping[str, Any],
     strict: bool = True,
@@ -174,11 +175,12 @@ def _load_state_dict(
             "would go on with the parameters of before",
             hint="leave assign out, or load before the first training pass",
         )
+    engine = engine_of(module)
     if engine.whole_reader is not None:
         engine.whole_reader.before_load()
     engine.end_gathered_by_hand()
     engine.show_parameters()
-    resting, taken = _TORCHS["state_dict"](module), []
+    resting, taken = torchs["state_dict"](module), []
     places = {
         alias: (unit, place)
         for unit in engine.units
@@ -190,31 +192,13 @@ def _load_state_dict(
         if name in places and value.shape == resting[name].shape:
             taken.append((places[name], value))
             given[name] = resting[name]
-    result = _TORCHS["load_state_dict"](module, given, strict)
+    result = torchs["load_state_dict"](module, given, strict)
     with torch.no_grad():
         for (unit, place), value in taken:
             unit.masters[place].copy_(own_rows_of(engine, unit, place, value))
     engine.updates.publish()
     engine.edits.note_all()
     return result
-
-
-def _take_over_base_methods() -> None:
-    """Put ours before torch's own for sharded models, once in a process."""
-    for own in (_zero_grad, _state_dict, _load_state_dict):
-        name = own.__name__.removeprefix("_")
-        if name not in _TORCHS:
-            _TORCHS[name] = getattr(nn.Module, name)
-            setattr(nn.Module, name, _either(_TORCHS[name], own))
-
-
-def _either(torchs: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(torchs)
-    def call(self: nn.Module, *args: object, **kwargs: object) -> object:
-        engine = Engine.find(self)
-        return torchs(self, *args, **kwargs) if engine is None else own(engine, self, *args, **kwargs)
-
-    return call
 
 
 def _states_to_save(engine: Engine) -> Iterator[tuple[Slot, torch.Tensor]]:
@@ -256,7 +240,8 @@ def _save_part(part: nn.Module, found: StateDict, prefix: str, _: object) -> Non
 
 def mark(model: nn.Module) -> None:
     """Add our methods to a model's class, and to torch's for it."""
-    _take_over_base_methods()
+    own: _Methods = {"zero_grad": _zero_grad, "state_dict": _state_dict, "load_state_dict": _load_state_dict}
+    stand_beneath(nn.Module, own, applies=lambda module: Engine.find(module) is not None)
     for part in model.modules():
         is_plain = type(part).state_dict is nn.Module.state_dict
         if part is not model and is_plain and Engine.of_part(part) is None:

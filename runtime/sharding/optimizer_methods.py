@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
+from paro_advise.runtime.base_methods import is_ours, stand_beneath
 from paro_advise.runtime.sharding.param_states import ParamStates
 
 if TYPE_CHECKING:
@@ -105,16 +106,20 @@ class ShardedOptimizer:
         )
 
 
-class BaseMethods:
+class _BaseMethods:
     """What torch's own methods do for an optimizer of a sharded model; overrides of the script's run, and call them."""
 
     @staticmethod
-    def zero_grad(optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's
+    def zero_grad(
+        _: object,
+        optimizer: torch.optim.Optimizer,
+        set_to_none: bool = True,  # noqa: FBT001, FBT002 - as torch's
+    ) -> None:
         """Forget all gradients."""
         _gradients_of(optimizer).discard_gradients(to_none=set_to_none)
 
     @staticmethod
-    def state_dict(optimizer: torch.optim.Optimizer) -> StateDict:
+    def state_dict(_: object, optimizer: torch.optim.Optimizer) -> StateDict:
         """Return the state by qualified names, as the script's hooks change it."""
         for before in optimizer._optimizer_state_dict_pre_hooks.values():  # noqa: SLF001 - hooks have no public names
             before(optimizer)
@@ -126,7 +131,7 @@ class BaseMethods:
         return found
 
     @staticmethod
-    def load_state_dict(optimizer: torch.optim.Optimizer, state_dict: StateDict) -> None:
+    def load_state_dict(_: object, optimizer: torch.optim.Optimizer, state_dict: StateDict) -> None:
         """Take what ``state_dict`` returned, of the same strategy, as the script's hooks change it."""
         given = state_dict.copy()
         for before in optimizer._optimizer_load_state_dict_pre_hooks.values():  # noqa: SLF001
@@ -137,7 +142,7 @@ class BaseMethods:
             after(optimizer)
 
     @staticmethod
-    def add_param_group(_: torch.optim.Optimizer, __: ParamGroup) -> None:
+    def add_param_group(_: object, __: torch.optim.Optimizer, ___: ParamGroup) -> None:
         """Refuse: the shards are laid out already."""
         raise UsageError(
             "an optimizer under a strategy must hold all that trains from the first pass on, got another group",
@@ -150,20 +155,9 @@ _TAKEN_OVER = ("zero_grad", "state_dict", "load_state_dict", "add_param_group")
 
 
 def take_over_base_methods() -> None:
-    """Put them before torch's own, once in a process."""
-    for name in _TAKEN_OVER:
-        torchs = getattr(torch.optim.Optimizer, name)
-        if not hasattr(torchs, "paro_own"):
-            setattr(torch.optim.Optimizer, name, _either(torchs, getattr(BaseMethods, name)))
-
-
-def _either(torchs: Callable[..., object], own: Callable[..., object]) -> Callable[..., object]:
-    @functools.wraps(torchs)
-    def call(self: torch.optim.Optimizer, *args: object, **kwargs: object) -> object:
-        return (own if gradients_for(self) else torchs)(self, *args, **kwargs)
-
-    call.paro_own = own  # type: ignore[attr-defined]  # tells it from torch's
-    return call
+    """Put them in the place of torch's own, once in a process."""
+    own = {name: getattr(_BaseMethods, name) for name in _TAKEN_OVER}
+    stand_beneath(torch.optim.Optimizer, own, applies=lambda optimizer: gradients_for(optimizer) is not None)
 
 
 def _told_whole(script: Callable[..., object]) -> Callable[..., object]:
@@ -204,7 +198,7 @@ def members_for(cls: type) -> dict[str, object]:
     """Return what a class that is derived from that of a user's optimizer gets."""
     own = {name: member for name, member in vars(ShardedOptimizer).items() if callable(member) or _is_property(member)}
     told: Callable[..., object] = cls.state_dict  # type: ignore[attr-defined]  # optimizers have it
-    return own if hasattr(told, "paro_own") else {**own, "state_dict": _told_whole(told)}
+    return own if is_ours(told) else {**own, "state_dict": _told_whole(told)}
 
 
 def _is_property(member: object) -> bool:
