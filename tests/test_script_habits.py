@@ -160,6 +160,16 @@ def test_own_methods_and_hooks_are_called_where_torch_calls_them(framework, stra
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize(("framework", "strategy"), WAYS)
+def test_gradients_from_before_training_are_kept_where_the_framework_keeps_them(framework, strategy, a_plan, tmp_path):
+    """DDP adds to them, as to those of ``no_sync``; FSDP2 drops them."""
+    plan = plan_for(a_plan, tmp_path / "plan.json", strategy)
+    plain, refused = trained_alike(framework, ROOT / "tests/workers/left_gradients.py", plan)
+    assert refused == set()
+    assert (plain["left before it is wrapped"] == plain["dropped after forward"]) is (framework != "ddp")
+
+
+@pytest.mark.distributed
 def test_what_torch_cannot_do_with_sharded_tensors_is_explained(a_plan, tmp_path):
     """Its words name DTensors, which no line of such a script does."""
     flat = ROOT / "tests/workers/flat_updates.py"

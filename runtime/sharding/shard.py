@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
 from paro_advise.errors import UsageError
-from paro_advise.policies.strategy import Strategy, check_kept
+from paro_advise.policies.strategy import Level, Strategy, check_kept
 from paro_advise.runtime.ho_ring.worker import reaching_all_ranks
 from paro_advise.runtime.messages import tell
 from paro_advise.runtime.sharding.agreement import agree, fingerprint, fingerprint_of_states
@@ -297,6 +297,9 @@ def _settle(engine: Engine, init: Callable[[nn.Module], None] | None) -> None:
             _materialize(engine, unit.spec, init)
         if _make_whole(unit.spec):
             replicas.append(fingerprint([unit.spec]))
+        if engine.levels.parameter != Level.N:  # else they stay where they are
+            gradients = ((place, slot.parameter.grad) for place, slot in enumerate(unit.spec.training))
+            unit.left = {place: gradient for place, gradient in gradients if gradient is not None}
         engine.settle(unit, states.own_rows(engine, unit) if settings.has_own_masters(engine.levels) else None)
     if replicas:
         agree({"model in each of its replicas": replicas}, hint=_SAME_MODEL)

@@ -45,6 +45,8 @@ class UnitState:
         reduced: gradients at the optimizer's level, the mean over all ranks; what clipping and the
             optimizer see.
         divide_factor: what sums over all ranks are divided by; None for the number of ranks.
+        left: whole gradients that this rank's parameters had before they were sharded, by place; the first pass that
+            is reduced adds to them, as to those of passes in ``no_sync``.
     """
 
     spec: UnitSpec
@@ -56,6 +58,19 @@ class UnitState:
     accumulated: torch.Tensor | None = None
     reduced: torch.Tensor | None = None
     divide_factor: float | None = None
+    left: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def forget_gradients(self) -> None:
+        """Have none, whole or reduced."""
+        self.accumulated = self.reduced = None
+        self.left.clear()
+
+    def add_left(self, gradients: list[torch.Tensor | None]) -> None:
+        """Add what was left to the gradients of a pass, which then holds all."""
+        for place, left in self.left.items():
+            gradient = gradients[place]
+            gradients[place] = left if gradient is None else left + gradient
+        self.left.clear()
 
     def at_rest(self) -> list[tuple[Slot, nn.Parameter]]:
         """Return all parameters as they are between passes, when no gathered copy stands in their place."""
@@ -175,7 +190,8 @@ class UnitProcedure:
             layout.unnest(slab, held)
 
     def forget(self, unit: UnitState, place: int) -> None:
-        """Clear what has been added up and reduced for one parameter of a unit."""
+        """Clear what has been left, added up and reduced for one parameter of a unit."""
+        unit.left.pop(place, None)
         if unit.accumulated is not None:
             unit.layout.view_of(unit.accumulated, place, sliced=self._strategy.gradient == Level.G).zero_()
         if unit.reduced is not None:

@@ -159,6 +159,7 @@ class GradientReducer:
         self._take(unit, gradients)
 
     def _take(self, unit: UnitState, gradients: list[torch.Tensor | None]) -> None:
+        unit.add_left(gradients)
         for place, gradient in enumerate(gradients):
             if gradient is not None:
                 self._usage.note(unit, place)
@@ -456,8 +457,7 @@ class GradientReducer:
         """Forget what was added up for one parameter, as ``parameter.grad = None`` does."""
         self.executor.drain()
         self._exposure.let_go(parameter)
-        found = self._arrangement.place_of(parameter)
-        if found is None:
+        if (found := self._arrangement.place_of(parameter)) is None:
             return
         if self._fsdp2_holds_them:
             fsdp2.discard_accumulated(found[0].spec.module, parameter)
@@ -493,7 +493,7 @@ class GradientReducer:
         if to_none:
             self._usage.clear()
         for unit in self._arrangement.units:
-            unit.accumulated = unit.reduced = None
+            unit.forget_gradients()
             for slot in unit.spec.training:
                 set_gradient(slot.parameter, None)
         if self._arrangement.levels.parameter != Level.N:

@@ -73,9 +73,17 @@ def refuse_unseen(units: Sequence[UnitState]) -> None:
     """Refuse to step after a backward pass that went through no tensor which a sharded model returned.
 
     Raises:
-        UsageError: its gradients lie at gathered copies, where nobody takes them.
+        UsageError: its gradients lie at gathered copies, where nobody takes them; or those from before the parameters
+            were sharded wait for a pass.
     """
     for unit in units:
+        if unit.left:
+            names = ", ".join(unit.spec.training[place].name for place in sorted(unit.left))
+            raise UsageError(
+                "gradients from before the first training pass must be added to in that pass or dropped, got a step "
+                f"with those of parameters that it did not use: {names}",
+                hint="call zero_grad() before the first training pass",
+            )
         for slot in unit.spec.training:
             if not isinstance(slot.parameter, DTensor) and gradient_of(slot.parameter) is not None:
                 raise UsageError(
