@@ -34,18 +34,7 @@ _MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
 _GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 # CUpti_ActivityMemcpyKind (CUPTI documentation).
-_COPIES = {
-    1: "HtoD",
-    2: "DtoH",
-    3: "HtoA",
-    4: "AtoH",
-    5: "AtoA",
-    6: "AtoD",
-    7: "DtoA",
-    8: "DtoD",
-    9: "HtoH",
-    10: "PtoP",
-}
+_COPIES = dict(enumerate(("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"), start=1))
 # eventType of NVTX ranges (Nsight Systems, SQLite schema); other types are marks, names and domains.
 _RANGE_TYPES = (59, 60)  # none; push/pop and start/end; NvtxPushPopRange and NvtxStartEndRange of that schema
 # globalTid and globalPid hold the process above the thread (Nsight Systems, SQLite schema).

@@ -15,7 +15,7 @@ from paro_advise.advisor.facts.groups import with_default_group, with_mesh_group
 from paro_advise.advisor.facts.intervals import EMPTY, Intervals, exposed_lengths
 from paro_advise.advisor.facts.model import RankFacts, StepFacts
 from paro_advise.advisor.facts.passes import computing_passes
-from paro_advise.advisor.facts.work import work_of
+from paro_advise.advisor.facts.work import update_kernels, work_of
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import STATES
@@ -52,7 +52,7 @@ def rank_facts(parsed: ParsedSource) -> RankFacts:
         table = _with_steps(table, windows, parsed.events.steps)
         compute = _compute_union(parsed.events)
         table = _with_exposure(table, compute)
-        updates = _update_kernels(parsed.events)
+        updates = update_kernels(parsed.events)
         steps = tuple(_step_facts(parsed.events, table, compute, windows, updates))
         work = work_of(parsed.events, [(low, high) for _, low, high in windows], updates)
         compute_spans = {index: _spans(steps[index], compute) for index in _drawn_steps(steps)}
@@ -337,19 +337,6 @@ def _named(events: EventTables, mark: str) -> Intervals:
         return EMPTY
     mine = named[events.device["name"].to_numpy()]
     return Intervals.union_of(events.device["start_us"].to_numpy()[mine], events.device["end_us"].to_numpy()[mine])
-
-
-def _update_kernels(events: EventTables) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return start and end of the computing kernels of the optimizer's steps (us)."""
-    device = events.device
-    if not events.is_gpu or not events.updates:
-        return np.empty(0), np.empty(0)
-    lows, highs = np.array([(span.start_us, span.end_us) for span in events.updates]).T
-    start, end = device["start_us"].to_numpy(), device["end_us"].to_numpy()
-    # A span begins and ends with kernels, whose times may be rounded otherwise.
-    place = np.searchsorted(lows, (start + end) / 2, side="right") - 1
-    mine = (place >= 0) & (start < highs[np.maximum(place, 0)]) & (device["kind"].to_numpy() == KernelKind.COMPUTE)
-    return start[mine], end[mine]
 
 
 def _rows_of_steps(table: pl.DataFrame, timed: NDArray[np.bool_], num_steps: int) -> list[NDArray[np.intp]]:

@@ -149,3 +149,16 @@ def short_name(name: str) -> str:
             text = text[:place]
             break
     return text if len(text) <= MAX_KERNEL_NAME else text[: MAX_KERNEL_NAME - 3] + "..."
+
+
+def update_kernels(events: EventTables) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return start and end of the computing kernels of the optimizer's steps (us)."""
+    device = events.device
+    if not events.is_gpu or not events.updates:
+        return np.empty(0), np.empty(0)
+    lows, highs = np.array([(span.start_us, span.end_us) for span in events.updates]).T
+    start, end = device["start_us"].to_numpy(), device["end_us"].to_numpy()
+    # A span begins and ends with kernels, whose times may be rounded otherwise.
+    place = np.searchsorted(lows, (start + end) / 2, side="right") - 1
+    mine = (place >= 0) & (start < highs[np.maximum(place, 0)]) & (device["kind"].to_numpy() == KernelKind.COMPUTE)
+    return start[mine], end[mine]
