@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 from test_recommend import calibration
 
+from paro_advise.advisor.prediction.advice.levers import larger_units
 from paro_advise.advisor.prediction.candidates import baseline_candidate
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
+from paro_advise.core.framework import Framework
 
 OFF = 0.03  # of a gain, that the replay itself may be off by, as a standard deviation; 80 % lie within 1.2816 of them
 
@@ -30,6 +32,16 @@ def test_a_healed_rank_is_worth_its_lateness():
     most = made.step_us / (made.step_us - 50_000)
     beyond = math.hypot(math.log(most / unsure.p50), 1.2816 * OFF)
     assert unsure.p90 == pytest.approx(unsure.p50 * math.exp(beyond), rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("framework", "said"),
+    [(Framework.FSDP2, "units of 2 blocks"), (Framework.DDP, "gradient buckets 2 times as large (bucket_cap_mb)")],
+)
+def test_larger_messages_are_named_by_what_the_framework_sets(framework, said):
+    made = replace(calibration(unit_bytes=(4e6,) * 8), framework=framework)
+    twice, _ = larger_units(made)
+    assert twice.what == f"{said}, 4 in place of 8"
 
 
 def test_no_gain_is_told_more_exactly_than_steps_are_replayed():

@@ -163,21 +163,25 @@ def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
 
 
 def larger_units(calibration: Calibration) -> Iterator[_Change]:
-    """Yield the run with blocks that are gathered and reduced by twos and fours; embeddings stay a unit."""
+    """Yield the run with blocks, or DDP's buckets, that are sent by twos and fours; embeddings stay a unit."""
     units = calibration.unit_bytes
     front, blocks = (units[:1], units[1:]) if calibration.front_bytes else ((), units)
     blocks, root = (blocks[:-1], blocks[-1:]) if calibration.root_bytes else (blocks, ())
+    larger, beside = "units of {} blocks", "more of the model is whole at once"
+    if calibration.framework.is_ddp:
+        larger = "gradient buckets {} times as large (bucket_cap_mb)"
+        beside = "less of backward is left beside the last one"
     for factor in MERGED_UNITS:
         if len(units) < 2 * factor:
             return
         merged = (*front, *(sum(blocks[place : place + factor]) for place in range(0, len(blocks), factor)), *root)
         yield _Change(
-            what=f"units of {factor} blocks, {len(merged)} in place of {len(units)}",
+            what=f"{larger.format(factor)}, {len(merged)} in place of {len(units)}",
             calibration=replace(calibration, unit_bytes=merged),
             change=lambda candidate, merged=merged: replace(  # type: ignore[misc]
                 candidate, unit_bytes=merged if candidate.unit_bytes is None else candidate.unit_bytes
             ),
-            note="fewer and larger collectives; more of the model is whole at once",
+            note=f"fewer and larger collectives; {beside}",
         )
 
 
