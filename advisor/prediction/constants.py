@@ -18,11 +18,11 @@ CAPACITY_SHARE = 0.8  # of a device's memory that may be planned, the rest is fo
 
 # ---- uncertainty, standard deviations of logarithms (`make bench-prediction`, emulated cluster) -----------
 OTHER_SIGMA = 0.08  # of exposed time under another strategy beside a GPU; range 0.05 to 0.15
-ON_CPU_SIGMA = 0.06  # the same where cores compute and communicate; range 0.04 to 0.10
+ON_CPU_SIGMA = 0.04  # the same where cores compute and communicate; range 0.03 to 0.08
 # Beside a GPU, more for what the traces do not show: of exposed time if next to no rank was seen, and if one step was;
 # the latter falls with the root of the steps. Assumed, ranges 0.05 to 0.15 and 0.02 to 0.1.
 UNSEEN_SIGMA, ONE_STEP_SIGMA = 0.08, 0.05
-FLOOR_SIGMA = 0.07  # of arithmetic, as far as communication shared the cores with it; range 0.05 to 0.10
+FLOOR_SIGMA = 0.05  # of arithmetic, as far as communication shared the cores with it; range 0.04 to 0.08
 HIDDEN_SIGMA = 0.15  # more, where buckets behind backward hide what links and host take; range 0.1 to 0.2
 SCALING_SIGMA = 0.1  # per doubling of the nodes; assumed, range 0.05 to 0.2
 # Of a described step against another one: both vary from run to run. Public repeats differ by 0.2 to 3.5 %; range 0.02
