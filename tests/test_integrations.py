@@ -132,6 +132,16 @@ def test_lightning_may_spawn_its_ranks_while_it_is_recorded(tmp_path):
     assert json.loads((tmp_path / "run" / "analyze.json").read_text())["run"]["world_size"] == 2
 
 
+@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed (make integrations)")
+@pytest.mark.distributed
+def test_what_unfreezes_layers_in_a_later_epoch_is_refused_before_the_first(a_plan, tmp_path):
+    plan = plan_for(a_plan, tmp_path / "plan.json", "NNG")
+    done = run_ranks(LOOPS / "lightning_unfreezes.py", ranks=2, plan=plan, drift="parameter_count")
+    assert done.returncode == 1
+    assert "Unfreezing, which adds layers to it in a later epoch" in done.stderr
+    assert "trained" not in done.stdout
+
+
 @pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan is not installed (make integrations)")
 @pytest.mark.parametrize("strategy", ["GGG", "III", "NGG"])
 def test_torchtitan_takes_the_exported_configuration(strategy):
