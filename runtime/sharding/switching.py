@@ -73,7 +73,7 @@ def switch(
         group_size = engine.grid.group_size
     grid = grid_of(group_size, device_mesh, engine.grid.ranks_per_node)
     engine.gradients.hide()
-    if engine.gradients.are_waiting:
+    if engine.gradients.are_waiting or any(unit.left for unit in engine.units):
         raise UsageError(
             "a switch must come between two steps, got gradients that wait for optimizer.step()",
             hint="call optimizer.step() and optimizer.zero_grad() first",
