@@ -103,7 +103,7 @@ def test_a_change_is_told_the_same_however_often_one_looks(looked_every):
     assert len(found) == 3
 
 
-def log_lines(rank, times, cpu=None):
+def log_lines(rank, times, cpu=None, micro_batches=None):
     """A step log as `capture` writes it."""
     header = {
         "format": "paro-advise/steps",
@@ -115,7 +115,8 @@ def log_lines(rank, times, cpu=None):
     lines = [json.dumps(header)]
     for step, time_us in enumerate(times):
         row = {
-            "step": step, "step_us": time_us, "overhead_us": 0.0, "profiled": False, "micro_batches": 1, "loss": 1.0,
+            "step": step, "step_us": time_us, "overhead_us": 0.0, "profiled": False, "loss": 1.0,
+            "micro_batches": (micro_batches or [1] * len(times))[step],
             "gradient_norm_squared": None, "peak_memory_bytes": 1, "cpu_us": (cpu or [4e5] * len(times))[step],
         }  # fmt: skip
         lines.append(json.dumps(row))
@@ -215,6 +216,18 @@ def test_an_alarm_says_whose_host_works_longer(tmp_path, slow_host, says, capsys
     assert run(["watch", str(tmp_path), "--once", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["since_step"], told["rank"]) == (60, 1 if slow_host else None)
+
+
+def test_steps_that_do_more_are_told_from_steps_that_take_longer(tmp_path, capsys):
+    times, passes = [1e6] * 60 + [2e6] * 20, [4] * 60 + [8] * 20
+    for rank in range(2):
+        lines = log_lines(rank, times, micro_batches=passes)
+        (tmp_path / f"steps.rank{rank}.jsonl").write_text("\n".join(lines) + "\n")
+    assert run(["watch", str(tmp_path), "--once"]) == 0
+    told = capsys.readouterr().out
+    assert "2.00x as long since step 60" in told
+    assert "a step has 8 micro-batches since then, 4 before" in told
+    assert "network" not in told
 
 
 def test_hosts_of_ranks_without_a_log_are_not_spoken_for(tmp_path, capsys):

@@ -69,9 +69,12 @@ def _alarm(change: Slowdown, logs: Sequence[LoggedSteps]) -> Alarm:
         f"step {change.step}: steps take {change.factor:.2f}x as long since step {change.since_step} "
         f"({time_text(change.before_us)} -> {time_text(change.after_us)})"
     )
+    before, since = _micro_batches(change, logs)
+    if before != since:
+        text += f"; a step has {since:g} micro-batches since then, {before:g} before"
     if log is not None:
         text += f"; the host of rank {log.rank} works longer" + (f" ({log.host})" if log.host else "")
-    elif any(row.cpu_us is not None for item in logs for row in item.rows):
+    elif before == since and any(row.cpu_us is not None for item in logs for row in item.rows):
         world = max(item.world_size for item in logs)
         if len(logs) < world:
             seen = f"{len(logs)} ranks of {world}" if len(logs) > 1 else f"one rank of {world}"
@@ -87,6 +90,14 @@ def _alarm(change: Slowdown, logs: Sequence[LoggedSteps]) -> Alarm:
         host=(log.host or "") if log else "",
         text=text,
     )
+
+
+def _micro_batches(change: Slowdown, logs: Sequence[LoggedSteps]) -> tuple[float, float]:
+    """Return the typical number of micro-batches in the baseline's steps and in those since the change."""
+    rows = [row for log in logs for row in log.rows if not row.profiled]
+    old = [row.micro_batches for row in rows if change.since_step - BASELINE_STEPS <= row.step < change.since_step]
+    new = [row.micro_batches for row in rows if change.since_step <= row.step <= change.step]
+    return (median(old), median(new)) if old and new else (1.0, 1.0)
 
 
 def _longer_host(change: Slowdown, logs: Sequence[LoggedSteps]) -> LoggedSteps | None:
