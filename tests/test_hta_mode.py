@@ -127,6 +127,7 @@ def test_every_run_reads_as_in_hta(tmp_path):
 
 
 @pytest.mark.hta
+@pytest.mark.variant
 @needs_hta
 def test_every_layout_reads_as_in_hta(tmp_path):
     """All layouts that torch and tools after it write; HTA wants an object with an array and rows of a device."""

@@ -56,7 +56,7 @@ def test_each_ranks_own_parameters_train_as_in_the_plain_framework(words, strate
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("framework", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("framework", ["ddp", pytest.param("fsdp2", marks=pytest.mark.variant)])
 def test_states_that_each_rank_saves_for_itself_are_resumed_four_ways(framework, job):
     plain = job.numbers(f"{framework},save", folder="plain")
     half = plain[len(plain) // 2 :]

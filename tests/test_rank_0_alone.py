@@ -89,8 +89,11 @@ def test_ddp_scripts_evaluate_on_rank_0_alone_or_are_told(a_plan, tmp_path, word
 @pytest.mark.parametrize(
     "word",
     [
-        pytest.param("amid_saves", marks=pytest.mark.variant), pytest.param("amid_evaluates", marks=pytest.mark.variant),
-        "amid_both", "amid_part", "amid_looks", "amid_frozen_looks", "broken_saves", "broken_evaluates",
+        *(
+            pytest.param(word, marks=pytest.mark.variant)
+            for word in ("amid_saves", "amid_evaluates", "amid_looks", "amid_both")
+        ),
+        "amid_part", "amid_frozen_looks", "broken_saves", "broken_evaluates",
     ],
 )  # fmt: skip
 def test_rank_0_looks_at_the_model_between_forward_and_backward_or_after_a_broken_one(a_plan, tmp_path, word):

@@ -35,6 +35,7 @@ REFUSED = {
     ("fsdp2", "NNG"): {*CHANGES, *LEFT_UNREDUCED},
     ("fsdp2", "IIG"): LEFT_UNREDUCED,
 }
+USUAL = {("ddp", "GGG"), ("fsdp1", "NNG"), ("fsdp2", "IIG")}  # one of each framework, with all three ways of parameters
 
 
 def jobs_of(framework, plan=None, worker=WORKER):
@@ -47,18 +48,20 @@ def jobs_of(framework, plan=None, worker=WORKER):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("framework", ["ddp", "fsdp1", "fsdp2"])
-def test_jobs_are_those_of_the_plain_framework_or_refused(framework, a_plan, tmp_path):
+@pytest.mark.parametrize(
+    ("framework", "strategy"),
+    [pytest.param(*way, marks=[] if way in USUAL else [pytest.mark.variant]) for way in REFUSED],
+)
+def test_jobs_are_those_of_the_plain_framework_or_refused(framework, strategy, a_plan, tmp_path):
     plain, refused, _ = jobs_of(framework)
     assert refused == ({"sparse"} if framework == "ddp" else set())  # AdamW takes no sparse gradients either
     assert len(plain) >= 6
-    for (of, strategy), expected in REFUSED.items():
-        if of == framework:
-            found, refused, told = jobs_of(framework, plan_for(a_plan, tmp_path / f"{strategy}.json", strategy))
-            assert refused == expected, strategy
-            assert ("gradients must be dense" in told) is ("sparse" in expected)
-            for name, numbers in found.items():
-                assert numbers == pytest.approx(plain[name], rel=2e-6), (strategy, name)
+    expected = REFUSED[framework, strategy]
+    found, refused, told = jobs_of(framework, plan_for(a_plan, tmp_path / f"{strategy}.json", strategy))
+    assert refused == expected
+    assert ("gradients must be dense" in told) is ("sparse" in expected)
+    for name, numbers in found.items():
+        assert numbers == pytest.approx(plain[name], rel=2e-6), name
 
 
 # A norm of FSDP1's shards is another one than that of gradients which act as whole.
