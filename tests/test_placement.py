@@ -11,6 +11,7 @@ from ranks import run_ranks
 from trace_builder import TraceBuilder
 
 from paro_advise.advisor.cli import run as command
+from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.ranks.links.latency import Fabric, backend_latency
 from paro_advise.advisor.ranks.run import assemble_run
 from paro_advise.advisor.ranks.source import decode
@@ -24,7 +25,7 @@ PLACES = {
 }
 
 
-def traced_rank(rank, world, group, host, *, used=("1",), every_us=5000.0):
+def traced_rank(rank, world, group, host, *, used=("1",), every_us=5000.0, devices=1):
     """Return a trace of ZeRO-3: four gathers and two reductions a step.
 
     Args:
@@ -33,7 +34,7 @@ def traced_rank(rank, world, group, host, *, used=("1",), every_us=5000.0):
         every_us: from one collective to the next.
     """
     groups = [("0", "default_pg", list(range(world))), ("1", "part", group)]
-    trace = TraceBuilder(rank, world, groups=groups, gpus_per_node=1, host=host)
+    trace = TraceBuilder(rank, world, groups=groups, gpus_per_node=devices, host=host)
     for step in range(3):
         base = step * 40_000.0
         trace.step(step, base, 40_000.0)
@@ -53,16 +54,17 @@ def traced_rank(rank, world, group, host, *, used=("1",), every_us=5000.0):
     return trace
 
 
-def placed_run(folder, places, used=("1", "0")):
+def placed_run(folder, places, used=("1", "0"), devices=1):
     """Write a run whose ranks are on the given hosts; groups of four ranks in a row and of all.
 
     Args:
         places: of each rank; None for one without a trace, "" for one that does not name its host.
         used: names of the groups, "1" of four ranks and "0" of all.
+        devices: of each node, as its ranks see them.
     """
     halves = [[0, 1, 2, 3], [4, 5, 6, 7]]
     builders = [
-        traced_rank(rank, WORLD, halves[rank // 4], f"host{place}" if place != "" else None, used=used)
+        traced_rank(rank, WORLD, halves[rank // 4], f"host{place}" if place != "" else None, used=used, devices=devices)
         for rank, place in enumerate(places)
         if place is not None
     ]
@@ -130,6 +132,30 @@ def test_hosts_overrule_only_where_they_are_nodes(tmp_path, hosts, per_node, kno
     }[known]
     assert finding_of(analysis).status == status
     assert text in finding_of(analysis).text
+
+
+@pytest.mark.parametrize(
+    ("hosts", "devices", "per_node"),
+    [
+        ("a---b---", 4, 4),
+        ("aa--bb--", 4, 4),
+        ("abab----", 4, 4),
+        ("a---b---", 1, None),  # a device each is what containers see
+        ("ab------", 4, None),  # of one node, if these are its devices
+        ("aa------", 4, 4),
+    ],
+)
+def test_devices_tell_how_many_ranks_a_node_has_where_hosts_of_some_agree(hosts, devices, per_node, tmp_path):
+    """As the page of questions advises: one trace of each node. Nodes were unknown then, and the job on one of them."""
+    places = [None if name == "-" else name for name in hosts]
+    analysis = analyze(placed_run(tmp_path / "run", places, ("0",), devices))
+    assert analysis.run.gpus_per_node == per_node
+    made = calibrate(analysis)
+    if per_node:
+        assert (made.ranks_per_node, made.unmodelled) == (4, "")
+    else:
+        assert "how many a node has is not known" in made.unmodelled
+        assert any("8 ranks a node (guessed); --gpus-per-node" in note for note in made.assumptions)
 
 
 def test_hosts_alone_tell_nodes(tmp_path):

@@ -106,18 +106,35 @@ def _agree(hosts: Mapping[int, str], node_of: Mapping[int, int]) -> bool:
 
 
 def _of_traces(run: Run, world: range) -> Topology:
-    headers = [(rank, item.header) for rank, item in run.timed]
     hosts = _hosts(run)
-    if hosts and (len(set(hosts.values())) > 1 or len(headers) == len(world)):
-        node_of = _number_nodes(hosts)
-        sizes = set(Counter(node_of.values()).values())
-        full = len(headers) == len(world)
-        return Topology(
-            gpus_per_node=max(sizes) if full else None,
-            source="hosts",
-            node_of=node_of,
-            ranks_follow=_follow(hosts, is_whole=full) if _are_ranks_named(run) else None,
-        )
+    is_whole = len(run.timed) == len(world)
+    if not hosts or (len(set(hosts.values())) == 1 and not is_whole):
+        return _of_devices(run, world)
+    node_of = _number_nodes(hosts)
+    by_hosts = Topology(
+        gpus_per_node=max(Counter(node_of.values()).values()) if is_whole else None,
+        source="hosts",
+        node_of=node_of,
+        ranks_follow=_follow(hosts, is_whole=is_whole) if _are_ranks_named(run) else None,
+    )
+    return by_hosts if is_whole else _of_devices_and_hosts(run, world, hosts) or by_hosts
+
+
+def _of_devices_and_hosts(run: Run, world: range, hosts: Mapping[int, str]) -> Topology | None:
+    """Return nodes of as many ranks as devices or groups tell, where they are those of the hosts; None elsewhere.
+
+    Hosts of some ranks do not tell how many ranks a node has, and may be the names of containers.
+    """
+    told = _of_devices(run, world).gpus_per_node
+    if not told or not run.world_size or run.world_size % told or not _are_ranks_named(run):
+        return None
+    found = _place_ranks(told, "metadata", run, world)
+    return found if _agree(hosts, found.node_of) else None
+
+
+def _of_devices(run: Run, world: range) -> Topology:
+    """Return nodes of so many ranks as a node has devices in use, or as its shard groups have."""
+    headers = [(rank, item.header) for rank, item in run.timed]
     counts = {header.gpus_per_node for _, header in headers if header.gpus_per_node}
     if len(counts) == 1 and (count := counts.pop()) and (count > 1 or run.world_size == 1):
         count = _used_per_node(headers, count, len(world)) if _are_ranks_named(run) else count

@@ -192,7 +192,7 @@ def _why_untrusted(analysis: Analysis) -> str:
             "what is done then would be taken for idle time"
         )
     found = _lacks_reductions(analysis) or _on_the_host(analysis)
-    found = found or _across_nodes(analysis) or _hidden_groups(analysis)
+    found = found or _on_unknown_nodes(analysis) or _across_nodes(analysis) or _hidden_groups(analysis)
     return found or gathers_of_optimizer(analysis) or waits_for_untraced(analysis)
 
 
@@ -205,6 +205,14 @@ def _lacks_reductions(analysis: Analysis) -> str:
         "no reduction of gradients is seen, as where ZeRO++ sends them quantised by all-to-alls, and what other "
         "strategies send of them would be missing"
     )
+
+
+def _on_unknown_nodes(analysis: Analysis) -> str:
+    """Return that traces name several hosts, and neither they nor anything else how many ranks each has."""
+    run = analysis.run
+    if run.gpus_per_node or not run.num_nodes or run.num_nodes < 2 or (run.world_size or 0) < 2:
+        return ""
+    return f"its ranks are on {run.num_nodes} hosts or more, and how many a node has is not known; pass --gpus-per-node"
 
 
 def _across_nodes(analysis: Analysis) -> str:
@@ -307,10 +315,9 @@ def _ranks_per_node(analysis: Analysis, world: int, notes: list[str]) -> int:
     if world % per_node:
         per_node = world
         notes.append(f"{run.gpus_per_node} ranks a node do not divide {world}: one node assumed")
-    elif run.gpus_per_node_source not in ("metadata", "flag", "hosts"):
-        notes.append(
-            f"{per_node} ranks a node ({run.gpus_per_node_source or 'guessed'}); --gpus-per-node would state it"
-        )
+    elif not run.gpus_per_node or run.gpus_per_node_source not in ("metadata", "flag", "hosts"):
+        source = run.gpus_per_node_source if run.gpus_per_node else "guessed"
+        notes.append(f"{per_node} ranks a node ({source}); --gpus-per-node would state it")
     return per_node
 
 
