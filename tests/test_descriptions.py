@@ -271,6 +271,19 @@ def test_states_take_the_bytes_that_are_stated():
     assert score(calibration, candidate, Limits(), np.ones(1)).memory.total == pytest.approx(1e9 * (8 + 12 / 32))
 
 
+@pytest.mark.parametrize(("reduced", "taken"), [("bf16", 2), ("fp32", 4)])
+def test_whole_gradients_take_the_type_that_they_are_reduced_in(reduced, taken):
+    """FSDP2 adds up what it does not reduce yet in ``reduce_dtype``: a plan that counts 2 bytes runs out of memory."""
+    import numpy as np
+
+    calibration = calibrate_described(described(PLAIN.replace('"fp32"', f'"{reduced}"')))
+    for strategy, expected in (("GNG", taken), ("NNG", taken), ("GGG", 2 / 32)):
+        candidate = replace(baseline_candidate(calibration), strategy=Strategy.parse(strategy))
+        memory = score(calibration, candidate, Limits(), np.ones(1)).memory
+        assert memory.gradient == pytest.approx(expected * 1e9), strategy
+    assert memory.total == pytest.approx(1e9 * 16 / 32)  # sharded ones are among the 16 bytes of mixed precision
+
+
 def test_speed_in_tokens_and_in_mfu_is_the_same_step():
     """6 operations a parameter and token: 8.86e9 parameters, 2 x 4,096 tokens a rank at 27 % of 989e12 a second."""
     step_s = 6 * 8.86e9 * 2 * 4096 / (0.27 * 989e12)

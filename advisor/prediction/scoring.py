@@ -16,6 +16,7 @@ from paro_advise.policies.memory import (
     StateBytes,
     Widths,
     least_transient_bytes,
+    shards,
     state_bytes,
     transient_bytes,
     usual_transient_bytes,
@@ -97,6 +98,18 @@ def _widths(calibration: Calibration) -> Widths:
     return Widths()
 
 
+def _widths_of(calibration: Calibration, strategy: Strategy, shape: Shape) -> Widths:
+    """Return bytes per element under a strategy: gradients that add up whole do so in the type they are reduced in.
+
+    FSDP2 keeps them so between passes that are not reduced (torch, ``FSDPParam.to_accumulated_grad_if_needed``), and so
+    does our runtime. Sharded ones are a part of what the usual widths hold for mixed precision in all.
+    """
+    widths = _widths(calibration)
+    if calibration.widths or shards(strategy.gradient, shape) > 1:
+        return widths
+    return replace(widths, gradient_bytes=max(widths.gradient_bytes, calibration.reduce_width))
+
+
 def _shape(calibration: Calibration, group_size: int) -> Shape:
     return Shape(
         group_size=group_size,
@@ -114,8 +127,8 @@ def score(calibration: Calibration, candidate: Candidate, limits: Limits, times:
         limits: memory.
         times: of a step, by draw (us).
     """
-    widths = _widths(calibration)
     shape = _shape(calibration, candidate.group_size)
+    widths = _widths_of(calibration, candidate.strategy, shape)
     memory = _drop_frozen(state_bytes(candidate.strategy, shape, calibration.parameters, widths=widths), calibration)
     if candidate.offload:
         memory = replace(
@@ -200,7 +213,10 @@ def _buffers(count: Callable[..., float], calibration: Calibration, candidate: C
     """Return bytes beside states and activations, as counted by one of the functions of policies/memory.py."""
     widths, shape = _widths(calibration), _shape(calibration, candidate.group_size)
     largest = max(calibration.unit_bytes) / calibration.element_bytes
-    return count(candidate.strategy, shape, largest, widths.parameter_bytes, widths.gradient_bytes)
+    reduced = widths.gradient_bytes
+    if not calibration.widths and count is not least_transient_bytes:
+        reduced = max(reduced, calibration.reduce_width)
+    return count(candidate.strategy, shape, largest, widths.parameter_bytes, reduced)
 
 
 def _whole(count: Callable[..., float], calibration: Calibration, candidate: Candidate) -> float:
