@@ -9,6 +9,7 @@ from helpers import analyze, write_run
 from trace_builder import fsdp_rank
 
 from paro_advise.advisor.comparison.compare import Terms, compare
+from paro_advise.advisor.rendering.texts.comparison_text import comparison_text
 from paro_advise.errors import UnlikeRunsError
 
 
@@ -105,6 +106,24 @@ def gathered_in(analysis, num_bytes):
         for entry in analysis.collectives
     ]
     return replace(analysis, collectives=tuple(cut))
+
+
+def test_what_they_leave_over_of_a_state_is_no_change_either(tmp_path):
+    """5e-10 us of waiting that became 150: 29,831,467,622,432 % were printed."""
+    run = run_of(tmp_path / "run", [1.0] * 4)
+    first, second = [
+        replace(run, states={**run.states, "parameter": replace(run.states["parameter"], wait_us=wait)})
+        for wait in (5e-10, 150.0)
+    ]
+    found = part(compare(first, second, None), "parameter_wait")
+    assert (found.before, found.after, found.change_pct) == (0.0, 150.0, None)
+
+
+def test_columns_are_as_wide_as_what_stands_in_them(tmp_path):
+    run = run_of(tmp_path / "run", [1.0] * 4)
+    text = comparison_text(compare(run, run, None, Terms(watts_per_gpu=400.0)))
+    (energy,) = [line for line in text.splitlines() if line.startswith("energy")]
+    assert energy.count("  0.") == 2
 
 
 def test_parameters_gathered_in_fewer_bits_are_another_precision(tmp_path):

@@ -158,6 +158,37 @@ def test_devices_tell_how_many_ranks_a_node_has_where_hosts_of_some_agree(hosts,
         assert any("8 ranks a node (guessed); --gpus-per-node" in note for note in made.assumptions)
 
 
+def test_two_jobs_of_one_size_in_a_folder_are_told_apart(tmp_path, capsys):
+    """Rank 0 of a job, and rank 1 of another one, whose collectives are ten times as large."""
+    one, other = (
+        write_run(tmp_path / str(nelems), [moving(rank, nelems) for rank in range(2)])
+        for nelems in (400_000, 4_000_000)
+    )
+    (tmp_path / "mixed").mkdir()
+    for folder, rank in ((one, 0), (other, 1)):
+        (path,) = folder.glob(f"*{rank}*.json")
+        path.rename(tmp_path / "mixed" / path.name)
+    assert command(["recommend", str(tmp_path / "mixed"), "-q"]) in (0, 3)
+    told = capsys.readouterr().err  # quietly as well: it makes a plan doubtful
+    assert "disagree on those of 18: the traces are of several jobs" in told
+    assert calibrate(analyze(tmp_path / "mixed")).unmodelled == "the traces are of several jobs"
+
+
+def moving(rank, nelems):
+    trace = TraceBuilder(rank, 2)
+    for number in range(18):
+        step, place = divmod(number, 6)
+        at = step * 40_000.0 + 100 + place * 5000.0
+        if place == 0:
+            trace.step(step, step * 40_000.0, 40_000.0)
+        op, owners = (
+            ("AllGather", "FSDP::pre_forward") if place < 4 else ("ReduceScatter", "FSDP::post_backward_reduce")
+        )
+        trace.collective(op, at, 2000.0, nelems=nelems, issue=at - 50, seq=number, owners=(owners,))
+        trace.compute(at + 1800.0, 2700.0)
+    return trace
+
+
 def test_hosts_alone_tell_nodes(tmp_path):
     for hosts, status in (("aabbaabb", "applies"), ("aaaabbbb", "does not apply"), ("ababcdee", "applies")):
         analysis = analyze(placed_run(tmp_path / hosts, list(hosts)))

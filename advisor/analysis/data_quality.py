@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.model import QualityEntry
 from paro_advise.advisor.analysis.summary import step_time
+from paro_advise.advisor.facts.model import SEVERAL_JOBS_CODE
 from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.plural import plural
 from paro_advise.trace_parsers.notice import Notice, Severity
@@ -91,6 +92,12 @@ def _unknowns(aligned: AlignedRun | None, run: Run, topology: Topology, num_impo
         note("Q317", Severity.WARNING,
              f"{num_impossible} collectives claim more than 2000 GB/s and were left out of the link fit")  # fmt: skip
     if aligned is not None and aligned.num_unequal:
-        note("Q311", Severity.WARNING,
-             f"{aligned.num_unequal} collectives were not joined: the ranks disagree on their bytes")  # fmt: skip
+        num_joined = aligned.table["match"].drop_nulls().n_unique()
+        if aligned.num_unequal > num_joined:
+            note(SEVERAL_JOBS_CODE, Severity.WARNING,
+                 f"the ranks agree on the bytes of {plural(num_joined, 'collective')} and disagree on those of "
+                 f"{aligned.num_unequal}: the traces are of several jobs", "pass the files of one job")  # fmt: skip
+        else:
+            note("Q311", Severity.WARNING,
+                 f"{aligned.num_unequal} collectives were not joined: the ranks disagree on their bytes")  # fmt: skip
     return notes

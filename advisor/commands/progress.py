@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paro_advise.advisor.wording.escaping import plain
+from paro_advise.trace_parsers.notice import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,9 +43,9 @@ class Progress:
             click.echo(f"\r\x1b[K. read {done} of {total}: {plain(label)[-60:]}{end}", err=True, nl=False)
 
     def notices(self, quality: Sequence[QualityEntry]) -> None:
-        """Print what was skipped, guessed or cannot be known."""
+        """Print what was skipped, guessed or cannot be known; quietly what makes figures doubtful alone."""
         if self._quiet:
-            return
+            quality = [item for item in quality if item.severity != Severity.INFO]
         shown = 0
         for _, items in groupby(quality, key=lambda item: (item.severity, item.code)):
             like = list(items)

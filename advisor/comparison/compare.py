@@ -217,7 +217,8 @@ def _metrics(
         found.append(_over_ranks(before, after, f"{state}_exposed", partial(_exposed, state, unseen)))
         entries = before.states.get(state), after.states.get(state)
         for part in ("hidden", "wait"):
-            values = [getattr(entry, f"{part}_us") if entry and entry.count else None for entry in entries]
+            told = [getattr(entry, f"{part}_us") if entry and entry.count else None for entry in entries]
+            values = [None if value is None else _mean_us([value]) for value in told]
             found.append(_metric(f"{state}_{part}", "us", values[0], values[1], lower_is_better=None))
     found += [
         _metric(

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @engine_options
 @click.option("--jobs", type=click.IntRange(1), help="Processes that read files.  [default: all cores]")
 @click.option("--cache/--no-cache", "use_cache", default=True, show_default=True, help="Keep facts of files read.")
-@click.option("-q", "--quiet", is_flag=True, help="Suppress progress messages.")
+@click.option("-q", "--quiet", is_flag=True, help="Suppress progress and notes; warnings stay.")
 def command(
     *,
     paths: tuple[str, ...],

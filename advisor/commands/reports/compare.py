@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
 @click.option("--allow-unlike", multiple=True, type=click.Choice(FACTS), help="Compare although this fact differs.")
 @engine_options
-@click.option("-q", "--quiet", is_flag=True, help="Suppress progress messages.")
+@click.option("-q", "--quiet", is_flag=True, help="Suppress progress and notes; warnings stay.")
 def command(
     *,
     before: str,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Replace output files that exist.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), help="Ranks on one node, when the input does not tell.")
 @engine_options
-@click.option("-q", "--quiet", is_flag=True, help="Suppress progress messages.")
+@click.option("-q", "--quiet", is_flag=True, help="Suppress progress and notes; warnings stay.")
 def command(
     *,
     paths: tuple[str, ...],

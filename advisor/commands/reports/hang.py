@@ -10,7 +10,7 @@ import click
 @click.option("-o", "--output", metavar="FILE", help="Write the HTML page.")
 @click.option("--json", "data", metavar="FILE", help="Write the JSON document; - for stdout.")
 @click.option("--force", is_flag=True, help="Replace an output file that exists.")
-@click.option("-q", "--quiet", is_flag=True, help="Suppress progress messages.")
+@click.option("-q", "--quiet", is_flag=True, help="Suppress progress and notes; warnings stay.")
 def command(*, paths: tuple[str, ...], output: str | None, data: str | None, force: bool, quiet: bool) -> None:
     """Read what a job that hangs has left, and tell which ranks hold it up, and in what.
 

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 )
 @click.option("--skip-steps", type=click.IntRange(0), default=0, show_default=True, help="Warm-up steps to leave out.")
 @engine_options
-@click.option("-q", "--quiet", is_flag=True, help="Suppress progress messages.")
+@click.option("-q", "--quiet", is_flag=True, help="Suppress progress and notes; warnings stay.")
 def command(
     *,
     paths: tuple[str, ...],

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.judgement.verdict import has_unexplained_gaps
-from paro_advise.advisor.facts.model import OTHER_STEPS_CODE, SEVERAL_FRAMEWORKS_CODE
+from paro_advise.advisor.facts.model import OTHER_STEPS_CODE, SEVERAL_FRAMEWORKS_CODE, SEVERAL_JOBS_CODE
 from paro_advise.advisor.prediction.calibration import Calibration, Update
 from paro_advise.advisor.prediction.constants import (
     COMPUTE_SLOWING,
@@ -178,7 +178,7 @@ def _at_the_slowest(traced: Calibration, analysis: Analysis) -> Calibration:
 def _why_untrusted(analysis: Analysis) -> str:
     """Return that traces are incomplete or mixed, "" where they are not, or those that are were left out."""
     codes = {notice.code for notice in analysis.data_quality}
-    if SEVERAL_FRAMEWORKS_CODE in codes:
+    if codes & {SEVERAL_FRAMEWORKS_CODE, SEVERAL_JOBS_CODE}:
         return "the traces are of several jobs"
     if OTHER_STEPS_CODE in codes:
         return "steps as the script marks them are not those of its optimizer"

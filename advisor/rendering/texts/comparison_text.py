@@ -58,14 +58,13 @@ def threshold_text(item: Criterion) -> str:
 def comparison_text(comparison: Comparison) -> str:
     """Return a comparison for the terminal."""
     lines = [comparison.text, ""]
-    lines.append(f"{'':<26}{'before':>28}{'after':>28}  change (98 % range)")
-    for metric in comparison.metrics:
-        if metric.before is None and metric.after is None:
-            continue
-        before, after = (value_text(value, metric.unit) for value in (metric.before, metric.after))
-        lines.append(
-            f"{name_text(metric):<26}{before:>28}{after:>28}  {change_text(metric):<30}{metric.verdict}".rstrip()
-        )
+    known = [metric for metric in comparison.metrics if (metric.before, metric.after) != (None, None)]
+    values = [tuple(value_text(value, metric.unit) for value in (metric.before, metric.after)) for metric in known]
+    width = max([28, *(2 + len(text) for pair in values for text in pair)])
+    lines.append(f"{'':<26}{'before':>{width}}{'after':>{width}}  change (98 % range)")
+    for metric, (before, after) in zip(known, values, strict=True):
+        columns = f"{name_text(metric):<26}{before:>{width}}{after:>{width}}"
+        lines.append(f"{columns}  {change_text(metric):<30}{metric.verdict}".rstrip())
     if comparison.parity:
         parity = comparison.parity
         loss, norm = _pct(parity.loss_max_pct), _pct(parity.gradient_norm_max_pct)
