@@ -20,6 +20,7 @@ from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.advisor.rendering.texts.plan_text import plan_text
 from paro_advise.advisor.wording.quantities import bytes_text
 from paro_advise.core.framework import Framework
+from paro_advise.policies.frameworks.model import Fidelity
 from paro_advise.policies.plan import Verdict, same_way
 from paro_advise.policies.strategy_name import choice_name
 
@@ -70,6 +71,15 @@ def test_settings_that_are_slower_than_the_run_are_no_offer():
         predicted=replace(plan.baseline.predicted, speedup=replace(plan.baseline.predicted.speedup, p50=0.4)),
     )
     assert "nothing beats the present run; the closest is: " in plan_text(replace(plan, switch_on_today=slow))
+
+
+@pytest.mark.parametrize(("fidelity", "is_said"), [(Fidelity.EXACT, False), (Fidelity.APPROXIMATE, True)])
+def test_a_plan_that_a_frameworks_settings_express_offers_no_other_ones(fidelity, is_said):
+    plan = recommend(calibration(), Limits())
+    assert plan.verdict == "change"
+    chosen = replace(plan.chosen, exports={"fsdp2": fidelity})
+    text = plan_text(replace(plan, chosen=chosen, switch_on_today=plan.candidates[-1]))
+    assert ("With a framework's own settings" in text) is is_said
 
 
 def test_where_all_ranks_were_seen_no_more_are_asked_for():

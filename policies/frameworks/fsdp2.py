@@ -73,11 +73,14 @@ from torch.distributed.fsdp import {imported}
 
 
 def apply(model, blocks, device="cuda", **settings):
-    """Shard a model; blocks are its repeated layers, settings what else your own calls of fully_shard get."""
+    """Shard a model; blocks are its repeated layers, settings what else your own calls of fully_shard get.
+
+    What lies outside of the blocks stays whole from forward to backward, as fully_shard leaves the root by itself.
+    """
     mesh = {target.mesh}
     for block in blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward={reshard}, **settings)
-    return fully_shard(model, mesh=mesh, reshard_after_forward={reshard}, **settings)
+    return fully_shard(model, mesh=mesh, **settings)
 '''
     caveats: tuple[str, ...] = (_OWN_SETTINGS,)
     if target.is_hybrid:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.rendering.constants import SHOWN_CANDIDATES, SHOWN_OTHERS
 from paro_advise.advisor.wording.quantities import bytes_text, time_text
 from paro_advise.policies.frameworks.model import Fidelity
+from paro_advise.policies.frameworks.registry import RUNTIME
 from paro_advise.policies.plan import Verdict, beside_the_run, same_way
 from paro_advise.policies.strategy_name import collectives_name, short_choice_name
 
@@ -23,7 +24,10 @@ def plan_text(plan: Plan) -> str:
     if rejected:
         name = short_choice_name(rejected[0])
         lines += ["", f"{len(rejected)} left out; the fastest of them: {name}: {rejected[0].reason}"]
-    if plan.switch_on_today and not same_way(plan.switch_on_today, plan.chosen):
+    # A change that such settings express exactly needs no other ones.
+    exact = {name for name, fidelity in plan.chosen.exports.items() if fidelity == Fidelity.EXACT} - {RUNTIME}
+    is_own = plan.verdict != Verdict.KEEP and bool(exact)
+    if plan.switch_on_today and not is_own and not same_way(plan.switch_on_today, plan.chosen):
         today = plan.switch_on_today
         names = ", ".join(name for name, fidelity in today.exports.items() if fidelity == Fidelity.EXACT)
         speedup = f"{today.predicted.speedup.p50:.2f}x ({names})"
@@ -88,7 +92,7 @@ def _levers(plan: Plan) -> list[str]:
 def _budget(plan: Plan) -> list[str]:
     if len(plan.budget) < 2:
         return []
-    lines = ["", "Speed against extra memory (held beyond GGG, per rank):"]
+    lines = ["", "Speed against extra memory (beyond GGG per rank, buffers not counted):"]
     for step in plan.budget:
         groups = f"/{step.group_size}" if step.group_size else ""
         gain = "" if step.saved_us_per_gib is None else f", {time_text(step.saved_us_per_gib)} less per GiB"
