@@ -37,6 +37,15 @@ def test_targets_are_in_percent(text, share):
     assert Question.parse(text).share == pytest.approx(share)
 
 
+@pytest.mark.parametrize(("strategy", "is_said"), [("NNN", True), ("GGG", False)])
+def test_a_run_of_one_micro_batch_does_not_show_which_of_several_are_reduced(strategy, is_said):
+    """FSDP2 adds gradients up across groups in each of them by itself, DDP as well; predicted is once a step."""
+    text = PLAIN.replace('strategy = "NNN"', f'strategy = "{strategy}"')
+    asked = [Question.parse("micro-batches=4")]
+    (found,) = recommend(calibrate_described(described(text)), Limits(), questions=asked).answers
+    assert ("in the last micro-batch alone" in found.text) is is_said
+
+
 @pytest.mark.parametrize("text", ["efficiency=0.8", "communication=0.1", "efficiency=1"])
 def test_a_target_that_may_be_a_share_is_asked_back(text):
     with pytest.raises(UsageError, match="must be in percent") as raised:

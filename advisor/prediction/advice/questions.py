@@ -31,6 +31,7 @@ from paro_advise.core.collective import Op
 from paro_advise.core.plural import plural
 from paro_advise.errors import UsageError
 from paro_advise.policies.plan import Answer
+from paro_advise.policies.strategy import Level
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +49,10 @@ _COUNTS = ("nodes", "micro-batches")
 _RATES = {"inter-gbps": "inter_gbps", "intra-gbps": "intra_gbps"}
 _TARGETS = ("communication", "efficiency")
 _UNMEASURED_US = 1e30  # of a step that a question changes: no bound for its parts
+_LAST_ALONE = (
+    "as where gradients are added up across groups in the last micro-batch alone: DDP and FSDP1 by no_sync(), FSDP2 by "
+    "set_requires_all_reduce(False) in the others"
+)
 _MOST = 1 << 20  # nodes, micro-batches or GB/s that anyone would mean
 
 
@@ -146,6 +151,8 @@ def answer(question: Question, basis: Basis, choices: Choices, seed: int = 0) ->
     base, chosen = (wider(candidate, basis.calibration, changed) for candidate in (basis.base, basis.chosen))
     said = [f"{changed.world_size} data-parallel ranks on {plural(nodes_of(changed), 'node')}"]
     said = said if changed.world_size != basis.calibration.world_size else []
+    if basis.calibration.micro_batches == 1 < changed.micro_batches and base.strategy.gradient != Level.G:
+        said.append(_LAST_ALONE)  # a run of one micro-batch does not show whether its script does that
     misfits = dict.fromkeys(item.group_size for item in (base, chosen) if not _fits(item, changed))
     said += [f"groups of {size} do not fit them" for size in misfits]
     limits = replace(choices.limits, run=None)  # what was measured is another run
