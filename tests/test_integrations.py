@@ -255,10 +255,28 @@ def test_scripts_of_deepspeed_train_alike_under_a_plan(stage, strategy, a_plan, 
     """Gradients are scaled once however they come, dropped where DeepSpeed has not taken them, and skipped if infinite."""
     script = LOOPS / "deepspeed_habits.py"
     plain = told_by(run_ranks(script, str(stage)))
-    assert len(plain) == 5 * 8 + 1
+    assert len(plain) == 6 * 8 + 1
     plan = plan_for(a_plan, tmp_path / "plan.json", strategy)
     found = told_by(run_ranks(script, str(stage), plan=plan, drift="parameter_count"))
     assert found == pytest.approx(plain, rel=ROUNDING)
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed (make integrations)")
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("stage", "way", "is_refused"), [(2, "pairs", True), (2, "direct", True), (1, "boundaries", False)]
+)
+def test_several_passes_before_a_step_of_deepspeed_add_up_or_are_refused(stage, way, is_refused, a_plan, tmp_path):
+    """ZeRO-1 and 2 drop what is there when another pass follows one at the boundary: losses differed, unsaid."""
+    script = LOOPS / "deepspeed_passes.py"
+    plain = told_by(run_ranks(script, str(stage), way))
+    plan = plan_for(a_plan, tmp_path / "plan.json", "NNG")
+    done = run_ranks(script, str(stage), way, plan=plan, drift="parameter_count")
+    if is_refused:
+        assert done.returncode == 1
+        assert "of several, ZeRO-1 and 2 take the gradients of the last one alone" in done.stderr
+    else:
+        assert told_by(done) == pytest.approx(plain, rel=ROUNDING)
 
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed (make integrations)")

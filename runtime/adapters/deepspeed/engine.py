@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,7 +40,17 @@ if TYPE_CHECKING:
     from paro_advise.runtime.torch_types import AnyFunction, Keywords, StateDict
 
 
-class PlannedEngine(nn.Module):
+class _ActsAsEngine:
+    """Lets ``isinstance(engine, deepspeed.DeepSpeedEngine)`` hold, by which scripts and libraries know an engine."""
+
+    @property  # type: ignore[misc]  # as unittest.mock does it
+    def __class__(self) -> type:
+        module = sys.modules.get("deepspeed.runtime.engine")
+        found: type = getattr(module, "DeepSpeedEngine", type(self))
+        return found
+
+
+class PlannedEngine(_ActsAsEngine, nn.Module):
     """What a training script uses of DeepSpeed's engine.
 
     Args:
@@ -80,6 +91,7 @@ class PlannedEngine(nn.Module):
         self._norm: float | None = None
         self._in_backward = self._in_no_sync = self._has_stepped = False
         self._boundary: bool | None = None
+        self._has_reached_boundary, self._last_task = False, -1  # since the last step; of the newest backward pass
         self._clip = gradient_clipping(table)
         self._stage = zero_stage(table)
         # DeepSpeed's ZeRO looks for infinite gradients in each step, in bf16 unless told not to.
@@ -123,10 +135,59 @@ class PlannedEngine(nn.Module):
             return run_unsharded(self.module, self._wrapping, args, kwargs)
         sharded.set_requires_gradient_sync(last)
         output: object = self.module(*args, **kwargs)
+        if self._keeps_the_last:
+            self._hook_outputs(output)
+            return output
         return tree_map(self._scale_output, output) if self._accumulation > 1 else output
 
+    @property
+    def _keeps_the_last(self) -> bool:
+        """Tell whether DeepSpeed takes of several passes at a boundary the last one alone, as ZeRO-1 and 2 do."""
+        return 0 < self._stage < ZERO_3
+
+    def _hook_outputs(self, outputs: object) -> None:
+        """Have gradients of outputs scaled as ZeRO-1 and 2 do (DeepSpeed 0.19.8, ``register_output_backward_hooks``).
+
+        Hooks are on the outputs themselves: of one that the model makes of another both are called.
+        """
+        match outputs:
+            case torch.Tensor():
+                if outputs.grad_fn is not None:
+                    outputs.register_hook(self._see_gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            case tuple() | list():
+                for part in outputs:
+                    self._hook_outputs(part)
+            case dict():
+                self._hook_outputs(list(outputs.values()))
+
+    def _see_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        if self._in_backward:
+            return gradient
+        task: int = torch._C._current_graph_task_id()  # noqa: SLF001 - tells one pass from the next
+        if task != self._last_task:
+            self._last_task = task
+            self._note_pass()
+        return self._scale_gradient(gradient)
+
+    def _note_pass(self) -> None:
+        """End the job in a pass after one at the boundary where DeepSpeed would drop all that was added up before."""
+        if self._in_no_sync or not self._keeps_the_last:
+            return
+        is_second, self._has_reached_boundary = self._has_reached_boundary, self.is_gradient_accumulation_boundary()
+        if is_second:
+            self._session.refuse(
+                TrainingError(
+                    "a plan needs one backward pass at the boundary of accumulation before step() of DeepSpeed's "
+                    "engine: of several, ZeRO-1 and 2 take the gradients of the last one alone",
+                    hint="add the losses up and call backward once",
+                )
+            )
+
     def _scale_output(self, leaf: object) -> object:
-        """Return a view of an output whose gradient is scaled: what the model makes of it itself goes past the view."""
+        """Return a view of an output whose gradient is scaled: what the model makes of it itself goes past the view.
+
+        ZeRO-3 returns outputs that have gone through a function of its own.
+        """
         if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
             return leaf
         shown = leaf.view_as(leaf)
@@ -142,6 +203,7 @@ class PlannedEngine(nn.Module):
     ) -> torch.Tensor:
         """Accumulate the gradients of the mean over micro-batches; return the loss as it was scaled for that."""
         self._refuse_unsharded()
+        self._note_pass()
         scaled = loss / self._accumulation if scale_wrt_gas else loss
         self._in_backward = True
         try:
@@ -177,6 +239,7 @@ class PlannedEngine(nn.Module):
     def step(self, lr_kwargs: Keywords | None = None) -> None:
         """Step the optimizer if this was the last micro-batch."""
         self._refuse_unsharded()
+        self._has_reached_boundary = False
         self._has_stepped = self.is_gradient_accumulation_boundary()
         self.micro_steps += 1
         if not self._has_stepped:
@@ -202,6 +265,7 @@ class PlannedEngine(nn.Module):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discard the gradients at the parameters, from where DeepSpeed takes them at once from stage 2 on."""
         if self._stage < STAGES["NGG"]:
+            self._has_reached_boundary = False
             self.optimizer.zero_grad(set_to_none)
 
     def compile(self, backend: str = "inductor", compile_kwargs: Keywords | None = None, **_: object) -> None:

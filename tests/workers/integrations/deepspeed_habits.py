@@ -53,10 +53,12 @@ def main():
     deepspeed.init_distributed("gloo")
     rank = dist.get_rank()
     engine = made(WithOutputs)
+    assert isinstance(engine, deepspeed.DeepSpeedEngine)
     for number, loss in passes(engine):
         loss.backward()
         engine.step()
         tell(rank, number, mean(loss))
+        tell(rank, number, float(engine.get_global_grad_norm() or 0.0))  # AdamW steps alike whatever scales gradients
     engine = made(Model)
     for number, loss in passes(engine):
         engine.zero_grad()
