@@ -264,7 +264,8 @@ def test_scripts_of_deepspeed_train_alike_under_a_plan(stage, strategy, a_plan, 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed (make integrations)")
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("stage", "way", "is_refused"), [(2, "pairs", True), (2, "direct", True), (1, "boundaries", False)]
+    ("stage", "way", "is_refused"),
+    [(2, "pairs", True), (2, "direct", True), (1, "boundaries", False), (3, "late", False)],
 )
 def test_several_passes_before_a_step_of_deepspeed_add_up_or_are_refused(stage, way, is_refused, a_plan, tmp_path):
     """ZeRO-1 and 2 drop what is there when another pass follows one at the boundary: losses differed, unsaid."""

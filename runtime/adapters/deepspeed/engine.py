@@ -127,18 +127,24 @@ class PlannedEngine(_ActsAsEngine, nn.Module):
 
     def forward(self, *args: object, **kwargs: object) -> object:
         """Call the model, sharded before its first pass."""
-        last = self.is_gradient_accumulation_boundary() and not self._in_no_sync
-        self._session.gate(self.module, synchronizes=last)
+        self._gate()
         self._session.before_forward(self.module, lambda: self._wrapping)
-        sharded = self._session.sharded(self.module)
-        if sharded is None:
+        if self._session.sharded(self.module) is None:
             return run_unsharded(self.module, self._wrapping, args, kwargs)
-        sharded.set_requires_gradient_sync(last)
+        self._gate()
         output: object = self.module(*args, **kwargs)
         if self._keeps_the_last:
             self._hook_outputs(output)
             return output
         return tree_map(self._scale_output, output) if self._accumulation > 1 else output
+
+    def _gate(self) -> None:
+        """Say whether the next pass is reduced: DeepSpeed asks when backward begins, accelerate tells after forward."""
+        last = self.is_gradient_accumulation_boundary() and not self._in_no_sync
+        self._session.gate(self.module, synchronizes=last)
+        sharded = self._session.sharded(self.module)
+        if sharded is not None:
+            sharded.set_requires_gradient_sync(last)
 
     @property
     def _keeps_the_last(self) -> bool:
@@ -204,6 +210,7 @@ class PlannedEngine(_ActsAsEngine, nn.Module):
         """Accumulate the gradients of the mean over micro-batches; return the loss as it was scaled for that."""
         self._refuse_unsharded()
         self._note_pass()
+        self._gate()
         scaled = loss / self._accumulation if scale_wrt_gas else loss
         self._in_backward = True
         try:
@@ -414,6 +421,7 @@ class PlannedEngine(_ActsAsEngine, nn.Module):
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """Say whether the next pass is the last of its step, from now on."""
         self._boundary = is_boundary
+        self._gate()
 
     def gradient_accumulation_steps(self) -> int:
         """Return the micro-batches per step."""

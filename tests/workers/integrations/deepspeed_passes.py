@@ -34,6 +34,8 @@ def main():
             if WAY == "boundaries":
                 engine.set_gradient_accumulation_boundary(number == 1)
             loss = loss_of(engine, 2 * step + number)
+            if WAY == "late":  # as accelerate does
+                engine.set_gradient_accumulation_boundary(number == 1)
             if WAY == "direct":
                 loss.backward()
             else:
