@@ -282,6 +282,19 @@ def test_several_passes_before_a_step_of_deepspeed_add_up_or_are_refused(stage, 
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed (make integrations)")
 @pytest.mark.distributed
+@pytest.mark.parametrize(("way", "strategy"), [("cleared", "NNG"), ("gathered", "GGG"), ("accelerate", "IIG")])
+def test_gradients_are_kept_and_weights_saved_as_deepspeed_does(way, strategy, a_plan, tmp_path):
+    """Each was wrong without a word: gradients gone, half of each weight saved, all of them under other names."""
+    script = LOOPS / "deepspeed_saved.py"
+    plain = told_by(run_ranks(script, way))
+    assert len(plain) > 2 * 6
+    plan = plan_for(a_plan, tmp_path / "plan.json", strategy)
+    found = told_by(run_ranks(script, way, plan=plan, drift="parameter_count"))
+    assert found == pytest.approx(plain, rel=ROUNDING)
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed (make integrations)")
+@pytest.mark.distributed
 @pytest.mark.parametrize(("stage", "strategy"), [(0, "NNG"), (1, "GGG")])
 def test_what_a_stage_shows_is_there_under_plans_of_other_stages(stage, strategy, a_plan, tmp_path):
     """Gradients that a script halves at stage 0; norms of weights and whole state dicts below stage 3."""

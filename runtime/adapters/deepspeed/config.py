@@ -102,6 +102,10 @@ _KNOWN_OF_ZERO = frozenset(
 _KNOWN_OF_BF16 = frozenset({"enabled", "immediate_grad_update", "check_grad_overflow"})
 
 
+# What writes files or lines of its own.
+_OUTPUTS = ("tensorboard", "wandb", "comet", "csv_monitor", "flops_profiler", "comms_logger")
+
+
 class Scheduler(Protocol):
     """What an engine uses of a learning-rate scheduler: torch's and DeepSpeed's both have it."""
 
@@ -130,6 +134,11 @@ def read_table(config: Table | str | Path | None) -> Table:
         raise TrainingError("deepspeed.initialize must get a config", hint="pass config= or --deepspeed_config")
     table: Table = json.loads(Path(config).read_text(encoding="utf-8"))
     return table
+
+
+def outputs_of(table: Table) -> list[str]:
+    """Return the sections that are switched on of what our engine does not write."""
+    return [name for name in _OUTPUTS if isinstance(table.get(name), dict) and table[name].get("enabled")]
 
 
 def set_strategy(table: Table, chosen: Choice) -> Table:

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from paro_advise.runtime.torch_types import AnyFunction, Keywords, StateDict
 
 
+def _leave_gradients(set_to_none: bool = True) -> None:
+    """Stand for ``zero_grad`` of ZeRO-2's optimizer, which has taken the gradients of each pass already."""
+
+
 class _ActsAsEngine:
     """Lets ``isinstance(engine, deepspeed.DeepSpeedEngine)`` hold, by which scripts and libraries know an engine."""
 
@@ -99,6 +103,8 @@ class PlannedEngine(_ActsAsEngine, nn.Module):
         is_told_not_to = low.get("enabled") and low.get("check_grad_overflow") is False and self._stage < ZERO_3
         self._checks_overflow = self._stage > 0 and not is_told_not_to
         self._micro_batch, self._accumulation = batch_sizes(table)
+        if self._stage == STAGES["NGG"]:
+            optimizer.__dict__["zero_grad"] = _leave_gradients
         copy_from_rank_0(model, list(model.buffers()))  # DeepSpeed's _broadcast_model leaves buffers alone
         self._wrapping = Wrapping(
             origin="DeepSpeed",
@@ -260,7 +266,7 @@ class PlannedEngine(_ActsAsEngine, nn.Module):
             self.skipped_steps += 1
         else:
             self.optimizer.step()
-        self.optimizer.zero_grad()
+        type(self.optimizer).zero_grad(self.optimizer)
         if self.lr_scheduler is not None and self._has_stepped:
             self.lr_scheduler.step(**(lr_kwargs or {}))
         self.global_steps += 1

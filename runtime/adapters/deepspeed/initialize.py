@@ -19,6 +19,7 @@ from paro_advise.runtime.adapters.deepspeed.config import (
     check_table,
     make_optimizer,
     make_scheduler,
+    outputs_of,
     read_table,
     set_strategy,
     shows_as_much,
@@ -142,10 +143,24 @@ class _Initialization:
         scheduler = scheduler(made) if callable(scheduler) else scheduler
         if scheduler is None and table.get("scheduler", {}).get("type"):
             scheduler = make_scheduler(table["scheduler"], made)
+        if zero_stage(table) == ZERO_3:
+            _mark_as_partitioned(model)
+        if (unwritten := outputs_of(table)) and dist.get_rank() == 0:
+            tell(f"under a plan DeepSpeed's {', '.join(unwritten)} write nothing")
         engine = PlannedEngine(self._session, model, made, scheduler, table, collate_fn=given.get("collate_fn"))
         if given.get("training_data") is not None:
             engine.training_dataloader = engine.deepspeed_io(given["training_data"])
         return engine, made, engine.training_dataloader, scheduler
+
+
+def _mark_as_partitioned(model: nn.Module) -> None:
+    """Let parameters be known for ZeRO-3's, which scripts gather before they save them (``hasattr(p, "ds_id")``)."""
+    from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+
+    for number, parameter in enumerate(model.parameters()):
+        parameter.__dict__.update(
+            ds_id=number, ds_status=ZeroParamStatus.NOT_AVAILABLE, ds_shape=parameter.shape, ds_numel=parameter.numel()
+        )
 
 
 def check_model(model: nn.Module) -> None:
