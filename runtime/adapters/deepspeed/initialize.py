@@ -67,6 +67,9 @@ def _replace(module: ModuleType, session: Session) -> None:
         function = gathering.refusing(getattr(module.utils, name))
         replace_everywhere(name, function, module.utils)
     if not _is_own_sharding(session.plan):
+        from deepspeed.runtime.zero import utils
+
+        replace_everywhere("is_zero_param", _only_partitioned(utils.is_zero_param), utils)
         replace_everywhere("Init", whole.stand_in(zero.Init), zero, zero.partition_parameters)
 
 
@@ -151,6 +154,11 @@ class _Initialization:
         if given.get("training_data") is not None:
             engine.training_dataloader = engine.deepspeed_io(given["training_data"])
         return engine, made, engine.training_dataloader, scheduler
+
+
+def _only_partitioned(is_zero_param: Callable[[object], bool]) -> Callable[[object], bool]:
+    """Return DeepSpeed's own test of a parameter, which ours fail: it would gather them by what they do not have."""
+    return lambda parameter: is_zero_param(parameter) and hasattr(parameter, "ds_tensor")
 
 
 def _mark_as_partitioned(model: nn.Module) -> None:

@@ -1,0 +1,1 @@
+"""Where ZeRO is."""
