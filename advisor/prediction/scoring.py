@@ -105,9 +105,14 @@ def _widths_of(calibration: Calibration, strategy: Strategy, shape: Shape) -> Wi
     does our runtime. Sharded ones are a part of what the usual widths hold for mixed precision in all.
     """
     widths = _widths(calibration)
-    if calibration.widths or shards(strategy.gradient, shape) > 1:
-        return widths
-    return replace(widths, gradient_bytes=max(widths.gradient_bytes, calibration.reduce_width))
+    is_whole = shards(strategy.gradient, shape) == 1
+    return replace(widths, gradient_bytes=_reduced_bytes(calibration)) if is_whole else widths
+
+
+def _reduced_bytes(calibration: Calibration) -> float:
+    """Return the bytes of a gradient's element while it is reduced: as stated, or of the wider of its two types."""
+    usual = _widths(calibration).gradient_bytes
+    return usual if calibration.widths else max(usual, calibration.reduce_width)
 
 
 def _shape(calibration: Calibration, group_size: int) -> Shape:
@@ -213,9 +218,7 @@ def _buffers(count: Callable[..., float], calibration: Calibration, candidate: C
     """Return bytes beside states and activations, as counted by one of the functions of policies/memory.py."""
     widths, shape = _widths(calibration), _shape(calibration, candidate.group_size)
     largest = max(calibration.unit_bytes) / calibration.element_bytes
-    reduced = widths.gradient_bytes
-    if not calibration.widths and count is not least_transient_bytes:
-        reduced = max(reduced, calibration.reduce_width)
+    reduced = widths.gradient_bytes if count is least_transient_bytes else _reduced_bytes(calibration)
     return count(candidate.strategy, shape, largest, widths.parameter_bytes, reduced)
 
 

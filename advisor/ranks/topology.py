@@ -125,10 +125,11 @@ def _of_devices_and_hosts(run: Run, world: range, hosts: Mapping[int, str]) -> T
 
     Hosts of some ranks do not tell how many ranks a node has, and may be the names of containers.
     """
-    told = _of_devices(run, world).gpus_per_node
-    if not told or not run.world_size or run.world_size % told or not _are_ranks_named(run):
+    told = _of_devices(run, world)
+    per_node = told.gpus_per_node
+    if not per_node or not run.world_size or run.world_size % per_node or not _are_ranks_named(run):
         return None
-    found = _place_ranks(told, "metadata", run, world)
+    found = _place_ranks(per_node, told.source, run, world)
     return found if _agree(hosts, found.node_of) else None
 
 

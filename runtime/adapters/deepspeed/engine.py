@@ -133,24 +133,27 @@ class PlannedEngine(_ActsAsEngine, nn.Module):
 
     def forward(self, *args: object, **kwargs: object) -> object:
         """Call the model, sharded before its first pass."""
-        self._gate()
+        last = self._is_last_pass
+        self._session.gate(self.module, synchronizes=last)
         self._session.before_forward(self.module, lambda: self._wrapping)
-        if self._session.sharded(self.module) is None:
+        sharded = self._session.sharded(self.module)
+        if sharded is None:
             return run_unsharded(self.module, self._wrapping, args, kwargs)
-        self._gate()
+        sharded.set_requires_gradient_sync(last)
         output: object = self.module(*args, **kwargs)
         if self._keeps_the_last:
             self._hook_outputs(output)
             return output
         return tree_map(self._scale_output, output) if self._accumulation > 1 else output
 
-    def _gate(self) -> None:
-        """Say whether the next pass is reduced: DeepSpeed asks when backward begins, accelerate tells after forward."""
-        last = self.is_gradient_accumulation_boundary() and not self._in_no_sync
-        self._session.gate(self.module, synchronizes=last)
-        sharded = self._session.sharded(self.module)
-        if sharded is not None:
-            sharded.set_requires_gradient_sync(last)
+    @property
+    def _is_last_pass(self) -> bool:
+        return self.is_gradient_accumulation_boundary() and not self._in_no_sync
+
+    def _gate_anew(self) -> None:
+        """Say what has changed since forward: DeepSpeed asks when backward begins, accelerate tells after forward."""
+        if self._is_last_pass != self._session.next_pass_is_last(self.module):
+            self._session.gate(self.module, synchronizes=self._is_last_pass)
 
     @property
     def _keeps_the_last(self) -> bool:
@@ -173,10 +176,8 @@ class PlannedEngine(_ActsAsEngine, nn.Module):
                 self._hook_outputs(list(outputs.values()))
 
     def _see_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        if self._in_backward:
-            return gradient
         task: int = torch._C._current_graph_task_id()  # noqa: SLF001 - tells one pass from the next
-        if task != self._last_task:
+        if not self._in_backward and task != self._last_task:
             self._last_task = task
             self._note_pass()
         return self._scale_gradient(gradient)
@@ -216,7 +217,7 @@ class PlannedEngine(_ActsAsEngine, nn.Module):
         """Accumulate the gradients of the mean over micro-batches; return the loss as it was scaled for that."""
         self._refuse_unsharded()
         self._note_pass()
-        self._gate()
+        self._gate_anew()
         scaled = loss / self._accumulation if scale_wrt_gas else loss
         self._in_backward = True
         try:
@@ -427,7 +428,7 @@ class PlannedEngine(_ActsAsEngine, nn.Module):
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """Say whether the next pass is the last of its step, from now on."""
         self._boundary = is_boundary
-        self._gate()
+        self._gate_anew()
 
     def gradient_accumulation_steps(self) -> int:
         """Return the micro-batches per step."""
