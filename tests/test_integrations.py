@@ -282,7 +282,9 @@ def test_several_passes_before_a_step_of_deepspeed_add_up_or_are_refused(stage, 
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed (make integrations)")
 @pytest.mark.distributed
-@pytest.mark.parametrize(("way", "strategy"), [("cleared", "NNG"), ("gathered", "GGG"), ("accelerate", "IIG")])
+@pytest.mark.parametrize(
+    ("way", "strategy"), [("cleared", "NNG"), ("gathered", "GGG"), ("accelerate", "IIG"), ("accelerate-3", "IIG")]
+)
 def test_gradients_are_kept_and_weights_saved_as_deepspeed_does(way, strategy, a_plan, tmp_path):
     """Each was wrong without a word: gradients gone, half of each weight saved, all of them under other names."""
     script = LOOPS / "deepspeed_saved.py"
@@ -290,6 +292,19 @@ def test_gradients_are_kept_and_weights_saved_as_deepspeed_does(way, strategy, a
     assert len(plain) > 2 * 6
     plan = plan_for(a_plan, tmp_path / "plan.json", strategy)
     found = told_by(run_ranks(script, way, plan=plan, drift="parameter_count"))
+    assert found == pytest.approx(plain, rel=ROUNDING)
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed (make integrations)")
+@pytest.mark.distributed
+@pytest.mark.parametrize(("stage", "strategy"), [(3, "NIG"), (3, "GGG"), (2, "NNG")])
+def test_deepspeeds_settings_and_whole_weights_are_those_of_deepspeed(stage, strategy, a_plan, tmp_path):
+    """What accelerate and transformers ask for at ZeRO-3 was missing; checkpoints without frozen weights were refused."""
+    script = LOOPS / "deepspeed_exported.py"
+    plain = told_by(run_ranks(script, str(stage)))
+    assert len(plain) > 8
+    plan = plan_for(a_plan, tmp_path / "plan.json", strategy)
+    found = told_by(run_ranks(script, str(stage), plan=plan, drift="parameter_count"))
     assert found == pytest.approx(plain, rel=ROUNDING)
 
 

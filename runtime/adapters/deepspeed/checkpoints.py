@@ -26,7 +26,14 @@ _LATEST = "latest"
 
 
 def save(
-    folder: Path, tag: str, model: nn.Module, beside: StateDict, *, is_latest: bool, of_each_rank: bool = False
+    folder: Path,
+    tag: str,
+    model: nn.Module,
+    beside: StateDict,
+    *,
+    is_latest: bool,
+    of_each_rank: bool = False,
+    without_frozen: bool = False,
 ) -> None:
     """Write a checkpoint, in the place of one of the same tag; all ranks call it together.
 
@@ -37,8 +44,9 @@ def save(
         beside: more values.
         is_latest: ``find`` finds it without a tag.
         of_each_rank: each rank finds its own values and buffers again, as in ZeRO-3; else those of rank 0.
+        without_frozen: leave parameters that are not trained out.
     """
-    from paro_advise.runtime import save_checkpoint
+    from paro_advise.runtime.sharding.saving.checkpoint import save_parts
 
     written = io.BytesIO()
     torch.save({**beside, _BUFFERS: dict(_persistent_buffers(model))}, written)
@@ -51,7 +59,8 @@ def save(
     listed = io.BytesIO()
     torch.save(found, listed)
     # Equal on all ranks: which of them writes it is not said.
-    save_checkpoint(folder / tag, model, extra={_BESIDE: listed.getvalue()}, force=True)
+    left_out = frozen_names(model) if without_frozen else frozenset()
+    save_parts(folder / tag, model, extra={_BESIDE: listed.getvalue()}, without=left_out, force=True)
     if is_latest and dist.get_rank() == 0:
         _replace(folder / _LATEST, lambda path: path.write_text(tag, encoding="utf-8"))
     dist.barrier()
@@ -84,20 +93,21 @@ def find(folder: Path, tag: str | None) -> Path | None:
     return path
 
 
-def load(path: Path, model: nn.Module, *, with_optimizer: bool) -> StateDict:
+def load(path: Path, model: nn.Module, *, with_optimizer: bool, is_strict: bool = True) -> StateDict:
     """Read a checkpoint, which another strategy or number of ranks may have written; all ranks call it together.
 
     Args:
         path: found before.
         model: sharded.
         with_optimizer: its states too.
+        is_strict: all of the model must be in it; else parameters that are not stay as they are.
 
     Returns:
         What was saved beside model and optimizer.
     """
     from paro_advise.runtime.sharding.saving.checkpoint import load_parts
 
-    loaded = load_parts(path, model, extra={_BESIDE: b""}, with_optimizer=with_optimizer)
+    loaded = load_parts(path, model, extra={_BESIDE: b""}, with_optimizer=with_optimizer, keeps_missing=not is_strict)
     # As trusted as all of a checkpoint: torch's own loader unpickles what is no tensor.
     found: StateDict | list[bytes] = torch.load(io.BytesIO(loaded[_BESIDE]), weights_only=False)
     if isinstance(found, dict):  # up to 0.2 without buffers
@@ -112,6 +122,13 @@ def load(path: Path, model: nn.Module, *, with_optimizer: bool) -> StateDict:
     return beside
 
 
+def _state_names(model: nn.Module) -> Iterator[str]:
+    """Yield the names of a model's parameters and buffers, in the order of its state dict."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name in [*module._parameters, *module._buffers]:  # noqa: SLF001 - as torch's state_dict goes
+            yield f"{prefix}.{name}" if prefix else name
+
+
 def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the buffers that state dicts hold, by name."""
     for prefix, module in model.named_modules():
@@ -120,13 +137,16 @@ def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield name, buffer
 
 
-def save_whole(path: Path, model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Write the whole state dict of a model by rank 0; all ranks call it together.
+def whole_state(model: nn.Module, dtype: torch.dtype | None, *, without_frozen: bool = False) -> StateDict | None:
+    """Gather the whole state dict of a model on rank 0, in the model's own order; all ranks call it together.
 
     Args:
-        path: the file.
         model: sharded.
         dtype: of floating-point values; None as the optimizer has them.
+        without_frozen: leave parameters that are not trained out.
+
+    Returns:
+        Tensors in host memory; None on other ranks.
     """
     from paro_advise.runtime import stream_state_dict
 
@@ -134,9 +154,25 @@ def save_whole(path: Path, model: nn.Module, dtype: torch.dtype | None) -> None:
         name: value.to(dtype) if dtype is not None and value.is_floating_point() else value
         for name, value in stream_state_dict(model)
     }
-    if dist.get_rank() == 0:
+    if dist.get_rank() != 0:
+        return None
+    left_out = frozen_names(model) if without_frozen else frozenset()
+    order = {name: place for place, name in enumerate(_state_names(model))}
+    names = sorted(found, key=lambda name: order.get(name, len(order)))
+    return {name: found[name] for name in names if name not in left_out}
+
+
+def frozen_names(model: nn.Module) -> frozenset[str]:
+    """Return the names of a model's parameters that are not trained."""
+    named = model.named_parameters(remove_duplicate=False)
+    return frozenset(name for name, parameter in named if not parameter.requires_grad)
+
+
+def save_whole(path: Path, whole: StateDict | None) -> None:
+    """Write a whole state dict by the rank that has it; all ranks call it together."""
+    if whole is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, lambda place: torch.save(found, place))
+        _replace(path, lambda place: torch.save(whole, place))
     dist.barrier()
 
 

@@ -28,6 +28,7 @@ from paro_advise.runtime.adapters.deepspeed.config import (
     low_precision,
     zero_stage,
 )
+from paro_advise.runtime.adapters.deepspeed.settings import Settings, TellsSettings
 from paro_advise.runtime.adapters.planned.wrapping import Wrapping, copy_from_rank_0
 from paro_advise.runtime.adapters.precision import run_unsharded
 from paro_advise.runtime.sharding.exchange.usage import Missing
@@ -54,7 +55,7 @@ class _ActsAsEngine:
         return found
 
 
-class PlannedEngine(_ActsAsEngine, nn.Module):
+class PlannedEngine(_ActsAsEngine, TellsSettings, nn.Module):
     """What a training script uses of DeepSpeed's engine.
 
     Args:
@@ -86,6 +87,7 @@ class PlannedEngine(_ActsAsEngine, nn.Module):
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.config = table
+        self._settings = Settings(table)
         self.training_dataloader: object = None
         self.global_steps = self.micro_steps = self.skipped_steps = 0
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -114,7 +116,7 @@ class PlannedEngine(_ActsAsEngine, nn.Module):
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the model has, as DeepSpeed does.
+        """Return what the model has, as DeepSpeed does, or what DeepSpeed's engine tells of its configuration.
 
         Raises:
             AttributeError: neither has it.
@@ -124,6 +126,10 @@ class PlannedEngine(_ActsAsEngine, nn.Module):
             return modules[name]
         try:
             return getattr(modules["module"], name)
+        except (KeyError, AttributeError):
+            pass
+        try:
+            return getattr(self.__dict__["_settings"], name)
         except (KeyError, AttributeError):
             raise AttributeError(
                 f"under a plan DeepSpeed's engine has no {name!r}, nor has the model; {NO_PLAN}", name=name, obj=self
@@ -342,7 +348,7 @@ class PlannedEngine(_ActsAsEngine, nn.Module):
         tag: str | None = None,
         client_state: StateDict | None = None,
         save_latest: bool = True,
-        **_: object,
+        exclude_frozen_parameters: bool = False,
     ) -> bool:
         """Write a checkpoint in our format, in the place of one of the same tag; all ranks call it together."""
         beside = {
@@ -354,7 +360,15 @@ class PlannedEngine(_ActsAsEngine, nn.Module):
         }
         name = str(tag) if tag is not None else f"global_step{self.global_steps}"
         own = self._stage == ZERO_3
-        checkpoints.save(Path(save_dir), name, self.shard_now(), beside, is_latest=save_latest, of_each_rank=own)
+        checkpoints.save(
+            Path(save_dir),
+            name,
+            self.shard_now(),
+            beside,
+            is_latest=save_latest,
+            of_each_rank=own,
+            without_frozen=exclude_frozen_parameters,
+        )
         return True
 
     def load_checkpoint(
@@ -375,11 +389,8 @@ class PlannedEngine(_ActsAsEngine, nn.Module):
         Raises:
             TrainingError: it is one of DeepSpeed's own, shall be read in a way of the script's own, or amid a step.
         """
-        if custom_load_fn is not None or not load_module_strict:
-            raise TrainingError(
-                "a planned engine loads checkpoints of the same model, got custom_load_fn or load_module_strict=False",
-                hint=NO_PLAN,
-            )
+        if custom_load_fn is not None:
+            raise TrainingError("a planned engine loads checkpoints itself, got custom_load_fn", hint=NO_PLAN)
         if self._boundary is None and self.micro_steps % self._accumulation:
             raise TrainingError(
                 "a checkpoint must be loaded between two steps, got one amid the micro-batches of a step, whose "
@@ -391,7 +402,8 @@ class PlannedEngine(_ActsAsEngine, nn.Module):
             return None, None
         takes_all = not load_module_only
         model = self.shard_now()
-        beside = checkpoints.load(path, model, with_optimizer=load_optimizer_states and takes_all)
+        with_optimizer = load_optimizer_states and takes_all
+        beside = checkpoints.load(path, model, with_optimizer=with_optimizer, is_strict=load_module_strict)
         schedule = beside["lr_scheduler"]
         if load_lr_scheduler_states and takes_all and self.lr_scheduler is not None and schedule is not None:
             self.lr_scheduler.load_state_dict(schedule)
@@ -400,24 +412,53 @@ class PlannedEngine(_ActsAsEngine, nn.Module):
             self.skipped_steps = beside.get("skipped_steps", 0)
         return str(path), beside["client_state"]
 
-    def save_16bit_model(self, save_dir: str | Path, save_filename: str = "pytorch_model.bin", **_: object) -> bool:
-        """Write the whole parameters, in the type that the model computes in; all ranks call it together."""
-        checkpoints.save_whole(Path(save_dir) / save_filename, self.shard_now(), self._wrapping.param_dtype)
+    def save_16bit_model(
+        self,
+        save_dir: str | Path,
+        save_filename: str = "pytorch_model.bin",
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Write the whole parameters, in the type that the model computes in; all ranks call it together.
+
+        Returns:
+            False, and nothing is written, where ZeRO-3 is not told to gather them for this, as DeepSpeed does.
+        """
+        if self._stage == ZERO_3 and not self.zero_gather_16bit_weights_on_model_save():
+            return False
+        whole = self._whole(without_frozen=exclude_frozen_parameters)
+        checkpoints.save_whole(Path(save_dir) / save_filename, whole)
         return True
 
     save_fp16_model = save_16bit_model
 
-    def module_state_dict(self, *args: Any, **kwargs: Any) -> StateDict:
+    def _consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> StateDict | None:
+        """Return the whole state on rank 0, which accelerate and transformers save; all ranks call it together.
+
+        Raises:
+            ValueError: another stage than ZeRO-3, as DeepSpeed's.
+        """
+        if self._stage != ZERO_3:
+            raise ValueError(f"whole 16-bit states are gathered in ZeRO-3 only, got stage {self._stage}; {NO_PLAN}")
+        return self._whole(without_frozen=exclude_frozen_parameters)
+
+    _zero3_consolidated_16bit_state_dict = _consolidated_16bit_state_dict
+
+    def _whole(self, *, without_frozen: bool) -> StateDict | None:
+        return checkpoints.whole_state(self.shard_now(), self._wrapping.param_dtype, without_frozen=without_frozen)
+
+    def module_state_dict(self, *args: Any, exclude_frozen_parameters: bool = False, **kwargs: Any) -> StateDict:
         """Return the model's state, as it rests on this rank once it is sharded."""
-        kwargs.pop("exclude_frozen_parameters", None)
         found: StateDict = self.module.state_dict(*args, **kwargs)
+        if exclude_frozen_parameters:
+            for name in checkpoints.frozen_names(self.module):
+                found.pop(name, None)
         return found
 
     def load_module_state_dict(self, checkpoint: StateDict, strict: bool = True, **_: object) -> None:
         """Take the model's state out of a checkpoint's ``module``."""
         self.module.load_state_dict(checkpoint["module"], strict=strict)
 
-    # ---- settings -----------------------------------------------------------------------------
+    # ---- boundaries ---------------------------------------------------------------------------
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Tell whether the next step() steps the optimizer."""
@@ -429,71 +470,3 @@ class PlannedEngine(_ActsAsEngine, nn.Module):
         """Say whether the next pass is the last of its step, from now on."""
         self._boundary = is_boundary
         self._gate_anew()
-
-    def gradient_accumulation_steps(self) -> int:
-        """Return the micro-batches per step."""
-        return self._accumulation
-
-    def train_micro_batch_size_per_gpu(self) -> int:
-        """Return the samples per rank in a micro-batch."""
-        return self._micro_batch
-
-    def train_batch_size(self) -> int:
-        """Return the samples of all ranks in a step."""
-        return int(self._micro_batch * self._accumulation * self.world_size)
-
-    @property
-    def global_samples(self) -> int:
-        """Return the samples of all ranks in all steps so far."""
-        return self.global_steps * self.train_batch_size()
-
-    def get_lr(self) -> list[float]:
-        """Return the learning rate of each group."""
-        return [group["lr"] for group in self.optimizer.param_groups]
-
-    def set_lr(self, lr: float) -> None:
-        """Set the learning rate of all groups."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-
-    def get_mom(self) -> list[Any]:
-        """Return the momentum, or Adam's betas, of each group."""
-        return [group.get("betas", group.get("momentum")) for group in self.optimizer.param_groups]
-
-    def get_global_grad_norm(self) -> float | None:
-        """Return the norm before the last clipping; None without clipping."""
-        return self._norm
-
-    def gradient_clipping(self) -> float:
-        """Return the norm that gradients are clipped to; 0 for none."""
-        return self._clip
-
-    def steps_per_print(self) -> int | None:
-        """Return the config's value; nothing is printed by it."""
-        steps: int | None = self.config.get("steps_per_print")
-        return steps
-
-    def fp16_enabled(self) -> bool:
-        """Return False: a plan refuses fp16."""
-        return False
-
-    def dynamic_loss_scale(self) -> bool:
-        """Return False: only fp16 scales losses."""
-        return False
-
-    def bfloat16_enabled(self) -> bool:
-        """Tell whether the model computes in bfloat16."""
-        return self._wrapping.param_dtype is torch.bfloat16
-
-    def zero_optimization_stage(self) -> int:
-        """Return the stage in the config, in place of which the plan's strategy runs."""
-        return zero_stage(self.config)
-
-    def zero_optimization(self) -> bool:
-        """Tell whether the config asks for ZeRO."""
-        return self.zero_optimization_stage() > 0
-
-    @property
-    def device(self) -> torch.device:
-        """Return where the model is."""
-        return next(self.module.parameters()).device

@@ -64,8 +64,22 @@ def save_checkpoint(path: str | Path, model: nn.Module, *, extra: StateDict | No
         OutputError: a rank could not write.
         CommunicationError: a rank is gone.
     """
+    save_parts(path, model, extra=extra, force=force)
+
+
+def save_parts(
+    path: str | Path,
+    model: nn.Module,
+    *,
+    extra: StateDict | None = None,
+    without: frozenset[str] = frozenset(),
+    force: bool = False,
+) -> None:
+    """Save as ``save_checkpoint`` does, without some of the model's parameters, by name."""
     _check_free(Path(path), force=force)
-    _save(_contents(engine_of(model), extra), path, None)
+    contents = _contents(engine_of(model), extra)
+    contents["model"] = {name: value for name, value in contents["model"].items() if name not in without}
+    _save(contents, path, None)
 
 
 def save_checkpoint_async(
@@ -115,9 +129,14 @@ def load_checkpoint(path: str | Path, model: nn.Module, *, extra: StateDict | No
 
 
 def load_parts(
-    path: str | Path, model: nn.Module, *, extra: StateDict | None = None, with_optimizer: bool = True
+    path: str | Path,
+    model: nn.Module,
+    *,
+    extra: StateDict | None = None,
+    with_optimizer: bool = True,
+    keeps_missing: bool = False,
 ) -> StateDict:
-    """Load as ``load_checkpoint`` does, or the model alone."""
+    """Load as ``load_checkpoint`` does, or the model alone; what is not in it of the model may stay as it is."""
     engine = engine_of(model)
     path = Path(path)
     if not is_complete(path):
@@ -136,6 +155,8 @@ def load_parts(
     contents = _contents(engine, extra)
     if not has_optimizer:
         del contents["optimizer"]
+    if keeps_missing:
+        contents["model"] = {name: value for name, value in contents["model"].items() if f"model.{name}" in stored}
     try:
         with reaching_all_ranks("the parts of a checkpoint"):
             load(contents, checkpoint_id=path)

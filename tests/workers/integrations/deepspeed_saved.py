@@ -1,7 +1,8 @@
 """What is left of gradients, and what rank 0 saves, in scripts around DeepSpeed: in the way that is given.
 
 `cleared`: ZeRO-2, gradients are dropped by the optimizer before each micro-batch. `gathered`: ZeRO-3, what has a `ds_id` is
-gathered before it is saved, as DeepSpeed-Chat does. `accelerate`: through accelerate, with accumulation.
+gathered before it is saved, as DeepSpeed-Chat does. `accelerate`: through accelerate, with accumulation; `accelerate-3`:
+the same with ZeRO-3.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ CONFIG = {
     "steps_per_print": 10**9,
     "zero_allow_untested_optimizer": True,
     "zero_force_ds_cpu_optimizer": False,
-    "zero_optimization": {"stage": 3 if WAY == "gathered" else 2, "stage3_param_persistence_threshold": 0},
+    "zero_optimization": {
+        "stage": 3 if WAY in ("gathered", "accelerate-3") else 2,
+        "stage3_gather_16bit_weights_on_model_save": True,
+        "stage3_param_persistence_threshold": 0,
+    },
 }
 
 
@@ -81,7 +86,7 @@ def trained_by_accelerate():
 
 
 def main():
-    saved = trained_by_accelerate() if WAY == "accelerate" else trained_by_engine()
+    saved = trained_by_accelerate() if WAY.startswith("accelerate") else trained_by_engine()
     if dist.get_rank() == 0:
         assert list(saved) == [name for name, _ in Model().named_parameters()]
         for value in saved.values():
