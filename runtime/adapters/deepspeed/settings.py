@@ -13,6 +13,8 @@ import torch
 from paro_advise.runtime.adapters.deepspeed.config import zero_stage
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import nn
 
     from paro_advise.runtime.adapters.deepspeed.config import Table
@@ -138,7 +140,7 @@ def _engine_class() -> type:
     return getattr(sys.modules.get("deepspeed.runtime.engine"), "DeepSpeedEngine", object)
 
 
-def _reads_settings_alone(methods: dict[str, AnyFunction], name: str, within: frozenset[str]) -> bool:
+def _reads_settings_alone(methods: Mapping[str, AnyFunction], name: str, within: frozenset[str]) -> bool:
     """Tell whether a method takes nothing, and reads of its engine the configuration and methods that do so alone."""
     method = methods.get(name)
     if name in within or not inspect.isfunction(method) or method.__code__.co_argcount != 1:
@@ -149,6 +151,7 @@ def _reads_settings_alone(methods: dict[str, AnyFunction], name: str, within: fr
         for one, after in pairwise(dis.get_instructions(method))
         if own == one.argval or (isinstance(one.argval, tuple) and own in one.argval)
     }
-    if not read or None in read:  # None: stored, or handed on as a whole
-        return False
-    return all(item == _CONFIG or _reads_settings_alone(methods, item, within | {name}) for item in read)
+    return bool(read) and all(
+        item == _CONFIG or (item is not None and _reads_settings_alone(methods, item, within | {name}))
+        for item in read  # None: stored, or handed on as a whole
+    )
