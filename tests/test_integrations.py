@@ -228,6 +228,19 @@ def test_transformers_shards_by_the_exported_configuration(tmp_path, strategy, r
     assert f"SHARDED True 6 [{mesh}]" in done.stdout, done.stderr[-4000:]
 
 
+@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed (make integrations)")
+@pytest.mark.distributed
+@pytest.mark.parametrize(("way", "strategy"), [("whole", "NNG"), ("whole", "GGG"), ("parts", "NNG")])
+def test_fabric_saves_and_loads_what_its_fsdp2_strategy_trains(way, strategy, a_plan, tmp_path):
+    """Without sharded parameters Fabric found no model to save, after the training."""
+    script = LOOPS / "fabric_fsdp2.py"
+    plain = told_by(run_ranks(script, way))
+    assert len(plain) >= 6
+    plan = plan_for(a_plan, tmp_path / "plan.json", strategy)
+    found = told_by(run_ranks(script, way, plan=plan, drift="parameter_count"))
+    assert found == pytest.approx(plain, rel=ROUNDING)
+
+
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed (make integrations)")
 @pytest.mark.distributed
 def test_scripts_of_zero_3_see_whole_parameters_under_any_plan(a_plan, tmp_path):

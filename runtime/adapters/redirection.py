@@ -41,7 +41,7 @@ def redirect(plan_path: str, job: str | None) -> Session | None:
     session = Session(plan, job)
     # Our runtime must have imported torch's originals before they are replaced.
     import paro_advise.runtime.sharding.shard  # noqa: F401
-    from paro_advise.runtime.adapters import classic, fsdp2, hooks, late_groups, raw_errors
+    from paro_advise.runtime.adapters import classic, fsdp2, hooks, lightning, raw_errors
     from paro_advise.runtime.adapters.deepspeed import initialize as deepspeed
 
     raw_errors.install(session)
@@ -49,7 +49,7 @@ def redirect(plan_path: str, job: str | None) -> Session | None:
     hooks.Hooks(session).install()
     fsdp2.install(session)
     classic.install(session)
-    late_groups.install(session)
+    lightning.install(session)
     deepspeed.install(session)
     return session
 

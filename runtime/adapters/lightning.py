@@ -1,0 +1,62 @@
+"""What Lightning asks for that a plan has otherwise, or has not."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed import fsdp
+
+from paro_advise.errors import TrainingError
+from paro_advise.runtime.adapters.constants import NO_PLAN
+from paro_advise.runtime.import_hooks import when_imported
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from paro_advise.runtime.adapters.session import Session
+
+_FINETUNING = ("lightning.pytorch.callbacks.finetuning", "pytorch_lightning.callbacks.finetuning")
+_FSDP2 = ("lightning.fabric.strategies.model_parallel", "lightning_fabric.strategies.model_parallel")
+
+
+def install(session: Session) -> None:
+    """Refuse, before anything trains, more parameters for an optimizer later; let Fabric know FSDP2's models.
+
+    Args:
+        session: the planned process.
+    """
+
+    def refuse_late_groups(module: ModuleType) -> None:
+        begin = module.BaseFinetuning.on_fit_start
+
+        @wraps(begin)
+        def on_fit_start(self: object, *args: object) -> object:
+            if dist.is_initialized() and dist.get_world_size() > 1:
+                session.refuse(
+                    TrainingError(
+                        "an optimizer under a plan must hold all that trains from the first pass on, got "
+                        f"{type(self).__name__}, which adds layers to it in a later epoch",
+                        hint=NO_PLAN,
+                    )
+                )
+            return begin(self, *args)
+
+        module.BaseFinetuning.on_fit_start = on_fit_start
+
+    for name in _FINETUNING:
+        when_imported(name, refuse_late_groups)
+    for name in _FSDP2:
+        when_imported(name, _find_models_by_class)
+
+
+def _find_models_by_class(module: ModuleType) -> None:
+    """Let Fabric find the model that it saves by FSDP2's class, as scripts see it: under p = N nothing is sharded."""
+    has_sharded_parameters = module._has_dtensor_modules  # noqa: SLF001 - has no public name
+
+    @wraps(has_sharded_parameters)
+    def is_of_fsdp2(candidate: Any) -> bool:
+        return isinstance(candidate, fsdp.FSDPModule) or bool(has_sharded_parameters(candidate))
+
+    module._has_dtensor_modules = is_of_fsdp2  # noqa: SLF001
