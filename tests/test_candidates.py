@@ -179,6 +179,7 @@ def test_what_can_be_switched_on_today_is_of_the_frameworks_own_family():
         (Framework.DDP, "NNN", "GGG", True),  # another framework's reducer
         (Framework.DEEPSPEED, "NGG", "NNG", False),  # `overlap_comm` is off
         (Framework.DEEPSPEED, "NGG", "GGG", True),  # stage 3 is exported with it
+        (Framework.DEEPSPEED, "NGG", "NNN", False),
     ],
 )
 def test_reductions_that_block_in_the_run_block_under_other_strategies_of_its_framework(
@@ -188,6 +189,15 @@ def test_reductions_that_block_in_the_run_block_under_other_strategies_of_its_fr
     made = calibration(**changes, overlaps_reductions=False)
     native = [item for item in candidates(made) if item.collectives == CollectiveBackend.NATIVE]
     assert {item.overlaps_reductions for item in native if str(item.strategy) == strategy} == {overlaps}
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_stage_0_of_deepspeed_sums_gradients_after_backward_unless_it_was_seen_beside_it(seen):
+    made = calibration(framework=Framework.DEEPSPEED, is_gpu=True, overlaps_reductions=seen)
+    for baseline, expected in (("GGG", False), ("NNG", False), ("NNN", seen)):
+        run = replace(made, baseline=Strategy.parse(baseline))
+        native = [item for item in candidates(run) if item.collectives == CollectiveBackend.NATIVE]
+        assert {item.overlaps_reductions for item in native if str(item.strategy) == "NNN"} == {expected}
 
 
 @pytest.mark.parametrize(

@@ -306,14 +306,17 @@ def _overlaps(calibration: Calibration, strategy: Strategy) -> bool:
     """Tell whether a framework's reductions run beside backward."""
     if calibration.beside_backward is not None:
         return str(strategy) in calibration.beside_backward
+    if calibration.framework == Framework.DEEPSPEED and str(strategy) == "NNN":
+        # Stage 0 sums gradients when backward is over (DeepSpeed 0.19.8, engine.allreduce_gradients), whatever is set.
+        return calibration.is_gpu and str(calibration.baseline) == "NNN" and calibration.overlaps_reductions
     if calibration.is_gpu and not calibration.overlaps_reductions:
         # What keeps them from it in the run is taken to do so under its framework's other settings as well. DeepSpeed's
         # ``overlap_comm`` is exported for stage 3; a loop that reduces by itself, as after DDP's, does not beside FSDP.
         if calibration.framework == Framework.DEEPSPEED:
-            return strategy.parameter != Level.N or strategy.optimizer == Level.N
+            return strategy.parameter != Level.N
         return calibration.baseline.gradient == Level.N and strategy.gradient != Level.N
     # On a CPU DDP's reducer has a thread of its own; FSDP waits for every collective.
-    return calibration.is_gpu or (str(strategy) == "NNN" and calibration.framework != Framework.DEEPSPEED)
+    return calibration.is_gpu or str(strategy) == "NNN"
 
 
 def _vary(calibration: Calibration, strategy: Strategy, variant: Variant, size: int) -> Candidate:

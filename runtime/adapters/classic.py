@@ -296,8 +296,12 @@ class DistributedDataParallel(_Wrapper):
         return output
 
     @_end_job_on_error
-    def join(self, *_: object, **__: object) -> None:
-        """Refuse: ranks with fewer inputs than others would leave collectives of the plan alone."""
+    def join(
+        self, divide_by_initial_world_size: bool = True, enable: bool = True, **_: object
+    ) -> contextlib.AbstractContextManager[None]:
+        """Refuse, unless disabled: ranks with fewer inputs than others would leave collectives of the plan alone."""
+        if not enable:
+            return contextlib.nullcontext()
         raise TrainingError("a plan cannot express DDP's join()", hint="give all ranks as many batches, or " + NO_PLAN)
 
     def join_hook(self, *_: object, **__: object) -> None:

@@ -215,7 +215,8 @@ def _overlaps(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
             calibration=replace(calibration, overlaps_gathers=True, prefetches=True),
             change=lambda candidate: replace(candidate, overlaps_gathers=True, prefetches=True),
         )
-    if not base.overlaps_reductions:
+    has_setting = calibration.framework != Framework.DEEPSPEED or str(base.strategy) != "NNN"
+    if not base.overlaps_reductions and has_setting:
         yield _Change(
             what=f"gradients reduced beside backward ({setting})",
             calibration=replace(calibration, overlaps_reductions=True),

@@ -148,6 +148,11 @@ class ParameterHomes:
             UsageError: one has been replaced; the optimizer would not train what the model computes with.
         """
         for slot in self._others(arrangement, unit):
+            if torch.compiler.is_exporting():
+                raise UsageError(
+                    "torch.export must be given a model of its own, got one that a plan trains",
+                    hint="make the model anew, load this one's state_dict() into it, and export that",
+                )
             raise UsageError(
                 f"{slot.name} must stay the parameter that it was when the model was sharded, got another one or none",
                 where=slot.name,
