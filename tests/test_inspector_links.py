@@ -7,6 +7,7 @@ import json
 import pytest
 from helpers import analyze
 
+from paro_advise.advisor.rendering.analyses.analysis_tables import link_table
 from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
 
 RANKS, COLLECTIVES, NUM_BYTES = 4, 20, 100_000_000
@@ -50,6 +51,10 @@ def test_where_ranks_are_missing_a_link_is_a_lower_bound(tmp_path):
     assert analysis.links[0].is_lower_bound
     reached = NUM_BYTES * FACTOR / (TRANSFER_US + WAIT_US) / 1e3
     assert f"all-reduces over 4 ranks reach at least {reached:.3g} GB/s" in analysis.verdict.text
+    # The same in the list of links, and in the page: not the least of single messages, nor as if it were all.
+    (row,) = link_table(analysis).rows
+    assert [cell.text for cell in row.cells if "GB/s" in cell.text] == [f"at least {reached:.3g} GB/s"]
+    assert f"(intra): at least {reached:.3g} GB/s" in analysis_text(analysis)
 
 
 def test_a_single_message_tells_what_was_reached_and_no_more(tmp_path):

@@ -87,13 +87,18 @@ def test_verdict_on_the_step(changes, regime, case):
     assert (got.limiting_state == "parameter") == (regime == Regime.BANDWIDTH_INTER)
 
 
+def test_no_case_of_the_networks_is_named_where_other_ranks_are_waited_for():
+    assert judge_step(step_evidence(regime_by_state={State.PARAMETER: Regime.STRAGGLER})).case == ""
+
+
 def test_what_sharding_changes_beside_communication_is_said_of_a_step_that_computes():
     """Of 1,000 us: 10 of communication are exposed, the optimizer takes 60 on each rank, copies of gathered parameters 5."""
     evidence = {"compute_us": 990.0, "exposed_us": 10.0, "idle_us": 0.0, "exposed_by_state": {State.GRADIENT: 10.0}}
     plain = judge_step(step_evidence(**evidence))
     assert "No change of sharding can gain more than 1.0%." in plain.text
     updating = judge_step(step_evidence(**evidence, updates_whole_us=60.0, laid_out_us=5.0))
-    assert "more than 1.0% and what the optimizer's step on each rank takes (6.0%)." in updating.text
+    told = "the 1.0% of exposed communication, and on top of it what the optimizer's step on each rank takes (6.0%); not more."
+    assert told in updating.text
 
 
 def step_of(*rows):

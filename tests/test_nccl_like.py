@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tarfile
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from conftest import SHARED, recorded
@@ -228,6 +229,22 @@ def test_clocks_are_linked_through_rare_collectives(tmp_path):
 
 
 @pytest.mark.parametrize("folder", recorded("nccl_like", ["fsdp2-straggler"]))
+def test_of_ranks_that_are_slow_together_all_would_be_healed(folder):
+    """Where a whole node is slow, what is gained is not halved for half of the ranks being slow."""
+    analysis = analyze(folder / "traces")
+    slow = max(analysis.ranks, key=lambda entry: entry.compute_us)
+    half = {entry.rank for entry in analysis.ranks[: len(analysis.ranks) // 2]} | {slow.rank}
+    slowed = tuple(
+        replace(entry, compute_us=slow.compute_us) if entry.rank in half else entry for entry in analysis.ranks
+    )
+    (late,) = analysis.stragglers
+    together = replace(late, alike=tuple(sorted(half)))
+    made = calibrate(replace(analysis, ranks=slowed, stragglers=(together,)))
+    others = [entry.compute_us for entry in analysis.ranks if entry.rank not in half]
+    assert made.slower_us == pytest.approx(slow.compute_us - max(others))
+
+
+@pytest.mark.parametrize("folder", recorded("nccl_like", ["fsdp2-straggler"]))
 def test_the_rank_that_computes_longest_sets_the_pace_of_predictions(folder):
     """What it hides of communication cannot be saved; healed it would compute as long as the others."""
     analysis = analyze(folder / "traces")
@@ -235,7 +252,8 @@ def test_the_rank_that_computes_longest_sets_the_pace_of_predictions(folder):
     assert [straggler.rank for straggler in analysis.stragglers] == [slow.rank]
     made = calibrate(analysis)
     assert made.compute_us == pytest.approx(slow.compute_us)
-    assert made.compute_us - made.slower_us == pytest.approx(analysis.breakdown_us.compute)
+    others = [entry.compute_us for entry in analysis.ranks if entry.rank != slow.rank]
+    assert made.compute_us - made.slower_us == pytest.approx(max(others))
     assert (made.late_us, made.most_late_us) == (0.0, 0.0)
     plan = recommend(made, Limits(allow_untested=True))
     assert abs(plan.confidence.replay_error_pct) < 3

@@ -66,7 +66,7 @@ class Calibration:
         host_rest_us: what a step takes beyond both, where the host waits for devices.
         host_work_us: of a run that its host does not bind, what this works in a step while a profiler records, beneath
             communication and arithmetic; 0 where it is not known.
-        slower_us: of it, what the slowest rank computes longer than the others do on average, where it sets the pace.
+        slower_us: of it, what the slowest rank computes longer than any that is no straggler, where it sets the pace.
         copied_out_us: of it, what lays gathered parameters out, once for each gather.
         copied_in_us: of it, what lays gradients out, before each reduction.
         host_update_us: how long devices idle in a step because the optimizer steps on the host, beside ``fixed_us``.

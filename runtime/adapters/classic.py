@@ -296,9 +296,7 @@ class DistributedDataParallel(_Wrapper):
         return output
 
     @_end_job_on_error
-    def join(
-        self, divide_by_initial_world_size: bool = True, enable: bool = True, **_: object
-    ) -> contextlib.AbstractContextManager[None]:
+    def join(self, _divide: bool = True, enable: bool = True, **_: object) -> contextlib.AbstractContextManager[None]:
         """Refuse, unless disabled: ranks with fewer inputs than others would leave collectives of the plan alone."""
         if not enable:
             return contextlib.nullcontext()

@@ -304,7 +304,7 @@ def judge_step(evidence: StepEvidence) -> StepVerdict:
         regime=regime,
         limiting_state=state.value,
         text=f"{untrained}{_headline(regime, state, evidence)} {_state_text(state, evidence, split)}",
-        case=_case(evidence, comm),
+        case=_case(evidence, comm) if regime in _OF_THE_NETWORK else "",
     )
 
 
@@ -328,8 +328,10 @@ def _most_text(evidence: StepEvidence) -> str:
             if us >= FINDING_SHARE * step
         ),
     ]
-    named = ", ".join([most, *parts[:-1]])
-    return f" No change of sharding can gain more than {named}{f' and {parts[-1]}' if parts else ''}."
+    if not parts:
+        return f" No change of sharding can gain more than {most}."
+    added = f"{', '.join(parts[:-1])} and {parts[-1]}" if parts[1:] else parts[0]
+    return f" A change of sharding can gain the {most} of exposed communication, and on top of it {added}; not more."
 
 
 _NOTHING_TOLD = "Nothing here tells whether a model is trained"
@@ -417,10 +419,14 @@ def _headline(regime: Regime, state: State, evidence: StepEvidence) -> str:
 CASES = {
     "communication_bound": "communication-bound pretraining over several nodes: whether states are sharded over all "
     "ranks, in groups or not at all decides the step; `recommend` weighs it for these traces",
-    "memory_bound_few_nodes": "few nodes with everything sharded: memory, not the network, decides how much can "
-    "be replicated",
+    "memory_bound_few_nodes": "few nodes with everything sharded: how much is replicated, so that less crosses the "
+    "network, is a question of memory",
     "fast_fabric": "fast fabric: inter-node links keep up, so sharding globally costs little",
 }
+
+
+# Regimes under which a typical case of the network's is named.
+_OF_THE_NETWORK = (Regime.BANDWIDTH_INTER, Regime.LATENCY, Regime.CONTENTION)
 
 
 def _case(evidence: StepEvidence, exposed_share: float) -> str:

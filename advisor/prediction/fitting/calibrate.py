@@ -158,16 +158,18 @@ def _at_the_slowest(traced: Calibration, analysis: Analysis) -> Calibration:
     It hides more communication than they do, so that less of it is left to save: their mean and its lateness as a
     constant would promise too much.
     """
-    slow = {straggler.rank for straggler in analysis.stragglers if "compute" in straggler.cause}
+    late = [straggler for straggler in analysis.stragglers if "compute" in straggler.cause]
+    slow = {rank for straggler in late for rank in (straggler.rank, *straggler.alike)}
     entry = max((e for e in analysis.ranks if e.rank in slow), key=lambda e: e.compute_us, default=None)
     if entry is None or not traced.is_gpu or traced.late_us <= 0 or entry.compute_us <= traced.compute_us:
         return traced
+    others_us = max((e.compute_us for e in analysis.ranks if e.rank not in slow), default=traced.compute_us)
     mean_exposed_us = analysis.breakdown_us.exposed_communication or 0.0
     hidden_us = traced.overlapped_us + mean_exposed_us - traced.late_us - entry.exposed_communication_us
     return replace(
         traced,
         compute_us=entry.compute_us,
-        slower_us=entry.compute_us - traced.compute_us,
+        slower_us=max(0.0, entry.compute_us - others_us),
         overlapped_us=max(traced.overlapped_us, hidden_us),
         fixed_us=traced.fixed_us - traced.late_us,
         late_us=0.0,

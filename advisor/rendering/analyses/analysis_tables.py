@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from paro_advise.advisor.rendering.constants import MAX_COLLECTIVES, SHOWN_INPUTS, SHOWN_KERNELS, SHOWN_MODULES
 from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, make_table, number
-from paro_advise.advisor.rendering.texts.analysis_text import framework_text, latency_text, parameters_text
+from paro_advise.advisor.rendering.texts.analysis_text import (
+    bandwidth_text,
+    framework_text,
+    latency_text,
+    parameters_text,
+)
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, share_text, time_text
 from paro_advise.core.model_state import STATES
 from paro_advise.core.plural import plural
@@ -122,9 +127,10 @@ def link_table(analysis: Analysis) -> Table:
     """Return the links."""
     rows = []
     for link in analysis.links:
+        is_least = link.is_lower_bound and link.busbw_gbps is not None
         span = (
             f"{link.busbw_low_gbps:.3g} to {link.busbw_high_gbps:.3g}"
-            if link.busbw_low_gbps is not None and link.busbw_high_gbps is not None
+            if link.busbw_low_gbps is not None and link.busbw_high_gbps is not None and not is_least
             else ""
         )
         rows.append(
@@ -135,7 +141,10 @@ def link_table(analysis: Analysis) -> Table:
                     number(link.group_size, str(link.group_size)),
                     number(link.num_samples, str(link.num_samples)),
                     number(link.alpha_us, latency_text(link)),
-                    number(link.busbw_gbps, gbps_text(link.busbw_gbps)),
+                    number(
+                        link.reached_gbps if is_least else link.busbw_gbps,
+                        bandwidth_text(link) if is_least else gbps_text(link.busbw_gbps),
+                    ),
                     Cell(text=span, css="n"),
                     Cell(text=link.source),
                 )

@@ -245,7 +245,7 @@ def _link_lines(analysis: Analysis) -> list[str]:
     known.sort(key=lambda link: (-link.num_samples, link.op, link.span, link.group_size))
     lines = [
         f"link       {link.op} over {link.group_size} ranks ({link.span}): "
-        f"{'at least ' if link.is_lower_bound else ''}{_bandwidth_text(link)} bus bandwidth, "
+        f"{bandwidth_text(link)} bus bandwidth, "
         f"latency {latency_text(link)}"
         for link in known[:SHOWN_LINKS]
     ]
@@ -254,14 +254,17 @@ def _link_lines(analysis: Analysis) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def _bandwidth_text(link: Link) -> str:
-    """Return a bandwidth, with its range where the latency is assumed and leaves a wide one, or its least as such."""
+def bandwidth_text(link: Link) -> str:
+    """Return a bandwidth, with its range where the latency is assumed and leaves a wide one.
+
+    Where ranks without a trace may have been waited for it is what was reached, latency and all: "at least 166 GB/s".
+    """
+    if link.is_lower_bound:
+        return f"at least {gbps_text(link.reached_gbps)}"
     low, high = link.busbw_low_gbps, link.busbw_high_gbps
     is_told = link.latency_source == LatencySource.MEASURED
     if is_told or low is None or high is None or high <= WIDE_RANGE * max(low, 1e-3):
         return gbps_text(link.busbw_gbps)
-    if link.is_lower_bound:
-        return gbps_text(low)
     return f"{gbps_text(link.busbw_gbps)} ({low:.3g} to {high:.3g})"
 
 
