@@ -17,7 +17,9 @@ COMPUTE_US = 200.0
 NUM_RUNS = 24
 
 
-def ring_run(folder, *, late_end_us=None, slow_compute_us=None, slow_steps=None, jitter=None, world=4, steps=3):
+def ring_run(
+    folder, *, late_end_us=None, slow_compute_us=None, slow_steps=None, jitter=None, loading_us=None, world=4, steps=3
+):
     """Write a run of gathers over all ranks, each issued when the last one has ended on that rank.
 
     Args:
@@ -25,6 +27,7 @@ def ring_run(folder, *, late_end_us=None, slow_compute_us=None, slow_steps=None,
         slow_compute_us: by rank, how much longer it computes between two gathers.
         slow_steps: by step and rank, how many times as long it computes.
         jitter: returns how many times as long one computation takes.
+        loading_us: returns by rank how long its DataLoader takes at the start of a step.
     """
     builders = [TraceBuilder(rank, world) for rank in range(world)]
     free = [0.0] * world
@@ -33,6 +36,9 @@ def ring_run(folder, *, late_end_us=None, slow_compute_us=None, slow_steps=None,
         free = [max(item, base + 10.0) for item in free]
         for builder in builders:
             builder.step(number, base, STEP_US)
+        for rank, us in (loading_us(number) if loading_us else {}).items():
+            free[rank] += us
+            builders[rank].annotation("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", base + 5, us)
         for seq in range(12):
             arrivals = []
             for rank, builder in enumerate(builders):
@@ -64,6 +70,14 @@ def test_a_rank_that_computes_longer_is_blamed_beside_late_ends(tmp_path):
     # 12 gathers a step. At 11 of them its last gather has ended on it when on the typical others, so it is 150 us
     # behind a typical one; the first of a step meets ranks that waited for the step.
     assert late.lateness_us == pytest.approx(12 * 150.0, rel=0.05)
+
+
+def test_a_rank_that_waits_for_its_data_is_told_from_one_whose_host_is_slow(tmp_path):
+    run = analyze(ring_run(tmp_path / "run", loading_us=lambda _: {1: 1000.0}))
+    (late,) = run.stragglers
+    assert (late.rank, late.cause) == (1, "data loading")
+    assert late.lateness_us == pytest.approx(1000.0, rel=0.05)
+    assert "Rank 1 is a straggler (data loading): the others wait 1 ms a step for it." in run.verdict.text
 
 
 @pytest.mark.parametrize(("world", "steps"), [(2, 2), (2, 5), (4, 3)])
@@ -424,6 +438,14 @@ def test_a_late_rank_costs_what_it_takes_longer_however_often_others_find_it_lat
     assert run.late_once_us == pytest.approx(8 * 300.0, rel=0.01)
 
 
+def test_data_loading_that_holds_another_rank_in_each_step_is_named(tmp_path):
+    run = analyze(ring_run(tmp_path / "run", loading_us=lambda step: {(3 * step) % 8: 4000.0}, world=8, steps=6))
+    assert run.stragglers == ()
+    assert run.late_once_us == pytest.approx(4000.0, rel=0.05)
+    (finding,) = [item for item in run.findings if item.code == "PARO030"]
+    assert "in each step one is late by its own doing, mostly while it waits for its DataLoader," in finding.text
+
+
 def test_another_late_rank_in_each_step_is_waited_for_under_any_strategy(tmp_path):
     """In each step another of eight ranks pauses once, as for garbage collection, by 4 ms: ten computations of 12."""
     pauses = [[1.0 + 20.0 / 12 * (rank == (3 * step) % 8) for rank in range(8)] for step in range(6)]
@@ -433,7 +455,7 @@ def test_another_late_rank_in_each_step_is_waited_for_under_any_strategy(tmp_pat
     assert run.late_once_us == pytest.approx(paused_us, rel=0.05)
     (finding,) = [item for item in run.findings if item.code == "PARO030"]
     assert finding.status == "applies"
-    assert "in each step one is late by its own doing" in finding.text
+    assert "in each step one is late by its own doing, and the others wait" in finding.text
     # Seven of eight ranks wait, and that is no saving of another strategy's.
     (exposed,) = [item for item in run.findings if item.code == "PARO010"]
     entry = run.states["parameter"]

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 # A pipeline's neighbours and a broadcast's root wait by design.
 _ONE_SIDED = ("broadcast", "send", "recv", "send_recv")
+_LOADING = "idle_loading_us"  # of a step's times; part of what is idle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,8 @@ class Straggler:
     Attributes:
         lateness_us: mean time per step that a typical other rank waits for it, for its own doing.
         share_of_steps: steps in which it causes most of the waiting.
-        cause: "late compute", "host" (idle before it arrives) or "unknown".
+        cause: "late compute", "data loading" (idle while its DataLoader is waited for), "host" (idle otherwise before
+            it arrives) or "unknown".
         chance: at most, that one of equal ranks (or two, where two are named) causes most of it in as many steps, or
             that those that are late alike are the slowest; None in documents of older versions.
         alike: since 1.2; all ranks that are late alike, it among them; () where it is late alone.
@@ -274,7 +276,7 @@ def _mean(source: Source, field: str) -> float:
 def _typical(sources: Sequence[Source]) -> dict[str, float]:
     """Return the median over ranks of where a step's time goes, {} without timed steps."""
     timed = [source for source in sources if source.steps]
-    fields = (*OWN_FIELDS, "wall_us") if timed else ()
+    fields = (*OWN_FIELDS, _LOADING, "wall_us") if timed else ()
     return {field: float(np.median([_mean(source, field) for source in timed])) for field in fields}
 
 
@@ -286,4 +288,6 @@ def _excess(source: Source, typical: Mapping[str, float]) -> tuple[str, float]:
     largest = max(excess, key=lambda field: excess[field])
     if excess[largest] < CAUSE_EXCESS_SHARE * typical["wall_us"]:
         return "unknown", 0.0
-    return ("late compute" if largest == "compute_us" else "host"), excess[largest]
+    loading_us = _mean(source, _LOADING) - typical[_LOADING]
+    on_host = "data loading" if loading_us > excess[largest] / 2 else "host"
+    return ("late compute" if largest == "compute_us" else on_host), excess[largest]

@@ -272,7 +272,9 @@ def _straggler(analysis: Analysis, lateness: Lateness) -> FindingEntry:
         return _finding(code, NOT_JUDGED, "no rank with a trace is a straggler, but one without may be")
     # On a CPU ranks are late for want of a core, each in its turn.
     least_us = inf if analysis.run.backend == "gloo" else HOST_CAUSE_SHARE * _step(analysis)
-    return _not_late(lateness, least_us)
+    # Of all ranks together, for one of them is waited for at a time.
+    loading_us = analysis.idle_us.loading * len(analysis.ranks) if analysis.idle_us else 0.0
+    return _not_late(lateness, least_us, loading_us)
 
 
 def _late_ranks(stragglers: Sequence[Straggler]) -> str:
@@ -292,8 +294,9 @@ def _late_ranks(stragglers: Sequence[Straggler]) -> str:
     )
 
 
-def _not_late(lateness: Lateness, least_us: float) -> FindingEntry:
+def _not_late(lateness: Lateness, least_us: float, loading_us: float) -> FindingEntry:
     """Say that no rank is a straggler, and how long the others wait for another one in each step, from so long on."""
+    loads = ", mostly while it waits for its DataLoader" if loading_us > lateness.once_us / 2 else ""
     code, num_steps = "PARO030", lateness.num_steps
     steps = plural(num_steps, "step")
     if not num_steps:
@@ -317,8 +320,8 @@ def _not_late(lateness: Lateness, least_us: float) -> FindingEntry:
         return _finding(
             code,
             APPLIES,
-            "no rank is late in most steps, but in each step one is late by its own doing, and the others wait for it "
-            f"({time_text(lateness.once_us)} a step, overlapped or exposed), as they would under any strategy",
+            f"no rank is late in most steps, but in each step one is late by its own doing{loads}, and the others wait for "
+            f"it ({time_text(lateness.once_us)} a step, overlapped or exposed), as they would under any strategy",
         )
     return _finding(code, DOES_NOT_APPLY, "no rank causes most of the waiting in more steps than chance explains")
 

@@ -148,6 +148,7 @@ def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
         yield from _smaller_units(calibration)
         yield from _overlaps(calibration, base)
     if calibration.most_late_us > 0 or calibration.slower_us > 0:
+        names_node = calibration.num_nodes > 1 and calibration.slower_us > 0  # else it may be another rank each time
         yield _Change(
             what="no rank later than the others",
             calibration=replace(
@@ -158,7 +159,7 @@ def _changes(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
                 late_us=0.0,
             ),
             further_us=calibration.most_late_us - calibration.late_us,
-            note="what it is worth to heal" + (" or to leave out its node" if calibration.num_nodes > 1 else ""),
+            note="what it is worth to heal" + (" or to leave out its node" if names_node else ""),
         )
 
 
