@@ -14,6 +14,7 @@ from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.core.framework import Framework
+from paro_advise.policies.strategy import Strategy
 
 OFF = 0.03  # of a gain, that the replay itself may be off by, as a standard deviation; 80 % lie within 1.2816 of them
 
@@ -42,6 +43,29 @@ def test_larger_messages_are_named_by_what_the_framework_sets(framework, said):
     made = replace(calibration(unit_bytes=(4e6,) * 8), framework=framework)
     twice, _ = larger_units(made)
     assert twice.what == f"{said}, 4 in place of 8"
+
+
+@pytest.mark.parametrize(
+    ("framework", "changes", "is_told"),
+    [
+        (Framework.MEGATRON, {}, True),
+        (Framework.MEGATRON, {"publishes_ahead": True}, False),
+        (Framework.DEEPSPEED, {}, False),  # it has no such setting
+    ],
+)
+def test_megatrons_updated_parameters_may_come_back_beside_the_next_forward(framework, changes, is_told):
+    """What is gained at most is the time of one gather of all parameters over all ranks."""
+    made = calibration(framework=framework, baseline=Strategy.parse("NNG"), is_gpu=True, **changes)
+    step = float(step_us(made, baseline_candidate(made), measured_links(made)))
+    plan = recommend(replace(made, step_us=step), Limits())
+    found = [item for item in plan.levers if "--overlap-param-gather" in item.what]
+    assert bool(found) == is_told
+    for lever in found:
+        held = baseline_candidate(made)
+        ahead = float(
+            step_us(replace(made, publishes_ahead=True), replace(held, publishes_ahead=True), measured_links(made))
+        )
+        assert 1.0 < lever.speedup_now.p50 == pytest.approx(step / ahead, rel=0.02)
 
 
 def test_no_gain_is_told_more_exactly_than_steps_are_replayed():

@@ -435,6 +435,9 @@ def test_earlier_comparisons_correct_and_widen():
 def test_a_plan_says_what_it_becomes_elsewhere():
     plan = recommend(calibration(), Limits())
     assert [item.world_size for item in plan.outlooks] == [16, 32, 64]
+    assert "  2x (16 ranks): " in plan_text(plan)
+    shared = replace(plan, origin=replace(plan.origin, model_parallel_ranks=4))
+    assert "  2x (16 data-parallel ranks): " in plan_text(shared)
     widths = [item.speedup.p90 / item.speedup.p10 for item in plan.outlooks]
     assert widths == sorted(widths)
     # Four nodes of two: a flat ring takes 7 inter-node rounds, HO-Ring 3.

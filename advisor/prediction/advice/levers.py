@@ -216,6 +216,14 @@ def _overlaps(calibration: Calibration, base: Candidate) -> Iterator[_Change]:
             calibration=replace(calibration, overlaps_gathers=True, prefetches=True),
             change=lambda candidate: replace(candidate, overlaps_gathers=True, prefetches=True),
         )
+    publishes = base.strategy.parameter == Level.N and base.strategy.optimizer != Level.N
+    if publishes and not base.publishes_ahead and calibration.framework == Framework.MEGATRON:
+        yield _Change(
+            what="updated parameters gathered beside the next forward (--overlap-param-gather)",
+            calibration=replace(calibration, publishes_ahead=True),
+            change=lambda candidate: replace(candidate, publishes_ahead=True),
+            note="--overlap-grad-reduce too",
+        )
     has_setting = calibration.framework != Framework.DEEPSPEED or str(base.strategy) != "NNN"
     if not base.overlaps_reductions and has_setting:
         yield _Change(

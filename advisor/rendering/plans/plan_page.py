@@ -11,6 +11,7 @@ from paro_advise.advisor.rendering.charts import Point, scatter
 from paro_advise.advisor.rendering.constants import FIRST_CANDIDATES, PAGE_CANDIDATES
 from paro_advise.advisor.rendering.page import Cell, Row, make_table, number, render_page
 from paro_advise.advisor.rendering.plans.scenario_parts import scenario_table, scenario_view
+from paro_advise.advisor.rendering.texts.plan_text import ranks_name
 from paro_advise.advisor.wording.quantities import bytes_text, time_text
 from paro_advise.policies.ablation import ablations
 from paro_advise.policies.frameworks.model import Fidelity
@@ -226,7 +227,7 @@ def outlook_table(plan: Plan) -> Table:
         )
         for item in plan.outlooks
     ]
-    names = ("nodes #", "ranks #", "step as it runs #", "step under the plan #", "speed-up #")
+    names = ("nodes #", f"{ranks_name(plan)} #", "step as it runs #", "step under the plan #", "speed-up #")
     return make_table("table-outlook", "With equal work per rank; the range grows with the distance", names, rows)
 
 

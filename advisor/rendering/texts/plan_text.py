@@ -120,14 +120,21 @@ def _ho_ring(plan: Plan) -> list[str]:
     ]
 
 
+def ranks_name(plan: Plan) -> str:
+    """Return what a plan's ranks are: those of the job, or less where several share a model."""
+    is_shared = plan.origin is not None and plan.origin.model_parallel_ranks > 1
+    return "data-parallel ranks" if is_shared else "ranks"
+
+
 def _outlooks(plan: Plan) -> list[str]:
     if not plan.outlooks:
         return []
+    ranks = ranks_name(plan)
     lines = ["", "On more nodes, with equal work per rank:"]
     for item in plan.outlooks:
         speed = item.speedup
         lines.append(
-            f"  {item.nodes_factor}x ({item.world_size} ranks): {speed.p50:.2f}x ({speed.p10:.2f} to {speed.p90:.2f})"
+            f"  {item.nodes_factor}x ({item.world_size} {ranks}): {speed.p50:.2f}x ({speed.p10:.2f} to {speed.p90:.2f})"
         )
     return lines
 
