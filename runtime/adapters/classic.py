@@ -8,7 +8,7 @@ import math
 import weakref
 from dataclasses import replace
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
 
 _P = ParamSpec("_P")
+_R = TypeVar("_R")
 _STATE_DICT = "state_dict"
 
 
@@ -61,13 +62,13 @@ def _session() -> Session:
     return Session.of_process
 
 
-def _end_job_on_error(function: Callable[_P, None]) -> Callable[_P, None]:
+def _end_job_on_error(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Let what a plan cannot express end the job with its reason and no traceback."""
 
     @wraps(function)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> None:
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
-            function(*args, **kwargs)
+            return function(*args, **kwargs)
         except TrainingError as error:
             _session().refuse(error)
 

@@ -59,4 +59,4 @@ def _find_models_by_class(module: ModuleType) -> None:
     def is_of_fsdp2(candidate: Any) -> bool:
         return isinstance(candidate, fsdp.FSDPModule) or bool(has_sharded_parameters(candidate))
 
-    module._has_dtensor_modules = is_of_fsdp2  # noqa: SLF001
+    setattr(module, has_sharded_parameters.__name__, is_of_fsdp2)
