@@ -16,6 +16,7 @@ from paro_advise.advisor.description.constants import (
     BESIDE_BACKWARD_SLOWING,
     FLOP_PER_PARAMETER_AND_TOKEN,
     MEMORY_SHARE,
+    UNSURE_ARITHMETIC,
     UPDATE_BYTES,
 )
 from paro_advise.advisor.description.links import link_rates, shaped_links
@@ -31,6 +32,7 @@ from paro_advise.advisor.prediction.candidates import (
 from paro_advise.advisor.prediction.constants import (
     ASSUMED_UNITS,
     DEEPSPEED_BUCKET_ELEMENTS,
+    MOST_OF_PEAK,
     NUM_HALVINGS,
     P90_SIGMAS,
 )
@@ -320,42 +322,55 @@ def _with_compute(described: Calibration, description: Description) -> Calibrati
     def at(passes_us: float) -> Calibration:
         return replace(described, compute_us=passes_us + described.update.measured_us, step_us=measured_us)
 
-    least_us = _replayed_us(at(0.0))
-    if least_us >= measured_us:
+    def left_us(deviations: float) -> float:
+        """Return what is left for the passes where the links are quicker than described, by so many sigmas."""
+        low, high = 0.0, measured_us
+        for _ in range(NUM_HALVINGS):
+            middle = (low + high) / 2
+            is_long = _replayed_us(at(middle), deviations) > measured_us
+            low, high = (low, middle) if is_long else (middle, high)
+        return low
+
+    slow_us, passes_us, quick_us = (left_us(deviations) for deviations in (-P90_SIGMAS, 0.0, P90_SIGMAS))
+    at_peak_us = _at_peak_us(description)
+    if quick_us <= at_peak_us:
+        needed = f", the devices need {time_text(at_peak_us)} at their peak" if at_peak_us else ""
         raise InputError(
-            "the described step must leave time for arithmetic: on the described links its communication takes "
-            f"{time_text(least_us)}, the step {time_text(measured_us)}",
-            hint="check units: rates are 1e9 bytes/s, a node's cards together; step_time_ms is milliseconds",
+            "the described step must leave time for arithmetic: on the described links, and on links as much quicker "
+            f"as they may well be, its communication leaves {time_text(quick_us)} of {time_text(measured_us)}{needed}",
+            hint="check units: rates are 1e9 bytes/s, a node's cards together; step_time_ms is milliseconds; "
+            "cluster.peak_tflops is of the type that computes; parameters of a mixture of experts are those that a "
+            "token uses",
         )
-    low, high = 0.0, measured_us
-    for _ in range(NUM_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if _replayed_us(at(middle)) > measured_us else (middle, high)
-    _check_arithmetic(description, low, measured_us)
-    return at(low)
+    likely_us = at_peak_us / MOST_OF_PEAK
+    slow_us, passes_us = (min(max(us, likely_us), quick_us) or quick_us for us in (slow_us, passes_us))
+    found = replace(at(passes_us), least_passes_us=at_peak_us)
+    if quick_us < UNSURE_ARITHMETIC * slow_us:
+        return found
+    note = (
+        f"the step tells little of the arithmetic ({time_text(slow_us)} to {time_text(quick_us)}), for communication "
+    )
+    return replace(found, assumptions=(*found.assumptions, note + "may take all of it; measured links would tell more"))
 
 
-def _check_arithmetic(description: Description, passes_us: float, measured_us: float) -> None:
-    """Refuse a step that leaves less time for arithmetic than the devices need at their peak.
-
-    Raises:
-        InputError: it does; every prediction from it would be too quick.
-    """
+def _at_peak_us(description: Description) -> float:
+    """Return how long the model's operations take all devices at their peak, 0 where nothing says it."""
     if _peak_tflops(description) is None or description.model.sequence_length is None:
-        return
-    at_peak_us = _arithmetic_us(description, 100.0)
-    if passes_us < at_peak_us:
-        raise InputError(
-            "the described step must leave time for arithmetic: on the described links its communication leaves "
-            f"{time_text(passes_us)} of the {time_text(measured_us)}, the devices need {time_text(at_peak_us)} "
-            "at their peak",
-            hint="check units: rates are 1e9 bytes/s, a node's cards together; cluster.peak_tflops is of the type that "
-            "computes; parameters of a mixture of experts are those that a token uses",
-        )
+        return 0.0
+    return _arithmetic_us(description, 100.0)
 
 
-def _replayed_us(described: Calibration) -> float:
-    return float(step_us(described, baseline_candidate(described), measured_links(described)))
+def _replayed_us(described: Calibration, deviations: float = 0.0) -> float:
+    """Return a run's step on its links, or on some that are quicker by so many of their standard deviations."""
+    links = measured_links(described)
+    between, inside = (math.exp(deviations * item.sigma) for item in (described.inter_gbps, described.intra_gbps))
+    quicker = replace(
+        links,
+        inter_gbps=links.inter_gbps * between,
+        pod_gbps=links.pod_gbps * between,
+        intra_gbps=links.intra_gbps * inside,
+    )
+    return float(step_us(described, baseline_candidate(described), quicker))
 
 
 def _measured_step_us(description: Description) -> float | None:

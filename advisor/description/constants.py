@@ -16,3 +16,5 @@ BESIDE_BACKWARD_SLOWING, BESIDE_BACKWARD_SIGMA = 1.5, 0.1
 # Standard deviations of logarithms: of a rate that a benchmark elsewhere measured, and of one held beyond its most
 # nodes for each doubling (`make bench-public`); of a network card's rate that people state.
 LISTED_SIGMA, BEYOND_SIGMA, STATED_SIGMA = 0.15, 0.25, 0.2
+
+UNSURE_ARITHMETIC = 1.5  # times its least that arithmetic may take for a step to tell little of it; assumed

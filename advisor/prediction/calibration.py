@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paro_advise.policies.collective_cost import smaller
+
 if TYPE_CHECKING:
-    from paro_advise.advisor.prediction.cluster_links import ShapedLinks
+    from paro_advise.advisor.prediction.cluster_links import Links, ShapedLinks
     from paro_advise.advisor.prediction.network_tiers import Estimate
     from paro_advise.core.framework import Framework
     from paro_advise.policies.collective_cost import Draws
@@ -59,6 +61,8 @@ class Calibration:
         element_bytes: of that type.
         gather_width, reduce_width: bytes of an element that is gathered as parameter, and reduced as gradient.
         compute_us: arithmetic of a step of one rank.
+        least_passes_us: where arithmetic is what a described step leaves beside communication, the least that the
+            model's passes take, at the devices' peak; 0 where that is not known, None where arithmetic is.
         aside_us: of it, what neither the model's passes nor the optimizer launch: frozen encoders before the model,
             averages of weights. No communication of the model runs beside it.
         host_floor_us: of a run that is bound by its host, what this works in a step: no step is shorter; 0 else.
@@ -182,6 +186,7 @@ class Calibration:
     front_bytes: float = 0.0
     passed_by: tuple[bool, ...] = ()
     aside_us: float = 0.0
+    least_passes_us: float | None = None
     copied_out_us: float = 0.0
     copied_in_us: float = 0.0
     host_update_us: float = 0.0
@@ -216,10 +221,10 @@ class Calibration:
         """Return the arithmetic of a step without the optimizer's."""
         return self.compute_us - self.update.measured_us
 
-    def alone_us(self, slowing: Draws) -> Draws:
+    def alone_us(self, links: Links) -> Draws:
         """Return the arithmetic of a step without the optimizer's, and without collectives beside it."""
-        passes = self.passes_us
-        return passes - min(self.overlapped_us, passes - self.aside_us) * (1 - 1 / slowing)
+        passes = self.passes_us * links.arithmetic
+        return passes - smaller(self.overlapped_us, passes - self.aside_us) * (1 - 1 / links.compute_slowing)
 
     @property
     def groups_per_node(self) -> float:

@@ -126,6 +126,7 @@ class Links:
         compute_slowing: how much longer arithmetic takes while a collective runs beside it on the device.
         root_share: of the arithmetic that its bytes suggest, what the root of the model does on the device.
         host_share: of what the host works while a profiler records, what it works without.
+        arithmetic: of the run's arithmetic as its median is known, what it takes where these links are the true ones.
         shaped: rates by group shape, None where the tiers tell all.
     """
 
@@ -142,13 +143,15 @@ class Links:
     compute_slowing: Draws = 1.0
     root_share: Draws = 1.0
     host_share: Draws = 1.0
+    arithmetic: Draws = 1.0
     shaped: ShapedLinks | None = None
 
     def typical(self) -> Links:
         """Return numbers for draws: the median of each."""
         import numpy as np
 
-        drawn = {name: float(np.median(getattr(self, name))) for name in (*LINK_QUANTITIES, "root_share", "host_share")}
+        names = (*LINK_QUANTITIES, "root_share", "host_share", "arithmetic")
+        drawn = {name: float(np.median(getattr(self, name))) for name in names}
         by_nodes = self.sums_by_nodes
         return Links(**drawn, slowdown=self.slowdown, sums_by_nodes=by_nodes, shaped=self.shaped)
 

@@ -35,7 +35,10 @@ from paro_advise.advisor.prediction.constants import (
     HOST_GAP_RANGE,
     HOST_SIGMA,
     HOST_WORK_SIGMA,
+    MOST_OF_PEAK,
+    MOST_OF_PEAK_SIGMA,
     NUM_DRAWS,
+    NUM_HALVINGS,
     ON_CPU_SIGMA,
     ONE_STEP_SIGMA,
     OTHER_SIGMA,
@@ -44,6 +47,7 @@ from paro_advise.advisor.prediction.constants import (
     REPLAY_SIGMA,
     ROOT_SHARE_RANGE,
     SCALING_SIGMA,
+    SOLVED_DRAWS,
     STEP_ANCHOR_RANGE,
     UNSEEN_SIGMA,
 )
@@ -128,6 +132,7 @@ def recommendation(
             hint="analyze the traces again",
         )
     predictor = _Predictor(calibration, Sampler(seed), bias)
+    calibration = predictor.calibration
     limits = with_run(limits, calibration)
     baseline = score(calibration, predictor.base, limits, predictor.present())
     scored = [score(calibration, item, limits, predictor.times_of(item)) for item in candidates(calibration)]
@@ -222,6 +227,9 @@ class _Predictor:
         self._bias = bias
         self.base = baseline_candidate(calibration)
         self.links = self._drawn_links()
+        if calibration.least_passes_us is not None:
+            self.links = self._with_arithmetic(self.links, calibration.least_passes_us)
+            calibration = self.calibration = self._with_typical_arithmetic()
         self._floor = floor_us(calibration, self.base)
         # Of all candidates alike: what nobody measured yet.
         self.arithmetic: NDArray[np.float64] = sampler.factors(calibration.compute_sigma, NUM_DRAWS)
@@ -240,7 +248,8 @@ class _Predictor:
 
     def _drawn_links(self) -> Links:
         calibration = self.calibration
-        number = PRIOR_DRAWS if self._goes_by_replay else NUM_DRAWS
+        solves = calibration.least_passes_us is not None
+        number = PRIOR_DRAWS if self._goes_by_replay else SOLVED_DRAWS if solves else NUM_DRAWS
 
         def draw(estimate: Estimate) -> NDArray[np.float64]:
             deviations = self.sampler.normal(number)
@@ -267,10 +276,36 @@ class _Predictor:
         taken = likely(np.log(replayed / calibration.step_us), self.sampler)
         return links_of({name: values[taken] for name, values in drawn.items()})
 
+    def _with_arithmetic(self, links: Links, at_peak_us: float) -> Links:
+        """Take draws of the links by how fast arithmetic were under each, the described step being known.
+
+        Args:
+            links: draws.
+            at_peak_us: arithmetic at the devices' peak, 0 where that is not known.
+        """
+        calibration = self.calibration
+        low, high = np.zeros(SOLVED_DRAWS), np.full(SOLVED_DRAWS, calibration.step_us / calibration.passes_us)
+        for _ in range(NUM_HALVINGS // 2):
+            middle = (low + high) / 2
+            is_long = step_us(calibration, self.base, replace(links, arithmetic=middle)) > calibration.step_us
+            low, high = np.where(is_long, low, middle), np.where(is_long, middle, high)
+        reached = at_peak_us / np.maximum(high * calibration.passes_us, 1.0)
+        beyond = np.maximum(np.log(np.maximum(reached, 1e-9) / MOST_OF_PEAK), 0.0)
+        taken = self.sampler.pick(np.exp(-0.5 * (beyond / MOST_OF_PEAK_SIGMA) ** 2), NUM_DRAWS)
+        drawn = {name: getattr(links, name)[taken] for name in LINK_QUANTITIES}
+        return replace(links, **drawn, arithmetic=high[taken])
+
+    def _with_typical_arithmetic(self) -> Calibration:
+        """Return the run with the median of what its arithmetic takes, which its draws are then shares of."""
+        typical = float(np.median(self.links.arithmetic))
+        self.links = replace(self.links, arithmetic=self.links.arithmetic / typical)
+        found = self.calibration
+        return replace(found, compute_us=found.passes_us * typical + found.update.measured_us)
+
     def replay_error_pct(self) -> float:
         """Return how far the replay of the run as it is misses its measured step."""
         calibration = self.calibration
-        if self._goes_by_replay:
+        if self._goes_by_replay or calibration.least_passes_us is not None:
             replayed = float(np.median(step_us(calibration, self.base, self.links)))
         else:
             replayed = float(step_us(calibration, self.base, measured_links(calibration)))

@@ -83,7 +83,7 @@ def floor_us(calibration: Calibration, candidate: Candidate) -> float:
 
 def device_floor_us(calibration: Calibration, candidate: Candidate, links: Links) -> Draws:
     """Return what is left of a step on a device without communication: arithmetic, what is fixed, the optimizer."""
-    alone = calibration.alone_us(links.compute_slowing) + calibration.fixed_us + more_copies_us(calibration, candidate)
+    alone = calibration.alone_us(links) + calibration.fixed_us + more_copies_us(calibration, candidate)
     return smaller(alone, calibration.step_us) + sum(updates_us(calibration, candidate))
 
 
@@ -361,7 +361,7 @@ class _Step:
         gathered, _ = self._sent_bytes(num_bytes)
         near = candidate.backward_level or candidate.strategy.parameter
         forward = candidate.strategy.parameter if first or not candidate.copy_lasts else near
-        passes = calibration.alone_us(self._links.compute_slowing) - calibration.aside_us - self._copied_out_us
+        passes = calibration.alone_us(self._links) - calibration.aside_us - self._copied_out_us
         copy = num_bytes * self._copy_us_per_byte
         per_micro = passes / calibration.micro_batches
         compute = per_micro * self._compute_share(num_bytes, is_looked_up=is_looked_up, is_passed_by=is_passed_by)
@@ -408,7 +408,7 @@ class _Step:
 
     def demand_us(self) -> Draws:
         """Return the least that a step takes: what it asks of a node's port, of the fabric, or of compute."""
-        alone = self._calibration.alone_us(self._links.compute_slowing)
+        alone = self._calibration.alone_us(self._links)
         alone = alone + more_copies_us(self._calibration, self._candidate)
         return larger(self.link_demand_us(), alone + sum(updates_us(self._calibration, self._candidate)))
 
