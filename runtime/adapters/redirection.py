@@ -43,7 +43,9 @@ def redirect(plan_path: str, job: str | None) -> Session | None:
     import paro_advise.runtime.sharding.shard  # noqa: F401
     from paro_advise.runtime.adapters import classic, fsdp2, hooks, lightning, raw_errors
     from paro_advise.runtime.adapters.deepspeed import initialize as deepspeed
+    from paro_advise.runtime.sharding.parameters.whole import let_dtensors_change_plain_tensors
 
+    let_dtensors_change_plain_tensors()
     raw_errors.install(session)
     session.collectives.install()
     hooks.Hooks(session).install()

@@ -23,7 +23,6 @@ from paro_advise.runtime.sharding.optimizer_parameters import set_stepping
 from paro_advise.runtime.sharding.param_states import ParamStates, lay_out
 from paro_advise.runtime.sharding.parameters.draws import let_steps_draw_whole
 from paro_advise.runtime.sharding.parameters.owned import gradient_of, set_gradient
-from paro_advise.runtime.sharding.parameters.whole import let_dtensors_add_to_plain_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -302,7 +301,6 @@ class OptimizerShards:
         if enabled == self._is_stepping:
             return
         self._is_stepping = enabled
-        let_dtensors_add_to_plain_tensors(enabled=enabled)
         for shard in self.shards.values():
             set_stepping(shard, enabled=enabled)
         for optimizer in self.optimizers:

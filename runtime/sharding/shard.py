@@ -27,7 +27,7 @@ from paro_advise.runtime.sharding.module import mark
 from paro_advise.runtime.sharding.optimizer import OptimizerShards
 from paro_advise.runtime.sharding.parameters.owned import release
 from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec, find_units
-from paro_advise.runtime.sharding.parameters.whole import stand_in
+from paro_advise.runtime.sharding.parameters.whole import let_dtensors_change_plain_tensors, stand_in
 from paro_advise.runtime.sharding.phases.singles import Singles
 from paro_advise.runtime.sharding.saving.distributed_checkpoint import let_helpers_see_optimizers
 from paro_advise.runtime.sharding.settings import Settings, effective
@@ -156,6 +156,7 @@ def shard(
         DivergedError: the ranks do not hold the same model, optimizer or settings.
         CommunicationError: a rank is missing, or the backend computes wrongly.
     """
+    let_dtensors_change_plain_tensors()
     wanted, grid = checked_strategy(strategy), grid_of(group_size, device_mesh, ranks_per_node)
     settings = Settings(
         param_dtype=param_dtype,

@@ -226,21 +226,20 @@ def let_dtensors_meet_plain_tensors(*, enabled: bool) -> None:
     """Let a script's own DTensors, such as means of weights from before the plan, meet parameters that are now whole.
 
     Torch takes plain tensors to be equal on all ranks then, as ``implicit_replication`` in
-    ``torch.distributed.tensor.experimental`` does for a block. It also changes them in place, but fails thereafter.
+    ``torch.distributed.tensor.experimental`` does for a block.
     """
     # The context manager that sets the same ends with False.
     DTensor._op_dispatcher._allow_implicit_replication = enabled  # noqa: SLF001
-    let_dtensors_add_to_plain_tensors(enabled=enabled)
 
 
-def let_dtensors_add_to_plain_tensors(*, enabled: bool) -> None:
-    """Let DTensors change plain tensors in place that torch takes to be equal on all ranks, or only where it must.
+def let_dtensors_change_plain_tensors() -> None:
+    """Let DTensors change plain tensors in place that torch takes to be equal on all ranks: it fails after the change.
 
-    These are single values, as the norm that an optimizer adds up over parameters: torch fails after the change.
+    Single values are always taken so, as the norm that an optimizer adds up over parameters. Call it before DTensors
+    are used: torch keeps what it calls here from the first time on.
     """
     dispatcher = DTensor._op_dispatcher  # noqa: SLF001
-    dispatcher.__dict__.pop(_END_OF_CALL, None)
-    if enabled or dispatcher._allow_implicit_replication:  # noqa: SLF001
+    if _END_OF_CALL not in dispatcher.__dict__:
         dispatcher.__dict__[_END_OF_CALL] = partial(_end_call, getattr(dispatcher, _END_OF_CALL))
 
 
