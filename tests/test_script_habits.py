@@ -173,6 +173,20 @@ def test_gradients_from_before_training_are_kept_where_the_framework_keeps_them(
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize("strategy", ["NNG", "GGG"])
+def test_the_second_pass_after_one_that_ddp_reduces_in_no_sync_is_refused(strategy, a_plan, tmp_path):
+    """DDP leaves the gradients of the second one on each rank; a plan has added both up, unsaid."""
+    worker = ROOT / "tests/workers/passes_in_no_sync.py"
+    plain, refused, _ = jobs_of("ddp", worker=worker)
+    assert refused == set()
+    found, refused, told = jobs_of("ddp", plan_for(a_plan, tmp_path / "plan.json", strategy), worker)
+    assert refused == {"goes back again outside"}
+    assert "reaches parameters for the second time must have a forward pass of its own" in told
+    again = "runs again for the second pass"
+    assert found[again] == pytest.approx(plain[again], rel=2e-6)
+
+
+@pytest.mark.distributed
 def test_what_torch_cannot_do_with_sharded_tensors_is_explained(a_plan, tmp_path):
     """Its words name DTensors, which no line of such a script does."""
     flat = ROOT / "tests/workers/flat_updates.py"

@@ -142,6 +142,7 @@ class GradientReducer:
         if any(slot.parameter.requires_grad for slot in unit.spec.training):
             self.queue_callback()
             self._usage.note_delivery(unit)
+            self._note_made(unit, gradients)
             self._take(unit, gradients)
 
     def note_gather(self, unit: UnitState) -> None:
@@ -150,10 +151,10 @@ class GradientReducer:
 
     def deliver_whole(self, unit: UnitState) -> None:
         """Take the gradients of a unit that is kept whole."""
-        whole_gradients = self._arrangement.levels.gradient == Level.N
-        if not unit.spec.training or (whole_gradients and not self.synchronizes):
-            return
         gradients = [gradient_of(slot.parameter) for slot in unit.spec.training]
+        self._note_made(unit, gradients)
+        if not gradients or (self._arrangement.levels.gradient == Level.N and not self.synchronizes):
+            return
         for slot in unit.spec.training:
             self._exposure.release(slot.parameter)
         self._take(unit, gradients)
@@ -163,14 +164,16 @@ class GradientReducer:
         for place, gradient in enumerate(gradients):
             if gradient is not None:
                 self._usage.note(unit, place)
-                if self._has_run_forward:
-                    self._made.add(unit.spec.training[place].name)
         with torch.no_grad(), self.executor.meeting():
             dtype = self._settings.gradient_dtype(unit.spec.training[0])
             whole = self._procedure.whole_buffer(unit, gradients, dtype, self._arrangement.device)
             gradients.clear()  # their memory may serve the next unit
         last = self.synchronizes
         self._submit(unit, lambda: self._procedure.add(unit, whole, last=last))
+
+    def _note_made(self, unit: UnitState, gradients: list[torch.Tensor | None]) -> None:
+        pairs = zip(unit.spec.training, gradients, strict=True)
+        self._made.update(slot.name for slot, gradient in pairs if gradient is not None)
 
     def _submit(self, unit: UnitState, job: Callable[[], None]) -> None:
         name = self._arrangement.span_name("gradient", unit)
@@ -235,11 +238,6 @@ class GradientReducer:
             for output in (item for item in outputs if not item.is_leaf):
                 output.register_hook(self._note_output)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
-    def _trained_names(self) -> Iterator[str]:
-        return (
-            slot.name for unit in self._arrangement.units for slot in unit.spec.training if slot.parameter.requires_grad
-        )
-
     def _note_output(self, _: torch.Tensor) -> None:
         self._is_output_reached = True
 
@@ -270,8 +268,10 @@ class GradientReducer:
         self._refuse_stray()
         told = self._tell_usage() if self.synchronizes else None
         self._is_output_reached = False
-        if self._has_run_forward and self.synchronizes and self._made.issuperset(self._trained_names()):
-            self._has_run_forward = False
+        # DDP reduces the first pass after a forward pass that was outside of no_sync(), wherever it is itself.
+        slots = (slot for unit in self._arrangement.units for slot in unit.spec.training)
+        is_made = all(slot.name in self._made for slot in slots if slot.parameter.requires_grad)
+        self._has_run_forward &= not (is_made and (self.synchronizes or self.has_synchronized_forward))
         self.executor.drain()
         if told is not None:
             self._finish_frozen()
