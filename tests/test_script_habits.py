@@ -179,9 +179,8 @@ def test_the_second_pass_after_one_that_ddp_reduces_in_no_sync_is_refused(strate
     worker = ROOT / "tests/workers/passes_in_no_sync.py"
     plain, refused, _ = jobs_of("ddp", worker=worker)
     assert refused == set()
-    found, refused, told = jobs_of("ddp", plan_for(a_plan, tmp_path / "plan.json", strategy), worker)
+    found, refused, _ = jobs_of("ddp", plan_for(a_plan, tmp_path / "plan.json", strategy), worker)
     assert refused == {"goes back again outside"}
-    assert "reaches parameters for the second time must have a forward pass of its own" in told
     again = "runs again for the second pass"
     assert found[again] == pytest.approx(plain[again], rel=2e-6)
 
