@@ -240,3 +240,18 @@ def test_means_of_weights_from_before_the_plan_take_the_place_of_weights(a_plan,
     assert len(plain["sums"]) == 8
     found, _, _ = jobs_of("", plan_for(a_plan, tmp_path / "plan.json", "NNG"), worker)
     assert found["sums"] == pytest.approx(plain["sums"], rel=2e-6)
+
+
+@pytest.mark.distributed
+def test_an_optimizer_that_plain_fsdp1_would_train_nothing_with_is_refused(a_plan, tmp_path):
+    """FSDP1 makes flat parameters of its own; under a plan the model trained, unsaid."""
+    worker = ROOT / "tests/workers/early_optimizer.py"
+    told = {words: run_ranks(worker, *words).stdout.split() for words in ((), ("orig",))}
+    assert len(set(told[()])) == 1
+    assert len(set(told["orig",])) == 3
+    plan = plan_for(a_plan, tmp_path / "plan.json", "NNG")
+    done = run_ranks(worker, plan=plan, drift="parameter_count")
+    assert done.returncode == 1
+    assert "flattens must be made after it, got a SGD of before" in done.stderr
+    assert done.stdout == ""
+    assert run_ranks(worker, "orig", plan=plan, drift="parameter_count").stdout.split() == told["orig",]

@@ -342,7 +342,8 @@ class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
         device_mesh: DeviceMesh | None = None,
     ) -> None:
         super().__init__()
-        del backward_prefetch, forward_prefetch, limit_all_gathers, use_orig_params  # the plan's to decide
+        del backward_prefetch, forward_prefetch, limit_all_gathers  # the plan's to decide
+        early = [] if use_orig_params else _session().optimizers_over(module)
         if (covered := _num_covered_ranks(process_group, device_mesh)) != dist.get_world_size():
             raise TrainingError(f"a plan needs FSDP over all ranks, got {covered} of them", hint=NO_PLAN)
         check_precision(mixed_precision, module, wraps_by_policy=auto_wrap_policy is not None)
@@ -385,6 +386,7 @@ class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
             # Wrapped as a whole, the model is one unit of FSDP1's, whatever units the plan makes of it.
             missing_gradients=Missing.ZEROS_IN_USED_UNITS if inner or auto_wrap_policy else Missing.ZEROS,
             ignored=ignored,
+            too_early=tuple(map(weakref.ref, early)),
         )
         self._adopt(module, wrapping)
 

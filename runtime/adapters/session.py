@@ -316,7 +316,8 @@ class Session:
         attributes = {name: attributes_of(parameter) for name, parameter in module.named_parameters()}
         if wrapping.let_go is not None:
             wrapping.let_go()
-        _check_optimizers(module, optimizers)  # the framework may have kept gathered parameters in place until then
+        # Not earlier: the framework may have kept gathered parameters in place.
+        wrapping.check_optimizers(module, optimizers)
         before = dict(module.named_parameters())
         shard(
             module,
@@ -440,6 +441,16 @@ class Session:
         Raises:
             TrainingError: it has made none.
         """
+        owners = self.optimizers_over(module)
+        if not owners:
+            raise TrainingError(
+                "a planned model must have an optimizer over its parameters, got none",
+                hint="make the optimizer before the first training step, and after fully_shard",
+            )
+        return owners
+
+    def optimizers_over(self, module: nn.Module) -> list[torch.optim.Optimizer]:
+        """Return the same, or none."""
         parameters = {id(parameter) for parameter in module.parameters()}
         owners = []
         for reference in self.optimizers:
@@ -449,32 +460,7 @@ class Session:
             ):
                 owners.append(optimizer)
         # Torchtitan's container of optimizers is one itself, over all their parameters.
-        owners = [owner for owner in owners if not any(_holds(owner, other) for other in owners)]
-        if not owners:
-            raise TrainingError(
-                "a planned model must have an optimizer over its parameters, got none",
-                hint="make the optimizer before the first training step, and after fully_shard",
-            )
-        return owners
-
-
-def _check_optimizers(module: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Refuse an optimizer that holds parameters outside of the model that is about to be sharded.
-
-    Raises:
-        TrainingError: one does.
-    """
-    inside = set(module.parameters())
-    for optimizer in optimizers:
-        others = [item for group in optimizer.param_groups for item in group["params"] if current(item) not in inside]
-        if others:
-            raise TrainingError(
-                f"an optimizer under a plan must hold parameters of one wrapped model only, {plain_name(optimizer)} "
-                f"also holds {len(others)} outside of {plain_name(module)}, the first one of shape "
-                f"{tuple(others[0].shape)}",
-                hint="wrap the module that holds all of them as well (fully_shard on the model, not on its layers "
-                "alone), or make an optimizer for each wrapped model",
-            )
+        return [owner for owner in owners if not any(_holds(owner, other) for other in owners)]
 
 
 def _holds(container: object, item: object) -> bool:

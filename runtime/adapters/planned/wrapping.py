@@ -11,9 +11,11 @@ from torch import nn
 
 from paro_advise.errors import TrainingError
 from paro_advise.runtime.sharding.exchange.usage import Missing
+from paro_advise.runtime.sharding.parameters.whole import current
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from weakref import ref
 
     import torch
 
@@ -54,6 +56,7 @@ class Wrapping:
         shows_shards: gradients are this rank's shards to the script, and plain tensors, as FSDP1's.
         keeps_local_gradients: what passes without a reduction make lies in ``grad``, and a step takes it.
         missing_gradients: what the framework gives for a parameter that no rank used.
+        too_early: optimizers of before the framework made parameters of its own, of which they have none.
     """
 
     origin: str
@@ -75,6 +78,32 @@ class Wrapping:
     keeps_local_gradients: bool = False
     missing_gradients: Missing = Missing.NONE
     compile: Callable[[Callable[..., object]], Callable[..., object]] | None = None
+    too_early: tuple[ref[torch.optim.Optimizer], ...] = ()
+
+    def check_optimizers(self, module: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Refuse an optimizer that holds parameters outside of the model that is about to be sharded, or none of it.
+
+        Raises:
+            TrainingError: one does.
+        """
+        inside, early = set(module.parameters()), [reference() for reference in self.too_early]
+        for optimizer in optimizers:
+            if any(optimizer is other for other in early):
+                raise TrainingError(
+                    f"an optimizer of parameters that {self.origin} flattens must be made after it, got a "
+                    f"{plain_name(optimizer)} of before, which trains nothing without a plan",
+                    hint="make it from the wrapped model's parameters, or wrap with use_orig_params=True",
+                )
+            held = [current(item) for group in optimizer.param_groups for item in group["params"]]
+            others = [item for item in held if item not in inside]
+            if others:
+                raise TrainingError(
+                    "an optimizer under a plan must hold parameters of one wrapped model only, "
+                    f"{plain_name(optimizer)} also holds {len(others)} outside of {plain_name(module)}, the first one "
+                    f"of shape {tuple(others[0].shape)}",
+                    hint="wrap the module that holds all of them as well (fully_shard on the model, not on its layers "
+                    "alone), or make an optimizer for each wrapped model",
+                )
 
     def notes(self, engine: Engine) -> list[str]:
         """Return what the script's author must know of what runs in the framework's place."""
