@@ -36,6 +36,7 @@ class TellsSettings:
     _accumulation: int
     _micro_batch: int
     _norm: float | None
+    _stage: int
     _clip: float
     _wrapping: Wrapping
 
@@ -70,8 +71,8 @@ class TellsSettings:
         return [group.get("betas", group.get("momentum")) for group in self.optimizer.param_groups]
 
     def get_global_grad_norm(self) -> float | None:
-        """Return the norm before the last clipping; None without clipping."""
-        return self._norm
+        """Return the norm before the last clipping; None without clipping, and at stage 0, where DeepSpeed keeps none."""
+        return self._norm if self._stage else None
 
     def gradient_clipping(self) -> float:
         """Return the norm that gradients are clipped to; 0 for none."""

@@ -15,7 +15,7 @@ CONFIG = {
     "train_micro_batch_size_per_gpu": BATCH,
     "steps_per_print": 10**9,
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
-    "gradient_clipping": 0.0,
+    "gradient_clipping": 0.5 if STAGE == 0 else 0.0,
     "zero_optimization": {"stage": STAGE, "stage3_param_persistence_threshold": 0},
 }
 
@@ -37,6 +37,7 @@ def main():
                 parameter.grad.mul_(0.5)
         engine.step()
         tell(rank, number, mean(loss))
+        tell(rank, number, float(engine.get_global_grad_norm() is None))
         tell(rank, number, sum(float(parameter.norm()) for parameter in engine.module.parameters()))
         tell(rank, number, float(sum(value.numel() for value in engine.module.state_dict().values())))
     leave()
