@@ -35,7 +35,7 @@ from paro_advise.policies.strategy import CollectiveBackend, Level
 from paro_advise.policies.strategy_name import choice_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from paro_advise.advisor.prediction.calibration import Calibration
     from paro_advise.advisor.prediction.scoring import Limits, Scored
@@ -138,6 +138,8 @@ def _choose_recommendation(calibration: Calibration, limits: Limits, field: Fiel
     )
     if best and abs(field.replay_error_pct) <= HOPELESS_PCT:
         text += _beside(verdict, base_choice, best, [choices[id(item)] for item in field.eligible])
+    if verdict == Verdict.MEASURE_FIRST and not caveat and abs(field.replay_error_pct) <= GATE_PCT:
+        text += _surer(field, [item for item in field.eligible if item is not chosen], choices)
     if verdict == Verdict.CHANGE and chosen is not None:
         text += _needed_of_script(calibration, baseline, chosen)
     if calibration.framework == Framework.UNKNOWN and verdict == Verdict.CHANGE:
@@ -374,6 +376,16 @@ def _beside(verdict: Verdict, baseline: Choice, chosen: Choice, eligible: Sequen
         f" {choice_name(quickest)} is predicted {quickest.predicted.speedup.p50:.2f}x, which is no difference beyond "
         "noise, and takes more memory."
     )
+
+
+def _surer(field: Field, others: Sequence[Scored], choices: Mapping[int, Choice]) -> str:
+    """Name the fastest of those whose gain is as sure as a change needs it, beside a better one; "" for none."""
+    worth = [item for item in others if median_us(field.baseline) >= GAIN_RATIO * median_us(item)]
+    sure = [item for item in worth if _gain(field.baseline, item) >= GAIN_PROBABILITY]
+    if not sure or field.baseline.reason:
+        return ""
+    found = choices[id(min(sure, key=median_us))]
+    return f" Surer, and less: {choice_name(found)}, {_ahead(found)}."
 
 
 def _needed_of_script(calibration: Calibration, baseline: Scored, chosen: Scored) -> str:

@@ -71,7 +71,7 @@ class TellsSettings:
         return [group.get("betas", group.get("momentum")) for group in self.optimizer.param_groups]
 
     def get_global_grad_norm(self) -> float | None:
-        """Return the norm before the last clipping; None without clipping, and at stage 0, where DeepSpeed keeps none."""
+        """Return the norm before the last clipping; None without, and at stage 0, where DeepSpeed keeps none."""
         return self._norm if self._stage else None
 
     def gradient_clipping(self) -> float:
