@@ -8,21 +8,19 @@ import math
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from helpers import write_run
 from test_unrecorded_groups import hybrid_rank
 from trace_builder import fsdp_rank
 
 from paro_advise.advisor.cli import run
-from paro_advise.advisor.prediction.advice.decision import Field, decide
 from paro_advise.advisor.prediction.advice.wanted import Wanted
 from paro_advise.advisor.prediction.calibration import Calibration, Update
 from paro_advise.advisor.prediction.candidates import Candidate, baseline_candidate, candidates
 from paro_advise.advisor.prediction.network_tiers import Estimate
 from paro_advise.advisor.prediction.prediction_bias import PredictionBias
 from paro_advise.advisor.prediction.recommend import recommend
-from paro_advise.advisor.prediction.scoring import Limits, baseline_bytes, least_bytes, score
+from paro_advise.advisor.prediction.scoring import Limits, baseline_bytes, least_bytes
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.advisor.rendering.page import Provenance
 from paro_advise.advisor.rendering.plans.plan_page import render_plan
@@ -432,26 +430,6 @@ def test_earlier_comparisons_correct_and_widen():
     assert "2 earlier comparisons" in better.assumptions[-1]
     wide = recommend(made, Limits(), bias=PredictionBias(spread=0.3, count=2)).chosen.predicted.speedup
     assert wide.p90 / wide.p10 > plain.chosen.predicted.speedup.p90 / plain.chosen.predicted.speedup.p10
-
-
-def test_a_sure_gain_is_named_beside_one_that_must_be_measured_first():
-    """100 ms now. III/2 takes 70 or 101 in every other draw, IIG/2 95 in all."""
-    made = calibration(step_us=100_000.0)
-    usual, unsure = np.full(200, 100_000.0), np.where(np.arange(200) % 2, 70_000.0, 101_000.0)
-    times = {"III/2 HO-Ring": unsure, "IIG/2 HO-Ring": np.full(200, 95_000.0)}
-    scored = [score(made, item, Limits(), times.get(item.name, 1.2 * usual)) for item in candidates(made)]
-    field = Field(
-        baseline=score(made, baseline_candidate(made), Limits(), usual),
-        scored=scored,
-        eligible=scored,
-        usable_today=None,
-        replay_error_pct=0.0,
-    )
-    plan, _ = decide(made, Limits(), field)
-    assert plan.verdict == "measure first"
-    assert "probability of 0.50" in plan.text
-    assert " Surer, and less: IIG in groups of 2 (" in plan.text
-    assert plan.text.endswith("with HO-Ring, speed-up 1.05x (1.05 to 1.05).")
 
 
 def test_a_plan_says_what_it_becomes_elsewhere():

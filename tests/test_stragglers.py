@@ -72,14 +72,6 @@ def test_a_rank_that_computes_longer_is_blamed_beside_late_ends(tmp_path):
     assert late.lateness_us == pytest.approx(12 * 150.0, rel=0.05)
 
 
-def test_a_rank_that_waits_for_its_data_is_told_from_one_whose_host_is_slow(tmp_path):
-    run = analyze(ring_run(tmp_path / "run", loading_us=lambda _: {1: 1000.0}))
-    (late,) = run.stragglers
-    assert (late.rank, late.cause) == (1, "data loading")
-    assert late.lateness_us == pytest.approx(1000.0, rel=0.05)
-    assert "Rank 1 is a straggler (data loading): the others wait 1 ms a step for it." in run.verdict.text
-
-
 @pytest.mark.parametrize(("world", "steps"), [(2, 2), (2, 5), (4, 3)])
 def test_equal_ranks_on_a_busy_machine_are_rarely_named(tmp_path, world, steps):
     """What else the machine does slows each rank for a step at a time, all alike."""
@@ -436,14 +428,6 @@ def test_a_late_rank_costs_what_it_takes_longer_however_often_others_find_it_lat
     assert (late.rank, late.alike) == (5, ())
     assert late.lateness_us == pytest.approx(8 * 300.0, rel=0.01)
     assert run.late_once_us == pytest.approx(8 * 300.0, rel=0.01)
-
-
-def test_data_loading_that_holds_another_rank_in_each_step_is_named(tmp_path):
-    run = analyze(ring_run(tmp_path / "run", loading_us=lambda step: {(3 * step) % 8: 4000.0}, world=8, steps=6))
-    assert run.stragglers == ()
-    assert run.late_once_us == pytest.approx(4000.0, rel=0.05)
-    (finding,) = [item for item in run.findings if item.code == "PARO030"]
-    assert "in each step one is late by its own doing, mostly while it waits for its DataLoader," in finding.text
 
 
 def test_another_late_rank_in_each_step_is_waited_for_under_any_strategy(tmp_path):

@@ -134,7 +134,6 @@ FRONT_RATIO = 1.2  # of the first unit's bytes to the largest other's, from whic
 # By how much replays of NCCL-like runs miss their measured step (logarithm): draws that do so count by it; assumed
 REPLAY_SIGMA = 0.03
 PRIOR_DRAWS = 2000  # samples, of which NUM_DRAWS are taken by how well they replay the measured step
-SOLVED_DRAWS = 800  # samples of a described run, of which NUM_DRAWS are taken by how fast arithmetic is under them
 # Of a device's data sheet peak, what arithmetic alone reaches at the most, and how far above it may be (of the
 # logarithm): whole training steps reach 0.57 (Narayanan et al. 2021, table 1), communication and all; assumed
 MOST_OF_PEAK, MOST_OF_PEAK_SIGMA = 0.65, 0.1

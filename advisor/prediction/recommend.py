@@ -47,7 +47,6 @@ from paro_advise.advisor.prediction.constants import (
     REPLAY_SIGMA,
     ROOT_SHARE_RANGE,
     SCALING_SIGMA,
-    SOLVED_DRAWS,
     STEP_ANCHOR_RANGE,
     UNSEEN_SIGMA,
 )
@@ -248,8 +247,7 @@ class _Predictor:
 
     def _drawn_links(self) -> Links:
         calibration = self.calibration
-        solves = calibration.least_passes_us is not None
-        number = PRIOR_DRAWS if self._goes_by_replay else SOLVED_DRAWS if solves else NUM_DRAWS
+        number = PRIOR_DRAWS if self._goes_by_replay else NUM_DRAWS
 
         def draw(estimate: Estimate) -> NDArray[np.float64]:
             deviations = self.sampler.normal(number)
@@ -284,7 +282,7 @@ class _Predictor:
             at_peak_us: arithmetic at the devices' peak, 0 where that is not known.
         """
         calibration = self.calibration
-        low, high = np.zeros(SOLVED_DRAWS), np.full(SOLVED_DRAWS, calibration.step_us / calibration.passes_us)
+        low, high = np.zeros(NUM_DRAWS), np.full(NUM_DRAWS, calibration.step_us / calibration.passes_us)
         for _ in range(NUM_HALVINGS // 2):
             middle = (low + high) / 2
             is_long = step_us(calibration, self.base, replace(links, arithmetic=middle)) > calibration.step_us

@@ -156,7 +156,6 @@ def shard(
         DivergedError: the ranks do not hold the same model, optimizer or settings.
         CommunicationError: a rank is missing, or the backend computes wrongly.
     """
-    let_dtensors_change_plain_tensors()
     wanted, grid = checked_strategy(strategy), grid_of(group_size, device_mesh, ranks_per_node)
     settings = Settings(
         param_dtype=param_dtype,
@@ -185,6 +184,7 @@ def _agreed_engine(
     init: Callable[[nn.Module], None] | None,
 ) -> Engine:
     """Return the engine of a model that all ranks hold alike, with its parameters at rest."""
+    let_dtensors_change_plain_tensors()
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     check(specs, optimizers, settings, effective(strategy, grid))
     shards = OptimizerShards(optimizers, {slot.name: slot for spec in specs for slot in spec.slots}, specs[-1].ignored)

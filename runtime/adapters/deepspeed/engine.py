@@ -28,7 +28,7 @@ from paro_advise.runtime.adapters.deepspeed.config import (
     low_precision,
     zero_stage,
 )
-from paro_advise.runtime.adapters.deepspeed.settings import Settings, TellsSettings
+from paro_advise.runtime.adapters.deepspeed.settings import EngineSettings, TellsSettings
 from paro_advise.runtime.adapters.planned.wrapping import Wrapping, copy_from_rank_0
 from paro_advise.runtime.adapters.precision import run_unsharded
 from paro_advise.runtime.sharding.exchange.usage import Missing
@@ -87,7 +87,7 @@ class PlannedEngine(_ActsAsEngine, TellsSettings, nn.Module):
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.config = table
-        self._settings = Settings(table)
+        self._settings = EngineSettings(table)
         self.training_dataloader: object = None
         self.global_steps = self.micro_steps = self.skipped_steps = 0
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))

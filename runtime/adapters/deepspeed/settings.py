@@ -109,7 +109,7 @@ class TellsSettings:
         return next(self.module.parameters()).device
 
 
-class Settings:
+class EngineSettings:
     """Answers for the methods of DeepSpeed's engine that read nothing of it but its configuration.
 
     Args:

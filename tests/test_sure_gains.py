@@ -1,0 +1,30 @@
+"""What a plan says where the best gain is not sure and a smaller one is."""
+
+from __future__ import annotations
+
+import numpy as np
+from test_recommend import calibration
+
+from paro_advise.advisor.prediction.advice.decision import Field, decide
+from paro_advise.advisor.prediction.candidates import baseline_candidate, candidates
+from paro_advise.advisor.prediction.scoring import Limits, score
+
+
+def test_a_sure_gain_is_named_beside_one_that_must_be_measured_first():
+    """100 ms now. III/2 takes 70 or 101 in every other draw, IIG/2 95 in all."""
+    made = calibration(step_us=100_000.0)
+    usual, unsure = np.full(200, 100_000.0), np.where(np.arange(200) % 2, 70_000.0, 101_000.0)
+    times = {"III/2 HO-Ring": unsure, "IIG/2 HO-Ring": np.full(200, 95_000.0)}
+    scored = [score(made, item, Limits(), times.get(item.name, 1.2 * usual)) for item in candidates(made)]
+    field = Field(
+        baseline=score(made, baseline_candidate(made), Limits(), usual),
+        scored=scored,
+        eligible=scored,
+        usable_today=None,
+        replay_error_pct=0.0,
+    )
+    plan, _ = decide(made, Limits(), field)
+    assert plan.verdict == "measure first"
+    assert "probability of 0.50" in plan.text
+    assert " Surer, and less: IIG in groups of 2 (" in plan.text
+    assert plan.text.endswith("with HO-Ring, speed-up 1.05x (1.05 to 1.05).")
