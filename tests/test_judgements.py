@@ -97,7 +97,7 @@ def test_what_sharding_changes_beside_communication_is_said_of_a_step_that_compu
     plain = judge_step(step_evidence(**evidence))
     assert "No change of sharding can gain more than 1.0%." in plain.text
     updating = judge_step(step_evidence(**evidence, updates_whole_us=60.0, laid_out_us=5.0))
-    told = "the 1.0% of exposed communication, and on top of it what the optimizer's step on each rank takes (6.0%); not more."
+    told = "at most the 1.0% of exposed communication and, on top of it, what the optimizer's step on each rank takes (6.0%)."
     assert told in updating.text
 
 

@@ -331,7 +331,7 @@ def _most_text(evidence: StepEvidence) -> str:
     if not parts:
         return f" No change of sharding can gain more than {most}."
     added = f"{', '.join(parts[:-1])} and {parts[-1]}" if parts[1:] else parts[0]
-    return f" A change of sharding can gain the {most} of exposed communication, and on top of it {added}; not more."
+    return f" A change of sharding can gain at most the {most} of exposed communication and, on top of it, {added}."
 
 
 _NOTHING_TOLD = "Nothing here tells whether a model is trained"
