@@ -9,6 +9,7 @@ from ranks import run_ranks
 from paro_advise.errors import UsageError
 
 WORKER = ROOT / "tests/workers/ho_ring_worker.py"
+MIB = 1 << 20
 
 
 @pytest.mark.distributed
@@ -75,3 +76,23 @@ def test_impossible_grids_are_refused(size, index, per_node):
 
     with pytest.raises(UsageError):
         Grid.of(size, index, per_node)
+
+
+def test_a_run_that_something_else_held_up_is_run_again():
+    """1 MiB takes 10 ms natively and 5 by HO-Ring, 8 MiB eight times that; the first run of HO-Ring there is held up."""
+    from paro_advise.runtime.ho_ring import Algorithm, Operation
+    from paro_advise.runtime.ho_ring.calibration import samples_of
+
+    calls = []
+
+    def seconds_of(num_bytes, budget_s):
+        calls.append(num_bytes)
+        held_up = 0.2 if calls == [MIB, 8 * MIB] else 0.0
+        share = num_bytes / MIB
+        return {Algorithm.NATIVE: 0.010 * share, Algorithm.HO_RING: 0.005 * share + held_up}
+
+    *_, large = samples_of(Operation.ALL_GATHER, (MIB, 8 * MIB), seconds_of, 0.4)
+    assert large.seconds == pytest.approx({Algorithm.NATIVE: 0.080, Algorithm.HO_RING: 0.040})
+    assert calls == [MIB, 8 * MIB, 8 * MIB]
+    samples_of(Operation.ALL_GATHER, (MIB, 8 * MIB), seconds_of, 0.4)
+    assert calls[3:] == [MIB, 8 * MIB]  # nothing is run again where nothing was held up

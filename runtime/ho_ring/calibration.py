@@ -9,15 +9,49 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from paro_advise.runtime.ho_ring.constants import MAX_REPEATS, MIN_REPEATS
+from paro_advise.runtime.ho_ring.choice import Sample
+from paro_advise.runtime.ho_ring.constants import HELD_UP, MAX_REPEATS, MIN_REPEATS
 from paro_advise.runtime.ho_ring.schedules.reductions import reduce_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from paro_advise.runtime.ho_ring.choice import Algorithm
+    from paro_advise.runtime.ho_ring.choice import Algorithm, Operation
 
     Run = Callable[[], None]
+
+
+def samples_of(
+    operation: Operation,
+    sizes: Sequence[int],
+    seconds_of: Callable[[int, float], dict[Algorithm, float]],
+    budget_s: float,
+) -> list[Sample]:
+    """Measure buffers from the smallest on; once more where one takes longer than its bytes explain.
+
+    Long messages are run once only, and a single run may be held up by something else on the machine.
+
+    Args:
+        operation: which collective.
+        sizes: bytes, ascending.
+        seconds_of: returns by algorithm what the slowest rank takes, equal on all ranks, given the bytes and a budget
+            (s).
+        budget_s: for all sizes together.
+    """
+    samples: list[Sample] = []
+    for num_bytes in sizes:
+        seconds = seconds_of(num_bytes, budget_s / len(sizes))
+        if samples and _is_held_up(seconds, num_bytes, samples[-1]):
+            again = seconds_of(num_bytes, 0.0)
+            seconds = {algorithm: min(took, again[algorithm]) for algorithm, took in seconds.items()}
+        samples.append(Sample(operation=operation, num_bytes=num_bytes, seconds=seconds))
+    return samples
+
+
+def _is_held_up(seconds: Mapping[Algorithm, float], num_bytes: int, smaller: Sample) -> bool:
+    """Tell whether an algorithm takes longer than in proportion to the bytes: latency alone makes it less."""
+    ratio = HELD_UP * num_bytes / smaller.num_bytes
+    return any(took > ratio * smaller.seconds[algorithm] for algorithm, took in seconds.items())
 
 
 class Stopwatch:

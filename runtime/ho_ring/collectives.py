@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_group
 
-from paro_advise.runtime.ho_ring.calibration import Stopwatch
+from paro_advise.runtime.ho_ring.calibration import Stopwatch, samples_of
 from paro_advise.runtime.ho_ring.choice import Algorithm, ChoiceTable, Operation, Sample
 from paro_advise.runtime.ho_ring.constants import CALIBRATION_S, SIZES_BYTES
 from paro_advise.runtime.ho_ring.groups import Subgroups
@@ -136,14 +136,15 @@ class Collectives:
         self, operation: Operation, sizes: Sequence[int], budget_s: float, device: torch.device | None
     ) -> list[Sample]:
         stopwatch = Stopwatch(self.native, device)
-        samples = []
-        for place, num_bytes in enumerate(sizes):
-            runs = {algorithm: self._make_run(operation, num_bytes, algorithm, device) for algorithm in self.algorithms}
-            if not place:
-                stopwatch.connect(runs)
-            seconds = stopwatch.median_seconds(runs, budget_s / len(sizes))
-            samples.append(Sample(operation=operation, num_bytes=num_bytes, seconds=seconds))
-        return samples
+
+        def runs_of(num_bytes: int) -> dict[Algorithm, Callable[[], None]]:
+            return {name: self._make_run(operation, num_bytes, name, device) for name in self.algorithms}
+
+        def seconds_of(num_bytes: int, budget_s: float) -> dict[Algorithm, float]:
+            return stopwatch.median_seconds(runs_of(num_bytes), budget_s)
+
+        stopwatch.connect(runs_of(sizes[0]))
+        return samples_of(operation, sizes, seconds_of, budget_s)
 
     def _make_run(
         self, operation: Operation, num_bytes: int, algorithm: Algorithm, device: torch.device | None

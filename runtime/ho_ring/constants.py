@@ -19,6 +19,7 @@ SIZES_BYTES = (4 << 10, 64 << 10, 512 << 10, 4 << 20)  # bytes; measured buffers
 MIN_REPEATS = 3  # runs of each algorithm at a size, where one fits the budget; assumed: the fewest with a median
 MAX_REPEATS = 25  # runs of each algorithm at a size, at most; assumed: more do not change the median
 CALIBRATION_S = 0.4  # s; time budget of an operation's calibration; assumed: a start stays near 2 s (bench-ho-ring)
+HELD_UP = 1.15  # times what the bytes explain that a run may take before it is run again; assumed: beyond usual noise
 
 # ---- worker threads -----------------------------------------------------------------------------
 
