@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from paro_advise.advisor.description.constants import (
     BESIDE_BACKWARD_SIGMA,
     BESIDE_BACKWARD_SLOWING,
@@ -33,10 +35,10 @@ from paro_advise.advisor.prediction.constants import (
     ASSUMED_UNITS,
     DEEPSPEED_BUCKET_ELEMENTS,
     MOST_OF_PEAK,
-    NUM_HALVINGS,
     P90_SIGMAS,
 )
 from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, fit_tiers
+from paro_advise.advisor.prediction.recommend import left_for_passes_us
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.advisor.ranks.devices import device_named
 from paro_advise.advisor.wording.quantities import time_text
@@ -49,7 +51,10 @@ from paro_advise.policies.traffic import Shape
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numpy.typing import NDArray
+
     from paro_advise.advisor.description.model import Description
+    from paro_advise.advisor.prediction.cluster_links import Links
 
 _FRAMEWORKS = {
     "fsdp2": Framework.FSDP2,
@@ -322,16 +327,8 @@ def _with_compute(described: Calibration, description: Description) -> Calibrati
     def at(passes_us: float) -> Calibration:
         return replace(described, compute_us=passes_us + described.update.measured_us, step_us=measured_us)
 
-    def left_us(deviations: float) -> float:
-        """Return what is left for the passes where the links are quicker than described, by so many sigmas."""
-        low, high = 0.0, measured_us
-        for _ in range(NUM_HALVINGS):
-            middle = (low + high) / 2
-            is_long = _replayed_us(at(middle), deviations) > measured_us
-            low, high = (low, middle) if is_long else (middle, high)
-        return low
-
-    slow_us, passes_us, quick_us = (left_us(deviations) for deviations in (-P90_SIGMAS, 0.0, P90_SIGMAS))
+    quicker = _quicker_links(described, np.array([-P90_SIGMAS, 0.0, P90_SIGMAS]))
+    slow_us, passes_us, quick_us = map(float, left_for_passes_us(at(0.0), quicker))
     at_peak_us = _at_peak_us(description)
     if quick_us <= at_peak_us:
         needed = f", the devices need {time_text(at_peak_us)} at their peak" if at_peak_us else ""
@@ -360,17 +357,16 @@ def _at_peak_us(description: Description) -> float:
     return _arithmetic_us(description, 100.0)
 
 
-def _replayed_us(described: Calibration, deviations: float = 0.0) -> float:
-    """Return a run's step on its links, or on some that are quicker by so many of their standard deviations."""
+def _quicker_links(described: Calibration, deviations: NDArray[np.float64]) -> Links:
+    """Return links that are quicker than those of a run, by so many standard deviations of theirs."""
     links = measured_links(described)
-    between, inside = (math.exp(deviations * item.sigma) for item in (described.inter_gbps, described.intra_gbps))
-    quicker = replace(
+    between, inside = (np.exp(deviations * item.sigma) for item in (described.inter_gbps, described.intra_gbps))
+    return replace(
         links,
         inter_gbps=links.inter_gbps * between,
         pod_gbps=links.pod_gbps * between,
         intra_gbps=links.intra_gbps * inside,
     )
-    return float(step_us(described, baseline_candidate(described), quicker))
 
 
 def _measured_step_us(description: Description) -> float | None:
@@ -437,4 +433,4 @@ def _with_assumed_compute(described: Calibration, description: Description) -> C
 def _stepping(described: Calibration, passes_us: float) -> Calibration:
     """Return a run of known arithmetic with the step that it then has."""
     found = replace(described, compute_us=passes_us + described.update.measured_us, step_us=math.inf)
-    return replace(found, step_us=_replayed_us(found))
+    return replace(found, step_us=float(step_us(found, baseline_candidate(found), measured_links(found))))

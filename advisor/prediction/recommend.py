@@ -281,17 +281,12 @@ class _Predictor:
             links: draws.
             at_peak_us: arithmetic at the devices' peak, 0 where that is not known.
         """
-        calibration = self.calibration
-        low, high = np.zeros(NUM_DRAWS), np.full(NUM_DRAWS, calibration.step_us / calibration.passes_us)
-        for _ in range(NUM_HALVINGS // 2):
-            middle = (low + high) / 2
-            is_long = step_us(calibration, self.base, replace(links, arithmetic=middle)) > calibration.step_us
-            low, high = np.where(is_long, low, middle), np.where(is_long, middle, high)
-        reached = at_peak_us / np.maximum(high * calibration.passes_us, 1.0)
+        passes_us = np.maximum(left_for_passes_us(self.calibration, links), 1.0)
+        reached = at_peak_us / passes_us
         beyond = np.maximum(np.log(np.maximum(reached, 1e-9) / MOST_OF_PEAK), 0.0)
         taken = self.sampler.pick(np.exp(-0.5 * (beyond / MOST_OF_PEAK_SIGMA) ** 2), NUM_DRAWS)
         drawn = {name: getattr(links, name)[taken] for name in LINK_QUANTITIES}
-        return replace(links, **drawn, arithmetic=high[taken])
+        return replace(links, **drawn, arithmetic=passes_us[taken] / self.calibration.passes_us)
 
     def _with_typical_arithmetic(self) -> Calibration:
         """Return the run with the median of what its arithmetic takes, which its draws are then shares of."""
@@ -361,6 +356,23 @@ class _Predictor:
         least = link_demand_us if calibration.compute_sigma else demand_us
         bounded: NDArray[np.float64] = np.maximum(times, least(calibration, candidate, self.links))
         return bounded
+
+
+def left_for_passes_us(run: Calibration, links: Links) -> NDArray[np.float64]:
+    """Return by draw what a run's step leaves for the model's passes beside its communication (us), 0 for nothing.
+
+    Args:
+        run: whose step is known, and whose arithmetic is not looked at.
+        links: draws.
+    """
+    base = baseline_candidate(run)
+    whole = replace(run, compute_us=run.step_us + run.update.measured_us)
+    low, high = np.zeros_like(links.inter_gbps), np.ones_like(links.inter_gbps)
+    for _ in range(NUM_HALVINGS):
+        middle = (low + high) / 2
+        is_long = step_us(whole, base, replace(links, arithmetic=middle)) > run.step_us
+        low, high = np.where(is_long, low, middle), np.where(is_long, middle, high)
+    return np.asarray(low * run.step_us)
 
 
 def likely(errors: NDArray[np.float64], sampler: Sampler) -> NDArray[np.intp]:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from paro_advise.errors import TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    from torch import nn
 
     from paro_advise.runtime.torch_types import StateDict
 
@@ -122,13 +121,6 @@ def load(path: Path, model: nn.Module, *, with_optimizer: bool, is_strict: bool 
     return beside
 
 
-def _state_names(model: nn.Module) -> Iterator[str]:
-    """Yield the names of a model's parameters and buffers, in the order of its state dict."""
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        for name in [*module._parameters, *module._buffers]:  # noqa: SLF001 - as torch's state_dict goes
-            yield f"{prefix}.{name}" if prefix else name
-
-
 def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the buffers that state dicts hold, by name."""
     for prefix, module in model.named_modules():
@@ -157,8 +149,7 @@ def whole_state(model: nn.Module, dtype: torch.dtype | None, *, without_frozen: 
     if dist.get_rank() != 0:
         return None
     left_out = frozen_names(model) if without_frozen else frozenset()
-    order = {name: place for place, name in enumerate(_state_names(model))}
-    names = sorted(found, key=lambda name: order.get(name, len(order)))
+    names = nn.Module.state_dict(model, keep_vars=True)  # in the model's own order
     return {name: found[name] for name in names if name not in left_out}
 
 

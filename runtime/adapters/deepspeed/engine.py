@@ -124,16 +124,12 @@ class PlannedEngine(_ActsAsEngine, TellsSettings, nn.Module):
         modules = self.__dict__.get("_modules", {})
         if name in modules:
             return modules[name]
-        try:
-            return getattr(modules["module"], name)
-        except (KeyError, AttributeError):
-            pass
-        try:
-            return getattr(self.__dict__["_settings"], name)
-        except (KeyError, AttributeError):
-            raise AttributeError(
-                f"under a plan DeepSpeed's engine has no {name!r}, nor has the model; {NO_PLAN}", name=name, obj=self
-            ) from None
+        for holder in (modules.get("module"), self.__dict__.get("_settings")):
+            if hasattr(holder, name):
+                return getattr(holder, name)
+        raise AttributeError(
+            f"under a plan DeepSpeed's engine has no {name!r}, nor has the model; {NO_PLAN}", name=name, obj=self
+        )
 
     # ---- training -----------------------------------------------------------------------------
 
