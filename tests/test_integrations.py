@@ -142,6 +142,19 @@ def test_what_unfreezes_layers_in_a_later_epoch_is_refused_before_the_first(a_pl
     assert "trained" not in done.stdout
 
 
+@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed (make integrations)")
+@pytest.mark.distributed
+def test_lightning_validates_the_mean_of_weights_that_it_trained(a_plan, tmp_path):
+    """Its callback copies the model at each start, also of a validation, which uses no copy."""
+    script = LOOPS / "lightning_averages.py"
+    plain = told_by(run_ranks(script))
+    assert len(plain) == 3 + 1
+    for strategy in ("NNN", "GGG"):
+        plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
+        found = told_by(run_ranks(script, plan=plan, drift="parameter_count"))
+        assert found == pytest.approx(plain, rel=ROUNDING)
+
+
 @pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan is not installed (make integrations)")
 @pytest.mark.parametrize("strategy", ["GGG", "III", "NGG"])
 def test_torchtitan_takes_the_exported_configuration(strategy):

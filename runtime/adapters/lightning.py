@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paro_advise.runtime.adapters.session import Session
 
 _FINETUNING = ("lightning.pytorch.callbacks.finetuning", "pytorch_lightning.callbacks.finetuning")
+_AVERAGING = ("lightning.pytorch.callbacks.stochastic_weight_avg", "pytorch_lightning.callbacks.stochastic_weight_avg")
 _FSDP2 = ("lightning.fabric.strategies.model_parallel", "lightning_fabric.strategies.model_parallel")
 
 
@@ -47,8 +48,23 @@ def install(session: Session) -> None:
 
     for name in _FINETUNING:
         when_imported(name, refuse_late_groups)
+    for name in _AVERAGING:
+        when_imported(name, _copy_only_to_train)
     for name in _FSDP2:
         when_imported(name, _find_models_by_class)
+
+
+def _copy_only_to_train(module: ModuleType) -> None:
+    """Keep the mean of weights where nothing trains: a model sharded by then cannot be copied, and no copy is used."""
+    callback = module.StochasticWeightAveraging
+    set_up = callback.setup
+
+    @wraps(set_up)
+    def setup(self: object, trainer: object, model: object, stage: str) -> None:
+        if stage == "fit":
+            set_up(self, trainer, model, stage)
+
+    callback.setup = setup
 
 
 def _find_models_by_class(module: ModuleType) -> None:

@@ -98,7 +98,9 @@ class ShardedModule(nn.Module):
         plain = without_second(type(self))
         copied: nn.Module = object.__new__(plain)
         memo[id(self)] = copied
-        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        # What the model's class itself leaves out of copies (Lightning: its trainer) stays out.
+        state = object.__reduce_ex__(self, 2)[2]
+        copied.__setstate__(copy.deepcopy(state, memo))
         for part in copied.modules():
             part.__dict__.pop(FACTOR_SETTER, None)
             # A module's tables of hooks have no public names.

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from sharding_worker import Model, compare_parameters, data, fill, loss_of, whole_parameters
+from sharding_worker import Keeper, Model, compare_parameters, data, fill, loss_of, whole_parameters
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -371,14 +371,17 @@ def streamed():
 
 def copies():
     """A copy of a model that is whole is a plain one; states are saved as plain DTensors."""
-    model = fresh()
+    model = Keeper()
+    model.load_state_dict(fresh().state_dict())
     model, optimizer = shard(model, with_state(model), "NNG", group_size=1)
+    model.kept = optimizer
     one_pass(model, 0)
     optimizer.step()
     refused("no sharded gradient", lambda: copy.deepcopy(model))
     optimizer.zero_grad()
     copied = copy.deepcopy(model)
-    assert type(copied) is Model
+    assert type(copied) is Keeper
+    assert copied.kept is None
     assert all(torch.equal(a, b) for a, b in zip(copied.parameters(), model.parameters(), strict=True))
     one_pass(copied, 0)
     buffer = io.BytesIO()

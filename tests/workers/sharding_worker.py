@@ -52,6 +52,13 @@ class Model(nn.Module):
         return self.head(self.norm(hidden)) * self.scale
 
 
+class Keeper(Model):
+    """Leaves what it keeps out of copies, as Lightning's modules leave their trainer."""
+
+    def __getstate__(self):
+        return {**self.__dict__, "kept": None}
+
+
 def fill(module):
     """Give a module that was made without memory its first values."""
     if hasattr(module, "reset_parameters"):
