@@ -94,6 +94,23 @@ def test_what_sums_of_differences_leave_over_is_no_change(waits, verdict, tmp_pa
     assert found.before in (0.0, 3.0)
 
 
+@pytest.mark.parametrize(("share_of_step", "verdict"), [(0.0008, "same"), (0.0012, "worse")])
+@pytest.mark.parametrize("first_us", [0.0, 4.0])
+def test_a_part_that_grows_by_less_than_a_thousandth_of_the_step_is_the_same(
+    share_of_step, verdict, first_us, tmp_path
+):
+    """4 us of idle that become 5 are 25 % more, and nobody's step."""
+    run = run_of(tmp_path / "run", [1.0] * 4)
+    times_us = sorted(run.step_time_us.values)
+    quarter = len(times_us) // 4
+    step_us = sum(times_us[quarter : len(times_us) - quarter]) / (len(times_us) - 2 * quarter)
+    before, after = [
+        replace(run, ranks=tuple(replace(rank, idle_us=idle_us) for rank in run.ranks))
+        for idle_us in (first_us, first_us + share_of_step * step_us)
+    ]
+    assert part(compare(before, after, None), "idle").verdict == verdict
+
+
 def gathered_in(analysis, num_bytes):
     """Return a run whose forward pass gathers so many bytes of each parameter, as bytes."""
     width = num_bytes / sum(

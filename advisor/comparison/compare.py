@@ -12,7 +12,13 @@ from paro_advise.advisor.analysis.model import StepTime
 from paro_advise.advisor.comparison.acceptance import Thresholds, judge
 from paro_advise.advisor.comparison.bootstrap import Change, change_between, typical, widened
 from paro_advise.advisor.comparison.comparability import check_comparability, doubt_of_work
-from paro_advise.advisor.comparison.constants import LEAST_US, MIN_SAMPLES, NARROW_RANGE_PCT, REAL_CHANGE_PCT
+from paro_advise.advisor.comparison.constants import (
+    LEAST_OF_STEP,
+    LEAST_US,
+    MIN_SAMPLES,
+    NARROW_RANGE_PCT,
+    REAL_CHANGE_PCT,
+)
 from paro_advise.advisor.comparison.model import (
     FORMAT,
     ChangeVerdict,
@@ -342,7 +348,12 @@ def _over_ranks(before: Analysis, after: Analysis, name: str, get: Callable[[Ran
         # Means of ranks hold what single steps had more, on all of them alike.
         change = widened(change, before.step_time_us.values, after.step_time_us.values) if change else None
     found = _metric(name, "us", means[0], means[1], change, samples="ranks")
-    if change is not None or means[0] is None or means[1] is None or 0 not in means:
+    if means[0] is None or means[1] is None:
+        return found
+    steps_us = [typical(side.step_time_us.values) for side in (before, after) if side.step_time_us.values]
+    if abs(means[1] - means[0]) < LEAST_OF_STEP * min(steps_us, default=0.0):
+        return replace(found, verdict=ChangeVerdict.SAME)
+    if change is not None or 0 not in means:
         return found
     # It came up or went away on all ranks, or was there on none: that has no ratio, and is certain.
     came_up, went_away = ChangeVerdict.WORSE, ChangeVerdict.BETTER
