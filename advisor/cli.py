@@ -7,12 +7,13 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import click
 
 from paro_advise.advisor.wording.standard_streams import outlive_readers
-from paro_advise.errors import ParoAdviseError
+from paro_advise.errors import InputError, ParoAdviseError
 
 # Verbs in order of the workflow, and the folder of commands/ that holds each.
 VERBS = {
@@ -137,12 +138,13 @@ def run(argv: list[str]) -> int:
         _usage(error)
         return error.exit_code
     except ParoAdviseError as error:
-        _report(
-            error,
-            as_json="--json" in argv and argv[argv.index("--json") + 1 : argv.index("--json") + 2] == ["-"],
-        )
+        _report(error, as_json=_wants_json(argv))
         return error.exit_code
     except OSError as error:
+        if error.filename is not None:  # outputs are told of where they are written
+            named = InputError(f"a file or folder must be usable: {error.strerror}", where=os.fsdecode(error.filename))
+            _report(named, as_json=_wants_json(argv))
+            return named.exit_code
         with suppress(OSError):
             click.echo(f"error[E400]: an output cannot be written: {error.strerror or error}", err=True)
         return 1
@@ -159,6 +161,12 @@ def run(argv: list[str]) -> int:
         )
         return 1
     return result if isinstance(result, int) else 0
+
+
+def _wants_json(argv: list[str]) -> bool:
+    """Tell whether the standard output takes JSON, so that an error is told there as JSON too."""
+    own = argv[: argv.index("--")] if "--" in argv else argv
+    return "--json=-" in own or ("--json", "-") in pairwise(own)
 
 
 def _colour_first(argv: list[str]) -> list[str]:

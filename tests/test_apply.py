@@ -264,6 +264,7 @@ def test_a_comment_is_no_flag_and_quotes_stay_whole(plan, tmp_path):
         ("acc.yaml", "distributed_type: FSDP\nfsdp_config: [1]\n"),
         ("acc.yaml", "distributed_type: FSDP\nx: !!int foo\n"),
         ("t.toml", "[[parallelism]]\n"),
+        ("run.sh", "cat > t.toml <<EOF\n[parallelism]\ntensor_parallel_degree = 1\nEOF\n"),
         ("t.toml", 'x = """\n[parallelism]\n"""\n'),
         ("t.py", "import torch\nDDP = " + "[" * 3000 + "]" * 3000 + "\n"),
         ("t.py", "import torch\nDDP = (\n"),
@@ -363,7 +364,7 @@ def test_a_script_that_leaves_one_connection_is_told_that_megatrons_fsdp_does_no
         assert ("take CUDA_DEVICE_MAX_CONNECTIONS=1 out of the script" in capsys.readouterr().err) is is_told
 
 
-MEGATRON = "torchrun megatron.py {} --use-distributed-optimizer --use-megatron-fsdp\n"
+MEGATRON_LAUNCH = "torchrun megatron.py {} --use-distributed-optimizer --use-megatron-fsdp\n"
 
 
 @pytest.mark.parametrize(
@@ -376,7 +377,7 @@ MEGATRON = "torchrun megatron.py {} --use-distributed-optimizer --use-megatron-f
     ],
 )
 def test_sizes_of_model_parallelism_are_found_in_quotes_and_variables(before, sizes, found, plan, tmp_path, capsys):
-    (tmp_path / "megatron.sh").write_text(before + MEGATRON.format(sizes))
+    (tmp_path / "megatron.sh").write_text(before + MEGATRON_LAUNCH.format(sizes))
     assert run(["apply", plan("III"), str(tmp_path / "megatron.sh"), "--write", "--force"]) != 0
     assert f"made for model-parallel ranks 1, the file says {found}" in capsys.readouterr().err
 
@@ -390,7 +391,7 @@ def test_sizes_of_model_parallelism_are_found_in_quotes_and_variables(before, si
     ],
 )
 def test_sizes_that_only_the_start_decides_are_said_to_be_open(before, sizes, plan, tmp_path, capsys):
-    (tmp_path / "megatron.sh").write_text(before + MEGATRON.format(sizes))
+    (tmp_path / "megatron.sh").write_text(before + MEGATRON_LAUNCH.format(sizes))
     run(["apply", plan("GGG"), str(tmp_path / "megatron.sh"), "--force"])
     told = capsys.readouterr().err
     assert "the script leaves --tensor-model-parallel-size open: the plan is for 1 model-parallel rank" in told

@@ -50,6 +50,16 @@ def test_the_advisor_has_seven_floors():
     assert int(floors) <= 7
 
 
+def test_no_name_of_a_module_is_assigned_twice():
+    """The second value would hold where the first one is meant."""
+    for path in FILES:
+        names: list[str] = []
+        for node in ast.parse(path.read_text()).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            names += [target.id for target in targets if isinstance(target, ast.Name) and target.id.isupper()]
+        assert len(names) == len(set(names)), path
+
+
 def test_rooms_stay_small():
     folders = {path.parent for room in SOURCE for path in (ROOT / room).rglob("*.py")}
     for folder in folders:

@@ -134,6 +134,8 @@ def save(*_):
     sys.exit(0)
 if what == "terminated":
     signal.signal(signal.SIGTERM, save)
+if what == "ignores":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(steps):
@@ -142,7 +144,7 @@ for step in range(steps):
     optimizer.zero_grad()
     if what == "starts another" and step == 3:
         subprocess.run([sys.executable, __file__, "2", "alone"], check=True)
-    if what == "terminated" and step == 6:
+    if what in ("terminated", "ignores") and step == 6:
         os.kill(os.getpid(), signal.SIGTERM)
 """
 
@@ -161,6 +163,24 @@ def test_a_script_that_saves_when_it_is_told_to_end_still_does(tmp_path):
     assert "saved" in done.stdout
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "c/rank0.json.gz").stat().st_size > 100
+
+
+def test_a_script_that_does_not_end_when_it_is_told_to_goes_on(tmp_path):
+    done = captured(tmp_path, "20", "ignores")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "c/steps.rank0.jsonl").read_text().splitlines()[-1])["step"] == 19
+
+
+def test_a_script_may_choose_the_steps_and_leave_the_folder_to_the_environment(monkeypatch, tmp_path):
+    from paro_advise.runtime.capture.request import CaptureRequest
+
+    assert CaptureRequest.chosen(None, "20:23") is None
+    monkeypatch.setenv("PARO_CAPTURE", str(tmp_path))
+    found = CaptureRequest.chosen(None, "20:23")
+    assert (found.first, found.last, found.folder) == (20, 23, tmp_path)
+    assert CaptureRequest.chosen(None, None).first == 10  # as documented
+    monkeypatch.setenv("PARO_CAPTURE_STEPS", "4:6")  # who starts the job has the last word
+    assert CaptureRequest.chosen(None, "20:23").first == 4
 
 
 def test_what_a_recorded_process_starts_is_another_run(tmp_path):

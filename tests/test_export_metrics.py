@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from conftest import DATA
@@ -11,6 +12,7 @@ from conftest import DATA
 import paro_advise
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.metrics.dashboard import grafana_dashboard
+from paro_advise.advisor.metrics.measures import measures_of
 
 parser = pytest.importorskip("prometheus_client.parser", reason="the format is read by Prometheus' own client library")
 
@@ -49,6 +51,16 @@ def test_prometheus_reads_what_the_analysis_says(made, capsys):
     speedup = {item.labels["quantile"]: item.value for item in found["paro_advise_predicted_speedup_ratio"].samples}
     assert speedup["0.5"] == pytest.approx(plan.chosen.predicted.speedup.p50)
     assert all(family.documentation.endswith(".") for family in found.values())
+
+
+def test_links_of_the_same_groups_over_more_nodes_are_other_samples():
+    """A scrape keeps the last of two that have the same labels."""
+    analysis = paro_advise.analyze(RUN, gpus_per_node=1).analysis
+    link = next(link for link in analysis.links if link.busbw_gbps is not None)
+    twice = replace(analysis, links=(link, replace(link, num_nodes=link.num_nodes + 1)))
+    for measure in measures_of(twice, None):
+        labels = [tuple(sorted(sample.labels.items())) for sample in measure.samples]
+        assert len(labels) == len(set(labels)), measure.name
 
 
 def test_names_end_in_base_units(made, capsys):

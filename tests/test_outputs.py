@@ -11,6 +11,7 @@ import pytest
 from helpers import write_run
 from trace_builder import fsdp_rank
 
+import paro_advise
 from paro_advise.advisor.cli import run
 
 
@@ -46,6 +47,45 @@ def test_a_trace_among_the_inputs_is_not_overwritten_even_with_force(traces, cap
         assert run([*command, "--force"]) == 1
         assert "E401" in capsys.readouterr().err
     assert target.read_bytes() == before
+
+
+@pytest.mark.parametrize("verb", [["analyze", "{}"], ["compare", "{}", "{}"], ["show", "{}/run.json"]])
+def test_a_document_on_the_standard_output_stands_alone(verb, traces, tmp_path, capsys):
+    """Whatever it is; another one beside it is refused before any work."""
+    (traces / "run.json").write_bytes(paro_advise.analyze(str(traces)).to_json())
+    words = [word.format(traces) for word in verb]
+    assert run([*words, "--json", "-"]) in (0, 5)
+    json.loads(capsys.readouterr().out)
+    if verb[0] == "show":
+        return
+    assert run([*words, "-o", "-", "--json=" + str(tmp_path / "made.json")]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("</html>")
+    assert run([*words, "-o", "-", "--json", "-"]) == 2
+    assert "two are the same" in capsys.readouterr().err
+    link = tmp_path / "x.html"
+    assert run([*words, "-o", str(link), "--json", f"{tmp_path}/./x.html", "--force"]) == 2
+    assert not link.exists()
+
+
+def test_an_index_on_the_standard_output_and_in_the_place_of_a_comparison(traces, tmp_path, capsys):
+    folder = tmp_path / "runs"
+    assert run(["compare", str(traces), str(traces), "-o", str(folder / "report.html")]) == 0
+    capsys.readouterr()
+    assert run(["index", str(folder), "-o", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert out.rstrip().endswith("</html>")
+    assert err.strip() == "1 comparison"
+    before = (folder / "report.html").read_bytes()
+    assert run(["index", str(folder), "-o", str(folder / "report.html"), "--force"]) == 1
+    assert "must not replace a comparison" in capsys.readouterr().err
+    assert (folder / "report.html").read_bytes() == before
+    assert run(["index", str(folder)]) == run(["index", str(folder), "--force"]) == 0
+
+
+@pytest.mark.parametrize("option", [["--json", "-"], ["--json=-"]])
+def test_an_error_is_json_where_json_was_to_be(option, tmp_path, capsys):
+    assert run(["analyze", str(tmp_path / "none"), *option]) == 3
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "E301"
 
 
 @pytest.mark.parametrize("name", ["steps.rank0.jsonl", "run.json", "record.decided.json"])

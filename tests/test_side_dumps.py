@@ -257,6 +257,11 @@ def flight_dump(**changes):
     return {"version": "2.9", "nccl_version": "2.27.3", "pg_config": config, "entries": [entry]}
 
 
+def test_a_deep_stack_is_named_by_its_innermost_six_frames():
+    frames = [{"filename": f"/home/me/f{number}.py", "name": "call", "line": 1} for number in range(300)]
+    assert flight_recorder.owner_of(frames) == " > ".join(f"f{number}.py:call" for number in (5, 4, 3, 2, 1, 0))
+
+
 @pytest.mark.parametrize(
     "encode", [lambda v: pickle.dumps(v, 2), lambda v: pickle.dumps(v, 5), lambda v: json.dumps(v).encode()]
 )

@@ -44,5 +44,5 @@ MAX_DEVICES = 1024  # GPUs; most of one node; assumed
 MAX_RANK = (1 << 17) - 1  # the last rank of a job that a log is believed; assumed: no job is larger
 MAX_THREADS = 4096  # threads; most of one process's stacks; assumed
 MAX_RAS_BYTES = 256 << 20  # bytes; largest report of NCCL's RAS; assumed: 0.6 KB a rank of a communicator
-MAX_FRAMES = 1024  # calls; most of one thread; Python's own limit of recursion is 1,000
+MAX_STACK_CALLS = 1024  # calls; most of one thread; Python's own limit of recursion is 1,000
 OWN_TRACE = b'{"madeBy":"paro-advise",'  # first bytes of what we cut from traces: not read as one of the run

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,56 @@ REGRESSION = 5  # exit code of a run that became slower; docs/formats.md, exit c
 
 # Folders whose names lead to devices and open files.
 _OF_DEVICES = re.compile(r"/dev(?:/fd|/pts)?|/proc/(?:self|thread-self|\d+)(?:/task/\d+)?/fd")
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Where the outputs of a command go.
+
+    Attributes:
+        names: files and addresses, and - for the standard output.
+    """
+
+    names: tuple[str, ...]
+
+    @classmethod
+    def checked(cls, *names: str | None, force: bool, inputs: Sequence[str] = ()) -> Targets:
+        """Return those that are wanted, before any work is done.
+
+        Args:
+            names: None for outputs that are not wanted.
+            force: replace files that exist.
+            inputs: what the command reads.
+
+        Raises:
+            UsageError: two are the same.
+            WouldOverwriteError: one exists and ``force`` is off, or is one of the inputs.
+            OutputError: the folder of one cannot be written.
+        """
+        found = cls(tuple(name for name in names if name))
+        found.refuse_same()
+        for name in found.names:
+            refuse_overwrite(name, force=force, inputs=inputs)
+        return found
+
+    @property
+    def leave_terminal(self) -> bool:
+        """Whether the report for people goes to the standard output, which takes one document."""
+        return "-" not in self.names
+
+    def written(self) -> list[str]:
+        """Return a sentence for each that was written, but for the standard output."""
+        return [wrote_text(name) for name in self.names if name != "-"]
+
+    def refuse_same(self) -> None:
+        """Raise if two outputs are one file.
+
+        Raises:
+            UsageError: they are.
+        """
+        real = [name if name == "-" or is_remote(name) else os.path.realpath(name) for name in self.names]
+        if len(set(real)) < len(real):
+            raise UsageError("every output needs a file of its own, two are the same")
 
 
 def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] = ()) -> None:
@@ -59,7 +110,7 @@ def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] =
             where=target,
             hint="write to - for the standard output, or name another file",
         )
-    if target and target != "-" and not force and Path(target).exists():
+    if not force and path.exists():
         raise WouldOverwriteError(
             "the output file exists already", where=target, hint="pass --force to replace it, or name another file"
         )
@@ -122,17 +173,6 @@ def _is_read(ref: SourceRef) -> bool:
     from paro_advise.trace_parsers.read import is_an_input
 
     return is_capture_file(ref) or is_an_input(ref)
-
-
-def refuse_same(targets: Sequence[str | None]) -> None:
-    """Raise if two outputs are one file.
-
-    Raises:
-        UsageError: they are.
-    """
-    paths = [target if target == "-" or is_remote(target) else os.path.realpath(target) for target in targets if target]
-    if len(set(paths)) < len(paths):
-        raise UsageError("every output needs a file of its own, two are the same")
 
 
 def write_output(target: str, data: bytes, *, force: bool, mode: int | None = None) -> None:

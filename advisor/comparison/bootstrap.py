@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Student's t over the normal distribution at 99 %, by degrees of freedom.
+# Student's t over the normal distribution at 99 %, by degrees of freedom; between two of them that of the fewer.
 _T_OVER_Z = {3: 1.95, 4: 1.61, 5: 1.45, 6: 1.35, 7: 1.29, 8: 1.25, 10: 1.19, 15: 1.12, 20: 1.09, 30: 1.06, 60: 1.03}
 
 
@@ -160,6 +160,6 @@ def _correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> flo
 
 def _widening(count: int, block: int) -> float:
     freedom = max(count // block - 1, min(_T_OVER_Z))
-    factor = next((factor for limit, factor in _T_OVER_Z.items() if freedom <= limit), 1.0)
+    factor = min(factor for limit, factor in _T_OVER_Z.items() if limit <= freedom)
     # The bootstrap's variance is that of n, not n - 1; that of blocks lacks a block's share.
     return factor * math.sqrt(count / (count - block))

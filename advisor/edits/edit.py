@@ -81,7 +81,7 @@ def _kind(name: str, text: str) -> str:
         return "deepspeed"
     if suffix in (".yaml", ".yml") and "distributed_type" in text:
         return "accelerate"
-    if (suffix == ".toml" and text.startswith("[parallelism]")) or "\n[parallelism]" in text:
+    if suffix == ".toml" and "\n[parallelism]" in f"\n{text}":
         return "torchtitan"
     if suffix in (".sh", ".bash", ".slurm", ".sbatch") and is_of_megatron(name, text):
         return "megatron"

@@ -180,7 +180,9 @@ def _step(rows: Sequence[StepRow], *, complete: bool) -> CapturedStep:
         timed=bool(times) and rows[0].step >= WARM_UP_STEPS and not any(row.profiled for row in rows),
         micro_batches=rows[0].micro_batches,
         loss=fmean(losses) if losses and not diverged else None,
-        gradient_norm=math.sqrt(math.fsum(shares)) if shares and complete and min(shares) >= 0 else None,
+        gradient_norm=math.sqrt(math.fsum(shares))
+        if shares and complete and not diverged and min(shares) >= 0
+        else None,
         diverged=diverged,
     )
 

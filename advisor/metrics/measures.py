@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from paro_advise.advisor.analysis.model import Analysis
+    from paro_advise.advisor.analysis.model import Analysis, Link
     from paro_advise.policies.plan import Plan
 
 PREFIX = "paro_advise"
@@ -56,6 +56,15 @@ def _measure(name: str, about: str, unit: str, *samples: tuple[float | None, Map
 
 def _seconds(value_us: float | None) -> float | None:
     return None if value_us is None else value_us / 1e6
+
+
+def _link_labels(link: Link) -> dict[str, str]:
+    return {
+        "op": link.op,
+        "span": link.span,
+        "group_size": str(link.group_size),
+        "num_nodes": str(link.num_nodes or ""),
+    }
 
 
 def _of_run(analysis: Analysis) -> Iterator[Measure]:
@@ -102,7 +111,7 @@ def _of_run(analysis: Analysis) -> Iterator[Measure]:
     yield _measure(
         "bus_bandwidth_bytes_per_second", "Bus bandwidth by nccl-tests' convention.", "By/s",
         *[
-            (link.busbw_gbps * 1e9, {"op": link.op, "span": link.span, "group_size": str(link.group_size)})
+            (link.busbw_gbps * 1e9, _link_labels(link))
             for link in analysis.links if link.busbw_gbps is not None
         ],
     )  # fmt: skip

@@ -31,7 +31,7 @@ from paro_advise.runtime.adapters.planned.switchboard import Switchboard
 from paro_advise.runtime.adapters.planned.wrapping import copy_from_rank_0, outermost_units, plain_name
 from paro_advise.runtime.job import mark_applied
 from paro_advise.runtime.messages import tell, write_lines
-from paro_advise.runtime.sharding.checks import TESTED_TORCH, torch_version
+from paro_advise.runtime.sharding.checks import untested_torch
 from paro_advise.runtime.sharding.module import engine_of
 from paro_advise.runtime.sharding.parameters.owned import attributes_of, carry_attributes, is_in_backward
 from paro_advise.runtime.sharding.parameters.reading import WholeReads
@@ -407,9 +407,8 @@ class Session:
             f"{wrapping.origin} of {plain_name(module)} "
             f"runs as {grouped_triple(chosen.triple, chosen.group_size)} with {parts} (plan {self.plan.plan_id})"
         )
-        if torch_version() < TESTED_TORCH:
-            tested = ".".join(map(str, TESTED_TORCH))
-            tell(f"torch {torch.__version__} is older than what this is tested with, {tested}")
+        if untested := untested_torch():
+            tell(untested)
         for note in wrapping.notes(engine_of(module)):
             tell(note)
 

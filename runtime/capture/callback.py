@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.runtime.capture.constants import DEFAULT_STEPS
 from paro_advise.runtime.capture.context import capture
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ class CaptureCallback(_base()):  # type: ignore[misc]  # transformers may be abs
         folder, steps: see capture.
     """
 
-    def __init__(self, folder: str | Path | None = None, steps: str = DEFAULT_STEPS) -> None:
+    def __init__(self, folder: str | Path | None = None, steps: str | None = None) -> None:
         super().__init__()
         self._capture = capture(folder, steps)
 

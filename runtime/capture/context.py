@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from paro_advise.errors import UsageError
-from paro_advise.runtime.capture.constants import DEFAULT_STEPS
 from paro_advise.runtime.capture.request import CaptureRequest
 from paro_advise.runtime.messages import write_lines
 
@@ -33,11 +32,11 @@ class capture:  # noqa: N801 - used as a function
         steps: FIRST:END, counted from 0 at the start of the block.
     """
 
-    def __init__(self, folder: str | Path | None = None, steps: str = DEFAULT_STEPS) -> None:
+    def __init__(self, folder: str | Path | None = None, steps: str | None = None) -> None:
         self._recorder: Recorder | None = None
         self._request: CaptureRequest | None = None
         try:
-            self._request = CaptureRequest.from_environment() if folder is None else CaptureRequest.of(folder, steps)
+            self._request = CaptureRequest.chosen(folder, steps)
         except UsageError as error:
             write_lines(*error.lines())
 

@@ -147,7 +147,7 @@ class Observer:
             self._shard_weight = None
         self.inputs = [[list(item.shape), str(item.dtype)] for item in args if isinstance(item, torch.Tensor)]
         if torch.is_autocast_enabled():
-            self.autocast = str(torch.get_autocast_gpu_dtype())
+            self.autocast = str(torch.get_autocast_dtype("cuda"))
         elif torch.is_autocast_enabled("cpu"):
             self.autocast = str(torch.get_autocast_dtype("cpu"))
         if self.inputs:  # one call is enough; every module pays for this hook

@@ -259,7 +259,7 @@ class Recorder:
             self._end_profile()
         if callable(old):
             old(number, frame)
-        else:
+        elif old is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 

@@ -67,6 +67,24 @@ class CaptureRequest:
         )
 
     @classmethod
+    def chosen(cls, folder: str | Path | None, steps: str | None) -> CaptureRequest | None:
+        """Return what a script asks for; where it leaves the folder open, what the environment asks for.
+
+        Args:
+            folder: None for the environment's, with its steps and ranks, or nothing.
+            steps: None for those of the environment, or DEFAULT_STEPS.
+
+        Raises:
+            UsageError: the request is not valid.
+        """
+        if folder is not None:
+            return cls.of(folder, steps or DEFAULT_STEPS)
+        environment = dict(os.environ)
+        if steps is not None:
+            environment.setdefault(STEPS_VARIABLE, steps)
+        return cls.from_environment(environment)
+
+    @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> CaptureRequest | None:
         """Return what the environment asks for, None if nothing.
 

@@ -36,7 +36,7 @@ class ParoTracker(GeneralTracker):  # type: ignore[misc]  # accelerate is not fo
     def __init__(
         self,
         folder: str | Path | None = None,
-        steps: str = DEFAULT_STEPS,
+        steps: str | None = None,
         *,
         plan: str | Path | None = None,
         before: str | Path | None = None,

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from transformers import TrainerCallback
 
-from paro_advise.runtime.capture.constants import DEFAULT_STEPS
 from paro_advise.runtime.integrations.recording import Recording
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ class ParoCallback(TrainerCallback):  # type: ignore[misc]  # transformers is no
     def __init__(
         self,
         folder: str | Path | None = None,
-        steps: str = DEFAULT_STEPS,
+        steps: str | None = None,
         *,
         plan: str | Path | None = None,
         before: str | Path | None = None,

@@ -11,7 +11,6 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
-from paro_advise.runtime.capture.constants import DEFAULT_STEPS
 from paro_advise.runtime.capture.request import FOLDER_VARIABLE
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class _Hooks:
     def __init__(
         self,
         folder: str | Path | None = None,
-        steps: str = DEFAULT_STEPS,
+        steps: str | None = None,
         *,
         plan: str | Path | None = None,
         before: str | Path | None = None,

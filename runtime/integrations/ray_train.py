@@ -6,8 +6,6 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from paro_advise.runtime.capture.constants import DEFAULT_STEPS
-
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -19,7 +17,7 @@ _R = TypeVar("_R")
 def recorded(
     function: Callable[_P, _R],
     folder: str | Path,
-    steps: str = DEFAULT_STEPS,
+    steps: str | None = None,
     *,
     plan: str | Path | None = None,
     before: str | Path | None = None,

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from paro_advise.core.capture_files import step_log_file, trace_file
 from paro_advise.errors import UsageError
 from paro_advise.runtime.adapters import use_plan
-from paro_advise.runtime.capture.constants import DEFAULT_STEPS
 from paro_advise.runtime.capture.deepspeed import watch
 from paro_advise.runtime.capture.recorder import Recorder
 from paro_advise.runtime.capture.request import CaptureRequest
@@ -50,7 +49,7 @@ class Recording:
     def __init__(
         self,
         folder: str | Path | None = None,
-        steps: str = DEFAULT_STEPS,
+        steps: str | None = None,
         *,
         plan: str | Path | None = None,
         before: str | Path | None = None,
@@ -61,7 +60,7 @@ class Recording:
         self._recorder: Recorder | None = None
         self._request: CaptureRequest | None = None
         try:
-            self._request = CaptureRequest.from_environment() if folder is None else CaptureRequest.of(folder, steps)
+            self._request = CaptureRequest.chosen(folder, steps)
         except UsageError as error:
             write_lines(*error.lines())
 

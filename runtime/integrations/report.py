@@ -94,12 +94,16 @@ def report(folder: Path, plan: str | Path | None, before: str | Path | None) -> 
     return Report(page=page, document=document, figures=_figures(document))
 
 
+def _first_known(of_one_run: float | None, of_two: float | None) -> float | None:
+    return of_two if of_one_run is None else of_one_run
+
+
 def _figures(document: Path) -> dict[str, float]:
     found = msgspec.json.decode(document.read_bytes(), type=_Document)
     metrics = {metric.name: metric for metric in found.metrics}
     step, exposed = (metrics.get(name, _Metric(name=name)) for name in ("step_time", "exposed_communication"))
-    step_us = found.step_time_us.median or step.after
-    exposed_us = found.breakdown_us.exposed_communication or exposed.after
+    step_us = _first_known(found.step_time_us.median, step.after)
+    exposed_us = _first_known(found.breakdown_us.exposed_communication, exposed.after)
     speedup = step.before / step.after if step.before and step.after else None
     values = {
         "paro/step_time_ms": None if step_us is None else step_us / 1e3,

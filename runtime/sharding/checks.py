@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec
     from paro_advise.runtime.sharding.settings import Settings
 
-# FSDP2's interface for what we do with it is complete since the first, and the tests run with the second
+# FSDP2's interface for what we do with it is complete since the first, and the tests have run with the others
 # (docs/runtime.md, versions of torch).
-_MIN_TORCH, TESTED_TORCH = (2, 11), (2, 13)
+_MIN_TORCH, _TESTED_TORCH = (2, 11), ((2, 13), (2, 14))
 _WATCHED = "_paro_watches_inputs"
 # They look at whole rows and columns of a parameter, of which a rank has a part.
 _NEED_WHOLE = ("adafactor", "shampoo", "distributedshampoo", "soap")
@@ -35,6 +35,16 @@ _NEED_WHOLE = ("adafactor", "shampoo", "distributedshampoo", "soap")
 def torch_version() -> tuple[int, ...]:
     """Return torch's major and minor number."""
     return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+
+
+def untested_torch() -> str:
+    """Say that the tests have not run with this version of torch, "" where they have."""
+    first, last = _TESTED_TORCH
+    if first <= torch_version() <= last:
+        return ""
+    tested = " to ".join(".".join(map(str, version)) for version in _TESTED_TORCH)
+    age = "older" if torch_version() < first else "newer"
+    return f"torch {torch.__version__} is {age} than what this is tested with, {tested}"
 
 
 def check(

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paro_advise.trace_parsers.constants import MAX_FRAMES, MAX_THREADS
+from paro_advise.trace_parsers.constants import MAX_STACK_CALLS, MAX_THREADS
 from paro_advise.trace_parsers.dumps.flight_recorder import rank_in_name
 from paro_advise.trace_parsers.values import bounded_text
 
@@ -64,7 +64,7 @@ def read_stacks(data: Readable, path: str) -> Stacks | None:
             threads.append((spy["name"] == "MainThread", []))
         elif _FAULT_THREAD.match(line) is not None:
             threads.append((False, []))
-        elif threads and len(threads[-1][1]) < MAX_FRAMES and (frame := _frame(line)) is not None:
+        elif threads and len(threads[-1][1]) < MAX_STACK_CALLS and (frame := _frame(line)) is not None:
             threads[-1][1].append(frame)
     shown = [(is_main, tuple(frames)) for is_main, frames in threads if frames]
     if not shown:

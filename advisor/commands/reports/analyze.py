@@ -75,14 +75,14 @@ def command(
     """
     from paro_advise.advisor.analysis.build import build_analysis
     from paro_advise.advisor.analysis.model import Options
-    from paro_advise.advisor.commands.output import refuse_overwrite, wrote_text
+    from paro_advise.advisor.commands.output import Targets, wrote_text
     from paro_advise.advisor.commands.progress import Progress
     from paro_advise.advisor.facts.inputs import read_inputs
+    from paro_advise.advisor.rendering.ranks.rank_file import rank_file_name
+    from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
 
-    for target in (output, json_target):
-        refuse_overwrite(target, force=force, inputs=paths)
-    if output and output == json_target:
-        raise UsageError(f"the report and the JSON need different files, both are {output}")
+    beside = rank_file_name(output) if output and output != "-" else None
+    targets = Targets.checked(output, json_target, beside, force=force, inputs=paths)
     if with_hta:
         refuse_remote(paths, "--with-hta")
     progress = Progress(quiet=quiet)
@@ -101,6 +101,9 @@ def command(
     analysis = build_analysis(read.facts, notices, options, inputs.captured)
     _refuse_mixed_sample(analysis)
     written = _write(analysis, read, hta, output=output, json_target=json_target, force=force)
+    if targets.leave_terminal:
+        click.echo(analysis_text(analysis))
+        _say_hta(hta)
     progress.notices(analysis.data_quality)
     for target in written:
         progress.say(wrote_text(target))
@@ -111,6 +114,13 @@ def command(
         progress.say(f"next: paro-advise analyze {words} -o report.html")
     if analysis.run.strategy.triple and (analysis.run.world_size or 1) > 1 and analysis.step_time_us.values:
         progress.say(f"next: paro-advise recommend {words} -o plan.json")
+
+
+def _say_hta(hta: HtaFigures | None) -> None:
+    if hta:
+        from paro_advise.advisor.rendering.analyses.hta_figures import hta_text
+
+        click.echo(hta_text(hta))
 
 
 def _refuse_mixed_sample(analysis: Analysis) -> None:
@@ -167,12 +177,4 @@ def _write(
             write_output(rank_file_name(output), rows, force=force)
             written.append(rank_file_name(output))
         write_output(output, report_page(analysis, read.facts, hta).encode(), force=force)
-    if json_target != "-":
-        from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
-
-        click.echo(analysis_text(analysis))
-        if hta:
-            from paro_advise.advisor.rendering.analyses.hta_figures import hta_text
-
-            click.echo(hta_text(hta))
     return written

@@ -78,16 +78,14 @@ def command(
     """
     from paro_advise.advisor.analysis.load import load_analysis
     from paro_advise.advisor.analysis.model import Options
-    from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same, wrote_text
+    from paro_advise.advisor.commands.output import Targets
     from paro_advise.advisor.commands.progress import Progress
     from paro_advise.advisor.comparison.compare import Terms, compare
+    from paro_advise.advisor.rendering.texts.comparison_text import comparison_text
     from paro_advise.policies.plan import read_plan
 
-    targets = [target for target in (output, json_target, markdown, junit, notebook) if target and target != "-"]
     inputs = [text for text in (before, after, plan_file, acceptance_file) if text]
-    for target in targets:
-        refuse_overwrite(target, force=force, inputs=inputs)
-    refuse_same(targets)
+    targets = Targets.checked(output, json_target, markdown, junit, notebook, force=force, inputs=inputs)
     terms = Terms(
         thresholds=_thresholds(acceptance_file, min_gain),
         allow_unlike=allow_unlike,
@@ -101,15 +99,18 @@ def command(
     sides = [load_analysis([path], options, progress, engine=engine) for path in (before, after)]
     comparison = compare(sides[0][0], sides[1][0], plan, terms)
     _write(comparison, sides, output, json_target, markdown, notebook, junit, force=force)
+    if targets.leave_terminal:
+        click.echo(comparison_text(comparison))
     for (analysis, _), name in zip(sides, ("before", "after"), strict=True):
         progress.say(f"{name}: {plural(len(analysis.data_quality), 'note')} on the data; see `analyze`")
-    for target in targets:
-        progress.say(wrote_text(target))
+    written = targets.written()
+    for line in written:
+        progress.say(line)
     kept = next((target for target in (output, json_target) if target and target != "-"), None)
     if plan_file and kept:
         words = masked_command([after, "--learn-from", kept])
         progress.say(f"next: paro-advise recommend {words} -o plan.json")
-    elif not targets:
+    elif not written:
         progress.say(f"next: paro-advise compare {masked_command([before, after])} -o comparison.html")
     return 0 if comparison.passed else REGRESSION
 
@@ -147,7 +148,7 @@ def _write(
 ) -> None:
     from paro_advise.advisor.commands.output import write_output
     from paro_advise.advisor.rendering.provenance import provenance
-    from paro_advise.advisor.rendering.texts.comparison_text import comparison_markdown, comparison_text
+    from paro_advise.advisor.rendering.texts.comparison_text import comparison_markdown
     from paro_advise.core.documents import to_json
 
     if json_target:
@@ -169,5 +170,3 @@ def _write(
         timelines = [timeline_of(analysis, read.facts) if read else None for analysis, read in sides]
         page = render_comparison(comparison, Timelines(before=timelines[0], after=timelines[1]), provenance())
         write_output(output, page.encode(), force=force)
-    if "-" not in (json_target, markdown, junit):
-        click.echo(comparison_text(comparison))

@@ -67,23 +67,20 @@ def command(
       paro-advise export --grafana dashboard.json
       paro-advise export traces/ --inductor profile.json
     """
-    from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same, write_output
+    from paro_advise.advisor.commands.output import Targets, write_output
     from paro_advise.advisor.commands.progress import Progress
     from paro_advise.core.documents import to_json
 
-    targets = [target for target in (prometheus, otel, grafana, inductor) if target]
-    if not targets:
+    if not (prometheus or otel or grafana or inductor):
         raise UsageError(
             "export must get an output", hint="--prometheus FILE, --otel FILE, --grafana FILE or --inductor FILE"
         )
-    refuse_same(targets)
     inputs = [text for text in (*paths, plan_file) if text]
-    for target in targets:
-        refuse_overwrite(target, force=force, inputs=inputs)
+    targets = Targets.checked(prometheus, otel, grafana, inductor, force=force, inputs=inputs)
     if inductor:
         _check_profile(inductor, paths)
     named = labels_of(labels)
-    progress = Progress(quiet=quiet or "-" in targets)
+    progress = Progress(quiet=quiet or not targets.leave_terminal)
     contents: list[tuple[str, bytes]] = []  # written when all are known, so that a refusal leaves none
     if prometheus or otel:
         measures = _measures(paths, plan_file, gpus_per_node, progress, engine)

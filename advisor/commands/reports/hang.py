@@ -26,21 +26,19 @@ def command(*, paths: tuple[str, ...], output: str | None, data: str | None, for
       paro-advise hang job.log stack_rank_3.txt
       paro-advise hang ras1.json ras2.json
     """
-    from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same, write_output, wrote_text
+    from paro_advise.advisor.commands.output import Targets, write_output
     from paro_advise.advisor.hangs.reading import read_hang
     from paro_advise.advisor.rendering.texts.hang_text import hang_text
     from paro_advise.advisor.wording.escaping import plain
     from paro_advise.core.documents import to_json
     from paro_advise.trace_parsers.discover import find_inputs
 
-    for file in (output, data):
-        refuse_overwrite(file, force=force, inputs=paths)
-    refuse_same([output, data])
+    targets = Targets.checked(output, data, force=force, inputs=paths)
     refs, is_collection = find_inputs(paths)
     hang, left_out = read_hang(refs, is_collection=is_collection)
     for problem in left_out:
         click.echo(plain(f"left out {problem}"), err=True)
-    if data != "-":
+    if targets.leave_terminal:
         click.echo("\n".join(plain(line) for line in hang_text(hang).splitlines()))
     if data:
         write_output(data, to_json(hang), force=force)
@@ -49,6 +47,5 @@ def command(*, paths: tuple[str, ...], output: str | None, data: str | None, for
         from paro_advise.advisor.rendering.provenance import provenance
 
         write_output(output, render_hang(hang, provenance()).encode(), force=force)
-    for file in (output, data):
-        if file and file != "-" and not quiet:
-            click.echo(wrote_text(file), err=True)
+    for line in () if quiet else targets.written():
+        click.echo(line, err=True)

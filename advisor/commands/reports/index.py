@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -10,7 +11,8 @@ from urllib.parse import quote
 import click
 
 from paro_advise.core.plural import plural
-from paro_advise.errors import ForeignDataError, NoInputError
+from paro_advise.errors import ForeignDataError, NoInputError, WouldOverwriteError
+from paro_advise.trace_parsers.remote.objects import is_remote
 
 if TYPE_CHECKING:
     from paro_advise.advisor.rendering.index_page import Entry
@@ -30,22 +32,25 @@ def command(*, folder: str, output: str | None, force: bool) -> None:
     Example:
       paro-advise index runs/ --force
     """
-    from paro_advise.advisor.commands.output import refuse_overwrite, write_output, wrote_text
+    from paro_advise.advisor.commands.output import Targets, write_output
     from paro_advise.advisor.rendering.index_page import render_index
     from paro_advise.advisor.rendering.provenance import provenance
     from paro_advise.advisor.wording.escaping import plain
 
     root = Path(folder)
     target = output or str(root / "index.html")
-    refuse_overwrite(target, force=force)
+    targets = Targets.checked(target, force=force)
     found: list[Entry] = []
     problems: list[str] = []
     files = sorted(path for pattern in ("*.json", "*.html") for path in root.rglob(pattern) if _is_small(path))
+    is_file = target != "-" and not is_remote(target)
+    page_folder = Path(target).parent if is_file else root
     for path in files:
-        if path.resolve() == Path(os.path.realpath(target)):
+        if is_file and path.resolve() == Path(os.path.realpath(target)):
+            _refuse_comparison(path, root)
             continue
         try:
-            entry = _entry(path, root, page_folder=Path(target).parent)
+            entry = _entry(path, root, page_folder=page_folder)
         except (ForeignDataError, OSError) as error:
             problems.append(f"{_path_text(path)}: {error}")
             continue
@@ -59,7 +64,22 @@ def command(*, folder: str, output: str | None, force: bool) -> None:
     write_output(target, render_index(entries, provenance()).encode(), force=force)
     for problem in problems:
         click.echo(plain(f"left out {problem}"), err=True)
-    click.echo(f"{plural(len(entries), 'comparison')}, {wrote_text(target)}", err=True)
+    click.echo(", ".join([plural(len(entries), "comparison"), *targets.written()]), err=True)
+
+
+def _refuse_comparison(path: Path, root: Path) -> None:
+    """Refuse to put the page in the place of a comparison, as it may that of an older page.
+
+    Raises:
+        WouldOverwriteError: it would.
+    """
+    with suppress(ForeignDataError):
+        if _entry(path, root, page_folder=root) is not None:
+            raise WouldOverwriteError(
+                "an output must not replace a comparison that the index lists",
+                where=_path_text(path),
+                hint="name another file",
+            )
 
 
 def _path_text(path: Path) -> str:

@@ -97,7 +97,7 @@ def command(
       paro-advise recommend run.toml nccl-tests.txt --what-if nodes=64 --what-if efficiency=80%
     """
     from paro_advise.advisor.analysis.model import Options
-    from paro_advise.advisor.commands.output import refuse_overwrite, refuse_same
+    from paro_advise.advisor.commands.output import Targets
     from paro_advise.advisor.commands.progress import Progress
     from paro_advise.advisor.prediction.advice.questions import Question
     from paro_advise.advisor.prediction.advice.wanted import Wanted
@@ -106,10 +106,8 @@ def command(
 
     questions = [Question.parse(text) for text in what_ifs]
     wanted = Wanted.parse(strategy) if strategy is not None else None
-    targets = dict(_framework_and_file(text) for text in exports)
-    for file in (output, page, *targets.values()):
-        refuse_overwrite(file, force=force, inputs=[*paths, *learn_from])
-    refuse_same([output, page, *targets.values()])
+    files = dict(_framework_and_file(text) for text in exports)
+    targets = Targets.checked(output, page, *files.values(), force=force, inputs=[*paths, *learn_from])
     if "-" in paths:
         raise UsageError("recommend must read files, got - for standard input", hint="use `analyze - --json` first")
     progress = Progress(quiet=quiet)
@@ -126,11 +124,12 @@ def command(
         run.calibration, limits, bias=_bias(learn_from), wanted=wanted, questions=questions, inputs=run.inputs
     )
     # What a pipe is to take must stand on the standard output alone.
-    _write(made, output, page, force=force, says_plan="-" not in (output, *targets.values()))
-    _say_written((output, page), quiet=quiet)
-    for framework, file in targets.items():
+    _write(made, output, page, force=force, says_plan=targets.leave_terminal)
+    for framework, file in files.items():
         _export(made.plan, framework, file, force=force)
     if not quiet:
+        for line in targets.written():
+            click.echo(line, err=True)
         _next(made.plan, limits, output)
 
 
@@ -226,14 +225,6 @@ def _load_described(
         other_bytes=beyond_states(peak, least_bytes(calibration), str(calibration.baseline)) if peak else 0.0,
         inputs=inputs,
     )
-
-
-def _say_written(targets: Sequence[str | None], *, quiet: bool) -> None:
-    from paro_advise.advisor.commands.output import wrote_text
-
-    for target in targets:
-        if target and target != "-" and not quiet:
-            click.echo(wrote_text(target), err=True)
 
 
 def _next(plan: Plan, limits: Limits, output: str | None) -> None:

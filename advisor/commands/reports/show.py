@@ -18,12 +18,13 @@ def command(*, path: str, json_target: str | None, force: bool) -> None:
     """
     from paro_advise.advisor.analysis.load import document_of
     from paro_advise.advisor.analysis.model import analysis_from_json
-    from paro_advise.advisor.commands.output import write_output
+    from paro_advise.advisor.commands.output import Targets, write_output
     from paro_advise.advisor.comparison.model import FORMAT, comparison_from_json
     from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
     from paro_advise.advisor.rendering.texts.comparison_text import comparison_text
     from paro_advise.core.documents import to_json
 
+    Targets.checked(json_target, force=force, inputs=[path])
     data = document_of(path)
     if f'"{FORMAT.name}"'.encode() in data[: 1 << 20] and b'"predicted_vs_measured"' in data:
         comparison = comparison_from_json(data, path)

@@ -2,7 +2,8 @@
 
 FSDP2 gathers and frees parameters around forward and backward. What it would reduce is taken out of its
 hands: the whole gradients of a unit go to our own procedure (docs/runtime.md, sharding).
-Checked with torch 2.13; torch 2.11, whose FSDP2 lacks a few of these names, has trained the checks of docs/gpu.md.
+Checked with torch 2.13 and 2.14; torch 2.11, whose FSDP2 lacks a few of these names, has trained the checks of
+docs/gpu.md.
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ def _check_order(unit: UnitSpec, module: FSDPModule) -> None:
         raise TrainingError(
             "FSDP2 must lay the parameters of a unit out in module order, "
             f"got another order in {unit.name or 'the root'}",
-            hint=f"torch {torch.__version__} is not supported; use 2.11 to 2.13",
+            hint=f"torch {torch.__version__} is not supported; use 2.11 to 2.14",
         )
 
 
