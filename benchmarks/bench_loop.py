@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paro_advise.advisor.comparison.bootstrap import change_between
-from paro_advise.advisor.comparison.compare import verdict_of
+from paro_advise.advisor.comparison.metrics import verdict_of
 from paro_advise.advisor.comparison.model import ChangeVerdict
 from paro_advise.runtime.capture.request import CaptureRequest
 from paro_advise.runtime.job import PLAN_VARIABLE, job_environment

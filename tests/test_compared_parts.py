@@ -94,6 +94,41 @@ def test_what_sums_of_differences_leave_over_is_no_change(waits, verdict, tmp_pa
     assert found.before in (0.0, 3.0)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "compute", "words"),
+    [
+        ((range(8), range(4, 8)), ("same", 0.0), "parts of a step are those of the 4 ranks in both"),
+        ((range(4), range(4, 8)), ("unclear", None), "The recordings have no rank in common"),
+        ((range(8), range(8)), ("same", 0.0), ""),
+    ],
+)
+def test_recordings_of_some_ranks_each_are_compared_over_those_in_both(ranks, compute, words, tmp_path):
+    """Ranks 4 to 7 of one run compute for a shorter time than the first four, which is no change."""
+    builders = [fsdp_rank(rank, 8) for rank in range(8)]
+    for builder in builders[4:]:
+        for event in builder.events:
+            if event.get("cat") == "kernel" and "nccl" not in event["name"].lower():
+                event["dur"] *= 0.7
+    before, after = (
+        analyze(write_run(tmp_path / name, [builders[rank] for rank in chosen]))
+        for name, chosen in zip(("before", "after"), ranks, strict=True)
+    )
+    found = compare(before, after, None)
+    assert part(found, "compute").verdict == compute[0]
+    assert compute[1] is None or part(found, "compute").change_pct == pytest.approx(compute[1])
+    # What the missing ranks are waited for cannot be seen.
+    assert part(found, "waiting").verdict == ("same" if ranks[0] == ranks[1] else "unclear")
+    assert words in found.text
+    assert ("recordings h" in found.text) == bool(words)
+    assert "size of a batch" not in found.text or not set(ranks[0]) & set(ranks[1])
+
+
+def test_more_ranks_whose_steps_are_of_unknown_work_neither_gain_nor_lose(tmp_path):
+    before, after = run_of(tmp_path / "before", [1.0] * 6, world=2), run_of(tmp_path / "after", [1.0] * 6)
+    found = compare(before, after, None, Terms(allow_unlike=("world_size", "data_parallel_ranks", "parameters")))
+    assert part(found, "device_hours").verdict == part(found, "throughput").verdict == "unclear"
+
+
 @pytest.mark.parametrize(("share_of_step", "verdict"), [(0.0008, "same"), (0.0012, "worse")])
 @pytest.mark.parametrize("first_us", [0.0, 4.0])
 def test_a_part_that_grows_by_less_than_a_thousandth_of_the_step_is_the_same(

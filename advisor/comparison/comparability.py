@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.comparison.constants import SAME_COUNT_SHARE, SAME_WORK_SHARE, WIDTH_DOUBT
+from paro_advise.advisor.comparison.metrics import mean_us
+from paro_advise.advisor.comparison.rank_parts import common_ranks
 from paro_advise.core.dtypes import is_of_bytes, plain_dtype
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
@@ -42,7 +44,13 @@ def check_comparability(before: Analysis, after: Analysis, allowed: Collection[s
 
 def doubt_of_work(before: Analysis, after: Analysis) -> str:
     """Return that computing differs where nothing tells that both runs had batches of one size, "" elsewhere."""
-    first, second = before.breakdown_us.compute, after.breakdown_us.compute
+    common = common_ranks(before, after)
+    if common is None:
+        first, second = before.breakdown_us.compute, after.breakdown_us.compute
+    else:
+        first, second = (
+            mean_us([rank.compute_us for rank in side.ranks if rank.rank in common]) for side in (before, after)
+        )
     are_told = before.captured is not None and after.captured is not None
     if are_told or not first or not second or abs(second - first) <= SAME_WORK_SHARE * first:
         return ""

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.model import StepTime
 from paro_advise.advisor.comparison.acceptance import Thresholds, judge
-from paro_advise.advisor.comparison.bootstrap import Change, change_between, typical, widened
+from paro_advise.advisor.comparison.bootstrap import Change, change_between, typical
 from paro_advise.advisor.comparison.comparability import check_comparability, doubt_of_work
-from paro_advise.advisor.comparison.constants import (
-    LEAST_OF_STEP,
-    LEAST_US,
-    MIN_SAMPLES,
-    NARROW_RANGE_PCT,
-    REAL_CHANGE_PCT,
-)
+from paro_advise.advisor.comparison.constants import MIN_SAMPLES, REAL_CHANGE_PCT, REPEATS_PCT
+from paro_advise.advisor.comparison.metrics import mean_us, metric_of
 from paro_advise.advisor.comparison.model import (
     FORMAT,
     ChangeVerdict,
@@ -29,16 +24,24 @@ from paro_advise.advisor.comparison.model import (
     Side,
 )
 from paro_advise.advisor.comparison.parity import parity_of
+from paro_advise.advisor.comparison.rank_parts import (
+    WAITING,
+    common_ranks,
+    doubt_of_ranks,
+    exposed_us,
+    over_ranks,
+    unattributed_states,
+)
 from paro_advise.advisor.comparison.stalls import have_stalls, overall_verdict, stalls_text
-from paro_advise.core.model_state import MODEL_STATES, State
+from paro_advise.core.model_state import MODEL_STATES
 from paro_advise.core.plural import plural
 from paro_advise.errors import StalePlanError
 from paro_advise.policies.plan import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from paro_advise.advisor.analysis.model import Analysis, CollectiveEntry, RankEntry
+    from paro_advise.advisor.analysis.model import Analysis, CollectiveEntry
     from paro_advise.policies.plan import Plan
 
 _TOKENS = re.compile(r"^(\d{1,9})x(\d{1,9}) torch\.int(?:32|64)$")
@@ -98,7 +101,8 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
         verdict=overall_verdict(step, by_name["throughput"], times),
         text=_text(step, sides, plan, untested)
         + stalls_text(by_name["throughput"], times)
-        + doubt_of_work(before, after),
+        + doubt_of_work(before, after)
+        + doubt_of_ranks(before, after),
         unlike=unlike,
         plan=plan,
     )
@@ -157,90 +161,52 @@ def _side(analysis: Analysis, values: tuple[float, ...], source: str) -> Side:
     )
 
 
-def verdict_of(change: Change | None, *, lower_is_better: bool = True) -> ChangeVerdict:
-    """Judge a change: real if its range leaves out zero and it is above 2.5 %, the same if its range is narrow."""
-    if change is None:
-        return ChangeVerdict.UNCLEAR
-    low, high, value = 100 * change.low, 100 * change.high, 100 * change.value
-    if (low > 0 or high < 0) and abs(value) >= REAL_CHANGE_PCT:
-        return ChangeVerdict.BETTER if (value < 0) == lower_is_better else ChangeVerdict.WORSE
-    return ChangeVerdict.SAME if high - low <= 2 * NARROW_RANGE_PCT else ChangeVerdict.UNCLEAR
-
-
-def _metric(
-    name: str,
-    unit: str,
-    before: float | None,
-    after: float | None,
-    change: Change | None = None,
-    *,
-    lower_is_better: bool | None = True,
-    samples: str = "",
-) -> Metric:
-    # A share of nearly nothing that becomes something has no relative change worth a number.
-    plain = 100 * (after / before - 1) if before and after is not None and unit != "share" else None
-    if lower_is_better is None or not samples:
-        is_neutral = lower_is_better is None or plain is None
-        verdict = ChangeVerdict.NEUTRAL if is_neutral else ChangeVerdict.UNCLEAR
-    else:
-        verdict = verdict_of(change, lower_is_better=lower_is_better)
-    return Metric(
-        name=name,
-        unit=unit,
-        before=before,
-        after=after,
-        change_pct=100 * change.value if change else plain,
-        low_pct=100 * change.low if change else None,
-        high_pct=100 * change.high if change else None,
-        verdict=verdict,
-        samples=samples if change else "",
-    )
-
-
 def _metrics(
     before: Analysis, after: Analysis, sides: tuple[Side, Side], terms: Terms, *, paired: bool
 ) -> tuple[Metric, ...]:
     first, second = (side.step_time_us.values for side in sides)
     steps_us = [typical(values) if values else None for values in (first, second)]
     change = change_between(first, second, paired=paired)
-    found = [_metric("step_time", "us", steps_us[0], steps_us[1], change, samples="steps")]
+    found = [metric_of("step_time", "us", steps_us[0], steps_us[1], change, samples="steps")]
     if have_stalls([side.step_time_us for side in sides]):  # what a run does in an hour, it does with its stalls
         steps_us = [math.fsum(values) / len(values) if values else None for values in (first, second)]
         change = change_between(first, second, paired=paired, trim=0.0)
-        found.append(_metric("step_time_mean", "us", steps_us[0], steps_us[1], change, samples="steps"))
+        found.append(metric_of("step_time_mean", "us", steps_us[0], steps_us[1], change, samples="steps"))
     found += _throughput(before, after, steps_us, change, terms)
     found += [
-        _over_ranks(before, after, name, get)
+        over_ranks(before, after, name, get)
         for name, get in (
             ("compute", lambda rank: rank.compute_us),
             ("exposed_communication", lambda rank: rank.exposed_communication_us),
             ("idle", lambda rank: rank.idle_us),
-            ("waiting", lambda rank: rank.wait_us),
+            (WAITING, lambda rank: rank.wait_us),
         )
     ]
-    unseen = {*_unattributed(before), *_unattributed(after)}
+    are_alike = common_ranks(before, after) is None
+    unseen = {*unattributed_states(before), *unattributed_states(after)}
     for state in MODEL_STATES:
-        found.append(_over_ranks(before, after, f"{state}_exposed", partial(_exposed, state, unseen)))
+        found.append(over_ranks(before, after, f"{state}_exposed", partial(exposed_us, state, unseen)))
         entries = before.states.get(state), after.states.get(state)
         for part in ("hidden", "wait"):
-            told = [getattr(entry, f"{part}_us") if entry and entry.count else None for entry in entries]
-            values = [None if value is None else _mean_us([value]) for value in told]
-            found.append(_metric(f"{state}_{part}", "us", values[0], values[1], lower_is_better=None))
+            is_known = part != "wait" or are_alike
+            told = [getattr(entry, f"{part}_us") if is_known and entry and entry.count else None for entry in entries]
+            values = [None if value is None else mean_us([value]) for value in told]
+            found.append(metric_of(f"{state}_{part}", "us", values[0], values[1], lower_is_better=None))
     found += [
-        _metric(
+        metric_of(
             "overlap_share", "share", before.efficiency.overlap_share, after.efficiency.overlap_share,
             lower_is_better=None,
         ),
-        _metric(
+        metric_of(
             "inter_node_busy_share", "share", before.efficiency.inter_node_busy_share,
             after.efficiency.inter_node_busy_share, lower_is_better=None,
         ),
-        _metric("peak_memory", "bytes", sides[0].peak_memory_bytes, sides[1].peak_memory_bytes, lower_is_better=None),
+        metric_of("peak_memory", "bytes", sides[0].peak_memory_bytes, sides[1].peak_memory_bytes, lower_is_better=None),
     ]  # fmt: skip
     device = terms.device_memory_bytes or after.run.device_memory_bytes
     if device:
         rooms = [device - side.peak_memory_bytes if side.peak_memory_bytes else None for side in sides]
-        found.append(_metric("memory_headroom", "bytes", rooms[0], rooms[1], lower_is_better=None))
+        found.append(metric_of("memory_headroom", "bytes", rooms[0], rooms[1], lower_is_better=None))
     return tuple(found)
 
 
@@ -274,6 +240,8 @@ def _throughput(
     scale = 1e6 if all(work) else 1e3
     # Runs that the user allows to differ do other amounts of work in a step, on other numbers of ranks.
     grown = (work[1] or 1.0) / (work[0] or 1.0) if all(work) else 1.0
+    if not all(work) and before.run.world_size != after.run.world_size:
+        change = None  # more ranks may do more in a step, or the same
     dearer, faster = None, _scale(_inverse(change), grown)
     if before.run.world_size and after.run.world_size:
         dearer = _scale(change, after.run.world_size / before.run.world_size / grown)
@@ -281,7 +249,7 @@ def _throughput(
         amount / time * 1e6 if amount and time else None for amount, time in zip(per_step, steps_us, strict=True)
     ]
     found = [
-        _metric(
+        metric_of(
             "throughput",
             unit,
             rates[0],
@@ -295,13 +263,13 @@ def _throughput(
         analysis.run.world_size * scale / rate / 3600 if rate and analysis.run.world_size else None
         for analysis, rate in zip((before, after), rates, strict=True)
     ]
-    found.append(_metric("device_hours", f"h per {what}", hours[0], hours[1], dearer, samples="steps"))
+    found.append(metric_of("device_hours", f"h per {what}", hours[0], hours[1], dearer, samples="steps"))
     if terms.price_per_gpu_hour is not None:
         cost = [value * terms.price_per_gpu_hour if value is not None else None for value in hours]
-        found.append(_metric("cost", f"per {what}", cost[0], cost[1], dearer, samples="steps"))
+        found.append(metric_of("cost", f"per {what}", cost[0], cost[1], dearer, samples="steps"))
     if terms.watts_per_gpu is not None:
         energy = [value * terms.watts_per_gpu / 1e3 if value is not None else None for value in hours]
-        found.append(_metric("energy", f"kWh per {what}", energy[0], energy[1], dearer, samples="steps"))
+        found.append(metric_of("energy", f"kWh per {what}", energy[0], energy[1], dearer, samples="steps"))
     return found
 
 
@@ -313,52 +281,6 @@ def _tokens(analysis: Analysis) -> float | None:
     shape = _TOKENS.match(captured.inputs[0])
     micro = captured.steps[-1].micro_batches
     return float(int(shape[1]) * int(shape[2]) * micro * captured.world_size) if shape and micro else None
-
-
-def _exposed(state: str, unseen: set[str], rank: RankEntry) -> float | None:
-    return None if state in unseen else rank.state_exposed_us.get(state)
-
-
-def _unattributed(analysis: Analysis) -> list[str]:
-    """Return the states of which nothing was seen in a run whose communication is not attributed for the most part."""
-    exposed_us = {state: entry.exposed_us or 0.0 for state, entry in analysis.states.items()}
-    unknown_us = exposed_us.get(State.UNKNOWN, 0.0)
-    if not unknown_us or 2 * unknown_us < sum(exposed_us.values()):
-        return []
-    return [state for state in MODEL_STATES if not (state in analysis.states and analysis.states[state].count)]
-
-
-def _mean_us(values: list[float]) -> float | None:
-    """Return the mean of times, 0 where it is what sums of differences leave over, None without any."""
-    mean_us = math.fsum(values) / len(values) if values else None
-    return 0.0 if mean_us is not None and mean_us < LEAST_US else mean_us
-
-
-def _over_ranks(before: Analysis, after: Analysis, name: str, get: Callable[[RankEntry], float | None]) -> Metric:
-    """Compare a mean of the profiled steps; its range is based on the ranks."""
-    first = {rank.rank: get(rank) for rank in before.ranks}
-    second = {rank.rank: get(rank) for rank in after.ranks}
-    one = {rank: value for rank, value in first.items() if value is not None}
-    other = {rank: value for rank, value in second.items() if value is not None}
-    means = [_mean_us(list(side.values())) for side in (one, other)]
-    change = None
-    if one and other and 0 not in means:
-        sides = [[side[rank] for rank in sorted(side)] for side in (one, other)]
-        change = change_between(sides[0], sides[1], paired=one.keys() == other.keys(), trim=0.0)
-        # Means of ranks hold what single steps had more, on all of them alike.
-        change = widened(change, before.step_time_us.values, after.step_time_us.values) if change else None
-    found = _metric(name, "us", means[0], means[1], change, samples="ranks")
-    if means[0] is None or means[1] is None:
-        return found
-    steps_us = [typical(side.step_time_us.values) for side in (before, after) if side.step_time_us.values]
-    if abs(means[1] - means[0]) < LEAST_OF_STEP * min(steps_us, default=0.0):
-        return replace(found, verdict=ChangeVerdict.SAME)
-    if change is not None or 0 not in means:
-        return found
-    # It came up or went away on all ranks, or was there on none: that has no ratio, and is certain.
-    came_up, went_away = ChangeVerdict.WORSE, ChangeVerdict.BETTER
-    verdict = ChangeVerdict.SAME if means[0] == means[1] else went_away if means[1] == 0 else came_up
-    return replace(found, verdict=verdict)
 
 
 def _collectives(before: Analysis, after: Analysis) -> tuple[CollectiveChange, ...]:
@@ -451,23 +373,33 @@ def _predicted_step(plan: Plan | None, step: Metric) -> tuple[Predicted, ...]:
     return tuple(found)
 
 
+def _doubt_of_repeats(step: Metric) -> str:
+    """Say of a small change that a range over the steps of two recordings does not hold what repeats differ by."""
+    if step.low_pct is None or step.high_pct is None or min(abs(step.low_pct), abs(step.high_pct)) >= REPEATS_PCT:
+        return ""
+    return (
+        f" The range is that of these two recordings; repeats of a job may differ by {REPEATS_PCT:g} %: record both "
+        "again to be sure."
+    )
+
+
 def _text(step: Metric, sides: tuple[Side, Side], plan: Plan | None, untested: str) -> str:
-    from paro_advise.advisor.wording.quantities import time_text
+    from paro_advise.advisor.wording.quantities import signed_text, time_text
 
     if not step.before or not step.after or step.change_pct is None:
         missing = [side for side, time in (("before", step.before), ("after", step.after)) if not time]
         which = "neither run has" if len(missing) == 2 else f"the run {''.join(missing)} has no"
         return f"Cannot tell: {which} timed steps."
     span = f"{time_text(step.before)} -> {time_text(step.after)}"
-    pct = f"{step.change_pct:+.1f} %"
+    pct = f"{signed_text(step.change_pct)} %"
     if step.low_pct is not None and step.high_pct is not None:
-        pct += f", 98 % range {step.low_pct:+.1f} to {step.high_pct:+.1f} %"
+        pct += f", 98 % range {signed_text(step.low_pct)} to {signed_text(step.high_pct)} %"
     ratio = f"speed-up {step.before / step.after:.2f}x"
     match step.verdict:
         case ChangeVerdict.BETTER:
-            text = f"Faster: step {span} ({pct}), {ratio}."
+            text = f"Faster: step {span} ({pct}), {ratio}.{_doubt_of_repeats(step)}"
         case ChangeVerdict.WORSE:
-            text = f"Slower: step {span} ({pct}), {ratio}."
+            text = f"Slower: step {span} ({pct}), {ratio}.{_doubt_of_repeats(step)}"
         case ChangeVerdict.SAME:
             low, high = step.low_pct, step.high_pct
             is_beyond = low is not None and high is not None and not low <= 0 <= high

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-REAL_CHANGE_PCT = 2.5  # % by which repeats of one job differ; above it a change is real (`make bench-loop`)
-NARROW_RANGE_PCT = 5.0  # % either way; a narrower range around zero means the same (`make bench-loop`)
+REAL_CHANGE_PCT = 2.5  # % by which repeats of one job differ; from it on a change is real (`make bench-loop`)
+REPEATS_PCT = 3.5  # % by which public repeats of a job differ at most, the least by 0.2 (`make bench-public`)
+NARROW_RANGE_PCT = 5.0  # % either way; a range inside of that means the same (`make bench-loop`)
 LEAST_OF_STEP = 1e-3  # of a step: by less no part of it is better or worse; three digits of its time show no less
 LEAST_US = 1e-3  # of what a time is 0 below: profilers write ns, and sums of differences leave less
 MAX_POINTS = 400  # points of a curve in the JSON; bounds its size

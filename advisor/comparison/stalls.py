@@ -9,7 +9,7 @@ import numpy as np
 from paro_advise.advisor.analysis.constants import STALL_RATIO, STALLED_SHARE
 from paro_advise.advisor.comparison.bootstrap import typical
 from paro_advise.advisor.comparison.model import ChangeVerdict
-from paro_advise.advisor.wording.quantities import time_text
+from paro_advise.advisor.wording.quantities import signed_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ def stalls_text(throughput: Metric, times: Sequence[StepTime]) -> str:
         for each, when in zip(times, ("before", "after"), strict=True)
         if each.values and (mean := float(np.mean(each.values))) and have_stalls([each])
     ]
-    return f" But {'; '.join(parts)}: over all steps the throughput changed by {throughput.change_pct:+.1f} %."
+    return f" But {'; '.join(parts)}: over all steps the throughput changed by {signed_text(throughput.change_pct)} %."
 
 
 def _long_steps(times: StepTime) -> int:

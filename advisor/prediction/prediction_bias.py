@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.wording.quantities import signed_text
+from paro_advise.core.plural import plural
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -31,8 +34,8 @@ class PredictionBias:
     @property
     def text(self) -> str:
         """Say it to people."""
-        off = 100 * math.expm1(self.mean)
-        return f"{self.count} earlier comparison{'s' * (self.count != 1)}: speed-ups are corrected by {off:+.1f} %"
+        off = signed_text(100 * math.expm1(self.mean))
+        return f"{plural(self.count, 'earlier comparison')}: speed-ups are corrected by {off} %"
 
 
 NO_BIAS = PredictionBias()

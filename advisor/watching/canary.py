@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.comparison.bootstrap import change_between, typical
-from paro_advise.advisor.wording.quantities import time_text
+from paro_advise.advisor.wording.quantities import signed_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,8 +36,8 @@ def judge(before: Sequence[float], after: Sequence[float], switch_s: float) -> S
     if change is None:
         return SwitchOutcome(is_faster=False, text="the times of steps cannot be compared")
     first, second = typical(before), typical(after)
-    percent = [100 * value for value in (change.value, change.low, change.high)]
-    times = f"{time_text(first)} -> {time_text(second)}, {percent[0]:+.1f} % ({percent[1]:+.1f} to {percent[2]:+.1f})"
+    percent = [signed_text(100 * value) for value in (change.value, change.low, change.high)]
+    times = f"{time_text(first)} -> {time_text(second)}, {percent[0]} % ({percent[1]} to {percent[2]})"
     if change.high >= 0:
         how = "longer" if change.low > 0 else "not shorter for sure"
         return SwitchOutcome(is_faster=False, text=f"steps are {how}: {times}")

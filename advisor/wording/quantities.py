@@ -41,6 +41,11 @@ def time_text(value_us: float | None) -> str:
     return f"{value_us:.3g} us"
 
 
+def signed_text(value_pct: float) -> str:
+    """Return a change in percent with its sign and one digit; what rounds to nothing has a plus."""
+    return f"{round(value_pct, 1) + 0.0:+.1f}"
+
+
 def bytes_text(value: float | None) -> str:
     """Return a size in binary units (1024), "unknown" for None."""
     if value is None:

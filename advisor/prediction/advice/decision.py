@@ -17,7 +17,7 @@ from paro_advise.advisor.prediction.constants import (
     NAMED_RATIO,
 )
 from paro_advise.advisor.prediction.scoring import NEEDS
-from paro_advise.advisor.wording.quantities import bytes_text
+from paro_advise.advisor.wording.quantities import bytes_text, signed_text
 from paro_advise.core.framework import Framework
 from paro_advise.policies.frameworks.model import Fidelity
 from paro_advise.policies.frameworks.registry import exports_of
@@ -451,8 +451,8 @@ def _confidence_text(error_pct: float, *, is_described: bool) -> str:
     if is_described:
         return "no trace was read: all numbers follow from the description; measure before you rely on them"
     gate = "within" if abs(error_pct) <= GATE_PCT else "beyond"
-    off = round(error_pct, 1) + 0.0  # no minus before a zero
-    return f"replaying the traced step reproduces its time to {off:+.1f} %, {gate} the {GATE_PCT:.0f} % tolerance"
+    off = signed_text(error_pct)
+    return f"replaying the traced step reproduces its time to {off} %, {gate} the {GATE_PCT:.0f} % tolerance"
 
 
 def _probes(calibration: Calibration, caveat: str) -> tuple[str, ...]:

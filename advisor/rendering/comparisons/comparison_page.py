@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.regimes import regime_text
+from paro_advise.advisor.comparison.constants import NARROW_RANGE_PCT, REAL_CHANGE_PCT, REPEATS_PCT
 from paro_advise.advisor.rendering.charts import Bar, Segment, lines, stacked_bars
 from paro_advise.advisor.rendering.comparisons.waterfall import waterfall
 from paro_advise.advisor.rendering.page import Cell, Row, make_table, number, render_page
 from paro_advise.advisor.rendering.plans.plan_page import ablation_table, alternative_table
 from paro_advise.advisor.rendering.texts.comparison_text import change_text, name_text, value_text
 from paro_advise.advisor.rendering.timelines.lanes_chart import lanes_chart, lanes_legend
-from paro_advise.advisor.wording.quantities import bytes_text, count_text, time_text
+from paro_advise.advisor.wording.quantities import bytes_text, count_text, signed_text, time_text
 from paro_advise.core.model_state import MODEL_STATES, STATES, State
 from paro_advise.core.plural import plural
 
@@ -114,7 +115,7 @@ def _figure(metric: Metric, label: str) -> dict[str, str]:
         "label": label,
         "before": value_text(metric.before, metric.unit),
         "after": value_text(metric.after, metric.unit),
-        "change": "" if metric.change_pct is None else f"{metric.change_pct:+.1f} %",
+        "change": "" if metric.change_pct is None else f"{signed_text(metric.change_pct)} %",
     }
 
 
@@ -271,7 +272,7 @@ def _predicted_table(comparison: Comparison) -> Table:
                     number(item.predicted, texts[0]),
                     Cell(text=f"{texts[1]} to {texts[2]}", css="n"),
                     number(item.measured, texts[3]),
-                    Cell(text=f"{error:+.1f} %", css="n"),
+                    Cell(text=f"{signed_text(error)} %", css="n"),
                     Cell(text="inside the range" if item.inside else "outside the range"),
                 )
             )
@@ -418,11 +419,12 @@ _METHOD = (
         "them; the split of a step, states and collectives come from the profiled ones, which the profiler slows."
     ),
     (
-        "A change is real when its 98 % range leaves out zero and it is above 2.5 %; it is the same when the range is "
-        "narrower than 10 points; else it cannot be told. A step time is the mean of the middle half of the steps "
-        "(the interquartile mean), everything else the mean over ranks; changes are of just these values. Their "
-        "ranges are those of a bootstrap over steps or ranks, widened for few samples; steps that vary together in "
-        "both runs are paired, and steps that only one run has are left out where most are common."
+        f"A change is real when its 98 % range leaves out zero and it is {REAL_CHANGE_PCT:g} % or more; it is the same "
+        f"when the range lies within {NARROW_RANGE_PCT:g} % either way; else it cannot be told. The range is that of "
+        f"the two recordings: repeats of a job may differ by {REPEATS_PCT:g} %. A step time is the mean of the middle "
+        "half of the steps (the interquartile mean), everything else the mean over ranks; changes are of just these "
+        "values. Their ranges are those of a bootstrap over steps or ranks, widened for few samples; steps that vary "
+        "together in both runs are paired, and steps that only one run has are left out where most are common."
     ),
     (
         "Losses are sums over the backward passes of a step, averaged over ranks; gradient norms are those of the "

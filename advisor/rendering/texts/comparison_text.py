@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.wording.escaping import plain
-from paro_advise.advisor.wording.quantities import bytes_text, share_text, time_text
+from paro_advise.advisor.wording.quantities import bytes_text, share_text, signed_text, time_text
 from paro_advise.core.plural import plural
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def change_text(metric: Metric) -> str:
     """Return a change with its range."""
     if metric.change_pct is None:
         return ""
-    text = f"{metric.change_pct:+.1f} %"
+    text = f"{signed_text(metric.change_pct)} %"
     if metric.low_pct is not None and metric.high_pct is not None:
-        text += f" ({metric.low_pct:+.1f} to {metric.high_pct:+.1f})"
+        text += f" ({signed_text(metric.low_pct)} to {signed_text(metric.high_pct)})"
     return text
 
 

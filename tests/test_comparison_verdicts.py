@@ -1,0 +1,74 @@
+"""When a change of two runs is real, the same, or cannot be told."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from helpers import analyze, write_run
+from test_compare import pair
+from trace_builder import fsdp_rank
+
+from paro_advise.advisor.comparison.bootstrap import Change, _widening
+from paro_advise.advisor.comparison.compare import compare
+from paro_advise.advisor.comparison.metrics import verdict_of
+from paro_advise.advisor.facts.capture_log import captured_of
+from paro_advise.advisor.wording.quantities import signed_text
+from paro_advise.trace_parsers.bytes.blocks import SourceRef
+from paro_advise.trace_parsers.logs.step_log import read_step_log
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        ((0.064, -0.003, 0.094), "unclear"),  # 9 % longer is not the same
+        ((0.01, -0.04, 0.049), "same"),
+        ((0.025, 0.001, 0.04), "worse"),
+        ((-0.03, -0.04, -0.01), "better"),
+        ((0.02, 0.01, 0.03), "same"),
+    ],
+)
+def test_the_same_is_what_lies_within_five_percent_either_way(change, verdict):
+    value, low, high = change
+    assert verdict_of(Change(value=value, low=low, high=high)) == verdict
+
+
+def test_a_small_change_is_told_with_what_repeats_differ_by(tmp_path):
+    """Two recordings do not hold how a job varies from run to run."""
+    analysis = analyze(write_run(tmp_path, [fsdp_rank(rank, 2) for rank in range(2)]))
+    usual = [1e5 + at for at in range(9)]
+    for factor, is_doubted in ((1.03, True), (1.2, False)):
+        found = compare(*pair(analysis, usual, [factor * time for time in usual]), None)
+        assert found.verdict == "worse"
+        assert ("repeats of a job may differ by 3.5 %" in found.text) == is_doubted
+
+
+def test_ranges_are_as_wide_as_few_samples_make_them():
+    """Never narrower than Student's t over the normal distribution at 99 %: quantiles as tables print them."""
+    for freedom, quantile in {3: 4.541, 9: 2.821, 11: 2.718, 14: 2.624, 21: 2.518, 40: 2.423}.items():
+        count = freedom + 1
+        assert _widening(count, 1) >= 0.995 * quantile / 2.326 * math.sqrt(count / freedom)
+
+
+@pytest.mark.parametrize("norms", [("1e300", "1"), ("1", "1e300")])
+def test_a_gradient_norm_that_diverged_is_unknown_on_whatever_rank(norms, tmp_path):
+    logs = []
+    for rank, norm in enumerate(norms):
+        path = tmp_path / f"steps.rank{rank}.jsonl"
+        step = f'"step":3,"step_us":5.0,"loss":1,"gradient_norm_squared":{norm},"overhead_us":0,"profiled":false'
+        path.write_text(
+            f'{{"format":"paro-advise/steps","rank":{rank},"world_size":2}}\n'
+            f'{{{step},"micro_batches":1,"peak_memory_bytes":1}}\n'
+        )
+        logs.append(read_step_log(SourceRef(path=path)))
+    (step,) = captured_of(logs).steps
+    assert step.diverged
+    assert step.gradient_norm is None
+
+
+def test_what_rounds_to_nothing_has_no_minus(tmp_path):
+    assert [signed_text(value) for value in (-0.04, 0.0, 0.04, -0.06)] == ["+0.0", "+0.0", "+0.0", "-0.1"]
+    analysis = analyze(write_run(tmp_path, [fsdp_rank(rank, 2) for rank in range(2)]))
+    found = compare(*pair(analysis, [1e6] * 9, [1e6 - 1] * 9), None)
+    assert "-0.0" not in replace(found).text
