@@ -56,6 +56,21 @@ def causes(hang):
     return {one.rank: one.cause for one in hang.culprits}
 
 
+@pytest.mark.parametrize("names", [("attempt0", "attempt1"), ("attempt1", "attempt0")])
+def test_of_two_dumps_of_a_rank_the_newer_one_counts(names, tmp_path, capsys):
+    """A job that was started again leaves those of its first attempt; whatever folders are called."""
+    hour_ns = 3600 * 10**9
+    old = {rank: dump(entry(4, done=True), entry(5, name=GATHER)) for rank in range(4)}
+    new = {rank: dump(entry(4, done=True, at=hour_ns), *[entry(5, at=hour_ns)] * (rank != 1)) for rank in range(4)}
+    for name, dumps in zip(names, (old, new), strict=True):
+        written(tmp_path / name, dumps)
+    assert run(["hang", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert "Rank 1 holds the others up" in out
+    assert err.count("which is newer" if names[0] == "attempt0" else "already") == 4
+    assert "cannot be read" not in out
+
+
 def test_the_rank_that_never_issued_what_others_wait_in_is_at_fault(tmp_path):
     before = entry(4, done=True)
     frames = [{"name": "__avg_scatter_contiguous_grads", "filename": "deepspeed/runtime/zero/stage3.py", "line": 1}]

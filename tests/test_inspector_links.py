@@ -8,7 +8,7 @@ import pytest
 from helpers import analyze
 
 from paro_advise.advisor.rendering.analyses.analysis_tables import link_table
-from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
+from paro_advise.advisor.rendering.texts.analysis_text import analysis_text, latency_text
 
 RANKS, COLLECTIVES, NUM_BYTES = 4, 20, 100_000_000
 TRANSFER_US, WAIT_US = 1000, 3000
@@ -55,6 +55,21 @@ def test_where_ranks_are_missing_a_link_is_a_lower_bound(tmp_path):
     (row,) = link_table(analysis).rows
     assert [cell.text for cell in row.cells if "GB/s" in cell.text] == [f"at least {reached:.3g} GB/s"]
     assert f"(intra): at least {reached:.3g} GB/s" in analysis_text(analysis)
+
+
+def test_waiting_for_missing_ranks_is_no_latency_that_could_be_taken_off(tmp_path):
+    """Four sizes at 400 GB/s and 20 us; short ones wait longest: what is left of a long one's time is too little."""
+    rows, number = [], 0
+    for num_bytes, waits_us in ((4 << 20, 150), (16 << 20, 120), (64 << 20, 60), (256 << 20, 5)):
+        for _ in range(5):
+            transfer_us = 20 + num_bytes * FACTOR / 400e3
+            rows.append(record(0, number, transfer_us + waits_us, num_bytes))
+            number += 1
+    (link,) = analyze(write(tmp_path, {0: rows})).links
+    assert link.is_lower_bound
+    assert link.reached_gbps <= 400.0
+    assert link.reached_gbps == pytest.approx((256 << 20) * FACTOR / rows[-1]["coll_perf"]["coll_exec_time_us"] / 1e3)
+    assert latency_text(link).startswith("at most ")
 
 
 def test_a_single_message_tells_what_was_reached_and_no_more(tmp_path):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from helpers import analyze, write_run
 from trace_builder import TraceBuilder, fsdp_rank
 
 from paro_advise.advisor.analysis.judgement.operations import operations_text
+from paro_advise.advisor.analysis.model import CollectiveEntry
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.core.model_state import State
 
@@ -92,6 +95,23 @@ def test_what_is_averaged_after_the_step_is_no_gradient(tmp_path):
     told = operations_text(analysis.collectives, State.OTHER)
     assert told == "2 all-reduces of 78.1 KiB to 117 KiB a step to average parameters"
     assert analysis.run.strategy.triple is None
+
+
+def test_operations_that_are_named_stand_for_all_the_time_that_is_told():
+    """HSDP: one all-reduce is exposed, eight reduce-scatters hide; both take the state's time."""
+    usual = CollectiveEntry(
+        state="gradient", detail="", op="all_reduce", bytes=100 << 20, group_size=2, span="inter", count=1.0,
+        p50_us=3000.0, p95_us=3000.0, p99_us=3000.0, exposed_us=3000.0, evidence="phase",
+    )  # fmt: skip
+    scattered = replace(usual, op="reduce_scatter", bytes=200 << 20, count=8.0, p50_us=1900.0, exposed_us=0.0)
+    norm = replace(usual, op="all_gather", bytes=4, count=1.0, p50_us=20.0, exposed_us=20.0)
+    sent, got = (replace(usual, op=op, count=4.0, p50_us=300.0, exposed_us=1000.0) for op in ("send", "recv"))
+    for entries, wanted in (
+        ((usual, scattered, norm), "1 all-reduce of 100 MiB and 8 reduce-scatters of 200 MiB a step for gradients"),
+        ((usual, norm), "1 all-reduce of 100 MiB a step for gradients"),
+        ((usual, sent, got), "1 all-reduce of 100 MiB, 4 recvs of 100 MiB and others a step for gradients"),
+    ):
+        assert operations_text(entries, State.GRADIENT) == wanted
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,21 @@ def test_an_alarm_says_whose_host_works_longer(tmp_path, slow_host, says, capsys
     assert (told["since_step"], told["rank"]) == (60, 1 if slow_host else None)
 
 
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [
+        (20, "watched 10 steps of 1 rank, too few to judge: 37 or more are needed after the first 10"),
+        (60, "watched 50 steps of 1 rank: no alarm"),
+    ],
+)
+def test_one_look_says_what_it_rests_on(count, told, tmp_path, capsys):
+    (tmp_path / "steps.rank0.jsonl").write_text("\n".join([*log_lines(0, [1e6] * count), "{"]) + "\n")
+    assert run(["watch", str(tmp_path), "--once"]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.strip() == f"{told}; no log is there of rank 1; 1 line could not be read"
+
+
 def test_steps_that_do_more_are_told_from_steps_that_take_longer(tmp_path, capsys):
     times, passes = [1e6] * 60 + [2e6] * 20, [4] * 60 + [8] * 20
     for rank in range(2):

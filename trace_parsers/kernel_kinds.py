@@ -1,7 +1,7 @@
 """What a device row is: compute, communication, memory or synchronisation.
 
 Broader than HTA's rule (names starting ``nccl``), which counts RCCL generic kernels, oneCCL,
-MSCCL++, NVSHMEM/DeepEP, custom all-reduce and symmetric-memory kernels as compute.
+MSCCL++, NVSHMEM/DeepEP, user buffers, custom all-reduce and symmetric-memory kernels as compute.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ class KernelKind(IntEnum):
 
 _COMMUNICATION = re.compile(
     r"nccl|rccl|oneccl|hccl|mscclpp|msccl_|nvshmem|deep_?ep::|cross_device_reduce|quickreduce"
-    r"|multimem_|symm_mem|one_shot_all|two_shot_all|lamport"
+    r"|multimem_|symm_mem|one_?shot_?all|two_?shot_?all|lamport|userbuffers"
     r"|(?<![a-z])all_?reduce|(?<![a-z])all_?gather|reduce_?scatter|(?<![a-z])all_?to_?all"
+    r"|(?-i:All(?:Reduce|Gather|ToAll))"  # in the middle of a name, where "smallReduce" is none
     r"|(?:intra|inter)node::(?:dispatch|combine|notify)|^gloo:",
     re.IGNORECASE,
 )

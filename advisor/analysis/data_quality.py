@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.analysis.model import QualityEntry
 from paro_advise.advisor.analysis.summary import step_time
 from paro_advise.advisor.facts.model import SEVERAL_JOBS_CODE
-from paro_advise.advisor.wording.quantities import time_text
+from paro_advise.advisor.wording.quantities import number_ranges, time_text
 from paro_advise.core.plural import plural
 from paro_advise.trace_parsers.notice import Notice, Severity
 
@@ -84,7 +84,12 @@ def _unknowns(aligned: AlignedRun | None, run: Run, topology: Topology, num_impo
     if not topology.gpus_per_node and not (aligned and aligned.knows_spans) and (run.world_size or 1) > 1:
         note("Q316", Severity.WARNING, "the nodes of the ranks are unknown: intra- and inter-node cannot be told apart",
              "pass --gpus-per-node")  # fmt: skip
-    if topology.source == "hosts" and len(set(topology.node_of.values())) == 1 and len(run.timed) > 1:
+    if aligned is not None and aligned.parted:
+        note("Q339", Severity.WARNING,
+             f"ranks {number_ranges(aligned.parted)} name one host, and their collectives end at times that differ by "
+             "the same all along: each is taken to have a clock of its own",
+             "pass --gpus-per-node if machines of one name are several nodes")  # fmt: skip
+    elif topology.source == "hosts" and len(set(topology.node_of.values())) == 1 and len(run.timed) > 1:
         note("Q319", Severity.INFO,
              "all ranks name the same host, so they count as one node; containers and cloned machines may share a name",
              "pass --gpus-per-node if they are several nodes")  # fmt: skip

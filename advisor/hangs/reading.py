@@ -71,6 +71,7 @@ def read_hang(refs: Sequence[SourceRef], *, is_collection: bool) -> tuple[Hang, 
             left.unread.add(rank)
         if problem:
             left.left_out.append(f"{ref.label}: {problem}")
+    left.unread -= left.dumps.keys()
     _leave_old_ones_out(left)
     if left.dumps:
         hang = _with_stacks(_with_ras(diagnose(left.dumps, left.unread), left.ras_reports), left.stacks)
@@ -113,7 +114,7 @@ def _add(left: Left, ref: SourceRef) -> str:
     """Take a file in; return why it is left out, "" if it is not."""
     head = read_head(ref)
     if flight_recorder.looks_like(head):
-        return _add_dump(left.dumps, read_dump(ref))
+        return _add_dump(left, read_dump(ref))
     if ras_report.looks_like(head):
         data = Readable(BlockReader(ref), MAX_TEXT_BYTES).read_all(MAX_RAS_BYTES)
         left.ras_reports.append(read_ras_report(data, ref.label))
@@ -135,13 +136,16 @@ def _add(left: Left, ref: SourceRef) -> str:
     )
 
 
-def _add_dump(dumps: dict[int, RankDump], dump: RankDump) -> str:
+def _add_dump(left: Left, dump: RankDump) -> str:
+    """Take a dump in; of two of one rank the newer one counts, as jobs that were started again leave older ones."""
     if dump.rank is None:
         return "neither the dump nor its name tells the rank"
-    known = dumps.get(dump.rank)
+    known = left.dumps.get(dump.rank)
     if known is not None and not known.is_log:
-        return f"rank {dump.rank} is in {known.path} already"
-    dumps[dump.rank] = dump
+        if dump.newest_ns <= known.newest_ns:
+            return f"rank {dump.rank} is in {known.path} already"
+        left.left_out.append(f"{known.path}: rank {dump.rank} is in {dump.path}, which is newer")
+    left.dumps[dump.rank] = dump
     return ""
 
 

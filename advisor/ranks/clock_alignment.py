@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.ranks.constants import ALIGNMENT_ROUNDS
+from paro_advise.advisor.ranks.constants import ALIGNMENT_ROUNDS, SAME_CLOCK_US, STEADY_SHARE
 from paro_advise.core.collective import Op
 from paro_advise.trace_parsers.rank_lists import ranks_in
 
@@ -45,6 +45,7 @@ class AlignedRun:
         num_alone: collectives that no other rank's trace shows.
         num_unequal: joins refused because the ranks disagree on the bytes.
         partial_groups: share of joined collectives of which some rank has no trace.
+        parted: ranks that name one host although their clocks differ; each has a clock of its own here.
     """
 
     table: pl.DataFrame
@@ -53,6 +54,7 @@ class AlignedRun:
     num_alone: int
     num_unequal: int
     partial_groups: float
+    parted: tuple[int, ...] = ()
 
     @property
     def knows_spans(self) -> bool:
@@ -63,17 +65,47 @@ class AlignedRun:
 def align_clocks(run: Run, topology: Topology) -> AlignedRun | None:
     """Join the collectives of all ranks on one clock; None without ranks that time steps.
 
-    Ranks of one host, or of one node where the nodes are known from metadata, share a clock.
+    Ranks of one host share a clock, and those of one node where metadata or the user tell the nodes: machines may have
+    one name, and a node containers of several. Ranks of one host whose collectives end apart do not.
     """
     if not run.timed:
         return None
-    node_of = topology.node_of if topology.source == "metadata" else {}
-    clock_of = {
-        rank: item.header.host or (f"node {node_of[rank]}" if rank in node_of else f"rank {rank}")
-        for rank, item in run.timed
-    }
+    node_of = topology.node_of if topology.source in ("metadata", "flag") else {}
+    clock_of = {}
+    for rank, item in run.timed:
+        names = [item.header.host] if item.header.host else []
+        names += [f"node {node_of[rank]}"] if rank in node_of else []
+        clock_of[rank] = " ".join(names) or f"rank {rank}"
     aligned = match_ranks(run.timed, clock_of)
+    # On CPUs a rank that waits for a core ends late, each in its turn.
+    if parted := () if run.is_on_cpu else _parted(aligned.table, clock_of):
+        clock_of |= {rank: f"rank {rank}" for rank in parted}
+        aligned = replace(match_ranks(run.timed, clock_of), parted=parted)
     return replace(aligned, table=aligned.table.with_columns(span_columns(aligned.table, topology, run.world_size)))
+
+
+def _parted(table: pl.DataFrame, clock_of: Mapping[int, str]) -> tuple[int, ...]:
+    """Return the ranks of clocks on which collectives end at times that differ, by the same all the time."""
+    import polars as pl
+
+    names = pl.Series("clock", [clock_of[rank] for rank in clock_of], dtype=pl.String)
+    clocks = pl.DataFrame({"rank": list(clock_of), "clock": names}, schema_overrides={"rank": pl.Int64})
+    together = table.filter(pl.col("match").is_not_null() & ~pl.col("op").is_in([op.value for op in _ROOTED]))
+    apart = (
+        together.join(clocks, on="rank")
+        .with_columns(pl.col("finish_us").median().over("match", "clock").alias("middle_us"))
+        .with_columns((pl.col("finish_us") - pl.col("middle_us")).alias("apart_us"))
+        .filter(pl.len().over("match", "clock") > 1)
+        .group_by("rank", "clock")
+        .agg(
+            pl.col("apart_us").median(),
+            (pl.col("apart_us") - pl.col("apart_us").median()).abs().median().alias("spread_us"),
+        )
+        .with_columns(pl.col("apart_us").abs())
+        .filter((pl.col("apart_us") > SAME_CLOCK_US / 2) & (pl.col("spread_us") < STEADY_SHARE * pl.col("apart_us")))
+    )
+    found = set(apart["clock"])
+    return tuple(rank for rank, clock in clock_of.items() if clock in found)
 
 
 def match_ranks(ranks: Sequence[tuple[int, Source]], clock_of: Mapping[int, str]) -> AlignedRun:

@@ -69,6 +69,11 @@ class Run:
         return any(item.is_cut for _, item in self.timed)
 
     @property
+    def is_on_cpu(self) -> bool:
+        """Tell whether the ranks compute on CPUs."""
+        return not any(item.facts.is_gpu for _, item in self.timed)
+
+    @property
     def sees_all(self) -> bool:
         """Tell whether every rank of the world has a trace, so that every wait can be seen."""
         return self.world_size is not None and len(self.timed) >= self.world_size
@@ -178,7 +183,10 @@ def _uncut(inputs: list[Source], notices: list[Notice]) -> list[Source]:
         Notice(
             code=LEFT_OUT_CODE,
             severity=Severity.WARNING,
-            message=f"{plural(len(cut), 'trace')} that end early or lost events are left out of all figures: "
+            message=plural(
+                len(cut), "trace that ends early or lost events is", "traces that end early or lost events are"
+            )
+            + " left out of all figures: "
             + ", ".join(item.file_name for item in cut[:4])
             + (", ..." if len(cut) > 4 else ""),
             help="what is missing would look like idle time: record them again",

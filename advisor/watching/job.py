@@ -7,8 +7,15 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.watching.change import find_changes
-from paro_advise.advisor.watching.constants import BASELINE_STEPS, HOST_EXCESS, WARM_UP_STEPS
-from paro_advise.advisor.wording.quantities import time_text
+from paro_advise.advisor.watching.constants import (
+    BASELINE_STEPS,
+    HOST_EXCESS,
+    LEAST_BASELINE,
+    RUN_STEPS,
+    WARM_UP_STEPS,
+)
+from paro_advise.advisor.wording.quantities import number_ranges, time_text
+from paro_advise.core.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,6 +62,28 @@ def job_steps(logs: Sequence[LoggedSteps]) -> list[tuple[int, float]]:
         for step, times in sorted(by_step.items())
         if len(times) == len(logs) and step not in spoiled and step >= WARM_UP_STEPS
     ]
+
+
+def watched_text(logs: Sequence[LoggedSteps], *, is_alarmed: bool) -> str:
+    """Say what a look at a job's logs rests on: how many steps of which ranks, and what could not be read.
+
+    Args:
+        logs: of all ranks that have one.
+        is_alarmed: an alarm was told.
+    """
+    least = LEAST_BASELINE + RUN_STEPS
+    steps = len(job_steps(logs))
+    text = f"watched {plural(steps, 'step')} of {plural(len(logs), 'rank')}"
+    if steps < least:
+        text += f", too few to judge: {least} or more are needed after the first {WARM_UP_STEPS}"
+    elif not is_alarmed:
+        text += ": no alarm"
+    missing = sorted(set(range(max(log.world_size for log in logs))) - {log.rank for log in logs})
+    if missing:
+        text += f"; no log is there of rank{'s' * (len(missing) > 1)} {number_ranges(missing)}"
+    if num_broken := sum(log.num_broken for log in logs):
+        text += f"; {plural(num_broken, 'line')} could not be read"
+    return text
 
 
 def find_alarms(logs: Sequence[LoggedSteps], *, since_step: int = 0, judged_step: int = -1) -> list[Alarm]:

@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from paro_advise.trace_parsers.kernel_kinds import KernelKind, kind_of_kernel
-from paro_advise.trace_parsers.kineto.collectives.host_calls import CALL_NAMES
+from paro_advise.trace_parsers.kineto.collectives.host_calls import CALL_NAMES, COMMS_ROWS
+from paro_advise.trace_parsers.kineto.collectives.untimed import LAUNCH
 from paro_advise.trace_parsers.kineto.columns import HostKind
 from paro_advise.trace_parsers.kineto.constants import (
     IDLE_SHARE,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.kineto.rows import KinetoRows
     from paro_advise.trace_parsers.tables import HostSpan
 
-_LAUNCH = re.compile(r"^(?:cuda|cu|hip)\w*Launch(?:Cooperative)?Kernel")
 _GRAPH_LAUNCH = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
 # Calls in which the host waits for the device. A copy to pageable memory waits although it is called asynchronous.
 _BLOCKING = re.compile(
@@ -73,7 +73,7 @@ def lit_steps(
     """
     import numpy as np
 
-    named = host.mask_of_names(bool(_LAUNCH.match(name)) for name in host.names)
+    named = host.mask_of_names(bool(LAUNCH.match(name)) for name in host.names)
     launches = np.flatnonzero((host.kind == HostKind.RUNTIME) & named & (host.correlation >= 0))
     recorded = np.isin(host.correlation[launches], correlation)
     if not recorded.any() or recorded[0]:
@@ -105,8 +105,14 @@ def _is_loosely_linked(rows: KinetoRows, start_us: NDArray[np.float64]) -> bool:
     mine = kinds[np.array(rows.device.name)]
     theirs = calls[np.array(rows.host.name)]
     kernels, known = np.array(rows.device.external)[mine], np.array(rows.host.external)[theirs]
+    # Calls whose kernels are missing launched them all the same.
+    described = np.array([name in COMMS_ROWS for name in rows.host.names])[np.array(rows.host.name)]
+    issued_ids = np.array(rows.host.external)[described]
+    num_without = len(np.setdiff1d(issued_ids[issued_ids >= 0], np.array(rows.device.external)))
+    if num_without > MAX_LOST_SHARE * len(issued_ids):
+        return True
     if not len(kernels):
-        return False
+        return len(known) > 0
     order = np.argsort(known, kind="stable")
     place = np.minimum(np.searchsorted(known[order], kernels), max(0, len(known) - 1))
     linked = (known[order][place] == kernels) & (kernels >= 0) if len(known) else np.zeros(len(kernels), dtype=bool)

@@ -19,6 +19,7 @@ from paro_advise.trace_parsers.kineto.collectives.runtime_annotations import (
     own_calls,
     state_threads,
 )
+from paro_advise.trace_parsers.kineto.collectives.untimed import timed_steps, untimed_us
 from paro_advise.trace_parsers.kineto.columns import HostKind
 from paro_advise.trace_parsers.kineto.constants import (
     FEW_IMPOSSIBLE,
@@ -213,6 +214,7 @@ class _TableBuilder:
                 where=self._label,
                 hint="give each rank's own file, as torch.profiler writes it, or split this one by process",
             )
+        steps = self._timed(steps, host)
         self._updates = updates
         cuts = [step.end_us for step in steps] + [update.start_us for update in updates]
         passes = extend_passes(host, passes, cuts)
@@ -275,6 +277,23 @@ class _TableBuilder:
             "give the profiler's schedule a warm-up step",
         )
         return lit or steps
+
+    def _timed(self, steps: tuple[HostSpan, ...], host: HostRows) -> tuple[HostSpan, ...]:
+        """Leave out steps in which collectives have no time, which would look like idle time, where others are left."""
+        raw = self._rows.device
+        lost_us = untimed_us(host, raw, host_calls(self._rows.host, self._origin_us), self._origin_us)
+        if not len(lost_us):
+            return steps
+        timed = timed_steps(steps, lost_us)
+        told = f"{plural(len(lost_us), 'collective has', 'collectives have')} no time on the device"
+        help_ = "record it again; some versions of the profiler lose rows where many come at once"
+        if timed:
+            if len(timed) < len(steps):
+                left_out = plural(len(steps) - len(timed), "step is", "steps are")
+                self._notices.warn("Q126", f"{told}: {left_out} left out", help_)
+            return timed
+        self._notices.warn("Q108", f"{told}: this trace carries no verdict alone", help_)
+        return steps
 
     def _note_graphs(self) -> None:
         """Say how much communication a graph replays: its one launch stands for all, and names nothing of it."""

@@ -21,7 +21,8 @@ _PURPOSE = {
     State.OTHER: " for no model state",
     State.UNKNOWN: " of unknown purpose",
 }
-_NAMED_SHARE = 0.8  # of a state's exposed time that the operations named carry at least; assumed
+_NAMED_SHARE = 0.95  # of a state's exposed time and of all its time that the named operations stand for; assumed
+_TIMES = ("exposed_us", "total_us")
 _MAX_NAMED = 2  # operations named at most; a sentence
 
 
@@ -45,6 +46,7 @@ class _Operation:
     least_bytes: int | None
     most_bytes: int | None
     exposed_us: float
+    total_us: float
 
     @property
     def text(self) -> str:
@@ -58,18 +60,27 @@ class _Operation:
 
 def operations_text(entries: Sequence[CollectiveEntry], state: State) -> str:
     """Name the operations that carry most of a state's exposed time, "" without any."""
-    found = sorted(_operations(entries, state), key=lambda item: (-item.exposed_us, -item.count, item.op))
-    if not found:
+    unsorted = _operations(entries, state)
+    if not unsorted:
         return ""
-    whole = sum(item.exposed_us for item in found)
-    named: list[_Operation] = []
-    for item in found[:_MAX_NAMED]:
-        if named and sum(one.exposed_us for one in named) >= _NAMED_SHARE * whole:
-            break
-        named.append(item)
+    exposed_us, total_us = (sum(getattr(item, field) for item in unsorted) or 1.0 for field in _TIMES)
+    found = sorted(
+        unsorted,
+        key=lambda item: (-(item.exposed_us / exposed_us + item.total_us / total_us), -item.count, item.op),
+    )
+    named = next(found[:many] for many in range(1, len(found) + 1) if _stand_for(found[:many], found))
+    texts = [item.text for item in named[:_MAX_NAMED]] + ["others"] * (len(named) > _MAX_NAMED)
     details = {entry.detail for entry in entries if entry.state == state.value and entry.exposed_us}
     purpose = " to average parameters" if details == {AVERAGES} else _PURPOSE[state]
-    return " and ".join(item.text for item in named) + " a step" + purpose
+    return " and ".join([", ".join(texts[:-1])] * (len(texts) > 1) + texts[-1:]) + " a step" + purpose
+
+
+def _stand_for(named: Sequence[_Operation], whole: Sequence[_Operation]) -> bool:
+    """Tell whether what is said of a state's times is said of the operations that are named."""
+    return all(
+        sum(getattr(item, field) for item in named) >= _NAMED_SHARE * sum(getattr(item, field) for item in whole)
+        for field in _TIMES
+    )
 
 
 def _operations(entries: Sequence[CollectiveEntry], state: State) -> list[_Operation]:
@@ -87,6 +98,7 @@ def _operations(entries: Sequence[CollectiveEntry], state: State) -> list[_Opera
                 least_bytes=min(sizes, default=None),
                 most_bytes=max(sizes, default=None),
                 exposed_us=sum(row.exposed_us or 0.0 for row in rows),
+                total_us=sum(row.count * (row.p50_us or 0.0) for row in rows),
             )
         )
     return out

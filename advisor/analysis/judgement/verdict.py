@@ -252,7 +252,7 @@ def judge_step(evidence: StepEvidence) -> StepVerdict:
         return StepVerdict(
             regime=Regime.UNKNOWN,
             limiting_state=None,
-            text="No verdict: the trace ends early or is damaged, and what is missing would look like idle time. "
+            text="No verdict: the trace ends early or lacks events, and what is missing would look like idle time. "
             "The figures below cover what is there; record it again.",
             case="",
         )

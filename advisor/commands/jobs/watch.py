@@ -74,7 +74,7 @@ def command(
     from paro_advise.advisor.commands.jobs.metrics_file import MetricsFile
     from paro_advise.advisor.watching.constants import KEPT_STEPS
     from paro_advise.advisor.watching.follow import FollowedJob
-    from paro_advise.advisor.watching.job import find_alarms
+    from paro_advise.advisor.watching.job import find_alarms, watched_text
     from paro_advise.advisor.watching.recording import newest_step
 
     _check(folder, record, apply_to)
@@ -109,6 +109,7 @@ def command(
             if not logs:
                 hint = "start the job with `capture -o DIR`"
                 raise InputError("watch must find step logs, there are none", where=folder, hint=hint)
+            click.echo(watched_text(logs, is_alarmed=since > 0), err=True)
             return
         if once:
             followed.wait_for_growth(ENDED_S)  # a job that has ended records nothing

@@ -37,6 +37,7 @@ class Link:
         hidden_us: latency of its messages that passed while others moved, beyond ``alpha_us``.
         latency_source: a LatencySource value.
         is_lower_bound: ranks without a trace may have been waited for, so the link may be faster.
+        least_gbps: of such a link, the bus bandwidth that is sure; None of others.
         typical_bytes, typical_us: buffer and transfer time of a typical collective.
     """
 
@@ -57,10 +58,16 @@ class Link:
     is_lower_bound: bool = False
     num_nodes: int | None = None
     hidden_us: float = 0.0
+    least_gbps: float | None = None
 
     @property
     def reached_gbps(self) -> float | None:
-        """Return the bus bandwidth that was seen: without latency where its own sizes tell it, else with all of it."""
+        """Return the bus bandwidth that was seen: without latency where its own sizes tell it, else with all of it.
+
+        Where ranks may have been waited for, the latency may be waiting, and counts.
+        """
+        if self.is_lower_bound and self.least_gbps is not None and self.busbw_gbps is not None:
+            return self.least_gbps
         if self.latency_source == LatencySource.MEASURED or not self.typical_us:
             return self.busbw_gbps
         return self.typical_bytes * bus_factor(self.op, self.group_size) / self.typical_us / 1e3

@@ -168,8 +168,17 @@ def fit_links(samples: pl.DataFrame, fabric: Fabric, *, is_alone: bool = False) 
             pace = pace_of(op, span, group_size, fabric)
             link = _fit(op, span, group_size, wire[possible], time_us[possible], pace, lone=lone, is_alone=is_alone)
             partial = "partial" in part.columns and bool(part["partial"].mean() > 0.5)  # type: ignore[operator]
-            links.append(replace(link, is_lower_bound=partial, num_nodes=num_nodes))
+            least_gbps = _least_gbps(wire[possible], time_us[possible]) if partial else None
+            links.append(replace(link, is_lower_bound=partial, least_gbps=least_gbps, num_nodes=num_nodes))
     return links, num_impossible
+
+
+def _least_gbps(wire: NDArray[np.float64], time_us: NDArray[np.float64]) -> float:
+    """Return the bandwidth that is sure where times may hold waiting for ranks without a trace.
+
+    All of a time beyond the transfer may be waiting, so no latency is taken off: that would leave too much bandwidth.
+    """
+    return float(np.quantile(wire / time_us, 0.9)) / 1e3
 
 
 def _fit(

@@ -269,8 +269,13 @@ def bandwidth_text(link: Link) -> str:
 
 
 def latency_text(link: Link) -> str:
-    """Return a latency with its range where the range is wide: "24 us", "8.2 us (2 to 33 us)"."""
+    """Return a latency with its range where the range is wide: "24 us", "8.2 us (2 to 33 us)".
+
+    Where ranks without a trace may have been waited for, it may all be waiting: "at most 349 us".
+    """
     low, high = link.alpha_low_us, link.alpha_high_us
+    if link.is_lower_bound and link.latency_source == LatencySource.MEASURED and high is not None:
+        return f"at most {time_text(high)}"
     if link.alpha_us is None or low is None or high is None or high <= WIDE_RANGE * max(low, 1e-3):
         return time_text(link.alpha_us)
     if link.alpha_us <= 0:

@@ -1,0 +1,60 @@
+"""Collectives of a device that have no time: their kernels are missing, or have no duration."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from paro_advise.trace_parsers.kernel_kinds import KernelKind, kind_of_kernel
+from paro_advise.trace_parsers.kineto.collectives.host_calls import enclosing_calls
+from paro_advise.trace_parsers.kineto.columns import HostKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from paro_advise.trace_parsers.kineto.collectives.host_calls import HostCall
+    from paro_advise.trace_parsers.kineto.columns import DeviceColumns
+    from paro_advise.trace_parsers.kineto.host_rows import HostRows
+    from paro_advise.trace_parsers.tables import HostSpan
+
+LAUNCH = re.compile(r"^(?:cuda|cu|hip)\w*Launch(?:Cooperative)?Kernel")
+
+
+def untimed_us(host: HostRows, raw: DeviceColumns, calls: Sequence[HostCall], origin_us: float) -> NDArray[np.float64]:
+    """Return when collectives without a time on the device began or were launched, in us from ``origin_us``.
+
+    A communication kernel takes some time, so that one of 0 us lost its duration. A call that launched a kernel which
+    has no row lost it; calls that launch nothing (gloo's, or those of a group that another call launches) lost nothing.
+
+    Args:
+        host: rows, with launches where they were read.
+        raw: rows of the device.
+        calls: host calls of collectives.
+        origin_us: of the device's times.
+    """
+    import numpy as np
+
+    moves = np.array([kind_of_kernel(name) == KernelKind.COMMUNICATION for name in raw.names], dtype=bool)
+    start_us, duration_us = np.array(raw.start) - origin_us, np.array(raw.duration)
+    is_timeless = moves[np.array(raw.name)] & ~(duration_us > 0)
+    launches = np.flatnonzero(
+        (host.kind == HostKind.RUNTIME)
+        & host.mask_of_names(bool(LAUNCH.match(name)) for name in host.names)
+        & (host.correlation >= 0)
+    )
+    lost = launches[~np.isin(host.correlation[launches], np.array(raw.correlation))]
+    places = list(zip(host.start_us[lost].tolist(), host.tid[lost].tolist(), strict=True))
+    around = enclosing_calls(calls, places) if places else []
+    lost_us = [place[0] for place, call in zip(places, around, strict=True) if call is not None and call.tells]
+    return np.sort(np.concatenate([start_us[is_timeless], np.array(lost_us, dtype=np.float64)]))
+
+
+def timed_steps(steps: Sequence[HostSpan], lost_us: NDArray[np.float64]) -> tuple[HostSpan, ...]:
+    """Return the steps in which no collective lost its time."""
+    import numpy as np
+
+    ends = [np.searchsorted(lost_us, (step.start_us, step.end_us)) for step in steps]
+    return tuple(step for step, (low, high) in zip(steps, ends, strict=True) if low == high)
