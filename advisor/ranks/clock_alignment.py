@@ -70,12 +70,16 @@ def align_clocks(run: Run, topology: Topology) -> AlignedRun | None:
     """
     if not run.timed:
         return None
-    node_of = topology.node_of if topology.source in ("metadata", "flag") else {}
+    node_of = {rank: f"node {node}" for rank, node in topology.node_of.items()}
+    is_told = topology.source == "metadata"
+    parts_hosts = is_told or topology.source == "flag"
     clock_of = {}
     for rank, item in run.timed:
-        names = [item.header.host] if item.header.host else []
-        names += [f"node {node_of[rank]}"] if rank in node_of else []
-        clock_of[rank] = " ".join(names) or f"rank {rank}"
+        node, host = node_of.get(rank), item.header.host
+        if host:
+            clock_of[rank] = f"{host} {node}" if node and parts_hosts else host
+        else:
+            clock_of[rank] = node if node and is_told else f"rank {rank}"
     aligned = match_ranks(run.timed, clock_of)
     # On CPUs a rank that waits for a core ends late, each in its turn.
     if parted := () if run.is_on_cpu else _parted(aligned.table, clock_of):

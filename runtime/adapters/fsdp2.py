@@ -22,7 +22,7 @@ from paro_advise.runtime.adapters.planned.wrapping import Wrapping
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.mixins import Outermost, mixed_in, without_first
 from paro_advise.runtime.sharding.parameters.fsdp2 import hold_hook_places, hook_handles, reshard, unwrap
-from paro_advise.runtime.sharding.phases.gradients import refuse_late_gradient
+from paro_advise.runtime.sharding.phases.lost_gradients import refuse_late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -371,7 +371,7 @@ class FullyShardCalls:
             hold_hook_places(part)
         for part in parts:
             part.__class__ = without_first(type(part))
-            unwrap(part, refuse_late_gradient)
+            unwrap(part, refuse_late)
             self._mix_in(part)
 
 

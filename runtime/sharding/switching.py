@@ -14,7 +14,7 @@ from paro_advise.runtime.measure.process_memory import forget_peak, peak_bytes
 from paro_advise.runtime.sharding.agreement import agree
 from paro_advise.runtime.sharding.module import engine_of, mark, unmark
 from paro_advise.runtime.sharding.parameters.owned import attributes_of, carry_attributes
-from paro_advise.runtime.sharding.phases.gradients import refuse_late_gradient
+from paro_advise.runtime.sharding.phases.lost_gradients import refuse_late
 from paro_advise.runtime.sharding.shard import checked_strategy, grid_of
 from paro_advise.runtime.sharding.states import states
 
@@ -105,7 +105,7 @@ def _move(engine: Engine, strategy: Strategy, grid: GroupGrid) -> None:
     if engine.levels.parameter == Level.N:
         for unit in engine.units:
             for slot in unit.spec.training:
-                slot.parameter.requires_grad_().register_hook(refuse_late_gradient)  # type: ignore[no-untyped-call]  # as torch declares it
+                slot.parameter.requires_grad_().register_hook(refuse_late)  # type: ignore[no-untyped-call]  # as torch declares it
     slots = [slot for unit in engine.units for slot in unit.spec.slots]
     attributes = [attributes_of(slot.parameter) for slot in slots]
     unmark(engine.model)

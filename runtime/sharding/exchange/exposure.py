@@ -7,6 +7,7 @@ Both get one DTensor over this rank's rows, so that torch's own functions see th
 from __future__ import annotations
 
 import weakref
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -15,6 +16,11 @@ from paro_advise.errors import UsageError
 from paro_advise.runtime.sharding.parameters.owned import gradient_of, set_gradient
 from paro_advise.runtime.sharding.parameters.whole import WholeTensor, mixing, unmixed
 from paro_advise.runtime.sharding.parameters.windows import like
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paro_advise.runtime.sharding.exchange.procedure import UnitState
 
 
 class Exposure:
@@ -124,6 +130,22 @@ class Exposure:
             self.release(parameter)
             set_gradient(shard, None)
         self._shown = []
+
+    def zero(self, units: Sequence[UnitState]) -> bool:
+        """Make the gradients on show zero, which optimizers act on.
+
+        Returns:
+            whether that is all of them: some are on show, and none add up elsewhere.
+        """
+        if not self._shown or any(unit.accumulated is not None or unit.left for unit in units):
+            return False
+        self.collect()
+        for _, _, gradient in self._shown:
+            _local(gradient).zero_()
+        for unit in units:
+            if unit.reduced is not None:
+                unit.reduced.zero_()
+        return True
 
     def forget(self, *, to_none: bool = True) -> None:
         """Take all gradients off the parameters.

@@ -69,6 +69,13 @@ class Usage:
         """Note that a parameter of a unit got a gradient on this rank."""
         self._here[self._first[unit.spec.name] + place] = True
 
+    def forget(self, unit: UnitState, place: int) -> None:
+        """Forget that a parameter of a unit got gradients: one that it gets no more is none, and no zeros."""
+        number = self._first[unit.spec.name] + place
+        self._here[number] = self._known[number] = False
+        if self._counts is not None:
+            self._counts[number] = 0.0
+
     def is_noted(self, unit: UnitState, place: int) -> bool:
         """Tell whether a parameter of a unit got a gradient on this rank."""
         return self._here[self._first[unit.spec.name] + place]

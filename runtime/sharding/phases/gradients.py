@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd import Variable
@@ -41,18 +41,6 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.parameters.units import Slot
     from paro_advise.runtime.sharding.parameters.whole import WholeTensor
     from paro_advise.runtime.sharding.settings import Settings
-
-
-def refuse_late_gradient(*_: object) -> NoReturn:
-    """Refuse a gradient of a parameter that a switch has replaced.
-
-    Raises:
-        UsageError: always.
-    """
-    raise UsageError(
-        "a backward pass must run under the strategy of its forward pass, got one from before a switch",
-        hint="switch between two steps; drop the gradients with optimizer.zero_grad() to go on",
-    )
 
 
 class GradientReducer:
@@ -105,6 +93,7 @@ class GradientReducer:
         self._is_output_reached = False  # by the backward pass under way
         self._made: set[str] = set()  # names of parameters that have got gradients since the last forward pass
         self._exposure = Exposure()
+        self._are_zeroed = False  # since the last backward pass
         # Kept over a switch: gradients that were set to zero before it are still there, for weight decay to act on.
         self._usage = usage
         self._node_hooks = lost_gradients.NodeHooks()
@@ -138,7 +127,7 @@ class GradientReducer:
             UsageError: they come from a forward pass under another strategy.
         """
         if not any(unit is known for known in self._arrangement.units):
-            refuse_late_gradient()
+            lost_gradients.refuse_late()
         if any(slot.parameter.requires_grad for slot in unit.spec.training):
             self.queue_callback()
             self._usage.note_delivery(unit)
@@ -349,6 +338,7 @@ class GradientReducer:
         self._expose()
 
     def _expose(self) -> None:
+        self._are_zeroed = False
         if self._sums_of_singles is not None:
             factor = self._arrangement.units[-1].divide_factor or self._arrangement.gathering.grid.world_size
             self.singles.take(self._sums_of_singles, factor, self._usage.missing)
@@ -414,6 +404,8 @@ class GradientReducer:
     def are_waiting(self) -> bool:
         """Tell whether there are gradients that no step has used yet."""
         units = self._arrangement.units
+        if self._are_zeroed and not any(unit.reduced is not None and bool(unit.reduced.any()) for unit in units):
+            return False
         return (
             any(unit.accumulated is not None or unit.reduced is not None for unit in units)
             or any(gradient_of(slot.parameter) is not None for unit in units for slot in unit.spec.training)
@@ -462,6 +454,7 @@ class GradientReducer:
         if self._fsdp2_holds_them:
             fsdp2.discard_accumulated(found[0].spec.module, parameter)
         self._procedure.forget(*found)
+        self._usage.forget(*found)
 
     def discard_of(self, names: Collection[str], *, to_none: bool = True) -> None:
         """Forget the gradients of some parameters, by name, as their optimizer's ``zero_grad`` does."""
@@ -481,6 +474,8 @@ class GradientReducer:
         Args:
             to_none: parameters have none then, else zeros, on which optimizers act.
         """
+        is_alone = not (self._fsdp2_holds_them and fsdp2.accumulated_bytes(self._model) > 0)
+        is_whole = not to_none and not self.is_broken_off and is_alone
         if not is_in_backward():
             if self._callback_queued and self.replicated:
                 self.replicated.abandon()
@@ -489,6 +484,9 @@ class GradientReducer:
                 fsdp2.recover(self._model)
         self.on_discard(None)
         self.executor.drain()
+        self._are_zeroed = is_whole and self._exposure.zero(self._arrangement.units)
+        if self._are_zeroed:
+            return
         self._exposure.forget(to_none=to_none)
         if to_none:
             self._usage.clear()

@@ -20,7 +20,7 @@ from paro_advise.runtime.sharding.parameters.owned import (
     release,
 )
 from paro_advise.runtime.sharding.parameters.whole import current, stand_in
-from paro_advise.runtime.sharding.phases.gradients import refuse_late_gradient
+from paro_advise.runtime.sharding.phases.lost_gradients import refuse_late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -201,7 +201,7 @@ class ParameterHomes:
         if arrangement.levels.parameter != Level.N:
             fsdp2.reshard(self._model)
             for unit in reversed(arrangement.units):
-                fsdp2.unwrap(unit.spec.module, refuse_late_gradient)
+                fsdp2.unwrap(unit.spec.module, refuse_late)
 
     def are_at_rest(self, arrangement: Arrangement, unit: UnitState) -> bool:
         """Tell whether the model shows the parameters of a unit that are kept, not gathered ones."""

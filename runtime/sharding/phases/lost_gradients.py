@@ -26,6 +26,18 @@ _RETURN_TENSORS = (
 )
 
 
+def refuse_late(*_: object) -> NoReturn:
+    """Refuse a gradient of a parameter that a switch has replaced.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError(
+        "a backward pass must run under the strategy of its forward pass, got one from before a switch",
+        hint="switch between two steps; drop the gradients with optimizer.zero_grad() to go on",
+    )
+
+
 def refuse_nested() -> NoReturn:
     """Refuse a backward pass whose end only reentrant checkpoints show.
 
