@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from contextlib import nullcontext
 from typing import Any
@@ -115,6 +116,20 @@ def test_steps_in_unusual_orders_train_alike(a_plan, tmp_path):
         assert numbers_in(done.stdout) == pytest.approx(expected, rel=2e-6), strategy
 
 
+@pytest.mark.distributed
+@pytest.mark.parametrize("strategy", ["NGG", "IIG", pytest.param("GGG", marks=pytest.mark.variant), "NNN"])
+def test_gradients_are_cleared_as_plain_torch_clears_them(strategy, a_plan, tmp_path):
+    """To None by hand and by several optimizers: what is unused then has none. To zero: momentum and decay act on it."""
+    script = WORKERS / "cleared_gradients.py"
+    plain = run_ranks(script)
+    plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
+    done = run_ranks(script, plan=plan, drift="parameter_count")
+    missing = [re.findall(r"missing (\d \d)", one.stdout) for one in (plain, done)]
+    assert missing[1] == missing[0], done.stderr[-3000:]
+    assert len(missing[0]) == 2 * 5 * 5
+    assert numbers_in(done.stdout) == pytest.approx(numbers_in(plain.stdout), rel=2e-6)
+
+
 def output_of(script, plan, strategy, folder, words):
     """Run a script that saves into a folder, plain or under a strategy, and return what it prints."""
     folder.mkdir(exist_ok=True)
@@ -201,11 +216,14 @@ def test_fsdp2_scripts_fill_save_and_resume_as_ever(a_plan, tmp_path):
 
 @pytest.mark.distributed
 def test_fsdp1_scripts_use_its_own_state_dicts(a_plan, tmp_path):
-    """Whole and sharded ones, of model and optimizer, wrapped by hand or by policy, plain and planned."""
+    """Whole and sharded ones, of model and optimizer, wrapped by hand or by policy, plain and planned.
+
+    What is summoned has the names of the model that was wrapped.
+    """
 
     def trained(strategy, folder, words):
         text = output_of(WORKERS / "fsdp1_states.py", a_plan, strategy, tmp_path / folder, words)
-        return numbers_in(text), text.splitlines()[-1]
+        return numbers_in(text), [line for line in text.splitlines() if line.startswith(("summoned", "blocks"))]
 
     expected, names = trained(None, "plain", "nested,meta")
     assert len(expected) == 4 * 2 + 2

@@ -53,6 +53,7 @@ class FullyShardedStates(nn.Module):
     """What FSDP1's class knows about states, for what stands in its place."""
 
     _buffer_types: BufferTypes
+    _are_names_clean = False
 
     @staticmethod
     def get_state_dict_type(module: nn.Module) -> StateDictSettings:
@@ -106,8 +107,26 @@ class FullyShardedStates(nn.Module):
         if with_grads:
             _session().refuse(TrainingError("a plan cannot summon gradients", hint="read them from the parameters"))
         engine = _session().engine(module)
-        with whole_parameters(engine, writes_back=writeback) if engine else contextlib.nullcontext():
-            yield
+        parts = [part for part in (module.modules() if recurse else [module]) if isinstance(part, FullyShardedStates)]
+        before = [part._are_names_clean for part in parts]  # noqa: SLF001 - our class
+        try:
+            for part in parts:
+                part._are_names_clean = True  # noqa: SLF001 - our class
+            with whole_parameters(engine, writes_back=writeback) if engine else contextlib.nullcontext():
+                yield
+        finally:
+            for part, are_clean in zip(parts, before, strict=True):
+                part._are_names_clean = are_clean  # noqa: SLF001 - our class
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Return the parameters; where they are summoned, by the names of the model that was wrapped."""
+        for name, parameter in super().named_parameters(*args, **kwargs):
+            yield name.replace(PART, "") if self._are_names_clean else name, parameter
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return the buffers by such names."""
+        for name, buffer in super().named_buffers(*args, **kwargs):
+            yield name.replace(PART, "") if self._are_names_clean else name, buffer
 
     def state_dict(self, *args: Any, **kwargs: Any) -> StateDict:  # type: ignore[override]  # torch has overloads
         """Return whole tensors, or shards as DTensors, by the names of the model that was wrapped."""

@@ -162,6 +162,10 @@ def main():
                         value.mul_(0.9)
             with FSDP.summon_full_params(model, writeback=False), torch.no_grad():
                 next(iter(model.parameters())).zero_()
+                for block in (model, next(iter(model.module.children()))):
+                    names = sorted(name for name, _ in (*block.named_parameters(), *block.named_buffers()))
+                    if rank == 0:
+                        print("summoned", *names, flush=True)
     with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
         found = model.state_dict()
     assert all(steps_of(states) <= {SAVED_AFTER} for states in kept)  # no step after it changes what was saved
