@@ -255,3 +255,42 @@ def test_an_optimizer_that_plain_fsdp1_would_train_nothing_with_is_refused(a_pla
     assert "flattens must be made after it, got a SGD of before" in done.stderr
     assert done.stdout == ""
     assert run_ranks(worker, "orig", plan=plan, drift="parameter_count").stdout.split() == told["orig",]
+
+
+UNFREEZES = """
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 4))
+model[0].requires_grad_(False)
+if "early" in sys.argv:
+    model[0].requires_grad_()
+ddp = torch.nn.parallel.DistributedDataParallel(model)
+model[0].requires_grad_()
+optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+ddp(torch.full((2, 8), 1.0 + dist.get_rank())).square().mean().backward()
+optimizer.step()
+norm = torch.tensor([float(w.double().norm()) for w in ddp.state_dict().values()]).sum()
+norms = [torch.zeros_like(norm) for _ in range(dist.get_world_size())]
+dist.all_gather(norms, norm)
+if dist.get_rank() == 0:
+    print("apart by", max(norms).item() - min(norms).item(), flush=True)
+"""
+
+
+@pytest.mark.distributed
+def test_what_trains_only_since_ddp_wrapped_it_is_refused(a_plan, tmp_path):
+    """DDP leaves its gradients to each rank, so that copies drift apart; under a plan they did not, unsaid."""
+    worker = tmp_path / "unfreezes.py"
+    worker.write_text(UNFREEZES)
+    drift = float(run_ranks(worker).stdout.rpartition(" ")[2])
+    assert drift > 1e-3
+    plan = plan_for(a_plan, tmp_path / "plan.json", "NNN")
+    done = run_ranks(worker, plan=plan, drift="parameter_count")
+    assert done.returncode == 1
+    assert "must want its gradient when DDP wraps it" in done.stderr
+    assert done.stdout == ""
+    assert "apart by 0.0" in run_ranks(worker, "early", plan=plan, drift="parameter_count").stdout

@@ -218,9 +218,11 @@ class DistributedDataParallel(_Wrapper):
             own = [one for name, one in module.named_buffers() if not copies_buffers or name in self._ignored_names]
             copy_from_rank_0(module, [*ignored, *own])
         self.forward_sync_buffers = copies_buffers if forward_sync_buffers is None else forward_sync_buffers
+        frozen = frozenset(parameter for parameter in module.parameters() if not parameter.requires_grad)
         wrapping = Wrapping(
-            origin="DDP", states_are_whole=True, evaluates_alone=True, ignored=ignored, keeps_local_gradients=True
-        )
+            origin="DDP", states_are_whole=True, evaluates_alone=True, ignored=ignored, frozen=frozen - ignored,
+            keeps_local_gradients=True,
+        )  # fmt: skip
         self._adopt(module, wrapping)
         _session().collectives.begin()
         self.reducer = _NoReducer(self)

@@ -318,6 +318,7 @@ class Session:
             wrapping.let_go()
         # Not earlier: the framework may have kept gathered parameters in place.
         wrapping.check_optimizers(module, optimizers)
+        wrapping.check_frozen(module)
         before = dict(module.named_parameters())
         shard(
             module,

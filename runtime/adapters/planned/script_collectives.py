@@ -94,7 +94,8 @@ class ScriptCollectives:
                 found: _R = self.attended(original, args, kwargs)  # type: ignore[assignment]  # it returns its result
                 return found
             if self._counts and takes_all_ranks(args, kwargs):
-                self._enter()
+                with contextlib.suppress(dist.DistError):  # the store is gone, and with it whoever would wait
+                    self._enter()
             return original(*args, **kwargs)
 
         return call
@@ -136,6 +137,15 @@ class ScriptCollectives:
         """
         if not self._counts:
             return True
+        try:
+            return self._all_begin(model)
+        except dist.DistError as error:
+            raise CommunicationError(
+                "all ranks must come to the first training pass, the one that keeps the job's store has ended",
+                hint="look at what rank 0 printed last",
+            ) from error
+
+    def _all_begin(self, model: nn.Module) -> bool:
         store, began = job_store(), time.monotonic()
         is_told = False
         if not self._has_begun:

@@ -56,6 +56,7 @@ class Wrapping:
         shows_shards: gradients are this rank's shards to the script, and plain tensors, as FSDP1's.
         keeps_local_gradients: what passes without a reduction make lies in ``grad``, and a step takes it.
         missing_gradients: what the framework gives for a parameter that no rank used.
+        frozen: parameters that trained nothing when the framework looked which ones to average.
         too_early: optimizers of before the framework made parameters of its own, of which they have none.
     """
 
@@ -78,7 +79,23 @@ class Wrapping:
     keeps_local_gradients: bool = False
     missing_gradients: Missing = Missing.NONE
     compile: Callable[[Callable[..., object]], Callable[..., object]] | None = None
+    frozen: frozenset[nn.Parameter] = frozenset()
     too_early: tuple[ref[torch.optim.Optimizer], ...] = ()
+
+    def check_frozen(self, module: nn.Module) -> None:
+        """Refuse a parameter that trains only since the framework wrapped the model.
+
+        Raises:
+            TrainingError: there is one.
+        """
+        for name, parameter in module.named_parameters() if self.frozen else ():
+            if parameter.requires_grad and parameter in self.frozen:
+                raise TrainingError(
+                    f"a parameter must want its gradient when {self.origin} wraps it: else {self.origin} leaves its "
+                    "gradient to each rank, and copies of the model drift apart",
+                    where=name,
+                    hint="call requires_grad_() before the model is wrapped",
+                )
 
     def check_optimizers(self, module: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Refuse an optimizer that holds parameters outside of the model that is about to be sharded, or none of it.
