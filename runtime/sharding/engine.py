@@ -481,9 +481,11 @@ def _check_output(unit: UnitState) -> Callable[[nn.Module, object, object], None
         wants = torch.is_grad_enabled() and any(slot.parameter.requires_grad for slot in unit.spec.training)
         if wants and not fsdp2.tensors_with_gradient(output):
             raise UsageError(
-                "a unit whose parameters are freed after forward must return tensors, alone or in a tuple, list, "
-                f"dict or dataclass, got {type(output).__name__} from {type(module).__name__.removeprefix('FSDP')}",
-                hint="return the loss or the hidden states, choose other units, or a strategy N..",
+                "a unit whose parameters are freed after forward must return a tensor that wants a gradient, alone or "
+                f"in a tuple, list, dict or dataclass, got a {type(output).__name__} without one from "
+                f"{type(module).__name__.removeprefix('FSDP')}",
+                hint="return the loss or the hidden states, run passes that train nothing under torch.no_grad(), "
+                "choose other units, or a strategy N..",
             )
 
     return check
