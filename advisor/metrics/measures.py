@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from paro_advise.advisor.analysis.model import Analysis, Link
+    from paro_advise.advisor.analysis.model import Analysis
+    from paro_advise.advisor.ranks.links.link import Link
     from paro_advise.policies.plan import Plan
 
 PREFIX = "paro_advise"

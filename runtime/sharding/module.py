@@ -100,7 +100,7 @@ class ShardedModule(nn.Module):
         memo[id(self)] = copied
         # What the model's class itself leaves out of copies (Lightning: its trainer) stays out.
         state = object.__reduce_ex__(self, 2)[2]
-        copied.__setstate__(copy.deepcopy(state, memo))
+        copied.__setstate__(copy.deepcopy(state, memo))  # type: ignore[no-untyped-call]  # as torch declares it
         for part in copied.modules():
             part.__dict__.pop(FACTOR_SETTER, None)
             # A module's tables of hooks have no public names.
