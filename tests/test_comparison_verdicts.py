@@ -56,10 +56,10 @@ def test_a_gradient_norm_that_diverged_is_unknown_on_whatever_rank(norms, tmp_pa
     logs = []
     for rank, norm in enumerate(norms):
         path = tmp_path / f"steps.rank{rank}.jsonl"
-        step = f'"step":3,"step_us":5.0,"loss":1,"gradient_norm_squared":{norm},"overhead_us":0,"profiled":false'
+        row = f'"step":3,"step_us":5.0,"loss":1,"gradient_norm_squared":{norm},"overhead_us":0,"profiled":false'
         path.write_text(
             f'{{"format":"paro-advise/steps","rank":{rank},"world_size":2}}\n'
-            f'{{{step},"micro_batches":1,"peak_memory_bytes":1}}\n'
+            f'{{{row},"micro_batches":1,"peak_memory_bytes":1}}\n'
         )
         logs.append(read_step_log(SourceRef(path=path)))
     (step,) = captured_of(logs).steps
