@@ -18,9 +18,7 @@ from paro_advise.runtime.sharding.parameters.whole import WholeTensor, mixing, u
 from paro_advise.runtime.sharding.parameters.windows import like
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paro_advise.runtime.sharding.exchange.procedure import UnitState
+    from collections.abc import Iterable
 
 
 class Exposure:
@@ -131,21 +129,16 @@ class Exposure:
             set_gradient(shard, None)
         self._shown = []
 
-    def zero(self, units: Sequence[UnitState]) -> bool:
-        """Make the gradients on show zero, which optimizers act on.
+    def zero(self, reduced: Iterable[torch.Tensor]) -> bool:
+        """Make the gradients on show zero, which optimizers act on; tell whether there are any.
 
-        Returns:
-            whether that is all of them: some are on show, and none add up elsewhere.
+        Args:
+            reduced: the memory that they share.
         """
-        if not self._shown or any(unit.accumulated is not None or unit.left for unit in units):
-            return False
         self.collect()
-        for _, _, gradient in self._shown:
-            _local(gradient).zero_()
-        for unit in units:
-            if unit.reduced is not None:
-                unit.reduced.zero_()
-        return True
+        for memory in (*reduced, *(_local(gradient) for _, _, gradient in self._shown)):
+            memory.zero_()
+        return bool(self._shown)
 
     def forget(self, *, to_none: bool = True) -> None:
         """Take all gradients off the parameters.

@@ -474,8 +474,10 @@ class GradientReducer:
         Args:
             to_none: parameters have none then, else zeros, on which optimizers act.
         """
-        is_alone = not (self._fsdp2_holds_them and fsdp2.accumulated_bytes(self._model) > 0)
-        is_whole = not to_none and not self.is_broken_off and is_alone
+        units = self._arrangement.units
+        adds_up = self._fsdp2_holds_them and fsdp2.accumulated_bytes(self._model) > 0
+        adds_up |= any(unit.accumulated is not None or unit.left for unit in units)
+        stays = not (to_none or adds_up or self.is_broken_off)
         if not is_in_backward():
             if self._callback_queued and self.replicated:
                 self.replicated.abandon()
@@ -484,13 +486,13 @@ class GradientReducer:
                 fsdp2.recover(self._model)
         self.on_discard(None)
         self.executor.drain()
-        self._are_zeroed = is_whole and self._exposure.zero(self._arrangement.units)
+        self._are_zeroed = stays and self._exposure.zero(unit.reduced for unit in units if unit.reduced is not None)
         if self._are_zeroed:
             return
         self._exposure.forget(to_none=to_none)
         if to_none:
             self._usage.clear()
-        for unit in self._arrangement.units:
+        for unit in units:
             unit.forget_gradients()
             for slot in unit.spec.training:
                 set_gradient(slot.parameter, None)
