@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DEMO := .demo
 
-.PHONY: help demo test lint types contract unit integrations coverage pictures constants test-variants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-placement bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-watch bench-overhead bench-hang bench-fleet fuzz docs gallery zensical man dist api clean
+.PHONY: help demo test lint types contract unit integrations coverage pictures constants test-variants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-placement bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-watch bench-overhead bench-hang bench-fleet bench-at-scale bench-sampling fuzz gpu structure reference docs gallery zensical man dist api clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16

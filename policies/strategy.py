@@ -71,12 +71,6 @@ KEPT: tuple[Strategy, ...] = tuple(
     )
 )
 
-# Same traffic as the G variant with more memory, kept for their other timing (docs/strategies.md).
-TIES: dict[Strategy, Strategy] = {
-    Strategy.parse(coarse): Strategy.parse(fine)
-    for coarse, fine in (("NNN", "NNG"), ("NNI", "NNG"), ("NII", "NIG"), ("INI", "ING"), ("III", "IIG"))
-}
-
 # Pareto points only when few parameters are trained; else the named one dominates.
 PARTIAL_ONLY: dict[Strategy, Strategy] = {
     Strategy.parse(few): Strategy.parse(full) for few, full in (("ING", "NIG"), ("GNG", "NGG"), ("GIG", "IGG"))

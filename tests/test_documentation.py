@@ -5,12 +5,20 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import subprocess
+import sys
 
 import click
 import pytest
 from conftest import ROOT
 
+from paro_advise.advisor.analysis.model import FORMAT as ANALYSIS
 from paro_advise.advisor.cli import VERBS, cli
+from paro_advise.advisor.comparison.model import FORMAT as COMPARISON
+from paro_advise.advisor.hangs.model import FORMAT as HANG
+from paro_advise.core.capture_files import RUN, STEPS
+from paro_advise.policies.collective_cost import RingAlgorithm
+from paro_advise.policies.plan import FORMAT as PLAN
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 DOCS = ROOT / "docs"
@@ -111,3 +119,25 @@ def test_code_on_pages_is_python_and_imports_what_there_is(code):
         for name in node.names:
             defined = rf"^(class|def) {name.name}\b|\"{name.name}\""
             assert re.search(defined, source, re.MULTILINE) or (home / f"{name.name}.py").exists(), name.name
+
+
+def test_the_table_of_formats_has_the_versions_of_the_code():
+    stated = dict(
+        re.findall(r"^\| `(paro-advise/\w+)` \| ([\d.]+) \|", (DOCS / "formats.md").read_text(), re.MULTILINE)
+    )
+    formats = (ANALYSIS, PLAN, COMPARISON, HANG, STEPS, RUN)
+    assert {item.name: stated[item.name] for item in formats} == {item.name: item.version for item in formats}
+
+
+def test_the_table_of_strategies_can_be_recomputed_as_it_says():
+    (command,) = re.findall(r'python -c "\n(.*?)^"\n', (DOCS / "strategies.md").read_text(), re.MULTILINE | re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == len(RingAlgorithm)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_that_pages_name_exist(name):
+    rooms = "advisor|benchmarks|core|examples|policies|runtime|tests|trace_parsers"
+    for path in re.findall(rf"`((?:{rooms})/[\w/]+\.py)`", _FENCE.sub("", (ROOT / name).read_text())):
+        assert (ROOT / path).is_file(), path

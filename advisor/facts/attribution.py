@@ -2,7 +2,7 @@
 
 Order of evidence (docs/traces.md, attribution): annotations around the issuing call, the
 process group's description, Python stacks, the phase of training together with the operation,
-repetition over steps. What none of them tells stays unknown.
+the operation with its size. What none of them tells stays unknown.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ def _log_jobs(inputs: list[Source]) -> list[list[Source]]:
 
 
 def _text(job: Job) -> str:
-    """Return a job as one of a list: "8 ranks of 16 in runs/a (2026-03-01 12:00 UTC)"."""
+    """Return a job as one of a list: "ranks 0-7 of 16 in runs/a (2026-03-01 12:00 UTC)"."""
     ranks = sorted({item.header.rank for item in job.inputs if item.header.rank is not None})
     named = f"rank{'s' * (len(ranks) != 1)} {number_ranges(ranks)}" if ranks else plural(len(job.inputs), "file")
     of = f" of {job.world_size}" if job.world_size else ""

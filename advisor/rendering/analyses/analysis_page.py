@@ -215,8 +215,8 @@ _METHOD = (
     ),
     (
         "Attribution: by the annotations around the issuing call, the process group's description, Python stacks, "
-        "the phase of training, repetition, in this order. What none of them tells is shown as unknown and never "
-        "folded into a state."
+        "the phase of training, the operation with its size, in this order. What none of them tells is shown as "
+        "unknown and never folded into a state."
     ),
     (
         "Waiting and transfer: collectives are joined across ranks by group and sequence number, else by step, "

@@ -20,7 +20,7 @@ from paro_advise.core.plural import plural
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
 
-# Figures of training logs by their key, and how they are called (docs/traces.md, training logs).
+# Figures of training logs by their key, and how they are called.
 _SAID = {
     "total_steps": "steps planned",
     "iteration_count": "iterations logged",
