@@ -36,8 +36,13 @@ def write_whole(path: Path, data: bytes) -> None:
         OSError: its folder cannot be written.
     """
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".part", delete=False) as file:
-        file.write(data)
-    os.replace(file.name, path)  # noqa: PTH105 - one of the two is a text
+        try:
+            file.write(data)
+            file.flush()
+            os.replace(file.name, path)  # noqa: PTH105 - one of the two is a text
+        except BaseException:
+            os.unlink(file.name)  # noqa: PTH108 - a text
+            raise
 
 
 def trace_file(rank: int) -> str:

@@ -191,7 +191,9 @@ def test_what_cannot_be_asked_for(tmp_path, given, word):
         AttachRequest(folder=folder, **given)
 
 
-@pytest.mark.parametrize(("now", "at", "day"), [("23:59:40", "00:00:30", 3), ("14:29:00", "14:30:00", 2)])
+@pytest.mark.parametrize(
+    ("now", "at", "day"), [("23:59:40", "00:00:30", 3), ("14:29:00", "14:30:00", 2), ("00:01:00", "23:59:30", 1)]
+)
 def test_a_time_without_a_day_is_the_nearest(now, at, day):
     here = datetime.datetime.fromisoformat(f"2026-01-02T{now}").astimezone()
     found = attach.unix_s(datetime.datetime.strptime(at, "%H:%M:%S"), here)

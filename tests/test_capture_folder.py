@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from helpers import write_run
 from trace_builder import TraceBuilder
 
 from paro_advise.advisor.cli import run
+from paro_advise.core.capture_files import write_whole
 
 
 def steady_rank(rank):
@@ -59,3 +61,11 @@ def test_profiled_times_are_marked_where_others_are_known(tmp_path, capsys):
     assert "<b>1 ms</b><span>profiled step, mean</span>" in page
     assert run(["analyze", str(folder / "rank0.json")]) == 0
     assert "profiled" not in capsys.readouterr().out
+
+
+def test_what_cannot_take_its_place_leaves_nothing_behind(tmp_path):
+    """As on a full disk: a file that others wait for is there whole or not at all."""
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError, match="taken"):
+        write_whole(tmp_path / "taken", b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]

@@ -224,6 +224,21 @@ def test_rows_of_a_benchmarks_json_count_where_their_numbers_agree(spoilt, kept,
     assert read_file(path).link_samples["time_us"].to_list() == kept
 
 
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_wrong_results_of_a_benchmark_are_told(form, tmp_path):
+    """Its times are as good as ever; whoever trains there trains on corrupted data."""
+    row = table_row(1 << 24, 400.0, 0.75, "none")
+    content = f"# Collective test starting: all_gather_perf\n{RANKS}{COLUMNS}{row}\n{row[:-1]}7\n"
+    first, second = json.loads(report())["results"]
+    second["in_place"]["nwrong"] = 7.0
+    path = tmp_path / ("out.json" if form == "json" else "out.log")
+    path.write_text(content if form == "table" else report(results=[first, second]))
+    parsed = read_file(path)
+    assert len(parsed.link_samples) == 2
+    (told,) = [notice.message for notice in parsed.notices if notice.code == "Q224"]
+    assert "wrong results in 1 row" in told
+
+
 def test_a_cut_report_of_a_benchmark_is_refused(tmp_path):
     path = tmp_path / "out.json"
     path.write_text(report()[:-30])

@@ -67,7 +67,8 @@ class _Rows:
         kind: KernelKind | None,
     ) -> None:
         start, end = bounded_int(times[0]), bounded_int(times[1])
-        if start is None or end is None or end < start or len(self.names) >= MAX_NAMES:
+        is_full = len(self.names) >= MAX_NAMES and name not in self.names
+        if start is None or end is None or end < start or is_full:
             self.num_broken += 1
             return
         code = self.names.setdefault(name, len(self.names))

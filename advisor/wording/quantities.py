@@ -50,7 +50,7 @@ def bytes_text(value: float | None) -> str:
     """Return a size in binary units (1024), "unknown" for None."""
     if value is None:
         return "unknown"
-    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+    for unit, size in (("PiB", 1 << 50), ("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         # Three digits hold 999; from there on to 1,023 they are 0.976 and more of the next unit.
         if abs(value) >= 999.5 * size / 1024:
             return f"{value / size:.3g} {unit}"

@@ -51,7 +51,9 @@ def main(
         click.echo(f"lab: node {node.node}: exit {node.returncode}, log {node.log}", err=True)
     if result.timed_out:
         click.echo(f"lab: ended after {timeout_s:g} s", err=True)
-    sys.exit(0 if result.ok else next((abs(node.returncode) for node in result.nodes if node.returncode), 1))
+    codes = [node.returncode for node in result.nodes if node.returncode]
+    # Like a shell: 128 and the signal's number for a node that a signal ended.
+    sys.exit(0 if result.ok else next((code if code > 0 else 128 - code for code in codes), 1))
 
 
 if __name__ == "__main__":

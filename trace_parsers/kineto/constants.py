@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-INT64_MAX = (1 << 63) - 1  # none; the largest identifier a column holds; definition of int64
 NO_ID = -1  # none; stands for an identifier that a row lacks; assumed: recorded ones are not negative
 MAX_FLOAT = 1e300  # none; numbers beyond it count as infinite; assumed
-MAX_GROUP_SIZE = 1 << 24  # ranks; a group or world as large or larger is not believed; assumed
 MAX_LISTED_RANKS = 1 << 20  # ranks; most that start and stride of a group may expand to; assumed
 MAX_RANKS_TEXT = 100_000  # characters; most that is read of a group's list of ranks; assumed
 MAX_RANK_DIGITS = 9  # digits; longer numbers in a list of ranks are no ranks; assumed

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from paro_advise.trace_parsers.kineto.constants import INT64_MAX, MAX_FLOAT, MAX_NAME_BYTES, NO_ID
+from paro_advise.trace_parsers.constants import INT64_MAX
+from paro_advise.trace_parsers.kineto.constants import MAX_FLOAT, MAX_NAME_BYTES, NO_ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paro_advise.core.collective import Op
+from paro_advise.trace_parsers.constants import INT64_MAX
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
-from paro_advise.trace_parsers.kineto.constants import EARLY_US, INT64_MAX, MAX_DIMENSION
+from paro_advise.trace_parsers.kineto.constants import EARLY_US, MAX_DIMENSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paro_advise.trace_parsers.constants import MAX_TIME_US
+from paro_advise.trace_parsers.constants import MAX_GROUP_SIZE, MAX_TIME_US
 from paro_advise.trace_parsers.kernel_kinds import computes_16_bit
 from paro_advise.trace_parsers.kineto.collectives.runtime_annotations import stated_strategy
-from paro_advise.trace_parsers.kineto.constants import MAX_GROUP_SIZE, MAX_TEXT
+from paro_advise.trace_parsers.kineto.constants import MAX_TEXT
 from paro_advise.trace_parsers.kineto.events import as_int, parse_head
 from paro_advise.trace_parsers.tables import ProcessGroup, SourceHeader
 
@@ -74,7 +74,7 @@ def impossible_rank(metadata: TraceMetadata) -> str:
 
 def _world_size(info: dict[str, object]) -> int | None:
     size = as_int(info.get("world_size"))
-    return size if size and 0 < size < MAX_GROUP_SIZE else None
+    return size if size and 0 < size <= MAX_GROUP_SIZE else None
 
 
 def trace_header(metadata: TraceMetadata, rows: KinetoRows, label: str, origin_us: float) -> SourceHeader:

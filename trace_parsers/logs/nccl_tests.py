@@ -31,6 +31,7 @@ class _Measurement(msgspec.Struct, gc=False):
     bus_bw: float | str
     time: float | str | None = None  # us
     cpu_time: float | str | None = None  # in its place with ``-C``
+    nwrong: float | str | None = None
 
 
 class _Row(msgspec.Struct, gc=False):
@@ -117,5 +118,7 @@ def _printed(report: _Report) -> Iterator[str]:
         if measured := row.out_of_place or row.in_place:
             time_us = measured.time if measured.time is not None else measured.cpu_time
             head = f"{row.size} {row.count} {row.type} {row.redop} {row.root}"
+            counts = [one.nwrong for one in (row.out_of_place, row.in_place) if one and isinstance(one.nwrong, float)]
+            wrong = f"{sum(counts):.0f}" if any(counts) else "N/A"
             # The second measurement is not looked at where there is a first one.
-            yield f"{head} {time_us} {measured.alg_bw} {measured.bus_bw} N/A N/A N/A N/A N/A"
+            yield f"{head} {time_us} {measured.alg_bw} {measured.bus_bw} {wrong} N/A N/A N/A N/A"

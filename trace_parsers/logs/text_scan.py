@@ -177,6 +177,13 @@ def _add_nccl_notices(nccl: NcclLines, notices: NoticeList) -> None:
 
 
 def _add_benchmark_notices(benchmark: BenchmarkTables, notices: NoticeList) -> None:
+    if benchmark.num_wrong:
+        notices.warn(
+            "Q224",
+            f"the benchmark found wrong results in {plural(benchmark.num_wrong, 'row')} (#wrong): data were corrupted "
+            "on the way",
+            "find the faulty device, link or library before you train on it",
+        )
     if benchmark.num_unknown_op:
         notices.warn(
             "Q220",

@@ -110,4 +110,8 @@ def unix_s(at: datetime.datetime, now: datetime.datetime) -> float:
     if at.year != _NO_DAY:
         return at.timestamp()
     found = now.replace(hour=at.hour, minute=at.minute, second=at.second, microsecond=0)
-    return (found if now - found < _HALF_A_DAY else found + 2 * _HALF_A_DAY).timestamp()
+    if now - found >= _HALF_A_DAY:
+        found += 2 * _HALF_A_DAY
+    elif found - now > _HALF_A_DAY:
+        found -= 2 * _HALF_A_DAY
+    return found.timestamp()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypedDict
 import click
 
 from paro_advise.advisor.commands.options import Number
+from paro_advise.core.plural import plural
 from paro_advise.errors import InputError, UsageError
 from paro_advise.trace_parsers.remote.objects import refuse_remote
 
@@ -49,6 +50,7 @@ def command(*, path: str, output: str, rank: int | None, step: int | None, max_m
       paro-advise slice traces/rank16.json.gz --step 1 -o rank16.json.gz
     """
     from paro_advise.advisor.commands.output import refuse_overwrite, write_output
+    from paro_advise.advisor.wording.quantities import bytes_text
 
     refuse_remote([path], "slice")
     refuse_overwrite(output, force=force, inputs=(path,))
@@ -66,7 +68,7 @@ def command(*, path: str, output: str, rank: int | None, step: int | None, max_m
     for note in result.notes:
         click.echo(f"note: {note}", err=True)
     click.echo(
-        f"{result.label}: {result.num_events} events, {len(result.data) / (1 << 20):.2f} MiB"
+        f"{result.label}: {plural(result.num_events, 'event')}, {bytes_text(len(result.data))}"
         + (f"; {result.num_left_out} events beyond --max-mb were left out" if result.num_left_out else ""),
         err=True,
     )

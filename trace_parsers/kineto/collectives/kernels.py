@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.core.collective import Op
+from paro_advise.trace_parsers.constants import MAX_GROUP_SIZE
 from paro_advise.trace_parsers.kernel_kinds import is_peer_copy, op_of_name
 from paro_advise.trace_parsers.kineto.collectives.group_ranks import GroupTexts
 from paro_advise.trace_parsers.kineto.collectives.host_calls import COMMS_ROWS, calls_by_external, enclosing_calls
 from paro_advise.trace_parsers.kineto.collectives.rows import CollectiveRows
 from paro_advise.trace_parsers.kineto.collectives.sizes import buffer_bytes, ranks_of_shapes, recorded_dtype
-from paro_advise.trace_parsers.kineto.constants import MAX_GROUP_SIZE
 from paro_advise.trace_parsers.kineto.events import CommArgs, as_int
 from paro_advise.trace_parsers.kineto.host_rows import NOWHERE, owners_at
 
@@ -137,7 +137,7 @@ def _add_kernel(
         op=op.value,
         bytes=None if repeats else buffer_bytes(op, args),
         dtype=str(args.dtype or recorded_dtype(args)),
-        group_size=size if size and 0 < size < MAX_GROUP_SIZE else None,
+        group_size=size if size and 0 < size <= MAX_GROUP_SIZE else None,
         group_name=str(args.group_name or ""),
         group_desc=str(args.group_desc or ""),
         group_ranks=ranks,

@@ -112,6 +112,7 @@ class BenchmarkTables:
         num_torn: rows put together from pieces.
         num_rejected: rows or pieces whose numbers contradict each other.
         num_empty: rows of size 0 or without a time.
+        num_wrong: kept rows whose results the benchmark itself found wrong.
         num_unknown_op: kept rows whose collective is unknown.
         num_derived: kept rows whose collective or group size follows from busbw / algbw.
         largest: (ranks, nodes) of the largest group listed.
@@ -121,7 +122,7 @@ class BenchmarkTables:
     def __init__(self) -> None:
         self.samples = RowBuffer(LINK_SAMPLE_COLUMNS)
         self.num_rows = self.num_torn = self.num_rejected = self.num_empty = 0
-        self.num_unknown_op = self.num_derived = 0
+        self.num_unknown_op = self.num_derived = self.num_wrong = 0
         self.largest: tuple[int, int] = (0, 0)
         self.device_name = ""
         self.devices_per_host = 0
@@ -203,6 +204,7 @@ class BenchmarkTables:
             self.num_rejected += 1
             return False
         self._table.rows.append(_Row(head=head, measured=measured))
+        self.num_wrong += any((parse_int(wrong) or 0) > 0 for wrong in rest[3::4])
         return True
 
     def finish(self) -> None:
