@@ -389,7 +389,7 @@ def test_an_index_lists_all_comparisons(analysis, tmp_path, capsys):
     assert run(["index", str(tmp_path)]) == 0
     page = Page((tmp_path / "index.html").read_text())
     text = "".join(page.texts)
-    assert "1 of 2 comparisons became faster." in text
+    assert "1 of 2 runs became faster." in text
     assert "one.html" in text
     assert "two.json" in text
     assert run(["index", str(tmp_path)]) == 1  # never over a file of the user's

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.analysis.model import QualityEntry
 from paro_advise.advisor.analysis.summary import step_time
 from paro_advise.advisor.facts.model import SEVERAL_JOBS_CODE
+from paro_advise.advisor.ranks.constants import IMPOSSIBLE_GBPS
 from paro_advise.advisor.wording.quantities import number_ranges, time_text
 from paro_advise.core.plural import plural
 from paro_advise.trace_parsers.notice import Notice, Severity
@@ -80,7 +81,8 @@ def _unknowns(aligned: AlignedRun | None, run: Run, topology: Topology, num_impo
              + "waiting for such a rank counts as transfer, and bandwidths are lower bounds")  # fmt: skip
     if aligned is not None and aligned.num_alone and len(run.timed) > 1:
         note("Q315", Severity.INFO,
-             f"{aligned.num_alone} of {len(aligned.table)} collectives were found on one rank only")  # fmt: skip
+             f"{aligned.num_alone} of {plural(len(aligned.table), 'collective')} were found on one rank only"
+        )  # fmt: skip
     if not topology.gpus_per_node and not (aligned and aligned.knows_spans) and (run.world_size or 1) > 1:
         note("Q316", Severity.WARNING, "the nodes of the ranks are unknown: intra- and inter-node cannot be told apart",
              "pass --gpus-per-node")  # fmt: skip
@@ -95,7 +97,8 @@ def _unknowns(aligned: AlignedRun | None, run: Run, topology: Topology, num_impo
              "pass --gpus-per-node if they are several nodes")  # fmt: skip
     if num_impossible:
         note("Q317", Severity.WARNING,
-             f"{num_impossible} collectives claim more than 2000 GB/s and were left out of the link fit")  # fmt: skip
+             plural(num_impossible, "collective claims", "collectives claim")
+             + f" more than {IMPOSSIBLE_GBPS:g} GB/s, left out of the link fit")  # fmt: skip
     if aligned is not None and aligned.num_unequal:
         num_joined = aligned.table["match"].drop_nulls().n_unique()
         if aligned.num_unequal > num_joined:

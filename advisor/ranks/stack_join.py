@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.facts.attribution import Evidence
 from paro_advise.advisor.facts.rank_facts import reattributed
+from paro_advise.core.plural import plural
 from paro_advise.trace_parsers.notice import Notice, Severity
 from paro_advise.trace_parsers.tables import SourceKind
 
@@ -57,7 +58,8 @@ def join_stacks(sources: Sequence[Source]) -> tuple[list[Source], list[Notice]]:
             Notice(
                 code="Q318",
                 severity=Severity.INFO,
-                message=f"{num_joined} collectives are explained by Python stacks of flight-recorder dumps",
+                message=plural(num_joined, "collective is", "collectives are")
+                + " explained by Python stacks of flight-recorder dumps",
             )
         )
     return out, notices

@@ -91,7 +91,7 @@ def render_index(entries: Sequence[Entry], provenance: Provenance) -> str:
         title="history",
         subtitle=plural(len(entries), "comparison"),
         trend=_trend(entries),
-        verdict=f"{better} of {plural(len(entries), 'comparison')} became faster.",
+        verdict=f"{better} of {plural(len(entries), 'run')} became faster.",
         table_view=make_table("table-history", "The newest first", names, rows),
     )
 

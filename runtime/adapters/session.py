@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from paro_advise.core.plural import plural
 from paro_advise.errors import ParoAdviseError, TrainingError
 from paro_advise.policies.strategy import CollectiveBackend, Level
 from paro_advise.policies.strategy_name import grouped_triple
@@ -363,7 +364,7 @@ class Session:
             self._switchboard.open(self.plan)
         mark_applied()
         if dist.get_rank() == 0:
-            parts = f"{len(engine.units)} units, {' and '.join(map(plain_name, optimizers))}"
+            parts = f"{plural(len(engine.units), 'unit')}, {' and '.join(map(plain_name, optimizers))}"
             self._announce(f"{_collectives_of(engine, chosen)}, {parts}", module, wrapping)
 
     def _let_attend(self, engine: Engine, wrapping: Wrapping) -> None:

@@ -146,7 +146,7 @@ def _await_processes(request: AttachRequest, listener: Listener) -> list[Process
     if processes:
         return processes
     known = [
-        (len(listener.processes), "asked, which are not those that are meant"),
+        (len(listener.processes), "asked that are not of the job that you named"),
         (listener.num_foreign, "messages came from other users: run this as the job's own user"),
         (listener.num_elsewhere, "questions came from a folder of another name: give both the same, letter by letter"),
     ]

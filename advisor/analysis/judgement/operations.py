@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.facts.attribution import AVERAGES
 from paro_advise.advisor.wording.quantities import bytes_text, count_text
+from paro_advise.core.collective import Op
 from paro_advise.core.model_state import State
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _MAX_NAMED = 2  # operations named at most; a sentence
 
 def operation_name(op: str) -> str:
     """Return an operation as people write it: "all-reduce"."""
-    return op.replace("_", "-")
+    return "collective" if op == Op.UNKNOWN else op.replace("_", "-")
 
 
 def operations_name(op: str) -> str:

@@ -26,7 +26,7 @@ _NO_DAY = 1900  # year that strptime() gives a time without a day
 
 @click.command("attach", short_help="Record traces of a job that runs already.")
 @click.option("-o", "--output", "folder", required=True, metavar="DIR", help="Folder for traces; the job writes there.")
-@click.option("--seconds", type=Number(), default=3.0, show_default=True, help="Recorded.")
+@click.option("--seconds", type=Number(), default=3.0, show_default=True, help="How long to record, in seconds.")
 @click.option(
     "--at",
     type=click.DateTime(["%H:%M:%S", "%Y-%m-%dT%H:%M:%S"]),

@@ -15,6 +15,7 @@ from paro_advise.core.capture_files import (
     TRACE_PATTERN,
     WANTED_FILE,
 )
+from paro_advise.core.plural import plural
 from paro_advise.errors import ParoAdviseError, WouldOverwriteError
 
 if TYPE_CHECKING:
@@ -133,7 +134,8 @@ def _lines(folder: Path, steps: str, num_traces: int, captured: Captured | None)
             "  help: the job's Python needs paro-advise and must take PYTHONPATH from its environment",
             "  help: or use `from paro_advise.runtime.capture import capture` in the script",
         ]
-    lines = [f"paro-advise: {len(captured.steps)} steps seen, traces of {num_traces} of {captured.world_size} ranks"]
+    steps_seen, ranks = plural(len(captured.steps), "step"), plural(captured.world_size, "rank")
+    lines = [f"paro-advise: {steps_seen} seen, traces of {num_traces} of {ranks}"]
     if not num_traces:
         lines.append(f"  the job ended before the steps {steps} were over; capture again with earlier --steps")
     if captured.overhead_share is not None:

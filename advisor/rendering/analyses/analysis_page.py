@@ -106,6 +106,7 @@ def render_report(
         method=_METHOD,
         provenance_table=provenance_table(analysis, provenance),
         input_table=input_table(analysis),
+        num_inputs=len(analysis.run.inputs),
     )
 
 
@@ -149,7 +150,8 @@ def _state_chart(analysis: Analysis) -> Markup:
         if entry.total_us
     ]
     bars.sort(key=lambda bar: STATES.index(bar.label))
-    title = f"{analysis.verdict.limiting_state or 'No state'} is exposed longest"
+    state = analysis.verdict.limiting_state
+    title = f"Communication of state {state} is exposed longest" if state else "No state is exposed longest"
     return stacked_bars("chart-states", title, "Exposed and overlapped communication per state and step", bars)
 
 

@@ -64,6 +64,7 @@ def render_log_page(analysis: Analysis, provenance: Provenance) -> str:
         quality_table=quality_table(analysis),
         provenance_table=provenance_table(analysis, provenance),
         input_table=input_table(analysis),
+        num_inputs=len(analysis.run.inputs),
     )
 
 
