@@ -336,7 +336,6 @@ def _header(database: Database, report: _Report) -> SourceHeader:
     version = database.named_value("EXPORT_META_DATA", "EXPORT_PRODUCT_VERSION")
     return SourceHeader(
         rank=report.rank,
-        rank_source="" if report.rank is None else "content",
         host=bounded_text(host, 255) or None,
         backend="nccl" if any("nccl" in name.lower() for name in report.rows.names) else None,
         device_index=bounded_int(device),

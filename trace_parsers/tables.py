@@ -137,7 +137,6 @@ class SourceHeader:
     """What an input says about itself; None where it is silent.
 
     Attributes:
-        rank_source: "content", "name" or "" (unknown).
         zero_us: where the source's times begin on the axis that the file itself writes (us).
         autograd_marks: names that only one framework leaves in autograd, for runs without annotations.
         stated: the strategy as our own runtime states it.
@@ -150,7 +149,6 @@ class SourceHeader:
     """
 
     rank: int | None = None
-    rank_source: str = ""
     world_size: int | None = None
     host: str | None = None
     backend: str | None = None

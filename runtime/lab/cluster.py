@@ -40,13 +40,11 @@ class LabResult:
 
     Attributes:
         nodes: by node.
-        wall_s: seconds from the first start to the last end.
         timed_out: the command was ended because it ran too long.
         isolation: how the nodes were kept apart; LOOPBACK means that no rate was limited.
     """
 
     nodes: tuple[NodeResult, ...]
-    wall_s: float
     timed_out: bool
     isolation: Isolation
 
@@ -134,7 +132,6 @@ class Lab:
                 NodeResult(node=node, returncode=process.returncode, log=log_folder / f"node{node}.log")
                 for node, process in enumerate(processes)
             ),
-            wall_s=time.monotonic() - begin,
             timed_out=timed_out,
             isolation=self.isolation,
         )

@@ -273,7 +273,7 @@ def _rebase(rows: RowBuffer) -> int:
 def _header(
     scan: _Scan, content: dict[str, object], source: SourceFile, origin_ns: int, notices: NoticeList
 ) -> SourceHeader:
-    rank, rank_source = rank_of(scan.groups, content, source.path, notices)
+    rank = rank_of(scan.groups, content, source.path, notices)
     world_size = max((group.size for group in scan.groups.values()), default=0)
     remarks = {"format_version": bounded_text(content.get("version"), 20)}
     remarks.update({f"state_{state}": str(count) for state, count in sorted(scan.states.items())})
@@ -281,7 +281,6 @@ def _header(
         remarks["pending"] = pending
     return SourceHeader(
         rank=rank,
-        rank_source=rank_source,
         world_size=world_size or None,
         backend=_backend(scan.rows.column("name")),
         nccl_version=bounded_text(content.get("nccl_version"), 60) or None,
@@ -291,10 +290,8 @@ def _header(
     )
 
 
-def rank_of(
-    groups: dict[str, ProcessGroup], content: dict[str, object], path: str, notices: NoticeList
-) -> tuple[int | None, str]:
-    """Return (rank, rank_source) as in SourceHeader."""
+def rank_of(groups: dict[str, ProcessGroup], content: dict[str, object], path: str, notices: NoticeList) -> int | None:
+    """Return the rank that a dump is of, by what it holds or else by its name; None where neither tells."""
     rank = bounded_int(content.get("global_rank", content.get("rank")))
     member_sets = [set(group.ranks) for group in groups.values() if group.ranks]
     # A rank lists the groups it belongs to, so it is in all of them.
@@ -306,9 +303,8 @@ def rank_of(
         # Torch puts the rank behind whatever prefix TORCH_FR_DUMP_TEMP_FILE names.
         last = _NUMBER_LAST.search(path)
         named = int(last[1]) if last and int(last[1]) in set().union(*member_sets) else None
-    rank_source = "" if rank is None else "content"
     if named is not None and rank is None:
-        rank, rank_source = named, "name"
+        rank = named
     elif named is not None and rank != named:
         notices.warn("Q252", f"the file is named after rank {named}, but its groups are those of rank {rank}")
     if rank is None:
@@ -317,7 +313,7 @@ def rank_of(
             "neither the dump nor its name tells the rank",
             "name the file as PyTorch does: <prefix>_dump_<rank> or nccl_trace_rank_<rank>",
         )
-    return rank, rank_source
+    return rank
 
 
 def rank_in_name(path: str) -> int | None:

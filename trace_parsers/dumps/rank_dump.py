@@ -114,7 +114,7 @@ def read_dump(ref: SourceRef) -> RankDump:
     content = content_of(data, ref.label)
     groups = {name: group for name, group in groups_of(content.get("pg_config")).items() if name}
     notices = NoticeList()
-    rank, _ = rank_of(groups, content, ref.label, notices)
+    rank = rank_of(groups, content, ref.label, notices)
     entries = content.get("entries")
     listed = list(entries[:MAX_ENTRIES]) if isinstance(entries, list | tuple) else []
     named = [(entry, issued) for entry in listed if (issued := _issued(entry)) is not None]

@@ -97,7 +97,6 @@ def trace_header(metadata: TraceMetadata, rows: KinetoRows, label: str, origin_u
         base_ns = 0
     return SourceHeader(
         rank=named_rank if rank is None else rank,
-        rank_source="content" if rank is not None else "name" if named_rank is not None else "",
         world_size=_world_size(info),
         host=_text(fields.get("host_name")),
         backend=_text(info.get("backend")),

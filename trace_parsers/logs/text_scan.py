@@ -113,7 +113,6 @@ def _header(scan: TextScan) -> SourceHeader:
         metadata["empty_benchmark_rows"] = str(benchmark.num_empty)
     return SourceHeader(
         rank=rank,
-        rank_source="" if rank is None else "content",
         world_size=size or training.world_size or listed_size or scan.comms.group_size,
         host=next(iter(nccl.hosts)) if len(nccl.hosts) == 1 else None,
         backend="nccl" if nccl.num_lines or benchmark.num_rows else None,

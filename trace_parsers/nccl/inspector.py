@@ -260,7 +260,6 @@ def _header(scan: _Scan, origin_us: int) -> SourceHeader:
         metadata["clock"] = "none"
     return SourceHeader(
         rank=next(iter(ranks)) if len(ranks) == 1 and is_whole else None,
-        rank_source="content" if len(ranks) == 1 and is_whole else "",
         world_size=world.size if is_whole else None,
         host=next(iter(scan.hosts)) if len(scan.hosts) == 1 else None,
         backend="nccl",

@@ -290,7 +290,6 @@ def _header(scan: _Scan) -> SourceHeader:
     only = next(iter(ranks)) if len(ranks) == 1 else None
     return SourceHeader(
         rank=only,
-        rank_source="" if only is None else "content",
         world_size=max(scan.sizes.values(), default=None),
         backend="nccl",
         groups=tuple(
