@@ -71,6 +71,15 @@ def test_of_two_dumps_of_a_rank_the_newer_one_counts(names, tmp_path, capsys):
     assert "cannot be read" not in out
 
 
+def test_entries_of_a_dump_that_cannot_be_read_are_told(tmp_path, capsys):
+    dumps = {rank: dump(entry(4, done=True), *[entry(5)] * (rank != 1)) for rank in range(4)}
+    dumps[0]["entries"] += [{"profiling_name": 7}, "x"]
+    assert run(["hang", str(written(tmp_path, dumps))]) == 0
+    out, err = capsys.readouterr()
+    assert "Rank 1 holds the others up" in out
+    assert "nccl_trace_rank_0: flight-recorder entries broken or out of range, left out: 2" in err
+
+
 def test_the_rank_that_never_issued_what_others_wait_in_is_at_fault(tmp_path):
     before = entry(4, done=True)
     frames = [{"name": "__avg_scatter_contiguous_grads", "filename": "deepspeed/runtime/zero/stage3.py", "line": 1}]

@@ -146,6 +146,7 @@ def _add_dump(left: Left, dump: RankDump) -> str:
             return f"rank {dump.rank} is in {known.path} already"
         left.left_out.append(f"{known.path}: rank {dump.rank} is in {dump.path}, which is newer")
     left.dumps[dump.rank] = dump
+    left.left_out += [f"of {dump.path}: {notice.message}" for notice in dump.notices]
     return ""
 
 

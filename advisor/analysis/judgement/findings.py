@@ -351,6 +351,8 @@ def _parted_ranks(analysis: Analysis) -> FindingEntry:
     code, run = "PARO033", analysis.run
     if not analysis.ranks:
         return _no_times(code)
+    if run.ranks_follow is None and run.gpus_per_node and run.world_size == run.gpus_per_node:
+        return _finding(code, DOES_NOT_APPLY, "all ranks count as one node")
     if run.ranks_follow is None:
         return _finding(code, NOT_JUDGED, "the names of hosts in the traces do not tell which ranks share a node")
     if run.ranks_follow:
