@@ -130,6 +130,8 @@ def test_the_same_input_gives_the_same_bytes(traces, tmp_path):
         (["explain", "PARO02"], 2, "did you mean PARO02"),
         (["schema", "nothing"], 2, "analysis"),
         (["recommend", "no/such/path"], 3, "E301"),
+        (["run", "--plan", "p.json", "--steps", "4:6", "--", "true"], 2, "must come with --capture"),
+        (["run", "--plan", "p.json", "--force", "--", "true"], 2, "must come with --capture"),
         (["recommend", ".", "--device-memory", "much"], 2, "80GiB"),
         (["show", "no/such/file"], 3, "E300"),
         (["slice", "no/such/file", "-o", "x.json"], 3, "E300"),

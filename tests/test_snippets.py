@@ -130,7 +130,7 @@ def jobs_and_what_follows(page):
 def test_jobs_of_a_page_run(page, folder, tmp_path):
     """Eight ranks of an unchanged script, as the page starts them; what a page records, it then reads."""
     home = tmp_path / "job"
-    shutil.copytree(folder, home, symlinks=True)
+    shutil.copytree(folder, home, symlinks=True, ignore=shutil.ignore_patterns("*.before-paro"))
     scripts = ROOT / "examples/frameworks"
     shutil.copy(scripts / "train_fsdp2.py", home / "train.py")
     steps = '"--steps", type=int, default='

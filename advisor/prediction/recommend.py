@@ -327,8 +327,8 @@ class _Predictor:
         host_gap_removed = self._floor - own_floor
         exposed = np.maximum(step_us(calibration, candidate, self.links) - own_floor, 0.0) * self.anchor
         # Buckets that go on at once behind backward on a CPU tell little of the links and of the host's own gaps.
-        hidden = HIDDEN_SIGMA if self.base.overlaps_reductions and not calibration.is_gpu else 0.0
-        sigma = math.hypot(OTHER_SIGMA if calibration.is_gpu else ON_CPU_SIGMA, self._bias.spread, hidden)
+        hidden = HIDDEN_SIGMA if self.base.overlaps_reductions else 0.0
+        sigma = math.hypot(ON_CPU_SIGMA, self._bias.spread, hidden)
         noise = sampler.factors(sigma, NUM_DRAWS)
         # Arithmetic too, as far as communication shared the cores with it.
         shared = FLOOR_SIGMA * (1 - self._floor / calibration.step_us)

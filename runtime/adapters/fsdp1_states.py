@@ -118,14 +118,18 @@ class FullyShardedStates(nn.Module):
             for part, are_clean in zip(parts, before, strict=True):
                 part._are_names_clean = are_clean  # noqa: SLF001 - our class
 
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
         """Return the parameters; where they are summoned, by the names of the model that was wrapped."""
-        for name, parameter in super().named_parameters(*args, **kwargs):
+        for name, parameter in super().named_parameters(prefix, recurse, remove_duplicate):
             yield name.replace(PART, "") if self._are_names_clean else name, parameter
 
-    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Return the buffers by such names."""
-        for name, buffer in super().named_buffers(*args, **kwargs):
+        for name, buffer in super().named_buffers(prefix, recurse, remove_duplicate):
             yield name.replace(PART, "") if self._are_names_clean else name, buffer
 
     def state_dict(self, *args: Any, **kwargs: Any) -> StateDict:  # type: ignore[override]  # torch has overloads

@@ -17,6 +17,7 @@ from paro_advise.core.capture_files import (
 )
 from paro_advise.core.plural import plural
 from paro_advise.errors import ParoAdviseError, WouldOverwriteError
+from paro_advise.runtime.capture.constants import DEFAULT_MAX_MB, DEFAULT_STEPS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 @click.command("capture", short_help="Record traces of an unchanged training job.")
 @click.option("-o", "--output", "folder", required=True, metavar="DIR", help="Folder for traces and step logs.")
-@click.option("--steps", default="10:13", show_default=True, metavar="FIRST:END", help="Steps to profile, from 0.")
+@click.option(
+    "--steps", default=DEFAULT_STEPS, show_default=True, metavar="FIRST:END", help="Steps to profile, from 0."
+)
 @click.option(
     "--ranks",
     default="all",
@@ -35,7 +38,11 @@ if TYPE_CHECKING:
     help="Ranks that write traces: a list such as 0-7,64, or few that show every node and group.",
 )
 @click.option(
-    "--max-trace-mb", type=click.IntRange(1), default=2000, show_default=True, help="Limit of one rank's plain trace."
+    "--max-trace-mb",
+    type=click.IntRange(1),
+    default=DEFAULT_MAX_MB,
+    show_default=True,
+    help="Limit of one rank's plain trace.",
 )
 @click.option("--force", is_flag=True, help="Replace the traces of an earlier capture.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing beside the job's own output.")

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import click
 
-from paro_advise.errors import StalePlanError
+from paro_advise.errors import StalePlanError, UsageError
+from paro_advise.runtime.capture.constants import DEFAULT_STEPS
 
 
 @click.command("run", short_help="Run an unchanged training job under a plan.")
 @click.option("--plan", "plan_file", required=True, metavar="FILE", help="The plan that `recommend` wrote.")
 @click.option("--capture", "folder", metavar="DIR", help="Also record steps, as `capture -o DIR` does.")
-@click.option("--steps", default="10:13", show_default=True, metavar="FIRST:END", help="Steps to record, from 0.")
+@click.option("--steps", metavar="FIRST:END", help=f"Steps to record, from 0.  [default: {DEFAULT_STEPS}]")
 @click.option("--job", metavar="DIR", help="Folder through which `switch` reaches the running job.")
 @click.option(
     "--allow-drift",
@@ -28,7 +29,7 @@ def command(
     *,
     plan_file: str,
     folder: str | None,
-    steps: str,
+    steps: str | None,
     job: str | None,
     allow_drift: tuple[str, ...],
     force: bool,
@@ -57,6 +58,9 @@ def command(
         job_environment,
     )
 
+    if folder is None and (steps or force):
+        raise UsageError("--steps and --force must come with --capture, which they are about")
+    steps = steps or DEFAULT_STEPS
     plan = read_plan(plan_file)
     check_runnable(plan)
     if plan.verdict == Verdict.KEEP:

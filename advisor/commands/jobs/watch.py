@@ -74,7 +74,7 @@ def command(
     from paro_advise.advisor.commands.jobs.metrics_file import MetricsFile
     from paro_advise.advisor.watching.constants import KEPT_STEPS
     from paro_advise.advisor.watching.follow import FollowedJob
-    from paro_advise.advisor.watching.job import find_alarms, watched_text
+    from paro_advise.advisor.watching.job import find_alarms
     from paro_advise.advisor.watching.recording import newest_step
 
     _check(folder, record, apply_to)
@@ -106,15 +106,26 @@ def command(
         if recording is not None and _is_told(recording, logs, as_json=as_json, job=apply_to):
             recording = None
         if once and recording is None:
-            if not logs:
-                hint = "start the job with `capture -o DIR`"
-                raise InputError("watch must find step logs, there are none", where=folder, hint=hint)
-            click.echo(watched_text(logs, is_alarmed=since > 0), err=True)
+            _conclude_look(folder, logs, is_alarmed=since > 0)
             return
         if once:
             followed.wait_for_growth(ENDED_S)  # a job that has ended records nothing
         else:
             time.sleep(interval_s)
+
+
+def _conclude_look(folder: str, logs: Sequence[LoggedSteps], *, is_alarmed: bool) -> None:
+    """Say what a single look rests on.
+
+    Raises:
+        InputError: on nothing.
+    """
+    from paro_advise.advisor.watching.job import watched_text
+
+    if not logs:
+        hint = "start the job with `capture -o DIR`"
+        raise InputError("watch must find step logs, there are none", where=folder, hint=hint)
+    click.echo(watched_text(logs, is_alarmed=is_alarmed), err=True)
 
 
 def _growing_logs(followed: FollowedJob, told: set[int]) -> list[LoggedSteps]:
