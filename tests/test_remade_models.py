@@ -61,6 +61,19 @@ def test_the_class_of_a_planned_model_makes_another_one(a_plan, tmp_path, word):
         assert numbers_in(done.stdout) == pytest.approx(expected, rel=2e-6), done.stderr[-3000:]
 
 
+@pytest.mark.distributed
+def test_a_model_that_was_pruned_in_training_is_saved_without_its_masks(a_plan, tmp_path):
+    """torch's ``prune.remove`` puts other parameters in the places of those that trained."""
+    script = ROOT / "tests/workers/remade_models.py"
+    plain = run_ranks(script, "pruned").stdout
+    assert "blocks.0.weight" in plain
+    for strategy in ("NNN", "NNG"):
+        plan = plan_for(a_plan, tmp_path / f"{strategy}.json", strategy)
+        done = run_ranks(script, "pruned", plan=plan, drift="parameter_count")
+        assert numbers_in(done.stdout) == pytest.approx(numbers_in(plain), rel=2e-6), done.stderr[-3000:]
+        assert "_orig" not in done.stdout
+
+
 def test_fsdp1s_wrapped_classes_may_lie_inside_each_other():
     """As of ModuleWrapPolicy({Block, LayerNorm}): a unit is the outermost of them."""
     torch = pytest.importorskip("torch")

@@ -415,6 +415,12 @@ class Engine:
                 if watched is not None:
                     watched.check()
 
+    @property
+    def is_remade(self) -> bool:
+        """Tell whether a script has put other objects in the places of parameters that each rank holds whole."""
+        is_whole = self.levels.parameter == Level.N and not torch.compiler.is_exporting()
+        return is_whole and any(self.homes.holds_others(self.arrangement, unit) for unit in self.units)
+
     def show_parameters(self) -> None:
         """Let the model's parameters be what the optimizer has made of them, before a script reads them."""
         if self.is_summoned:

@@ -148,6 +148,10 @@ def _zero_grad(torchs: _Methods, module: nn.Module, set_to_none: bool = True) ->
 def _state_dict(torchs: _Methods, module: nn.Module, *args: Any, **kwargs: Any) -> StateDict:
     """Return the parameters as they rest on this rank, after waiting for updates under way."""
     engine = engine_of(module)
+    if engine.is_remade:  # as by prune.remove after training: what stands in the model is what it computes with
+        engine.updates.finish()
+        remade: StateDict = torchs["state_dict"](module, *args, **kwargs)
+        return remade
     engine.show_parameters()
     found: StateDict = torchs["state_dict"](module, *args, **kwargs)
     if not kwargs.get("keep_vars"):

@@ -1,6 +1,6 @@
 """Makes a second model by the class of the first one, as libraries do (`type(model)(config)`), and trains it.
 
-Argument: "ddp" or "fsdp2".
+Argument: "ddp" or "fsdp2"; "pruned" for one whose weights are masked while it trains.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import prune
 
 
 class Net(nn.Module):
@@ -49,12 +50,30 @@ def train(model, values):
         print(f"loss {float(loss.detach()):.9e}", flush=True)
 
 
+def prune_it(model):
+    """Train with masked weights, then make the masks part of the weights, as whoever prunes does before saving."""
+    for block in model.blocks:
+        prune.l1_unstructured(block, "weight", amount=0.5)
+    job = wrapped(model, "ddp")
+    train(job, torch.randn(8, 4))
+    for block in model.blocks:
+        prune.remove(block, "weight")
+    state = job.state_dict()
+    if dist.get_rank() == 0:
+        print(" ".join(sorted(state)), *(f"{value.double().norm():.9e}" for value in state.values()), flush=True)
+
+
 def main():
     word = sys.argv[1]
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     torch.manual_seed(1)
     values = torch.randn(8, 4)
     first = Net(4)
+    if word == "pruned":
+        prune_it(first)
+        dist.barrier()
+        dist.destroy_process_group()
+        return
     train(wrapped(first, word), values)
     torch.manual_seed(2)
     again = type(first)(4)
