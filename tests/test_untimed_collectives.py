@@ -77,6 +77,17 @@ def test_without_any_time_of_collectives_nothing_is_concluded(lose, tmp_path):
     assert not any(finding.status == "applies" and finding.code == "PARO031" for finding in analysis.findings)
 
 
+def test_few_of_many_in_a_recording_without_steps_are_told_and_count_as_none(tmp_path):
+    ranks = [ddp_rank(rank, steps=120) for rank in range(2)]
+    for trace in ranks:
+        trace.events = [event for event in trace.events if not event["name"].startswith("ProfilerStep")]
+        without_times(trace, slice(7, 8))
+    analysis = analyze(write_run(tmp_path, ranks))
+    (told,) = [note.message for note in analysis.data_quality if note.code == "Q126"]
+    assert "1 collective has no time on the device and counts as none" in told
+    assert not analysis.verdict.text.startswith("No verdict")
+
+
 def test_a_rank_that_lost_all_is_left_out_where_another_is_whole(tmp_path):
     ranks = [ddp_rank(rank) for rank in range(2)]
     without_kernels(ranks[1], slice(None))

@@ -56,8 +56,8 @@ class Targets:
         return found
 
     @property
-    def leave_terminal(self) -> bool:
-        """Whether the report for people goes to the standard output, which takes one document."""
+    def are_files(self) -> bool:
+        """Whether none is the standard output, which takes one document, so that the report for people goes there."""
         return "-" not in self.names
 
     def written(self) -> list[str]:

@@ -281,7 +281,10 @@ class _TableBuilder:
     def _timed(self, steps: tuple[HostSpan, ...], host: HostRows) -> tuple[HostSpan, ...]:
         """Leave out steps in which collectives have no time, which would look like idle time, where others are left."""
         raw = self._rows.device
-        lost_us = untimed_us(host, raw, host_calls(self._rows.host, self._origin_us), self._origin_us)
+        if not len(raw.start):
+            return steps
+        calls = partial(host_calls, self._rows.host, self._origin_us)
+        lost_us, num_collectives = untimed_us(host, raw, calls, self._origin_us)
         if not len(lost_us):
             return steps
         timed = timed_steps(steps, lost_us)
@@ -292,6 +295,10 @@ class _TableBuilder:
                 left_out = plural(len(steps) - len(timed), "step is", "steps are")
                 self._notices.warn("Q126", f"{told}: {left_out} left out", help_)
             return timed
+        if len(lost_us) <= MAX_LOST_SHARE * num_collectives:
+            are = "counts as none" if len(lost_us) == 1 else "count as none"
+            self._notices.warn("Q126", f"{told} and {are}", help_)
+            return steps
         self._notices.warn("Q108", f"{told}: this trace carries no verdict alone", help_)
         return steps
 

@@ -101,7 +101,7 @@ def command(
     analysis = build_analysis(read.facts, notices, options, inputs.captured)
     _refuse_mixed_sample(analysis)
     written = _write(analysis, read, hta, output=output, json_target=json_target, force=force)
-    if targets.leave_terminal:
+    if targets.are_files:
         click.echo(analysis_text(analysis))
         _say_hta(hta)
     progress.notices(analysis.data_quality)

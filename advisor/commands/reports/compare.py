@@ -99,7 +99,7 @@ def command(
     sides = [load_analysis([path], options, progress, engine=engine) for path in (before, after)]
     comparison = compare(sides[0][0], sides[1][0], plan, terms)
     _write(comparison, sides, output, json_target, markdown, notebook, junit, force=force)
-    if targets.leave_terminal:
+    if targets.are_files:
         click.echo(comparison_text(comparison))
     for (analysis, _), name in zip(sides, ("before", "after"), strict=True):
         progress.say(f"{name}: {plural(len(analysis.data_quality), 'note')} on the data; see `analyze`")

@@ -80,7 +80,7 @@ def command(
     if inductor:
         _check_profile(inductor, paths)
     named = labels_of(labels)
-    progress = Progress(quiet=quiet or not targets.leave_terminal)
+    progress = Progress(quiet=quiet or not targets.are_files)
     contents: list[tuple[str, bytes]] = []  # written when all are known, so that a refusal leaves none
     if prometheus or otel:
         measures = _measures(paths, plan_file, gpus_per_node, progress, engine)

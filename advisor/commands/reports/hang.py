@@ -38,7 +38,7 @@ def command(*, paths: tuple[str, ...], output: str | None, data: str | None, for
     hang, left_out = read_hang(refs, is_collection=is_collection)
     for problem in left_out:
         click.echo(plain(f"left out {problem}"), err=True)
-    if targets.leave_terminal:
+    if targets.are_files:
         click.echo("\n".join(plain(line) for line in hang_text(hang).splitlines()))
     if data:
         write_output(data, to_json(hang), force=force)

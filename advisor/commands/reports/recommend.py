@@ -124,7 +124,7 @@ def command(
         run.calibration, limits, bias=_bias(learn_from), wanted=wanted, questions=questions, inputs=run.inputs
     )
     # What a pipe is to take must stand on the standard output alone.
-    _write(made, output, page, force=force, says_plan=targets.leave_terminal)
+    _write(made, output, page, force=force, says_plan=targets.are_files)
     for framework, file in files.items():
         _export(made.plan, framework, file, force=force)
     if not quiet:

@@ -135,7 +135,11 @@ class Exposure:
         Args:
             reduced: the memory that they share.
         """
-        self.collect()
+        self.put_back()
+        for parameter, shard, gradient in self._shown:
+            now = None if gradient_of(parameter) is None else gradient  # in place of what the script may have put there
+            set_gradient(parameter, now)
+            set_gradient(shard, now)
         for memory in (*reduced, *(_local(gradient) for _, _, gradient in self._shown)):
             memory.zero_()
         return bool(self._shown)

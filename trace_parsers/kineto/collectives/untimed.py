@@ -10,7 +10,7 @@ from paro_advise.trace_parsers.kineto.collectives.host_calls import enclosing_ca
 from paro_advise.trace_parsers.kineto.columns import HostKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 LAUNCH = re.compile(r"^(?:cuda|cu|hip)\w*Launch(?:Cooperative)?Kernel")
 
 
-def untimed_us(host: HostRows, raw: DeviceColumns, calls: Sequence[HostCall], origin_us: float) -> NDArray[np.float64]:
-    """Return when collectives without a time on the device began or were launched, in us from ``origin_us``.
+def untimed_us(
+    host: HostRows, raw: DeviceColumns, calls: Callable[[], Sequence[HostCall]], origin_us: float
+) -> tuple[NDArray[np.float64], int]:
+    """Find collectives without a time on the device.
 
     A communication kernel takes some time, so that one of 0 us lost its duration. A call that launched a kernel which
     has no row lost it; calls that launch nothing (gloo's, or those of a group that another call launches) lost nothing.
@@ -32,14 +34,18 @@ def untimed_us(host: HostRows, raw: DeviceColumns, calls: Sequence[HostCall], or
     Args:
         host: rows, with launches where they were read.
         raw: rows of the device.
-        calls: host calls of collectives.
+        calls: returns the host calls of collectives.
         origin_us: of the device's times.
+
+    Returns:
+        when they began or were launched (us from ``origin_us``, in order), and how many collectives there are.
     """
     import numpy as np
 
     moves = np.array([kind_of_kernel(name) == KernelKind.COMMUNICATION for name in raw.names], dtype=bool)
     start_us, duration_us = np.array(raw.start) - origin_us, np.array(raw.duration)
-    is_timeless = moves[np.array(raw.name)] & ~(duration_us > 0)
+    is_collective = moves[np.array(raw.name)]
+    is_timeless = is_collective & ~(duration_us > 0)
     launches = np.flatnonzero(
         (host.kind == HostKind.RUNTIME)
         & host.mask_of_names(bool(LAUNCH.match(name)) for name in host.names)
@@ -47,9 +53,10 @@ def untimed_us(host: HostRows, raw: DeviceColumns, calls: Sequence[HostCall], or
     )
     lost = launches[~np.isin(host.correlation[launches], np.array(raw.correlation))]
     places = list(zip(host.start_us[lost].tolist(), host.tid[lost].tolist(), strict=True))
-    around = enclosing_calls(calls, places) if places else []
+    around = enclosing_calls(calls(), places) if places else []
     lost_us = [place[0] for place, call in zip(places, around, strict=True) if call is not None and call.tells]
-    return np.sort(np.concatenate([start_us[is_timeless], np.array(lost_us, dtype=np.float64)]))
+    found_us = np.concatenate([start_us[is_timeless], np.array(lost_us, dtype=np.float64)])
+    return np.sort(found_us), int(is_collective.sum()) + len(lost_us)
 
 
 def timed_steps(steps: Sequence[HostSpan], lost_us: NDArray[np.float64]) -> tuple[HostSpan, ...]:
