@@ -10,10 +10,12 @@ from helpers import analyze, write_run
 from test_compare import pair
 from trace_builder import fsdp_rank
 
+from paro_advise.advisor.comparison.acceptance import Thresholds
 from paro_advise.advisor.comparison.bootstrap import Change, _widening
-from paro_advise.advisor.comparison.compare import compare
+from paro_advise.advisor.comparison.compare import Terms, compare
 from paro_advise.advisor.comparison.metrics import verdict_of
 from paro_advise.advisor.facts.capture_log import captured_of
+from paro_advise.advisor.rendering.texts.comparison_text import comparison_markdown, comparison_text
 from paro_advise.advisor.wording.quantities import signed_text
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
 from paro_advise.trace_parsers.logs.step_log import read_step_log
@@ -65,6 +67,17 @@ def test_a_gradient_norm_that_diverged_is_unknown_on_whatever_rank(norms, tmp_pa
     (step,) = captured_of(logs).steps
     assert step.diverged
     assert step.gradient_norm is None
+
+
+def test_criteria_that_nobody_asked_for_are_not_printed(tmp_path):
+    analysis = analyze(write_run(tmp_path, [fsdp_rank(rank, 2) for rank in range(2)]))
+    sides = pair(analysis, [1e5 + at for at in range(9)], [9e4 + at for at in range(9)])
+    for thresholds, is_there in ((Thresholds(), False), (Thresholds(max_recovery_s=60.0), True)):
+        found = compare(*sides, None, Terms(thresholds=thresholds))
+        assert [item.criterion for item in found.acceptance].count("recovery, s") == 1  # the JSON holds all
+        for text in (comparison_text(found), comparison_markdown(found)):
+            assert ("recovery, s" in text) == is_there
+            assert "checkpoint interval" not in text
 
 
 def test_what_rounds_to_nothing_has_no_minus(tmp_path):

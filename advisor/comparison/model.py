@@ -158,6 +158,11 @@ class Comparison:
         return next(metric for metric in self.metrics if metric.name == "step_time")
 
     @property
+    def asked_criteria(self) -> tuple[Criterion, ...]:
+        """Return the criteria that have a limit or a value; nobody asked for the others."""
+        return tuple(item for item in self.acceptance if item.threshold is not None or item.measured is not None)
+
+    @property
     def is_too_slow(self) -> bool:
         """Tell whether the step became longer than is tolerated: at all, or by more than a limit below 0 allows."""
         limits = [item for item in self.acceptance if item.criterion == THROUGHPUT and (item.threshold or 0.0) < 0]

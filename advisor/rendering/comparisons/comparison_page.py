@@ -364,7 +364,7 @@ def _evidence(comparison: Comparison) -> list[tuple[str, str]]:
 def _acceptance_table(comparison: Comparison) -> Table:
     words = {True: ("pass", "v-pass"), False: ("fail", "v-fail"), None: ("not judged", "")}
     rows = []
-    for item in comparison.acceptance:
+    for item in comparison.asked_criteria:
         word, css = words[item.passed]
         rows.append(
             Row(

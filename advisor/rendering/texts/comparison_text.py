@@ -79,7 +79,7 @@ def comparison_text(comparison: Comparison) -> str:
     lines += ["", "acceptance"]
     lines += [
         f"  {_PASSED[item.passed]:<13} {item.criterion}: {threshold_text(item)} ({item.text})"
-        for item in comparison.acceptance
+        for item in comparison.asked_criteria
     ]
     if comparison.unlike:
         lines += ["", "compared although the runs differ: " + "; ".join(comparison.unlike)]
@@ -109,7 +109,7 @@ def comparison_markdown(comparison: Comparison) -> str:
     lines += ["", "| acceptance | limit and measurement | |", "|---|---|---|"]
     lines += [
         f"| {_escape(item.criterion)} | {_escape(threshold_text(item))} | {_PASSED[item.passed]} |"
-        for item in comparison.acceptance
+        for item in comparison.asked_criteria
     ]
     lines += [
         "",
