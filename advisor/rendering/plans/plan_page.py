@@ -281,7 +281,7 @@ def sensitivity_table(plan: Plan) -> Table:
         Row(
             cells=(
                 Cell(text=item.what),
-                number(item.value, f"{item.value:.4g}"),
+                number(item.value, f"{item.value:,.0f}" if item.value >= 1e4 else f"{item.value:.4g}"),
                 Cell(text=item.source),
                 number(item.speedup_if_half, f"{item.speedup_if_half:.2f}x"),
                 Cell(text=item.best_if_half),
