@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import pickle
 import random
@@ -188,3 +190,21 @@ def test_analyses_and_plans_that_are_no_utf8_are_refused(tmp_path, capsys):
     assert "defect of paro-advise" not in told
     with pytest.raises(ForeignDataError):
         plan_from_json(plan.read_bytes(), "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "pack", "told"),
+    [
+        ("rank0.json.bz2", bz2.compress, "packed by bzip2"),
+        ("rank0.json.xz", lzma.compress, "packed by xz"),
+        ("rank0.json", lambda data: data.decode().encode("utf-16"), "UTF-16"),
+        ("nccl.log", lambda data: b"\xfe\xff" + data.decode().encode("utf-16-be"), "UTF-16"),
+    ],
+)
+def test_a_form_that_is_not_read_is_named_with_what_to_do(name, pack, told, tmp_path, capsys):
+    trace = fsdp_rank(0).write(tmp_path / "plain.json").read_bytes()
+    (tmp_path / name).write_bytes(pack(trace))
+    assert run(["analyze", str(tmp_path / name)]) == 3
+    err = capsys.readouterr().err
+    assert told in err
+    assert "unpack it" in err or "convert it" in err

@@ -45,7 +45,16 @@ _FIRST_KEY = re.compile(rb'\{\s*"schemaVersion"')  # as Kineto writes it; elsewh
 
 _NSYS_REPORT = b"NVIDIA Tegra Profiler Report"
 _NSYS_JSON = re.compile(rb'\s{0,100}\{\s*(?:"Type"\s*:\s*\d{1,9}\s*,\s*)?"(?:CudaEvent|NvtxEvent|TraceProcessEvent)"')
-_ZIP = b"PK\x03\x04"  # the first bytes of a zip archive with something in it
+# First bytes of files in forms that are not read: what the input must be, what it is, and what to do.
+_OTHER_FORMS = (
+    (b"PK\x03\x04", "an archive must be a .tar, .tar.gz, .tar.bz2 or .tar.xz, this file is a zip archive",
+     "unpack it and give the folder"),
+    (b"BZh", "a file must be plain, or packed by gzip or zstd, this one is packed by bzip2", "unpack it: bunzip2 FILE"),
+    (b"\xfd7zXZ\x00", "a file must be plain, or packed by gzip or zstd, this one is packed by xz",
+     "unpack it: unxz FILE"),
+    (b"\xff\xfe", "a text must be UTF-8, this one is UTF-16", "convert it: iconv -f UTF-16 -t UTF-8 FILE"),
+    (b"\xfe\xff", "a text must be UTF-8, this one is UTF-16", "convert it: iconv -f UTF-16 -t UTF-8 FILE"),
+)  # fmt: skip
 
 
 def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
@@ -85,12 +94,9 @@ def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
             where=ref.label,
             hint="analyze the traces that it was cut from; ui.perfetto.dev shows it",
         )
-    if head.startswith(_ZIP):
-        raise UnknownFormatError(
-            "an archive must be a .tar, .tar.gz, .tar.bz2 or .tar.xz, this file is a zip archive",
-            where=ref.label,
-            hint="unpack it and give the folder",
-        )
+    for first, why, hint in _OTHER_FORMS:
+        if head.startswith(first):
+            raise UnknownFormatError(why, where=ref.label, hint=hint)
     raise UnknownFormatError(
         "an input must be a torch profiler trace, an NCCL log or dump, a flight-recorder dump, an "
         "Nsight Systems export or a training log; this file is none of them",
