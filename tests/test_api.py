@@ -53,8 +53,9 @@ def test_tables_are_frames(analyzed):
     collectives = analyzed.frame("collectives")
     assert len(collectives) == len(analyzed.analysis.collectives)
     assert collectives["count"].sum() == pytest.approx(sum(item.count for item in analyzed.analysis.collectives))
-    for name in ("ranks", "links", "states", "findings", "modules", "data_quality", "inputs"):
-        assert len(analyzed.frame(name)) >= 0
+    for name in ("ranks", "links", "states", "findings", "modules", "data_quality"):
+        assert len(analyzed.frame(name)) == len(getattr(analyzed.analysis, name))
+    assert len(analyzed.frame("inputs")) == len(analyzed.analysis.run.inputs) > 0
     with pytest.raises(UsageError, match="collectives"):
         analyzed.frame("kernels")
 
