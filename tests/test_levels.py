@@ -15,7 +15,7 @@ from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.advisor.ranks.links.link import Link
-from paro_advise.advisor.wording.quantities import time_text
+from paro_advise.advisor.wording.quantities import bytes_text, gbps_text, time_text
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
 
@@ -292,3 +292,18 @@ def test_ho_ring_inside_a_node_gains_with_up_to_four_ranks(ranks, share):
 def test_times_are_told_in_the_unit_that_people_use(time_us, text):
     """Three digits; what float64 leaves of a difference is no time."""
     assert time_text(time_us) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (gbps_text(0.0599), "0.0599 GB/s"),
+        (gbps_text(167.4), "167 GB/s"),
+        (gbps_text(999.6), "1,000 GB/s"),
+        (gbps_text(2013.0), "2,013 GB/s"),
+        (bytes_text(2.0 * 2**50), "2 PiB"),
+        (bytes_text(500 * 2**40), "500 TiB"),
+    ],
+)
+def test_large_quantities_are_written_out(text, wanted):
+    assert text == wanted

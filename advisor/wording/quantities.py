@@ -64,7 +64,9 @@ def share_text(value: float | None) -> str:
 
 def gbps_text(value: float | None) -> str:
     """Return a bandwidth in GB/s (1e9 bytes/s), "unknown" for None."""
-    return "unknown" if value is None else f"{value:.3g} GB/s"
+    if value is None:
+        return "unknown"
+    return f"{value:,.0f} GB/s" if abs(value) >= 999.5 else f"{value:.3g} GB/s"
 
 
 def count_text(value: float | None) -> str:
