@@ -50,7 +50,9 @@ class Targets:
             OutputError: the folder of one cannot be written.
         """
         found = cls(tuple(name for name in names if name))
-        found.refuse_same()
+        real = {name if name == "-" or is_remote(name) else os.path.realpath(name) for name in found.names}
+        if len(real) < len(found.names):
+            raise UsageError("every output needs a file of its own, two are the same")
         for name in found.names:
             refuse_overwrite(name, force=force, inputs=inputs)
         return found
@@ -63,16 +65,6 @@ class Targets:
     def written(self) -> list[str]:
         """Return a sentence for each that was written, but for the standard output."""
         return [wrote_text(name) for name in self.names if name != "-"]
-
-    def refuse_same(self) -> None:
-        """Raise if two outputs are one file.
-
-        Raises:
-            UsageError: they are.
-        """
-        real = [name if name == "-" or is_remote(name) else os.path.realpath(name) for name in self.names]
-        if len(set(real)) < len(real):
-            raise UsageError("every output needs a file of its own, two are the same")
 
 
 def refuse_overwrite(target: str | None, *, force: bool, inputs: Sequence[str] = ()) -> None:

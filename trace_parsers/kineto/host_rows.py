@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 AUTOGRAD_NODE = "autograd::engine::evaluate_function"
 _OWNER_NAMES = (AUTOGRAD_NODE, "c10d::", "_c10d_functional::", "aten::linalg_vector_norm", "paro_")
+_LAUNCH = re.compile(r"^(?:cuda|cu|hip)\w*Launch(?:Cooperative)?Kernel")
 _NO_OWNERS = ("nccl:", "gloo:", "ProfilerStep")
 NOWHERE = (-1.0, -1)  # (us, thread id); the query of a call that is unknown; no span is open there
 
@@ -53,6 +55,13 @@ class HostRows:
             HostSpan(start_us=start, end_us=end, tid=tid, name=self.names[name])
             for start, end, tid, name in zip(*(column[index].tolist() for column in columns), strict=True)
         ]
+
+    def kernel_launches(self) -> NDArray[np.intp]:
+        """Return the places of the calls that launch kernels whose rows can be told; none where they were not read."""
+        import numpy as np
+
+        named = self.mask_of_names(bool(_LAUNCH.match(name)) for name in self.names)
+        return np.flatnonzero((self.kind == HostKind.RUNTIME) & named & (self.correlation >= 0))
 
     def mask_of_names(self, wanted: Iterable[bool]) -> NDArray[np.bool_]:
         """Return a mask over rows from one truth value per distinct name."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from paro_advise.trace_parsers.kernel_kinds import KernelKind, kind_of_kernel
 from paro_advise.trace_parsers.kineto.collectives.host_calls import CALL_NAMES, COMMS_ROWS
-from paro_advise.trace_parsers.kineto.collectives.untimed import LAUNCH
 from paro_advise.trace_parsers.kineto.columns import HostKind
 from paro_advise.trace_parsers.kineto.constants import (
     IDLE_SHARE,
@@ -73,8 +72,7 @@ def lit_steps(
     """
     import numpy as np
 
-    named = host.mask_of_names(bool(LAUNCH.match(name)) for name in host.names)
-    launches = np.flatnonzero((host.kind == HostKind.RUNTIME) & named & (host.correlation >= 0))
+    launches = host.kernel_launches()
     recorded = np.isin(host.correlation[launches], correlation)
     if not recorded.any() or recorded[0]:
         return tuple(steps), 0

@@ -61,6 +61,7 @@ class Usage:
         self._here = [False] * count
         self._known = [False] * count  # of all ranks together, as far as this one has read
         self._counts: torch.Tensor | None = None
+        self._forgotten: set[int] = set()  # since the last exchange
         self._digests: torch.Tensor | None = None  # of all ranks together
         self._unchecked: torch.Tensor | None = None
         self._world_size = 1
@@ -73,8 +74,7 @@ class Usage:
         """Forget that a parameter of a unit got gradients: one that it gets no more is none, and no zeros."""
         number = self._first[unit.spec.name] + place
         self._here[number] = self._known[number] = False
-        if self._counts is not None:
-            self._counts[number] = 0.0
+        self._forgotten.add(number)  # a device's counts are not waited for here, nor written to one by one
 
     def is_noted(self, unit: UnitState, place: int) -> bool:
         """Tell whether a parameter of a unit got a gradient on this rank."""
@@ -103,6 +103,8 @@ class Usage:
         if not self._known[number] and self._counts is not None:
             # Only for a parameter without one on this rank the host waits for a device.
             self._known, self._counts = [value > 0 for value in self._counts.tolist()], None
+            for forgotten in self._forgotten:
+                self._known[forgotten] = False
         return self._known[number]
 
     def agree(self, channels: Channels, *, is_changed: bool = False) -> None:
@@ -114,6 +116,7 @@ class Usage:
         """
         world, count = channels.grid.world_size, len(self._here)
         self._known, self._counts = list(self._here), None
+        self._forgotten.clear()
         if world == 1 or not count:
             return
         pieces = [*_pieces(self._gathered), *_pieces(self._delivered)]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from paro_advise.trace_parsers.kernel_kinds import KernelKind, kind_of_kernel
 from paro_advise.trace_parsers.kineto.collectives.host_calls import enclosing_calls
-from paro_advise.trace_parsers.kineto.columns import HostKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.kineto.columns import DeviceColumns
     from paro_advise.trace_parsers.kineto.host_rows import HostRows
     from paro_advise.trace_parsers.tables import HostSpan
-
-LAUNCH = re.compile(r"^(?:cuda|cu|hip)\w*Launch(?:Cooperative)?Kernel")
 
 
 def untimed_us(
@@ -46,11 +42,7 @@ def untimed_us(
     start_us, duration_us = np.array(raw.start) - origin_us, np.array(raw.duration)
     is_collective = moves[np.array(raw.name)]
     is_timeless = is_collective & ~(duration_us > 0)
-    launches = np.flatnonzero(
-        (host.kind == HostKind.RUNTIME)
-        & host.mask_of_names(bool(LAUNCH.match(name)) for name in host.names)
-        & (host.correlation >= 0)
-    )
+    launches = host.kernel_launches()
     lost = launches[~np.isin(host.correlation[launches], np.array(raw.correlation))]
     places = list(zip(host.start_us[lost].tolist(), host.tid[lost].tolist(), strict=True))
     around = enclosing_calls(calls(), places) if places else []
