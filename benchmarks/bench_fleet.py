@@ -194,7 +194,7 @@ def serve(folder: Path, num_ranks: int, megabytes: float) -> str:
 def analysed(name: str, address: str, folder: Path) -> tuple[float, str]:
     """Analyse by an engine; return the wall time in s, and what the JSON's digest begins with."""
     target = folder / "analysis.json"
-    words = [sys.executable, "-m", "paro_advise.advisor", "analyze", address, "--no-cache", "--force", "-q"]
+    words = [sys.executable, "-m", "paro_advise", "analyze", address, "--no-cache", "--force", "-q"]
     words += ["--engine", name.partition(",")[0], "--json", str(target), "--max-array", "4"]
     cluster, env = None, dict(os.environ)
     if name.startswith("ray"):

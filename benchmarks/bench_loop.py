@@ -56,7 +56,7 @@ class Loop:
 
 def advise(*words: object) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "paro_advise.advisor", *map(str, words)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "paro_advise", *map(str, words)], capture_output=True, text=True, check=False
     )
     if done.returncode not in (0, 5):
         sys.exit(f"paro-advise {words[0]} failed:\n{done.stderr[-3000:]}")

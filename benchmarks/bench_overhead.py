@@ -30,7 +30,7 @@ SCRIPT = Path(__file__).resolve().parent.parent / "examples/frameworks/train_ddp
 MODEL = ("--width", "192", "--layers", "4", "--vocabulary", "512", "--micro-batches", "1", "--batch", "2")
 BLOCK_S = 60.0
 SETTLE_S = 5.0  # of a block's begin that does not count: `watch` starts
-ADVISE = [sys.executable, "-m", "paro_advise.advisor"]
+ADVISE = [sys.executable, "-m", "paro_advise"]
 
 
 def cpu_s() -> float:

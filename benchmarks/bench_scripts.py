@@ -51,7 +51,7 @@ class Outcome:
 def advise(*words: object, folder: Path) -> int:
     """Run one of our commands; what it prints goes to a file in a folder."""
     with (folder / "bench_scripts.log").open("a", encoding="utf-8") as log:
-        command = [sys.executable, "-m", "paro_advise.advisor", *map(str, words)]
+        command = [sys.executable, "-m", "paro_advise", *map(str, words)]
         try:
             done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=LIMIT_S, check=False)
         except subprocess.TimeoutExpired:

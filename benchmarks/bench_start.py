@@ -27,7 +27,7 @@ STRATEGIES = ("GGG", "IGG", "NNG")
 def run(*words: str) -> str:
     """Run the job, under the command line's verb if there is one; return its output."""
     job = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", str(SCRIPT)]
-    command = [sys.executable, "-m", "paro_advise.advisor", *words, "--", *job] if words else job
+    command = [sys.executable, "-m", "paro_advise", *words, "--", *job] if words else job
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -43,7 +43,7 @@ def run(*words: str) -> str:
 def planned(folder: Path) -> Plan:
     """Capture the job and make a plan."""
     run("capture", "-o", str(folder / "before"), "--steps", "3:5")
-    command = [sys.executable, "-m", "paro_advise.advisor", "recommend", str(folder / "before")]
+    command = [sys.executable, "-m", "paro_advise", "recommend", str(folder / "before")]
     subprocess.run([*command, "-o", str(folder / "plan.json"), "-q"], check=True)
     return read_plan(str(folder / "plan.json"))
 

@@ -18,7 +18,7 @@ import threading
 import time
 from pathlib import Path
 
-from paro_advise.advisor.watching.constants import BASELINE_STEPS, RUN_STEPS, WARM_UP_STEPS
+from paro_advise.advisor.watching.constants import BASELINE_STEPS, RUN_STEPS, WATCH_WARM_UP_STEPS
 from paro_advise.advisor.watching.job import find_alarms, job_steps
 from paro_advise.runtime.capture.request import CaptureRequest
 from paro_advise.runtime.job import job_environment
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path)
     args = parser.parse_args()
     draw = random.Random(SEED)
-    begins, step = [], WARM_UP_STEPS + args.quiet
+    begins, step = [], WATCH_WARM_UP_STEPS + args.quiet
     for _ in range(args.throttles):
         begins.append(step + draw.randrange(args.quiet // 4))
         step = begins[-1] + THROTTLED_STEPS + args.quiet

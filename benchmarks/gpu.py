@@ -189,14 +189,14 @@ def capture() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(2):
             target = Path(folder) / f"run{number}"
-            captured = [sys.executable, "-m", "paro_advise.advisor", "capture", "-o", str(target), "--", *script]
+            captured = [sys.executable, "-m", "paro_advise", "capture", "-o", str(target), "--", *script]
             for kind, words in (("alone", script), ("captured", captured)):
                 begun = time.perf_counter()
                 done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
                 if done.returncode:
                     return {"holds": False, "failed": f"{kind}: {done.stderr.splitlines()[-1:]}"}
                 seconds[kind].append(time.perf_counter() - begun)
-        analyze = [sys.executable, "-m", "paro_advise.advisor", "analyze", str(target), "-q"]
+        analyze = [sys.executable, "-m", "paro_advise", "analyze", str(target), "-q"]
         read = subprocess.run(analyze, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     alone, under = (min(seconds[kind]) for kind in ("alone", "captured"))
     return {"alone s": round(alone, 2), "captured s": round(under, 2), "holds": read.returncode == 0}

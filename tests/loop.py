@@ -25,7 +25,7 @@ def torchrun(script, *arguments, ranks=4):
 def paro(*words, job=(), environment=None, timeout=300):
     """Run a verb in a process of its own; what follows ``--`` is the job."""
     pytest.importorskip("torch")
-    command = [sys.executable, "-m", "paro_advise.advisor", *map(str, words), *(["--", *job] if job else [])]
+    command = [sys.executable, "-m", "paro_advise", *map(str, words), *(["--", *job] if job else [])]
     settings = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=settings, check=False)
 

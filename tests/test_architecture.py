@@ -60,6 +60,16 @@ def test_no_name_of_a_module_is_assigned_twice():
         assert len(names) == len(set(names)), path
 
 
+def test_no_constant_has_a_namesake_of_another_value():
+    """A reader who has seen one takes the other for it."""
+    values: dict[str, set[str]] = {}
+    for path in (path for room in SOURCE for path in (ROOT / room).rglob("constants.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                values.setdefault(node.targets[0].id, set()).add(f"{path}: {ast.unparse(node.value)}")
+    assert {name: found for name, found in values.items() if len(found) > 1} == {}
+
+
 def test_rooms_stay_small():
     folders = {path.parent for room in SOURCE for path in (ROOT / room).rglob("*.py")}
     for folder in folders:

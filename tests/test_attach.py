@@ -323,7 +323,7 @@ def test_a_socket_that_was_left_over_is_replaced(folder):
 def hurried(monkeypatch):
     """Waits that suit processes which ask at once."""
     monkeypatch.setattr(recording, "GATHER_S", 1.0)
-    monkeypatch.setattr(recording, "LEAD_S", 4.0)
+    monkeypatch.setattr(recording, "START_LEAD_S", 4.0)
 
 
 def test_without_a_job_it_says_what_to_do(folder, hurried, monkeypatch, capsys, tmp_path):

@@ -69,7 +69,7 @@ def job(a_plan, tmp_path):
     words += ["--steps", "3:5", "--allow-drift", "parameter_count", "--"]
     training = forked(ROOT / "tests/workers/until_told.py", folder, ranks=RANKS)
     with subprocess.Popen(
-        [sys.executable, "-m", "paro_advise.advisor", *words, *training],
+        [sys.executable, "-m", "paro_advise", *words, *training],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     ) as process:  # fmt: skip
         try:
@@ -143,7 +143,7 @@ def test_a_job_without_logs_is_not_given_a_plan(a_plan, tmp_path, monkeypatch, c
     assert run(["switch", str(job), str(a_plan), "--canary", str(tmp_path / "logs")]) == 3
     assert "in-force.plan.json" in capsys.readouterr().err
     (job / "in-force.plan.json").write_bytes(a_plan.read_bytes())
-    monkeypatch.setattr("paro_advise.advisor.watching.follow.LOOK_S", 0.01)
+    monkeypatch.setattr("paro_advise.advisor.watching.follow.GROWTH_LOOK_S", 0.01)
     assert run(["switch", str(job), str(a_plan), "--canary", str(tmp_path / "logs"), "--timeout", "0.1"]) == 3
     assert "must take steps" in capsys.readouterr().err
     assert not (job / "switch.json").exists()

@@ -153,7 +153,7 @@ def captured(tmp_path, *arguments):
     pytest.importorskip("torch")
     script = tmp_path / "train.py"
     script.write_text(TRAINING)
-    command = [sys.executable, "-m", "paro_advise.advisor", "capture", "-o", str(tmp_path / "c"), "--steps", "5:9"]
+    command = [sys.executable, "-m", "paro_advise", "capture", "-o", str(tmp_path / "c"), "--steps", "5:9"]
     job = [sys.executable, str(script), *arguments]
     return subprocess.run([*command, "--", *job], capture_output=True, text=True, timeout=120, check=False)
 

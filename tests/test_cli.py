@@ -175,13 +175,13 @@ def test_doctor_says_what_each_optional_package_is_for(capsys):
 )
 def test_a_reader_that_has_seen_enough_changes_no_exit_code(verb, code):
     """The reader has gone before the first byte comes."""
-    command = f"{sys.executable} -m paro_advise.advisor {verb} | true; exit ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m paro_advise {verb} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
 def test_a_full_disk_is_one_line_and_exit_1():
-    command = f"{sys.executable} -m paro_advise.advisor explain PARO011 > /dev/full"
+    command = f"{sys.executable} -m paro_advise explain PARO011 > /dev/full"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
     assert done.stderr.startswith("error[E400]")
@@ -199,7 +199,7 @@ def test_an_edit_whose_diff_nobody_reads_to_its_end_is_still_made(traces, tmp_pa
     run(["recommend", str(traces), "--strategy", "NNN", "-o", str(tmp_path / "plan.json")])
     script = tmp_path / "train.py"
     script.write_text("from torch.distributed.fsdp import fully_shard\nfully_shard(model)\n")
-    command = f"{sys.executable} -m paro_advise.advisor apply plan.json train.py --write --force | true; "
+    command = f"{sys.executable} -m paro_advise apply plan.json train.py --write --force | true; "
     command += "exit ${PIPESTATUS[0]}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, "use_plan" in script.read_text()) == (0, True), done.stderr

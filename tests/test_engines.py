@@ -85,7 +85,7 @@ def slurm(tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_SLURM", str(folder))
     monkeypatch.setenv("PATH", f"{ROOT / 'tests/stand_ins/slurm'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
-    for name in ("POLL_S", "QUEUE_POLL_S", "SHARED_FILES_S"):
+    for name in ("JOB_POLL_S", "QUEUE_POLL_S", "SHARED_FILES_S"):
         monkeypatch.setattr(slurm_array, name, 0.1)
     return folder
 

@@ -68,7 +68,7 @@ def trained(name, folder, *words):
 
 def paro(*words):
     done = subprocess.run(
-        [sys.executable, "-m", "paro_advise.advisor", *map(str, words)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "paro_advise", *map(str, words)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -89,7 +89,7 @@ def test_a_killed_job_leaves_readable_traces(tmp_path):
     words = ["capture", "-o", str(folder), "--steps", "4:100", "--", *job]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        [sys.executable, "-m", "paro_advise.advisor", *words], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "paro_advise", *words], env=environment, stdout=subprocess.PIPE, text=True
     ) as running:
         for line in running.stdout:
             if line.startswith("step 12 "):

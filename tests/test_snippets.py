@@ -148,7 +148,7 @@ def test_jobs_of_a_page_run(page, folder, tmp_path):
             if option in OUTPUTS and value != "-" and written.is_file():
                 written.unlink()
         done = subprocess.run(
-            [sys.executable, "-m", "paro_advise.advisor", *words[1:]],
+            [sys.executable, "-m", "paro_advise", *words[1:]],
             cwd=home,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
             capture_output=True,

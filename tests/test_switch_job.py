@@ -35,7 +35,7 @@ def test_a_running_job_takes_a_new_plan(a_plan, tmp_path):
     second = plan_for(a_plan, tmp_path / "second.json", "NIG")
     foreign = of_another_job(second, tmp_path / "foreign.json")
     job = tmp_path / "job"
-    command = [sys.executable, "-m", "paro_advise.advisor", "run", "--plan", str(first), "--job", str(job), "--"]
+    command = [sys.executable, "-m", "paro_advise", "run", "--plan", str(first), "--job", str(job), "--"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [*command, *forked(script, *arguments)],

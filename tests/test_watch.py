@@ -20,7 +20,7 @@ from loop import torchrun
 
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.watching.change import false_alarm_chance, find_changes
-from paro_advise.advisor.watching.constants import WARM_UP_STEPS
+from paro_advise.advisor.watching.constants import WATCH_WARM_UP_STEPS
 from paro_advise.advisor.watching.follow import FollowedJob
 
 
@@ -34,7 +34,7 @@ def noise(rng, count, *, spread, memory):
 
 
 def numbered(times):
-    return list(enumerate(times, start=WARM_UP_STEPS))
+    return list(enumerate(times, start=WATCH_WARM_UP_STEPS))
 
 
 @pytest.mark.parametrize(("spread", "memory"), [(0.02, 0.0), (0.05, 0.3), (0.1, 0.3)])
@@ -54,7 +54,7 @@ def test_slower_steps_are_noticed_within_ten(spread, factor):
         times = noise(random.Random(seed), 120, spread=spread, memory=0.2)
         times = [time * (factor if index >= 80 else 1.0) for index, time in enumerate(times)]
         found = find_changes(numbered(times))
-        noticed += bool(found) and 80 <= found[0].step - WARM_UP_STEPS <= 90
+        noticed += bool(found) and 80 <= found[0].step - WATCH_WARM_UP_STEPS <= 90
     assert noticed >= 95
 
 
@@ -77,7 +77,7 @@ def test_a_job_that_pauses_is_still_told_that_it_became_slower(every, told_after
     """Every few steps a checkpoint of 5 s beside steps of 1 s; from step 80 on the others take 1.5 s."""
     times = [5e6 if index % every == 3 else 1.5e6 if index >= 80 else 1e6 for index in range(160)]
     found = find_changes(numbered(times))
-    assert [change.step - WARM_UP_STEPS - 79 for change in found] == [told_after]
+    assert [change.step - WATCH_WARM_UP_STEPS - 79 for change in found] == [told_after]
 
 
 def test_a_change_is_told_once_and_the_next_one_again():
@@ -85,7 +85,7 @@ def test_a_change_is_told_once_and_the_next_one_again():
     times = [time * (1 + 0.01 * math.sin(17 * index)) for index, time in enumerate(times)]
     found = find_changes(numbered(times))
     assert [round(change.factor, 1) for change in found] == [1.5, 2.0]
-    assert [change.since_step - WARM_UP_STEPS for change in found] == [60, 120]
+    assert [change.since_step - WATCH_WARM_UP_STEPS for change in found] == [60, 120]
 
 
 @pytest.mark.parametrize("looked_every", [1, 5, 33])
@@ -281,7 +281,7 @@ def test_a_job_that_runs_is_followed(tmp_path):
     """Its log grows, also by half a line; the alarm comes while it runs, and Ctrl-C ends the watch without a trace."""
     log = tmp_path / "steps.rank0.jsonl"
     lines = log_lines(0, [1e6 + 1e3 * (index % 7) for index in range(60)] + [2e6] * 12)
-    command = [sys.executable, "-m", "paro_advise.advisor", "watch", str(tmp_path), "--interval", "0.05", "--json"]
+    command = [sys.executable, "-m", "paro_advise", "watch", str(tmp_path), "--interval", "0.05", "--json"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as watch:
         with log.open("w") as file:
@@ -316,7 +316,7 @@ def running_job(folder):
     job = torchrun(ROOT / "tests/workers/until_told.py", folder, ranks=2)
     words = ["capture", "-o", str(folder / "run"), "--steps", "3:5", "--", *job]
     with subprocess.Popen(
-        [sys.executable, "-m", "paro_advise.advisor", *words],
+        [sys.executable, "-m", "paro_advise", *words],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     ) as process:  # fmt: skip
         try:
@@ -346,7 +346,7 @@ def test_an_alarm_has_the_running_job_record_and_says_what_limits_it(tmp_path, c
     """The whole way: a rank becomes slow, the alarm, three steps of a job that goes on, the verdict; nonsense is ignored."""
     with running_job(tmp_path / "job") as folder:
         words = ["watch", str(folder), "--interval", "0.2", "--json", "--record", "alarm"]
-        command = [sys.executable, "-m", "paro_advise.advisor", *words]
+        command = [sys.executable, "-m", "paro_advise", *words]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as watch:
             wait_for(lambda: num_steps(folder) > 80)

@@ -29,7 +29,7 @@ MAX_FRAMES = 6  # frames; most of a stack that an owner names; assumed
 MAX_READ_FRAMES = 256  # frames; most of a stack that are looked at; assumed
 MAX_TENSORS = 4096  # tensors; most of one collective that are counted; assumed
 MAX_DIMENSIONS = 16  # dimensions; most of a tensor; assumed: PyTorch's collectives see a few
-MAX_ENTRIES = 200_000  # collectives; most of one dump; assumed: the ring holds 2,000 by PyTorch's documentation
+MAX_DUMP_ENTRIES = 200_000  # collectives; most of one dump; assumed: the ring holds 2,000 by PyTorch's documentation
 MAX_LISTED_RANKS = 4_000_000  # ranks; most that the groups of one dump list together; assumed
 # A pickle can repeat one long list of shapes or frames at the cost of two bytes.
 MAX_VISITS = 3_000_000  # list items; most frames and shapes of one dump that are visited; assumed

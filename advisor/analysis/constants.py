@@ -37,7 +37,7 @@ COPIED_SHARE = 0.5  # of what forward gathers, that backward gathers over fewer 
 GATHERS_AGAIN_RATIOS = (1.5, 2.5)  # gathers to reduce-scatters; 2 where backward gathers again; assumed
 SENDS_A_PASS = 2  # of a pipeline's stage in a micro-batch: activations on, gradients back; Megatron-LM's schedules
 PATH_EXPOSED_SHARE = 0.05  # of a collective that must be exposed for the critical path to run over it; assumed
-MAX_NUMBER = (
+MAX_KEPT_NUMBER = (
     1e22  # none; largest number of an analysis: FLOPs of a device in half a year, more than bytes and us; assumed
 )
 MOSTLY_SHARE = 0.5  # of a step that computes, and of that what communication exposes at most, to say so first; assumed

@@ -9,7 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.analysis.constants import MAX_NUMBER, STALL_RATIO, STALLED_SHARE, STALLED_STEPS, USUAL_SPREAD
+from paro_advise.advisor.analysis.constants import (
+    MAX_KEPT_NUMBER,
+    STALL_RATIO,
+    STALLED_SHARE,
+    STALLED_STEPS,
+    USUAL_SPREAD,
+)
 
 # The format is decoded by these types, so they are needed at run time.
 from paro_advise.advisor.analysis.observed.strategy import ObservedStrategy  # noqa: TC001
@@ -444,7 +450,7 @@ def _impossible(value: object, path: str) -> Iterator[str]:
         case bool():
             return
         case int() | float():
-            if not 0 <= value <= MAX_NUMBER:
+            if not 0 <= value <= MAX_KEPT_NUMBER:
                 yield f"{path} {value}"
         case dict():
             for name, item in value.items():

@@ -23,7 +23,7 @@ from paro_advise.advisor.analysis.model import (
 from paro_advise.advisor.analysis.parallel import data_parallel_size
 from paro_advise.advisor.analysis.state_summary import covered_us
 from paro_advise.advisor.facts.attribution import ROOT_MODULE, with_modules
-from paro_advise.advisor.facts.constants import MAX_KERNELS
+from paro_advise.advisor.facts.constants import MAX_NAMED_KERNELS
 from paro_advise.advisor.facts.model import KernelTime, Work
 from paro_advise.core.model_state import State
 
@@ -124,7 +124,7 @@ def computing(run: Run) -> Work | None:
         for kernel in work.kernels:
             time_us, count = kernels.get((kernel.name, kernel.kind), (0.0, 0.0))
             kernels[kernel.name, kernel.kind] = time_us + kernel.us / len(found), count + kernel.count / len(found)
-    longest = sorted(kernels.items(), key=lambda item: (-item[1][0], item[0]))[:MAX_KERNELS]
+    longest = sorted(kernels.items(), key=lambda item: (-item[1][0], item[0]))[:MAX_NAMED_KERNELS]
     return Work(
         kind_us=kinds,
         kernels=tuple(

@@ -21,8 +21,8 @@ from paro_advise.advisor.comparison.constants import (
     MIN_SAMPLES,
     NORMAL_98,
     NUM_RESAMPLES,
+    RANGE_TAIL_SHARE,
     SIGNIFICANT_SIGMAS,
-    TAIL_SHARE,
     TRIM_SHARE,
 )
 
@@ -81,7 +81,8 @@ def change_between(
         return None
     value = math.log(usual_after / usual)
     low, high = (
-        float(bound) for bound in np.quantile(_logs(centres[1]) - _logs(centres[0]), (TAIL_SHARE, 1 - TAIL_SHARE))
+        float(bound)
+        for bound in np.quantile(_logs(centres[1]) - _logs(centres[0]), (RANGE_TAIL_SHARE, 1 - RANGE_TAIL_SHARE))
     )
     return Change(
         value=math.expm1(value),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MAX_KERNELS = 24  # kernels of a rank kept by name, the longest; a page shows fewer
+MAX_NAMED_KERNELS = 24  # kernels of a rank kept by name, the longest; a page shows fewer
 MAX_KERNEL_NAME = 100  # characters of a kernel's name that are kept; templates run to thousands
 DRAWN_STEPS = 8  # steps of a rank of which is kept when it computed; a capture holds 3 to 10 as a rule
 COMPUTE_SPANS = 600  # spans kept of each, the longest; a picture 1,000 pixels wide shows no more apart
@@ -19,11 +19,11 @@ LAUNCHES_KNOWN_SHARE = 0.98  # of computing time, whose launches are known where
 SCALAR_ELEMENTS = 64  # elements of a norm, a loss or an overflow flag at most; docs/traces.md, attribution
 POOL_BYTES = 4 << 20  # bytes of inputs from which processes pay for their start; assumed
 CACHE_BYTES = 2 << 30  # bytes that cached facts may take; the oldest go first; three runs of 10,000 ranks
-POLL_S = 1.0  # seconds between two looks at a Slurm job's results; assumed
+JOB_POLL_S = 1.0  # seconds between two looks at a Slurm job's results; assumed
 QUEUE_POLL_S = 5.0  # seconds between two questions to Slurm's controller, which all users of a cluster share; assumed
 SHARED_FILES_S = 90.0  # seconds until a file that another machine wrote is seen; NFS keeps folders 30 to 60 s (nfs(5))
 MAX_ARRAY = 1_000  # tasks of a Slurm array; MaxArraySize is 1,001 by default (slurm.conf)
-CONNECT_S = 20.0  # s; until a cluster that does not answer is told not to be there; assumed
+CLUSTER_CONNECT_S = 20.0  # s; until a cluster that does not answer is told not to be there; assumed
 IN_FLIGHT = 2  # inputs an engine is given ahead for each of its cores, so that none waits for the driver; assumed
 SAMPLE_FIRST = 6  # traces of the first round; with 4 ranges hold less often (make bench-sampling)
 SAMPLE_BLOCKS = 32  # blocks of neighbours over which a sample spreads first; assumed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.facts.constants import MAX_KERNEL_NAME, MAX_KERNELS
+from paro_advise.advisor.facts.constants import MAX_KERNEL_NAME, MAX_NAMED_KERNELS
 from paro_advise.advisor.facts.model import KernelTime, Work
 from paro_advise.trace_parsers.kernel_kinds import KernelKind
 
@@ -107,7 +107,7 @@ def work_of(
         by_kind[kind.value] = by_kind.get(kind.value, 0.0) + time_us / num_steps
     flops = device["flops"].to_numpy() if "flops" in device.columns else np.zeros(len(start))
     products = mine & (flops > 0)
-    longest = sorted(shares.items(), key=lambda item: (-item[1][0], item[0]))[:MAX_KERNELS]
+    longest = sorted(shares.items(), key=lambda item: (-item[1][0], item[0]))[:MAX_NAMED_KERNELS]
     return Work(
         kind_us=by_kind,
         kernels=tuple(

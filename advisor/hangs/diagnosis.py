@@ -15,7 +15,7 @@ from paro_advise.advisor.hangs.model import FORMAT, Cause, Culprit, Hang, Mismat
 from paro_advise.advisor.hangs.programs import deviation, deviation_in_cycle
 from paro_advise.advisor.hangs.progress import groups_of, with_own_names
 from paro_advise.advisor.hangs.waits import first_mismatch, in_cycles, knots_of, matched_transfers, stuck_alone
-from paro_advise.advisor.hangs.words import blame, ranks_text, verb
+from paro_advise.advisor.hangs.words import blame, named_ranks, verb
 from paro_advise.advisor.wording.quantities import bytes_text
 from paro_advise.core.model_state import MODEL_STATES
 from paro_advise.core.plural import plural
@@ -84,7 +84,7 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     missing = tuple(sorted({rank for group in groups for rank in group.ranks} - dumps.keys()))
     text = _text(culprits, mismatches, circle, knots, alone, unknown if is_part else (), missing)
     text = _doubt_text(doubtful, unseen) if doubtful else text
-    also = f" The {'dump' if len(unread) == 1 else 'dumps'} of {ranks_text(unread)} cannot be read." if unread else ""
+    also = f" The {'dump' if len(unread) == 1 else 'dumps'} of {named_ranks(unread)} cannot be read." if unread else ""
     return Hang(
         format=FORMAT.name,
         format_version=FORMAT.version,
@@ -127,11 +127,11 @@ def _culprit(
     mine = [knot for knot in knots if rank in knot.awaited]
     waiting = {other for knot in mine for other in knot.waiting}
     if rank not in dumps:
-        why = f"left no dump here, and {ranks_text(waiting)} {verb(waiting)} for it: it died, or its dump is elsewhere"
+        why = f"left no dump here, and {named_ranks(waiting)} {verb(waiting)} for it: it died, or its dump is elsewhere"
         if any(dump.is_log for dump in dumps.values()):
             what = _title(mine[0].group, mine[0].issued)
             why = (
-                f"wrote no line of its watchdog here, and {ranks_text(waiting)} {verb(waiting)} for it in {what}: it "
+                f"wrote no line of its watchdog here, and {named_ranks(waiting)} {verb(waiting)} for it in {what}: it "
                 "never issued it, died, or wrote elsewhere"
             )
         return Culprit(rank=rank, cause=Cause.GONE, why=why, last="")
@@ -142,24 +142,24 @@ def _culprit(
         seq = issued.seq or 0
         done = [other for other, one in group.members.items() if other != rank and one.has_done(seq)]
         have = "has" if len(done) == 1 else "have"
-        why = f"has a device that has not finished {_title(group, issued)}, which {ranks_text(done)} {have}"
+        why = f"has a device that has not finished {_title(group, issued)}, which {named_ranks(done)} {have}"
         return Culprit(rank=rank, cause=Cause.DEVICE, why=why, last=shown)
     never = [knot for knot in mine if rank in knot.absent]
     if never:
         knot = min(never, key=lambda one: one.issued.created_ns)
         what = _title(knot.group, knot.issued)
         what = what if knot.issued.peer is None else f"its end of {what}"
-        why = f"never issued {what}, in which {ranks_text(knot.waiting)} {verb(knot.waiting)}"
+        why = f"never issued {what}, in which {named_ranks(knot.waiting)} {verb(knot.waiting)}"
         return Culprit(rank=rank, cause=Cause.HOST, why=why, last=shown)
     knot = mine[0]
     own = knot.group.members[rank]
     first = own.issued[own.first_pending] if own.first_pending is not None else knot.issued
     if first.seq == knot.issued.seq:
         what = _title(knot.group, first)
-        why = f"has a device that has not begun {what}, in which {ranks_text(waiting)} {verb(waiting)}"
+        why = f"has a device that has not begun {what}, in which {named_ranks(waiting)} {verb(waiting)}"
         return Culprit(rank=rank, cause=Cause.DEVICE, why=why, last=shown)
     why = (
-        f"has a device that has not finished {_title(knot.group, first)}, and {ranks_text(waiting)} {verb(waiting)} "
+        f"has a device that has not finished {_title(knot.group, first)}, and {named_ranks(waiting)} {verb(waiting)} "
         "in later ones"
     )
     return Culprit(rank=rank, cause=Cause.DEVICE, why=why, last=shown)
@@ -245,7 +245,7 @@ def _of_mismatches(
         for kind, ranks in kinds.items():
             for rank in ranks if ranks is not most else ():
                 last = max(dumps[rank].issued, key=lambda one: one.created_ns)
-                why = f"issued {kind} as number {seq} of {_group_text(group)}, where {ranks_text(most)} issued {usual}"
+                why = f"issued {kind} as number {seq} of {_group_text(group)}, where {named_ranks(most)} issued {usual}"
                 found.setdefault(rank, Culprit(rank=rank, cause=Cause.MISMATCH, why=why, last=_operation(last)))
     return [found[rank] for rank in sorted(found)]
 
@@ -253,7 +253,7 @@ def _of_mismatches(
 def _deviating(left: Deviation, dumps: Mapping[int, RankDump]) -> Culprit:
     """Return the rank that left the program that the others run."""
     before = ["its own steps before"] if left.is_by_history else []
-    who = " and ".join([ranks_text(left.others)] * bool(left.others) + before)
+    who = " and ".join([named_ranks(left.others)] * bool(left.others) + before)
     expected = left.usual if left.others else replace(left.usual, seq=None)
     texts = [_operation(one) for one in (left.issued, expected)]
     if texts[0] == texts[1]:
@@ -268,8 +268,9 @@ def _doubt_text(late: Sequence[Culprit], unseen: Sequence[int]) -> str:
     reasons = " ".join(f"Rank {one.rank} {one.why}." for one in late)
     that = "it" if len(late) == 1 else "these"
     return (
-        f"Cannot tell who is at fault: {ranks_text(one.rank for one in late)}, or {ranks_text(unseen)}, of which "
-        f"nothing is here and whose end may have taken {that} along. {reasons} Give what {ranks_text(unseen)} left too."
+        f"Cannot tell who is at fault: {named_ranks(one.rank for one in late)}, or {named_ranks(unseen)}, of which "
+        f"nothing is here and whose end may have taken {that} along. {reasons} Give what {named_ranks(unseen)} left "
+        "too."
     )
 
 
@@ -284,24 +285,24 @@ def _text(
 ) -> str:
     if unseen:
         return (
-            f"Cannot tell who is at fault: others wait for {ranks_text(unseen)}, of which nothing is here. Give what "
+            f"Cannot tell who is at fault: others wait for {named_ranks(unseen)}, of which nothing is here. Give what "
             "they left too."
         )
     if alone is not None:
         return (
-            f"Cannot tell who is at fault: {ranks_text(alone.waiting)} {verb(alone.waiting)} in "
-            f"{_title(alone.group, alone.issued)}, which {ranks_text(alone.absent)} never issued: these stand, or it "
+            f"Cannot tell who is at fault: {named_ranks(alone.waiting)} {verb(alone.waiting)} in "
+            f"{_title(alone.group, alone.issued)}, which {named_ranks(alone.absent)} never issued: these stand, or it "
             "is one too many."
         )
     if culprits:
         return blame(culprits)
     if mismatches:
         group, seq, kinds = mismatches[0]
-        issued = ", ".join(f"{ranks_text(ranks)} {kind}" for kind, ranks in kinds.items())
+        issued = ", ".join(f"{named_ranks(ranks)} {kind}" for kind, ranks in kinds.items())
         return f"Cannot tell who is at fault: as number {seq} of {_group_text(group)}, {issued} were issued."
     if circle:
         return (
-            f"Cannot tell who is at fault: {ranks_text(circle)} wait for each other; they issued collectives in "
+            f"Cannot tell who is at fault: {named_ranks(circle)} wait for each other; they issued collectives in "
             "different orders."
         )
     pending = [knot for knot in knots if knot.issued.peer is None and not knot.awaited]
@@ -312,25 +313,25 @@ def _text(
         if done:
             have = [("has" if len(ranks) == 1 else "have") for ranks in (knot.waiting, done)]
             return (
-                f"Cannot tell who is at fault: {ranks_text(knot.waiting)} {have[0]} not finished "
-                f"{_title(knot.group, knot.issued)}, which {ranks_text(done)} {have[1]}: a device, or a rank of which "
+                f"Cannot tell who is at fault: {named_ranks(knot.waiting)} {have[0]} not finished "
+                f"{_title(knot.group, knot.issued)}, which {named_ranks(done)} {have[1]}: a device, or a rank of which "
                 "nothing can be read, stands."
             )
         return (
-            f"Cannot tell who is at fault: {ranks_text(knot.waiting)}, all that are known of "
+            f"Cannot tell who is at fault: {named_ranks(knot.waiting)}, all that are known of "
             f"{_group_text(knot.group)}, have issued {_operation(knot.issued)}, and none has finished it: a rank "
             "without a dump, a device or the network between them stands."
         )
     late = [knot for knot in knots if knot.awaited]
     if late and missing:
         return (
-            f"Cannot tell who is at fault: {ranks_text(late[0].waiting)} {verb(late[0].waiting)} for "
-            f"{ranks_text(late[0].awaited)}; that may be because of {ranks_text(missing)}, of which nothing is here."
+            f"Cannot tell who is at fault: {named_ranks(late[0].waiting)} {verb(late[0].waiting)} for "
+            f"{named_ranks(late[0].awaited)}; that may be because of {named_ranks(missing)}, of which nothing is here."
         )
     if late:
         return (
-            f"Cannot tell who is at fault: {ranks_text(late[0].waiting)} {verb(late[0].waiting)} for "
-            f"{ranks_text(late[0].awaited)}, ahead of them in another group; they did not issue the same collectives "
+            f"Cannot tell who is at fault: {named_ranks(late[0].waiting)} {verb(late[0].waiting)} for "
+            f"{named_ranks(late[0].awaited)}, ahead of them in another group; they did not issue the same collectives "
             "in one order."
         )
     if knots:
@@ -338,7 +339,7 @@ def _text(
     if missing:
         return (
             "Cannot tell who is at fault: every collective in these dumps is finished. Give what "
-            f"{ranks_text(missing)} left too."
+            f"{named_ranks(missing)} left too."
         )
     return "Nothing waits: every collective in these dumps is finished."
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.hangs.model import FORMAT, Cause, Culprit, Hang, Wait
 from paro_advise.advisor.hangs.waits import in_cycles
-from paro_advise.advisor.hangs.words import blame, ranks_text, verb
+from paro_advise.advisor.hangs.words import blame, named_ranks, verb
 from paro_advise.core.plural import plural
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def _culprits(
             cause=Cause.HOST,
             why=(
                 f"({_where(devices[rank])}) never launched {first[rank].operation} of communicator "
-                f"{first[rank].communicator.name}, in which {ranks_text(first[rank].ahead)} {verb(first[rank].ahead)}"
+                f"{first[rank].communicator.name}, in which {named_ranks(first[rank].ahead)} {verb(first[rank].ahead)}"
             ),
             last="",
         )
@@ -296,14 +296,14 @@ def _verdict(
         return blame(culprits)
     if circle:
         return (
-            f"Cannot tell who is at fault: {ranks_text(circle)} wait for each other; they launched different "
+            f"Cannot tell who is at fault: {named_ranks(circle)} wait for each other; they launched different "
             "collectives, or the same in different orders."
         )
     if late:
         one = min(late, key=lambda each: len(each.ahead) - len(each.behind))
         return (
-            f"Cannot tell who is at fault: {ranks_text(one.ahead)} {verb(one.ahead)} in {one.operation} of "
-            f"communicator {one.communicator.name}, which {ranks_text(one.behind)} never launched: these stand, or it "
+            f"Cannot tell who is at fault: {named_ranks(one.ahead)} {verb(one.ahead)} in {one.operation} of "
+            f"communicator {one.communicator.name}, which {named_ranks(one.behind)} never launched: these stand, or it "
             "is one too many."
         )
     total = sum(_is_compared(one, places[one.name]) for one in latest.communicators)
@@ -323,7 +323,7 @@ def _errors(latest: RasReport, places: Mapping[str, Mapping[int, int]]) -> list[
             if member.error not in (0, _IN_PROGRESS) and rank in places[one.name]:
                 found[member.error].add(places[one.name][rank])
     return [
-        f"NCCL reports error {number} ({_ERRORS.get(number, 'unknown to this version')}) on {ranks_text(having)}."
+        f"NCCL reports error {number} ({_ERRORS.get(number, 'unknown to this version')}) on {named_ranks(having)}."
         for number, having in sorted(found.items())
     ]
 

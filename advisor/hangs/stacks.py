@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.hangs.model import FORMAT, Cause, Culprit, Hang
-from paro_advise.advisor.hangs.words import blame, ranks_text, verb
+from paro_advise.advisor.hangs.words import blame, named_ranks, verb
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ def diagnose_stacks(stacks: Mapping[int, Stacks]) -> Hang:
         Culprit(
             rank=rank,
             cause=Cause.HOST,
-            why=f"stands in {place_of(stacks[rank])}, while {ranks_text(waiting)} {verb(waiting)} in collectives",
+            why=f"stands in {place_of(stacks[rank])}, while {named_ranks(waiting)} {verb(waiting)} in collectives",
             last="",
             stack=place_of(stacks[rank]),
         )
@@ -73,7 +73,7 @@ def place_of(stacks: Stacks) -> str:
 def _text(culprits: Sequence[Culprit], places: Mapping[str, Sequence[int]]) -> str:
     if culprits:
         return blame(culprits)
-    where = "; ".join(f"{ranks_text(ranks)} in {place}" for place, ranks in places.items())
+    where = "; ".join(f"{named_ranks(ranks)} in {place}" for place, ranks in places.items())
     return f"Cannot tell who is at fault from stacks alone: {where}."
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _NAMED = 4  # ranks whose reasons the verdict says; all stand in the table
 
 
-def ranks_text(ranks: Iterable[int]) -> str:
+def named_ranks(ranks: Iterable[int]) -> str:
     """Return "rank 3" or "ranks 0-2, 5"."""
     listed = sorted(ranks)
     return f"rank {listed[0]}" if len(listed) == 1 else f"ranks {number_ranges(listed)}"
@@ -30,4 +30,4 @@ def blame(culprits: Sequence[Culprit]) -> str:
     holds = "holds" if len(culprits) == 1 else "hold"
     reasons = " ".join(f"Rank {one.rank} {one.why}." for one in culprits[:_NAMED])
     more = f" And {len(culprits) - _NAMED} more." if len(culprits) > _NAMED else ""
-    return f"{ranks_text(one.rank for one in culprits).capitalize()} {holds} the others up. {reasons}{more}"
+    return f"{named_ranks(one.rank for one in culprits).capitalize()} {holds} the others up. {reasons}{more}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-WARM_UP_STEPS = 10  # steps at the start that count for nothing; assumed: compilation, caches, allocators
+WATCH_WARM_UP_STEPS = 10  # steps at the start that count for nothing; assumed: compilation, caches, allocators
 BASELINE_STEPS = 60  # steps before the newest ones that these are compared with; assumed
 LEAST_BASELINE = 30  # steps without which nothing is judged, by the first pair of EXCEEDANCES only; assumed
 # The first pair is soon, the others allow for more pauses in the baseline (checkpoints, evaluation).
@@ -18,5 +18,5 @@ SHOWN_STEPS = 30  # newest steps that a metric of a running job is of; as LEAST_
 CANARY_STEPS = 30  # steps before and after a switch that judge it; as LEAST_BASELINE
 CANARY_TIMEOUT_S = 600.0  # s to wait for the answer to a switch, and for each step after it; as of `switch`
 LOGGED_AT_ONCE = 60  # steps that a device may log at once, and some more; runtime/capture/constants.py, BATCH_STEPS
-LOOK_S = 0.2  # s between two looks at logs that must grow; assumed
-POLL_S = 5.0  # s between two looks at the logs; assumed
+GROWTH_LOOK_S = 0.2  # s between two looks at logs that must grow; assumed
+LOGS_POLL_S = 5.0  # s between two looks at the logs; assumed

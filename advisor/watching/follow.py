@@ -7,13 +7,13 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.watching.constants import LOGGED_AT_ONCE, LOOK_S
+from paro_advise.advisor.watching.constants import GROWTH_LOOK_S, LOGGED_AT_ONCE
 from paro_advise.advisor.watching.job import job_steps
 from paro_advise.advisor.watching.recording import newest_step
 from paro_advise.core.capture_files import STEP_LOG_PATTERN
 from paro_advise.errors import InputError
 from paro_advise.trace_parsers.bytes.blocks import SourceRef
-from paro_advise.trace_parsers.logs.constants import HEAD_BYTES, MAX_STEP_LOG_BYTES
+from paro_advise.trace_parsers.logs.constants import LOG_HEAD_BYTES, MAX_STEP_LOG_BYTES
 from paro_advise.trace_parsers.logs.step_log import read_step_log, step_rows
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class FollowedJob:
                     where=str(self._folder),
                     hint="has it ended, or does it log into another folder?",
                 )
-            time.sleep(LOOK_S)
+            time.sleep(GROWTH_LOOK_S)
 
 
 def _growing(logs: Sequence[LoggedSteps]) -> list[LoggedSteps]:
@@ -127,7 +127,7 @@ def _growing(logs: Sequence[LoggedSteps]) -> list[LoggedSteps]:
 
 def _identity(path: Path) -> tuple[int, bytes]:
     with path.open("rb") as file:
-        return path.stat().st_ino, file.readline(HEAD_BYTES)
+        return path.stat().st_ino, file.readline(LOG_HEAD_BYTES)
 
 
 def _whole(path: Path, identity: tuple[int, bytes]) -> _Known:

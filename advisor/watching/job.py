@@ -12,7 +12,7 @@ from paro_advise.advisor.watching.constants import (
     HOST_EXCESS,
     LEAST_BASELINE,
     RUN_STEPS,
-    WARM_UP_STEPS,
+    WATCH_WARM_UP_STEPS,
 )
 from paro_advise.advisor.wording.quantities import number_ranges, time_text
 from paro_advise.core.plural import plural
@@ -60,7 +60,7 @@ def job_steps(logs: Sequence[LoggedSteps]) -> list[tuple[int, float]]:
     return [
         (step, fmean(times))
         for step, times in sorted(by_step.items())
-        if len(times) == len(logs) and step not in spoiled and step >= WARM_UP_STEPS
+        if len(times) == len(logs) and step not in spoiled and step >= WATCH_WARM_UP_STEPS
     ]
 
 
@@ -75,7 +75,7 @@ def watched_text(logs: Sequence[LoggedSteps], *, is_alarmed: bool) -> str:
     steps = len(job_steps(logs))
     text = f"watched {plural(steps, 'step')} of {plural(len(logs), 'rank')}"
     if steps < least:
-        text += f", too few to judge: {least} or more are needed after the first {WARM_UP_STEPS}"
+        text += f", too few to judge: {least} or more are needed after the first {WATCH_WARM_UP_STEPS}"
     elif not is_alarmed:
         text += ": no alarm"
     missing = sorted(set(range(max(log.world_size for log in logs))) - {log.rank for log in logs})

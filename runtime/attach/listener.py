@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _NAME = "dynolog"  # kDynoIpcName, libkineto/src/IpcFabricConfigClient.cpp
-FOLDER_VARIABLE = "KINETO_IPC_SOCKET_DIR"  # folder of sockets that have a path; without it they have names only
+SOCKETS_VARIABLE = "KINETO_IPC_SOCKET_DIR"  # folder of sockets that have a path; without it they have names only
 _CREDENTIALS = struct.Struct("3i")  # of a sender, by the kernel: process, user, group; unix(7)
 
 
@@ -134,7 +134,7 @@ class Listener:
                     "attach must be the only listener of this node, another process listens for Kineto already",
                     hint="end it, or record by its own command: `dyno gputrace` where it is dynolog's daemon",
                 ) from error
-            raise InputError(f"{FOLDER_VARIABLE} must name a folder for sockets: {error}", where=place) from error
+            raise InputError(f"{SOCKETS_VARIABLE} must name a folder for sockets: {error}", where=place) from error
 
 
 def _remove_left_over(path: Path) -> None:

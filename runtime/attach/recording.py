@@ -11,12 +11,12 @@ from paro_advise.errors import UsageError
 from paro_advise.runtime.attach.constants import (
     DEFAULT_SECONDS,
     GATHER_S,
-    LEAD_S,
     MOST_AHEAD_S,
     MOST_SECONDS,
-    POLL_S,
+    START_LEAD_S,
     TOO_LATE_S,
-    WAIT_S,
+    TRACE_POLL_S,
+    TRACE_WAIT_S,
     WARM_UP_S,
 )
 from paro_advise.runtime.attach.messages import settings
@@ -65,9 +65,9 @@ class AttachRequest:
                 where=repr(str(self.folder)),
             )
         ahead_s = math.inf if self.start_unix_s is None else self.start_unix_s - time.time()
-        if self.start_unix_s is not None and not GATHER_S + LEAD_S <= ahead_s <= MOST_AHEAD_S:
+        if self.start_unix_s is not None and not GATHER_S + START_LEAD_S <= ahead_s <= MOST_AHEAD_S:
             raise UsageError(
-                f"--at must lie {GATHER_S + LEAD_S:.0f} s to {MOST_AHEAD_S:.0f} s ahead by this node's clock, "
+                f"--at must lie {GATHER_S + START_LEAD_S:.0f} s to {MOST_AHEAD_S:.0f} s ahead by this node's clock, "
                 f"got {ahead_s:.0f} s"
             )
 
@@ -105,24 +105,24 @@ def record(request: AttachRequest, listener: Listener, say: Callable[[str], None
     """
     with Traces(request.folder) as traces:
         processes = _await_processes(request, listener)
-        start_s = float(math.ceil(time.time() + LEAD_S)) if request.start_unix_s is None else request.start_unix_s
+        start_s = float(math.ceil(time.time() + START_LEAD_S)) if request.start_unix_s is None else request.start_unix_s
         shown = time.strftime("%H:%M:%S", time.localtime(start_s))
         say(f"{len(processes)} processes of the job found" if len(processes) > 1 else f"{processes[0].name} found")
         say(f"recording {request.seconds:g} s from {shown} on")
         try:
             missing = _tell(request, listener, processes, start_s, traces)
             _hear_until(listener, _monotonic_s(start_s + request.seconds))
-            deadline_s = time.monotonic() + WAIT_S
+            deadline_s = time.monotonic() + TRACE_WAIT_S
             waiting = traces.told
             while waiting and time.monotonic() < deadline_s:
-                _hear_until(listener, min(deadline_s, time.monotonic() + POLL_S))
+                _hear_until(listener, min(deadline_s, time.monotonic() + TRACE_POLL_S))
                 waiting = [process for process in waiting if not traces.is_done(process)]
         except KeyboardInterrupt:
             if traces.told:
                 say(f"{len(traces.told)} processes record at {shown} all the same, and what they write is lost")
             raise
         for process in waiting:
-            traces.give_up(process, WAIT_S)
+            traces.give_up(process, TRACE_WAIT_S)
         done = [process for process in traces.told if process not in traces.lost]
         ranks = ranks_of(done, [process for process in done if traces.has_steps(process)])
         for process, rank in ranks.items():
@@ -140,7 +140,7 @@ def record(request: AttachRequest, listener: Listener, say: Callable[[str], None
 def _await_processes(request: AttachRequest, listener: Listener) -> list[Process]:
     """Return the processes of the job, when all of this node must have asked."""
     if request.start_unix_s is not None:
-        time.sleep(max(0.0, request.start_unix_s - LEAD_S - GATHER_S - time.time()))
+        time.sleep(max(0.0, request.start_unix_s - START_LEAD_S - GATHER_S - time.time()))
     _hear_until(listener, time.monotonic() + GATHER_S)
     processes = members(listener.processes.values(), below=request.below, job=request.job)
     if processes:

@@ -21,13 +21,13 @@ import torch.distributed as dist
 from paro_advise.core.capture_files import DECIDED_FILE, WANTED_FILE, Decided, RecordingOrder, write_whole
 from paro_advise.errors import UsageError
 from paro_advise.runtime.capture.constants import (
-    LEAD_S,
     LEAD_STEPS,
-    LOOK_S,
     MAX_NAME,
     MAX_RECORDED_STEPS,
     MAX_REQUEST_BYTES,
     RECENT_STEPS,
+    REQUEST_LOOK_S,
+    STEPS_LEAD_S,
 )
 from paro_advise.runtime.capture.rank_choice import RankChoice
 from paro_advise.runtime.store import job_store
@@ -62,7 +62,7 @@ class OnDemand:
         """
         self._recent_s.append(step_s)
         now = time.monotonic()
-        if now - self._looked_s < LOOK_S:
+        if now - self._looked_s < REQUEST_LOOK_S:
             return None
         self._looked_s = now
         try:
@@ -76,7 +76,7 @@ class OnDemand:
             return None
         self._seen_ns = date_ns
         wanted = msgspec.json.decode(_content(self._folder / WANTED_FILE), type=RecordingOrder)
-        ahead = max(LEAD_STEPS, math.ceil(LEAD_S / max(median(self._recent_s), 1e-4)))
+        ahead = max(LEAD_STEPS, math.ceil(STEPS_LEAD_S / max(median(self._recent_s), 1e-4)))
         decided = Decided(
             name=wanted.name, ranks=wanted.ranks, first=coming + ahead, last=coming + ahead + wanted.count
         )

@@ -24,7 +24,7 @@ from paro_advise.runtime.capture.constants import BYTES_PER_EVENT, COMPRESSION_L
 from paro_advise.runtime.capture.observer import Observer
 from paro_advise.runtime.capture.on_demand import OnDemand
 from paro_advise.runtime.capture.rank_choice import RankChoice
-from paro_advise.runtime.capture.request import FOLDER_VARIABLE, CaptureRequest
+from paro_advise.runtime.capture.request import CAPTURE_VARIABLE, CaptureRequest
 from paro_advise.runtime.capture.script_profilers import ScriptProfilers
 from paro_advise.runtime.capture.step_log import (
     PendingStep,
@@ -133,7 +133,7 @@ class Recorder:
         log = StepLog(request.folder, facts)
         if Recorder.of_process is self:
             # What this process starts from now on, an evaluation say, is another run with the same ranks.
-            os.environ.pop(FOLDER_VARIABLE, None)
+            os.environ.pop(CAPTURE_VARIABLE, None)
         facts_here = facts_of_process()
         self._rank = facts_here["rank"]
         self._records = request.ranks.records(self._rank, facts_here["local_world_size"], _groups())

@@ -14,7 +14,7 @@ from paro_advise.runtime.capture.rank_choice import ALL, RankChoice
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FOLDER_VARIABLE = "PARO_CAPTURE"
+CAPTURE_VARIABLE = "PARO_CAPTURE"
 STEPS_VARIABLE = "PARO_CAPTURE_STEPS"
 SIZE_VARIABLE = "PARO_CAPTURE_MAX_MB"
 RANKS_VARIABLE = "PARO_CAPTURE_RANKS"
@@ -91,7 +91,7 @@ class CaptureRequest:
         Raises:
             UsageError: the request is not valid.
         """
-        folder = environment.get(FOLDER_VARIABLE)
+        folder = environment.get(CAPTURE_VARIABLE)
         if not folder:
             return None
         size = environment.get(SIZE_VARIABLE, str(DEFAULT_MAX_MB))
@@ -103,7 +103,7 @@ class CaptureRequest:
     def to_environment(self) -> dict[str, str]:
         """Return the variables that carry this request."""
         return {
-            FOLDER_VARIABLE: str(self.folder.absolute()),
+            CAPTURE_VARIABLE: str(self.folder.absolute()),
             STEPS_VARIABLE: f"{self.first}:{self.last}",
             SIZE_VARIABLE: str(self.max_trace_mb),
             RANKS_VARIABLE: self.ranks.text,

@@ -21,7 +21,7 @@ from paro_advise.runtime.ho_ring.collectives import Collectives
 from paro_advise.runtime.ho_ring.constants import CALIBRATION_S
 from paro_advise.runtime.ho_ring.grid import Grid
 from paro_advise.runtime.ho_ring.rails import Rails
-from paro_advise.runtime.ho_ring.schedules.reductions import REDUCTIONS, reduction_of
+from paro_advise.runtime.ho_ring.schedules.reductions import RING_REDUCTIONS, reduction_of
 from paro_advise.runtime.ho_ring.schedules.ring import HoRing
 from paro_advise.runtime.ho_ring.work import AsyncWork
 from paro_advise.runtime.ho_ring.worker import Worker
@@ -123,7 +123,7 @@ class HoRingGroup(dist.ProcessGroup):
     # ---- reductions ---------------------------------------------------------------------------
 
     def _algorithm_for(self, op: Reduction) -> Algorithm | None:
-        return self._fixed if op in REDUCTIONS else Algorithm.NATIVE
+        return self._fixed if op in RING_REDUCTIONS else Algorithm.NATIVE
 
     def _reduce_scatter_base(
         self, output: torch.Tensor, blocks: torch.Tensor, opts: dist.ReduceScatterOptions | None = None

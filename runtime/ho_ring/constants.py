@@ -23,4 +23,4 @@ HELD_UP = 1.15  # times what the bytes explain that a run may take before it is 
 
 # ---- worker threads -----------------------------------------------------------------------------
 
-GRACE_S = 10.0  # s; wait for a worker thread whose jobs are done at the end; assumed: it only frees memory by then
+WORKER_GRACE_S = 10.0  # s; wait for a worker thread whose jobs are done; assumed: it only frees memory by then

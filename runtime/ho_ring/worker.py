@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 import torch
 
 from paro_advise.errors import CommunicationError, ParoAdviseError
-from paro_advise.runtime.ho_ring.constants import GRACE_S
+from paro_advise.runtime.ho_ring.constants import WORKER_GRACE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,7 +67,7 @@ class Worker:
             self._last.exception()
         # The thread may still let go of what the last job held.
         self.close()
-        self.thread.join(GRACE_S)
+        self.thread.join(WORKER_GRACE_S)
 
     @classmethod
     def finish_all(cls) -> None:

@@ -11,7 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
-from paro_advise.runtime.capture.request import FOLDER_VARIABLE
+from paro_advise.runtime.capture.request import CAPTURE_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -87,7 +87,7 @@ def _callback(name: str) -> type:
 
 def _requested_callback(name: str) -> list[object]:
     """Return a callback where the environment asks for a capture and nothing else makes one of this process."""
-    if not os.environ.get(FOLDER_VARIABLE):
+    if not os.environ.get(CAPTURE_VARIABLE):
         return []
     from paro_advise.runtime.capture.recorder import Recorder
 

@@ -19,7 +19,7 @@ from paro_advise.runtime.capture.deepspeed import watch
 from paro_advise.runtime.capture.recorder import Recorder
 from paro_advise.runtime.capture.request import CaptureRequest
 from paro_advise.runtime.import_hooks import when_imported
-from paro_advise.runtime.integrations.constants import POLL_S, WAIT_S
+from paro_advise.runtime.integrations.constants import RANKS_POLL_S, RANKS_WAIT_S
 from paro_advise.runtime.integrations.report import report
 from paro_advise.runtime.integrations.trackers import keep
 from paro_advise.runtime.job import PLAN_VARIABLE
@@ -164,15 +164,15 @@ def _has_written(folder: Path, rank: int) -> bool:
 def _wait_for_all(folder: Path) -> None:
     """Wait until all ranks have written what they recorded; not for ever, and not through the job's own backend."""
     _, world = _rank_and_world()
-    until = time.monotonic() + WAIT_S
+    until = time.monotonic() + RANKS_WAIT_S
     missing = list(range(world))
     while missing and time.monotonic() < until:
         missing = [rank for rank in missing if not _has_written(folder, rank)]
         if missing:
-            time.sleep(POLL_S)
+            time.sleep(RANKS_POLL_S)
     for rank in range(world):
         with contextlib.suppress(OSError):
             _marker(folder, rank).unlink(missing_ok=True)
     if missing:
-        text = f"of {world} ranks {len(missing)} had not written what they recorded after {WAIT_S:.0f} s"
+        text = f"of {world} ranks {len(missing)} had not written what they recorded after {RANKS_WAIT_S:.0f} s"
         tell(f"{text}: the report may lack them")

@@ -80,7 +80,7 @@ def report(folder: Path, plan: str | Path | None, before: str | Path | None) -> 
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OWN)}
     environment["PYTHONSAFEPATH"] = "1"  # the job's folder may hold modules named like ours' own
     done = subprocess.run(
-        [sys.executable, "-m", "paro_advise.advisor", *words],
+        [sys.executable, "-m", "paro_advise", *words],
         env=environment,
         capture_output=True,
         text=True,

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from paro_advise.runtime.lab.constants import FAILURE_GRACE_S, GRACE_S, MASTER_PORT, POLL_S
+from paro_advise.runtime.lab.constants import END_GRACE_S, FAILURE_GRACE_S, MASTER_PORT, PROCESSES_POLL_S
 from paro_advise.runtime.lab.network import PORT_DEVICE, LabError, Network, best_isolation
 from paro_advise.runtime.lab.ports import reserved_port
 from paro_advise.runtime.lab.slowing import Slowing
@@ -217,13 +217,13 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> bool
             failed_at = now
         if failed_at is not None and now > failed_at + FAILURE_GRACE_S:
             return False
-        time.sleep(POLL_S)
+        time.sleep(PROCESSES_POLL_S)
     return False
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """End whatever still runs: politely, then by force."""
-    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+    for number, patience_s in ((signal.SIGTERM, END_GRACE_S), (signal.SIGKILL, END_GRACE_S)):
         running = [process for process in processes if process.poll() is None]
         for process in running:
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -6,8 +6,8 @@ MAX_NODES = 64  # nodes; most that a lab may have; assumed: far more than one ma
 MASTER_PORT = 29500  # TCP port of the rendezvous inside a lab; torchrun's default
 START_S = 10.0  # s; until a namespace must be there; assumed: it takes milliseconds on an idle machine
 START_POLL_S = 0.01  # s; between looks for a new namespace; assumed: short beside making one
-POLL_S = 0.05  # s; between looks at running processes; assumed: short beside any job
-GRACE_S = 5.0  # s; from the polite end of a process to the forced one; assumed: enough to write its last lines
+PROCESSES_POLL_S = 0.05  # s; between looks at running processes; assumed: short beside any job
+END_GRACE_S = 5.0  # s; from the polite end of a process to the forced one; assumed: enough to write its last lines
 FAILURE_GRACE_S = (
     30.0  # s; what other nodes get to fail by themselves after one did; assumed: enough for their messages
 )

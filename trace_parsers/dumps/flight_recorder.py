@@ -23,7 +23,7 @@ from paro_advise.trace_parsers.bytes.constants import MAX_PICKLE_BYTES
 from paro_advise.trace_parsers.bytes.safe_pickle import load_plain
 from paro_advise.trace_parsers.constants import (
     MAX_DIMENSIONS,
-    MAX_ENTRIES,
+    MAX_DUMP_ENTRIES,
     MAX_FRAMES,
     MAX_GROUPS,
     MAX_LISTED_RANKS,
@@ -73,7 +73,7 @@ class _Scan:
             return
         name = bounded_text(entry.get("profiling_name"), 120)
         created = bounded_int(entry.get("time_created_ns"), 1)
-        if not name or self.rows.num_rows >= MAX_ENTRIES:
+        if not name or self.rows.num_rows >= MAX_DUMP_ENTRIES:
             self.num_broken += 1
             return
         self._add_row(entry, name, created)

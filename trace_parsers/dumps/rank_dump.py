@@ -11,7 +11,13 @@ from paro_advise.core.collective import Op
 from paro_advise.trace_parsers.bytes.blocks import BlockReader
 from paro_advise.trace_parsers.bytes.constants import MAX_PICKLE_BYTES
 from paro_advise.trace_parsers.bytes.readable import Readable
-from paro_advise.trace_parsers.constants import MAX_DIMENSIONS, MAX_ENTRIES, MAX_GROUPS, MAX_TENSORS, MAX_TEXT_BYTES
+from paro_advise.trace_parsers.constants import (
+    MAX_DIMENSIONS,
+    MAX_DUMP_ENTRIES,
+    MAX_GROUPS,
+    MAX_TENSORS,
+    MAX_TEXT_BYTES,
+)
 from paro_advise.trace_parsers.dumps.flight_recorder import (
     content_of,
     counter_of,
@@ -116,7 +122,7 @@ def read_dump(ref: SourceRef) -> RankDump:
     notices = NoticeList()
     rank = rank_of(groups, content, ref.label, notices)
     entries = content.get("entries")
-    listed = list(entries[:MAX_ENTRIES]) if isinstance(entries, list | tuple) else []
+    listed = list(entries[:MAX_DUMP_ENTRIES]) if isinstance(entries, list | tuple) else []
     named = [(entry, issued) for entry in listed if (issued := _issued(entry)) is not None]
     notices.warn_of_skipped(len(listed) - len(named), "flight-recorder entries")
     return RankDump(

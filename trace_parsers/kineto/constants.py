@@ -4,14 +4,14 @@ from __future__ import annotations
 
 NO_ID = -1  # none; stands for an identifier that a row lacks; assumed: recorded ones are not negative
 MAX_FLOAT = 1e300  # none; numbers beyond it count as infinite; assumed
-MAX_LISTED_RANKS = 1 << 20  # ranks; most that start and stride of a group may expand to; assumed
-MAX_RANKS_TEXT = 100_000  # characters; most that is read of a group's list of ranks; assumed
+MAX_RANGE_RANKS = 1 << 20  # ranks; most that start and stride of a group may expand to; assumed
+MAX_READ_RANKS_TEXT = 100_000  # characters; most that is read of a group's list of ranks; assumed
 MAX_RANK_DIGITS = 9  # digits; longer numbers in a list of ranks are no ranks; assumed
 MAX_BUFFER_BYTES = 1 << 56  # bytes; a collective as large or larger is not believed; assumed
 MAX_DIMENSION = 1 << 48  # elements; a dimension as large or larger is not believed; assumed
 MAX_SPAN_RANKS = 1 << 16  # ranks; most that one range of our runtime may name; assumed
 MAX_NAMED_RANKS = 1 << 22  # ranks; most that all names of a trace may list together; assumed
-MAX_TEXT = 200  # characters; longest text kept from the metadata; assumed
+MAX_METADATA_TEXT = 200  # characters; longest text kept from the metadata; assumed
 
 MAX_DURATION_US = 3.2e13  # us; one year; a longer event is not believed; assumed
 MAX_NAME_BYTES = 64 << 10  # bytes; longest name whose quotes are mended; assumed: templated kernels reach some KiB

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from paro_advise.trace_parsers.constants import MAX_GROUP_SIZE, MAX_TIME_US
 from paro_advise.trace_parsers.kernel_kinds import computes_16_bit
 from paro_advise.trace_parsers.kineto.collectives.runtime_annotations import stated_strategy
-from paro_advise.trace_parsers.kineto.constants import MAX_TEXT
+from paro_advise.trace_parsers.kineto.constants import MAX_METADATA_TEXT
 from paro_advise.trace_parsers.kineto.events import as_int, parse_head
 from paro_advise.trace_parsers.tables import ProcessGroup, SourceHeader
 
@@ -119,7 +119,7 @@ def _autograd_marks(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _text(value: object) -> str | None:
-    return str(value)[:MAX_TEXT] if value not in (None, "") else None
+    return str(value)[:MAX_METADATA_TEXT] if value not in (None, "") else None
 
 
 def _process_groups(config: object) -> tuple[ProcessGroup, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 MAX_MESSAGE = 16 * 1024  # characters; longest message of NCCL; assumed
 MAX_KEYS = 256  # names; most versions, transports or tuning choices; assumed
 MAX_BENCHMARK_RANKS = 1 << 17  # ranks; most that a benchmark's header may list; assumed
-MAX_ENTRIES = 200_000  # entries; most of DeepSpeed's communication logger; assumed
+MAX_COMMS_ENTRIES = 200_000  # entries; most of DeepSpeed's communication logger; assumed
 MAX_VALUES = 2_000_000  # values; most step times or throughputs of a training log; assumed
 MAX_FAULTS = 4096  # ranks; most whose fault is listed; assumed
 MAX_LIST_TEXT = 4000  # characters; longest list of hosts or faults; assumed
@@ -22,7 +22,7 @@ MAX_PRINTED_SIZE = 1e6  # unit printed; larger sizes are not believed; assumed: 
 MAX_ODD_SHARE = 0.05  # none; characters that are no text in a text file; assumed
 
 MAX_STEP_LOG_BYTES = 256 << 20  # bytes; largest step log; assumed
-HEAD_BYTES = 4096  # bytes; what a step log or run.json is recognised by; assumed
+LOG_HEAD_BYTES = 4096  # bytes; what a step log or run.json is recognised by; assumed
 MAX_US = 1e15  # us; longest time of a step, 31 years; assumed
 MAX_VALUE = 1e150  # none; larger losses and norms count as not finite; their squares still fit a float64
 MAX_COUNT = 1 << 62  # none; larger counts of a step are not believed; assumed

@@ -22,7 +22,7 @@ from paro_advise.core.capture_files import (
 from paro_advise.core.plural import plural
 from paro_advise.errors import BrokenInputError, InputError
 from paro_advise.trace_parsers.bytes.blocks import BlockReader
-from paro_advise.trace_parsers.logs.constants import HEAD_BYTES, MAX_COUNT, MAX_STEP_LOG_BYTES, MAX_US, MAX_VALUE
+from paro_advise.trace_parsers.logs.constants import LOG_HEAD_BYTES, MAX_COUNT, MAX_STEP_LOG_BYTES, MAX_US, MAX_VALUE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +119,7 @@ def _head(ref: SourceRef) -> bytes:
         block: bytes = next(iter(BlockReader(ref)), b"")
     except (InputError, OSError):
         return b""
-    return block[:HEAD_BYTES]
+    return block[:LOG_HEAD_BYTES]
 
 
 def read_step_log(ref: SourceRef) -> LoggedSteps:

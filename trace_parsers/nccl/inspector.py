@@ -18,7 +18,7 @@ from paro_advise.errors import BrokenInputError
 from paro_advise.trace_parsers.collective_sizes import busbw_gbps, full_bytes
 from paro_advise.trace_parsers.constants import MAX_GROUP_SIZE, MAX_GROUPS, MAX_TIME_US
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
-from paro_advise.trace_parsers.nccl.constants import MAX_KERNELS, MAX_LABELS
+from paro_advise.trace_parsers.nccl.constants import MAX_KERNELS_OF_ONE, MAX_LABELS
 from paro_advise.trace_parsers.notice import NoticeList
 from paro_advise.trace_parsers.side_rows import RowBuffer, parsed_source, warn_of_limits
 from paro_advise.trace_parsers.tables import COLLECTIVE_COLUMNS, LINK_SAMPLE_COLUMNS, ProcessGroup, SourceHeader
@@ -156,7 +156,7 @@ class _Scan:
         trace = perf.get("event_trace_ts")
         if isinstance(trace, dict):
             kernels = trace.get("kernel_events")
-            events = kernels[:MAX_KERNELS] if isinstance(kernels, list) else []
+            events = kernels[:MAX_KERNELS_OF_ONE] if isinstance(kernels, list) else []
             starts = [
                 bounded_int(item.get("kernel_start_ts"), 1, MAX_TIME_US) for item in events if isinstance(item, dict)
             ]

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from paro_advise.errors import InputError, NoInputError, OutputError, UsageError
 from paro_advise.trace_parsers.remote.constants import (
     BACKOFF_S,
-    CONNECT_S,
     MAX_OBJECTS,
     MAX_RETRIES,
     READ_TRIES,
     RETRY_S,
+    STORE_CONNECT_S,
     TIMEOUT_S,
 )
 from paro_advise.trace_parsers.remote.objects import (
@@ -64,7 +64,7 @@ def _open(address: Address) -> ObjectStore:
             client_options={
                 "allow_http": address.root.startswith("http://") or endpoint.startswith("http://"),
                 "timeout": timedelta(seconds=TIMEOUT_S),
-                "connect_timeout": timedelta(seconds=CONNECT_S),
+                "connect_timeout": timedelta(seconds=STORE_CONNECT_S),
             },
             retry_config={
                 "max_retries": MAX_RETRIES,

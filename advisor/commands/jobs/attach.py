@@ -58,7 +58,7 @@ def command(
       paro-advise attach -o now
       srun --jobid 17 --overlap paro-advise attach -o now --job-id 17 --at 14:30:00
     """
-    from paro_advise.runtime.attach.listener import FOLDER_VARIABLE, Listener
+    from paro_advise.runtime.attach.listener import SOCKETS_VARIABLE, Listener
     from paro_advise.runtime.attach.recording import AttachRequest, record
 
     request = AttachRequest(
@@ -76,7 +76,7 @@ def command(
         if not quiet:
             click.echo(f"paro-advise: {plain(line)}", err=True)
 
-    with Listener(os.environ.get(FOLDER_VARIABLE)) as listener:
+    with Listener(os.environ.get(SOCKETS_VARIABLE)) as listener:
         say("waiting for the job's processes, which ask every few seconds")
         attached = record(request, listener, say)
     for line in _missing(attached):

@@ -10,7 +10,7 @@ import click
 
 from paro_advise.advisor.commands.options import Number
 from paro_advise.advisor.commands.output import write_output
-from paro_advise.advisor.watching.constants import CANARY_STEPS, CANARY_TIMEOUT_S, ENDED_S, POLL_S
+from paro_advise.advisor.watching.constants import CANARY_STEPS, CANARY_TIMEOUT_S, ENDED_S, LOGS_POLL_S
 from paro_advise.advisor.wording.escaping import plain
 from paro_advise.advisor.wording.standard_streams import is_reader_gone
 from paro_advise.core.secrets import masked_command
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 @click.argument("folder", metavar="DIR")
 @click.option("--once", is_flag=True, help="Judge what is there and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print each alarm as a line of JSON.")
-@click.option("--interval", "interval_s", type=Number(0.05, 3600), default=POLL_S, show_default=True, help="Seconds.")
+@click.option(
+    "--interval", "interval_s", type=Number(0.05, 3600), default=LOGS_POLL_S, show_default=True, help="Seconds."
+)
 @click.option(
     "--record",
     type=click.Choice(["alarm", "now"]),

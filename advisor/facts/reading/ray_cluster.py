@@ -10,7 +10,7 @@ import sys
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from paro_advise.advisor.facts.constants import CONNECT_S, IN_FLIGHT
+from paro_advise.advisor.facts.constants import CLUSTER_CONNECT_S, IN_FLIGHT
 from paro_advise.advisor.facts.reading.packing import read_packed, unpacked
 from paro_advise.errors import UsageError
 
@@ -77,7 +77,7 @@ def _knock(address: str) -> None:
     """
     found = _HOST_AND_PORT.fullmatch(address)
     if found is not None:
-        socket.create_connection((found[1], int(found[2])), timeout=CONNECT_S).close()
+        socket.create_connection((found[1], int(found[2])), timeout=CLUSTER_CONNECT_S).close()
 
 
 @contextmanager

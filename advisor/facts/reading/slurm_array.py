@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.facts.constants import MAX_ARRAY, POLL_S, QUEUE_POLL_S, SHARED_FILES_S
+from paro_advise.advisor.facts.constants import JOB_POLL_S, MAX_ARRAY, QUEUE_POLL_S, SHARED_FILES_S
 from paro_advise.advisor.facts.reading import slurm_task
 from paro_advise.advisor.facts.reading.packing import packed_refs, unpacked
 from paro_advise.errors import UsageError
@@ -104,7 +104,7 @@ def _collect(folder: Path, job: str, missing: set[int], done: Callable[[int, Res
             asked = now
             ended = None if _is_queued(job) else now
         if missing:
-            time.sleep(POLL_S)
+            time.sleep(JOB_POLL_S)
     return missing
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Reduction: TypeAlias = dist.ReduceOp | dist.ReduceOp.RedOpType
 
 
-REDUCTIONS = frozenset({dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX})
+RING_REDUCTIONS = frozenset({dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX})
 
 
 def combiner(op: Reduction, dtype: torch.dtype) -> Combine:
@@ -30,7 +30,7 @@ def combiner(op: Reduction, dtype: torch.dtype) -> Combine:
     Raises:
         UsageError: the reduction is not supported.
     """
-    if op not in REDUCTIONS:
+    if op not in RING_REDUCTIONS:
         raise UsageError(f"a reduction must be SUM, AVG or MAX, got {op}")
     if op == dist.ReduceOp.AVG and not dtype.is_floating_point:
         raise UsageError(f"an average needs a floating-point type, got {dtype}", hint="use SUM and divide")

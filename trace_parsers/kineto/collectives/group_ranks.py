@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from paro_advise.trace_parsers.kineto.constants import MAX_LISTED_RANKS, MAX_RANK_DIGITS, MAX_RANKS_TEXT
+from paro_advise.trace_parsers.kineto.constants import MAX_RANGE_RANKS, MAX_RANK_DIGITS, MAX_READ_RANKS_TEXT
 from paro_advise.trace_parsers.kineto.events import CommArgs, as_int
 from paro_advise.trace_parsers.rank_lists import ranks_text
 
@@ -24,9 +24,9 @@ def group_ranks(args: CommArgs, groups: Mapping[str, ProcessGroup]) -> tuple[int
     Kineto cuts the list at 30 entries; then the group's configuration, or start and stride, give the ranks.
     """
     size = as_int(args.group_size)
-    text = str(args.group_ranks or "")
-    listed = tuple(int(number) for number in _INTEGERS.findall(text[:MAX_RANKS_TEXT]) if len(number) <= MAX_RANK_DIGITS)
-    is_list = _LIST.fullmatch(text[:MAX_RANKS_TEXT]) is not None
+    text = str(args.group_ranks or "")[:MAX_READ_RANKS_TEXT]
+    listed = tuple(int(number) for number in _INTEGERS.findall(text) if len(number) <= MAX_RANK_DIGITS)
+    is_list = _LIST.fullmatch(text) is not None
     if listed and is_list and (size is None or len(listed) == size):
         return listed
     known = groups.get(str(args.group_name))
@@ -35,7 +35,7 @@ def group_ranks(args: CommArgs, groups: Mapping[str, ProcessGroup]) -> tuple[int
     start, stride = as_int(args.rank_start), as_int(args.rank_stride)
     if start is None or stride is None or size is None:
         return ()
-    is_sound = stride > 0 and 0 < size <= MAX_LISTED_RANKS
+    is_sound = stride > 0 and 0 < size <= MAX_RANGE_RANKS
     return tuple(range(start, start + stride * size, stride)) if is_sound else ()
 
 

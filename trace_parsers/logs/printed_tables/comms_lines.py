@@ -16,7 +16,7 @@ from paro_advise.core.collective import Op
 from paro_advise.trace_parsers.collective_sizes import busbw_gbps
 from paro_advise.trace_parsers.kernel_kinds import op_of_name
 from paro_advise.trace_parsers.logs.constants import (
-    MAX_ENTRIES,
+    MAX_COMMS_ENTRIES,
     MAX_LINK_GBPS,
     MAX_PRINTED_SIZE,
     PRINTED_ERROR,
@@ -118,7 +118,7 @@ class CommsTables:
             self._keep(self._op, tensor_bytes, cells[1] * 1e3, cells[2], cells[3])
 
     def _keep(self, op: Op, tensor_bytes: int, latency_us: float, algbw: float | None, busbw: float | None) -> None:
-        if len(self._entries) < MAX_ENTRIES:
+        if len(self._entries) < MAX_COMMS_ENTRIES:
             self._entries.append(
                 _Entry(op=op, tensor_bytes=tensor_bytes, latency_us=latency_us, algbw=algbw, busbw=busbw)
             )
