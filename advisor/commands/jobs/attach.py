@@ -16,6 +16,7 @@ from paro_advise.advisor.wording.escaping import plain
 from paro_advise.core.plural import plural
 from paro_advise.core.secrets import masked_command
 from paro_advise.errors import InputError
+from paro_advise.runtime.attach.constants import DEFAULT_SECONDS
 
 if TYPE_CHECKING:
     from paro_advise.runtime.attach.recording import Attached
@@ -26,7 +27,7 @@ _NO_DAY = 1900  # year that strptime() gives a time without a day
 
 @click.command("attach", short_help="Record traces of a job that runs already.")
 @click.option("-o", "--output", "folder", required=True, metavar="DIR", help="Folder for traces; the job writes there.")
-@click.option("--seconds", type=Number(), default=3.0, show_default=True, help="How long to record, in seconds.")
+@click.option("--seconds", type=Number(), default=DEFAULT_SECONDS, show_default=True, help="Seconds to record.")
 @click.option(
     "--at",
     type=click.DateTime(["%H:%M:%S", "%Y-%m-%dT%H:%M:%S"]),

@@ -13,6 +13,7 @@ import click
 from paro_advise.advisor.commands.options import Number
 from paro_advise.advisor.commands.output import REGRESSION
 from paro_advise.advisor.comparison.constants import MIN_SAMPLES
+from paro_advise.advisor.watching.constants import CANARY_STEPS, CANARY_TIMEOUT_S
 from paro_advise.errors import InputError, SwitchError
 from paro_advise.policies.plan import read_plan
 from paro_advise.runtime.job import ANSWER, CURRENT, REQUEST, STATE
@@ -24,12 +25,16 @@ _SETTLING_STEPS = 2  # steps after a switch that count for nothing: buffers are 
 @click.command("switch", short_help="Give a running job a new plan at its next step.")
 @click.argument("job", metavar="JOB")
 @click.argument("plan_file", metavar="PLAN")
-@click.option("--timeout", "timeout_s", type=Number(0), default=600.0, show_default=True, help="Seconds.")
+@click.option("--timeout", "timeout_s", type=Number(0), default=CANARY_TIMEOUT_S, show_default=True, help="Seconds.")
 @click.option(
     "--canary", "logs", metavar="DIR", help="Go back unless steps become shorter; the folder of the job's step logs."
 )
 @click.option(
-    "--canary-steps", type=click.IntRange(MIN_SAMPLES, 10_000), default=30, show_default=True, help="Steps to judge by."
+    "--canary-steps",
+    type=click.IntRange(MIN_SAMPLES, 10_000),
+    default=CANARY_STEPS,
+    show_default=True,
+    help="Steps to judge by.",
 )
 def command(*, job: str, plan_file: str, timeout_s: float, logs: str | None, canary_steps: int) -> int:
     """Let the job in folder JOB, started by `run --job JOB`, go on under PLAN from the next steps on.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paro_advise.advisor.commands.options import ByteSize, Number, engine_options
+from paro_advise.advisor.prediction.constants import HOST_GBPS
 from paro_advise.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 @click.option(
     "--host-gbps",
     type=Number(0.01, 10_000),
-    default=12.0,
+    default=HOST_GBPS,
     show_default=True,
     help="What one device moves to or from its host, 1e9 bytes/s; counts where nothing else fits.",
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypedDict
 import click
 
 from paro_advise.advisor.commands.options import Number
+from paro_advise.advisor.slices.constants import SLICE_MAX_MB
 from paro_advise.core.plural import plural
 from paro_advise.errors import InputError, UsageError
 from paro_advise.trace_parsers.remote.objects import refuse_remote
@@ -32,7 +33,7 @@ class _Bounds(TypedDict):
 @click.option(
     "--max-mb",
     type=Number(0.1, 200),
-    default=10.0,
+    default=SLICE_MAX_MB,
     show_default=True,
     help="Upper bound of the file.",
 )
