@@ -62,6 +62,7 @@ class PlannedEngine(_ActsAsEngine, TellsSettings, nn.Module):
         session: the planned process.
         model, optimizer, lr_scheduler: what is trained.
         table: DeepSpeed's config.
+        client_optimizer: the optimizer, or what makes it, that the script gave; None where the config describes it.
         collate_fn: joins samples to micro-batches; None for torch's.
 
     Attributes:
@@ -80,6 +81,7 @@ class PlannedEngine(_ActsAsEngine, TellsSettings, nn.Module):
         lr_scheduler: Scheduler | None,
         table: Table,
         *,
+        client_optimizer: object = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         super().__init__()
@@ -87,7 +89,7 @@ class PlannedEngine(_ActsAsEngine, TellsSettings, nn.Module):
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.config = table
-        self._settings = EngineSettings(table)
+        self._settings = EngineSettings(table, client_optimizer)
         self.training_dataloader: object = None
         self.global_steps = self.micro_steps = self.skipped_steps = 0
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))

@@ -150,7 +150,15 @@ class _Initialization:
             _mark_as_partitioned(model)
         if (unwritten := outputs_of(table)) and dist.get_rank() == 0:
             tell(f"under a plan DeepSpeed's {', '.join(unwritten)} write nothing")
-        engine = PlannedEngine(self._session, model, made, scheduler, table, collate_fn=given.get("collate_fn"))
+        engine = PlannedEngine(
+            self._session,
+            model,
+            made,
+            scheduler,
+            table,
+            client_optimizer=optimizer,
+            collate_fn=given.get("collate_fn"),
+        )
         if given.get("training_data") is not None:
             engine.training_dataloader = engine.deepspeed_io(given["training_data"])
         return engine, made, engine.training_dataloader, scheduler

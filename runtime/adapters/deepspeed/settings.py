@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from paro_advise.runtime.adapters.planned.wrapping import Wrapping
     from paro_advise.runtime.torch_types import AnyFunction
 
-# Where DeepSpeed's engine keeps its configuration.
 _CONFIG = "_config"
+_GIVEN = (_CONFIG, "client_optimizer")  # where DeepSpeed's engine keeps what it was given
 
 
 class TellsSettings:
@@ -110,20 +110,22 @@ class TellsSettings:
 
 
 class EngineSettings:
-    """Answers for the methods of DeepSpeed's engine that read nothing of it but its configuration.
+    """Answers for the methods of DeepSpeed's engine that read nothing of it but what it was given.
 
     Args:
         table: the script's config, with numbers for all batch sizes that it gives.
+        client_optimizer: as the script gave it; None where the config describes it.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, client_optimizer: object) -> None:
         self._table = table
+        self.client_optimizer = client_optimizer
 
     def __getattr__(self, name: str) -> Any:
         """Return such a method, or the configuration that it reads.
 
         Raises:
-            AttributeError: DeepSpeed's engine has none of this name, or it reads more than the configuration.
+            AttributeError: DeepSpeed's engine has none of this name, or it reads more than that.
         """
         if name == _CONFIG:
             from deepspeed.runtime.config import DeepSpeedConfig
@@ -142,7 +144,7 @@ def _engine_class() -> type:
 
 
 def _reads_settings_alone(methods: Mapping[str, AnyFunction], name: str, within: frozenset[str]) -> bool:
-    """Tell whether a method takes nothing, and reads of its engine the configuration and methods that do so alone."""
+    """Tell whether a method takes nothing, and reads of its engine what that was given and methods that do so alone."""
     method = methods.get(name)
     if name in within or not inspect.isfunction(method) or method.__code__.co_argcount != 1:
         return False
@@ -153,6 +155,6 @@ def _reads_settings_alone(methods: Mapping[str, AnyFunction], name: str, within:
         if own == one.argval or (isinstance(one.argval, tuple) and own in one.argval)
     }
     return bool(read) and all(
-        item == _CONFIG or (item is not None and _reads_settings_alone(methods, item, within | {name}))
+        item in _GIVEN or (item is not None and _reads_settings_alone(methods, item, within | {name}))
         for item in read  # None: stored, or handed on as a whole
     )

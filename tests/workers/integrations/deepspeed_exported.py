@@ -39,6 +39,7 @@ def tell_settings(engine):
     tell(dist.get_rank(), 0, float(engine.zero_reduce_bucket_size()))
     tell(dist.get_rank(), 0, float(engine.zero_cpu_offload()))
     tell(dist.get_rank(), 0, float(engine.wall_clock_breakdown()))
+    assert engine.optimizer_name() == "SGD"
     for absent in ("no_such_setting", "_mixed_precision_dtypes_", "no_such_attribute"):
         assert not hasattr(engine, absent)
 
