@@ -23,7 +23,6 @@ from paro_advise.trace_parsers.tables import ParsedSource, SourceFile, SourceKin
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paro_advise.trace_parsers.kineto.event_routes import Detail
 
 # In order: the more specific signature first. Kineto comes after the formats that look like it.
 _STREAMED: tuple[tuple[SourceKind, Callable[[bytes], bool], Callable[[Readable, SourceFile], ParsedSource]], ...] = (
@@ -57,12 +56,8 @@ _OTHER_FORMS = (
 )  # fmt: skip
 
 
-def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
+def read_source(ref: SourceRef) -> ParsedSource:
     """Read one input of any kind.
-
-    Args:
-        ref: where it lies.
-        detail: for Kineto traces, see read_kineto.
 
     Raises:
         UnknownFormatError: no parser recognises it.
@@ -78,7 +73,7 @@ def read_source(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
     found = _recognise(head)
     if found is not None:
         try:
-            return found[1](ref, detail)
+            return found[1](ref)
         except UnknownFormatError:
             if not _tells_of_a_hang(ref, head):
                 raise
@@ -138,7 +133,7 @@ def _tells_of_a_hang(ref: SourceRef, head: bytes) -> bool:
     return bool(read_watchdog(Readable(BlockReader(ref), MAX_TEXT_BYTES), ref.label))
 
 
-def _recognise(head: bytes) -> tuple[SourceKind, Callable[[SourceRef, Detail | None], ParsedSource]] | None:
+def _recognise(head: bytes) -> tuple[SourceKind, Callable[[SourceRef], ParsedSource]] | None:
     """Return which kind of input begins so, and what reads it; None where nothing does."""
     if head.startswith(OWN_TRACE):
         return None
@@ -155,7 +150,7 @@ def _recognise(head: bytes) -> tuple[SourceKind, Callable[[SourceRef, Detail | N
     return None
 
 
-def _read_database(ref: SourceRef, _: Detail | None) -> ParsedSource:
+def _read_database(ref: SourceRef) -> ParsedSource:
     with ref.path.open("rb") as file:
         is_plain = ref.member is None and nsys.looks_like(file.read(64))
     if not is_plain:
@@ -197,7 +192,7 @@ def looks_like_kineto(head: bytes) -> bool:
 
 
 def _read_stream(
-    kind: SourceKind, parse: Callable[[Readable, SourceFile], ParsedSource], ref: SourceRef, _: Detail | None
+    kind: SourceKind, parse: Callable[[Readable, SourceFile], ParsedSource], ref: SourceRef
 ) -> ParsedSource:
     from dataclasses import replace
 

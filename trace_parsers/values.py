@@ -22,11 +22,11 @@ def bounded_int(value: object, low: int = 0, high: int = INT64_MAX) -> int | Non
     return int(value) if low <= value <= high else None
 
 
-def bounded_float(value: object, low: float = 0.0, high: float = MAX_NUMBER) -> float | None:
-    """Return a finite number within [low, high], None for anything else."""
+def bounded_float(value: object, high: float = MAX_NUMBER) -> float | None:
+    """Return a finite number within [0, high], None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if low <= value <= high else None
+    return float(value) if 0.0 <= value <= high else None
 
 
 def bounded_text(value: object, limit: int = MAX_TEXT) -> str:

@@ -51,9 +51,9 @@ class Slowdown:
         return self.after_us / self.before_us
 
 
-def false_alarm_chance(num_baseline: int = BASELINE_STEPS) -> float:
+def false_alarm_chance() -> float:
     """Return the most that a false alarm at one step is likely, if steps come in any order with equal chance."""
-    return sum(math.comb(order + run - 1, run) / math.comb(num_baseline + run, run) for run, order in EXCEEDANCES)
+    return sum(math.comb(order + run - 1, run) / math.comb(BASELINE_STEPS + run, run) for run, order in EXCEEDANCES)
 
 
 def find_changes(steps: Sequence[tuple[int, float]], *, since_step: int = 0, judged_step: int = -1) -> list[Slowdown]:

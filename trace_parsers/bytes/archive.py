@@ -54,12 +54,12 @@ class ArchiveMember:
     size: int
 
 
-def archive_members(path: Path, limit: int = MAX_MEMBERS) -> list[ArchiveMember]:
+def archive_members(path: Path) -> list[ArchiveMember]:
     """Return the regular files in a tar archive, in order.
 
     Raises:
         InputError: the archive cannot be read at all.
-        HostileInputError: it holds more than ``limit`` members, expands without bound, or has endless headers.
+        HostileInputError: it holds more than MAX_MEMBERS members, expands without bound, or has endless headers.
     """
     data = _unpack(path)
     members: list[ArchiveMember] = []
@@ -68,8 +68,8 @@ def archive_members(path: Path, limit: int = MAX_MEMBERS) -> list[ArchiveMember]
         _check_headers(data, str(path))
         with tarfile.open(data, mode="r:") as archive:
             for info in archive:
-                if len(members) >= limit:
-                    raise HostileInputError(f"an archive must hold at most {limit} files", where=str(path))
+                if len(members) >= MAX_MEMBERS:
+                    raise HostileInputError(f"an archive must hold at most {MAX_MEMBERS} files", where=str(path))
                 if info.isfile() and not info.issparse():
                     members.append(
                         ArchiveMember(name=info.name, data=data, offset=info.offset_data, size=max(0, info.size))

@@ -88,23 +88,19 @@ _LONG_TS = re.compile(rb'"ts"\s*:\s*(\d{7})\d{9}(?:\.\d+)?\s*,')
 _STEP_SPANS = ("ProfilerStep", "nccl:", "gloo:")
 
 
-def read_kineto(ref: SourceRef, detail: Detail | None = None) -> ParsedSource:
-    """Read a trace.
-
-    Args:
-        ref: where it lies.
-        detail: how much to read; by default lean for GPU runs and full for CPU runs.
+def read_kineto(ref: SourceRef) -> ParsedSource:
+    """Read a trace, of runs on GPUs no more host events than it takes.
 
     Raises:
         BrokenInputError: nothing in it could be read.
         HostileInputError: it expands without bound.
         InputError: it cannot be opened.
     """
-    raw = _RawTrace(ref, detail)
-    if detail is None and raw.rows.detail == Detail.LEAN and not len(raw.rows.device.start):
+    raw = _RawTrace(ref)
+    if raw.rows.detail == Detail.LEAN and not len(raw.rows.device.start):
         # A trace from a GPU machine that recorded CPU activities only.
         raw = _RawTrace(ref, Detail.FULL)
-    elif detail is None and needs_launches(raw.rows):
+    elif needs_launches(raw.rows):
         raw = _RawTrace(ref, Detail.LAUNCHES)
     raw.reader.finish()
     if not raw.chunks.found_array or raw.rows.num_events == 0:
@@ -133,7 +129,7 @@ class _RawTrace:
         shift_us: what was cut off all times.
     """
 
-    def __init__(self, ref: SourceRef, detail: Detail | None) -> None:
+    def __init__(self, ref: SourceRef, detail: Detail | None = None) -> None:
         self.ref = ref
         self.reader = BlockReader(ref)
         self.chunks = EventChunks(self.reader)
