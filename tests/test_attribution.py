@@ -337,6 +337,36 @@ def test_reductions_inside_of_forward_passes_are_no_gradients(tmp_path):
     assert (states["gradient"].count, states["other"].count) == (0, 2)
 
 
+@pytest.mark.parametrize("kind", ["ReduceScatter", "AllReduce"])
+def test_what_a_script_gathers_it_sums_in_backward(kind, tmp_path):
+    """A contrastive loss gathers features of all ranks; the sum of their gradients is none of parameters."""
+    trace = TraceBuilder(0, 2)
+    trace.step(1, 0, 1000)
+    trace.annotation("DistributedDataParallel.forward", 5, 50)
+    forward(trace, 10, 0)
+    trace.collective("AllGather", 100, 40, nelems=1 << 18, issue=80, seq=1)
+    trace.backward(180, 20, 2)
+    trace.collective(kind, 210, 60, nelems=1 << 18, issue=190, seq=2)
+    trace.backward(215, 40, 1)
+    trace.collective("AllReduce", 300, 150, nelems=1 << 20, issue=250, seq=3, owners=(ACCUMULATE,), tid=2)
+    trace.annotation("Optimizer.step#AdamW.step", 800, 100)
+    trace.write(tmp_path / "rank0.json")
+    analysis = analyze(tmp_path)
+    assert analysis.run.strategy.triple == "NNN"
+    assert analysis.run.parameter_count == 1 << 20
+    assert (analysis.states["gradient"].total_us, analysis.states["other"].total_us) == (150, 100)
+
+
+def test_the_backward_pass_of_a_gather_is_known_by_its_node():
+    """With features in bf16 and gradients in fp32 sizes do not agree; traces by torch 2.13 name the node so."""
+    node = "autograd::engine::evaluate_function: GeneratedBackwardFor__c10d_functional_all_gather_into_tensor_default"
+    summed = call(
+        Op.REDUCE_SCATTER, owner=f"{node}Backward > c10d::reduce_scatter_tensor", phase="backward", nbytes=1 << 20
+    )
+    assert attribute(summed, replace(DDP, names_gathers=True)).state == State.OTHER
+    assert attribute(summed, replace(DDP, names_gathers=False)).state == State.GRADIENT
+
+
 @pytest.mark.parametrize(("dtype", "state"), [("Int", State.OTHER), ("Float", State.GRADIENT)])
 def test_marks_of_used_parameters_are_no_gradients(dtype, state):
     """DDP adds up a mark for each parameter where its last gradient is made (find_unused_parameters=True)."""

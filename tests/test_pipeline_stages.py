@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from helpers import analyze, write_run
 from trace_builder import TraceBuilder
 
@@ -11,13 +12,13 @@ KERNEL = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 PIPELINE = ("20", "PIPELINE_MODEL_PARALLEL_GROUP", list(range(STAGES)))
 
 
-def stage(rank):
+def stage(rank, *, group=PIPELINE, tells_peers=False):
     """Forward passes of one stage: each receives what the one before computed, from when it asked for it.
 
     Stage s can begin micro-batch m when stage s - 1 has computed and sent it.
     """
     trace = TraceBuilder(rank, STAGES)
-    trace.groups = [*trace.groups, PIPELINE]
+    trace.groups = [*trace.groups, group]
     for step in range(STEPS):
         base = step * STEP_US
         trace.step(step, base, STEP_US)
@@ -28,21 +29,25 @@ def stage(rank):
             if rank:
                 # Asked for as soon as this stage is free; there 20 us after the stage before sent it.
                 trace.collective(
-                    "Recv", free, begins - free, nelems=1 << 19, issue=free, seq=seq, group="20", kernel=KERNEL
-                )
+                    "Recv", free, begins - free, nelems=1 << 19, issue=free, seq=seq, group="20", kernel=KERNEL,
+                    peer=rank - 1 if tells_peers else None,
+                )  # fmt: skip
                 seq += 1
             trace.compute(begins, FORWARD_US)
             free = begins + FORWARD_US
             if micro == MICRO_BATCHES - 1:
                 trace.compute(free + SEND_US, base + STEP_US - free - SEND_US)  # what else a step does
             if rank < STAGES - 1:
-                trace.collective("Send", free, SEND_US, nelems=1 << 19, issue=free, seq=seq, group="20", kernel=KERNEL)
+                trace.collective(
+                    "Send", free, SEND_US, nelems=1 << 19, issue=free, seq=seq, group="20", kernel=KERNEL,
+                    peer=rank + 1 if tells_peers else None,
+                )  # fmt: skip
                 seq += 1
     return trace
 
 
 def test_what_stages_of_a_pipeline_wait_for_is_no_bandwidth(tmp_path):
-    """Stage s waits for s passes before its first micro-batch; which end a transfer waits for nothing in a trace tells."""
+    """Stage s waits for s passes before its first micro-batch; older torch records no ranks of a transfer."""
     analysis = analyze(write_run(tmp_path / "run", [stage(rank) for rank in range(STAGES)]))
     other = analysis.states["other"]
     assert (other.regime, other.transfer_us, other.wait_us) == ("unknown", None, None)
@@ -50,3 +55,89 @@ def test_what_stages_of_a_pipeline_wait_for_is_no_bandwidth(tmp_path):
     assert not [link for link in analysis.links if link.op in ("send", "recv")]
     assert "bound by the pipeline, by its bubble, a slower stage or the links" in analysis.verdict.text
     assert analysis.critical_path is None
+
+
+def test_the_ranks_that_torch_records_tell_waiting_from_transfer(tmp_path):
+    """Stage s waits for s passes, less the 20 us of the transfer; what it sends and receives at once counts once."""
+    analysis = analyze(write_run(tmp_path / "run", [stage(rank, tells_peers=True) for rank in range(STAGES)]))
+    other = analysis.states["other"]
+    waits = [max(0.0, rank * (FORWARD_US + SEND_US) - SEND_US) for rank in range(STAGES)]
+    assert other.wait_us == pytest.approx(sum(waits) / STAGES, rel=0.01)
+    # Four sends; a first receive and four sends; the same; four receives.
+    assert other.transfer_us == pytest.approx((4 + 5 + 5 + 4) * SEND_US / STAGES, rel=0.01)
+    assert "bound by the pipeline's bubble or a slower stage" in analysis.verdict.text
+
+
+@pytest.mark.parametrize(
+    ("description", "headline"),
+    [
+        ("mesh_cp", "ranks of context parallelism send each other"),
+        ("", "ranks send each other, as stages of a pipeline do"),
+    ],
+)
+def test_not_all_that_ranks_send_each_other_is_of_a_pipeline(description, headline, tmp_path):
+    """Ring attention sends keys and values around."""
+    group = ("20", description, list(range(STAGES)))
+    analysis = analyze(write_run(tmp_path / "run", [stage(rank, group=group) for rank in range(STAGES)]))
+    assert headline in analysis.verdict.text
+    assert "pipeline" not in analysis.states["other"].text + " ".join(item.text for item in analysis.findings)
+
+
+# Start and end (us) of what two stages of one forward and one backward in turn send: activations, then gradients.
+FIRST = (("Send", 3000, 3300), ("Send", 6300, 10200), ("Recv", 6600, 9600), ("Recv", 10500, 16500))
+SECOND = (("Recv", 300, 3300), ("Send", 9300, 9600), ("Recv", 9900, 10200), ("Send", 16200, 16500))
+NODE = 2  # ranks of each stage, on a node of its own
+
+
+def two_stages(*, clock_us=0.0, tells_calls=True):
+    """Two nodes of one stage each, whose ranks reduce among themselves; nothing but transfers joins the nodes."""
+    traces = []
+    for rank in range(2 * NODE):
+        place, column = divmod(rank, NODE)
+        trace = TraceBuilder(
+            rank, 2 * NODE, host=f"node{place}", clock_offset_us=clock_us * place, gpus_per_node=NODE,
+            groups=[
+                ("0", "default_pg", list(range(2 * NODE))),
+                ("20", "PIPELINE_MODEL_PARALLEL_GROUP", [column, NODE + column]),
+                ("30", "DATA_PARALLEL_GROUP", [place * NODE, place * NODE + 1]),
+            ],
+        )  # fmt: skip
+        for step in range(STEPS):
+            base = step * 24_000.0
+            trace.step(step, base, 24_000)
+            trace.compute(base, 3000)
+            trace.backward(base + 16_800, 600, sequence=step + 1)
+            for number, (kind, begin, end) in enumerate(SECOND if place else FIRST):
+                if tells_calls:
+                    trace.collective(
+                        kind, base + begin, end - begin, nelems=1 << 20, issue=base + begin - 3, seq=step, group="20",
+                        kernel=KERNEL, stream=20 + number,
+                    )  # fmt: skip
+                else:
+                    trace.compute(base + begin, end - begin, KERNEL, stream=20 + number)
+            trace.collective(
+                "AllReduce", base + 17_400, 1200, nelems=1 << 22, issue=base + 17_100, seq=step, group="30", tid=2
+            )  # fmt: skip
+        traces.append(trace)
+    return traces
+
+
+@pytest.mark.parametrize("clock_us", [0.0, 2.7e3, -4e5])
+def test_each_send_meets_its_receive(clock_us, tmp_path):
+    """The second kernel of the one stage is not the partner of the second of the other; transfers join clocks, too.
+
+    Each transfer takes the 300 us from the later end's start. By hand: of 10,200 us in which stage 0 sends or receives
+    it waits 9000, stage 1 waits 2700 of 3900.
+    """
+    analysis = analyze(write_run(tmp_path / "run", two_stages(clock_us=clock_us)))
+    other = analysis.states["other"]
+    assert (other.transfer_us, other.wait_us) == (pytest.approx(1200, rel=0.01), pytest.approx(5850, rel=0.01))
+    offsets = [analysis.clock_offsets_us[str(rank)] for rank in range(2 * NODE)]
+    assert offsets == pytest.approx([0.0, 0.0, clock_us, clock_us], abs=1.0)
+
+
+def test_transfers_of_no_recorded_call_are_no_collective_of_all_ranks(tmp_path):
+    """Kernels of several transfers at once say neither how much nor between whom."""
+    analysis = analyze(write_run(tmp_path / "run", two_stages(tells_calls=False)))
+    other = analysis.states["other"]
+    assert (other.regime, other.transfer_us, other.wait_us) == ("unknown", None, None)

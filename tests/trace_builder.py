@@ -86,8 +86,12 @@ class TraceBuilder:
         dtype="BFloat16",
         stream=20,
         kernel=None,
+        peer=None,
     ):
-        """kind: AllGather, ReduceScatter, AllReduce, AllToAll, Send or Recv; nelems: elements of the full buffer."""
+        """kind: AllGather, ReduceScatter, AllReduce, AllToAll, Send or Recv; nelems: elements of the full buffer.
+
+        peer: the other end of a Send or Recv, as torch records it since 2.5 (torch/csrc/profiler/util.cpp).
+        """
         name, desc, ranks = next(item for item in self.groups if item[0] == group)
         recorded = {
             "AllGather": "_allgather_base",
@@ -117,6 +121,8 @@ class TraceBuilder:
             "Group size": len(ranks), "dtype": dtype, "Process Group Name": name, "Process Group Description": desc,
             "Process Group Ranks": str(ranks), "Seq": seq,
         }  # fmt: skip
+        if peer is not None:
+            comm["Src Rank" if kind == "Recv" else "Dst Rank"] = peer
         self.row("cpu_op", "record_param_comms", issue + 1, 6, tid, **comm)
         kernel = kernel or f"ncclDevKernel_{kind}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
         self.row("kernel", kernel, ts, dur, stream, stream=stream, correlation=self.next_id(), **comm)

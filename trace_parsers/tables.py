@@ -52,6 +52,7 @@ COLLECTIVE_COLUMNS: dict[str, str] = {
     "group_desc": "str",
     "group_ranks": "str",  # as rank_lists writes them, "" when unknown
     "seq": "i64",  # per-group sequence number, null when unknown
+    "peer": "i64",  # global rank at the other end of a send or receive, null when unknown
     "stream": "i64",  # CUDA stream or worker thread
     "name": "str",  # kernel or span name as recorded
     "host_op": "str",  # issuing c10d operator, "" when unknown

@@ -13,7 +13,7 @@ from paro_advise.advisor.analysis.judgement.findings import findings
 from paro_advise.advisor.analysis.judgement.verdict import verdict_entry
 from paro_advise.advisor.analysis.model import FORMAT, Analysis
 from paro_advise.advisor.analysis.observed.training import observe_training
-from paro_advise.advisor.analysis.parallel import parallel_entries
+from paro_advise.advisor.analysis.parallel import exchange_of, parallel_entries
 from paro_advise.advisor.analysis.state_summary import state_summaries
 from paro_advise.advisor.analysis.summary import (
     breakdown,
@@ -86,7 +86,18 @@ def build_analysis(
         stragglers=stragglers,
         clock_offsets_us={str(rank): value for rank, value in aligned.offset_us.items()} if aligned else {},
         clock_error_us=aligned.clock_error_us if aligned else None,
-        verdict=verdict_entry(run, parts, idle, states, links, topology, training.strategy, stragglers, collectives),
+        verdict=verdict_entry(
+            run,
+            parts,
+            idle,
+            states,
+            links,
+            topology,
+            training.strategy,
+            stragglers,
+            collectives,
+            exchange_of(aligned, run),
+        ),
         efficiency=efficiency(aligned, run, training.parameter_count, work, options),
         findings=(),
         data_quality=data_quality(notes, aligned, run, topology, num_impossible),

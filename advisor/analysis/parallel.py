@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.analysis.model import ParallelEntry
 from paro_advise.advisor.facts.attribution import AVERAGES
 from paro_advise.advisor.facts.intervals import Intervals
+from paro_advise.core.collective import Op
 from paro_advise.core.model_state import State
 
 if TYPE_CHECKING:
@@ -90,6 +91,27 @@ def parallel_entries(aligned: AlignedRun | None, run: Run) -> dict[str, Parallel
         str(key[0]): _entry(part, rank_steps, most_us)
         for key, part in sorted(named.group_by("dimension", maintain_order=True), key=lambda item: str(item[0][0]))
     }
+
+
+def exchange_of(aligned: AlignedRun | None, run: Run) -> str | None:
+    """Return which parallelism most of what no model state exposes serves, where ranks send it to each other.
+
+    Returns:
+        "pipeline", "context" or another dimension; "" where no group tells; None where collectives expose more.
+    """
+    if aligned is None:
+        return None
+    import polars as pl
+
+    rows = aligned.table.filter(pl.col("state") == State.OTHER.value)
+    sent = rows.filter(pl.col("op").is_in([op.value for op in (Op.SEND, Op.RECV, Op.SEND_RECV)]))
+    if not len(sent) or float(sent["exposed_us"].sum()) <= 0.5 * float(rows["exposed_us"].sum()):
+        return None
+    names = set(sent["group_desc"].drop_nulls()) - {""}
+    if not names:  # kernels of several transfers belong to no recorded call: of what the job has groups for
+        names = {group.description for _, item in run.timed for group in item.header.groups if group.size > 1}
+    found = {dimension_of(name) for name in names} & {"pipeline", "context"}
+    return found.pop() or "" if len(found) == 1 else ""
 
 
 def _entry(rows: pl.DataFrame, rank_steps: int, most_us: Mapping[tuple[int, str], float]) -> ParallelEntry:

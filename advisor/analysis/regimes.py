@@ -82,7 +82,7 @@ class StateEvidence:
     sees_all_ranks: bool  # else a straggler without a trace looks like a slow link
     are_sizes_known: bool = True  # of any of its messages
     exposed_wait_share: float | None = None  # of the exposed time, at least, that is waiting for other ranks
-    is_between_stages: bool = False  # most of what is exposed goes between stages of a pipeline, ends not recorded
+    is_sent_unpaired: bool = False  # most of what is exposed goes from rank to rank, which two is not recorded
     rate: tuple[float, float] | None = None  # its intra-node bus bandwidth and the device's (1e9 bytes/s), if known
 
     @property
@@ -127,11 +127,10 @@ def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> J
             regime=Regime.STRAGGLER,
             text=f"{exposed}; {wait_share:.0%} of it is waiting for other ranks, not transfer",
         )
-    if evidence.is_between_stages:
+    if evidence.is_sent_unpaired:
         return Judgement(
             regime=Regime.UNKNOWN,
-            text=f"{exposed}; sent between stages of a pipeline, whose waiting for each other cannot be told from "
-            "transfer",
+            text=f"{exposed}; sent from rank to rank, whose waiting for each other cannot be told from transfer",
         )
     if evidence.mostly_waits_exposed:
         exposed += f", {evidence.exposed_wait_share:.0%} of that waiting for other ranks"

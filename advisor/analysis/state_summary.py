@@ -72,7 +72,7 @@ def state_summaries(
             sees_all_ranks=run.sees_all,
             are_sizes_known=rows["bytes"].null_count() < len(rows),
             exposed_wait_share=_exposed_wait_share(rows) if wait is not None else None,
-            is_between_stages=wait is None and _are_of_stages(rows),
+            is_sent_unpaired=wait is None and _are_unpaired(rows),
             rate=_rate_inside(rows, links, fabric) if wait is None else None,
         )
         judgement = judge_state(state, evidence, step_time_us)
@@ -122,7 +122,7 @@ def _wait(rows: pl.DataFrame, total_us: float) -> float | None:
     return (whole - transfers) / whole * total_us if whole > 0 else 0.0
 
 
-def _are_of_stages(rows: pl.DataFrame) -> bool:
+def _are_unpaired(rows: pl.DataFrame) -> bool:
     """Tell whether most of what is exposed are transfers between two ranks that nothing pairs."""
     sent = rows.filter(unpaired_transfers())["exposed_us"].sum() or 0.0
     return bool(sent > 0.5 * float(rows["exposed_us"].sum() or 0.0))

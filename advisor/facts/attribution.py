@@ -97,6 +97,7 @@ class RunContext:
         scattered: (group, bytes) of what they leave on each rank.
         gathers_parameters: FSDP gathers parameters for the passes, so that no step brings updated ones back.
         gathers_again: groups that share the data gather in backward, as no optimizer does with what it updated.
+        gathered: (group, elements) of gathers that are not the framework's own, which annotates its own.
     """
 
     is_ddp: bool
@@ -108,6 +109,7 @@ class RunContext:
     scattered: frozenset[tuple[str, int]] = frozenset()
     gathers_parameters: bool = False
     gathers_again: bool = False
+    gathered: frozenset[tuple[str, int]] = frozenset()
 
     @classmethod
     def of(cls, calls: list[Call], owners: str = "") -> RunContext:
@@ -118,6 +120,9 @@ class RunContext:
             owners: names of all annotations, joined.
         """
         largest = max((call.bytes or 0 for call in calls), default=0)
+        names_gathers = any(
+            name in owners for name in ("FSDP::all_gather", "FullyShardedDataParallel.", "DistributedDataParallel")
+        )
         return cls(
             is_ddp="DistributedDataParallel" in owners,
             forward_reductions=frozenset(
@@ -130,11 +135,7 @@ class RunContext:
                 for call in calls
                 if call.op == Op.REDUCE_SCATTER and call.bytes and call.group_size
             ),
-            gathers_parameters=any(
-                call.op == Op.ALL_GATHER
-                and ("FSDP::all_gather" in call.owner or "FullyShardedDataParallel._" in call.owner)
-                for call in calls
-            ),
+            gathers_parameters=any(call.op == Op.ALL_GATHER and _is_gathered_by_fsdp(call) for call in calls),
             gathers_again=any(
                 call.op == Op.ALL_GATHER
                 and call.phase == "backward"
@@ -144,8 +145,11 @@ class RunContext:
                 for call in calls
             ),
             has_update_mark="Optimizer.step#" in owners,
-            names_gathers=any(
-                name in owners for name in ("FSDP::all_gather", "FullyShardedDataParallel.", "DistributedDataParallel")
+            names_gathers=names_gathers,
+            gathered=frozenset(
+                (call.group, call.elements)
+                for call in calls
+                if names_gathers and call.op == Op.ALL_GATHER and call.elements and not _is_gathered_by_fsdp(call)
             ),
         )
 
@@ -161,6 +165,10 @@ class RunContext:
         return call.op == Op.ALL_REDUCE and any(
             size == call.bytes and (group != call.group or not group) for group, size in self.scattered
         )
+
+
+def _is_gathered_by_fsdp(call: Call) -> bool:
+    return "FSDP::all_gather" in call.owner or "FullyShardedDataParallel._" in call.owner
 
 
 def attribute(call: Call, context: RunContext) -> Attribution:
@@ -301,6 +309,10 @@ def _by_phase(call: Call, context: RunContext) -> Attribution | None:
 
 def _reduced_by_phase(call: Call, context: RunContext) -> tuple[State, str]:
     is_activation = (call.group, call.op, call.bytes) in context.forward_reductions
+    # What the script gathers, as a contrastive loss or attention over pieces of a sequence does, it sums in backward.
+    is_activation |= context.names_gathers and (
+        (call.group, call.elements) in context.gathered or _GATHERS_BACKWARD.search(call.owner) is not None
+    )
     # Frameworks that annotate their reductions leave norms; others flush their last bucket here, however small.
     small = _is_scalar(call) or (
         context.names_gathers and (call.bytes is None or call.bytes * 1000 < context.largest_bytes)
@@ -339,6 +351,9 @@ def _by_operation(call: Call, context: RunContext) -> Attribution | None:
 OF_OPTIMIZER = "of the optimizer's own"
 # What is averaged after the optimizer's step, as local SGD does with parameters.
 AVERAGES = "averages after the step"
+
+# The node of the backward pass that a gather of the script's own leaves, by its operator or its class.
+_GATHERS_BACKWARD = re.compile(r"evaluate_function: \w*all_?gather\w*Backward", re.IGNORECASE)
 
 # FSDP2's annotations around a collective name the module that it is for, some versions the group as well ("[pg=1]");
 # the root has no name.

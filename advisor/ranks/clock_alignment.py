@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from paro_advise.advisor.ranks.source import Source
     from paro_advise.advisor.ranks.topology import Topology
 
-_ROOTED = (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER, Op.SEND, Op.RECV)
+# Of which ranks may be done before others are, or that need be none of all ranks.
+_ENDING_APART = (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER, Op.SEND, Op.RECV, Op.SEND_RECV)
 # Kernels that send and receive at once may be an all-to-all of all ranks, too.
 TRANSFERS = [op.value for op in (Op.SEND, Op.RECV)]
 # Ranks may pass different sizes to these, so sizes cannot tell a wrong join.
@@ -39,7 +40,8 @@ class AlignedRun:
 
     Attributes:
         table: the columns of RankFacts' table, span ("" when unknown) and rank (i64), match (i64, null when alone),
-            arrival_us and finish_us (aligned clock), transfer_us and wait_us (null when alone).
+            arrival_us and finish_us (aligned clock), transfer_us and wait_us (null when alone), way ("0>4" of what
+            rank 0 sends to rank 4, null of other collectives and where the other end is not known).
         offset_us: each rank's host clock minus that of the lowest rank.
         clock_error_us: spread of collective ends that the offsets leave, None when not estimated.
         num_alone: collectives that no other rank's trace shows.
@@ -94,7 +96,7 @@ def _parted(table: pl.DataFrame, clock_of: Mapping[int, str]) -> tuple[int, ...]
 
     names = pl.Series("clock", [clock_of[rank] for rank in clock_of], dtype=pl.String)
     clocks = pl.DataFrame({"rank": list(clock_of), "clock": names}, schema_overrides={"rank": pl.Int64})
-    together = table.filter(pl.col("match").is_not_null() & ~pl.col("op").is_in([op.value for op in _ROOTED]))
+    together = table.filter(pl.col("match").is_not_null() & ~pl.col("op").is_in([op.value for op in _ENDING_APART]))
     apart = (
         together.join(clocks, on="rank")
         .with_columns(pl.col("finish_us").median().over("match", "clock").alias("middle_us"))
@@ -154,8 +156,12 @@ def _with_match(table: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     table = table.with_columns(group.alias("group_key"))
     use_seq = pl.col("seq").is_not_null().all().over("group_key")
     order = pl.col("issue_us").fill_null(pl.col("start_us")).rank("ordinal")
+    table = table.with_columns(_way().alias("way"))
     table = table.with_columns(
-        pl.when(use_seq)
+        # Transfers of two stages share numbers; between two ranks they meet in the order of their issue.
+        pl.when(pl.col("way").is_not_null())
+        .then(pl.concat_str("way", "step_label", separator="|"))
+        .when(use_seq)
         .then(pl.concat_str(pl.lit("seq"), pl.col("seq").fill_null(-1), separator="|"))
         .otherwise(
             pl.concat_str("step_label", "op", order.over("rank", "group_key", "step_label", "op"), separator="|")
@@ -163,19 +169,41 @@ def _with_match(table: pl.DataFrame) -> tuple[pl.DataFrame, int]:
         .alias("position")
     )
     # A sequence number may cover several kernels of one call on one rank.
-    table = table.with_columns(pl.col("start_us").rank("ordinal").over("rank", "group_key", "position").alias("part"))
+    own = ("rank", "group_key", "position")
+    table = table.with_columns(
+        pl.col("start_us").rank("ordinal").over(own).alias("part"), pl.len().over(own).alias("of")
+    )
     key = ("group_key", "position", "part")
+    is_paired, is_transfer = pl.col("way").is_not_null(), pl.col("op").is_in(TRANSFERS)
     table = table.with_columns(
         pl.col("rank").n_unique().over(key).alias("joined_ranks"),
-        ((pl.col("bytes").n_unique().over(key) > 1) & ~pl.col("op").is_in(_UNEVEN)).alias("is_unequal"),
+        ((pl.col("bytes").n_unique().over(key) > 1) & (is_paired | ~pl.col("op").is_in(_UNEVEN))).alias("is_unequal"),
+        # Of a step that is cut, or in which one stage runs ahead, the first one here need not be the first one there.
+        (is_paired & (pl.col("of").n_unique().over("group_key", "position") > 1)).alias("is_uneven"),
         pl.struct(key).rank("dense").cast(pl.Int64).alias("match"),
     )
     num_unequal = table.filter("is_unequal")["match"].n_unique()
-    # Of a transfer two ranks of a group know, and which two is not recorded: a pipeline's stages share numbers.
-    unpaired = pl.col("op").is_in(TRANSFERS) & (pl.col("group_size").fill_null(0) != 2)
-    alone = (pl.col("joined_ranks") < 2) | pl.col("is_unequal") | unpaired
+    alone = (pl.col("joined_ranks") < 2) | pl.col("is_unequal") | pl.col("is_uneven") | (is_transfer & ~is_paired)
     table = table.with_columns(pl.when(alone).then(None).otherwise(pl.col("match")).alias("match"))
-    return table.drop("position", "part", "is_unequal"), num_unequal
+    return table.drop("position", "part", "of", "is_unequal", "is_uneven"), num_unequal
+
+
+def _way() -> pl.Expr:
+    """Return from which rank to which a transfer goes ("0>4"), null where its other end is not known.
+
+    Of a group of two that is the other one; the ranks of ``group_key`` that are traced tell which.
+    """
+    import polars as pl
+
+    ranks = pl.col("rank")
+    is_of_two = (pl.col("group_size") == 2) & (ranks.n_unique().over("group_key") == 2)
+    other = pl.when(is_of_two).then(ranks.min().over("group_key") + ranks.max().over("group_key") - ranks)
+    peer = pl.coalesce("peer", other)
+    ends = {Op.SEND.value: (ranks, peer), Op.RECV.value: (peer, ranks)}
+    way = pl.lit(None, dtype=pl.String)
+    for op, (source, target) in ends.items():
+        way = pl.when(pl.col("op") == op).then(pl.concat_str(source, target, separator=">")).otherwise(way)
+    return way
 
 
 def _align(table: pl.DataFrame, ranks: Sequence[int], clock_of: Mapping[int, str], num_unequal: int) -> AlignedRun:
@@ -193,23 +221,35 @@ def _align(table: pl.DataFrame, ranks: Sequence[int], clock_of: Mapping[int, str
     table = table.with_columns(
         (pl.col("arrival_us") - shift).alias("arrival_us"), (pl.col("finish_us") - shift).alias("finish_us")
     )
+    table = table.with_columns(pl.when(~_are_of_any()).then(pl.col("match")).alias("match"))
     has_match = pl.col("match").is_not_null()
     last = pl.col("arrival_us").max().over("match")
     duration = pl.col("end_us") - pl.col("start_us")
     transfer = (pl.col("finish_us") - last).clip(0.0, duration)
     table = table.with_columns(pl.when(has_match).then(transfer).alias("transfer_us"))
     table = table.with_columns((duration - pl.col("transfer_us")).alias("wait_us"))
-    partial = joined.filter(pl.col("group_size").is_not_null()).select(
-        (pl.col("joined_ranks") < pl.col("group_size")).mean()
-    )
+    taking_part = pl.when(pl.col("way").is_not_null()).then(2).otherwise(pl.col("group_size"))
+    partial = joined.filter(pl.col("group_size").is_not_null()).select((pl.col("joined_ranks") < taking_part).mean())
     return AlignedRun(
         table=table,
         offset_us=by_rank,
         clock_error_us=error,
-        num_alone=int(table["match"].null_count()),
+        num_alone=int((table["joined_ranks"] < 2).sum()),
         num_unequal=num_unequal,
         partial_groups=float(partial.item() or 0.0),
     )
+
+
+def _are_of_any() -> pl.Expr:
+    """Return the expression that marks, on aligned clocks, kernels of transfers that are no collective of all ranks.
+
+    Those of no recorded call, which send and receive, may be an all-to-all, which ends everywhere at once.
+    """
+    import polars as pl
+
+    is_unnamed = (pl.col("op") == Op.SEND_RECV.value) & (pl.col("group_name") == "") & (pl.col("group_ranks") == "")
+    apart_us = pl.col("finish_us").max().over("match") - pl.col("finish_us").min().over("match")
+    return is_unnamed & (apart_us.quantile(0.75).over("group_key", "op") > SAME_CLOCK_US)
 
 
 def unpaired_transfers() -> pl.Expr:
@@ -255,25 +295,50 @@ def _clock_offsets(
 
 
 def _ends_of(joined: pl.DataFrame, clock_of: Mapping[int, str], index_of: Mapping[str, int]) -> _Ends:
-    """Return the ends of collectives that several clocks saw."""
+    """Return the ends of collectives that several clocks saw.
+
+    A root, or who sends, may be done before the others are. What has one counts where nothing else joins clocks.
+    """
     import polars as pl
 
-    usable = joined.filter(~pl.col("op").is_in([op.value for op in _ROOTED]))
-    usable = usable if len(usable) else joined
     number_of = {rank: index_of[clock] for rank, clock in clock_of.items() if clock in index_of}
     by_clock = (
-        usable.with_columns(pl.col("rank").replace_strict(number_of, return_dtype=pl.Int64).alias("clock"))
+        joined.with_columns(pl.col("rank").replace_strict(number_of, return_dtype=pl.Int64).alias("clock"))
         .group_by("match", "clock")
         # Of an even number of ranks the earlier one of the two in the middle.
-        .agg(pl.col("finish_us").quantile(0.5, "lower"))
+        .agg(pl.col("finish_us").quantile(0.5, "lower"), pl.col("op").is_in([op.value for op in _ENDING_APART]).any())
         .filter(pl.len().over("match") > 1)
         .sort("match", "clock")
     )
+    found = _ends(by_clock.filter(~pl.col("op")))
+    part = _parts(found, len(index_of))
+    across = pl.col("clock").replace_strict(dict(enumerate(part)), return_dtype=pl.Int64).n_unique().over("match") > 1
+    return _ends(by_clock.filter(~pl.col("op") | across)) if len(set(part)) > 1 else found
+
+
+def _ends(by_clock: pl.DataFrame) -> _Ends:
+    import polars as pl
+
     return _Ends(
         match=by_clock["match"].rle_id().cast(pl.Int64).to_numpy(),
         clock=by_clock["clock"].to_numpy(),
         end_us=by_clock["finish_us"].to_numpy(),
     )
+
+
+def _parts(ends: _Ends, num_clocks: int) -> list[int]:
+    """Return for each clock the lowest of those that collectives join it to, through others too."""
+    part = np.arange(num_clocks)
+    if not len(ends.match):
+        return part.tolist()
+    while True:
+        lowest = np.full(int(ends.match[-1]) + 1, num_clocks)
+        np.minimum.at(lowest, ends.match, part[ends.clock])
+        joined = part.copy()
+        np.minimum.at(joined, ends.clock, lowest[ends.match])
+        if (joined == part).all():
+            return part.tolist()
+        part = joined
 
 
 def _medians(values: NDArray[np.float64], place: NDArray[np.int64], count: int) -> NDArray[np.float64]:
@@ -333,23 +398,22 @@ def _pairs(ends: _Ends, num_clocks: int) -> list[tuple[int, int, float]]:
 
 
 def span_columns(table: pl.DataFrame, topology: Topology, world_size: int | None) -> list[pl.Series]:
-    """Return each collective's span: intra, inter, mixed or "" when unknown, and on how many nodes its group lies."""
+    """Return each collective's span: intra, inter, mixed or "" when unknown, and on how many nodes its ranks lie."""
     import polars as pl
 
-    keys = table.select("group_ranks", "group_size").unique(maintain_order=True)
+    kind = ["group_ranks", "group_size", "way"]
+    keys = table.select(kind).unique(maintain_order=True)
     spans: list[str] = []
     counts: list[int | None] = []
-    for text, size in keys.iter_rows():
-        ranks = ranks_in(text)
+    for text, size, way in keys.iter_rows():
+        ranks = [int(rank) for rank in way.split(">")] if way else ranks_in(text)
         if not ranks and size and size == world_size:
             ranks = list(range(size))
         nodes = [topology.node_of.get(rank) for rank in ranks]
         spans.append(_span(nodes))
         counts.append(len(set(nodes)) if spans[-1] else None)
     keys = keys.with_columns(pl.Series("span", spans, dtype=pl.String), pl.Series("num_nodes", counts, dtype=pl.Int64))
-    joined = table.select("group_ranks", "group_size").join(
-        keys, on=["group_ranks", "group_size"], how="left", nulls_equal=True, maintain_order="left"
-    )
+    joined = table.select(kind).join(keys, on=kind, how="left", nulls_equal=True, maintain_order="left")
     return [joined["span"].fill_null(""), joined["num_nodes"]]
 
 

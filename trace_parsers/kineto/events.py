@@ -62,6 +62,8 @@ class CommArgs(msgspec.Struct, gc=False):
     rank_start: JsonValue = msgspec.field(name="Global rank start", default=None)
     rank_stride: JsonValue = msgspec.field(name="Global rank stride", default=None)
     seq: JsonValue = msgspec.field(name="Seq", default=None)
+    source: JsonValue = msgspec.field(name="Src Rank", default=None)
+    destination: JsonValue = msgspec.field(name="Dst Rank", default=None)
     input_dims: JsonValue = msgspec.field(name="Input Dims", default=None)
     input_type: JsonValue = msgspec.field(name="Input type", default=None)
 

@@ -49,10 +49,11 @@ def verdict_entry(
     strategy: ObservedStrategy,
     stragglers: Sequence[Straggler],
     collectives: Sequence[CollectiveEntry],
+    exchange: str | None,
 ) -> VerdictEntry:
     """Say what limits the step, in a sentence that carries the deciding numbers."""
     if run.timed:
-        verdict = _step_verdict(run, parts, idle, states, links, topology, strategy, collectives)
+        verdict = _step_verdict(run, parts, idle, states, links, topology, strategy, collectives, exchange)
     else:
         verdict = _log_verdict(run, links)
     text = verdict.text
@@ -98,6 +99,7 @@ def _step_verdict(
     topology: Topology,
     strategy: ObservedStrategy,
     collectives: Sequence[CollectiveEntry],
+    exchange: str | None,
 ) -> StepVerdict:
     def best(spans: tuple[str, ...]) -> float | None:
         values = [link.busbw_gbps for link in links if link.span in spans and link.busbw_gbps]
@@ -122,7 +124,7 @@ def _step_verdict(
             hides_graphs=any(notice.code == GRAPHS_CODE for _, item in run.timed for notice in item.facts.notices),
             total_by_state={state: item.entry.total_us or 0.0 for state, item in states.items()},
             operations={state: operations_text(collectives, state) for state in states},
-            waits_between_stages=_is_of_pipeline(collectives),
+            exchange=exchange,
             queued_us=idle.queued if idle else None,
             loading_us=idle.loading if idle else 0.0,
             updating_us=idle.updating if idle else 0.0,
@@ -147,13 +149,6 @@ def _stalls_text(run: Run) -> str:
         f" These are means: {num_stalled} of {len(times.values)} steps stalled and {hold} {time_text(stalled_us)} of "
         f"them, half of all steps take {time_text(times.median)} at the most."
     )
-
-
-def _is_of_pipeline(collectives: Sequence[CollectiveEntry]) -> bool:
-    """Tell whether most of what is exposed for no model state are transfers between two ranks."""
-    other = [entry for entry in collectives if entry.state == State.OTHER.value]
-    sent = sum(entry.exposed_us or 0.0 for entry in other if entry.op in (Op.SEND, Op.RECV, Op.SEND_RECV))
-    return sent > 0.5 * sum(entry.exposed_us or 0.0 for entry in other)
 
 
 def _log_verdict(run: Run, links: Sequence[Link]) -> StepVerdict:
@@ -213,7 +208,7 @@ class StepEvidence:
     hides_graphs: bool = False  # CUDA graphs are in the traces as wholes
     total_by_state: dict[State, float] = field(default_factory=dict)
     operations: dict[State, str] = field(default_factory=dict)  # the collectives of a state in words
-    waits_between_stages: bool = False  # most of what moves no model state goes between stages of a pipeline
+    exchange: str | None = None  # the parallelism that most of what moves no model state goes from rank to rank for
     queued_us: float | None = None  # of the idle time, with the next kernel launched already; None: not known
     loading_us: float = 0.0  # of the idle time, the training thread was in the DataLoader
     updating_us: float = 0.0  # of the idle time, it was in the optimizer's step
@@ -403,11 +398,19 @@ _HEADLINE = {
     Regime.UNKNOWN: "Communication bound, cause unknown:",
 }
 
+# Of transfers from rank to rank, by the parallelism that they serve; "" where no group tells it.
+_EXCHANGES = {
+    (Regime.UNKNOWN, "pipeline"): "Bound by the pipeline, by its bubble, a slower stage or the links between stages:",
+    (Regime.UNKNOWN, "context"): "Bound by what ranks of context parallelism send each other, or by their waiting:",
+    (Regime.UNKNOWN, ""): "Bound by what ranks send each other, as stages of a pipeline do, or by their waiting:",
+    (Regime.STRAGGLER, "pipeline"): "Bound by the pipeline's bubble or a slower stage, for which the others wait:",
+}
+
 
 def _headline(regime: Regime, state: State, evidence: StepEvidence) -> str:
     headline = _HEADLINE[regime]
-    if regime == Regime.UNKNOWN and state == State.OTHER and evidence.waits_between_stages:
-        headline = "Bound by the pipeline, by its bubble, a slower stage or the links between stages:"
+    if state == State.OTHER and evidence.exchange is not None:
+        headline = _EXCHANGES.get((regime, evidence.exchange), _EXCHANGES.get((regime, ""), headline))
     share = evidence.compute_us / evidence.step_time_us
     if share >= MOSTLY_SHARE and evidence.exposed_us < MOSTLY_SHARE * evidence.compute_us:
         headline = f"Mostly compute ({share:.0%} of the step); beside it {headline[:1].lower()}{headline[1:]}"

@@ -113,7 +113,10 @@ def samples_of(table: pl.DataFrame) -> pl.DataFrame:
 
     known = table.filter(
         pl.col("bytes").is_not_null() & (pl.col("bytes") > 0) & (pl.col("group_size") > 1)
-    ).with_columns((pl.col("end_us") - pl.col("start_us")).alias("duration_us"))
+    ).with_columns(
+        (pl.col("end_us") - pl.col("start_us")).alias("duration_us"),
+        pl.when(pl.col("way").is_not_null()).then(2).otherwise(pl.col("group_size")).alias("group_size"),
+    )
     joined = (
         known.filter(pl.col("match").is_not_null())
         .group_by("match", maintain_order=True)

@@ -142,6 +142,7 @@ def _add_kernel(
         group_desc=str(args.group_desc or ""),
         group_ranks=ranks,
         seq=as_int(args.seq),
+        peer=as_int({Op.SEND: args.destination, Op.RECV: args.source}.get(op)),
         stream=kernel.stream,
         name=kernel.name,
         host_op=_host_op(owner, call.name if call else ""),
