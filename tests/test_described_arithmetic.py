@@ -55,3 +55,30 @@ def test_measured_rates_that_leave_no_time_are_refused():
     words = {"inter_gbps = 9.9": "inter_gbps = 5", "step_time_ms = 1": "step_time_ms = 3334"}
     with pytest.raises(InputError, match="leave time for arithmetic"):
         calibrate_described(described(described_text(ETHERNET, **words)))
+
+
+LORA = """
+[model]
+parameters = 70e9
+trained_parameters = 7e9
+layers = 80
+sequence_length = 4096
+[cluster]
+nodes = 2
+gpus_per_node = 8
+device = "H100"
+[run]
+framework = "fsdp2"
+strategy = "GGG"
+compute_mfu_pct = [50, 50.001]
+"""
+
+
+def test_frozen_parameters_have_no_gradients_to_compute():
+    """Two operations forward and two back to the layer before; two more where a gradient is made. 989 TFLOPS a H100."""
+    tokens = 4096 * 16
+    by_hand_us = (4 * 63e9 + 6 * 7e9) * tokens / (16 * 0.5 * 989e12) * 1e6
+    run = calibrate_described(described(LORA))
+    assert run.compute_us - run.update.measured_us == pytest.approx(by_hand_us, rel=1e-3)
+    assert run.backward_share == pytest.approx((2 * 63 + 4 * 7) / (4 * 63 + 6 * 7))
+    assert "48% of the arithmetic is forward" in " ".join(run.assumptions)

@@ -16,6 +16,7 @@ import numpy as np
 from paro_advise.advisor.description.constants import (
     BESIDE_BACKWARD_SIGMA,
     BESIDE_BACKWARD_SLOWING,
+    FLOP_PER_FROZEN_PARAMETER_AND_TOKEN,
     FLOP_PER_PARAMETER_AND_TOKEN,
     MEMORY_SHARE,
     UNSURE_ARITHMETIC,
@@ -33,6 +34,7 @@ from paro_advise.advisor.prediction.candidates import (
 )
 from paro_advise.advisor.prediction.constants import (
     ASSUMED_UNITS,
+    BACKWARD_SHARE,
     DEEPSPEED_BUCKET_ELEMENTS,
     MOST_OF_PEAK,
     P90_SIGMAS,
@@ -154,6 +156,7 @@ def calibrate_described(description: Description, micro_batch_us: float | None =
         job_ranks_per_node=description.cluster.gpus_per_node,
         unmodelled=_name_unmodelled(description),
         trained_share=_trained_share(description),
+        backward_share=_backward_share(description),
         world_size=ranks.world_size,
         ranks_per_node=ranks.ranks_per_node,
         micro_batches=run.micro_batches,
@@ -220,7 +223,9 @@ def _ranks(description: Description) -> _Ranks:
 def _notes(description: Description, ranks: _Ranks) -> list[str]:
     """Return what was assumed beside the links."""
     run, parallel = description.run, description.parallel
-    notes = ["no trace was read: the run is as its description says, one third of the arithmetic is forward"]
+    share = _backward_share(description)
+    forward = "one third" if share is None else f"{1 - share:.0%}"
+    notes = [f"no trace was read: the run is as its description says, {forward} of the arithmetic is forward"]
     if run.step_time_ms or run.tokens_per_s or run.mfu_pct:
         notes.append("arithmetic: what the described step leaves beside communication")
     if description.cluster.device and device_named(description.cluster.device) is None:
@@ -354,7 +359,7 @@ def _at_peak_us(description: Description) -> float:
     """Return how long the model's operations take all devices at their peak, 0 where nothing says it."""
     if _peak_tflops(description) is None or description.model.sequence_length is None:
         return 0.0
-    return _arithmetic_us(description, 100.0)
+    return _arithmetic_us(description, 100.0, _flop_per_parameter_and_token(description))
 
 
 def _quicker_links(described: Calibration, deviations: NDArray[np.float64]) -> Links:
@@ -385,7 +390,7 @@ def _measured_step_us(description: Description) -> float | None:
     if run.tokens_per_s:
         return _tokens(description) / run.tokens_per_s * 1e6
     if run.mfu_pct:
-        return _arithmetic_us(description, run.mfu_pct)
+        return _arithmetic_us(description, run.mfu_pct, FLOP_PER_PARAMETER_AND_TOKEN)
     return None
 
 
@@ -403,14 +408,28 @@ def _peak_tflops(description: Description) -> float | None:
     return description.cluster.peak_tflops or (device.peak_tflops if device else None)
 
 
-def _arithmetic_us(description: Description, mfu_pct: float) -> float:
+def _flop_per_parameter_and_token(description: Description) -> float:
+    """Return the operations of a pass: gradients of parameters are computed of those that have some."""
+    share = _trained_share(description)
+    return share * FLOP_PER_PARAMETER_AND_TOKEN + (1 - share) * FLOP_PER_FROZEN_PARAMETER_AND_TOKEN
+
+
+def _backward_share(description: Description) -> float | None:
+    """Return which part of the arithmetic is backward's where parameters are frozen, None where none is."""
+    if _trained_share(description) == 1.0:
+        return None
+    forward = (1 - BACKWARD_SHARE) * FLOP_PER_PARAMETER_AND_TOKEN
+    return 1 - forward / _flop_per_parameter_and_token(description)
+
+
+def _arithmetic_us(description: Description, mfu_pct: float, flop_per_parameter_and_token: float) -> float:
     """Return how long the model's operations take all devices at a share of their peak."""
     cluster, peak = description.cluster, _peak_tflops(description)
     if peak is None:
         raise InputError(
             f"cluster.device must be known for speeds in MFU, got {cluster.device!r}", hint="or say cluster.peak_tflops"
         )
-    operations = FLOP_PER_PARAMETER_AND_TOKEN * description.model.parameters * _tokens(description)
+    operations = flop_per_parameter_and_token * description.model.parameters * _tokens(description)
     return operations / (cluster.nodes * cluster.gpus_per_node * peak * 1e12 * mfu_pct / 100) * 1e6
 
 
@@ -423,7 +442,8 @@ def _with_assumed_compute(described: Calibration, description: Description) -> C
             "compute_mfu_pct",
             hint="before anything ran: compute_mfu_pct = [35, 55], what arithmetic alone should reach of the peak",
         )
-    slow, quick = (_arithmetic_us(description, share) for share in sorted(wanted))
+    per_token = _flop_per_parameter_and_token(description)
+    slow, quick = (_arithmetic_us(description, share, per_token) for share in sorted(wanted))
     passes_us = math.sqrt(slow * quick)
     note = f"nothing was measured: arithmetic at {min(wanted):g} to {max(wanted):g} % of the peak"
     spread = math.log(slow / quick) / 2 / P90_SIGMAS

@@ -8,6 +8,8 @@ UPDATE_BYTES = 6 * 4.0 + 4.0 + 2.0
 MEMORY_SHARE = 0.8  # of the memory's data sheet rate that Adam reaches; assumed, range 0.7 to 0.9
 
 FLOP_PER_PARAMETER_AND_TOKEN = 6.0  # forward and backward (Kaplan et al. 2020, section 2.1); attention is not counted
+# forward, and backward to what lies before them: 2 + 2; trained ones among the first layers need that of all others
+FLOP_PER_FROZEN_PARAMETER_AND_TOKEN = 4.0
 
 # How much longer a step takes for each unit of time that a collective runs beside backward: both share the device's
 # memory and processors. `make bench-public`; range 1.4 to 1.6 (docs/scoreboard.md). Sigma: of the logarithm, assumed.

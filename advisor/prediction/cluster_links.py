@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.ranks.constants import GLOO_HALVES
 from paro_advise.core.collective import Op
-from paro_advise.policies.collective_cost import Draws, Effort, RingAlgorithm, effort_of
+from paro_advise.policies.collective_cost import Draws, Effort, RingAlgorithm, effort_of, larger
 from paro_advise.policies.procedure import Hops, Scope
 
 if TYPE_CHECKING:
@@ -89,14 +89,20 @@ class ShapedLinks:
             rate = inside * self.rates.wire_gbps(part.op, 1, part.local, self.intra_alpha_us)
             return part.effort.us(0.0, 1.0, links.intra_alpha_us, rate)
         if part.algorithm == RingAlgorithm.HO_RING:
-            rails = part.local * between * self.rates.wire_gbps(Op.ALL_GATHER, part.nodes, 1, self.inter_alpha_us)
+            card = between * self.rates.wire_gbps(Op.ALL_GATHER, part.nodes, 1, self.inter_alpha_us)
             near = inside * self.rates.wire_gbps(Op.ALL_GATHER, 1, part.local, self.intra_alpha_us)
-            return part.effort.us(links.inter_alpha_us, rails, links.intra_alpha_us, near)
+            return part.effort.us(links.inter_alpha_us, part.rings * part.local * card, links.intra_alpha_us, near)
         known = _mean_hop(part, self.inter_alpha_us, self.intra_alpha_us)
         rate = between * self.rates.wire_gbps(part.op, part.nodes, part.local, float(known))
         effort, reached = part.effort, part.rings * rate
         hops = effort.inter_messages + effort.intra_messages
-        return hops * _mean_hop(part, links.inter_alpha_us, links.intra_alpha_us) + effort.inter_bytes / (reached * 1e3)
+        wire_us = larger(effort.inter_bytes / (reached * 1e3), self.way_us(part, links))
+        return hops * _mean_hop(part, links.inter_alpha_us, links.intra_alpha_us) + wire_us
+
+    def way_us(self, part: Part, links: Links) -> Draws:
+        """Return how long a collective's bytes take a rank's way inside its node."""
+        rate = self.rates.wire_gbps(part.op, 1, part.local, self.intra_alpha_us)
+        return part.effort.intra_bytes / (rate * links.intra_gbps / self.intra_gbps * 1e3)
 
     def port_gbps(self, part: Part, links: Links) -> Draws:
         """Return what the ports of the node's ranks that take part move, all rings together."""
@@ -182,12 +188,9 @@ class Links:
         return self.slowdown * part.effort.inter_bytes / (gbps * self._ratio(part) * 1e3)
 
     def fabric_us(self, part: Part) -> Draws:
-        """Return how long the bytes of a collective take a rank's way inside its node.
-
-        Rates by group shape hold what links inside nodes allow rings that cross them.
-        """
+        """Return how long the bytes of a collective take a rank's way inside its node."""
         if self.shaped and part.effort.is_streamed and part.nodes > 1:
-            return 0.0
+            return self.slowdown * self.shaped.way_us(part, self)
         return self.slowdown * part.effort.intra_bytes / (self.intra_gbps * self._ratio(part) * 1e3)
 
 
