@@ -120,7 +120,7 @@ def is_an_input(ref: SourceRef) -> bool:
     if _tells_of_a_hang(ref, head):
         return True
     try:
-        found[1](ref, None)  # any text looks like a log at first
+        found[1](ref)  # any text looks like a log at first
     except InputError:
         return False
     return True

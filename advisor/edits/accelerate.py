@@ -6,13 +6,24 @@ import io
 import re
 from typing import TYPE_CHECKING, Any
 
+from paro_advise.advisor.edits.deepspeed import refuse_offload
 from paro_advise.advisor.edits.result import check_fact, check_model_parallel, target_of
 from paro_advise.errors import UsageError
 from paro_advise.policies.frameworks.accelerate import settings
+from paro_advise.policies.frameworks.deepspeed import zero_settings
 from paro_advise.policies.frameworks.registry import as_written
 
 if TYPE_CHECKING:
     from paro_advise.policies.plan import Plan
+
+# accelerate's own conversion (`accelerate to-fsdp2`) leaves these out.
+_FSDP1_KEYS = (
+    "fsdp_sharding_strategy",
+    "fsdp_backward_prefetch",
+    "fsdp_forward_prefetch",
+    "fsdp_sync_module_states",
+    "fsdp_use_orig_params",
+)
 
 
 def edit_accelerate(text: str, plan: Plan) -> str:
@@ -34,6 +45,8 @@ def edit_accelerate(text: str, plan: Plan) -> str:
             if table[key] is not None:
                 raise UsageError(f"{key} must be a mapping")
             del table[key]
+    for name in _gone_with_fsdp1(table) if wanted.fsdp_config else ():
+        del table["fsdp_config"][name]
     policy = table["fsdp_config"].get("fsdp_auto_wrap_policy") if table.get("fsdp_config") else None
     _put(table, "distributed_type", wanted.distributed_type)
     for key, inner in tables.items():
@@ -47,6 +60,64 @@ def edit_accelerate(text: str, plan: Plan) -> str:
     out = io.StringIO()
     yaml.dump(table, out)
     return out.getvalue()
+
+
+def edit_accelerate_deepspeed(text: str, plan: Plan) -> str:
+    """Set the stage of ZeRO in a file by which accelerate starts DeepSpeed.
+
+    Raises:
+        UsageError: not such a file, or it cannot say what the plan asks for.
+        StalePlanError: it is for other numbers of ranks or micro-batches.
+    """
+    yaml, table = _yaml(text)
+    found = table.get("deepspeed_config") if isinstance(table, dict) else None
+    if not isinstance(found, dict):
+        raise UsageError("an accelerate file for DeepSpeed must have a mapping deepspeed_config")
+    if found.get("deepspeed_config_file"):
+        raise UsageError(
+            "what DeepSpeed does stands in another file",
+            where=str(found["deepspeed_config_file"])[:200],
+            hint="apply the plan to that one",
+        )
+    check_fact(plan, "num_processes", plan.preconditions.world_size, table.get("num_processes"))
+    passes = found.get("gradient_accumulation_steps")
+    check_fact(plan, "gradient_accumulation_steps", plan.preconditions.micro_batches, passes)
+    wanted = zero_settings(as_written(target_of(plan)))
+    stage = int(str(wanted.pop("stage")))
+    wanted.pop("overlap_comm", None)
+    if offloads := [key for key in ("offload_optimizer", "offload_param") if wanted.pop(key, None)]:
+        wanted |= {f"{key}_device": "cpu" for key in offloads}
+    if others := [key for key in wanted if not key.endswith("_device")]:
+        raise UsageError(
+            f"accelerate must read {others[0]} from a DeepSpeed JSON",
+            hint="write one by `export --to deepspeed=ds.json`, name it as deepspeed_config_file",
+        )
+    for key in ("offload_param", "offload_optimizer"):
+        refuse_offload(key, found.get(f"{key}_device"), stage, f"deepspeed_config.{key}_device")
+    for key, value in {"zero_stage": stage, **wanted}.items():
+        _put(found, key, value)
+    out = io.StringIO()
+    yaml.dump(table, out)
+    return out.getvalue()
+
+
+def accelerate_caveats(text: str, plan: Plan) -> list[str]:
+    """Say that a file for FSDP1 becomes one for FSDP2."""
+    _, table = _yaml(text)
+    if not isinstance(table, dict) or settings(as_written(target_of(plan))).fsdp_config is None:
+        return []
+    gone = _gone_with_fsdp1(table)
+    if not gone:
+        return []
+    return [
+        f"the file is for FSDP1 and becomes one for FSDP2, without {', '.join(gone)}, as `accelerate to-fsdp2` makes it"
+    ]
+
+
+def _gone_with_fsdp1(table: dict[str, object]) -> list[str]:
+    """Return the keys of a file that FSDP2 does not have."""
+    found = table.get("fsdp_config")
+    return [key for key in _FSDP1_KEYS if key in found] if isinstance(found, dict) else []
 
 
 def _refuse_other_parallelism(table: dict[str, object], plan: Plan) -> None:
@@ -78,9 +149,12 @@ def _yaml(text: str) -> tuple[Any, Any]:
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = 1 << 16
+    inner = re.search(r"^[\w-]+:[ \t]*(?:#[^\n]*)?\n(?:[ \t]*(?:#[^\n]*)?\n)*( {1,16})[\w-]+:", text, re.MULTILINE)
+    width = len(inner.group(1)) if inner else 2
+    yaml.indent(mapping=width)
     listed = re.search(r"^( *)[\w-]+:[^\n]*\n( *)- ", text, re.MULTILINE)
     if listed and len(listed.group(2)) > len(listed.group(1)):  # lists indented below their key
-        yaml.indent(mapping=2, sequence=4, offset=2)
+        yaml.indent(mapping=width, sequence=4, offset=2)
     try:
         return yaml, yaml.load(text)
     except YAMLError as error:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.edits.accelerate import edit_accelerate
-from paro_advise.advisor.edits.deepspeed import edit_deepspeed
+from paro_advise.advisor.edits.accelerate import accelerate_caveats, edit_accelerate, edit_accelerate_deepspeed
+from paro_advise.advisor.edits.deepspeed import deepspeed_caveats, edit_deepspeed, is_of_deepspeed
 from paro_advise.advisor.edits.megatron import edit_megatron, is_of_megatron, megatron_caveats
 from paro_advise.advisor.edits.result import Edit, framework_caveats, refuse_no_gain, target_of
 from paro_advise.advisor.edits.script import edit_script
@@ -27,6 +28,13 @@ _EDITS: dict[str, Callable[[str, Plan], str]] = {
     "torchtitan": edit_torchtitan,
     "megatron": edit_megatron,
 }
+
+_CAVEATS: dict[str, Callable[[str, Plan], list[str]]] = {
+    "deepspeed": deepspeed_caveats,
+    "accelerate": accelerate_caveats,
+    "megatron": megatron_caveats,
+}
+_DISTRIBUTED_TYPE = re.compile(r"(?m)^distributed_type[ \t]*:[ \t]*[\"']?(\w*)")
 
 
 def edit_file(plan: Plan, name: str, text: str, plan_name: str, *, whatever_it_brings: bool = False) -> Edit:
@@ -59,12 +67,13 @@ def edit_file(plan: Plan, name: str, text: str, plan_name: str, *, whatever_it_b
     made = export(kind, target_of(plan))
     caveats = [f"{kind} {made.min_version} or later, {made.fidelity}", *made.caveats]
     caveats += framework_caveats(plan, kind)
-    if kind == "megatron":
-        caveats += megatron_caveats(text, plan)
     ending = "\r\n" if "\r\n" in text else "\n"
     plain = text.removeprefix(mark).replace("\r\n", "\n")
+    is_deepspeed_yaml = kind == "deepspeed" and PurePath(name).suffix.lower() != ".json"
     try:
-        new = _EDITS[kind](plain, plan)
+        if kind in _CAVEATS and not is_deepspeed_yaml:
+            caveats += _CAVEATS[kind](plain, plan)
+        new = edit_accelerate_deepspeed(plain, plan) if is_deepspeed_yaml else _EDITS[kind](plain, plan)
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise UsageError(
             f"the file must be a {kind} configuration: {type(error).__name__}: {error}", where=name
@@ -76,11 +85,10 @@ def _kind(name: str, text: str) -> str:
     suffix = PurePath(name).suffix.lower()
     if suffix == ".py":
         return "python"
-    if suffix == ".json" and any(key in text for key in ('"zero_optimization"', '"train_micro_batch_size_per_gpu"',
-                                                         '"train_batch_size"')):  # fmt: skip
+    if suffix == ".json" and is_of_deepspeed(text):
         return "deepspeed"
-    if suffix in (".yaml", ".yml") and "distributed_type" in text:
-        return "accelerate"
+    if suffix in (".yaml", ".yml") and (named := _DISTRIBUTED_TYPE.search(text)):
+        return "deepspeed" if named[1] == "DEEPSPEED" else "accelerate"
     if suffix == ".toml" and "\n[parallelism]" in f"\n{text}":
         return "torchtitan"
     if suffix in (".sh", ".bash", ".slurm", ".sbatch") and is_of_megatron(name, text):

@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.edits.result import check_fact, target_of
 from paro_advise.core.plural import plural
 from paro_advise.errors import UsageError
-from paro_advise.policies.frameworks.megatron import FLAGS, flags
+from paro_advise.policies.frameworks.megatron import FLAGS, FSDP_CHECKPOINTS, FSDP_FLAGS, flags
 from paro_advise.policies.frameworks.registry import as_written
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paro_advise.policies.plan import Plan
 
 _TAKEN = "\0"
 # A plain word, a variable, or either in quotes; anything cleverer is refused rather than guessed.
 _VALUE = r"""(?:[\w./-]+|\$\w+|\$\{\w+\}|"[\w./${}-]+"|'[\w./-]+')"""
+_ALL_FLAGS = FLAGS | FSDP_FLAGS
 _MEGATRON_PATTERN = re.compile(
     r"(?<![^\s\"'(=])(?:"
-    + "|".join(re.escape(flag) + (rf"[ =]{_VALUE}" if takes else "") for flag, takes in FLAGS.items())
+    + "|".join(re.escape(flag) + (rf"[ =]{_VALUE}" if takes else "") for flag, takes in _ALL_FLAGS.items())
     + r")(?=[\s\\\"')]|$)"
 )
 _MODEL_PARALLEL = re.compile(
@@ -30,7 +33,8 @@ _OWN_FLAGS = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", 
 _ONE_CONNECTION = re.compile(r"\bCUDA_DEVICE_MAX_CONNECTIONS=[\"']?1\b")
 _NUMBER = re.compile(r"\d{1,6}")
 _VARIABLE = re.compile(r"\$(?:(\w{1,80})|\{(\w{1,80})\})")
-_MEGATRON_NAMES = re.compile(r"(?<![\w-])(?:" + "|".join(map(re.escape, FLAGS)) + r")(?![\w-])")
+_BRANCH, _BRANCH_END = (re.compile(rf"(?m)(?:^|;)[ \t]*(?:{words})\b") for words in ("if|case", "fi|esac"))
+_MEGATRON_NAMES = re.compile(r"(?<![\w-])(?:" + "|".join(map(re.escape, _ALL_FLAGS)) + r")(?![\w-])")
 
 
 def is_of_megatron(name: str, text: str) -> bool:
@@ -47,12 +51,14 @@ def edit_megatron(text: str, plan: Plan) -> str:
     wanted = list(flags(as_written(target_of(plan))))
     hidden = _without_comments(text)
     _check_model_parallel(plan, hidden)
-    found = []
+    found, kept = [], set[int]()
     for match in _MEGATRON_PATTERN.finditer(hidden):
         words = match.group(0).replace("=", " ").split()
-        if words[0] != "--ckpt-format" or "--ckpt-format" in wanted:
+        if _stays(words, wanted):
+            kept.add(match.start())
+        else:
             found.append((match.start(), match.end(), words))
-    matched = {start for start, _, _ in found}
+    matched = kept | {start for start, _, _ in found}
     names = [
         m.group() for m in _MEGATRON_NAMES.finditer(hidden) if m.start() not in matched and m.group() != "--ckpt-format"
     ]
@@ -69,9 +75,28 @@ def edit_megatron(text: str, plan: Plan) -> str:
             "a Megatron script must name one of the flags that say how states are sharded, this one names none",
             hint=f"add to its arguments: {' '.join(wanted) or '(none: plain data parallelism)'}",
         )
+    if branch := next((words[0] for start, _, words in found if _is_in_branch(hidden, start)), None):
+        raise UsageError(
+            f"a Megatron script must name its flags wherever it goes, {branch} stands under a condition",
+            hint=f"change it by hand to: {' '.join(wanted)}",
+        )
     for number, (start, end, _) in reversed(list(enumerate(found))):
         text = text[:start] + (_TAKEN if number else " ".join(wanted) or _TAKEN) + text[end:]
     return _drop_marks(text)
+
+
+def _stays(words: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Tell whether a plan leaves a flag as it is: formats of checkpoints, and what Megatron-FSDP may have beside."""
+    if words[0] == "--ckpt-format":
+        is_of_fsdp = "".join(words[1:]).strip("\"'") == FSDP_CHECKPOINTS
+        return "--ckpt-format" not in wanted and not is_of_fsdp
+    return words[0] in FSDP_FLAGS and "--use-megatron-fsdp" in wanted
+
+
+def _is_in_branch(script: str, place: int) -> bool:
+    """Tell whether a place of a script is run under a condition only."""
+    before = script[:place]
+    return len(_BRANCH.findall(before)) > len(_BRANCH_END.findall(before))
 
 
 def megatron_caveats(text: str, plan: Plan) -> list[str]:
@@ -119,7 +144,27 @@ def _number_of(word: str, script: str) -> int | None:
 
 
 def _without_comments(text: str) -> str:
-    return re.sub(r"(?m)^[ \t]*#.*$", lambda line: " " * len(line.group()), text)  # all else at equal places
+    """Return a script with blanks for its comments, all else at equal places.
+
+    A # begins one where it begins a word in no quotes, or a line.
+    """
+    out, quote, place = list(text), "", 0
+    while place < len(text):
+        sign = text[place]
+        begins_line = not text[text.rfind("\n", 0, place) + 1 : place].strip()
+        if sign == "\\" and quote != "'":
+            place += 1
+        elif sign == quote:
+            quote = ""
+        elif sign in "\"'" and not quote:
+            quote = sign
+        elif sign == "#" and (begins_line or (not quote and text[place - 1 : place] in " \t;&|(")):
+            end = text.find("\n", place)
+            end = len(text) if end < 0 else end
+            out[place:end] = " " * (end - place)
+            place = end
+        place += 1
+    return "".join(out)
 
 
 def _drop_marks(text: str) -> str:

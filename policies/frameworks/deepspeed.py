@@ -16,6 +16,9 @@ _WHOLE_STAGE = 3  # shards the parameters, too
 # Keys that only some strategies set: an edit removes those of another one.
 STRATEGY_KEYS = ("mics_shard_size", "mics_hierarchical_params_gather", "zero_hpz_partition_size")
 
+# Of ZeRO++: they round what is sent.
+QUANTISING_KEYS = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
+
 
 def zero_settings(target: Target) -> dict[str, object]:
     """Return the keys of ``zero_optimization``.

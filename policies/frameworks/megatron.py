@@ -19,10 +19,15 @@ FLAGS = {
     "--init-model-with-meta-device": 0,
     "--overlap-grad-reduce": 0,
     "--overlap-param-gather": 0,
+    "--use-torch-fsdp2": 0,
+    "--torch-fsdp2-no-reshard-after-forward": 0,
 }
+# Those without which Megatron-FSDP starts, and with which nothing else does.
+FSDP_FLAGS = {"--fsdp-double-buffer": 0, "--fsdp-manual-registration": 0}
+FSDP_CHECKPOINTS = "fsdp_dtensor"
 _FSDP = (
     "--use-megatron-fsdp",
-    *("--ckpt-format", "fsdp_dtensor"),
+    *("--ckpt-format", FSDP_CHECKPOINTS),
     "--init-model-with-meta-device",
     "--data-parallel-sharding-strategy",
 )
@@ -35,7 +40,7 @@ def flags(target: Target) -> tuple[str, ...]:
     """Return the words that put a target on Megatron's command line."""
     instances = ("--num-distributed-optimizer-instances", str(target.num_groups))
     return {
-        "NNN": (),
+        "NNN": ("--overlap-grad-reduce",),
         "NNG": _OPTIMIZER,
         "NNI": (*_OPTIMIZER, *instances),
         "NGG": (*_FSDP, "optim_grads"),
