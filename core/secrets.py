@@ -18,13 +18,20 @@ _NAME = re.compile(
 )
 # What the makers of well-known services put in front of their tokens; hf_eval.log is a file.
 _VALUE = re.compile(
-    r"\b(?:hf_(?![A-Za-z0-9]*\.(?:csv|gz|html|jsonl?|log|out|pt|py|sqlite|txt|ya?ml)\b)[A-Za-z0-9]{3,}"
+    r"\b(?:hf_(?!token|[A-Za-z0-9]*\.(?:csv|gz|html|jsonl?|log|out|pt|py|sqlite|txt|ya?ml)\b)[A-Za-z0-9]{3,}"
     r"|gh[pousr]_\w{10,}|github_pat_\w{10,}|sk-[\w-]{8,}|xox[abprs]-[\w-]{8,}|AKIA[0-9A-Z]{12,})"
 )
 _USER_IN_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/@\s]+@")
 _SECRET_IN_QUERY = re.compile(r"(?P<name>[?&;](?P<key>[^=&;\s]+)=)[^&;\s]+")
 
 _QUERY_ON_WEB = re.compile(r"(?P<page>\bhttps?://[^\s?#'\"]*\?)[^\s#'\"]+", re.IGNORECASE)  # signatures, as a rule
+
+# A program within a word, a header, a table: name=value, --name value, "name": "value", Bearer value.
+_PAIR_WITHIN = re.compile(
+    r"""(?P<name>(?P<key>[A-Za-z][\w-]{0,80})["']?(?:=|:\s{0,4})["']?|(?<![\w-])--?(?P<option>[\w-]{1,80})\s{1,4}(?!-))"""
+    r"""[^\s"'&;,]+"""
+)
+_SCHEME_WITHIN = re.compile(r"\b(?P<name>Bearer|Basic)\s+[^\s\"']+", re.IGNORECASE)
 
 
 def masked_command(argv: Sequence[str]) -> str:
@@ -47,8 +54,18 @@ def masked_command(argv: Sequence[str]) -> str:
             value_is_secret = False
         else:
             value_is_secret = not sign and word.startswith("-") and is_name
-            words.append(masked_text(word))
+            words.append(_masked_within(masked_text(word)))
     return shlex.join(words)
+
+
+def _masked_within(word: str) -> str:
+    """Return a word of a command line without secrets of a command line, a header or a table that it holds itself."""
+    if " " not in word and "=" not in word and ":" not in word:
+        return word
+    word = _SCHEME_WITHIN.sub(rf"\g<name> {MASK}", word)
+    return _PAIR_WITHIN.sub(
+        lambda found: found["name"] + MASK if _NAME.search(found["key"] or found["option"]) else found[0], word
+    )
 
 
 def masked_text(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from test_hang import WORLD, dump, entry, written
 
 from paro_advise.advisor.cli import run
 from paro_advise.advisor.hangs.model import Cause
@@ -265,6 +266,30 @@ def test_ras_tells_where_dumps_and_stacks_do_not(tmp_path):
     hang = found_in(tmp_path, report(communicator("0xa", range(3), reduced(5, 4, 5))))
     assert causes(hang) == {1: Cause.HOST}
     assert hang.culprits[0].stack.startswith("read")
+
+
+@pytest.mark.parametrize("counts", [(4, 5, 4, 5), (5, 5, 5, 5)])
+def test_a_rank_whose_dump_is_elsewhere_is_not_gone_where_ras_hears_it(counts, tmp_path):
+    """Rank 0 stands behind a collective with rank 1; rank 2 waits for it in a pair, the others in the group of all.
+
+    Where RAS blames nobody (it counts what is launched, not what is done), nobody is.
+    """
+    pair, other = ("1", "pair"), ("2", "other")
+    world = (WORLD, (0, 1, 2, 3))
+    own = {0: (world, (pair, (0, 2)), (other, (0, 1))), 2: (world, (pair, (0, 2))), 3: (world,)}
+    written(
+        tmp_path,
+        {
+            0: dump(entry(4, done=True), entry(3, group=other, done=True, at=500), groups=own[0]),
+            2: dump(entry(4, done=True), entry(1, group=pair, at=500), groups=own[2]),
+            3: dump(entry(5), groups=own[3]),
+        },
+    )
+    refs, is_collection = find_inputs([str(tmp_path)])
+    assert causes(read_hang(refs, is_collection=is_collection)[0]) == {1: Cause.GONE}
+    seen = (communicator("0xa", range(4), reduced(*counts)), communicator("0xb", [0, 2], reduced(counts[0] - 4, 1)))
+    hang = found_in(tmp_path, report(*seen), report(*seen, at="2026-11-25 10:00:05"))
+    assert causes(hang) == ({0: Cause.HOST} if counts[0] == 4 else {})
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,12 @@ SECRET = "s3cr3tV4lue"
         f"train.py --credential={SECRET}",
         f"train.py --auth-header {SECRET}",
         f"train.py -token {SECRET}",
+        f"bash -c 'export WANDB_API_KEY={SECRET} && python train.py'",
+        f"bash -c 'python train.py --api-key={SECRET}'",
+        f"bash -c 'python train.py --wandb_key {SECRET} --lr 1'",
+        f"srun --export=ALL,WANDB_API_KEY={SECRET} train.py",
+        f"""train.py '{{"wandb_api_key": "{SECRET}"}}'""",
+        f"curl -H 'Authorization: Bearer {SECRET}'",
     ],
 )
 def test_a_secret_never_stands_in_a_command_line(command):
@@ -50,6 +56,8 @@ def test_tokens_are_known_by_their_makers_prefixes(token):
         "train.py --keypoints 17 --monkey banana --keyboard us",
         "train.py --data https://host/data.tar --lr=1e-3",
         "train.py --secretary --author name",
+        "bash -c 'python train.py --tokens 5 && python key_words.py'",
+        "train.py --hf_tokenizer gpt2 --note 'the key is in the door' --map a:b",
         "train.py hf_eval.log --data hf_train.jsonl.gz",
     ],
 )

@@ -52,6 +52,15 @@ def shown(page):
             yield words[1:]
 
 
+def of_nvlink(table):
+    """A benchmark ten times as quick, as links inside the node that the description is of."""
+    return re.sub(
+        r"([\d.]+)( +)([\d.]+)( +)([\d.]+) 0\b",
+        lambda row: f"{float(row[1]) / 10:.2f}{row[2]}{float(row[3]) * 10:.2f}{row[4]}{float(row[5]) * 10:.2f} 0",
+        table,
+    )
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Files of the names that pages use."""
@@ -71,7 +80,7 @@ def folder(tmp_path_factory):
     node = "".join(
         f"#  Rank {r} Group  0 Pid  {40 + r} on  host0 device  {r} [0000:1{r}:00] NVIDIA H100\n" for r in range(8)
     )
-    (home / "nccl-tests.txt").write_text(texts["all_gather.txt"].decode().replace(RANKS, node))
+    (home / "nccl-tests.txt").write_text(of_nvlink(texts["all_gather.txt"].decode().replace(RANKS, node)))
     (home / "nccl.log").write_bytes(texts["nccl.log"])
     written(home / "dumps", {rank: dump(entry(1, done=True), *([entry(2)] if rank else [])) for rank in range(4)})
     (home / "job.log").write_text("\n".join([*waits(0, 7), *waits(1, 7), *signalled(2, 6), *waits(3, 7)]))

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.hangs.constants import OF_ANOTHER_RUN_S
 from paro_advise.advisor.hangs.diagnosis import diagnose
+from paro_advise.advisor.hangs.model import Cause
 from paro_advise.advisor.hangs.ras import diagnose_ras
 from paro_advise.advisor.hangs.stacks import diagnose_stacks, place_of
+from paro_advise.advisor.hangs.words import named_ranks
 from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.errors import InputError, NoInputError
 from paro_advise.trace_parsers.bytes.blocks import BlockReader
@@ -162,9 +164,17 @@ def _add_stacks(known: dict[int, Stacks], found: Stacks | None) -> str:
 
 
 def _with_ras(hang: Hang, reports: Sequence[RasReport]) -> Hang:
-    """Where dumps do not tell who is at fault, RAS may."""
-    by_ras = diagnose_ras(reports) if reports and not hang.culprits else None
-    return by_ras.hang if by_ras is not None and by_ras.is_numbered and by_ras.hang.culprits else hang
+    """Let RAS tell where dumps do not, or blame a rank of which nothing is here and that answers RAS."""
+    by_ras = diagnose_ras(reports) if reports else None
+    if by_ras is None or not by_ras.is_numbered:
+        return hang
+    answering = sorted({one.rank for one in hang.culprits if one.cause == Cause.GONE} & set(by_ras.hang.ranks))
+    if by_ras.hang.culprits and (answering or not hang.culprits):
+        return by_ras.hang
+    if not answering:
+        return hang
+    here = f"of {named_ranks(answering)} no dump is here, but NCCL's RAS gets answers there"
+    return replace(hang, text=f"Cannot tell who is at fault: {here}.", culprits=())
 
 
 def _with_stacks(hang: Hang, known: dict[int, Stacks]) -> Hang:

@@ -20,7 +20,7 @@ from paro_advise.advisor.prediction.scoring import NEEDS
 from paro_advise.advisor.wording.quantities import bytes_text, signed_text
 from paro_advise.core.framework import Framework
 from paro_advise.policies.frameworks.model import Fidelity
-from paro_advise.policies.frameworks.registry import exports_of
+from paro_advise.policies.frameworks.registry import RUNTIME, exports_of
 from paro_advise.policies.plan import (
     FORMAT,
     Choice,
@@ -139,7 +139,7 @@ def _choose_recommendation(calibration: Calibration, limits: Limits, field: Fiel
     if best and abs(field.replay_error_pct) <= HOPELESS_PCT:
         text += _beside(verdict, base_choice, best, [choices[id(item)] for item in field.eligible])
     if verdict == Verdict.MEASURE_FIRST and not caveat and abs(field.replay_error_pct) <= GATE_PCT:
-        text += _surer(field, [item for item in field.eligible if item is not chosen], choices)
+        text += _surer(field, chosen, choices)
     if verdict == Verdict.CHANGE and chosen is not None:
         text += _needed_of_script(calibration, baseline, chosen)
     if calibration.framework == Framework.UNKNOWN and verdict == Verdict.CHANGE:
@@ -311,7 +311,13 @@ def _nothing_fits(choices: Sequence[Choice]) -> str:
         least = min(by_memory or choices, key=lambda choice: choice.predicted.memory_bytes)
         return f"Nothing fits, not even {choice_name(least)}: it {least.reason}."
     name = choice_name(first)
-    names = ", ".join(name for name, fidelity in first.exports.items() if fidelity == Fidelity.EXACT)
+    exact = [name for name, fidelity in first.exports.items() if fidelity == Fidelity.EXACT]
+    names = ", ".join(name for name in exact if name != RUNTIME)
+    if not names:
+        return (
+            f"Nothing fits that has run on this kind of device; {name} does, by `paro-advise run`: experimental, never "
+            "run on GPUs, and --allow-untested lets a plan choose it."
+        )
     return f"Nothing fits that `paro-advise run` trains with; {name} does, by the settings of {names}."
 
 
@@ -378,14 +384,17 @@ def _beside(verdict: Verdict, baseline: Choice, chosen: Choice, eligible: Sequen
     )
 
 
-def _surer(field: Field, others: Sequence[Scored], choices: Mapping[int, Choice]) -> str:
-    """Name the fastest of those whose gain is as sure as a change needs it, beside a better one; "" for none."""
+def _surer(field: Field, chosen: Scored | None, choices: Mapping[int, Choice]) -> str:
+    """Name the fastest of those whose gain is as sure as a change needs it, beside the chosen one; "" for none."""
+    others = [item for item in field.eligible if item is not chosen]
     worth = [item for item in others if median_us(field.baseline) >= GAIN_RATIO * median_us(item)]
     sure = [item for item in worth if _gain(field.baseline, item) >= GAIN_PROBABILITY]
     if not sure or field.baseline.reason:
         return ""
-    found = choices[id(min(sure, key=median_us))]
-    return f" Surer, and less: {choice_name(found)}, {_ahead(found)}."
+    first = min(sure, key=median_us)
+    is_less = chosen is None or median_us(first) > median_us(chosen)
+    found = choices[id(first)]
+    return f" Surer, {'and less' if is_less else 'for more memory'}: {choice_name(found)}, {_ahead(found)}."
 
 
 def _needed_of_script(calibration: Calibration, baseline: Scored, chosen: Scored) -> str:
