@@ -56,6 +56,16 @@ def test_ranks_that_nothing_is_alike_of_have_a_range_too(tmp_path):
     assert part(compare(first, second, None), "idle").verdict == "unclear"
 
 
+def test_equal_means_of_ranks_that_differ_widely_are_not_the_same(tmp_path):
+    """By less than a thousandth of the step, and anything from half to twice as much by what ranks differ."""
+    run = run_of(tmp_path / "run", [1.0, 1.1, 1.0, 0.9])
+    first, second = [
+        replace(run, ranks=tuple(replace(rank, compute_us=time) for rank, time in zip(run.ranks, times, strict=True)))
+        for times in ([900.0, 300.0, 500.0, 700.0], [300.0, 899.0, 701.0, 500.1])
+    ]
+    assert part(compare(first, second, None), "compute").verdict == "unclear"
+
+
 def test_what_is_not_attributed_has_not_gone_away(tmp_path):
     """A recording that names no purpose of its collectives, as Nsight Systems makes it."""
     run = run_of(tmp_path / "run", [1.0] * 4)

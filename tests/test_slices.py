@@ -53,6 +53,22 @@ def test_every_rank_is_on_one_clock(tmp_path):
     assert {(event["pid"] // PIDS_PER_RANK, round(event["ts"], 1)) for event in ours} == starts
 
 
+def test_a_neighbouring_step_that_touches_the_window_stays_out(tmp_path):
+    """Steps of ranks begin some us apart: a slice of one is no picture three steps wide."""
+    folder = four_ranks(tmp_path / "run")
+    for number, path in enumerate(sorted(folder.iterdir())):
+        data = json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
+        for event in data["traceEvents"]:
+            if str(event.get("name")).startswith("ProfilerStep"):
+                event["ts"] -= 3.0 * number
+        text = json.dumps(data).encode()
+        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    events = merged(folder, tmp_path / "merged.json", "--step", "1")
+    steps = {event["name"] for event in events if str(event.get("name")).startswith("ProfilerStep")}
+    assert len(steps) == 1
+    assert min(event["ts"] for event in events if "ts" in event) > -10.0
+
+
 def test_arrows_lead_to_the_rank_that_arrives_last(tmp_path):
     events = merged(four_ranks(tmp_path / "run"), tmp_path / "merged.json", "--step", "0")
     arrows = defaultdict(list)

@@ -52,7 +52,8 @@ def over_ranks(before: Analysis, after: Analysis, name: str, get: Callable[[Rank
     if means[0] is None or means[1] is None or not are_alike:
         return found
     steps_us = [typical(side.step_time_us.values) for side in (before, after) if side.step_time_us.values]
-    if abs(means[1] - means[0]) < LEAST_OF_STEP * min(steps_us, default=0.0):
+    most = max(abs(change.low), abs(change.high)) * means[0] if change is not None else abs(means[1] - means[0])
+    if most < LEAST_OF_STEP * min(steps_us, default=0.0):
         return replace(found, verdict=ChangeVerdict.SAME)
     if change is not None or 0 not in means:
         return found

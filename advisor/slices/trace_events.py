@@ -45,15 +45,23 @@ class Slice:
 
 
 def events_within(ref: SourceRef, window: tuple[float, float]) -> Iterator[tuple[TraceEvent, bytes]]:
-    """Yield each event that touches a window (us, on the trace's own axis), and all metadata, with its text."""
+    """Yield each event of a window (us, on the trace's own axis), and all metadata, with its text.
+
+    Of the window is what lies in it for the most part, or fills most of it: neighbouring steps touch it by some us.
+    """
     low, high = window
     for event, text in _all_events(ref):
         phase = event.get("ph")
         if phase not in _KEPT_PHASES:
             continue
         start = as_float(event.get("ts"))
-        if phase == "M" or (start is not None and start < high and start + (as_float(event.get("dur")) or 0.0) > low):
+        if phase == "M":
             yield event, text
+        elif start is not None:
+            duration = max(0.0, as_float(event.get("dur")) or 0.0)
+            inside = min(high, start + duration) - max(low, start)
+            if inside >= 0 and 2 * inside >= min(duration, high - low):
+                yield event, text
 
 
 def _all_events(ref: SourceRef) -> Iterator[tuple[TraceEvent, bytes]]:
