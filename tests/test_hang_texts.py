@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -250,9 +251,43 @@ def test_who_does_something_else_while_most_wait_is_at_fault(tmp_path):
     )
 
 
+NATIVE = "".join(f"    c10d::call_{number} (libtorch_cuda.so)\n" for number in range(6))
+LOCALS = "        Arguments:\n            tensor: <Tensor at 0x7f>\n        Locals:\n            x: (1, 2:0)\n"
+LAUNCHER = """Process 1: torchrun train.py
+Python v3.12.3
+
+Thread 1 (idle): "MainThread"
+    _invoke_run (torch/distributed/elastic/agent/server/api.py:880)
+    <module> (torchrun:8)
+"""
+
+
+@pytest.mark.parametrize(
+    "within",
+    [
+        lambda text: text.replace('"MainThread"\n', f'"MainThread"\n{NATIVE}'),
+        lambda text: re.sub(r"(?m)^(    .*:\d+\))$", rf"\1\n{LOCALS}".rstrip("\n"), text),
+        lambda text: f"{LAUNCHER}\n{text}",
+    ],
+    ids=["--native", "--locals", "--subprocesses"],
+)
+def test_py_spys_other_forms_tell_the_same(within, tmp_path):
+    """Calls of libraries, variables of each call, and the launcher before the rank that it has started."""
+    folder = spied(tmp_path / "d", IN_REDUCE, IN_LOADER, IN_REDUCE, IN_REDUCE)
+    plain = told(folder).text
+    for path in folder.iterdir():
+        path.write_text(within(path.read_text()))
+    assert told(folder).text == plain
+
+
 @pytest.mark.parametrize(
     "frames",
-    [(IN_ITEM, IN_ITEM, IN_LOADER), (IN_REDUCE, IN_LOADER), (IN_REDUCE,) * 3, (*(IN_REDUCE,) * 4, IN_ITEM, IN_LOADER)],
+    [
+        (IN_ITEM, IN_ITEM, IN_LOADER),
+        (IN_REDUCE, IN_LOADER),
+        (IN_REDUCE,) * 3,
+        (*(IN_REDUCE,) * 4, IN_ITEM, IN_LOADER),
+    ],
 )
 def test_stacks_that_do_not_tell_are_shown(tmp_path, frames):
     """``loss.item()`` waits for the device, which no Python stack shows."""

@@ -53,12 +53,14 @@ def looks_like(head: bytes) -> bool:
 
 
 def read_stacks(data: Readable, path: str) -> Stacks | None:
-    """Return the stacks of the first process in a text; None where it shows no frame."""
+    """Return the stacks of the first process in a text that is no launcher's; None where it shows no frame."""
     threads: list[tuple[bool, list[Frame]]] = []  # whether it is the main one
-    num_processes = 0
     for line in data.lines():
-        num_processes += line.startswith("Process ")
-        if num_processes > 1 or len(threads) > MAX_THREADS:
+        if line.startswith("Process ") and any(frames for _, frames in threads):
+            if not any(_is_of_launcher(frame) for _, frames in threads for frame in frames):
+                break
+            threads = []
+        if len(threads) > MAX_THREADS:
             break
         if (spy := _SPY_THREAD.match(line)) is not None:
             threads.append((spy["name"] == "MainThread", []))
@@ -79,9 +81,15 @@ def read_stacks(data: Readable, path: str) -> Stacks | None:
     return Stacks(path=path, rank=rank_in_name(path), main=shown[main][1], others=others)
 
 
+def _is_of_launcher(frame: Frame) -> bool:
+    """Tell whether a call is of torchrun's, which py-spy lists before its ranks (``--subprocesses``)."""
+    return any(part in frame.file for part in ("torch/distributed/elastic/agent/", "torch/distributed/launcher/"))
+
+
 def _frame(line: str) -> Frame | None:
+    """Return a call of Python's; None for those of libraries (``--native``), variables (``--locals``) and all else."""
     found = _SPY_FRAME.match(line) or _FAULT_FRAME.match(line)
-    if found is None:
+    if found is None or not found["file"].endswith((".py", ".pyc", ">")):
         return None
     return Frame(
         function=bounded_text(found["function"], 200),
