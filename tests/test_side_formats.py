@@ -333,6 +333,15 @@ def test_training_log_facts():
     assert caught.value.exit_code == 3 and caught.value.hint
 
 
+def test_deepspeeds_wall_clock_breakdown_tells_whose_it_is_and_how_long_a_step_takes():
+    """The micro-steps' lines hold the same times once more; 1.2.3 is no number."""
+    line = "[INFO] [Rank 0] time (ms) | fwd: {} | bwd: 880.8 | bwd_inner: 720.0 | bwd_allreduce: 160.4 | step: 60.6\n"
+    micro = "[INFO] [Rank 0] time (ms) | fwd_microstep: 100.1 | bwd_microstep: 220.2 | step_microstep: 0.05\n"
+    header = read(train_log, micro * 4 + line.format("400.4") + line.format("1.2.3") + line.format("402.4")).header
+    assert header.remarks["median_passes_and_update_ms"] == f"{(400.4 + 402.4) / 2 + 880.8 + 60.6:.3f}"
+    assert header.framework.value == "DeepSpeed"
+
+
 TOPOLOGY = (
     '<system version="1"><cpu numaid="0" host_hash="0x1">{}'
     '<pci busid="2" link_speed="16.0 GT/s PCIe" link_width="16"><nic>'

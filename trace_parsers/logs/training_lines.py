@@ -18,6 +18,8 @@ _TOTAL_STEPS = re.compile(r"Total optimization steps = ([\d,]{1,12})")
 _RESUMED = re.compile(r"Continuing training from global step (\d{1,9})")
 _PROGRESS = re.compile(r"(\d{1,9})/(\d{1,9}) \[[\d:]{4,12}<[\d:?]{1,12}, +([\d.]{1,12})(s/it|it/s)")
 _SAMPLES = re.compile(r"\b(?:Curr)?SamplesPerSec=([\d.eE+-]{1,24})")
+# DeepSpeed's wall_clock_breakdown; without the loading of data.
+_PASSES = re.compile(r"time \(ms\) \| fwd: ([\d.]{1,20}) \| bwd: ([\d.]{1,20}) \|.{0,200}\| step: ([\d.]{1,20})")
 _TOKENS = re.compile(r"\btps:\s{0,20}([\d,]{1,12})")
 _WORLD = (
     re.compile(r"using world size:\s*(\d{1,7})"),
@@ -35,6 +37,8 @@ _HINTS = (
     ("megatron", "megatron"),
     ("DeepSpeed", "deepspeed"),
     ("deepspeed", "deepspeed"),
+    ("RunningAvgSamplesPerSec=", "deepspeed"),
+    ("| bwd_allreduce", "deepspeed"),
     ("'train_runtime'", "hf_trainer"),
     ("[INFO|trainer.py", "hf_trainer"),
 )
@@ -53,6 +57,7 @@ class TrainingFacts:
         self._world: list[int | None] = [None] * len(_WORLD)
         self._step_ms = array("d")
         self._last_step = -1
+        self._passes_ms = array("d")
         self._samples = array("d")
         self._tokens = array("d")
         self._facts: dict[str, str] = {}
@@ -71,6 +76,7 @@ class TrainingFacts:
         """Return whether no step, throughput or fault was found."""
         return not (
             self._step_ms
+            or self._passes_ms
             or self._samples
             or self._tokens
             or self._runtime_s
@@ -86,6 +92,10 @@ class TrainingFacts:
             self._read_step(line)
         elif "SamplesPerSec=" in line:
             self._append(self._samples, _SAMPLES.findall(line)[-1:])
+        elif "| fwd: " in line and (passes := _PASSES.search(line)):
+            parts = [part for text in passes.groups() if (part := parse_float(text)) is not None]
+            if len(parts) == len(passes.groups()) and len(self._passes_ms) < MAX_VALUES:
+                self._passes_ms.append(sum(parts))
         elif "'train_runtime'" in line and (found := _RUNTIME.search(line)):
             self._runtime_s = self._runtime_s or parse_float(found[1])
         elif "/it" in line or "it/s" in line:
@@ -182,6 +192,8 @@ class TrainingFacts:
         elif self.mean_iteration_us:
             out["iteration_count"] = str(self._steps_since_start)
             out["mean_iteration_ms"] = f"{self.mean_iteration_us / 1e3:.3f}"
+        if self._passes_ms:
+            out["median_passes_and_update_ms"] = f"{median(self._passes_ms):.3f}"
         if self._samples:
             out["median_samples_per_second"] = f"{median(self._samples):.6g}"
         if self._tokens:
