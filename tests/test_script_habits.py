@@ -102,6 +102,19 @@ def test_what_scripts_do_by_means_of_one_framework(framework, strategy, a_plan, 
         assert numbers == pytest.approx(plain[name], rel=2e-6), name
 
 
+@pytest.mark.distributed
+@pytest.mark.parametrize("strategy", ["GGG", pytest.param("NNG", marks=pytest.mark.variant)])
+def test_what_stays_gathered_behind_backward_is_in_the_norm_or_refused(strategy, a_plan, tmp_path):
+    """In plain FSDP2 it is left out of the norm, until the script frees it; torchtitan's chunked loss does."""
+    worker = ROOT / "tests/workers/resharding_habits.py"
+    plain, refused, _ = jobs_of("fsdp2", worker=worker)
+    assert refused == set()
+    found, refused, _ = jobs_of("fsdp2", plan_for(a_plan, tmp_path / "plan.json", strategy), worker)
+    assert refused == {"keeps gathered"}
+    for name, numbers in found.items():
+        assert numbers == pytest.approx(plain[name], rel=2e-2 if "bf16" in name else 2e-6), name
+
+
 # No rank has a whole gradient to hook, or takes one after it has reduced the unit's; and gradients that are dropped while
 # parameters are gathered are refused, never lost; so are those of a backward pass whose end nobody sees.
 REFUSED_OF_LIBRARIES = {

@@ -10,6 +10,7 @@ import functools
 import sys
 from typing import TYPE_CHECKING, ClassVar, TypedDict, TypeVar, Unpack
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, UnshardHandle
@@ -37,7 +38,6 @@ _OF_FSDP2_ALONE = (
     "set_modules_to_forward_prefetch",
     "set_modules_to_backward_prefetch",
     "set_reshard_after_forward",
-    "set_reshard_after_backward",
     "set_unshard_in_backward",
     "set_post_optim_event",
     "set_allocate_memory_from_process_group_for_comm",
@@ -103,6 +103,12 @@ class PlannedModule(Outermost):
         below = getattr(super(), "unshard", None)
         handle: UnshardHandle | None = below(async_op) if below else UnshardHandle() if async_op else None
         return handle
+
+    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+        """Note what the script means to free by itself before each step; a plan frees it after each pass."""
+        assert isinstance(self, nn.Module)
+        for part in self.modules() if recurse else (self,):
+            self.paro_calls.keep_after_backward(part, keeps=not reshard_after_backward)
 
     def reshard(self) -> None:
         """Free the parameters where FSDP2 still shards them."""
@@ -194,6 +200,7 @@ class FullyShardCalls:
         self._factors: dict[int, tuple[nn.Module, float]] = {}
         self._shown: dict[int, type] = {}  # by module, which `_settings` keeps alive
         self._gathered: set[int] = set()  # by hand; asked for at each call of each module
+        self._kept: set[int] = set()  # gathered behind a backward pass, if FSDP2 had its way
 
     def fully_shard(self, module: _Modules, **settings: Unpack[FullyShardSettings]) -> _Modules:
         """Shard as FSDP2 does, and note what is wrapped, with FSDP2's settings."""
@@ -233,6 +240,13 @@ class FullyShardCalls:
         mesh = settings.get("mesh")
         return mesh is not None and mesh.ndim > 1
 
+    def keep_after_backward(self, module: nn.Module, *, keeps: bool) -> None:
+        """Note whether FSDP2 would leave a module's parameters gathered behind its next backward pass."""
+        if keeps and id(module) in self._settings:
+            self._kept.add(id(module))
+        elif not keeps:
+            self._kept.discard(id(module))
+
     def begin_gathered(self, module: nn.Module) -> None:
         """Note that a script gathers a module by hand."""
         engine = self.session.engine(module)
@@ -246,6 +260,7 @@ class FullyShardCalls:
         Raises:
             UsageError: the script has changed them, which FSDP2 forgets.
         """
+        self.session.left_gathered.discard(module)
         engine = self.session.engine(module) if id(module) in self._gathered else None
         if engine is not None:
             self._gathered.discard(id(module))
@@ -311,6 +326,8 @@ class FullyShardCalls:
     def before_forward(self, module: nn.Module) -> None:
         """Let the plan take over a model if this is its first pass that makes gradients."""
         self.end_gathered(module)
+        if id(module) in self._kept and torch.is_grad_enabled():
+            self.session.left_gathered.add(module)
         self.session.before_forward(module, lambda: self._wrapping(module))
         if self._factors:
             self._pass_on_factors()

@@ -67,6 +67,7 @@ class Session:
         optimizers: those that the script has made.
         handed_out: what the script holds of state dicts from before.
         collectives: the script's own.
+        left_gathered: what FSDP2 would leave gathered behind backward passes since, and the script has not freed.
         of_process: the session of this process, None without a plan that changes anything.
     """
 
@@ -84,6 +85,7 @@ class Session:
         # From parameters that the script may have kept to where those of today are.
         self._replaced: MutableMapping[torch.Tensor, Slot] = WeakIdKeyDictionary()
         self.handed_out = HandedOutStates()
+        self.left_gathered: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def engine(self, module: nn.Module) -> Engine | None:
         """Return what runs the model that a module is, is a part of, or wraps; None before it is sharded."""
@@ -195,7 +197,18 @@ class Session:
         DDP's optimizer takes those of each rank, and replicas part; FSDP's takes none, and the next step has them all.
         """
         for model in self.models:
-            if model.boundary.is_local and model.boundary.is_of(optimizer):
+            if not model.boundary.is_of(optimizer):
+                continue
+            if self.left_gathered and not self.left_gathered.isdisjoint(model.root.modules()):
+                self.refuse(
+                    TrainingError(
+                        "a step under a plan must come when FSDP2's parameters are freed: what stays gathered behind a "
+                        "backward pass is left out of the norm and not seen by the next pass",
+                        hint="call reshard() of what set_reshard_after_backward(False) keeps before clipping, "
+                        f"or {NO_PLAN}",
+                    )
+                )
+            if model.boundary.is_local:
                 self.refuse(
                     TrainingError(
                         "a step under a plan must follow a pass whose gradients are reduced, the last one was in "

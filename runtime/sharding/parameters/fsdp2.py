@@ -330,7 +330,7 @@ def reshard(root: nn.Module) -> None:
     """Free gathered parameters, as at rest."""
     for module in root.modules():
         if isinstance(module, FSDPModule):
-            module.reshard()
+            FSDPModule.reshard(module)  # not what a plan puts above it
 
 
 def is_gathered(module: nn.Module, parameter: torch.Tensor | None) -> bool:
@@ -345,7 +345,7 @@ def gather_once(module: nn.Module) -> None:
     """Gather the parameters of a unit at rest, and free them."""
     assert isinstance(module, FSDPModule)
     FSDPModule.unshard(module)  # not what stands in its place for scripts
-    module.reshard()
+    FSDPModule.reshard(module)
 
 
 def tensors_with_gradient(output: object) -> tuple[torch.Tensor, ...]:
