@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from test_apply import plan  # noqa: F401 - a fixture
@@ -183,3 +185,23 @@ def test_a_file_for_fsdp1_becomes_one_for_fsdp2_and_says_so(plan, tmp_path, caps
         assert key in said
     assert "\n    fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP   # ours\n" in found
     assert "\n    fsdp_version: 2\n" in found
+
+
+# ---- scripts -------------------------------------------------------------------------------------------------
+
+IMPORTS_FIRST = """
+import torch.distributed.checkpoint.state_dict as helpers
+from torch.nn.parallel import DistributedDataParallel
+from paro_advise.runtime.redirect import use_plan
+use_plan({plan!r})
+import torch
+print(helpers.DDP is DistributedDataParallel is torch.nn.parallel.DistributedDataParallel)
+print(helpers.FSDP is torch.distributed.fsdp.FullyShardedDataParallel)
+"""
+
+
+def test_torchs_checkpoint_helpers_know_a_planned_model_whenever_they_are_imported(plan, tmp_path):  # noqa: F811
+    """Else keys of a checkpoint have `module.` before them: get_state_dict() asks whether DDP wraps the model."""
+    program = IMPORTS_FIRST.format(plan=plan("III"))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["True", "True"], done.stderr
