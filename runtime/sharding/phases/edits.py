@@ -156,7 +156,8 @@ class Edits:
     def _bring_home(self, unit: UnitState) -> None:
         """Put values of tensors that a script has assigned into the memory that the strategy uses."""
         self._homes.refuse_others(self._arrangement, unit)
-        for slot in unit.spec.slots:
+        # A pass that makes no gradients may be of what trains elsewhere, such as an adapter that others compare with.
+        for slot in unit.spec.slots if torch.is_grad_enabled() else ():
             if not slot.trains and slot.parameter.requires_grad:
                 raise UsageError(
                     f"a parameter must want its gradient when the model is sharded, got {slot.name}, which wants "
