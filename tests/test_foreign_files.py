@@ -56,7 +56,7 @@ def applied(path, text, chosen):
 def test_a_comment_behind_a_command_is_no_place_for_flags(plan, tmp_path):  # noqa: F811
     text = """#!/bin/bash
 # Megatron
-NAME="run #1"  # TODO: try --overlap-param-gather
+NAME="run #1"  # next time: --overlap-param-gather
 TRAIN_ARGS="--use-distributed-optimizer --bf16"
 torchrun pretrain_gpt.py $TRAIN_ARGS
 """
