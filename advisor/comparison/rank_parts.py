@@ -53,7 +53,7 @@ def over_ranks(before: Analysis, after: Analysis, name: str, get: Callable[[Rank
         return found
     steps_us = [typical(side.step_time_us.values) for side in (before, after) if side.step_time_us.values]
     most = max(abs(change.low), abs(change.high)) * means[0] if change is not None else abs(means[1] - means[0])
-    if most < LEAST_OF_STEP * min(steps_us, default=0.0):
+    if one == other or most < LEAST_OF_STEP * min(steps_us, default=0.0):
         return replace(found, verdict=ChangeVerdict.SAME)
     if change is not None or 0 not in means:
         return found
