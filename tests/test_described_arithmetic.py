@@ -82,3 +82,10 @@ def test_frozen_parameters_have_no_gradients_to_compute():
     assert run.compute_us - run.update.measured_us == pytest.approx(by_hand_us, rel=1e-3)
     assert run.backward_share == pytest.approx((2 * 63 + 4 * 7) / (4 * 63 + 6 * 7))
     assert "48% of the arithmetic is forward" in " ".join(run.assumptions)
+
+
+@pytest.mark.parametrize("stated", ["mfu_pct = 0.35", "compute_mfu_pct = [0.3, 0.5]"])
+def test_a_fraction_is_no_percentage(stated):
+    """0.35 % would be a step of minutes."""
+    with pytest.raises(InputError, match="must be in percent"):
+        calibrate_described(described(described_text(LORA, **{"compute_mfu_pct = [50, 50.001]": stated})))

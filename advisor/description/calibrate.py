@@ -423,7 +423,16 @@ def _backward_share(description: Description) -> float | None:
 
 
 def _arithmetic_us(description: Description, mfu_pct: float, flop_per_parameter_and_token: float) -> float:
-    """Return how long the model's operations take all devices at a share of their peak."""
+    """Return how long the model's operations take all devices at a share of their peak.
+
+    Raises:
+        InputError: the peak is not known, or the share is below 1 %, as where a fraction was meant.
+    """
+    if mfu_pct < 1.0:
+        raise InputError(
+            f"an MFU must be in percent and 1 or more, got {mfu_pct:g}",
+            hint=f"write {100 * mfu_pct:g} if {100 * mfu_pct:g} % is meant",
+        )
     cluster, peak = description.cluster, _peak_tflops(description)
     if peak is None:
         raise InputError(
