@@ -17,6 +17,7 @@ from paro_advise.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+INSIDE, BETWEEN = "inside", "between"  # nodes
 RATED = (Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_REDUCE)
 # Of a measured time, the most that counts as latency: the rest moved bytes; assumed.
 _LATENCY_SHARE = 0.5
@@ -31,6 +32,8 @@ class LinkRates:
         num_bytes: of its message, the whole buffer.
         gbps: by operation, (number of nodes, nccl-tests' bus bandwidth in 1e9 bytes/s), nodes rising.
         sums_in_network: all-reduces are as listed; else as slow as scatter and gather after each other.
+        stated: of these, "inside" nodes and "between" them, what is a link's own rate and no benchmark's: of no
+            message, so that no latency is in it.
 
     Raises (on construction):
         UsageError: no rate, or one that is no positive number.
@@ -40,6 +43,7 @@ class LinkRates:
     num_bytes: float
     gbps: Mapping[Op, tuple[tuple[int, float], ...]]
     sums_in_network: bool = True
+    stated: frozenset[tuple[Op, str]] = frozenset()
 
     def __post_init__(self) -> None:
         listed = [pair for pairs in self.gbps.values() for pair in pairs]
@@ -86,19 +90,29 @@ class LinkRates:
             hop_us: latency of one of the messages that follow each other.
         """
         busbw, size = self.busbw_gbps(op, nodes, local), nodes * local
-        if size == 1:
+        if size == 1 or (self._listed(op), INSIDE if nodes == 1 else BETWEEN) in self.stated:
             return busbw
         trips = 2 if op == Op.ALL_REDUCE else 1
         sent = trips * self.num_bytes * (size - 1) / size
         whole = sent / (busbw * 1e3)
         return sent / (whole - min(trips * (size - 1) * hop_us, _LATENCY_SHARE * whole)) / 1e3
 
+    def _listed(self, op: Op) -> Op:
+        """Return the operation whose rates count for another one."""
+        return op if self.gbps.get(op) else next(other for other in RATED if other in self.gbps)
+
     def _pairs(self, op: Op) -> tuple[tuple[int, float], ...]:
-        return self.gbps.get(op) or next(self.gbps[other] for other in RATED if other in self.gbps)
+        return self.gbps[self._listed(op)]
 
 
 def _at(pairs: tuple[tuple[int, float], ...], nodes: int) -> float:
-    """Return the rate at a number of nodes: between listed ones on a straight line of logarithms, beyond them held."""
+    """Return the rate at a number of nodes: between listed ones on a straight line of logarithms, beyond them held.
+
+    Links inside a node say nothing of those between several, where some are listed.
+    """
+    several = tuple(pair for pair in pairs if pair[0] > 1)
+    if nodes > 1 and several:
+        pairs = several
     below = [pair for pair in pairs if pair[0] <= nodes]
     above = [pair for pair in pairs if pair[0] >= nodes]
     low, high = (below or above[:1])[-1], (above or below[-1:])[0]

@@ -357,6 +357,22 @@ def test_what_a_script_gathers_it_sums_in_backward(kind, tmp_path):
     assert (analysis.states["gradient"].total_us, analysis.states["other"].total_us) == (150, 100)
 
 
+def test_what_an_optimizer_gathers_makes_no_activations_of_gradients(tmp_path):
+    """ZeRO-1 within DDP: as many bytes are scattered after backward as gathered after the step."""
+    trace = TraceBuilder(0, 2)
+    trace.step(1, 0, 1000)
+    trace.annotation("DistributedDataParallel.forward", 5, 50)
+    forward(trace, 10, 0)
+    trace.backward(180, 20, 1)
+    trace.collective("AllReduce", 220, 20, nelems=1 << 10, issue=190, seq=1, owners=(ACCUMULATE,), tid=2)
+    trace.collective("ReduceScatter", 260, 150, nelems=1 << 20, issue=240, seq=2)
+    trace.annotation("Optimizer.step#AdamW.step", 500, 100)
+    trace.collective("AllGather", 700, 150, nelems=1 << 20, issue=590, seq=3, owners=("Optimizer.step#AdamW.step",))
+    trace.write(tmp_path / "rank0.json")
+    states = analyze(tmp_path).states
+    assert (states["gradient"].total_us, states["optimizer"].total_us) == (170, 150)
+
+
 def test_the_backward_pass_of_a_gather_is_known_by_its_node():
     """With features in bf16 and gradients in fp32 sizes do not agree; traces by torch 2.13 name the node so."""
     node = "autograd::engine::evaluate_function: GeneratedBackwardFor__c10d_functional_all_gather_into_tensor_default"

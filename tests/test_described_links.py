@@ -71,3 +71,21 @@ def test_groups_that_meet_between_nodes_share_the_port_by_any_algorithm(algorith
     }[algorithm]
     found = links.us(collectives.parts((Hop(Op.ALL_REDUCE, Scope.ACROSS),), 8e9))
     assert float(found) == pytest.approx(by_hand_us, rel=0.05)
+
+
+LISTED = described_text(PCIE, **{"intra_gbps = 10": "intra_gbps = 346\nlinks = { all_gather = { 16 = 55 } }"})
+
+
+def test_links_inside_nodes_say_nothing_of_those_between():
+    """Of one listed number of nodes its rate holds for all: 55 GB/s on 4 nodes, not a mean with the 346 inside them."""
+    slow, quick = (calibrate_described(described(LISTED.replace("346", rate))).shaped.rates for rate in ("346", "3460"))
+    assert [rates.busbw_gbps(Op.ALL_GATHER, 4, 8) for rates in (slow, quick)] == [55.0, 55.0]
+
+
+@pytest.mark.parametrize("message", ["64MB", "8GB"])
+def test_the_message_of_a_benchmark_says_nothing_of_what_is_stated(message):
+    """Cards of 100 GB/s move no more since links inside nodes were measured with some message."""
+    links = f'intra_gbps = 10\nlinks = {{ message = "{message}", all_gather = {{ 1 = 346 }} }}'
+    rates = calibrate_described(described(described_text(PCIE, **{"intra_gbps = 10": links}))).shaped.rates
+    assert rates.wire_gbps(Op.ALL_GATHER, 4, 8, 14.0) == 100.0
+    assert rates.wire_gbps(Op.ALL_GATHER, 1, 8, 5.0) > 346.0  # a benchmark's time holds latency

@@ -65,7 +65,7 @@ def test_the_ranks_that_torch_records_tell_waiting_from_transfer(tmp_path):
     assert other.wait_us == pytest.approx(sum(waits) / STAGES, rel=0.01)
     # Four sends; a first receive and four sends; the same; four receives.
     assert other.transfer_us == pytest.approx((4 + 5 + 5 + 4) * SEND_US / STAGES, rel=0.01)
-    assert "bound by the pipeline's bubble or a slower stage" in analysis.verdict.text
+    assert "bound by the pipeline's bubble, a slower stage or a slow link" in analysis.verdict.text
 
 
 @pytest.mark.parametrize(
@@ -141,3 +141,36 @@ def test_transfers_of_no_recorded_call_are_no_collective_of_all_ranks(tmp_path):
     analysis = analyze(write_run(tmp_path / "run", two_stages(tells_calls=False)))
     other = analysis.states["other"]
     assert (other.regime, other.transfer_us, other.wait_us) == ("unknown", None, None)
+
+
+def test_transfers_of_steps_without_marks_stay_alone(tmp_path):
+    """The first step of a recording on demand is another one on each stage."""
+    traces = [stage(rank, tells_peers=True) for rank in range(STAGES)]
+    for trace in traces:
+        for event in trace.events:
+            if event["name"].startswith("ProfilerStep"):
+                event["name"] = "Optimizer.step#AdamW.step"
+                event["ts"], event["dur"] = event["ts"] + event["dur"] - 20, 10
+    other = analyze(write_run(tmp_path / "run", traces)).states["other"]
+    assert (other.transfer_us, other.wait_us) == (None, None)
+
+
+def test_a_slow_link_between_two_stages_is_named(tmp_path):
+    """Of eight pairs that send 2 MB one takes ten times as long as the others, on nodes of their own."""
+    traces, pairs, slow = [], [(stage, column) for stage in range(2) for column in range(4)], 3
+    for place, column in pairs:
+        rank = 4 * place + column
+        trace = TraceBuilder(rank, 8, host=f"node{rank}", gpus_per_node=1)
+        trace.groups = [*trace.groups, ("20", "PIPELINE_MODEL_PARALLEL_GROUP", [column, 4 + column])]
+        for step in range(STEPS):
+            base, took = step * 8000.0, 2000.0 if column == slow else 200.0
+            trace.step(step, base, 8000)
+            trace.compute(base, 1000)
+            trace.collective(
+                "Recv" if place else "Send", base + 1000, took, nelems=1 << 20, issue=base + 900, seq=step, group="20",
+                kernel=KERNEL,
+            )  # fmt: skip
+            trace.backward(base + 4000, 100, sequence=step + 1)
+        traces.append(trace)
+    (found,) = analyze(write_run(tmp_path / "run", traces)).slow_groups
+    assert (found.ranks, found.factor) == ((slow, 4 + slow), pytest.approx(10.0))

@@ -164,6 +164,11 @@ def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> J
             text=f"{exposed}; it moves {gbps_text(got)}, {got / best:.1%} of what the device's links carry "
             f"({gbps_text(best)}): its ranks wait for each other, or the transport is not the one intended",
         )
+    if wait_share is None and not evidence.are_sizes_known:
+        return Judgement(
+            regime=Regime.UNKNOWN,
+            text=f"{exposed}; neither the sizes of its messages nor what ranks wait for each other is recorded",
+        )
     network = "inter-node" if (evidence.inter_share or 0.0) > 0.5 else "intra-node"
     cause = f"its transfers are limited by {network} bandwidth{or_unseen}"
     time = "transfer" if wait_share is not None else "time"

@@ -11,7 +11,7 @@ from paro_advise.advisor.prediction.cluster_links import ShapedLinks
 from paro_advise.advisor.prediction.network_tiers import Estimate
 from paro_advise.core.collective import Op
 from paro_advise.errors import InputError
-from paro_advise.policies.link_rates import LinkRates
+from paro_advise.policies.link_rates import BETWEEN, INSIDE, LinkRates
 
 if TYPE_CHECKING:
     from paro_advise.advisor.description.model import Cluster, Description
@@ -57,14 +57,19 @@ def link_rates(
         return None
     inside = cluster.intra_gbps or (tiers.intra_gbps.value if tiers else None)
     between = cluster.inter_gbps or (tiers.inter_gbps.value if tiers else None)
-    rates = {}
+    rates, stated = {}, set[tuple[Op, str]]()
     for op, pairs in (listed or {Op.ALL_GATHER: ()}).items():
         first = ((1, inside),) if inside and not any(nodes == 1 for nodes, _ in pairs) else ()
         # Cards move as much between two nodes as between many.
         last = ((2, between),) if between and not any(nodes > 1 for nodes, _ in pairs) else ()
         rates[op] = (*first, *pairs, *last)
+        stated |= {(op, where) for where, found in ((INSIDE, first), (BETWEEN, last)) if found}
     return LinkRates(
-        ranks_per_node=cluster.gpus_per_node, num_bytes=num_bytes, gbps=rates, sums_in_network=sums_in_network
+        ranks_per_node=cluster.gpus_per_node,
+        num_bytes=num_bytes,
+        gbps=rates,
+        sums_in_network=sums_in_network,
+        stated=frozenset(stated),
     )
 
 

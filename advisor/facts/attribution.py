@@ -97,7 +97,8 @@ class RunContext:
         scattered: (group, bytes) of what they leave on each rank.
         gathers_parameters: FSDP gathers parameters for the passes, so that no step brings updated ones back.
         gathers_again: groups that share the data gather in backward, as no optimizer does with what it updated.
-        gathered: (group, elements) of gathers that are not the framework's own, which annotates its own.
+        gathered: (group, bytes) of gathers in passes that are not the framework's own, where it annotates what it
+            gathers and what it reduces.
     """
 
     is_ddp: bool
@@ -109,7 +110,7 @@ class RunContext:
     scattered: frozenset[tuple[str, int]] = frozenset()
     gathers_parameters: bool = False
     gathers_again: bool = False
-    gathered: frozenset[tuple[str, int]] = frozenset()
+    gathered: frozenset[tuple[str, int | None]] = frozenset()
 
     @classmethod
     def of(cls, calls: list[Call], owners: str = "") -> RunContext:
@@ -122,6 +123,9 @@ class RunContext:
         largest = max((call.bytes or 0 for call in calls), default=0)
         names_gathers = any(
             name in owners for name in ("FSDP::all_gather", "FullyShardedDataParallel.", "DistributedDataParallel")
+        )
+        names_reductions = names_gathers and any(
+            call.op in REDUCTIONS and any(name in call.owner for name in _REDUCTIONS_OF_FRAMEWORKS) for call in calls
         )
         return cls(
             is_ddp="DistributedDataParallel" in owners,
@@ -147,9 +151,13 @@ class RunContext:
             has_update_mark="Optimizer.step#" in owners,
             names_gathers=names_gathers,
             gathered=frozenset(
-                (call.group, call.elements)
+                (call.group, call.bytes)
                 for call in calls
-                if names_gathers and call.op == Op.ALL_GATHER and call.elements and not _is_gathered_by_fsdp(call)
+                if names_reductions
+                and call.op == Op.ALL_GATHER
+                and call.bytes
+                and call.phase in ("forward", "backward")
+                and not _is_gathered_by_fsdp(call)
             ),
         )
 
@@ -165,6 +173,12 @@ class RunContext:
         return call.op == Op.ALL_REDUCE and any(
             size == call.bytes and (group != call.group or not group) for group, size in self.scattered
         )
+
+
+# Annotations of FSDP2, FSDP1 and DDP around what they reduce.
+_REDUCTIONS_OF_FRAMEWORKS = (
+    "FSDP::post_backward_reduce", "FullyShardedDataParallel._post", "AccumulateGrad", "reducer::",
+)  # fmt: skip
 
 
 def _is_gathered_by_fsdp(call: Call) -> bool:
@@ -311,7 +325,7 @@ def _reduced_by_phase(call: Call, context: RunContext) -> tuple[State, str]:
     is_activation = (call.group, call.op, call.bytes) in context.forward_reductions
     # What the script gathers, as a contrastive loss or attention over pieces of a sequence does, it sums in backward.
     is_activation |= context.names_gathers and (
-        (call.group, call.elements) in context.gathered or _GATHERS_BACKWARD.search(call.owner) is not None
+        (call.group, call.bytes) in context.gathered or _GATHERS_BACKWARD.search(call.owner) is not None
     )
     # Frameworks that annotate their reductions leave norms; others flush their last bucket here, however small.
     small = _is_scalar(call) or (

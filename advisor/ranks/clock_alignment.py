@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.ranks.constants import ALIGNMENT_ROUNDS, SAME_CLOCK_US, STEADY_SHARE
+from paro_advise.advisor.ranks.constants import ALIGNMENT_ROUNDS, MARKED_STEP, SAME_CLOCK_US, STEADY_SHARE
 from paro_advise.core.collective import Op
 from paro_advise.trace_parsers.rank_lists import ranks_in
 
@@ -160,7 +160,7 @@ def _with_match(table: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     table = table.with_columns(
         # Transfers of two stages share numbers; between two ranks they meet in the order of their issue.
         pl.when(pl.col("way").is_not_null())
-        .then(pl.concat_str("way", "step_label", separator="|"))
+        .then(pl.concat_str("way", "step_label", "group_name", separator="|"))
         .when(use_seq)
         .then(pl.concat_str(pl.lit("seq"), pl.col("seq").fill_null(-1), separator="|"))
         .otherwise(
@@ -198,7 +198,8 @@ def _way() -> pl.Expr:
     ranks = pl.col("rank")
     is_of_two = (pl.col("group_size") == 2) & (ranks.n_unique().over("group_key") == 2)
     other = pl.when(is_of_two).then(ranks.min().over("group_key") + ranks.max().over("group_key") - ranks)
-    peer = pl.coalesce("peer", other)
+    # Steps without marks begin wherever a rank's trace does: the first here may be the second there.
+    peer = pl.when(pl.col("step_label").str.starts_with(MARKED_STEP)).then(pl.coalesce("peer", other))
     ends = {Op.SEND.value: (ranks, peer), Op.RECV.value: (peer, ranks)}
     way = pl.lit(None, dtype=pl.String)
     for op, (source, target) in ends.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 # us; median by which collectives of devices on one clock end apart at most; assumed: kernels of a ring end within 50
 SAME_CLOCK_US = 200.0
 STEADY_SHARE = 0.1  # of such a distance by which it may vary between collectives; else it is no clock's; assumed
+MARKED_STEP = "ProfilerStep"  # begins the label of a step that the script marks, the same on all ranks; torch.profiler
 ALIGNMENT_ROUNDS = 8  # alternating medians of clock offsets; assumed: enough to settle
 STRAGGLER_STEP_SHARE = 0.02  # of a step that a straggler must cost beyond what others do; assumed: less is noise
 STRAGGLER_STEPS_SHARE = 0.6  # of the steps in which one rank, or two together, must lead the waiting; assumed

@@ -15,6 +15,7 @@ from paro_advise.advisor.ranks.constants import (
     SLOW_GROUP_MIN_PEERS,
     SLOW_GROUP_STEP_SHARE,
 )
+from paro_advise.core.collective import Op
 from paro_advise.trace_parsers.rank_lists import ranks_in
 
 if TYPE_CHECKING:
@@ -51,9 +52,16 @@ def find_slow_groups(aligned: AlignedRun | None, run: Run) -> list[SlowGroup]:
     import polars as pl
 
     kind = ("op", "bytes", "span", "group_size")
+    # What two ranks send each other is compared with what other two do, whatever group they are of.
+    is_sent = pl.col("way").is_not_null()
+    table = aligned.table.with_columns(
+        pl.when(is_sent).then(pl.lit(Op.SEND.value)).otherwise(pl.col("op")).alias("op"),
+        pl.when(is_sent).then(2).otherwise(pl.col("group_size")).alias("group_size"),
+        pl.coalesce(pl.col("way").str.replace(">", ","), "group_ranks").alias("group_ranks"),
+    )
     whole = (pl.col("group_ranks") != "") & (pl.col("joined_ranks") == pl.col("group_size"))
     groups = (
-        aligned.table.filter(pl.col("match").is_not_null() & pl.col("bytes").is_not_null() & whole)
+        table.filter(pl.col("match").is_not_null() & pl.col("bytes").is_not_null() & whole)
         .group_by("match", "group_ranks", "step_label", *kind)
         .agg(pl.col("transfer_us").max())
         .group_by("group_ranks", *kind)

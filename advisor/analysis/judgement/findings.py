@@ -21,6 +21,7 @@ from paro_advise.advisor.analysis.model import FindingEntry
 from paro_advise.advisor.facts.attribution import OF_OPTIMIZER
 from paro_advise.advisor.ranks.waiting_costs import least_steps
 from paro_advise.advisor.wording.quantities import number_ranges, time_text
+from paro_advise.core.collective import Op
 from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
@@ -30,7 +31,7 @@ from paro_advise.trace_parsers.tables import SourceKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paro_advise.advisor.analysis.model import Analysis
+    from paro_advise.advisor.analysis.model import Analysis, CollectiveEntry
     from paro_advise.advisor.ranks.stragglers import Lateness, Straggler
 
 APPLIES = "applies"
@@ -115,8 +116,16 @@ def _exposed_other(analysis: Analysis) -> FindingEntry:
         kind = "communication that no sharding changes"
         if sum(item.exposed_us or 0.0 for item in others) < exposed / 2:
             kind = "what the optimizer gathers in its step, over the ranks that share its states,"
+        elif not analysis.model_parallel and _is_mostly_sent(others):
+            kind = "communication of no known purpose, from rank to rank,"
         return _finding(code, APPLIES, f"{kind} is exposed: {what}; {entry.text}", exposed)
     return _finding(code, DOES_NOT_APPLY, f"communication that moves no model state: {entry.text}")
+
+
+def _is_mostly_sent(entries: Sequence[CollectiveEntry]) -> bool:
+    """Tell whether most of what these expose are sends and receives."""
+    sent = sum(item.exposed_us or 0.0 for item in entries if item.op in (Op.SEND, Op.RECV, Op.SEND_RECV))
+    return sent > sum(item.exposed_us or 0.0 for item in entries) / 2
 
 
 # By whether the run is FSDP1's.
@@ -300,7 +309,7 @@ def _not_late(lateness: Lateness, least_us: float, loading_us: float) -> Finding
     code, num_steps = "PARO030", lateness.num_steps
     steps = plural(num_steps, "step")
     if not num_steps:
-        return _finding(code, NOT_JUDGED, "no collective could be joined across ranks")
+        return _finding(code, NOT_JUDGED, "no collective of all ranks of a group could be joined across them")
     if num_steps < (least := least_steps(lateness.num_ranks)):
         return _finding(code, NOT_JUDGED, f"a rank that is late in {steps} may be so by chance: record {least} or more")
     if lateness.undecided:
