@@ -103,7 +103,7 @@ def test_what_scripts_do_by_means_of_one_framework(framework, strategy, a_plan, 
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("strategy", ["GGG", pytest.param("NNG", marks=pytest.mark.variant)])
+@pytest.mark.parametrize("strategy", ["IIG", *(pytest.param(way, marks=pytest.mark.variant) for way in ("GGG", "NNG"))])
 def test_what_stays_gathered_behind_backward_is_in_the_norm_or_refused(strategy, a_plan, tmp_path):
     """In plain FSDP2 it is left out of the norm, until the script frees it; torchtitan's chunked loss does."""
     worker = ROOT / "tests/workers/resharding_habits.py"

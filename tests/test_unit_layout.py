@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from paro_advise.policies.strategy import Strategy  # noqa: E402
 from paro_advise.runtime.sharding.exchange.procedure import UnitProcedure, UnitState  # noqa: E402
 from paro_advise.runtime.sharding.parameters.layout import UnitLayout  # noqa: E402 - needs torch
+from paro_advise.runtime.sharding.parameters.rows import cut_dimension  # noqa: E402
 
 SHAPES = [(7, 3), (16, 2), (1,), (5,), (12, 4, 2), (0, 3), (), (3, 24), (2, 12, 3), (37,)]
 
@@ -131,3 +132,7 @@ def test_gradients_are_packed_where_the_model_is_and_not_where_the_optimizer_ste
     packed = procedure.whole_buffer(unit, gradients, torch.float32, torch.device("cpu"))
     assert packed.device.type == "cpu"
     assert packed.sum() == 6 * 4 + 5
+
+
+def test_a_parameter_of_no_elements_is_cut_where_it_has_none():
+    assert [cut_dimension(shape, 4) for shape in ((3, 0), (0, 4), (2, 5, 0))] == [1, 0, 2]

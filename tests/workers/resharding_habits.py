@@ -5,6 +5,8 @@ Argument: "fsdp2". Prints the name of each job with its numbers, or with what re
 
 from __future__ import annotations
 
+import io
+
 import torch
 from script_habits import STEPS, adamw, main, mean, values_of, whole
 from torch import nn
@@ -88,12 +90,22 @@ def keeps_until_the_last(model, values):
     return total
 
 
+def saves_its_rows(model):
+    """Each rank saves what it holds, and reads it again."""
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    for name, value in torch.load(file, weights_only=False).items():
+        assert torch.equal(value.to_local(), model.state_dict()[name].to_local())
+
+
 def jobs(_):
     yield "frees by hand", lambda: trained(frees_by_hand)
     yield "goes back by chunks", lambda: trained(goes_back_by_chunks)
     bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     yield "goes back by chunks in bf16", lambda: trained(goes_back_by_chunks, policy=bf16)
     yield "keeps until the last", lambda: trained(keeps_until_the_last)
+    yield "saves its rows", lambda: trained(frees_by_hand, after_step=saves_its_rows)
     yield "keeps gathered", lambda: trained(keeps_gathered)
 
 

@@ -18,6 +18,8 @@ def cut_dimension(shape: Sequence[int], num_ranks: int) -> int:
 
     FSDP2 cuts others only where all ranks get equally much.
     """
+    if 0 in shape:
+        return list(shape).index(0)  # of no elements none has a row
     if not len(shape) or -(-shape[0] // num_ranks) * num_ranks <= (1 + SMALL_PADDING) * shape[0]:
         return 0
     return next((dim for dim, size in enumerate(shape) if size and size % num_ranks == 0), 0)

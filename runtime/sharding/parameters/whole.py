@@ -219,7 +219,12 @@ class WholeTensor(DTensor):
         """
         if WholeReads.are_saved_whole:
             return WholeReads.whole(_plain(self)).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
-        return _plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        plain = _plain(self)
+        held = plain._local_tensor  # noqa: SLF001
+        if held.untyped_storage().nbytes() > held.numel() * held.element_size():
+            # Rows of a larger buffer, which the file would hold; behind its first row torch does not save them at all.
+            plain = plain.clone()
+        return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def let_dtensors_meet_plain_tensors(*, enabled: bool) -> None:
