@@ -223,8 +223,8 @@ class WholeTensor(DTensor):
         held = plain._local_tensor  # noqa: SLF001
         if held.untyped_storage().nbytes() > held.numel() * held.element_size():
             # Rows of a larger buffer, which the file would hold; behind its first row torch does not save them at all.
-            plain = plain.clone()
-        return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            return plain.clone().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # likewise
 
 
 def let_dtensors_meet_plain_tensors(*, enabled: bool) -> None:
