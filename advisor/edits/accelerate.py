@@ -90,7 +90,7 @@ def edit_accelerate_deepspeed(text: str, plan: Plan) -> str:
     if others := [key for key in wanted if not key.endswith("_device")]:
         raise UsageError(
             f"accelerate must read {others[0]} from a DeepSpeed JSON",
-            hint="write one by `export --to deepspeed=ds.json`, name it as deepspeed_config_file",
+            hint="write one by `recommend --export deepspeed=ds.json`, name it as deepspeed_config_file",
         )
     for key in ("offload_param", "offload_optimizer"):
         refuse_offload(key, found.get(f"{key}_device"), stage, f"deepspeed_config.{key}_device")

@@ -148,12 +148,12 @@ def _without_comments(text: str) -> str:
 
     A # begins one where it begins a word in no quotes, or a line.
     """
-    out, quote, place = list(text), "", 0
+    out, quote, place, begins_line = list(text), "", 0, True
     while place < len(text):
         sign = text[place]
-        begins_line = not text[text.rfind("\n", 0, place) + 1 : place].strip()
         if sign == "\\" and quote != "'":
             place += 1
+            sign = text[place : place + 1]
         elif sign == quote:
             quote = ""
         elif sign in "\"'" and not quote:
@@ -162,7 +162,8 @@ def _without_comments(text: str) -> str:
             end = text.find("\n", place)
             end = len(text) if end < 0 else end
             out[place:end] = " " * (end - place)
-            place = end
+            place, sign = end, "\n"
+        begins_line = sign == "\n" or (begins_line and sign in " \t")
         place += 1
     return "".join(out)
 
