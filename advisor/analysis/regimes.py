@@ -169,9 +169,20 @@ def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> J
             regime=Regime.UNKNOWN,
             text=f"{exposed}; neither the sizes of its messages nor what ranks wait for each other is recorded",
         )
+    return _judge_bandwidth(exposed, evidence, "transfer" if wait_share is not None else "time")
+
+
+def _judge_bandwidth(exposed: str, evidence: StateEvidence, time: str) -> Judgement:
+    """Name the bandwidth that limits what nothing else does.
+
+    Args:
+        exposed: what is exposed, in words.
+        evidence: of the state.
+        time: what is known of its collectives: their transfer, or their time.
+    """
+    or_unseen = "" if evidence.sees_all_ranks else f" (or {UNSEEN})"
     network = "inter-node" if (evidence.inter_share or 0.0) > 0.5 else "intra-node"
     cause = f"its transfers are limited by {network} bandwidth{or_unseen}"
-    time = "transfer" if wait_share is not None else "time"
     if evidence.inter_share is None:
         return Judgement(
             regime=Regime.UNKNOWN,
