@@ -98,7 +98,7 @@ man: .venv/docs.stamp ## A man page for each verb in .man
 	$(PIP) --editable '.[docs]'
 	@touch $@
 
-test-variants: .venv/test.stamp ## Other forms of what `make test` holds: whole recordings, more ranks, other orders (5 minutes)
+test-variants: .venv/test.stamp ## Other forms of what `make test` holds, and what takes long: whole recordings, more ranks, other orders (6 minutes)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m variant
 
 test-slow: .venv/test.stamp ## The long runs of sharding, and the jobs that pages start (an hour)

@@ -83,9 +83,8 @@ def follow(page, clone):
             path.write_text("\n".join([*lines[:place], *step["text"].removesuffix("\n").split("\n"), *lines[place:]]))
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[pytest.mark.variant] if page != "add-a-finding" else []) for page in PAGES]
-)
+@pytest.mark.variant
+@pytest.mark.parametrize("page", PAGES)
 def test_a_page_can_be_followed_to_the_letter(page, clone):
     follow(page, clone)
     for target in re.findall(r"`make ((?:constants|reference)[a-z ]*)`", (DOCS / f"{page}.md").read_text()):

@@ -265,6 +265,7 @@ def test_a_deepspeed_script_that_calls_its_module_by_itself_is_told_before_it_tr
 
 
 @pytest.mark.distributed
+@pytest.mark.variant
 def test_deepspeed_scripts_resume_from_the_checkpoints_of_a_planned_engine(a_plan, tmp_path):
     """With schedules, counts and the script's own values, before the first step, under another strategy."""
     script = WORKERS / "deepspeed_resumes.py"

@@ -128,9 +128,8 @@ REFUSED_OF_LIBRARIES = {
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(
-    "strategy", [pytest.param("NNG", marks=pytest.mark.variant), pytest.param("IIG", marks=pytest.mark.variant), "GGG"]
-)
+@pytest.mark.variant
+@pytest.mark.parametrize("strategy", ["NNG", "IIG", "GGG"])
 def test_what_libraries_do_with_a_model_of_ddp(strategy, a_plan, tmp_path):
     """By names of classes, groups of optimizers and lists of norms, as transformers and Lightning do."""
     worker = ROOT / "tests/workers/library_habits.py"

@@ -166,7 +166,8 @@ def test_gradients_on_other_ways_are_used_or_refused():
     assert run("stray_gradients", "", ranks=2, warnings="ignore").count("held") == 9
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.variant)])
+@pytest.mark.variant
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_parts_of_sharded_tensors_draws_and_states_are_those_of_one_process(ranks):
     """Rows that other ranks hold, noise, states by the model's parameters: lost, different on each rank, or empty."""
     assert run("parts_by_hand", "", ranks=ranks, warnings="ignore").count("held") == 17
