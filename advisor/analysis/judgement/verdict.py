@@ -403,10 +403,7 @@ _EXCHANGES = {
     (Regime.UNKNOWN, "pipeline"): "Bound by the pipeline, by its bubble, a slower stage or the links between stages:",
     (Regime.UNKNOWN, "context"): "Bound by what ranks of context parallelism send each other, or by their waiting:",
     (Regime.UNKNOWN, ""): "Bound by what ranks send each other, as stages of a pipeline do, or by their waiting:",
-    (
-        Regime.STRAGGLER,
-        "pipeline",
-    ): "Bound by the pipeline's bubble, a slower stage or a slow link:",
+    (Regime.STRAGGLER, "pipeline"): "Bound by the pipeline's bubble, a slower stage or a slow link:",
 }
 
 
