@@ -25,6 +25,8 @@ class Op(StrEnum):
 
 # That sum over ranks.
 REDUCTIONS = frozenset({Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER})
+# From rank to rank.
+POINT_TO_POINT = frozenset({Op.SEND, Op.RECV, Op.SEND_RECV})
 # Every rank issues these with equal sizes.
 EQUALLY_SIZED = frozenset({Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE})
 # Of these, nccl-tests counts what all ranks together hold.

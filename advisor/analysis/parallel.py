@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.analysis.model import ParallelEntry
 from paro_advise.advisor.facts.attribution import AVERAGES
 from paro_advise.advisor.facts.intervals import Intervals
-from paro_advise.core.collective import Op
+from paro_advise.core.collective import POINT_TO_POINT
 from paro_advise.core.model_state import State
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def exchange_of(aligned: AlignedRun | None, run: Run) -> str | None:
     import polars as pl
 
     rows = aligned.table.filter(pl.col("state") == State.OTHER.value)
-    sent = rows.filter(pl.col("op").is_in([op.value for op in (Op.SEND, Op.RECV, Op.SEND_RECV)]))
+    sent = rows.filter(pl.col("op").is_in([op.value for op in POINT_TO_POINT]))
     if not len(sent) or float(sent["exposed_us"].sum()) <= 0.5 * float(rows["exposed_us"].sum()):
         return None
     names = set(sent["group_desc"].drop_nulls()) - {""}

@@ -57,9 +57,7 @@ def edit_accelerate(text: str, plan: Plan) -> str:
         for name, value in inner.items():
             if not (name == "fsdp_auto_wrap_policy" and policy):
                 _put(found, name, value)
-    out = io.StringIO()
-    yaml.dump(table, out)
-    return out.getvalue()
+    return _written(yaml, table)
 
 
 def edit_accelerate_deepspeed(text: str, plan: Plan) -> str:
@@ -96,9 +94,7 @@ def edit_accelerate_deepspeed(text: str, plan: Plan) -> str:
         refuse_offload(key, found.get(f"{key}_device"), stage, f"deepspeed_config.{key}_device")
     for key, value in {"zero_stage": stage, **wanted}.items():
         _put(found, key, value)
-    out = io.StringIO()
-    yaml.dump(table, out)
-    return out.getvalue()
+    return _written(yaml, table)
 
 
 def accelerate_caveats(text: str, plan: Plan) -> list[str]:
@@ -159,6 +155,12 @@ def _yaml(text: str) -> tuple[Any, Any]:
         return yaml, yaml.load(text)
     except YAMLError as error:
         raise UsageError(f"the file must be YAML: {error}") from error
+
+
+def _written(yaml: Any, table: object) -> str:
+    out = io.StringIO()
+    yaml.dump(table, out)
+    return out.getvalue()
 
 
 def _put(table: dict[str, object], key: str, value: object) -> None:

@@ -229,8 +229,8 @@ def _align(table: pl.DataFrame, ranks: Sequence[int], clock_of: Mapping[int, str
     transfer = (pl.col("finish_us") - last).clip(0.0, duration)
     table = table.with_columns(pl.when(has_match).then(transfer).alias("transfer_us"))
     table = table.with_columns((duration - pl.col("transfer_us")).alias("wait_us"))
-    taking_part = pl.when(pl.col("way").is_not_null()).then(2).otherwise(pl.col("group_size"))
-    partial = joined.filter(pl.col("group_size").is_not_null()).select((pl.col("joined_ranks") < taking_part).mean())
+    is_partial = pl.col("joined_ranks") < ranks_taking_part()
+    partial = joined.filter(pl.col("group_size").is_not_null()).select(is_partial.mean())
     return AlignedRun(
         table=table,
         offset_us=by_rank,
@@ -251,6 +251,13 @@ def _are_of_any() -> pl.Expr:
     is_unnamed = (pl.col("op") == Op.SEND_RECV.value) & (pl.col("group_name") == "") & (pl.col("group_ranks") == "")
     apart_us = pl.col("finish_us").max().over("match") - pl.col("finish_us").min().over("match")
     return is_unnamed & (apart_us.quantile(0.75).over("group_key", "op") > SAME_CLOCK_US)
+
+
+def ranks_taking_part() -> pl.Expr:
+    """Return the expression of how many ranks a collective of an aligned table has: of a transfer two."""
+    import polars as pl
+
+    return pl.when(pl.col("way").is_not_null()).then(2).otherwise(pl.col("group_size"))
 
 
 def unpaired_transfers() -> pl.Expr:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.ranks.clock_alignment import ranks_taking_part
 from paro_advise.advisor.ranks.constants import (
     SLOW_GROUP_FACTOR,
     SLOW_GROUP_MIN_PEERS,
@@ -56,7 +57,7 @@ def find_slow_groups(aligned: AlignedRun | None, run: Run) -> list[SlowGroup]:
     is_sent = pl.col("way").is_not_null()
     table = aligned.table.with_columns(
         pl.when(is_sent).then(pl.lit(Op.SEND.value)).otherwise(pl.col("op")).alias("op"),
-        pl.when(is_sent).then(2).otherwise(pl.col("group_size")).alias("group_size"),
+        ranks_taking_part().alias("group_size"),
         pl.coalesce(pl.col("way").str.replace(">", ","), "group_ranks").alias("group_ranks"),
     )
     whole = (pl.col("group_ranks") != "") & (pl.col("joined_ranks") == pl.col("group_size"))

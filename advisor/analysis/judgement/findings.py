@@ -21,7 +21,7 @@ from paro_advise.advisor.analysis.model import FindingEntry
 from paro_advise.advisor.facts.attribution import OF_OPTIMIZER
 from paro_advise.advisor.ranks.waiting_costs import least_steps
 from paro_advise.advisor.wording.quantities import number_ranges, time_text
-from paro_advise.core.collective import Op
+from paro_advise.core.collective import POINT_TO_POINT
 from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
@@ -124,7 +124,7 @@ def _exposed_other(analysis: Analysis) -> FindingEntry:
 
 def _is_mostly_sent(entries: Sequence[CollectiveEntry]) -> bool:
     """Tell whether most of what these expose are sends and receives."""
-    sent = sum(item.exposed_us or 0.0 for item in entries if item.op in (Op.SEND, Op.RECV, Op.SEND_RECV))
+    sent = sum(item.exposed_us or 0.0 for item in entries if item.op in POINT_TO_POINT)
     return sent > sum(item.exposed_us or 0.0 for item in entries) / 2
 
 

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.parallel import data_parallel_size
 from paro_advise.advisor.prediction.constants import EXPERTS_SHARE
-from paro_advise.core.collective import Op
+from paro_advise.core.collective import POINT_TO_POINT, Op
 from paro_advise.core.model_state import State
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
-
-_PIPELINE = (Op.SEND, Op.RECV, Op.SEND_RECV)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +53,7 @@ def data_parallel(analysis: Analysis, world: int, per_node: int) -> DataParallel
         f"{size} of {world} ranks share the data; the model is cut in {factor} by tensor, context or pipeline "
         "parallelism, whose traffic stays as it is"
     )
-    has_pipeline = any(entry.op in _PIPELINE and entry.count for entry in analysis.collectives)
+    has_pipeline = any(entry.op in POINT_TO_POINT and entry.count for entry in analysis.collectives)
     pipeline = "pipeline parallelism is not modelled: its bubbles change with the strategy" if has_pipeline else ""
     return DataParallel(
         world_size=size, ranks_per_node=here, note=note, unmodelled=pipeline or experts, is_placed=seen is not None

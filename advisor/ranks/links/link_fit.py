@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.ranks.clock_alignment import unpaired_transfers
+from paro_advise.advisor.ranks.clock_alignment import ranks_taking_part, unpaired_transfers
 from paro_advise.advisor.ranks.constants import (
     IMPOSSIBLE_GBPS,
     LATENCY_BYTES,
@@ -115,7 +115,7 @@ def samples_of(table: pl.DataFrame) -> pl.DataFrame:
         pl.col("bytes").is_not_null() & (pl.col("bytes") > 0) & (pl.col("group_size") > 1)
     ).with_columns(
         (pl.col("end_us") - pl.col("start_us")).alias("duration_us"),
-        pl.when(pl.col("way").is_not_null()).then(2).otherwise(pl.col("group_size")).alias("group_size"),
+        ranks_taking_part().alias("group_size"),
     )
     joined = (
         known.filter(pl.col("match").is_not_null())
