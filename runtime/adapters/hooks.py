@@ -19,8 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from paro_advise.errors import TrainingError, UsageError
 from paro_advise.runtime.adapters.names import replace_everywhere, replace_name
 from paro_advise.runtime.adapters.planned.attendance import changes_of
-from paro_advise.runtime.sharding.optimizer import called_within, closure_of, with_closure
-from paro_advise.runtime.sharding.optimizer_methods import gradients_for
+from paro_advise.runtime.sharding.optimizers.methods import gradients_for
+from paro_advise.runtime.sharding.optimizers.optimizer import called_within, closure_of, with_closure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
-from paro_advise.runtime.sharding.optimizer_parameters import is_of_optimizer
+from paro_advise.runtime.sharding.optimizers.parameters import is_of_optimizer
 from paro_advise.runtime.sharding.parameters.owned import OwnedWhole
 from paro_advise.runtime.sharding.parameters.whole import current
 from paro_advise.runtime.sharding.phases.lost_gradients import has_node_hooks

@@ -22,8 +22,8 @@ from paro_advise.runtime.sharding.arrangement import Arrangement, Communicators
 from paro_advise.runtime.sharding.checks import watch_chosen_inputs
 from paro_advise.runtime.sharding.exchange.executor import executor_for
 from paro_advise.runtime.sharding.exchange.usage import Usage
-from paro_advise.runtime.sharding.optimizer_parameters import owned_by_optimizer
-from paro_advise.runtime.sharding.param_states import lead_to_shard
+from paro_advise.runtime.sharding.optimizers.param_states import lead_to_shard
+from paro_advise.runtime.sharding.optimizers.parameters import owned_by_optimizer
 from paro_advise.runtime.sharding.parameters import fsdp2
 from paro_advise.runtime.sharding.parameters.owned import is_in_backward, set_gradient
 from paro_advise.runtime.sharding.parameters.replicated import ReplicatedUnits, cast_passes
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from paro_advise.runtime.sharding.exchange.channels import Channels, GroupGrid
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
-    from paro_advise.runtime.sharding.optimizer import OptimizerShards
+    from paro_advise.runtime.sharding.optimizers.optimizer import OptimizerShards
     from paro_advise.runtime.sharding.parameters.reading import WholeReader
     from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec
     from paro_advise.runtime.sharding.settings import Settings

@@ -24,7 +24,7 @@ from paro_advise.runtime.sharding.checks import check
 from paro_advise.runtime.sharding.engine import Engine
 from paro_advise.runtime.sharding.exchange.channels import GroupGrid
 from paro_advise.runtime.sharding.module import mark
-from paro_advise.runtime.sharding.optimizer import OptimizerShards
+from paro_advise.runtime.sharding.optimizers.optimizer import OptimizerShards
 from paro_advise.runtime.sharding.parameters.owned import release
 from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec, find_units
 from paro_advise.runtime.sharding.parameters.whole import let_dtensors_change_plain_tensors, stand_in

@@ -411,7 +411,8 @@ def keeper_of(parameter: torch.Tensor) -> Keeper | None:
 def versions(parameter: torch.Tensor) -> tuple[int, ...]:
     """Return a value that another one follows when a script changes an owned parameter in place."""
     alias: torch.Tensor | None = parameter.__dict__.get(_ALIAS)
-    in_place = parameter._version, alias._version if alias is not None else 0  # noqa: SLF001 - has no public name
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - asked for each parameter, several times a step
+        in_place = parameter._version, alias._version if alias is not None else 0  # noqa: SLF001 - has no public name
     return *in_place, parameter.__dict__.get(_ASSIGNED, 0)
 
 

@@ -20,7 +20,7 @@ from paro_advise.runtime.sharding.parameters.reading import runs_inside
 if TYPE_CHECKING:
     from paro_advise.runtime.sharding.arrangement import Arrangement
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
-    from paro_advise.runtime.sharding.optimizer import OptimizerShards
+    from paro_advise.runtime.sharding.optimizers.optimizer import OptimizerShards
     from paro_advise.runtime.sharding.parameters.units import Slot
     from paro_advise.runtime.sharding.phases.homes import ParameterHomes
     from paro_advise.runtime.sharding.phases.replicas import Replicas

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.exchange.executor import Executor, Submission
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
     from paro_advise.runtime.sharding.exchange.usage import Usage
-    from paro_advise.runtime.sharding.optimizer import OptimizerShards
+    from paro_advise.runtime.sharding.optimizers.optimizer import OptimizerShards
     from paro_advise.runtime.sharding.parameters.replicated import ReplicatedUnits
     from paro_advise.runtime.sharding.parameters.units import Slot
     from paro_advise.runtime.sharding.parameters.whole import WholeTensor

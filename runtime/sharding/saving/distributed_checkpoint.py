@@ -17,7 +17,7 @@ from torch import nn
 from paro_advise.runtime.import_hooks import when_imported
 from paro_advise.runtime.sharding.engine import Engine
 from paro_advise.runtime.sharding.module import ShardedModule
-from paro_advise.runtime.sharding.param_states import lay_out
+from paro_advise.runtime.sharding.optimizers.param_states import lay_out
 from paro_advise.runtime.sharding.states.whole_states import fsdp2_optimizer_state, part_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from paro_advise.policies.strategy import Level
-from paro_advise.runtime.sharding.param_states import lay_out
+from paro_advise.runtime.sharding.optimizers.param_states import lay_out
 from paro_advise.runtime.sharding.parameters.whole import stand_in
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paro_advise.runtime.sharding.arrangement import Arrangement
     from paro_advise.runtime.sharding.engine import Engine
     from paro_advise.runtime.sharding.exchange.procedure import UnitState
-    from paro_advise.runtime.sharding.optimizer import OptimizerShards
+    from paro_advise.runtime.sharding.optimizers.optimizer import OptimizerShards
     from paro_advise.runtime.torch_types import StateDict
 
     OwnRows = Callable[[Engine, UnitState, int, torch.Tensor], torch.Tensor]

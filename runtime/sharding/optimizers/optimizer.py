@@ -18,16 +18,17 @@ from torch.autograd.graph import increment_version
 from paro_advise.errors import UsageError
 from paro_advise.runtime.compiler import uncompiled
 from paro_advise.runtime.mixins import derived
-from paro_advise.runtime.sharding.optimizer_methods import GRADIENTS, members_for, take_over_base_methods
-from paro_advise.runtime.sharding.optimizer_parameters import set_stepping
-from paro_advise.runtime.sharding.param_states import ParamStates, lay_out
+from paro_advise.runtime.sharding.optimizers.methods import GRADIENTS, PLAIN_STEP, members_for, take_over_base_methods
+from paro_advise.runtime.sharding.optimizers.param_states import ParamStates, lay_out
+from paro_advise.runtime.sharding.optimizers.parameters import set_stepping
+from paro_advise.runtime.sharding.optimizers.plain_steps import PlainStep
 from paro_advise.runtime.sharding.parameters.draws import let_steps_draw_whole
 from paro_advise.runtime.sharding.parameters.owned import gradient_of, set_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from paro_advise.runtime.sharding.optimizer_methods import Gradients
+    from paro_advise.runtime.sharding.optimizers.methods import Gradients
     from paro_advise.runtime.sharding.parameters.units import Slot
     from paro_advise.runtime.torch_types import Arguments, Keywords, ParamGroup, StateDict
 
@@ -71,17 +72,31 @@ def with_closure(closure: Callable[[], object], args: Arguments, kwargs: Keyword
 
 @uncompiled
 def _before_step(
-    gradients: Gradients, _: torch.optim.Optimizer, args: Arguments, kwargs: Keywords
+    gradients: Gradients, optimizer: torch.optim.Optimizer, args: Arguments, kwargs: Keywords
 ) -> tuple[Arguments, Keywords] | None:
     """Bring gradients to an optimizer: those that wait for the step, and those that its closure makes."""
     closure = closure_of(args, kwargs)
     are_waiting = closure is None or gradients.are_waiting()
+    begin = partial(_begin, gradients, optimizer)
     if are_waiting:
-        gradients.before_step()
+        begin()
     if closure is None:
         return None
-    stand_in = called_within(closure, gradients.pause_step, gradients.before_step, is_under_way=are_waiting)
+    stand_in = called_within(closure, gradients.pause_step, begin, is_under_way=are_waiting)
     return with_closure(stand_in, args, kwargs)
+
+
+def _begin(gradients: Gradients, optimizer: torch.optim.Optimizer) -> None:
+    gradients.before_step()
+    states = optimizer.state
+    assert isinstance(states, ParamStates)
+    optimizer.__dict__[PLAIN_STEP] = PlainStep.of(optimizer, states)
+
+
+def _end_plain(optimizer: torch.optim.Optimizer) -> None:
+    step: PlainStep | None = optimizer.__dict__.pop(PLAIN_STEP, None)
+    if step is not None:
+        step.end()
 
 
 @uncompiled
@@ -301,6 +316,8 @@ class OptimizerShards:
         if enabled == self._is_stepping:
             return
         self._is_stepping = enabled
+        for optimizer in () if enabled else self.optimizers:
+            _end_plain(optimizer)
         for shard in self.shards.values():
             set_stepping(shard, enabled=enabled)
         for optimizer in self.optimizers:

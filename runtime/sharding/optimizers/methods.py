@@ -11,11 +11,13 @@ from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
 from paro_advise.runtime.base_methods import is_ours, stand_beneath
-from paro_advise.runtime.sharding.param_states import ParamStates
+from paro_advise.runtime.sharding.optimizers.param_states import ParamStates
 
 if TYPE_CHECKING:
+    from collections import defaultdict
     from collections.abc import Callable
 
+    from paro_advise.runtime.sharding.optimizers.plain_steps import PlainStep
     from paro_advise.runtime.torch_types import ParamGroup, StateDict
 
 
@@ -51,7 +53,8 @@ class Gradients(Protocol):
         """Take a state by qualified names."""
 
 
-GRADIENTS, _WAS_ASKED = "_paro_gradients", "_paro_was_asked"  # names of attributes of optimizers
+# Names of attributes of optimizers.
+GRADIENTS, PLAIN_STEP, _WAS_ASKED = "_paro_gradients", "_paro_plain_step", "_paro_was_asked"
 
 
 def gradients_for(optimizer: torch.optim.Optimizer) -> Gradients | None:
@@ -74,6 +77,9 @@ class ShardedOptimizer:
     @property
     def param_groups(self) -> list[ParamGroup]:
         """Return the groups, whose parameters have what a script has changed on the model's side."""
+        step: PlainStep | None = self.__dict__.get(PLAIN_STEP)
+        if step is not None and step.is_asking():
+            return step.groups
         self._paro_gradients.before_groups()
         groups: list[ParamGroup] = self.__dict__["param_groups"]
         return groups
@@ -83,8 +89,11 @@ class ShardedOptimizer:
         self.__dict__["param_groups"] = groups
 
     @property
-    def state(self) -> ParamStates:
+    def state(self) -> defaultdict[torch.Tensor, StateDict]:
         """Return the states, by parameters of the optimizer or of the model."""
+        step: PlainStep | None = self.__dict__.get(PLAIN_STEP)
+        if step is not None and step.is_asking():
+            return step.state
         states = self.__dict__["state"]
         if not isinstance(states, ParamStates):
             states = self.__dict__["state"] = ParamStates(states)

@@ -1,0 +1,1 @@
+"""The user's optimizers at work on the parts of a model that this rank holds."""
