@@ -224,7 +224,7 @@ def analyze(
     from paro_advise.advisor.facts.reading.choice import EngineChoice, EngineName
 
     if not paths:
-        raise UsageError("analyze must get a path")
+        raise UsageError("no path given")
     if not all(isinstance(path, str | os.PathLike) for path in paths):
         raise UsageError("paths must be arguments of their own", hint="analyze(*paths) where they are a list")
     _require(1, gpus_per_node=gpus_per_node, tokens_per_step=tokens_per_step, jobs=jobs)

@@ -13,7 +13,7 @@ from typing import Any
 from paro_advise.core.documents import Format, document_bytes, from_json
 from paro_advise.errors import ForeignDataError, UsageError
 from paro_advise.policies.frameworks.model import Fidelity, Offload, Variant
-from paro_advise.policies.frameworks.registry import approximation_of, exports_of
+from paro_advise.policies.frameworks.registry import RUNTIME, approximation_of, exports_of
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
 from paro_advise.policies.traffic import Traffic  # noqa: TC001 - the format is decoded by this type
 
@@ -92,6 +92,12 @@ class Choice:
     traffic: Traffic | None = None
     eligible: bool = True  # since 1.4
     reduces_each_micro_batch: bool = False  # since 1.7
+
+    @property
+    def exact_frameworks(self) -> tuple[str, ...]:
+        """Return the names of frameworks whose own settings express it exactly."""
+        names = (name for name, fidelity in self.exports.items() if fidelity == Fidelity.EXACT)
+        return tuple(name for name in names if name != RUNTIME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,7 +371,7 @@ def check_runnable(plan: Plan) -> None:
     chosen = plan.chosen
     if plan.verdict == Verdict.KEEP or not chosen.variant:
         return
-    has_it = [name for name, fidelity in chosen.exports.items() if fidelity == Fidelity.EXACT]
+    has_it = chosen.exact_frameworks
     raise UsageError(
         f"a plan must be one of the runtime's own strategies to run, got {chosen.triple}, {chosen.variant.label}",
         where=f"plan {plan.plan_id}",

@@ -177,7 +177,7 @@ def test_pauses_cost_what_they_take_though_usual_steps_are_the_same(analysis):
     for name, factor in (("throughput", 101 / 191), ("cost", 191 / 101), ("device_hours", 191 / 101)):
         assert metrics[name].after / metrics[name].before == pytest.approx(factor, rel=0.001)
     assert found.verdict == metrics["throughput"].verdict == "worse"
-    assert "6 of 60 steps after stalled and make the mean 191 us, not 101 us" in found.text
+    assert "6 of 60 steps after took over 1.5 times the usual and make the mean 191 us, not 101 us" in found.text
     same = compare(*pair(analysis, pausing, pausing), None, Terms())
     assert same.verdict == "same"
     # Usual steps are a tenth faster, and the run does half of the work: that is no gain.

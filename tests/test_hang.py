@@ -361,7 +361,7 @@ def test_what_cannot_have_finished_has_failed(tmp_path):
 def test_where_all_have_issued_it_nobody_is_blamed(tmp_path):
     hang = diagnosed(tmp_path / "d", {rank: dump(entry(5)) for rank in range(4)})
     assert hang.culprits == ()
-    assert "a device or the network between them stands" in hang.text
+    assert "a device or the network between them is stuck" in hang.text
 
 
 def test_a_rank_that_waits_in_something_unexplained_is_not_blamed(tmp_path):

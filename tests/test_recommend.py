@@ -249,7 +249,7 @@ def test_what_a_plan_may_not_choose_stands_behind_what_it_may():
     text = plan_text(plan)
     before, _, after = text.partition("Not for this plan to choose:")
     assert "HO-Ring" not in before.partition("strategy")[2]
-    assert after.lstrip().startswith("experimental: HO-Ring was never run on GPUs")
+    assert after.lstrip().startswith("experimental: HO-Ring has never been timed on GPUs")
     assert sum(line.startswith("*") for line in before.splitlines()) == (1 if plan.verdict == "change" else 0)
     assert not any(choice.eligible for choice in plan.candidates if choice.collectives == "ho_ring")
 

@@ -50,7 +50,7 @@ def find_inputs(paths: Iterable[str]) -> tuple[list[SourceRef], bool]:
         is_collection |= expanded
         if not files:
             raise NoInputError(
-                "an input must be a file, a folder with files or a glob that matches some, found nothing here",
+                "nothing found at this path",
                 where=text,
                 hint=_hint_of_nothing(Path(text)),
             )

@@ -78,7 +78,7 @@ def _copy_pipe(descriptor: int, path: str, file: IO[bytes]) -> None:
             return
         elif time.monotonic() > ends:
             raise InputError(
-                "a pipe must have somebody who writes to it, nobody opened this one",
+                "nothing writes to this pipe",
                 where=path,
                 hint="start the writer first, or pass a file",
             )

@@ -13,6 +13,7 @@ from paro_advise.advisor.comparison.acceptance import Thresholds, judge
 from paro_advise.advisor.comparison.bootstrap import Change, change_between, typical
 from paro_advise.advisor.comparison.comparability import check_comparability, doubt_of_work
 from paro_advise.advisor.comparison.constants import MIN_SAMPLES, REAL_CHANGE_PCT, REPEATS_PCT
+from paro_advise.advisor.comparison.long_steps import have_long_steps, long_steps_text, overall_verdict
 from paro_advise.advisor.comparison.metrics import mean_us, metric_of
 from paro_advise.advisor.comparison.model import (
     FORMAT,
@@ -32,7 +33,6 @@ from paro_advise.advisor.comparison.rank_parts import (
     over_ranks,
     unattributed_states,
 )
-from paro_advise.advisor.comparison.stalls import have_stalls, overall_verdict, stalls_text
 from paro_advise.core.model_state import MODEL_STATES
 from paro_advise.core.plural import plural
 from paro_advise.errors import StalePlanError
@@ -100,7 +100,7 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
         acceptance=judge(terms.thresholds, by_name["throughput"], parity, sides[1].peak_memory_bytes, device),
         verdict=overall_verdict(step, by_name["throughput"], times),
         text=_text(step, sides, plan, untested)
-        + stalls_text(by_name["throughput"], times)
+        + long_steps_text(by_name["throughput"], times)
         + doubt_of_work(before, after)
         + doubt_of_ranks(before, after),
         unlike=unlike,
@@ -168,7 +168,7 @@ def _metrics(
     steps_us = [typical(values) if values else None for values in (first, second)]
     change = change_between(first, second, paired=paired)
     found = [metric_of("step_time", "us", steps_us[0], steps_us[1], change, samples="steps")]
-    if have_stalls([side.step_time_us for side in sides]):  # what a run does in an hour, it does with its stalls
+    if have_long_steps([side.step_time_us for side in sides]):  # what a run does in an hour, it does with its stalls
         steps_us = [math.fsum(values) / len(values) if values else None for values in (first, second)]
         change = change_between(first, second, paired=paired, trim=0.0)
         found.append(metric_of("step_time_mean", "us", steps_us[0], steps_us[1], change, samples="steps"))

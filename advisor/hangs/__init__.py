@@ -1,1 +1,1 @@
-"""Steps cut out of traces for a viewer: of one rank, or of all ranks on one clock."""
+"""Who holds up a hung job, from flight-recorder dumps, stacks, RAS reports and watchdog logs."""

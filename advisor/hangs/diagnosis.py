@@ -74,7 +74,7 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     unknown = sorted({*unseen, *unread_ends})
     is_part = bool(unseen) and len(unknown) > 1 and len(unknown) >= len(dumps)
     # One rank that died takes others with it; several of which nothing is here may as well be left out by whoever asks,
-    # and so may one where another rank waits in nothing and stands.
+    # and so may one where another rank waits in nothing and is stuck.
     doubtful = late_or_victims if len(unseen) == len(culprits) > 1 else []
     if len(unseen) == len(culprits) == 1:
         waiting = {rank for knot in knots for rank in knot.waiting}
@@ -291,8 +291,8 @@ def _text(
     if alone is not None:
         return (
             f"Cannot tell who is at fault: {named_ranks(alone.waiting)} {verb(alone.waiting)} in "
-            f"{_title(alone.group, alone.issued)}, which {named_ranks(alone.absent)} never issued: these stand, or it "
-            "is one too many."
+            f"{_title(alone.group, alone.issued)}, which {named_ranks(alone.absent)} never issued: either these ranks "
+            "are stuck, or that collective should not have been issued."
         )
     if culprits:
         return blame(culprits)
@@ -314,13 +314,13 @@ def _text(
             have = [("has" if len(ranks) == 1 else "have") for ranks in (knot.waiting, done)]
             return (
                 f"Cannot tell who is at fault: {named_ranks(knot.waiting)} {have[0]} not finished "
-                f"{_title(knot.group, knot.issued)}, which {named_ranks(done)} {have[1]}: a device, or a rank of which "
-                "nothing can be read, stands."
+                f"{_title(knot.group, knot.issued)}, which {named_ranks(done)} {have[1]}: a device, or a rank that "
+                "left no readable dump, is stuck."
             )
         return (
             f"Cannot tell who is at fault: {named_ranks(knot.waiting)}, all that are known of "
             f"{_group_text(knot.group)}, have issued {_operation(knot.issued)}, and none has finished it: a rank "
-            "without a dump, a device or the network between them stands."
+            "without a dump, a device or the network between them is stuck."
         )
     late = [knot for knot in knots if knot.awaited]
     if late and missing:

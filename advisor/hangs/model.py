@@ -28,7 +28,7 @@ class Culprit:
         cause: see Cause.
         why: as a sentence.
         last: what its dump shows that it issued last, "" where it shows nothing.
-        stack: since 1.1; where its main thread stands, the innermost calls first, "" where no stack is at hand.
+        stack: since 1.1; where its main thread is, the innermost calls first, "" where no stack is at hand.
     """
 
     rank: int
@@ -91,7 +91,7 @@ class Hang:
         waits: the earliest wait of each rank, by group.
         mismatches: at most one a group, the earliest.
         circle: ranks that wait for each other, where no rank is at fault alone.
-        places: since 1.1; the ranks whose main threads stand in each place, where stacks are at hand.
+        places: since 1.1; the ranks whose main threads are in each place, where stacks are at hand.
     """
 
     format: str

@@ -3,7 +3,7 @@
 RAS counts what ranks have launched, not what has finished, and neither sends and receives nor what CUDA graphs replay.
 A rank that has launched fewer collectives of a kind than another one of its communicator is waited for; likely at fault
 is who is waited for and has nowhere launched more than others have. Counts of one moment also differ in a job that
-runs: only a second report, in which they are the same, tells that it stands.
+runs: only a second report, in which they are the same, tells that it is stuck.
 """
 
 from __future__ import annotations
@@ -237,7 +237,8 @@ def _is_same(before: RasReport, now: RasReport) -> bool:
 def _moved_text(moved: RasReport, latest: RasReport) -> str:
     return (
         f"The job moved: collectives were launched, or communicators made or left, between the reports of {moved.time} "
-        f"and {latest.time}. If it stands since then, give two newer ones; to find who is slow, record a trace."
+        f"and {latest.time}. If it has been stuck since then, give two newer reports; to find who is slow, record a "
+        "trace."
     )
 
 
@@ -303,16 +304,16 @@ def _verdict(
         one = min(late, key=lambda each: len(each.ahead) - len(each.behind))
         return (
             f"Cannot tell who is at fault: {named_ranks(one.ahead)} {verb(one.ahead)} in {one.operation} of "
-            f"communicator {one.communicator.name}, which {named_ranks(one.behind)} never launched: these stand, or it "
-            "is one too many."
+            f"communicator {one.communicator.name}, which {named_ranks(one.behind)} never launched: either these "
+            "ranks are stuck, or that collective should not have been launched."
         )
     total = sum(_is_compared(one, places[one.name]) for one in latest.communicators)
     if not total:
         return "Cannot tell who is at fault: no communicator in this report could be compared."
     return (
         f"Cannot tell who is at fault: in {plural(total, 'communicator')} all ranks have launched the same number of "
-        f"collectives. If the job stands, a device, the network or what RAS does not count may: {_NOT_COUNTED}. Dumps "
-        "of the flight recorder or stacks tell more."
+        f"collectives. If the job is stuck, the cause may be a device, the network or what RAS does not count: "
+        f"{_NOT_COUNTED}. Flight-recorder dumps or stacks tell more."
     )
 
 

@@ -178,15 +178,15 @@ def _with_ras(hang: Hang, reports: Sequence[RasReport]) -> Hang:
 
 
 def _with_stacks(hang: Hang, known: dict[int, Stacks]) -> Hang:
-    """Add where ranks stand; where dumps do not tell who is at fault, stacks may."""
+    """Add where ranks are; where dumps do not tell who is at fault, stacks may."""
     if not known:
         return hang
     by_stacks = diagnose_stacks(known)
     if not hang.culprits and by_stacks.culprits:
         return replace(hang, text=by_stacks.text, culprits=by_stacks.culprits, places=by_stacks.places)
     culprits = tuple(_with_stack(one, known) for one in hang.culprits)
-    stand = " ".join(f"Rank {one.rank} stands in {one.stack}." for one in culprits if one.stack)
-    return replace(hang, text=f"{hang.text} {stand}".strip(), culprits=culprits, places=by_stacks.places)
+    located = " ".join(f"Rank {one.rank} is in {one.stack}." for one in culprits if one.stack)
+    return replace(hang, text=f"{hang.text} {located}".strip(), culprits=culprits, places=by_stacks.places)
 
 
 def _with_stack(culprit: Culprit, known: dict[int, Stacks]) -> Culprit:

@@ -1,4 +1,4 @@
-"""Where the processes of a job that hangs stand, by their Python stacks (pure)."""
+"""Where the processes of a hung job are, by their Python stacks (pure)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def diagnose_stacks(stacks: Mapping[int, Stacks]) -> Hang:
         Culprit(
             rank=rank,
             cause=Cause.HOST,
-            why=f"stands in {place_of(stacks[rank])}, while {named_ranks(waiting)} {verb(waiting)} in collectives",
+            why=f"is in {place_of(stacks[rank])}, while {named_ranks(waiting)} {verb(waiting)} in collectives",
             last="",
             stack=place_of(stacks[rank]),
         )
@@ -66,7 +66,7 @@ def is_waiting(stacks: Stacks) -> bool:
 
 
 def place_of(stacks: Stacks) -> str:
-    """Return where the main thread stands: its innermost calls."""
+    """Return where the main thread is: its innermost calls."""
     return " < ".join(_frame_text(frame) for frame in stacks.main[:_SHOWN])
 
 

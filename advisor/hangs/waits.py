@@ -134,7 +134,7 @@ def matched_transfers(groups: Sequence[Group], *, tells_begins: bool = False) ->
 
 
 def stuck_alone(group: Group) -> dict[int, Issued]:
-    """Return the ranks that have not finished what another one of the group has: their devices stand."""
+    """Return the ranks that have not finished what another one of the group has: their devices are stuck."""
     found = {}
     for rank, one in group.members.items():
         seq = one.first_pending

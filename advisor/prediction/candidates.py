@@ -12,7 +12,7 @@ from paro_advise.advisor.prediction.constants import (
 )
 from paro_advise.core.framework import Framework
 from paro_advise.policies.frameworks.model import Fidelity, Offload, Variant
-from paro_advise.policies.frameworks.registry import exports_of, family_of, variants
+from paro_advise.policies.frameworks.registry import RUNTIME, exports_of, family_of, variants
 from paro_advise.policies.memory import shards
 from paro_advise.policies.strategy import KEPT, PARTIAL_ONLY, CollectiveBackend, Level, Strategy
 from paro_advise.policies.traffic import Shape
@@ -28,8 +28,6 @@ _HOST_SHARES = {
     Framework.DDP: 1.7,
     Framework.DDP_ZERO: 1.7,
 }
-# What our runtime takes over as it is, with the backend's own collectives.
-_TAKEN_OVER = ("NNN", "III", "GGG")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,8 +179,8 @@ def is_proposable(candidate: Candidate, framework: Framework) -> bool:
     """
     if candidate.offload.moves_parameters:
         return framework == Framework.DEEPSPEED and is_at_hand(candidate, framework)
-    taken_over = str(candidate.strategy) in _TAKEN_OVER and not candidate.variant and not candidate.offload
-    return candidate.collectives == CollectiveBackend.HO_RING or taken_over
+    exports = exports_of(candidate.strategy, candidate.collectives, candidate.variant, candidate.offload)
+    return exports[RUNTIME] == Fidelity.EXACT
 
 
 def may_choose(candidate: Candidate, calibration: Calibration, *, allow_untested: bool) -> bool:

@@ -24,8 +24,6 @@ from paro_advise.policies.memory import (
 from paro_advise.policies.strategy import Level, Strategy
 from paro_advise.policies.traffic import Shape, Traffic, step_traffic
 
-NEEDS = "needs"  # begins the reason of what does not fit into a device's memory
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -76,6 +74,7 @@ class Scored:
         peak: expected bytes of one rank, activations included; None where those are not known.
         redundancy: bytes that one rank holds beyond GGG.
         traffic: bytes that one rank sends in a step.
+        exceeds_memory: it needs more of a device's memory than may be planned.
         reason: why it does not fit, "" if it does.
     """
 
@@ -86,6 +85,7 @@ class Scored:
     peak: float | None
     redundancy: float
     traffic: Traffic | None
+    exceeds_memory: bool
     reason: str
 
 
@@ -163,6 +163,7 @@ def score(calibration: Calibration, candidate: Candidate, limits: Limits, times:
         peak=peak,
         redundancy=redundancy,
         traffic=traffic(calibration, candidate),
+        exceeds_memory=total > limits.plannable_bytes,
         reason=_reason(candidate, limits, total, redundancy),
     )
 
@@ -206,7 +207,7 @@ def _reason(candidate: Candidate, limits: Limits, total: float, redundancy: floa
         most = f"{CAPACITY_SHARE:.0%}"
         if limits.run_bytes == limits.plannable_bytes:
             most = f"{bytes_text(limits.run_bytes)}, as the run as it is needs,"
-        return f"{NEEDS} {bytes_text(total)} of {bytes_text(capacity)}; at most {most} may be planned"
+        return f"needs {bytes_text(total)} of {bytes_text(capacity)}; at most {most} may be planned"
     if candidate.variant.changes_numbers:
         return "changes the numbers: it sends quantised parameters and gradients"
     if budget is not None and redundancy > budget:

@@ -37,7 +37,7 @@ def render_hang(hang: Hang, provenance: Provenance) -> str:
         missing=number_ranges(hang.ranks_missing) if hang.ranks_missing else "",
         culprits=make_table("table-culprits", "At fault", ("rank", "cause", "why", "last issued"), culprits),
         waits=make_table("table-waits", "Who waits for whom", ("group", "waiting", "in", "for"), waits),
-        places=make_table("table-places", "Where main threads stand", ("ranks", "innermost calls"), places),
+        places=make_table("table-places", "Main threads by location", ("ranks", "innermost calls"), places),
         mismatches=make_table(
             "table-mismatches",
             "Different collectives under one number",

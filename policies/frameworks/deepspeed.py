@@ -36,11 +36,11 @@ def zero_settings(target: Target) -> dict[str, object]:
         zero["overlap_comm"] = True
     if target.offload:
         if not stage:
-            raise UsageError("DeepSpeed must shard the optimizer to offload it, the plan wants stage 0")
+            raise UsageError("DeepSpeed cannot offload the optimizer at stage 0, which the plan wants")
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if target.offload.moves_parameters:
         if stage != _WHOLE_STAGE:
-            raise UsageError(f"DeepSpeed must run stage 3 to offload parameters, the plan wants stage {stage}")
+            raise UsageError(f"DeepSpeed offloads parameters at stage 3 only, the plan wants stage {stage}")
         zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     return zero
 

@@ -28,6 +28,7 @@ EXPORTED = {
 # In this order: a run of our runtime holds FSDP2's marks as well, ZeroRedundancyOptimizer's holds DDP's.
 OBSERVED = (RUNTIME_TRACES, FSDP2, FSDP1, ZERO_REDUNDANCY, DDP, DEEPSPEED, MEGATRON)
 RUNTIME = "paro_advise"  # our own runtime among the names of frameworks
+_TAKEN_OVER = ("NNN", "III", "GGG")  # triples that it runs with the backend's own collectives, too
 
 _TORCH = frozenset({"fsdp1", "fsdp2", "torchtitan", "accelerate", "lightning", "transformers"})
 # Whose settings a run can take; one that was not recognised may be any.
@@ -106,11 +107,11 @@ def exports_of(
     variant: Variant = Variant.PLAIN,
     offload: Offload = Offload.NONE,
 ) -> dict[str, Fidelity]:
-    """Return the fidelity by framework; our own runtime runs every kept strategy.
+    """Return the fidelity by framework; our own runtime runs every kept strategy with HO-Ring.
 
     Args:
         strategy: the triple.
-        collectives: HO-Ring only our runtime has.
+        collectives: HO-Ring only our runtime has, which takes the native ones of some strategies over as they are.
         variant: only some frameworks have.
         offload: the optimizer's states DeepSpeed and our runtime keep on the host, parameters DeepSpeed alone.
     """
@@ -120,7 +121,8 @@ def exports_of(
         shards_optimizer = str(strategy)[2] != "N"
         can = shards_optimizer and (not offload.moves_parameters or str(strategy) == "GGG")
         found = {name: value if name == "deepspeed" and can else Fidelity.UNSUPPORTED for name, value in found.items()}
-    ours = not native and not offload.moves_parameters
+    takes_over = str(strategy) in _TAKEN_OVER and not variant and not offload
+    ours = takes_over if native else not offload.moves_parameters
     return {RUNTIME: Fidelity.EXACT if ours else Fidelity.UNSUPPORTED, **found}
 
 
@@ -140,8 +142,8 @@ def export(framework: str, target: Target) -> Export:
         raise UsageError(f"a framework must be one of {', '.join(EXPORTED)}, got {framework!r}")
     if target.offload and framework != "deepspeed":
         raise UsageError(
-            f"{framework} must be able to keep states on the host as the plan does, its export cannot say so",
-            hint="deepspeed can; the optimizer's alone also paro_advise.runtime.shard(offload_optimizer=True)",
+            f"{framework} exports cannot offload states to the host, as the plan does",
+            hint="deepspeed's can; the optimizer's alone also paro_advise.runtime.shard(offload_optimizer=True)",
         )
     fidelities = exports_of(Strategy.parse(target.triple), CollectiveBackend.NATIVE, target.variant)
     fidelity, render = fidelities[framework], EXPORTED[framework].render
@@ -149,7 +151,7 @@ def export(framework: str, target: Target) -> Export:
         known = [name for name, value in fidelities.items() if value != Fidelity.UNSUPPORTED]
         way = f", {target.variant.label}" if target.variant else ""
         raise UsageError(
-            f"{framework} must be able to express {target.triple}{way}, it has no settings for it",
+            f"{framework} has no settings for {target.triple}{way}",
             hint=f"these have: {', '.join(known) or 'none'}"
             + ("" if target.variant else "; paro_advise.runtime.shard runs every strategy"),
         )

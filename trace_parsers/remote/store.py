@@ -115,7 +115,7 @@ def list_objects(text: str) -> list[RemoteObject]:
         _fail(error, text)
     if not found:
         raise NoInputError(
-            "an address must name an object or a prefix of some, found nothing there",
+            "nothing found at this address",
             where=shown_address(text),
             hint="check bucket and prefix; a folder is read with all that lies below it",
         )

@@ -79,12 +79,12 @@ def command(*, plan_file: str, target: str, action: str, force: bool, quiet: boo
     if action == "write":
         if backup.exists():
             raise UsageError(
-                f"a copy from an earlier apply must be dealt with first, {backup.name} exists",
-                hint="run `apply --undo`, or remove the copy",
+                f"a backup from an earlier apply exists: {backup.name}",
+                hint="run `apply --undo`, or remove the backup",
             )
         write_output(str(backup), before.encode(), force=False, mode=mode)
         write_output(str(path), made.text.encode(), force=True, mode=mode)
-        click.echo(f"wrote {target}; the copy is {backup.name}, `apply --undo` puts it back", err=True)
+        click.echo(f"wrote {target}; the backup is {backup.name}, `apply --undo` restores it", err=True)
     elif not quiet:
         click.echo(f"next: paro-advise apply {plan_file} {target} --write", err=True)
 
@@ -98,7 +98,7 @@ def _text(path: Path) -> str:
 
 
 def _undo(path: Path, backup: Path, *, force: bool, is_ours: Callable[[str, str], bool]) -> None:
-    """Put the copy back.
+    """Restore the backup.
 
     Raises:
         InputError: there is none.
@@ -107,11 +107,11 @@ def _undo(path: Path, backup: Path, *, force: bool, is_ours: Callable[[str, str]
     from paro_advise.advisor.commands.output import write_output
 
     if not backup.is_file():
-        raise InputError("an undo must find the copy that --write left", where=str(backup))
+        raise InputError("nothing to undo: no backup found", where=str(backup))
     before = _text(backup)
     if not force and not is_ours(before, _text(path)):
         raise UsageError(
-            f"{path.name} must be as apply left it, it was changed since (or by another plan)",
+            f"{path.name} was changed since `apply`, or by another plan",
             hint="pass --force to lose those changes",
         )
     write_output(str(path), before.encode(), force=True, mode=backup.stat().st_mode & 0o7777)

@@ -83,7 +83,7 @@ def command(
     for line in _missing(attached):
         click.echo(f"paro-advise: {plain(line)}", err=True)
     if not attached.written:
-        raise InputError("attach must bring a trace, no process has written one", where=folder)
+        raise InputError("no process wrote a trace", where=folder)
     for path in old_files(request.folder):
         if path.stat().st_mtime < begun_s:  # what other nodes write meanwhile stays
             path.unlink(missing_ok=True)

@@ -100,7 +100,7 @@ def refuse_to_replace(folder: Path) -> None:
     """
     if old_files(folder):
         raise WouldOverwriteError(
-            "a capture must not replace another, this folder holds one",
+            "this folder already holds a capture",
             where=str(folder),
             hint="name another folder, or pass --force to replace it",
         )

@@ -114,7 +114,7 @@ def _train(lab: Lab, script: Path, traces: Path, environment: Mapping[str, str])
     if not result.ok:
         log = result.nodes[0].log
         tail = log.read_text(errors="replace").strip().splitlines()[-12:]
-        raise TrainingError("the training must end well, a node failed:\n" + "\n".join(tail), where=str(log))
+        raise TrainingError("training failed on a node:\n" + "\n".join(tail), where=str(log))
     _say(f"done in {time.monotonic() - begin:.0f} s")
 
 

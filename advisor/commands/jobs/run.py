@@ -59,7 +59,7 @@ def command(
     )
 
     if folder is None and (steps or force):
-        raise UsageError("--steps and --force must come with --capture, which they are about")
+        raise UsageError("--steps and --force need --capture")
     steps = steps or DEFAULT_STEPS
     plan = read_plan(plan_file)
     check_runnable(plan)
@@ -82,7 +82,7 @@ def command(
         summary(request.folder, steps, plan_file)
     if code == 0 and not is_applied:
         raise StalePlanError(
-            "a job must train under the plan that it was started with, no process of this one applied it",
+            "the job ended without applying the plan",
             hint="its Python needs paro-advise, its launcher must pass PYTHONPATH and PARO_* on to the ranks, and "
             "its script must use FSDP2, FSDP1, DDP, ZeroRedundancyOptimizer or DeepSpeed",
         )

@@ -148,9 +148,9 @@ def _ask(job: Path, plan: bytes) -> None:
 def _report(answer: dict[str, Any], job: Path, *, is_report: bool) -> _Report:
     if "error" in answer:
         raise SwitchError(
-            f"the job must be able to take the plan, it answered: {answer['error']}",
+            f"the job rejected the plan: {answer['error']}",
             where=str(job),
-            hint="it goes on under its old plan",
+            hint="it keeps its old plan",
         )
     said = f"{answer['before']} -> {answer['after']} in {answer['seconds']:.2f} s (plan {answer['plan_id']})"
     click.echo(said, err=not is_report)
@@ -173,7 +173,7 @@ def _answer(job: Path, timeout_s: float) -> dict[str, Any]:
             return found
         time.sleep(_POLL_S)
     raise SwitchError(
-        f"the job must answer within {timeout_s:g} s, it did not",
+        f"no answer from the job within {timeout_s:g} s",
         where=str(job),
         hint="a request is taken within two steps; is the job still running?",
     )

@@ -126,7 +126,7 @@ def _conclude_look(folder: str, logs: Sequence[LoggedSteps], *, is_alarmed: bool
 
     if not logs:
         hint = "start the job with `capture -o DIR`"
-        raise InputError("watch must find step logs, there are none", where=folder, hint=hint)
+        raise InputError("no step logs found", where=folder, hint=hint)
     click.echo(watched_text(logs, is_alarmed=is_alarmed), err=True)
 
 

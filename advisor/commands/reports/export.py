@@ -73,7 +73,7 @@ def command(
 
     if not (prometheus or otel or grafana or inductor):
         raise UsageError(
-            "export must get an output", hint="--prometheus FILE, --otel FILE, --grafana FILE or --inductor FILE"
+            "no output given", hint="pass --prometheus FILE, --otel FILE, --grafana FILE or --inductor FILE"
         )
     inputs = [text for text in (*paths, plan_file) if text]
     targets = Targets.checked(prometheus, otel, grafana, inductor, force=force, inputs=inputs)
@@ -111,7 +111,7 @@ def _check_profile(target: str, paths: tuple[str, ...]) -> None:
         UsageError: it is one.
     """
     if not paths:
-        raise UsageError("export must get a PATH", hint="the traces of all ranks")
+        raise UsageError("no PATH given", hint="pass the traces of all ranks")
     refuse_remote(paths, "a compiler's profile")
     if target.endswith(".gz"):
         raise UsageError("a compiler's profile must not be compressed, got .gz", where=target)
@@ -145,7 +145,7 @@ def _measures(
     from paro_advise.policies.plan import read_plan
 
     if not paths:
-        raise UsageError("export must get a PATH", hint="what `analyze` reads, or the JSON that it wrote")
+        raise UsageError("no PATH given", hint="pass what `analyze` reads, or the JSON that it wrote")
     analysis, _ = load_analysis(paths, Options(gpus_per_node=gpus_per_node), progress, engine=engine)
     progress.notices(analysis.data_quality)
     return measures_of(analysis, read_plan(plan_file) if plan_file else None)

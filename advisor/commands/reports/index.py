@@ -59,7 +59,7 @@ def command(*, folder: str, output: str | None, force: bool) -> None:
     # A page and a JSON of one comparison are one entry; the page can be opened.
     by_content = {entry.data: entry for entry in sorted(found, key=lambda entry: entry.path.endswith(".html"))}
     if not by_content:
-        raise NoInputError("an index must find comparisons, there are none", where=folder, hint="run `compare` first")
+        raise NoInputError("no comparisons found", where=folder, hint="run `compare` first")
     entries = sorted(by_content.values(), key=lambda entry: entry.modified_s, reverse=True)
     write_output(target, render_index(entries, provenance()).encode(), force=force)
     for problem in problems:

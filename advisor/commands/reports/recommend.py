@@ -51,7 +51,9 @@ if TYPE_CHECKING:
     help="Write the plan for deepspeed, fsdp1, fsdp2, torchtitan, accelerate, megatron, lightning or transformers; -.",
 )
 @click.option(
-    "--allow-untested", is_flag=True, help="Let the plan choose what was never timed on GPUs: HO-Ring, our runtime."
+    "--allow-untested",
+    is_flag=True,
+    help="Also let the plan choose what was never timed on GPUs (HO-Ring, the bundled runtime).",
 )
 @click.option("--strategy", metavar="TRIPLE[/SIZE]", help="Make the plan for this strategy, such as IIG/8.")
 @click.option("--what-if", "what_ifs", multiple=True, metavar="NAME=VALUE", help="Also answer nodes=64, inter-gbps=50.")

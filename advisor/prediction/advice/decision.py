@@ -16,11 +16,10 @@ from paro_advise.advisor.prediction.constants import (
     HOPELESS_PCT,
     NAMED_RATIO,
 )
-from paro_advise.advisor.prediction.scoring import NEEDS
 from paro_advise.advisor.wording.quantities import bytes_text, signed_text
 from paro_advise.core.framework import Framework
 from paro_advise.policies.frameworks.model import Fidelity
-from paro_advise.policies.frameworks.registry import RUNTIME, exports_of
+from paro_advise.policies.frameworks.registry import exports_of
 from paro_advise.policies.plan import (
     FORMAT,
     Choice,
@@ -41,6 +40,9 @@ if TYPE_CHECKING:
     from paro_advise.advisor.prediction.scoring import Limits, Scored
 
 
+HO_RING_ON_GPUS = (
+    "HO-Ring has never been timed on GPUs, where `paro-advise run` uses the backend's own collectives instead"
+)
 _DEALT_OUT = (
     "ranks of a node do not follow each other (PARO033), so groups of ranks in a row are not where they are predicted"
 )
@@ -134,7 +136,7 @@ def _choose_recommendation(calibration: Calibration, limits: Limits, field: Fiel
     text = (
         _text(verdict, base_choice, best, gain, field, keeps=keeps)
         if best
-        else _nothing_fits([choices[id(item)] for item in field.scored])
+        else _nothing_fits(field.scored, [choices[id(item)] for item in field.scored])
     )
     if best and abs(field.replay_error_pct) <= HOPELESS_PCT:
         text += _beside(verdict, base_choice, best, [choices[id(item)] for item in field.eligible])
@@ -287,7 +289,7 @@ def _why(item: Scored, chosen: Scored | None, *, is_eligible: bool, is_untested:
     """Say why a candidate was chosen, or how it compares with the one that was."""
     if not is_eligible and is_untested:
         if item.candidate.collectives == CollectiveBackend.HO_RING:
-            return "experimental: HO-Ring was never run on GPUs; --allow-untested lets a plan choose it"
+            return f"experimental: {HO_RING_ON_GPUS}; --allow-untested lets a plan choose it"
         return "no setting of the framework that ran expresses it"
     if not is_eligible:
         return "by a framework's own settings only; `paro-advise run` does not use them"
@@ -303,20 +305,19 @@ def _why(item: Scored, chosen: Scored | None, *, is_eligible: bool, is_untested:
     return f"{slower:.1%} slower than the chosen one"
 
 
-def _nothing_fits(choices: Sequence[Choice]) -> str:
+def _nothing_fits(scored: Sequence[Scored], choices: Sequence[Choice]) -> str:
     """Say what comes closest: what fits and is not ours to run, the fastest first, else what needs the least memory."""
     first = next((choice for choice in choices if choice.feasible), None)
     if first is None:
-        by_memory = [choice for choice in choices if choice.reason.startswith(NEEDS)]
+        by_memory = [choice for item, choice in zip(scored, choices, strict=True) if item.exceeds_memory]
         least = min(by_memory or choices, key=lambda choice: choice.predicted.memory_bytes)
         return f"Nothing fits, not even {choice_name(least)}: it {least.reason}."
     name = choice_name(first)
-    exact = [name for name, fidelity in first.exports.items() if fidelity == Fidelity.EXACT]
-    names = ", ".join(name for name in exact if name != RUNTIME)
+    names = ", ".join(first.exact_frameworks)
     if not names:
         return (
-            f"Nothing fits that has run on this kind of device; {name} does, by `paro-advise run`: experimental, never "
-            "run on GPUs, and --allow-untested lets a plan choose it."
+            f"Nothing fits that has been timed on this kind of device; {name} does, by `paro-advise run`: "
+            "experimental, and --allow-untested lets a plan choose it."
         )
     return f"Nothing fits that `paro-advise run` trains with; {name} does, by the settings of {names}."
 
@@ -398,10 +399,12 @@ def _surer(field: Field, chosen: Scored | None, choices: Mapping[int, Choice]) -
 
 
 def _needed_of_script(calibration: Calibration, baseline: Scored, chosen: Scored) -> str:
-    """Return what a script has to call for another way to run that it need not call as it runs, "" for nothing."""
+    """Return what another way to run needs that the prediction takes as given, "" for nothing."""
     candidate, framework = chosen.candidate, calibration.framework
-    if not calibration.is_gpu or candidate.collectives != CollectiveBackend.NATIVE:
+    if not calibration.is_gpu:
         return ""
+    if candidate.collectives != CollectiveBackend.NATIVE:
+        return f" The prediction does not apply to it yet: {HO_RING_ON_GPUS}."
     exports = exports_of(candidate.strategy, candidate.collectives, candidate.variant, candidate.offload)
     if framework == Framework.FSDP1 and exports["fsdp1"] != Fidelity.EXACT and exports["fsdp2"] == Fidelity.EXACT:
         return " FSDP1 has no setting for it: the script has to shard by fully_shard (FSDP2)."

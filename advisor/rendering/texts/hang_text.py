@@ -26,7 +26,7 @@ def hang_text(hang: Hang) -> str:
     if hang.culprits:
         lines += ["", "at fault"]
         lines += [f"  rank {one.rank:<6} {one.cause:<9} last issued: {one.last or 'unknown'}" for one in hang.culprits]
-        lines += [f"  rank {one.rank:<6} stands in: {one.stack}" for one in hang.culprits if one.stack]
+        lines += [f"  rank {one.rank:<6} is in: {one.stack}" for one in hang.culprits if one.stack]
     if hang.places:
         lines += ["", "main threads"]
         lines += [f"  {number_ranges(ranks)} in {place}" for place, ranks in list(hang.places.items())[:_SHOWN]]
@@ -60,7 +60,7 @@ def _alike(waits: Sequence[Wait]) -> list[list[Wait]]:
     """Return waits that differ in their numbers only together, as the transfers that one rank has issued to another."""
     found: dict[Wait, list[Wait]] = {}
     for wait in waits:
-        # The number stands behind the name, which holds numbers of ranks, and before the size and the place.
+        # The number comes after the name, which holds numbers of ranks, and before the size and the place.
         unnumbered = replace(wait, seq=0, operation=re.sub(rf" {wait.seq}(?=,| \(|$)", "", wait.operation, count=1))
         found.setdefault(unnumbered, []).append(wait)
     return [sorted(alike, key=lambda wait: wait.seq) for alike in found.values()]

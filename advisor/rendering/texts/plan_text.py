@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.rendering.constants import SHOWN_CANDIDATES, SHOWN_OTHERS
 from paro_advise.advisor.wording.quantities import bytes_text, time_text
-from paro_advise.policies.frameworks.model import Fidelity
-from paro_advise.policies.frameworks.registry import RUNTIME
 from paro_advise.policies.plan import Verdict, beside_the_run, same_way
 from paro_advise.policies.strategy_name import collectives_name, short_choice_name
 
@@ -25,12 +23,10 @@ def plan_text(plan: Plan) -> str:
         name = short_choice_name(rejected[0])
         lines += ["", f"{len(rejected)} left out; the fastest of them: {name}: {rejected[0].reason}"]
     # A change that such settings express exactly needs no other ones.
-    exact = {name for name, fidelity in plan.chosen.exports.items() if fidelity == Fidelity.EXACT} - {RUNTIME}
-    is_own = plan.verdict != Verdict.KEEP and bool(exact)
+    is_own = plan.verdict != Verdict.KEEP and bool(plan.chosen.exact_frameworks)
     if plan.switch_on_today and not is_own and not same_way(plan.switch_on_today, plan.chosen):
         today = plan.switch_on_today
-        names = ", ".join(name for name, fidelity in today.exports.items() if fidelity == Fidelity.EXACT)
-        speedup = f"{today.predicted.speedup.p50:.2f}x ({names})"
+        speedup = f"{today.predicted.speedup.p50:.2f}x ({', '.join(today.exact_frameworks)})"
         own = "With a framework's own settings"
         if today.predicted.speedup.p50 < 1:
             own += " nothing beats the present run; the closest is"
