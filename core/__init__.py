@@ -1,1 +1,1 @@
-"""What every room speaks of: collectives, model states, element types, secrets."""
+"""What every room speaks of: collectives, model states, frameworks, types, documents, capture files, secrets."""

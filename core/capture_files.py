@@ -20,7 +20,7 @@ TRACE_PATTERN = "rank*.json.gz"
 PROCESS_TRACE_PATTERN = "process*.json.gz"
 STEP_LOG_PATTERN = "steps.rank*.jsonl"
 # In a capture's folder: what is asked of a running job, and which steps its rank 0 has chosen for it.
-WANTED_FILE, DECIDED_FILE = "record.wanted.json", "record.decided.json"
+REQUEST_FILE, STEPS_FILE = "record.wanted.json", "record.decided.json"
 
 
 def recordings_folder(capture: Path) -> Path:
@@ -61,11 +61,11 @@ def step_log_file(rank: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingOrder:
+class RecordingRequest:
     """A recording that a running job is asked for.
 
     Attributes:
-        name: of the folder for its traces, inside the capture's own.
+        name: of the folder for its traces, inside that of recordings.
         count: steps.
         ranks: that record, as ``capture --ranks`` takes them.
     """
@@ -76,11 +76,11 @@ class RecordingOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
+class RecordingSteps:
     """The steps of such a recording.
 
     Attributes:
-        name, ranks: see RecordingOrder.
+        name, ranks: see RecordingRequest.
         first, last: the first step that is recorded, and the one after the last.
     """
 

@@ -1,21 +1,21 @@
 """The exception tree of paro-advise, importable from every room.
 
-ParoAdviseError                   exit 1   something failed
-+-- UsageError                    exit 2   the command line asks for something impossible
-+-- InputError                    exit 3   the input cannot be used
+ParoAdviseError                   E100     exit 1: something failed
++-- UsageError                    E200     exit 2: the command line asks for something impossible
++-- InputError                    E300     exit 3: the input cannot be used
 |   +-- NoInputError              E301     nothing to read under the given paths
 |   +-- UnknownFormatError        E302     the file is of no kind we know
 |   +-- BrokenInputError          E303     the file holds nothing that can be salvaged
 |   +-- HostileInputError         E304     the file would exhaust memory or run code
 |   `-- ForeignDataError          E305     a paro-advise JSON file has another format or version
-+-- OutputError                   exit 1   the result cannot be written
++-- OutputError                   E400     exit 1: the result cannot be written
 |   `-- WouldOverwriteError       E401     a file exists and --force was not given
 +-- UnlikeRunsError               E522     exit 4: two runs did not do the same work
 +-- NoGainError                   E523     exit 4: a plan is not expected to make the run faster
-`-- TrainingError                 exit 1   the training job cannot go on as asked
+`-- TrainingError                 E510     exit 1: the training job cannot go on as asked
     +-- DivergedError             E511     the ranks do not agree on what to do
     +-- CommunicationError        E512     a rank or the backend failed in a collective
-    |-- SwitchError               E513     a switch broke off; the model cannot be used any more
+    +-- SwitchError               E513     a switch broke off; the model cannot be used any more
     `-- StalePlanError            E521     exit 4: the plan was made for another job
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from test_recommend import calibration
 
-from paro_advise.advisor.prediction.advice.decision import Field, decide
+from paro_advise.advisor.prediction.advice.decision import RankedCandidates, decide
 from paro_advise.advisor.prediction.candidates import baseline_candidate, candidates
 from paro_advise.advisor.prediction.scoring import Limits, score
 
@@ -14,7 +14,7 @@ def decided(times):
     """What is decided where a step takes 100 ms now, these times by some ways and 120 ms by all others."""
     made, usual = calibration(step_us=100_000.0), np.full(200, 100_000.0)
     scored = [score(made, item, Limits(), times.get(item.name, 1.2 * usual)) for item in candidates(made)]
-    field = Field(
+    field = RankedCandidates(
         baseline=score(made, baseline_candidate(made), Limits(), usual),
         scored=scored,
         eligible=scored,

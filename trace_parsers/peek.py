@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.errors import InputError
 from paro_advise.trace_parsers.constants import MAX_WORLD_SIZE
-from paro_advise.trace_parsers.kineto.header import rank_in_name
+from paro_advise.trace_parsers.kineto.header import rank_in_trace_name
 from paro_advise.trace_parsers.read import looks_like_kineto, read_head
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def peek(refs: Sequence[SourceRef]) -> Peek:
     unnamed = 0
     traces: list[tuple[int, str, SourceRef]] = []
     for ref in refs:
-        in_name = rank = rank_in_name(ref.label)
+        in_name = rank = rank_in_trace_name(ref.label)
         if ref.remote is None:
             try:
                 head = read_head(ref)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-HIDDEN_SHARE = 0.02  # of a step below which exposed communication is negligible; docs/formats.md, analysis
+NEGLIGIBLE_SHARE = 0.02  # of a step below which exposed communication is negligible; docs/formats.md, analysis
 WAIT_SHARE = 0.5  # of a state that waits for it to be straggler bound: more than half
 LATENCY_SHARE = 0.5  # of a transfer that is latency for it to be latency bound: more than half
 CONTENTION_RATIO = 1.3  # of transfers while computing to those alone; assumed: less is noise
@@ -15,7 +15,7 @@ ONE_UNIT_PIECES = 2.5  # reductions for one of the largest; DDP's first bucket i
 ONE_UNIT_GATHERS = 1.5  # gathers per forward pass up to which a model is one unit; half a gather is a share of steps
 COMPUTE_SHARE = 0.05  # of a step with exposed communication below which it is compute bound; assumed
 EVIDENCE_SHARE = 0.05  # of a state's time that evidence must carry to count; docs/formats.md, analysis
-FINDING_SHARE = 0.02  # of a step or of communication from which a finding applies; as HIDDEN_SHARE
+FINDING_SHARE = 0.02  # of a step or of communication from which a finding applies; as NEGLIGIBLE_SHARE
 HOST_CAUSE_SHARE = 0.1  # of a step from which a cause of the host's is named; assumed
 NAMED_CAUSE_SHARE = 1 / 3  # of the idle time that a cause of the host's must hold to be named as the cause; assumed
 NONE_OVERLAPPED = 0.95  # exposed share of a state from which none of it counts as overlapped; assumed
@@ -26,12 +26,19 @@ MAX_UNITS = 1024  # pieces of a model in the JSON whose order is kept; bounds it
 MAX_MODULES = 200  # modules in the JSON, those exposed longest; bounds its size
 MAX_LOGGED_KINDS = 60  # kinds of collectives of logs in the JSON; bounds its size
 MAX_REMARKS = 200  # remarks of inputs about themselves in the JSON; bounds its size
+MAJORITY_SHARE = 0.5  # of a time that must be known, or of one kind, to speak for the whole: more than half
+REDUCTION_RATIO = 1.5  # calls for one reduction a step from which each micro-batch reduces; between 1 and 2
+# Transfers beside computing and alone: exposed shares below and above which they count, and how many of each; assumed
+OVERLAPPED_SHARE, ALONE_SHARE, LEAST_COMPARED = 0.1, 0.9, 3
+# Typical cases: share of the intra-node bandwidth from which a network is fast, exposed shares of a step below which it
+# binds nothing and from which it does, and nodes that are few; assumed
+FAST_FABRIC_SHARE, UNBOUND_SHARE, BOUND_SHARE, FEW_NODES = 0.5, 0.1, 0.25, 2
 STALL_RATIO = 1.5  # of the median step from which a step stalled; assumed: steps of one batch size differ far less
 STALLED_STEPS = 0.25  # of all steps that stall at the most; of more the longer ones are usual, too; assumed
 USUAL_SPREAD = 0.1  # of the median step, by which two steps differ at the most to be usual ones beside a third; assumed
 STALLED_SHARE = 0.1  # of all steps' time that stalls take, from which it is said; assumed
-NAMED_FROZEN_RATIO = 1.02  # the same where gathers name their units, which are padded alike when reduced; assumed
 FROZEN_RATIO = 1.5  # gathered over trained parameters from which some are frozen; padding makes less; assumed
+NAMED_FROZEN_RATIO = 1.02  # the same where gathers name their units, which are padded alike when reduced; assumed
 LEAST_REPEATED_SHARE = 0.9  # of the bytes of the largest pass that each reduces where they repeat one another; assumed
 COPIED_SHARE = 0.5  # of what forward gathers, that backward gathers over fewer ranks where there is a copy; assumed
 GATHERS_AGAIN_RATIOS = (1.5, 2.5)  # gathers to reduce-scatters; 2 where backward gathers again; assumed

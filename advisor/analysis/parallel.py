@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.analysis.constants import MAJORITY_SHARE
 from paro_advise.advisor.analysis.model import ParallelEntry
 from paro_advise.advisor.facts.attribution import AVERAGES
 from paro_advise.advisor.facts.intervals import Intervals
@@ -105,7 +106,7 @@ def exchange_of(aligned: AlignedRun | None, run: Run) -> str | None:
 
     rows = aligned.table.filter(pl.col("state") == State.OTHER.value)
     sent = rows.filter(pl.col("op").is_in([op.value for op in POINT_TO_POINT]))
-    if not len(sent) or float(sent["exposed_us"].sum()) <= 0.5 * float(rows["exposed_us"].sum()):
+    if not len(sent) or float(sent["exposed_us"].sum()) <= MAJORITY_SHARE * float(rows["exposed_us"].sum()):
         return None
     names = set(sent["group_desc"].drop_nulls()) - {""}
     if not names:  # kernels of several transfers belong to no recorded call: of what the job has groups for

@@ -10,8 +10,9 @@ from paro_advise.advisor.analysis.constants import (
     CONTENTION_RATIO,
     CONTENTION_SHARE,
     FAR_BELOW_SHARE,
-    HIDDEN_SHARE,
     LATENCY_SHARE,
+    MAJORITY_SHARE,
+    NEGLIGIBLE_SHARE,
     WAIT_SHARE,
 )
 from paro_advise.advisor.wording.quantities import gbps_text, time_text
@@ -119,7 +120,7 @@ def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> J
         return Judgement(regime=Regime.ABSENT, text=f"no {state} communication was seen")
     share = evidence.exposed_us / step_time_us if step_time_us > 0 else 0.0
     exposed = f"{time_text(evidence.exposed_us)} of {time_text(evidence.total_us)} exposed ({share:.1%} of the step)"
-    if share < HIDDEN_SHARE:
+    if share < NEGLIGIBLE_SHARE:
         return Judgement(regime=Regime.HIDDEN, text=f"{exposed}: too little to matter")
     wait_share = evidence.wait_us / evidence.total_us if evidence.wait_us is not None and evidence.total_us else None
     if wait_share is not None and wait_share > WAIT_SHARE:
@@ -181,14 +182,14 @@ def _judge_bandwidth(exposed: str, evidence: StateEvidence, time: str) -> Judgem
         time: what is known of its collectives: their transfer, or their time.
     """
     or_unseen = "" if evidence.sees_all_ranks else f" (or {UNSEEN})"
-    network = "inter-node" if (evidence.inter_share or 0.0) > 0.5 else "intra-node"
+    network = "inter-node" if (evidence.inter_share or 0.0) > MAJORITY_SHARE else "intra-node"
     cause = f"its transfers are limited by {network} bandwidth{or_unseen}"
     if evidence.inter_share is None:
         return Judgement(
             regime=Regime.UNKNOWN,
             text=f"{exposed}; limited by bandwidth{or_unseen}; the nodes of its ranks are unknown",
         )
-    if evidence.inter_share > 0.5:
+    if evidence.inter_share > MAJORITY_SHARE:
         return Judgement(
             regime=Regime.BANDWIDTH_INTER,
             text=f"{exposed}; {evidence.inter_share:.0%} of the {time} crosses nodes; {cause}",

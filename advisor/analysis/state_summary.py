@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.analysis.constants import EVIDENCE_SHARE
+from paro_advise.advisor.analysis.constants import (
+    ALONE_SHARE,
+    EVIDENCE_SHARE,
+    LEAST_COMPARED,
+    MAJORITY_SHARE,
+    OVERLAPPED_SHARE,
+)
 from paro_advise.advisor.analysis.model import StateEntry
 from paro_advise.advisor.analysis.regimes import Regime, ShareRange, StateEvidence, judge_state
 from paro_advise.advisor.facts.attribution import EVIDENCE_ORDER, Evidence
@@ -116,7 +122,7 @@ def _wait(rows: pl.DataFrame, total_us: float) -> float | None:
     known = rows.drop_nulls("transfer_us")
     duration = float((rows["end_us"] - rows["start_us"]).sum())
     covered = float((known["end_us"] - known["start_us"]).sum())
-    if covered < 0.5 * duration or not len(known):
+    if covered < MAJORITY_SHARE * duration or not len(known):
         return None
     whole, transfers = covered_us(known)
     return (whole - transfers) / whole * total_us if whole > 0 else 0.0
@@ -125,7 +131,7 @@ def _wait(rows: pl.DataFrame, total_us: float) -> float | None:
 def _are_unpaired(rows: pl.DataFrame) -> bool:
     """Tell whether most of what is exposed are transfers between two ranks that nothing pairs."""
     sent = rows.filter(unpaired_transfers())["exposed_us"].sum() or 0.0
-    return bool(sent > 0.5 * float(rows["exposed_us"].sum() or 0.0))
+    return bool(sent > MAJORITY_SHARE * float(rows["exposed_us"].sum() or 0.0))
 
 
 def _exposed_wait_share(rows: pl.DataFrame) -> float | None:
@@ -213,7 +219,7 @@ def _inter(rows: pl.DataFrame) -> float | None:
     time = (pl.col("end_us") - pl.col("start_us")).sum()
     known = rows.filter(pl.col("span").is_in(["intra", "inter", "mixed"]))
     total, known_time = rows.select(time).item() or 0.0, known.select(time).item() or 0.0
-    if known_time < 0.5 * total or known_time <= 0:
+    if known_time < MAJORITY_SHARE * total or known_time <= 0:
         return None
     across = known.filter(pl.col("span") != "intra").select(time).item() or 0.0
     return float(across / known_time)
@@ -228,9 +234,9 @@ def _slowdown(rows: pl.DataFrame) -> float | None:
     )
     ratios, weights = [], []
     for _, part in known.group_by("op", "bytes", "group_ranks", maintain_order=True):
-        over = part.filter(pl.col("free") < 0.1)["transfer_us"]
-        alone = part.filter(pl.col("free") > 0.9)["transfer_us"]
-        if len(over) >= 3 and len(alone) >= 3:
+        over = part.filter(pl.col("free") < OVERLAPPED_SHARE)["transfer_us"]
+        alone = part.filter(pl.col("free") > ALONE_SHARE)["transfer_us"]
+        if min(len(over), len(alone)) >= LEAST_COMPARED:
             ratios.append(float(np.median(over.to_numpy())) / float(np.median(alone.to_numpy())))
             weights.append(float(over.sum()))
     return float(np.average(ratios, weights=weights)) if ratios else None

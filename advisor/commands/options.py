@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from paro_advise.advisor.facts.reading.choice import EngineChoice, EngineName
-from paro_advise.advisor.wording.quantities import bytes_of
+from paro_advise.advisor.wording.quantities import bytes_of, bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,5 +73,5 @@ class ByteSize(click.ParamType[float]):
         if size is None:
             self.fail(f"{value!r} is not a size; write for example 80GiB", param, ctx)
         if size < self._least:
-            self.fail(f"{value!r} is less than 1 GiB; write for example 80GiB", param, ctx)
+            self.fail(f"{value!r} is less than {bytes_text(self._least)}; write for example 80GiB", param, ctx)
         return size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from paro_advise.advisor.comparison.constants import REAL_CHANGE_PCT, THROUGHPUT
+from paro_advise.advisor.comparison.constants import RANGE_TEXT, REAL_CHANGE_PCT, THROUGHPUT
 from paro_advise.advisor.comparison.model import Criterion
 from paro_advise.errors import UsageError
 
@@ -106,7 +106,7 @@ def _throughput(limit: float | None, metric: Metric | None) -> Criterion:
     change, low, high = (metric.change_pct, metric.low_pct, metric.high_pct) if metric else (None, None, None)
     if limit is None or change is None or low is None or high is None:
         return _open(THROUGHPUT, limit, low, "enough steps of both runs")
-    span = f"its 98 % range is {low:+.1f} to {high:+.1f}"
+    span = f"its {RANGE_TEXT} is {low:+.1f} to {high:+.1f}"
     passed: bool | None = low >= limit
     if limit <= 0 and low < limit:
         passed = False if high < limit and change <= -REAL_CHANGE_PCT else None

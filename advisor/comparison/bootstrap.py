@@ -19,6 +19,7 @@ from paro_advise.advisor.comparison.constants import (
     EXTREME_SIGMAS,
     MAX_STEP_CORRELATION,
     MIN_SAMPLES,
+    MOST_BLOCK_CORRELATION,
     NORMAL_98,
     NUM_RESAMPLES,
     RANGE_TAIL_SHARE,
@@ -148,7 +149,7 @@ def _block(samples: NDArray[np.float64]) -> int:
     correlation = _correlation(samples[:-1], samples[1:])
     if correlation <= SIGNIFICANT_SIGMAS / math.sqrt(count):
         return 1
-    correlation = min(correlation, 0.9)
+    correlation = min(correlation, MOST_BLOCK_CORRELATION)
     length: float = (1.5 * count) ** (1 / 3) * (2 * correlation / (1 - correlation**2)) ** (2 / 3)
     return max(1, min(round(length), count // 4))
 

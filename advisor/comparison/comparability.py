@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paro_advise.advisor.comparison.constants import SAME_COUNT_SHARE, SAME_WORK_SHARE, WIDTH_DOUBT
+from paro_advise.advisor.comparison.constants import SAME_COUNT_SHARE, SAME_WORK_SHARE, WIDTH_TOLERANCE
 from paro_advise.advisor.comparison.metrics import mean_us
 from paro_advise.advisor.comparison.rank_parts import common_ranks
 from paro_advise.core.dtypes import is_of_bytes, plain_dtype
@@ -42,7 +42,7 @@ def check_comparability(before: Analysis, after: Analysis, allowed: Collection[s
     return tuple(found)
 
 
-def doubt_of_work(before: Analysis, after: Analysis) -> str:
+def work_caveat(before: Analysis, after: Analysis) -> str:
     """Return that computing differs where nothing tells that both runs had batches of one size, "" elsewhere."""
     common = common_ranks(before, after)
     if common is None:
@@ -107,11 +107,11 @@ def _gathered_width(analysis: Analysis) -> str:
     ]
     reduced = [item for item in analysis.collectives if item.state == State.GRADIENT.value and item.detail != "replica"]
     passes = sum(item.count for item in entries), sum(item.count for item in reduced)
-    if not count or not micro or abs(passes[0] - passes[1]) > WIDTH_DOUBT * passes[1]:
+    if not count or not micro or abs(passes[0] - passes[1]) > WIDTH_TOLERANCE * passes[1]:
         return ""
     width = sum(entry.count * (entry.bytes or 0) for entry in entries) / (count * micro)
     usual = min((1, 2, 4), key=lambda bytes_: abs(bytes_ - width))
-    return f"{usual}-byte parameters gathered" if abs(width - usual) <= WIDTH_DOUBT * usual else ""
+    return f"{usual}-byte parameters gathered" if abs(width - usual) <= WIDTH_TOLERANCE * usual else ""
 
 
 def _num_parts(analysis: Analysis) -> int | None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from paro_advise.advisor.analysis.model import StepTime
 from paro_advise.advisor.comparison.acceptance import Thresholds, judge
 from paro_advise.advisor.comparison.bootstrap import Change, change_between, typical
-from paro_advise.advisor.comparison.comparability import check_comparability, doubt_of_work
-from paro_advise.advisor.comparison.constants import MIN_SAMPLES, REAL_CHANGE_PCT, REPEATS_PCT
+from paro_advise.advisor.comparison.comparability import check_comparability, work_caveat
+from paro_advise.advisor.comparison.constants import MIN_SAMPLES, RANGE_TEXT, REAL_CHANGE_PCT, REPEATS_PCT
 from paro_advise.advisor.comparison.long_steps import have_long_steps, long_steps_text, overall_verdict
 from paro_advise.advisor.comparison.metrics import mean_us, metric_of
 from paro_advise.advisor.comparison.model import (
@@ -28,9 +28,9 @@ from paro_advise.advisor.comparison.parity import parity_of
 from paro_advise.advisor.comparison.rank_parts import (
     WAITING,
     common_ranks,
-    doubt_of_ranks,
     exposed_us,
     over_ranks,
+    ranks_caveat,
     unattributed_states,
 )
 from paro_advise.core.model_state import MODEL_STATES
@@ -101,8 +101,8 @@ def compare(before: Analysis, after: Analysis, plan: Plan | None, terms: Terms |
         verdict=overall_verdict(step, by_name["throughput"], times),
         text=_text(step, sides, plan, untested)
         + long_steps_text(by_name["throughput"], times)
-        + doubt_of_work(before, after)
-        + doubt_of_ranks(before, after),
+        + work_caveat(before, after)
+        + ranks_caveat(before, after),
         unlike=unlike,
         plan=plan,
     )
@@ -373,7 +373,7 @@ def _predicted_step(plan: Plan | None, step: Metric) -> tuple[Predicted, ...]:
     return tuple(found)
 
 
-def _doubt_of_repeats(step: Metric) -> str:
+def _repeats_caveat(step: Metric) -> str:
     """Say of a small change that a range over the steps of two recordings does not hold what repeats differ by."""
     if step.low_pct is None or step.high_pct is None or min(abs(step.low_pct), abs(step.high_pct)) >= REPEATS_PCT:
         return ""
@@ -393,13 +393,13 @@ def _text(step: Metric, sides: tuple[Side, Side], plan: Plan | None, untested: s
     span = f"{time_text(step.before)} -> {time_text(step.after)}"
     pct = f"{signed_text(step.change_pct)} %"
     if step.low_pct is not None and step.high_pct is not None:
-        pct += f", 98 % range {signed_text(step.low_pct)} to {signed_text(step.high_pct)} %"
+        pct += f", {RANGE_TEXT} {signed_text(step.low_pct)} to {signed_text(step.high_pct)} %"
     ratio = f"speed-up {step.before / step.after:.2f}x"
     match step.verdict:
         case ChangeVerdict.BETTER:
-            text = f"Faster: step {span} ({pct}), {ratio}.{_doubt_of_repeats(step)}"
+            text = f"Faster: step {span} ({pct}), {ratio}.{_repeats_caveat(step)}"
         case ChangeVerdict.WORSE:
-            text = f"Slower: step {span} ({pct}), {ratio}.{_doubt_of_repeats(step)}"
+            text = f"Slower: step {span} ({pct}), {ratio}.{_repeats_caveat(step)}"
         case ChangeVerdict.SAME:
             low, high = step.low_pct, step.high_pct
             is_beyond = low is not None and high is not None and not low <= 0 <= high

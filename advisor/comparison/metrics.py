@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def verdict_of(change: Change | None, *, lower_is_better: bool = True) -> ChangeVerdict:
-    """Judge a change: real if its range leaves out zero and it is 2.5 % or more, the same if its range is near zero."""
+    """Judge a change: real if its range leaves out zero and it is large enough, the same if its range is near zero."""
     if change is None:
         return ChangeVerdict.UNCLEAR
     low, high, value = 100 * change.low, 100 * change.high, 100 * change.value

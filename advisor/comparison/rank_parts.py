@@ -71,7 +71,7 @@ def common_ranks(before: Analysis, after: Analysis) -> frozenset[int] | None:
     return first & second
 
 
-def doubt_of_ranks(before: Analysis, after: Analysis) -> str:
+def ranks_caveat(before: Analysis, after: Analysis) -> str:
     """Say that two recordings hold other ranks, and what that leaves to compare; "" where they do not."""
     common = common_ranks(before, after)
     if common is None:

@@ -14,7 +14,13 @@ from paro_advise.advisor.facts.attribution import Call, Evidence, RunContext, at
 from paro_advise.advisor.hangs.model import FORMAT, Cause, Culprit, Hang, Mismatch, Wait
 from paro_advise.advisor.hangs.programs import deviation, deviation_in_cycle
 from paro_advise.advisor.hangs.progress import groups_of, with_own_names
-from paro_advise.advisor.hangs.waits import first_mismatch, in_cycles, knots_of, matched_transfers, stuck_alone
+from paro_advise.advisor.hangs.waits import (
+    first_mismatch,
+    in_cycles,
+    matched_transfers,
+    pending_collectives,
+    stuck_alone,
+)
 from paro_advise.advisor.hangs.words import blame, named_ranks, verb
 from paro_advise.advisor.wording.quantities import bytes_text
 from paro_advise.core.model_state import MODEL_STATES
@@ -25,7 +31,7 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.hangs.programs import Deviation
     from paro_advise.advisor.hangs.progress import Group
-    from paro_advise.advisor.hangs.waits import Knot
+    from paro_advise.advisor.hangs.waits import PendingCollective
     from paro_advise.trace_parsers.dumps.rank_dump import Issued, RankDump
 
 
@@ -40,13 +46,13 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     dumps = with_own_names(dumps)
     groups = groups_of(dumps)
     tells_begins = any(one.has_begun and not one.is_done for dump in dumps.values() for one in dump.issued)
-    knots = [knot for group in groups for knot in knots_of(group, tells_begins=tells_begins)]
+    pending = [entry for group in groups for entry in pending_collectives(group, tells_begins=tells_begins)]
     mismatches = [(group, *found) for group in groups if (found := first_mismatch(group)) is not None]
     late = [(issued.created_ns, rank, group, issued) for group in groups for rank, issued in stuck_alone(group).items()]
     # The earliest of each rank stands last.
     ordered = sorted(late, key=lambda one: one[:2], reverse=True)
     stuck = {rank: (group, issued) for _, rank, group, issued in ordered}
-    awaited = _find_awaited(knots, matched_transfers(groups, tells_begins=tells_begins))
+    awaited = _find_awaited(pending, matched_transfers(groups, tells_begins=tells_begins))
     left = deviation(dumps, groups)
     culprits = [_deviating(left, dumps)] if left is not None else _of_mismatches(mismatches, dumps)
     circle: set[int] = set()
@@ -55,20 +61,20 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     if not mismatches and left is None:
         ends = {other for others in awaited.values() for other in others if not awaited.get(other)}
         # What is waited in and nobody is known to be late for, something else holds up: a network, a rank unknown.
-        unexplained = {rank for knot in knots if not knot.awaited for rank in knot.waiting} - stuck.keys()
+        unexplained = {rank for entry in pending if not entry.awaited for rank in entry.waiting} - stuck.keys()
         if ends & unexplained:
             ends = set()
-        ends = {rank for rank in ends if rank in stuck or not _contradicts_its_waiters(rank, knots, groups)}
+        ends = {rank for rank in ends if rank in stuck or not _contradicts_its_waiters(rank, pending, groups)}
         unread_ends = ends & unread
-        suspects = [_culprit(rank, knots, stuck, dumps) for rank in sorted(ends - unread)]
+        suspects = [_culprit(rank, pending, stuck, dumps) for rank in sorted(ends - unread)]
         culprits = _without_victims(suspects, groups, dumps.keys() | unread, dumps)
         late_or_victims = [one for one in suspects if one.cause == Cause.HOST and one not in culprits]
         if not culprits and not awaited:
-            culprits = [_culprit(rank, knots, stuck, dumps) for rank in sorted(stuck)]
+            culprits = [_culprit(rank, pending, stuck, dumps) for rank in sorted(stuck)]
         circle = in_cycles(awaited) if not culprits and not unexplained else set()
         if circle and (odd := deviation_in_cycle(dumps, circle)) is not None:
             culprits = [_deviating(odd, dumps)]
-    alone = _alone(culprits, knots)
+    alone = _alone(culprits, pending)
     unseen = [one.rank for one in culprits if one.cause == Cause.GONE]
     # More likely their files were not given than that so many are gone.
     unknown = sorted({*unseen, *unread_ends})
@@ -77,12 +83,12 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
     # and so may one where another rank waits in nothing and is stuck.
     doubtful = late_or_victims if len(unseen) == len(culprits) > 1 else []
     if len(unseen) == len(culprits) == 1:
-        waiting = {rank for knot in knots for rank in knot.waiting}
+        waiting = {rank for entry in pending for rank in entry.waiting}
         doubtful = [one for one in late_or_victims if _stands_alone(dumps[one.rank], waiting, groups)]
     if alone is not None or is_part or doubtful:
         culprits = []
     missing = tuple(sorted({rank for group in groups for rank in group.ranks} - dumps.keys()))
-    text = _text(culprits, mismatches, circle, knots, alone, unknown if is_part else (), missing)
+    text = _text(culprits, mismatches, circle, pending, alone, unknown if is_part else (), missing)
     text = _doubt_text(doubtful, unseen) if doubtful else text
     also = f" The {'dump' if len(unread) == 1 else 'dumps'} of {named_ranks(unread)} cannot be read." if unread else ""
     return Hang(
@@ -92,23 +98,23 @@ def diagnose(dumps: Mapping[int, RankDump], unread: Collection[int] = ()) -> Han
         culprits=tuple(culprits),
         ranks=tuple(sorted(dumps)),
         ranks_missing=missing,
-        waits=tuple(_wait(knot) for knot in knots),
+        waits=tuple(_wait(entry) for entry in pending),
         mismatches=tuple(_mismatch(*found) for found in mismatches),
         circle=tuple(sorted(circle)),
     )
 
 
-def _find_awaited(knots: Sequence[Knot], transfers: Mapping[int, set[int]]) -> dict[int, set[int]]:
+def _find_awaited(pending: Sequence[PendingCollective], transfers: Mapping[int, set[int]]) -> dict[int, set[int]]:
     """Return, by rank that waits for some, for whom.
 
     Args:
-        knots: what ranks wait in.
+        pending: what ranks wait in.
         transfers: with whom each has some under way that both have issued.
     """
     found: dict[int, set[int]] = {}
-    for knot in knots:
-        for rank in knot.waiting if knot.awaited else ():
-            found.setdefault(rank, set()).update(knot.awaited)
+    for entry in pending:
+        for rank in entry.waiting if entry.awaited else ():
+            found.setdefault(rank, set()).update(entry.awaited)
     # A transfer that both ends have issued blames neither, but who is in one with a rank that is waited for may wait
     # for that one.
     blamed = {other for others in found.values() for other in others}
@@ -120,12 +126,12 @@ def _find_awaited(knots: Sequence[Knot], transfers: Mapping[int, set[int]]) -> d
 
 def _culprit(
     rank: int,
-    knots: Sequence[Knot],
+    pending: Sequence[PendingCollective],
     stuck: Mapping[int, tuple[Group, Issued]],
     dumps: Mapping[int, RankDump],
 ) -> Culprit:
-    mine = [knot for knot in knots if rank in knot.awaited]
-    waiting = {other for knot in mine for other in knot.waiting}
+    mine = [entry for entry in pending if rank in entry.awaited]
+    waiting = {other for entry in mine for other in entry.waiting}
     if rank not in dumps:
         why = f"left no dump here, and {named_ranks(waiting)} {verb(waiting)} for it: it died, or its dump is elsewhere"
         if any(dump.is_log for dump in dumps.values()):
@@ -144,33 +150,33 @@ def _culprit(
         have = "has" if len(done) == 1 else "have"
         why = f"has a device that has not finished {_title(group, issued)}, which {named_ranks(done)} {have}"
         return Culprit(rank=rank, cause=Cause.DEVICE, why=why, last=shown)
-    never = [knot for knot in mine if rank in knot.absent]
+    never = [entry for entry in mine if rank in entry.absent]
     if never:
-        knot = min(never, key=lambda one: one.issued.created_ns)
-        what = _title(knot.group, knot.issued)
-        what = what if knot.issued.peer is None else f"its end of {what}"
-        why = f"never issued {what}, in which {named_ranks(knot.waiting)} {verb(knot.waiting)}"
+        entry = min(never, key=lambda one: one.issued.created_ns)
+        what = _title(entry.group, entry.issued)
+        what = what if entry.issued.peer is None else f"its end of {what}"
+        why = f"never issued {what}, in which {named_ranks(entry.waiting)} {verb(entry.waiting)}"
         return Culprit(rank=rank, cause=Cause.HOST, why=why, last=shown)
-    knot = mine[0]
-    own = knot.group.members[rank]
-    first = own.issued[own.first_pending] if own.first_pending is not None else knot.issued
-    if first.seq == knot.issued.seq:
-        what = _title(knot.group, first)
+    entry = mine[0]
+    own = entry.group.members[rank]
+    first = own.issued[own.first_pending] if own.first_pending is not None else entry.issued
+    if first.seq == entry.issued.seq:
+        what = _title(entry.group, first)
         why = f"has a device that has not begun {what}, in which {named_ranks(waiting)} {verb(waiting)}"
         return Culprit(rank=rank, cause=Cause.DEVICE, why=why, last=shown)
     why = (
-        f"has a device that has not finished {_title(knot.group, first)}, and {named_ranks(waiting)} {verb(waiting)} "
+        f"has a device that has not finished {_title(entry.group, first)}, and {named_ranks(waiting)} {verb(waiting)} "
         "in later ones"
     )
     return Culprit(rank=rank, cause=Cause.DEVICE, why=why, last=shown)
 
 
-def _alone(culprits: Sequence[Culprit], knots: Sequence[Knot]) -> Knot | None:
+def _alone(culprits: Sequence[Culprit], pending: Sequence[PendingCollective]) -> PendingCollective | None:
     """Return what fewer ranks wait in than never issued it, where nothing else speaks against these."""
     blamed = {one.rank for one in culprits}
     if any(one.cause != Cause.HOST for one in culprits):
         return None
-    few = [knot for knot in knots if len(knot.waiting) < len(knot.absent) and knot.absent <= blamed]
+    few = [entry for entry in pending if len(entry.waiting) < len(entry.absent) and entry.absent <= blamed]
     return next(iter(few), None)
 
 
@@ -198,12 +204,12 @@ def _without_victims(
     ]
 
 
-def _contradicts_its_waiters(rank: int, knots: Sequence[Knot], groups: Sequence[Group]) -> bool:
+def _contradicts_its_waiters(rank: int, pending: Sequence[PendingCollective], groups: Sequence[Group]) -> bool:
     """Tell whether a rank has come further, in any group, than one that waits for it.
 
     Where all run one program in one order, who is waited for is ahead of its waiters in nothing.
     """
-    waiters = {other for knot in knots if rank in knot.absent for other in knot.waiting}
+    waiters = {other for entry in pending if rank in entry.absent for other in entry.waiting}
     for group in groups:
         mine = group.members[rank].enqueued if rank in group.members else None
         for other in waiters & group.members.keys():
@@ -278,8 +284,8 @@ def _text(
     culprits: Sequence[Culprit],
     mismatches: Sequence[tuple[Group, int, dict[str, list[int]]]],
     circle: set[int],
-    knots: Sequence[Knot],
-    alone: Knot | None,
+    pending: Sequence[PendingCollective],
+    alone: PendingCollective | None,
     unseen: Sequence[int],
     missing: Sequence[int],
 ) -> str:
@@ -305,24 +311,24 @@ def _text(
             f"Cannot tell who is at fault: {named_ranks(circle)} wait for each other; they issued collectives in "
             "different orders."
         )
-    pending = [knot for knot in knots if knot.issued.peer is None and not knot.awaited]
-    if pending:
-        knot = min(pending, key=lambda one: one.issued.created_ns)
-        seq = knot.issued.seq or 0
-        done = [rank for rank, one in knot.group.members.items() if rank not in knot.waiting and one.has_done(seq)]
+    unawaited = [entry for entry in pending if entry.issued.peer is None and not entry.awaited]
+    if unawaited:
+        entry = min(unawaited, key=lambda one: one.issued.created_ns)
+        seq = entry.issued.seq or 0
+        done = [rank for rank, one in entry.group.members.items() if rank not in entry.waiting and one.has_done(seq)]
         if done:
-            have = [("has" if len(ranks) == 1 else "have") for ranks in (knot.waiting, done)]
+            have = [("has" if len(ranks) == 1 else "have") for ranks in (entry.waiting, done)]
             return (
-                f"Cannot tell who is at fault: {named_ranks(knot.waiting)} {have[0]} not finished "
-                f"{_title(knot.group, knot.issued)}, which {named_ranks(done)} {have[1]}: a device, or a rank that "
+                f"Cannot tell who is at fault: {named_ranks(entry.waiting)} {have[0]} not finished "
+                f"{_title(entry.group, entry.issued)}, which {named_ranks(done)} {have[1]}: a device, or a rank that "
                 "left no readable dump, is stuck."
             )
         return (
-            f"Cannot tell who is at fault: {named_ranks(knot.waiting)}, all that are known of "
-            f"{_group_text(knot.group)}, have issued {_operation(knot.issued)}, and none has finished it: a rank "
+            f"Cannot tell who is at fault: {named_ranks(entry.waiting)}, all that are known of "
+            f"{_group_text(entry.group)}, have issued {_operation(entry.issued)}, and none has finished it: a rank "
             "without a dump, a device or the network between them is stuck."
         )
-    late = [knot for knot in knots if knot.awaited]
+    late = [entry for entry in pending if entry.awaited]
     if late and missing:
         return (
             f"Cannot tell who is at fault: {named_ranks(late[0].waiting)} {verb(late[0].waiting)} for "
@@ -334,7 +340,7 @@ def _text(
             f"{named_ranks(late[0].awaited)}, ahead of them in another group; they did not issue the same collectives "
             "in one order."
         )
-    if knots:
+    if pending:
         return "Cannot tell who is at fault: transfers between ranks wait, which both ends have issued."
     if missing:
         return (
@@ -349,17 +355,17 @@ def _mismatch(group: Group, seq: int, kinds: dict[str, list[int]]) -> Mismatch:
     return Mismatch(group=group.name, description=group.description, seq=seq, issued=issued)
 
 
-def _wait(knot: Knot) -> Wait:
+def _wait(entry: PendingCollective) -> Wait:
     return Wait(
-        group=knot.group.name,
-        description=knot.group.description,
-        ranks=knot.group.ranks,
-        seq=knot.issued.seq or 0,
-        operation=_operation(knot.issued),
-        waiting=tuple(sorted(knot.waiting)),
-        absent=tuple(sorted(knot.absent)),
-        behind=tuple(sorted(knot.behind)),
-        without_dump=tuple(sorted(knot.gone)),
+        group=entry.group.name,
+        description=entry.group.description,
+        ranks=entry.group.ranks,
+        seq=entry.issued.seq or 0,
+        operation=_operation(entry.issued),
+        waiting=tuple(sorted(entry.waiting)),
+        absent=tuple(sorted(entry.absent)),
+        behind=tuple(sorted(entry.behind)),
+        without_dump=tuple(sorted(entry.gone)),
     )
 
 

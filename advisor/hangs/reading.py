@@ -9,7 +9,7 @@ from paro_advise.advisor.hangs.constants import OF_ANOTHER_RUN_S
 from paro_advise.advisor.hangs.diagnosis import diagnose
 from paro_advise.advisor.hangs.model import Cause
 from paro_advise.advisor.hangs.ras import diagnose_ras
-from paro_advise.advisor.hangs.stacks import diagnose_stacks, place_of
+from paro_advise.advisor.hangs.stacks import diagnose_stacks, location_text
 from paro_advise.advisor.hangs.words import named_ranks
 from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.errors import InputError, NoInputError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Left:
+class HangInputs:
     """What a job has left, each by rank.
 
     Attributes:
@@ -60,7 +60,7 @@ def read_hang(refs: Sequence[SourceRef], *, is_collection: bool) -> tuple[Hang, 
         InputError: the only input cannot be read.
         NoInputError: nothing tells of a hang.
     """
-    left = Left()
+    left = HangInputs()
     for ref in refs:
         try:
             problem = _add(left, ref)
@@ -68,7 +68,7 @@ def read_hang(refs: Sequence[SourceRef], *, is_collection: bool) -> tuple[Hang, 
             if not is_collection and len(refs) == 1:
                 raise
             problem = str(error)
-        rank = flight_recorder.rank_in_name(ref.file_name)
+        rank = flight_recorder.rank_in_dump_name(ref.file_name)
         if problem and rank is not None and any(part in ref.file_name for part in _IN_DUMP_NAMES):
             left.unread.add(rank)
         if problem:
@@ -98,7 +98,7 @@ def read_hang(refs: Sequence[SourceRef], *, is_collection: bool) -> tuple[Hang, 
     return hang, left.left_out
 
 
-def _leave_old_ones_out(left: Left) -> None:
+def _leave_old_ones_out(left: HangInputs) -> None:
     """Leave out dumps of an earlier run: ranks of one job stop within a step or so of each other."""
     newest_ns = max((dump.newest_ns for dump in left.dumps.values()), default=0)
     for rank, dump in sorted(left.dumps.items()):
@@ -112,7 +112,7 @@ def _leave_old_ones_out(left: Left) -> None:
             )
 
 
-def _add(left: Left, ref: SourceRef) -> str:
+def _add(left: HangInputs, ref: SourceRef) -> str:
     """Take a file in; return why it is left out, "" if it is not."""
     head = read_head(ref)
     if flight_recorder.looks_like(head):
@@ -138,7 +138,7 @@ def _add(left: Left, ref: SourceRef) -> str:
     )
 
 
-def _add_dump(left: Left, dump: RankDump) -> str:
+def _add_dump(left: HangInputs, dump: RankDump) -> str:
     """Take a dump in; of two of one rank the newer one counts, as jobs that were started again leave older ones."""
     if dump.rank is None:
         return "neither the dump nor its name tells the rank"
@@ -191,4 +191,4 @@ def _with_stacks(hang: Hang, known: dict[int, Stacks]) -> Hang:
 
 def _with_stack(culprit: Culprit, known: dict[int, Stacks]) -> Culprit:
     mine = known.get(culprit.rank)
-    return replace(culprit, stack=place_of(mine)) if mine is not None else culprit
+    return replace(culprit, stack=location_text(mine)) if mine is not None else culprit

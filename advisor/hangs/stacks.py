@@ -30,18 +30,18 @@ def diagnose_stacks(stacks: Mapping[int, Stacks]) -> Hang:
     """
     places: defaultdict[str, list[int]] = defaultdict(list)
     for rank in sorted(stacks):
-        places[place_of(stacks[rank])].append(rank)
+        places[location_text(stacks[rank])].append(rank)
     waiting = [rank for rank in sorted(stacks) if is_waiting(stacks[rank])]
     working = [rank for rank in sorted(stacks) if rank not in waiting]
     # Who waits for its device does so in the script by its Python stack, so that of two places either may be such.
-    working_places = {place_of(stacks[rank]) for rank in working}
+    working_places = {location_text(stacks[rank]) for rank in working}
     culprits = [
         Culprit(
             rank=rank,
             cause=Cause.HOST,
-            why=f"is in {place_of(stacks[rank])}, while {named_ranks(waiting)} {verb(waiting)} in collectives",
+            why=f"is in {location_text(stacks[rank])}, while {named_ranks(waiting)} {verb(waiting)} in collectives",
             last="",
-            stack=place_of(stacks[rank]),
+            stack=location_text(stacks[rank]),
         )
         for rank in (working if len(working) < len(waiting) and len(working_places) == 1 else ())
     ]
@@ -65,7 +65,7 @@ def is_waiting(stacks: Stacks) -> bool:
     return any(_waits(frame) for frames in (stacks.main, *stacks.others) for frame in frames[:_WRAPPERS])
 
 
-def place_of(stacks: Stacks) -> str:
+def location_text(stacks: Stacks) -> str:
     """Return where the main thread is: its innermost calls."""
     return " < ".join(_frame_text(frame) for frame in stacks.main[:_SHOWN])
 

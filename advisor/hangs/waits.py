@@ -21,7 +21,7 @@ _OF_ALL = frozenset({Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knot:
+class PendingCollective:
     """A collective, or a transfer, that ranks wait in, and for whom.
 
     Attributes:
@@ -46,7 +46,7 @@ class Knot:
         return self.absent | self.behind | self.gone
 
 
-def knots_of(group: Group, *, tells_begins: bool = False) -> list[Knot]:
+def pending_collectives(group: Group, *, tells_begins: bool = False) -> list[PendingCollective]:
     """Return what the members of a group wait in, the earliest for each of them.
 
     Args:
@@ -70,12 +70,14 @@ def knots_of(group: Group, *, tells_begins: bool = False) -> list[Knot]:
             if not begun:
                 continue
         issued = group.members[min(waiting)].issued[seq]
-        knot = Knot(group=group, issued=issued, waiting=waiting, absent=absent, behind=behind - absent, gone=gone)
-        found.append(knot)
+        entry = PendingCollective(
+            group=group, issued=issued, waiting=waiting, absent=absent, behind=behind - absent, gone=gone
+        )
+        found.append(entry)
     return found + _failures(group) + _transfers(group)
 
 
-def _failures(group: Group) -> list[Knot]:
+def _failures(group: Group) -> list[PendingCollective]:
     """Return collectives that are done on some ranks though others never issued them: they ended with an error there.
 
     gloo's recorder shows no more of it than that.
@@ -91,11 +93,13 @@ def _failures(group: Group) -> list[Knot]:
         if ended and late:
             issued = group.members[min(ended)].issued[seq]
             gone = frozenset(group.ranks) - group.members.keys()
-            found.append(Knot(group=group, issued=issued, waiting=ended, absent=frozenset(late), gone=gone))
+            found.append(
+                PendingCollective(group=group, issued=issued, waiting=ended, absent=frozenset(late), gone=gone)
+            )
     return found
 
 
-def _transfers(group: Group) -> list[Knot]:
+def _transfers(group: Group) -> list[PendingCollective]:
     """Return transfers whose other end was never issued."""
     places = {rank: place for place, rank in enumerate(group.ranks)}
     found = []
@@ -106,9 +110,9 @@ def _transfers(group: Group) -> list[Knot]:
             other, wanted = group.ranks[one.peer], Op.RECV if one.op == Op.SEND else Op.SEND
             mine = frozenset({rank})
             if other not in group.members:
-                found.append(Knot(group=group, issued=one, waiting=mine, gone=frozenset({other})))
+                found.append(PendingCollective(group=group, issued=one, waiting=mine, gone=frozenset({other})))
             elif not any(back.op == wanted and back.peer == places[rank] for back in group.transfers[other]):
-                found.append(Knot(group=group, issued=one, waiting=mine, absent=frozenset({other})))
+                found.append(PendingCollective(group=group, issued=one, waiting=mine, absent=frozenset({other})))
     return found
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from paro_advise.trace_parsers.bytes.blocks import BlockReader
 from paro_advise.trace_parsers.bytes.chunks import EventChunks
 from paro_advise.trace_parsers.kineto.events import as_int, parse_head
-from paro_advise.trace_parsers.kineto.header import rank_in_name
+from paro_advise.trace_parsers.kineto.header import rank_in_trace_name
 from paro_advise.trace_parsers.kineto.rows import TimedRows
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _rank(head: bytes, ref: SourceRef) -> int | None:
     metadata = parse_head(head) if head.strip(b" \r\n\t{,") else None
     info = (metadata or {}).get("distributedInfo")
     rank = as_int(info.get("rank")) if isinstance(info, dict) else None
-    return rank_in_name(ref.label) if rank is None else rank
+    return rank_in_trace_name(ref.label) if rank is None else rank
 
 
 def _kept_rows(columns: TimedColumns, names: list[str], steps: set[int], *, include_last_step: bool) -> _Rows:

@@ -23,7 +23,12 @@ ON_CPU_SIGMA = 0.04  # the same where cores compute and communicate; range 0.03 
 # the latter falls with the root of the steps. Assumed, ranges 0.05 to 0.15 and 0.02 to 0.1.
 UNSEEN_SIGMA, ONE_STEP_SIGMA = 0.08, 0.05
 FLOOR_SIGMA = 0.05  # of arithmetic, as far as communication shared the cores with it; range 0.04 to 0.08
-HIDDEN_SIGMA = 0.15  # more, where buckets behind backward hide what links and host take; range 0.1 to 0.2
+BEHIND_BACKWARD_SIGMA = (
+    0.15  # more, where buckets behind backward hide what links and host take; range 0.1 to 0.2
+)
+# Of a measured bandwidth: the spread of its samples, but no less and no more than this; assumed
+BANDWIDTH_SIGMAS = (0.03, 0.5)
+LATENCY_SIGMA = 0.3  # of a measured latency, a small difference of times; assumed
 SCALING_SIGMA = 0.1  # per doubling of the nodes; assumed, range 0.05 to 0.2
 # Of a described step against another one: both vary from run to run. Public repeats differ by 0.2 to 3.5 %; range 0.02
 # to 0.04 (`make bench-public`)
@@ -31,7 +36,8 @@ REPEAT_SIGMA = 0.03
 # Beside the strategy: gains below this share are noise, blocks that are merged to a unit; assumed
 LEAST_LEVER_GAIN, MERGED_UNITS = 0.01, (2, 4)
 LEVER_SIGMA = 0.03  # of what a lever gains, beyond what draws say: the replay itself; assumed, range 0.02 to 0.05
-# At how many times the nodes, the bandwidth and the batch a question of a plan is answered in steps; assumed
+# At how many times the nodes, the bandwidth and the batch a question of a plan is answered in steps, as is what other
+# numbers of nodes would make of the plan; assumed
 NODE_FACTORS, BANDWIDTH_FACTORS, BATCH_FACTORS = (1, 2, 4, 8), (0.25, 0.5, 1.0, 2.0, 4.0), (1, 2, 4)
 # Where the search for an answer ends: links this much slower and quicker, this many times the nodes; assumed
 LINK_FACTORS, BEYOND_NODES = (1 / 64, 64.0), 64
@@ -109,7 +115,7 @@ LEAST_MOVING_SHARE = 0.1  # of the time of a collective that its bytes take at t
 WHOLE_MESSAGE_BYTES = 1 << 20  # bytes; shorter messages are latency, which says nothing of rates; assumed
 HOST_WORK_SIGMA = 0.05  # by which the host's work for another way of sharding differs; assumed, simulated ones: 0.04
 # Of what a host works while a profiler records, what it works without: records cost up to 3 of 10 us a launch; assumed
-HIDDEN_HOST_SHARE = (0.7, 1.0)
+OVERLAPPED_HOST_SHARE = (0.7, 1.0)
 HOST_BOUND_SHARE = 0.1  # of a step that devices wait for launches, from which the host sets the pace; assumed
 NOTED_ASIDE_SHARE = 0.01  # of a step in arithmetic that no pass launched, from which it is said; assumed
 OWN_GATHERS_SHARE = 0.02  # of a step in gathers of an optimizer's own, from which they are not left out; assumed

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.prediction.constants import (
+    BANDWIDTH_SIGMAS,
     DATA_SHEET_SHARE,
     FASTER_TIER_RATIO,
     GLOO_BANDWIDTH_FACTOR,
     GLOO_PRIOR,
+    LATENCY_SIGMA,
     MOST_SUM_RATIO,
     NCCL_PRIOR,
     P90_SIGMAS,
@@ -121,7 +123,11 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
     """
     known = [link for link in links if link.op in (Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_REDUCE)]
     # A smaller group whose ranks are not known lies inside nodes or across them: its rate is no tier's.
-    known = [link for link in known if not is_hidden(link.span, link.group_size, cluster.world_size, cluster.num_nodes)]
+    known = [
+        link
+        for link in known
+        if not has_unknown_placement(link.span, link.group_size, cluster.world_size, cluster.num_nodes)
+    ]
     notes: list[str] = []
     pod = _stated_pods(nodes_per_pod, cluster) if nodes_per_pod else _observed_pods(known, cluster, notes)
     inside = [link for link in known if link.span == "intra" or cluster.num_nodes == 1]
@@ -173,7 +179,7 @@ def _at_least(inside: Estimate, ring: Estimate) -> Estimate:
     return replace(inside, value=value, sigma=below, sigma_above=inside.sigma_above or inside.sigma)
 
 
-def is_hidden(span: str, group_size: int | None, world_size: int, num_nodes: int) -> bool:
+def has_unknown_placement(span: str, group_size: int | None, world_size: int, num_nodes: int) -> bool:
     """Tell whether a smaller group's ranks may lie inside nodes or across them."""
     return span == "unknown" and num_nodes > 1 and group_size is not None and 1 < group_size < world_size
 
@@ -307,14 +313,15 @@ def _bandwidth(link: Link, cluster: LinkContext) -> _Sample | None:
         members = link.group_size / _num_spanned_nodes(link, cluster) if link.span == "mixed" else 1.0
         bandwidth *= max(1.0, min(cluster.ranks_per_node / members, cluster.world_size / max(1, link.group_size)))
     spread = math.log((link.busbw_high_gbps or 1.0) / (link.busbw_low_gbps or 1.0)) / 2 / P90_SIGMAS
-    return bandwidth, max(0.03, min(abs(spread), 0.5)), link.num_samples
+    least, most = BANDWIDTH_SIGMAS
+    return bandwidth, max(least, min(abs(spread), most)), link.num_samples
 
 
 def _latency(link: Link, cluster: LinkContext) -> _Sample | None:
     if not (whole_us := (link.alpha_us or 0.0) + link.hidden_us):
         return None
     is_twice = link.op == Op.ALL_REDUCE or (cluster.is_gloo and link.op == Op.REDUCE_SCATTER)  # as it runs
-    return whole_us / (max(1, link.group_size - 1) * (2 if is_twice else 1)), 0.3, link.num_samples
+    return whole_us / (max(1, link.group_size - 1) * (2 if is_twice else 1)), LATENCY_SIGMA, link.num_samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

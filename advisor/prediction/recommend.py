@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.prediction.advice.decision import Field, choice_of, decide, median_us
+from paro_advise.advisor.prediction.advice.decision import RankedCandidates, choice_of, decide, median_us
 from paro_advise.advisor.prediction.advice.levers import levers
-from paro_advise.advisor.prediction.advice.questions import Choices, answer
+from paro_advise.advisor.prediction.advice.questions import AnswerLimits, answer
 from paro_advise.advisor.prediction.advice.what_if import (
     Basis,
     budget_steps,
@@ -29,9 +29,8 @@ from paro_advise.advisor.prediction.candidates import (
 from paro_advise.advisor.prediction.cluster_links import LINK_QUANTITIES, Links
 from paro_advise.advisor.prediction.constants import (
     ANCHOR_RANGE,
+    BEHIND_BACKWARD_SIGMA,
     FLOOR_SIGMA,
-    HIDDEN_HOST_SHARE,
-    HIDDEN_SIGMA,
     HOST_GAP_RANGE,
     HOST_SIGMA,
     HOST_WORK_SIGMA,
@@ -42,6 +41,7 @@ from paro_advise.advisor.prediction.constants import (
     ON_CPU_SIGMA,
     ONE_STEP_SIGMA,
     OTHER_SIGMA,
+    OVERLAPPED_HOST_SHARE,
     PRIOR_DRAWS,
     REPEAT_SIGMA,
     REPLAY_SIGMA,
@@ -142,7 +142,7 @@ def recommendation(
     scored = _with_offload(predictor, limits, scored, chooses)
     eligible = [item for item in scored if not item.reason and chooses(item.candidate)]
     scored.sort(key=lambda item: (bool(item.reason), median_us(item)))
-    field = Field(
+    field = RankedCandidates(
         baseline=baseline,
         scored=scored,
         eligible=eligible,
@@ -165,7 +165,7 @@ def recommendation(
         chosen=chosen.candidate,
         bias=bias.mean,
     )
-    choices = Choices(limits=limits, may_choose=chooses)
+    choices = AnswerLimits(limits=limits, may_choose=chooses)
     answers = tuple(answer(question, basis, choices, seed) for question in questions)
     plan = replace(plan, answers=answers, levers=levers(basis, limits), origin=_origin(calibration, inputs))
     return Recommendation(plan=with_id(_with_what_ifs(plan, basis, baseline, eligible, seed)), basis=basis)
@@ -261,7 +261,7 @@ class _Predictor:
         if self._goes_by_replay and (calibration.root_bytes or calibration.front_bytes):
             drawn["root_share"] = self.sampler.uniform(*ROOT_SHARE_RANGE, number)
         if calibration.host_work_us:
-            drawn["host_share"] = self.sampler.uniform(*HIDDEN_HOST_SHARE, number)
+            drawn["host_share"] = self.sampler.uniform(*OVERLAPPED_HOST_SHARE, number)
 
         def links_of(values: dict[str, NDArray[np.float64]]) -> Links:
             slower, by_nodes = slowdown(calibration), calibration.sums_by_nodes
@@ -327,7 +327,7 @@ class _Predictor:
         host_gap_removed = self._floor - own_floor
         exposed = np.maximum(step_us(calibration, candidate, self.links) - own_floor, 0.0) * self.anchor
         # Buckets that go on at once behind backward on a CPU tell little of the links and of the host's own gaps.
-        hidden = HIDDEN_SIGMA if self.base.overlaps_reductions else 0.0
+        hidden = BEHIND_BACKWARD_SIGMA if self.base.overlaps_reductions else 0.0
         sigma = math.hypot(ON_CPU_SIGMA, self._bias.spread, hidden)
         noise = sampler.factors(sigma, NUM_DRAWS)
         # Arithmetic too, as far as communication shared the cores with it.

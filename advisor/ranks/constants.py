@@ -24,7 +24,7 @@ LATENCY_BYTES = 64 << 10  # bytes on the wire below which a message is all laten
 IMPOSSIBLE_GBPS = 2000.0  # 1e9 bytes/s; NVLink 5 moves 1800 per GPU (data sheet), so more cannot be a transfer
 MIN_SIZE_RATIO = 4.0  # between largest and smallest size for latency and bandwidth to be told apart; assumed
 MAX_FITTED_SIZES = 64  # distinct sizes of a fit over pairs; neighbours share a bin beyond; bounds its time
-LATENCY_DOUBT = 0.1  # of a fitted latency that it may be off at least; assumed
+LATENCY_TOLERANCE = 0.1  # of a fitted latency that it may be off at least; assumed
 # two standard errors of a median by the median deviation of normal values: 2 * 1.2533 * 1.4826
 MEDIAN_ERROR = 3.72
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.watching.constants import MOST_WAITED_STEPS, RECORDED_STEPS
 from paro_advise.core.capture_files import (
-    DECIDED_FILE,
+    REQUEST_FILE,
+    STEPS_FILE,
     TRACE_PATTERN,
-    WANTED_FILE,
-    Decided,
-    RecordingOrder,
+    RecordingRequest,
+    RecordingSteps,
     recordings_folder,
     write_whole,
 )
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingRequest:
+class PendingRecording:
     """What was asked for.
 
     Attributes:
@@ -39,7 +39,7 @@ class RecordingRequest:
     from_step: int
 
 
-def ask(capture: Path, logs: Sequence[LoggedSteps]) -> RecordingRequest:
+def ask(capture: Path, logs: Sequence[LoggedSteps]) -> PendingRecording:
     """Ask the job for three steps of a few ranks.
 
     Raises:
@@ -49,9 +49,9 @@ def ask(capture: Path, logs: Sequence[LoggedSteps]) -> RecordingRequest:
 
     newest = newest_step(logs)
     name = f"steps-after-{newest}-{time.strftime('%Y%m%d-%H%M%S')}"
-    data = msgspec.json.encode(RecordingOrder(name=name, count=RECORDED_STEPS, ranks="auto"))
-    write_whole(capture / WANTED_FILE, data)
-    return RecordingRequest(capture=capture, folder=recordings_folder(capture) / name, from_step=newest)
+    data = msgspec.json.encode(RecordingRequest(name=name, count=RECORDED_STEPS, ranks="auto"))
+    write_whole(capture / REQUEST_FILE, data)
+    return PendingRecording(capture=capture, folder=recordings_folder(capture) / name, from_step=newest)
 
 
 def newest_step(logs: Sequence[LoggedSteps]) -> int:
@@ -59,18 +59,18 @@ def newest_step(logs: Sequence[LoggedSteps]) -> int:
     return min((log.rows[-1].step if log.rows else 0 for log in logs), default=0)
 
 
-def last_step(recording: RecordingRequest) -> int | None:
+def last_step(recording: PendingRecording) -> int | None:
     """Return the step after its last one, None until the job has chosen."""
     import msgspec
 
     try:
-        found = msgspec.json.decode((recording.capture / DECIDED_FILE).read_bytes(), type=Decided)
+        found = msgspec.json.decode((recording.capture / STEPS_FILE).read_bytes(), type=RecordingSteps)
     except (OSError, msgspec.DecodeError):
         return None
     return found.last if found.name == recording.folder.name else None
 
 
-def is_over(recording: RecordingRequest, logs: Sequence[LoggedSteps]) -> bool:
+def is_over(recording: PendingRecording, logs: Sequence[LoggedSteps]) -> bool:
     """Tell whether its steps have passed on every rank and no trace is being written."""
     last = last_step(recording)
     if last is None or newest_step(logs) <= last:
@@ -78,7 +78,7 @@ def is_over(recording: RecordingRequest, logs: Sequence[LoggedSteps]) -> bool:
     return any(recording.folder.glob(TRACE_PATTERN)) and not any(recording.folder.glob("*.part"))
 
 
-def is_in_vain(recording: RecordingRequest, logs: Sequence[LoggedSteps]) -> bool:
+def is_in_vain(recording: PendingRecording, logs: Sequence[LoggedSteps]) -> bool:
     """Tell whether so many steps have passed that nothing more is to come of it."""
     last = last_step(recording)
     return newest_step(logs) > MOST_WAITED_STEPS + (recording.from_step if last is None else last)

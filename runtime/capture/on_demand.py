@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch.distributed as dist
 
-from paro_advise.core.capture_files import DECIDED_FILE, WANTED_FILE, Decided, RecordingOrder, write_whole
+from paro_advise.core.capture_files import REQUEST_FILE, STEPS_FILE, RecordingRequest, RecordingSteps, write_whole
 from paro_advise.errors import UsageError
 from paro_advise.runtime.capture.constants import (
     LEAD_STEPS,
@@ -49,11 +49,11 @@ class OnDemand:
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._is_first = folder, rank == 0
         self._looked_s = time.monotonic()
-        self._seen_ns = _date_ns(folder / WANTED_FILE)
+        self._seen_ns = _date_ns(folder / REQUEST_FILE)
         self._num_told = 0
         self._recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
 
-    def look(self, coming: int, step_s: float) -> Decided | None:
+    def look(self, coming: int, step_s: float) -> RecordingSteps | None:
         """Return what is to be recorded from now on, once; what cannot be read asks for nothing.
 
         Args:
@@ -70,36 +70,36 @@ class OnDemand:
         except (OSError, RuntimeError, ValueError, msgspec.MsgspecError, UsageError):  # RuntimeError: the store is gone
             return None
 
-    def _decide(self, coming: int) -> Decided | None:
-        date_ns = _date_ns(self._folder / WANTED_FILE)
+    def _decide(self, coming: int) -> RecordingSteps | None:
+        date_ns = _date_ns(self._folder / REQUEST_FILE)
         if date_ns in (0, self._seen_ns):
             return None
         self._seen_ns = date_ns
-        wanted = msgspec.json.decode(_content(self._folder / WANTED_FILE), type=RecordingOrder)
+        wanted = msgspec.json.decode(_content(self._folder / REQUEST_FILE), type=RecordingRequest)
         ahead = max(LEAD_STEPS, math.ceil(STEPS_LEAD_S / max(median(self._recent_s), 1e-4)))
-        decided = Decided(
+        decided = RecordingSteps(
             name=wanted.name, ranks=wanted.ranks, first=coming + ahead, last=coming + ahead + wanted.count
         )
         data = msgspec.json.encode(_check(decided))
         if dist.is_initialized():
             job_store().set(self._key(), data.decode())
             self._num_told += 1
-        write_whole(self._folder / DECIDED_FILE, data)
+        write_whole(self._folder / STEPS_FILE, data)
         return decided
 
-    def _told(self, coming: int) -> Decided | None:
+    def _told(self, coming: int) -> RecordingSteps | None:
         if not dist.is_initialized() or not job_store().check([self._key()]):
             return None
         data = job_store().get(self._key())
         self._num_told += 1
-        decided = _check(msgspec.json.decode(data, type=Decided))
+        decided = _check(msgspec.json.decode(data, type=RecordingSteps))
         return decided if coming < decided.first else None
 
     def _key(self) -> str:
         return f"paro_record_{self._num_told}"
 
 
-def _check(decided: Decided) -> Decided:
+def _check(decided: RecordingSteps) -> RecordingSteps:
     """Return it where it is possible: its name becomes a folder's.
 
     Raises:

@@ -298,7 +298,7 @@ def rank_of(groups: dict[str, ProcessGroup], content: dict[str, object], path: s
     common = set.intersection(*member_sets) if member_sets else set()
     if rank is None and len(common) == 1:
         rank = common.pop()
-    named = rank_in_name(path)
+    named = rank_in_dump_name(path)
     if named is None and rank is None:
         # Torch puts the rank behind whatever prefix TORCH_FR_DUMP_TEMP_FILE names.
         last = _NUMBER_LAST.search(path)
@@ -316,7 +316,7 @@ def rank_of(groups: dict[str, ProcessGroup], content: dict[str, object], path: s
     return rank
 
 
-def rank_in_name(path: str) -> int | None:
+def rank_in_dump_name(path: str) -> int | None:
     """Return the rank that a file is named after; None for none."""
     named = _RANK_IN_NAME.search(path)
     return int(named[1]) if named else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paro_advise.trace_parsers.constants import MAX_STACK_CALLS, MAX_THREADS
-from paro_advise.trace_parsers.dumps.flight_recorder import rank_in_name
+from paro_advise.trace_parsers.dumps.flight_recorder import rank_in_dump_name
 from paro_advise.trace_parsers.values import bounded_text
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def read_stacks(data: Readable, path: str) -> Stacks | None:
             (place for place, (_, frames) in enumerate(shown) if frames[-1].function == "<module>"), len(shown) - 1
         )
     others = tuple(frames for place, (_, frames) in enumerate(shown) if place != main)
-    return Stacks(path=path, rank=rank_in_name(path), main=shown[main][1], others=others)
+    return Stacks(path=path, rank=rank_in_dump_name(path), main=shown[main][1], others=others)
 
 
 def _is_of_launcher(frame: Frame) -> bool:

@@ -57,7 +57,7 @@ def trace_metadata(chunks: EventChunks) -> TraceMetadata:
     return TraceMetadata(fields={**after, **(head or {})}, is_readable=head is not None)
 
 
-def rank_in_name(name: str) -> int | None:
+def rank_in_trace_name(name: str) -> int | None:
     """Return the rank that a file's name states, failing that the nearest folder's; None when none does."""
     found = (_RANK_IN_NAME.search(part) for part in reversed(re.split(r"[/\\]", name)))
     return next((int(match.group(1)) for match in found if match), None)
@@ -91,7 +91,7 @@ def trace_header(metadata: TraceMetadata, rows: KinetoRows, label: str, origin_u
     devices = metadata.objects("deviceProperties")
     device = devices[0] if devices else {}
     rank = as_int(info.get("rank")) if not impossible_rank(metadata) else None
-    named_rank = rank_in_name(label) if rank is None else None
+    named_rank = rank_in_trace_name(label) if rank is None else None
     base_ns = as_int(fields.get("baseTimeNanoseconds")) or 0
     if not 0 <= base_ns <= MAX_TIME_US * 1000:
         base_ns = 0

@@ -39,7 +39,7 @@ from paro_advise.trace_parsers.kineto.device.device_table import device_rows, op
 from paro_advise.trace_parsers.kineto.device.memory import phase_peaks
 from paro_advise.trace_parsers.kineto.device.passes import kinds_by_launch, kinds_of_rows
 from paro_advise.trace_parsers.kineto.event_routes import Detail
-from paro_advise.trace_parsers.kineto.header import impossible_rank, rank_in_name, trace_header, trace_metadata
+from paro_advise.trace_parsers.kineto.header import impossible_rank, rank_in_trace_name, trace_header, trace_metadata
 from paro_advise.trace_parsers.kineto.host_rows import sort_host_rows
 from paro_advise.trace_parsers.kineto.launches import blocking_calls, lit_steps, needs_launches, num_replayed
 from paro_advise.trace_parsers.kineto.phases import (
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from paro_advise.trace_parsers.kineto.host_rows import HostRows
     from paro_advise.trace_parsers.tables import HostSpan
 
-__all__ = ["rank_in_name", "read_kineto"]
+__all__ = ["rank_in_trace_name", "read_kineto"]
 
 # Without baseTimeNanoseconds, `ts` has 16 digits before the point: more than float64 can hold
 # with nanoseconds. The digits that all events share are cut off the text before decoding.

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from paro_advise.core.capture_files import (
-    DECIDED_FILE,
+    REQUEST_FILE,
     RUN,
     RUN_FILE,
     STEP_LOG_PATTERN,
     STEPS,
-    WANTED_FILE,
+    STEPS_FILE,
     StepLogHeader,
     StepRecord,
 )
@@ -102,7 +102,7 @@ def is_capture_file(ref: SourceRef) -> bool:
     """Tell whether a file is one that ``capture`` writes beside traces: a step log or ``run.json``, or about one."""
     name = ref.file_name
     return (
-        name in (WANTED_FILE, DECIDED_FILE)
+        name in (REQUEST_FILE, STEPS_FILE)
         or is_step_log(ref)
         or (name == RUN_FILE and f'"{RUN.name}"'.encode() in _head(ref))
     )

@@ -15,6 +15,7 @@ from paro_advise.advisor.analysis.constants import (
     ONE_UNIT_PIECES,
     ONE_UNIT_SHARE,
     RARE_CHANCE,
+    REDUCTION_RATIO,
 )
 from paro_advise.advisor.analysis.judgement.operations import operations_text
 from paro_advise.advisor.analysis.model import FindingEntry
@@ -156,7 +157,7 @@ def _ungated_replicas(analysis: Analysis) -> FindingEntry:
     calls = sum(entry.count for entry in replicas)
     exposed = sum(entry.exposed_us or 0.0 for entry in replicas)
     holds_whole = (analysis.run.strategy.triple or "")[1:2] == "N"  # until the last micro-batch, which alone reduces
-    if reduces and calls > 1.5 * reduces / (1 if holds_whole else micro):
+    if reduces and calls > REDUCTION_RATIO * reduces / (1 if holds_whole else micro):
         return _finding(
             code,
             APPLIES,

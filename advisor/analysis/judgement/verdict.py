@@ -6,13 +6,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import (
+    BOUND_SHARE,
     COMPUTE_SHARE,
+    FAST_FABRIC_SHARE,
+    FEW_NODES,
     FINDING_SHARE,
     HOST_CAUSE_SHARE,
     HOST_IDLE_SHARE,
     MOSTLY_SHARE,
     NAMED_CAUSE_SHARE,
     NONE_OVERLAPPED,
+    UNBOUND_SHARE,
     WAIT_SHARE,
 )
 from paro_advise.advisor.analysis.judgement.operations import operations_name, operations_text
@@ -439,10 +443,10 @@ def _case(evidence: StepEvidence, exposed_share: float) -> str:
     fast = (
         evidence.inter_gbps is not None
         and evidence.intra_gbps is not None
-        and evidence.inter_gbps > 0.5 * evidence.intra_gbps
+        and evidence.inter_gbps > FAST_FABRIC_SHARE * evidence.intra_gbps
     )
-    if fast or exposed_share < 0.1:
+    if fast or exposed_share < UNBOUND_SHARE:
         return "fast_fabric"
-    if nodes <= 2 and evidence.shards_globally:
+    if nodes <= FEW_NODES and evidence.shards_globally:
         return "memory_bound_few_nodes"
-    return "communication_bound" if exposed_share >= 0.25 else ""
+    return "communication_bound" if exposed_share >= BOUND_SHARE else ""

@@ -176,7 +176,7 @@ def parameter_count(step: pl.DataFrame, micro_batches: int) -> int | None:
     """
     gradients = reductions(step)
     counted = _elements(gradients)
-    return counted // max(1, passes_of(gradients)) if counted else _forward_parameters(step, micro_batches)
+    return counted // max(1, reducing_passes(gradients)) if counted else _forward_parameters(step, micro_batches)
 
 
 def are_repeats(gradients: pl.DataFrame) -> bool:
@@ -197,7 +197,7 @@ def elements_of_any_pass(gradients: pl.DataFrame) -> int | None:
     return _elements(most.select(pl.exclude("len").repeat_by("len").explode()))
 
 
-def passes_of(gradients: pl.DataFrame) -> int:
+def reducing_passes(gradients: pl.DataFrame) -> int:
     """Return in how many micro-batches gradients are reduced.
 
     DeepSpeed flushes its last bucket after backward: such a reduction belongs to its pass, as its

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import COPIED_SHARE, GATHERS_AGAIN_RATIOS
-from paro_advise.advisor.analysis.observed.parameters import passes_of, reductions
+from paro_advise.advisor.analysis.observed.parameters import reducing_passes, reductions
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
@@ -85,7 +85,7 @@ def _observe(step: pl.DataFrame, micro_batches: int) -> _Groups:
     is_unphased = len(gathers) > 0 and bool((gathers["detail"] == "").all())
     least, most = GATHERS_AGAIN_RATIOS
     gathers_again = is_unphased and least * len(scatters) <= len(gathers) <= most * len(scatters)
-    passes = passes_of(main)
+    passes = reducing_passes(main)
     in_passes = main.filter(pl.col("phase") == "backward")
     return _Groups(
         forward=_sizes(gathers.filter(~in_backward), _sizes(main)),

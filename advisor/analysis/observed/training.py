@@ -14,7 +14,7 @@ from paro_advise.advisor.analysis.observed.parameters import (
     in_passes_by_order,
     median_of,
     parameter_count,
-    passes_of,
+    reducing_passes,
     reductions,
     unit_order,
 )
@@ -90,7 +90,7 @@ def observe_training(run: Run) -> ObservedTraining:
         strategy = ObservedStrategy(
             triple=triple, triple_at_rest=triple, group_size=stated.group_size, source="metadata", reasons=reasons
         )
-    elif 1 < updates > passes_of(reductions(typical)):
+    elif 1 < updates > reducing_passes(reductions(typical)):
         strategy = NOTHING_OBSERVED  # each rank trains by itself in between, as in local SGD
     else:
         strategy = infer_strategy(typical, run.world_size, micro or 1, run.framework)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from paro_advise.core.capture_files import (
-    DECIDED_FILE,
     PROCESS_TRACE_PATTERN,
+    REQUEST_FILE,
     RUN_FILE,
     STEP_LOG_PATTERN,
+    STEPS_FILE,
     TRACE_PATTERN,
-    WANTED_FILE,
 )
 from paro_advise.core.plural import plural
 from paro_advise.errors import ParoAdviseError, WouldOverwriteError
@@ -88,7 +88,7 @@ def make_room(folder: Path, *, force: bool) -> None:
 
 def old_files(folder: Path) -> list[Path]:
     """Return what an earlier capture wrote."""
-    names = (TRACE_PATTERN, PROCESS_TRACE_PATTERN, STEP_LOG_PATTERN, RUN_FILE, WANTED_FILE, DECIDED_FILE)
+    names = (TRACE_PATTERN, PROCESS_TRACE_PATTERN, STEP_LOG_PATTERN, RUN_FILE, REQUEST_FILE, STEPS_FILE)
     return [path for name in names for path in folder.glob(name)]
 
 

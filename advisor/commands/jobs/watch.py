@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paro_advise.advisor.watching.follow import FollowedJob
-    from paro_advise.advisor.watching.recording import RecordingRequest
+    from paro_advise.advisor.watching.recording import PendingRecording
     from paro_advise.trace_parsers.logs.step_log import LoggedSteps
 
 
@@ -85,7 +85,7 @@ def command(
     metrics = None if prometheus is None else MetricsFile(prometheus, labels, force=force, watched=folder)
     judged, since, num_replaced = -1, 0, 0
     followed = FollowedJob(Path(folder), KEPT_STEPS)
-    recording: RecordingRequest | None = None
+    recording: PendingRecording | None = None
     is_asked, told = False, set[int]()
     while not is_reader_gone():
         logs = _growing_logs(followed, told)
@@ -164,7 +164,7 @@ def _check(folder: str, record: str | None, apply_to: str | None) -> None:
         )
 
 
-def _ask(folder: str, logs: Sequence[LoggedSteps]) -> RecordingRequest:
+def _ask(folder: str, logs: Sequence[LoggedSteps]) -> PendingRecording:
     from paro_advise.advisor.watching.recording import ask
 
     try:
@@ -175,7 +175,7 @@ def _ask(folder: str, logs: Sequence[LoggedSteps]) -> RecordingRequest:
     return recording
 
 
-def _is_told(recording: RecordingRequest, logs: Sequence[LoggedSteps], *, as_json: bool, job: str | None) -> bool:
+def _is_told(recording: PendingRecording, logs: Sequence[LoggedSteps], *, as_json: bool, job: str | None) -> bool:
     """Say what a recording shows once it is there; tell whether nothing more is to come of it."""
     from paro_advise.advisor.watching.recording import is_in_vain, is_over
 
@@ -191,7 +191,7 @@ def _is_told(recording: RecordingRequest, logs: Sequence[LoggedSteps], *, as_jso
     return True
 
 
-def _conclude(recording: RecordingRequest, *, as_json: bool, job: str | None) -> None:
+def _conclude(recording: PendingRecording, *, as_json: bool, job: str | None) -> None:
     """Say what limits the recorded steps; where a job is given, try what is recommended for it."""
     from paro_advise.advisor.analysis.load import load_analysis
     from paro_advise.advisor.analysis.model import Options

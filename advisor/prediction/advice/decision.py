@@ -49,7 +49,7 @@ _DEALT_OUT = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class RankedCandidates:
     """All candidates of a plan.
 
     Attributes:
@@ -71,7 +71,7 @@ class Field:
     wanted: Scored | None = None
 
 
-def decide(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan, Scored]:
+def decide(calibration: Calibration, limits: Limits, field: RankedCandidates) -> tuple[Plan, Scored]:
     """Return the plan without an id, and the candidate that looks best or was asked for."""
     plan, best = _choose_recommendation(calibration, limits, field)
     if field.wanted is None:
@@ -99,7 +99,7 @@ def decide(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan
     return asked, field.wanted
 
 
-def _choose_recommendation(calibration: Calibration, limits: Limits, field: Field) -> tuple[Plan, Scored]:
+def _choose_recommendation(calibration: Calibration, limits: Limits, field: RankedCandidates) -> tuple[Plan, Scored]:
     baseline = field.baseline
     chosen = fastest(field.eligible, baseline)
     # The same way to run is no change, whatever noise makes of it.
@@ -163,7 +163,7 @@ def _choose_recommendation(calibration: Calibration, limits: Limits, field: Fiel
             text=_confidence_text(field.replay_error_pct, is_described=calibration.is_described),
         ),
         preconditions=_preconditions(calibration, limits),
-        assumptions=(*_doubts(calibration), *calibration.assumptions),
+        assumptions=(*_caveats(calibration), *calibration.assumptions),
         probes=_probes(calibration, caveat) if verdict == Verdict.MEASURE_FIRST else (),
     )
     return plan, baseline if verdict == Verdict.KEEP or chosen is None else chosen
@@ -186,7 +186,7 @@ def _caveat(calibration: Calibration, chosen: Scored | None) -> str:
     return calibration.unmodelled
 
 
-def _doubts(calibration: Calibration) -> list[str]:
+def _caveats(calibration: Calibration) -> list[str]:
     """Return what makes predictions mislead, of some candidates or of all."""
     return [*filter(None, (calibration.unmodelled, _DEALT_OUT if calibration.is_dealt_out else ""))]
 
@@ -216,7 +216,7 @@ def fastest(fitting: Sequence[Scored], baseline: Scored) -> Scored | None:
     return min(worth or near, key=lambda item: (item.memory.total + item.transient, median_us(item)))
 
 
-def _verdict(field: Field, chosen: Scored | None, gain: float) -> Verdict:
+def _verdict(field: RankedCandidates, chosen: Scored | None, gain: float) -> Verdict:
     if chosen is None:
         return Verdict.KEEP
     if abs(field.replay_error_pct) > GATE_PCT:
@@ -242,7 +242,7 @@ def _wins(fitting: Sequence[Scored]) -> tuple[dict[int, float], dict[int, float]
     )
 
 
-def _regret_of_keeping(field: Field) -> float:
+def _regret_of_keeping(field: RankedCandidates) -> float:
     """Return what the run as it is loses on average against the best in each draw, as a share."""
     best = np.stack([field.baseline.times, *(item.times for item in field.eligible)]).min(axis=0)
     return float((field.baseline.times / best - 1).mean())
@@ -322,7 +322,9 @@ def _nothing_fits(scored: Sequence[Scored], choices: Sequence[Choice]) -> str:
     return f"Nothing fits that `paro-advise run` trains with; {name} does, by the settings of {names}."
 
 
-def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, field: Field, *, keeps: bool) -> str:
+def _text(
+    verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, field: RankedCandidates, *, keeps: bool
+) -> str:
     name, now, error_pct = choice_name(chosen), choice_name(baseline), field.replay_error_pct
     ahead = _ahead(chosen)
     match verdict:
@@ -360,7 +362,8 @@ def _text(verdict: Verdict, baseline: Choice, chosen: Choice, gain: float, field
             return f"Measure first: {now} {baseline.reason}. Of what fits, {name} looks best, {ahead}."
         case _:
             return (
-                f"Measure first: {name} looks best, {ahead}, with a probability of {gain:.2f} of a speed-up above 2 %."
+                f"Measure first: {name} looks best, {ahead}, with a probability of {gain:.2f} of a speed-up above "
+                f"{GAIN_RATIO - 1:.0%}."
             )
 
 
@@ -385,7 +388,7 @@ def _beside(verdict: Verdict, baseline: Choice, chosen: Choice, eligible: Sequen
     )
 
 
-def _surer(field: Field, chosen: Scored | None, choices: Mapping[int, Choice]) -> str:
+def _surer(field: RankedCandidates, chosen: Scored | None, choices: Mapping[int, Choice]) -> str:
     """Name the fastest of those whose gain is as sure as a change needs it, beside the chosen one; "" for none."""
     others = [item for item in field.eligible if item is not chosen]
     worth = [item for item in others if median_us(field.baseline) >= GAIN_RATIO * median_us(item)]

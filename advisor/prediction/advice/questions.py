@@ -118,7 +118,7 @@ def _number(name: str, text: str, whole: str) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
+class AnswerLimits:
     """What an answer may recommend.
 
     Attributes:
@@ -130,7 +130,7 @@ class Choices:
     may_choose: Callable[[Candidate], bool]
 
 
-def answer(question: Question, basis: Basis, choices: Choices, seed: int = 0) -> Answer:
+def answer(question: Question, basis: Basis, choices: AnswerLimits, seed: int = 0) -> Answer:
     """Answer a question.
 
     Args:

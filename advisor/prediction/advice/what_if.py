@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.prediction.constants import EQUAL_SHARE, SCALING_SIGMA
+from paro_advise.advisor.prediction.constants import EQUAL_SHARE, NODE_FACTORS, SCALING_SIGMA
 from paro_advise.advisor.prediction.sampler import Sampler
 from paro_advise.advisor.prediction.step_replay import arithmetic_us, demand_us, measured_links, step_us
 from paro_advise.core.collective import Op
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from paro_advise.advisor.prediction.candidates import Candidate
     from paro_advise.advisor.prediction.cluster_links import Links
 
-_NODE_FACTORS = (2, 4, 8)
 _GIB = 1 << 30
 _UNITS = {
     "inter_alpha_us": "inter-node latency (us)",
@@ -101,7 +100,7 @@ def on_more_nodes(basis: Basis, seed: int) -> tuple[NodesWhatIf, ...]:
     sampler = Sampler(seed)
     calibration = basis.calibration
     found = []
-    for factor in _NODE_FACTORS:
+    for factor in NODE_FACTORS[1:]:
         more = replace(calibration, world_size=calibration.world_size * factor)
         sigma = SCALING_SIGMA * (factor.bit_length() - 1)
         times = []

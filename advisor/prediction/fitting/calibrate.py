@@ -21,8 +21,8 @@ from paro_advise.advisor.prediction.fitting.model_units import (
     gather_width,
     kinds_of,
     model_of,
-    passes_of,
     reductions_of,
+    reductions_per_step,
     trained_share,
     width_of,
 )
@@ -38,7 +38,7 @@ from paro_advise.advisor.prediction.fitting.step_parts import (
     updates_on_host_us,
 )
 from paro_advise.advisor.prediction.fitting.untraced_waits import waits_for_untraced
-from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, fit_tiers, is_hidden
+from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, fit_tiers, has_unknown_placement
 from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
@@ -243,7 +243,7 @@ def _hidden_groups(analysis: Analysis) -> str:
     """Return that nothing tells on which nodes smaller groups lie that move model states."""
     world, nodes = analysis.run.world_size or 0, analysis.run.num_nodes or 1
     moved = [entry for entry in analysis.collectives if entry.state in MODEL_STATE_NAMES]
-    sizes = sorted({e.group_size or 0 for e in moved if is_hidden(e.span, e.group_size, world, nodes)})
+    sizes = sorted({e.group_size or 0 for e in moved if has_unknown_placement(e.span, e.group_size, world, nodes)})
     if not sizes:
         return ""
     listed = " and ".join(map(str, sizes))
@@ -308,7 +308,7 @@ def _replicates_each_pass(analysis: Analysis, model: Pieces, reduced: Sequence[C
     if sum(entry.count for entry in replicas) > model.num_sent * (micro - 0.5):
         return True
     whole_gradients = (analysis.run.strategy.triple or "N")[1] == "N"
-    return whole_gradients and passes_of(analysis, reduced, micro) == micro
+    return whole_gradients and reductions_per_step(analysis, reduced, micro) == micro
 
 
 def _ranks_per_node(analysis: Analysis, world: int, notes: list[str]) -> int:

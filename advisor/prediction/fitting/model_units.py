@@ -92,7 +92,7 @@ def _units(analysis: Analysis, world: int, micro: int) -> tuple[tuple[float, ...
     forward, reductions = _forward_gathers(analysis), reductions_of(analysis)
     forwards = forwards_of(analysis, micro)
     found = _expand(forward, _gather_passes(analysis, micro) * math.ceil(forwards))
-    passes = passes_of(analysis, reductions, micro)
+    passes = reductions_per_step(analysis, reductions, micro)
     if found and forwards > 1 and analysis.run.total_parameter_count is None:
         # Gathered again and again, but each unit that trains is reduced once.
         found = [size for entry in reductions for size in _as_gathered(analysis, entry, passes)]
@@ -237,7 +237,7 @@ def trained_share(analysis: Analysis, model: Pieces) -> float:
     return share if share < ALL_TRAINED_SHARE else 1.0
 
 
-def passes_of(analysis: Analysis, reductions: Sequence[CollectiveEntry], micro: int) -> int:
+def reductions_per_step(analysis: Analysis, reductions: Sequence[CollectiveEntry], micro: int) -> int:
     """Return how often a step reduces each gradient.
 
     Gradients that every rank holds whole need it once, but DDP does it on every micro-batch unless

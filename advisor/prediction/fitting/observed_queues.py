@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from paro_advise.advisor.prediction.constants import BEHIND_SHARE, BLOCKING_SHARE, DEEPSPEED_BUCKET_ELEMENTS
-from paro_advise.advisor.prediction.fitting.model_units import kinds_of, passes_of
+from paro_advise.advisor.prediction.fitting.model_units import kinds_of, reductions_per_step
 from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
@@ -47,7 +47,7 @@ def observed_queues(
         overlaps_reductions=not prefetches or _overlaps(analysis, State.GRADIENT),
         prefetches=prefetches,
         reduce_bucket_bytes=_bucket_bytes(analysis, model, reduced, micro) if is_gpu else None,
-        publishes_ahead=is_gpu and not own_way and _is_hidden(analysis, State.OPTIMIZER),
+        publishes_ahead=is_gpu and not own_way and _is_mostly_overlapped(analysis, State.OPTIMIZER),
     )
 
 
@@ -82,7 +82,7 @@ def _exposed_share(entries: Sequence[CollectiveEntry], without_us: float) -> flo
     return sum(entry.exposed_us or 0.0 for entry in entries) / taken_us
 
 
-def _is_hidden(analysis: Analysis, state: State) -> bool:
+def _is_mostly_overlapped(analysis: Analysis, state: State) -> bool:
     """Tell whether a state has communication, most of which ran beside compute."""
     entry = analysis.states.get(state.value)
     if entry is None or not entry.count or not entry.total_us or entry.exposed_us is None:
@@ -97,7 +97,7 @@ def _bucket_bytes(analysis: Analysis, model: Pieces, reduced: Sequence[Collectiv
     """
     if analysis.run.framework != Framework.DEEPSPEED:
         return None
-    passes = passes_of(analysis, reduced, micro)
+    passes = reductions_per_step(analysis, reduced, micro)
     sizes = [float(entry.bytes or 0) / width for entry in reduced if (width := dtype_bytes(entry.dtype))]
     is_cut = sum(entry.count for entry in reduced) > passes and (analysis.run.strategy.triple or "NNN")[2] != "N"
     least = 0.0 if is_cut and sizes else float(DEEPSPEED_BUCKET_ELEMENTS)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from paro_advise.advisor.analysis.constants import HOST_CAUSE_SHARE
 from paro_advise.advisor.facts.attribution import OF_OPTIMIZER
 from paro_advise.advisor.prediction.constants import (
-    HIDDEN_HOST_SHARE,
     HOST_BOUND_SHARE,
     LITTLE_UPDATE_SHARE,
     NOTED_ASIDE_SHARE,
+    OVERLAPPED_HOST_SHARE,
     OWN_GATHERS_SHARE,
     SHARED_CORE_THREADS,
 )
@@ -100,7 +100,7 @@ def arithmetic_note(parts: StepParts, analysis: Analysis) -> list[str]:
         )
         found.append(told)
     if parts.host_work_us:
-        low, high = (share * parts.host_work_us for share in HIDDEN_HOST_SHARE)
+        low, high = (share * parts.host_work_us for share in OVERLAPPED_HOST_SHARE)
         told = (
             f"beneath communication the host works {time_text(parts.host_work_us)} of a step while a profiler records: "
             f"no other way is taken to be quicker than {time_text(low)} to {time_text(high)}; ways with fewer calls, "

@@ -12,7 +12,7 @@ from paro_advise.advisor.ranks.clock_alignment import ranks_taking_part, unpaire
 from paro_advise.advisor.ranks.constants import (
     IMPOSSIBLE_GBPS,
     LATENCY_BYTES,
-    LATENCY_DOUBT,
+    LATENCY_TOLERANCE,
     MAX_FITTED_SIZES,
     MEDIAN_ERROR,
     MIN_SIZE_RATIO,
@@ -298,7 +298,7 @@ def _line(sizes: NDArray[np.float64], times: NDArray[np.float64], *, is_alone: b
         # Noise alone decides what of the smallest message's time is latency.
         return _Line(alpha_us=None, per_byte=float(times[-1] / sizes[-1]))
     deviation = float(np.median(np.abs(rest - alpha))) * MEDIAN_ERROR / len(rest) ** 0.5
-    return _Line(alpha_us=alpha, per_byte=slope, doubt_us=max(deviation, LATENCY_DOUBT * alpha))
+    return _Line(alpha_us=alpha, per_byte=slope, doubt_us=max(deviation, LATENCY_TOLERANCE * alpha))
 
 
 def _seen_us(pace: Pace, whole_us: NDArray[np.float64], moving_us: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -341,6 +341,6 @@ def _overlapped_line(sizes: NDArray[np.float64], times: NDArray[np.float64], pac
     off = float(np.median(np.abs(expected[best] - times))) * MEDIAN_ERROR / len(sizes) ** 0.5
     # Sizes that are all paced by their bytes show the latency of one message only.
     shown = pace.share if expected[best][0] - moving[best][0] <= pace.share * whole[best] else 1.0
-    doubt_us = max(off / shown, LATENCY_DOUBT * float(whole[best]))
+    doubt_us = max(off / shown, LATENCY_TOLERANCE * float(whole[best]))
     least_us = min(float(whole[best]), float(times.min()))  # no message takes less than its latency
     return _Line(alpha_us=least_us, per_byte=float(per_byte[best]), doubt_us=doubt_us)

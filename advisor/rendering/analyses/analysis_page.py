@@ -23,7 +23,7 @@ from paro_advise.advisor.rendering.charts import Bar, Segment, stacked_bars
 from paro_advise.advisor.rendering.page import Cell, Provenance, Row, Table, View, make_table, number, render_page
 from paro_advise.advisor.rendering.ranks.host_tables import host_ranks, host_table
 from paro_advise.advisor.rendering.ranks.rank_map import MAP_LEGEND, rank_map
-from paro_advise.advisor.rendering.ranks.rank_parts import RANK_PARTS, rank_chart, rank_note, rank_table
+from paro_advise.advisor.rendering.ranks.rank_parts import STEP_PARTS, rank_chart, rank_note, rank_table
 from paro_advise.advisor.rendering.texts.analysis_text import (
     confidence,
     framework_text,
@@ -89,7 +89,7 @@ def render_report(
         parallel_table=parallel_table(analysis),
         path_table=path_table(analysis),
         rank_chart=rank_chart(analysis),
-        rank_legend=RANK_PARTS,
+        rank_legend=STEP_PARTS,
         rank_note=rank_note(analysis),
         rank_table=rank_table(analysis),
         rank_map=rank_map(steps_of or {}),

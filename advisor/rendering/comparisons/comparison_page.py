@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.regimes import regime_text
-from paro_advise.advisor.comparison.constants import NARROW_RANGE_PCT, REAL_CHANGE_PCT, REPEATS_PCT
+from paro_advise.advisor.comparison.constants import NARROW_RANGE_PCT, RANGE_TEXT, REAL_CHANGE_PCT, REPEATS_PCT
 from paro_advise.advisor.rendering.charts import Bar, Segment, lines, stacked_bars
 from paro_advise.advisor.rendering.comparisons.waterfall import waterfall
+from paro_advise.advisor.rendering.constants import SHOWN_INPUTS
 from paro_advise.advisor.rendering.page import Cell, Row, make_table, number, render_page
 from paro_advise.advisor.rendering.plans.plan_page import ablation_table, alternative_table
+from paro_advise.advisor.rendering.ranks.rank_parts import STEP_PARTS
 from paro_advise.advisor.rendering.texts.comparison_text import change_text, name_text, value_text
 from paro_advise.advisor.rendering.timelines.lanes_chart import lanes_chart, lanes_legend
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, signed_text, time_text
@@ -27,13 +29,6 @@ if TYPE_CHECKING:
     from paro_advise.advisor.rendering.page import Provenance, Table
     from paro_advise.advisor.timelines.model import RankStep, Timeline
     from paro_advise.policies.plan import Choice
-
-_PARTS = (
-    ("compute", "compute"),
-    ("exposed", "exposed communication"),
-    ("rest", "memory copies and sync"),
-    ("idle", "idle"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +62,7 @@ def render_comparison(comparison: Comparison, timelines: Timelines, provenance: 
             )
         ],
         split_chart=_split_chart(before, after),
-        split_legend=_PARTS,
+        split_legend=STEP_PARTS,
         waterfall_chart=_waterfall(before, after),
         split_note=_split_note(comparison),
         changes=_changes(comparison),
@@ -148,7 +143,7 @@ def _split_chart(before: Side, after: Side) -> Markup:
                 label=name,
                 segments=tuple(
                     Segment(kind=kind, value_us=value or 0.0, name=text)
-                    for (kind, text), value in zip(_PARTS, values, strict=True)
+                    for (kind, text), value in zip(STEP_PARTS, values, strict=True)
                 ),
             )
         )
@@ -175,7 +170,7 @@ def _parts(side: Side) -> list[tuple[str, float]]:
     return [
         ("compute", parts.compute or 0.0),
         *((f"exposed, {state}", value) for state, value in shares.items()),
-        ("copies and sync", parts.other or 0.0),
+        ("memory copies and sync", parts.other or 0.0),
         ("idle", parts.idle or 0.0),
     ]
 
@@ -297,7 +292,7 @@ def _metric_table(comparison: Comparison) -> Table:
         for metric in comparison.metrics
         if metric.before is not None or metric.after is not None
     ]
-    names = ("metric", "before #", "after #", "change (98 % range) #", "verdict", "range over")
+    names = ("metric", "before #", "after #", f"change ({RANGE_TEXT}) #", "verdict", "range over")
     caption = "Times are means over ranks and steps; the step time is the mean of the middle half of the steps"
     return make_table("table-metrics", caption, names, rows)
 
@@ -405,7 +400,7 @@ def _provenance_table(comparison: Comparison, provenance: Provenance) -> Table:
         pairs.append((name, f"{_run_text(side)}; {side.run.device_name or side.run.backend or 'device unknown'}"))
         pairs += [
             (f"{name}: input", f"{item.path}, {bytes_text(item.bytes)}, SHA-256 {item.sha256}")
-            for item in side.run.inputs[:64]
+            for item in side.run.inputs[:SHOWN_INPUTS]
         ]
     rows = [
         Row(cells=(Cell(text=name), Cell(text=text, css="path" if "input" in name else ""))) for name, text in pairs
@@ -419,12 +414,12 @@ _METHOD = (
         "them; the split of a step, states and collectives come from the profiled ones, which the profiler slows."
     ),
     (
-        f"A change is real when its 98 % range leaves out zero and it is {REAL_CHANGE_PCT:g} % or more; it is the same "
-        f"when the range lies within {NARROW_RANGE_PCT:g} % either way; else it cannot be told. The range is that of "
-        f"the two recordings: repeats of a job may differ by {REPEATS_PCT:g} %. A step time is the mean of the middle "
-        "half of the steps (the interquartile mean), everything else the mean over ranks; changes are of just these "
-        "values. Their ranges are those of a bootstrap over steps or ranks, widened for few samples; steps that vary "
-        "together in both runs are paired, and steps that only one run has are left out where most are common."
+        f"A change is real when its {RANGE_TEXT} leaves out zero and it is {REAL_CHANGE_PCT:g} % or more; it is the "
+        f"same when the range lies within {NARROW_RANGE_PCT:g} % either way; else it cannot be told. The range is "
+        f"that of the two recordings: repeats of a job may differ by {REPEATS_PCT:g} %. A step time is the mean of the "
+        "middle half of the steps (the interquartile mean), everything else the mean over ranks; changes are of just "
+        "these values. Their ranges are those of a bootstrap over steps or ranks, widened for few samples; steps that "
+        "vary together in both runs are paired, and steps that only one run has are left out where most are common."
     ),
     (
         "Losses are sums over the backward passes of a step, averaged over ranks; gradient norms are those of the "

@@ -24,13 +24,13 @@ def notebook_bytes(comparison: Comparison) -> bytes:
         _code("import json, statistics\n\ndata = json.loads(r'''" + _embed(data) + "''')"),
         _text("## Baseline"),
         _code(_BASELINE),
-        _text("## Cluster map"),
+        _text("## Cluster"),
         _code(_CLUSTER),
-        _text("## State policies"),
+        _text("## Strategy and states"),
         _code(_POLICIES),
-        _text("## Budgets"),
+        _text("## Memory"),
         _code(_BUDGETS),
-        _text("## HO-Ring validation: collectives before and after"),
+        _text("## Collectives before and after"),
         _code(_COLLECTIVES),
         _text("## Numerical parity"),
         _code(_PARITY),
@@ -120,9 +120,7 @@ parity = data["parity"]
 if parity is None:
     print("not both runs were captured")
 else:
-    pairs = list(zip(parity["loss_before"], parity["loss_after"]))
-    worst = max((abs(b - a) / abs(a) for a, b in pairs if a), default=None)
-    print(f"{len(pairs)} losses, largest relative difference {worst}")
+    print(f"{parity['num_steps']} losses, largest difference {parity['loss_max_pct']} %")
     print(f"gradient norms: largest difference {parity['gradient_norm_max_pct']} %")
 """
 _ACCEPTANCE = """\

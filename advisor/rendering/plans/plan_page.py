@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from paro_advise.advisor.prediction.constants import CAPACITY_SHARE
+from paro_advise.advisor.prediction.constants import CAPACITY_SHARE, GAIN_RATIO
 from paro_advise.advisor.rendering.charts import Point, scatter
 from paro_advise.advisor.rendering.constants import FIRST_CANDIDATES, PAGE_CANDIDATES
 from paro_advise.advisor.rendering.page import Cell, Row, make_table, number, render_page
@@ -55,7 +55,7 @@ def render_plan(plan: Plan, provenance: Provenance, scenarios: Scenarios | None 
         ("predicted step", time_text(step.p50), time_text(plan.baseline.predicted.step_time_us.p50)),
         ("speed-up", _times(plan.chosen.predicted.speedup), ""),
         memory,
-        ("probability of a speed-up above 2 %", f"{plan.confidence.probability_gain:.2f}", ""),
+        (f"probability of a speed-up above {GAIN_RATIO - 1:.0%}", f"{plan.confidence.probability_gain:.2f}", ""),
     ]
     return render_page(
         "plan.html.j2",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from paro_advise.advisor.analysis.model import Analysis, RankEntry
 
-RANK_PARTS = (
+STEP_PARTS = (
     ("compute", "compute"),
     ("exposed", "exposed communication"),
     ("rest", "memory copies and sync"),
@@ -25,7 +25,7 @@ RANK_PARTS = (
 
 
 def shown_ranks(ranks: Sequence[RankEntry]) -> list[RankEntry]:
-    """Return the ranks that are drawn: all, or beyond 128 the slowest 16 and fastest 4."""
+    """Return the ranks that are drawn: all, or beyond MAX_DRAWN_RANKS some of the slowest and the fastest."""
     if len(ranks) <= MAX_DRAWN_RANKS:
         return list(ranks)
     order = sorted(ranks, key=lambda entry: (-entry.compute_us, entry.rank))
@@ -54,7 +54,7 @@ def rank_chart(analysis: Analysis) -> Markup:
                 label=f"rank {entry.rank}",
                 segments=tuple(
                     Segment(kind=kind, value_us=value, name=name)
-                    for (kind, name), value in zip(RANK_PARTS, values, strict=True)
+                    for (kind, name), value in zip(STEP_PARTS, values, strict=True)
                 ),
             )
         )

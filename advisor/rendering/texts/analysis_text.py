@@ -139,7 +139,7 @@ def _run_lines(analysis: Analysis) -> list[str]:
         lines.append(
             f"step       {time_text(parts.step_us)} mean of {run.num_steps} (median {median}): "
             f"compute {time_text(parts.compute)}, exposed communication {time_text(parts.exposed_communication)}, "
-            f"other {time_text(parts.other)}, idle {time_text(parts.idle)}"
+            f"copies and sync {time_text(parts.other)}, idle {time_text(parts.idle)}"
         )
     efficiency = analysis.efficiency
     shares = [

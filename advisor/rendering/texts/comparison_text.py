@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.comparison.constants import RANGE_TEXT
 from paro_advise.advisor.wording.escaping import plain
 from paro_advise.advisor.wording.quantities import bytes_text, share_text, signed_text, time_text
 from paro_advise.core.plural import plural
@@ -61,7 +62,7 @@ def comparison_text(comparison: Comparison) -> str:
     known = [metric for metric in comparison.metrics if (metric.before, metric.after) != (None, None)]
     values = [tuple(value_text(value, metric.unit) for value in (metric.before, metric.after)) for metric in known]
     width = max([28, *(2 + len(text) for pair in values for text in pair)])
-    lines.append(f"{'':<26}{'before':>{width}}{'after':>{width}}  change (98 % range)")
+    lines.append(f"{'':<26}{'before':>{width}}{'after':>{width}}  change ({RANGE_TEXT})")
     for metric, (before, after) in zip(known, values, strict=True):
         columns = f"{name_text(metric):<26}{before:>{width}}{after:>{width}}"
         lines.append(f"{columns}  {change_text(metric):<30}{metric.verdict}".rstrip())
@@ -94,7 +95,7 @@ def comparison_markdown(comparison: Comparison) -> str:
     """Return a comparison for a ticket."""
     before, after = comparison.before, comparison.after
     lines = [f"**{_escape(comparison.text)}**", ""]
-    lines += ["| metric | before | after | change (98 % range) | verdict |", "|---|---:|---:|---:|---|"]
+    lines += [f"| metric | before | after | change ({RANGE_TEXT}) | verdict |", "|---|---:|---:|---:|---|"]
     for metric in comparison.metrics:
         if metric.before is None and metric.after is None:
             continue

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
 from paro_advise.runtime.sharding.parameters.owned import gradient_of, set_gradient
-from paro_advise.runtime.sharding.parameters.whole import WholeTensor, mixing, unmixed
+from paro_advise.runtime.sharding.parameters.whole import WholeTensor, allow_mixing, forbid_mixing
 from paro_advise.runtime.sharding.parameters.windows import like
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Exposure:
         if kept is not None:
             gradient = _move(kept, gradient)
         if isinstance(gradient, DTensor):
-            gradient = mixing(gradient, self.kind)
+            gradient = allow_mixing(gradient, self.kind)
         set_gradient(parameter, gradient)
         if shard is not parameter:
             set_gradient(shard, gradient)
@@ -98,9 +98,9 @@ class Exposure:
         """Let gradients mix with plain tensors, or not: an optimizer's step meets none, and calls are dearer then."""
         for _, _, gradient in self._shown:
             if enabled:
-                mixing(gradient, self.kind)
+                allow_mixing(gradient, self.kind)
             else:
-                unmixed(gradient)
+                forbid_mixing(gradient)
 
     def set_aside(self) -> None:
         """Take sharded gradients off whole parameters for a forward pass, whose compiler can make nothing of them."""

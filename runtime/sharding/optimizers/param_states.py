@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from paro_advise.runtime.sharding.parameters.reading import WholeReads
-from paro_advise.runtime.sharding.parameters.whole import current, mixing, unmixed
+from paro_advise.runtime.sharding.parameters.whole import allow_mixing, current, forbid_mixing
 from paro_advise.runtime.sharding.parameters.windows import like
 from paro_advise.runtime.torch_types import StateDict
 
@@ -147,7 +147,7 @@ class ParamStates(defaultdict[torch.Tensor, StateDict]):
 def _let_mix(state: StateDict) -> None:
     for value in state.values():
         if isinstance(value, torch.Tensor):
-            mixing(value)
+            allow_mixing(value)
 
 
 def _take_back(shard: torch.Tensor, state: StateDict) -> None:
@@ -155,7 +155,7 @@ def _take_back(shard: torch.Tensor, state: StateDict) -> None:
     lay_out(shard, state)
     for value in state.values():
         if isinstance(value, torch.Tensor):
-            unmixed(value)
+            forbid_mixing(value)
 
 
 def lay_out(shard: torch.Tensor, state: StateDict) -> StateDict:

@@ -14,6 +14,7 @@ from paro_advise.runtime.sharding.parameters.owned import (
     Gathered,
     Owned,
     OwnedTensor,
+    as_plain_tensor,
     gradient_of,
     has_keeper,
     is_of_script,
@@ -21,7 +22,6 @@ from paro_advise.runtime.sharding.parameters.owned import (
     let_lists_hold,
     resting_of,
     set_gradient,
-    unmarked,
 )
 from paro_advise.runtime.sharding.parameters.whole import WholeTensor
 
@@ -113,7 +113,7 @@ class _OfOptimizer(Owned):
         known: tuple[weakref.ref[nn.Module], str] | None = self.__dict__.get(_PLACE)
         module = known[0]() if known is not None else None
         found = module._parameters.get(known[1]) if known is not None and module is not None else None  # noqa: SLF001 - without a module's own look-up
-        return unmarked(self) if found is None else found
+        return as_plain_tensor(self) if found is None else found
 
 
 class OwnedShard(_OfOptimizer, WholeTensor):

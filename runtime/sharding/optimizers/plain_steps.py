@@ -14,7 +14,7 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
 
-from paro_advise.runtime.sharding.parameters.owned import gradient_of, unmarked
+from paro_advise.runtime.sharding.parameters.owned import as_plain_tensor, gradient_of
 
 if TYPE_CHECKING:
     from paro_advise.runtime.sharding.optimizers.param_states import ParamStates
@@ -103,7 +103,7 @@ class PlainStep:
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else unmarked(tensor)  # noqa: SLF001 - to_local() makes a view
+    return tensor._local_tensor if isinstance(tensor, DTensor) else as_plain_tensor(tensor)  # noqa: SLF001 - to_local() makes a view
 
 
 def _are_rows_alike(shard: torch.Tensor, states: ParamStates) -> bool:

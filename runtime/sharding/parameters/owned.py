@@ -23,7 +23,7 @@ from torch.utils import _foreach_utils
 
 from paro_advise.errors import UsageError
 from paro_advise.runtime.sharding.parameters.reading import WholeReads
-from paro_advise.runtime.sharding.parameters.whole import FrameworksShard, WholeTensor, made_by_autograd, mixing
+from paro_advise.runtime.sharding.parameters.whole import FrameworksShard, WholeTensor, allow_mixing, made_by_autograd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -148,7 +148,7 @@ class Owned(torch.Tensor):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
         """Return what a plain parameter is saved as, so that it can be read without this package."""
-        values = unmarked(self)
+        values = as_plain_tensor(self)
         if isinstance(values, DTensor) and WholeReads.are_saved_whole:
             assert isinstance(self, DTensor)
             values = WholeReads.whole(values, of=self)
@@ -294,7 +294,7 @@ def has_keeper(parameter: torch.Tensor) -> bool:
     return _KEEPER in parameter.__dict__
 
 
-def gathered_of(copy: nn.Parameter, resting: torch.Tensor) -> None:
+def mark_as_gathered(copy: nn.Parameter, resting: torch.Tensor) -> None:
     """Let a plain copy be one of a parameter that rests."""
     copy.__class__ = Gathered
     copy.__dict__[_RESTING] = weakref.ref(resting)
@@ -312,7 +312,7 @@ def _is_same(value: torch.Tensor, parameter: torch.Tensor) -> bool:
 def _alias_of(parameter: torch.Tensor) -> torch.Tensor:
     alias: torch.Tensor | None = parameter.__dict__.get(_ALIAS)
     if alias is None or address(alias) != address(parameter):  # FSDP2 may have moved it
-        alias = parameter.__dict__[_ALIAS] = mixing(_DATA.__get__(parameter))
+        alias = parameter.__dict__[_ALIAS] = allow_mixing(_DATA.__get__(parameter))
     return alias
 
 
@@ -331,7 +331,7 @@ def _part_from_alias(parameter: torch.Tensor, value: torch.Tensor) -> None:
         _DATA.__set__(alias, _DATA.__get__(alias).clone())
 
 
-def unmarked(parameter: torch.Tensor) -> torch.Tensor:
+def as_plain_tensor(parameter: torch.Tensor) -> torch.Tensor:
     """Return a parameter's values as torch's own kind of tensor."""
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documentation names it so
         values: torch.Tensor = parameter.detach()
@@ -348,7 +348,7 @@ def carry_attributes(attributes: Mapping[str, object], parameter: torch.Tensor) 
     parameter.__dict__.update({name: value for name, value in attributes.items() if name not in parameter.__dict__})
 
 
-def owned(parameter: nn.Parameter, keeper: Keeper) -> nn.Parameter:
+def take_ownership(parameter: nn.Parameter, keeper: Keeper) -> nn.Parameter:
     """Make a parameter of the model ours, in place.
 
     Args:
@@ -390,7 +390,7 @@ def is_in_nested_backward() -> bool:
     return passes > 1
 
 
-def release(parameter: torch.Tensor) -> None:
+def free_replaced(parameter: torch.Tensor) -> None:
     """Free the memory of a parameter that another one has replaced, though a script may still hold it."""
     nothing = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
     if isinstance(parameter, DTensor):
@@ -408,7 +408,7 @@ def keeper_of(parameter: torch.Tensor) -> Keeper | None:
     return found
 
 
-def versions(parameter: torch.Tensor) -> tuple[int, ...]:
+def change_marker(parameter: torch.Tensor) -> tuple[int, ...]:
     """Return a value that another one follows when a script changes an owned parameter in place."""
     alias: torch.Tensor | None = parameter.__dict__.get(_ALIAS)
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - asked for each parameter, several times a step

@@ -283,7 +283,7 @@ class SavedShard(WholeTensor):
 def saved_form(tensor: torch.Tensor) -> torch.Tensor:
     """Let a state dict's DTensor mix with others of its shape, as those of a target network, where meshes differ."""
     is_alike = not isinstance(tensor, DTensor) or tensor.device_mesh.shape == (dist.get_world_size(),)
-    return tensor if is_alike else mixing(tensor, SavedShard)
+    return tensor if is_alike else allow_mixing(tensor, SavedShard)
 
 
 class FrameworksShard(WholeTensor):
@@ -406,13 +406,13 @@ def _as_whole(found: Result, kind: type[WholeTensor] = WholeTensor) -> Result:
     return found
 
 
-def mixing(tensor: torch.Tensor, kind: type[WholeTensor] = WholeTensor) -> torch.Tensor:
+def allow_mixing(tensor: torch.Tensor, kind: type[WholeTensor] = WholeTensor) -> torch.Tensor:
     """Let a DTensor mix with plain tensors from now on; plain tensors stay as they are."""
     found: torch.Tensor = _as_whole(tensor, kind)
     return found
 
 
-def unmixed(tensor: torch.Tensor) -> None:
+def forbid_mixing(tensor: torch.Tensor) -> None:
     """Let it be a plain DTensor again."""
     if type(tensor) in (WholeTensor, FrameworksShard):
         tensor.__class__ = DTensor  # what it was before

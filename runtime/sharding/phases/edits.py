@@ -14,7 +14,7 @@ from torch.nn.utils import stateless
 
 from paro_advise.errors import UsageError
 from paro_advise.policies.strategy import Level
-from paro_advise.runtime.sharding.parameters.owned import versions
+from paro_advise.runtime.sharding.parameters.owned import change_marker
 from paro_advise.runtime.sharding.parameters.reading import runs_inside
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Edits:
 
     def _versions(self, name: str) -> tuple[int, ...]:
         saved = self._saved.get(name)
-        return *versions(self._shards.shards[name]), saved._version if saved is not None else 0  # noqa: SLF001
+        return *change_marker(self._shards.shards[name]), saved._version if saved is not None else 0  # noqa: SLF001
 
     def _bring_home(self, unit: UnitState) -> None:
         """Put values of tensors that a script has assigned into the memory that the strategy uses."""

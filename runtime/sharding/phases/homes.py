@@ -15,9 +15,9 @@ from paro_advise.runtime.sharding.parameters import fsdp2
 from paro_advise.runtime.sharding.parameters.owned import (
     attributes_of,
     carry_attributes,
+    free_replaced,
     is_in_backward,
-    owned,
-    release,
+    take_ownership,
 )
 from paro_advise.runtime.sharding.parameters.whole import current, stand_in
 from paro_advise.runtime.sharding.phases.lost_gradients import refuse_late
@@ -98,9 +98,9 @@ class ParameterHomes:
         for slot, old in zip(spec.slots, before, strict=True):
             if old is not slot.parameter:
                 carry_attributes(attributes_of(old), slot.parameter)
-                release(old)
+                free_replaced(old)
                 stand_in(old, slot)
-            owned(slot.parameter, self._keeper)
+            take_ownership(slot.parameter, self._keeper)
 
     def frees_after_forward(self, unit: UnitState) -> bool:
         """Tell whether a unit's sharded parameters are gathered again for backward."""

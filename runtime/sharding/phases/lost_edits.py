@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import UsageError
-from paro_advise.runtime.sharding.parameters.owned import gathered_of, is_in_backward, versions
+from paro_advise.runtime.sharding.parameters.owned import change_marker, is_in_backward, mark_as_gathered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,8 +43,8 @@ class GatheredCopies:
                 _refuse_change(slot.name, copy, known[1])
             elif not isinstance(copy, DTensor):
                 if type(copy) is nn.Parameter:
-                    gathered_of(copy, resting)
-                self._known[slot.name] = weakref.ref(copy), versions(copy)
+                    mark_as_gathered(copy, resting)
+                self._known[slot.name] = weakref.ref(copy), change_marker(copy)
 
     def end(self) -> None:
         """Look at all that were ever registered.
@@ -59,7 +59,7 @@ class GatheredCopies:
 
 
 def _refuse_change(name: str, copy: nn.Parameter, before: tuple[int, ...]) -> None:
-    if versions(copy) != before:
+    if change_marker(copy) != before:
         raise UsageError(
             f"a parameter that a plan shards must not be changed while it is gathered, got {name}, of which nothing "
             "would be left",
@@ -89,7 +89,7 @@ class WholeInForward:
         """
         self.check()
         # A forward pass that backward runs again, for activations that were dropped, may end where it has them all.
-        self._before = [] if is_in_backward() else [versions(slot.parameter) for slot in self._slots]
+        self._before = [] if is_in_backward() else [change_marker(slot.parameter) for slot in self._slots]
 
     def end(self) -> None:
         """Compare them at the end of the forward pass.
@@ -118,7 +118,7 @@ class WholeInForward:
         """
         before, self._before = self._before, []
         for slot, version in zip(self._slots, before, strict=False):
-            if versions(slot.parameter) != version:
+            if change_marker(slot.parameter) != version:
                 raise UsageError(
                     "a parameter must not be changed while it is gathered (in a forward pass, from there to backward, "
                     "from unshard to reshard), got one: this script's framework, which shards it, forgets the change, "

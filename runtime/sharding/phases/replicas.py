@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from paro_advise.errors import DivergedError
 from paro_advise.policies.strategy import Level
-from paro_advise.runtime.sharding.parameters.owned import versions
+from paro_advise.runtime.sharding.parameters.owned import change_marker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ class Replicas:
 
     def note_one(self, slot: Slot) -> None:
         """Remember one parameter as it is."""
-        self._noted[slot.name] = sum(versions(slot.parameter))
+        self._noted[slot.name] = sum(change_marker(slot.parameter))
 
     def note_change(self) -> None:
         """Note that a script has changed some, or the optimizer's of them, since all were compared."""
@@ -59,7 +59,7 @@ class Replicas:
 
     def is_changed(self, slot: Slot) -> bool:
         """Tell whether this rank has changed a parameter since all were noted."""
-        return sum(versions(slot.parameter)) != self._noted.get(slot.name)
+        return sum(change_marker(slot.parameter)) != self._noted.get(slot.name)
 
     def hear(self, *, has_changes: bool) -> None:
         """Hear whether any rank has changed some."""
@@ -100,7 +100,7 @@ class Replicas:
 
 
 def _versions(units: Sequence[UnitState]) -> dict[str, int]:
-    return {slot.name: sum(versions(slot.parameter)) for unit in units for slot in unit.spec.training}
+    return {slot.name: sum(change_marker(slot.parameter)) for unit in units for slot in unit.spec.training}
 
 
 def _digest(units: Sequence[UnitState]) -> list[float]:
