@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from helpers import write_run
@@ -69,3 +70,70 @@ def test_what_cannot_take_its_place_leaves_nothing_behind(tmp_path):
     with pytest.raises(OSError, match="taken"):
         write_whole(tmp_path / "taken", b"x")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def recorded_before(folder):
+    """Write what an earlier capture left, and return it."""
+    folder.mkdir()
+    for name in ("rank0.json.gz", "steps.rank0.jsonl", "run.json"):
+        (folder / name).write_bytes(b"earlier")
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("job", "code"),
+    [
+        (["no-such-command"], 2),
+        ([sys.executable, "-c", "raise SystemExit(7)"], 7),
+        ([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"], 137),
+    ],
+    ids=["no command", "fails before a step", "killed"],
+)
+def test_a_job_that_records_nothing_leaves_an_earlier_capture(job, code, tmp_path):
+    before = recorded_before(tmp_path / "kept")
+    assert run(["capture", "-o", str(tmp_path / "kept"), "--force", "--", *job]) == code
+    assert {path.name: path.read_bytes() for path in (tmp_path / "kept").iterdir()} == before
+
+
+def test_a_job_that_records_replaces_an_earlier_capture_whole(tmp_path):
+    recorded_before(tmp_path / "kept")
+    script = "import os, pathlib; pathlib.Path(os.environ['PARO_CAPTURE'], 'rank1.json.gz').write_bytes(b'new')"
+    assert run(["capture", "-o", str(tmp_path / "kept"), "--force", "-q", "--", sys.executable, "-c", script]) == 0
+    assert {path.name: path.read_bytes() for path in (tmp_path / "kept").iterdir()} == {"rank1.json.gz": b"new"}
+
+
+def test_a_capture_that_could_write_nothing_is_refused_before_the_job(tmp_path, capsys):
+    (tmp_path / "file").write_text("the user's")
+    marker = tmp_path / "started"
+    script = f"open({str(marker)!r}, 'w')"
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert run(["capture", "-o", str(folder), "--force", "--", sys.executable, "-c", script]) == 1
+        assert "error[E400]: a capture must get a folder that can be written" in capsys.readouterr().err
+    assert not marker.exists()
+    assert (tmp_path / "file").read_text() == "the user's"
+
+
+def test_ranks_that_the_job_does_not_have_are_named_as_the_cause(tmp_path, capsys):
+    header = {"format": "paro-advise/steps", "format_version": "1.2", "rank": 0, "world_size": 2, "steps": [2, 4]}
+    row = {"step_us": 9.0, "cpu_us": 1, "overhead_us": 0, "micro_batches": 1, "loss": None, "profiled": False}
+    row |= {"gradient_norm_squared": None, "peak_memory_bytes": 1}
+    text = "\n".join(json.dumps(line) for line in (header, *(row | {"step": step} for step in range(6))))
+    script = (
+        "import os, pathlib; folder = pathlib.Path(os.environ['PARO_CAPTURE']); folder.mkdir(); "
+        f"(folder / 'steps.rank0.jsonl').write_text({text!r})"
+    )
+    words = [
+        "capture",
+        "-o",
+        str(tmp_path / "new"),
+        "--steps",
+        "2:4",
+        "--ranks",
+        "9",
+        "--",
+        sys.executable,
+        "-c",
+        script,
+    ]
+    assert run(words) == 0
+    assert "the steps 2:4 ran, but none of the ranks 9 wrote a trace of them" in capsys.readouterr().err

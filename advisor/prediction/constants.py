@@ -23,9 +23,7 @@ ON_CPU_SIGMA = 0.04  # the same where cores compute and communicate; range 0.03 
 # the latter falls with the root of the steps. Assumed, ranges 0.05 to 0.15 and 0.02 to 0.1.
 UNSEEN_SIGMA, ONE_STEP_SIGMA = 0.08, 0.05
 FLOOR_SIGMA = 0.05  # of arithmetic, as far as communication shared the cores with it; range 0.04 to 0.08
-BEHIND_BACKWARD_SIGMA = (
-    0.15  # more, where buckets behind backward hide what links and host take; range 0.1 to 0.2
-)
+BEHIND_BACKWARD_SIGMA = 0.15  # more, where buckets behind backward hide what links and host take; range 0.1 to 0.2
 # Of a measured bandwidth: the spread of its samples, but no less and no more than this; assumed
 BANDWIDTH_SIGMAS = (0.03, 0.5)
 LATENCY_SIGMA = 0.3  # of a measured latency, a small difference of times; assumed

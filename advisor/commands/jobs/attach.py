@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paro_advise.advisor.commands.jobs.capture import old_files, refuse_to_replace
+from paro_advise.advisor.commands.jobs.capture_folder import old_files, refuse_to_replace
 from paro_advise.advisor.commands.options import Number
 from paro_advise.advisor.wording.escaping import plain
 from paro_advise.core.plural import plural

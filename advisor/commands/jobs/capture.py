@@ -7,22 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paro_advise.core.capture_files import (
-    PROCESS_TRACE_PATTERN,
-    REQUEST_FILE,
-    RUN_FILE,
-    STEP_LOG_PATTERN,
-    STEPS_FILE,
-    TRACE_PATTERN,
-)
+from paro_advise.core.capture_files import STEP_LOG_PATTERN, TRACE_PATTERN
 from paro_advise.core.plural import plural
-from paro_advise.errors import ParoAdviseError, WouldOverwriteError
+from paro_advise.errors import ParoAdviseError
 from paro_advise.runtime.capture.constants import DEFAULT_MAX_MB, DEFAULT_STEPS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from paro_advise.advisor.facts.capture_log import Captured
+    from paro_advise.runtime.capture.request import CaptureRequest
 
 
 @click.command("capture", short_help="Record traces of an unchanged training job.")
@@ -62,67 +54,36 @@ def command(
       paro-advise capture -o before --steps 20:23 -- deepspeed train.py --deepspeed_config ds.json
     """
     from paro_advise.advisor.commands.child_process import run_job
+    from paro_advise.advisor.commands.jobs.capture_folder import replacing_capture
     from paro_advise.runtime.capture.request import CaptureRequest
     from paro_advise.runtime.job import job_environment
 
     request = CaptureRequest.of(folder, steps, max_trace_mb, ranks)
-    make_room(request.folder, force=force)
-    code = run_job(job, job_environment(os.environ, request.to_environment()))
+    with replacing_capture(request.folder, force=force):
+        code = run_job(job, job_environment(os.environ, request.to_environment()))
     if not quiet:
-        summary(request.folder, f"{request.first}:{request.last}")
+        summary(request)
     return code
 
 
-def make_room(folder: Path, *, force: bool) -> None:
-    """Remove what an earlier capture wrote.
-
-    Raises:
-        WouldOverwriteError: there is some, and ``force`` is off.
-    """
-    if not force:
-        refuse_to_replace(folder)
-        return
-    for path in old_files(folder):
-        path.unlink(missing_ok=True)  # another node may share the folder
-
-
-def old_files(folder: Path) -> list[Path]:
-    """Return what an earlier capture wrote."""
-    names = (TRACE_PATTERN, PROCESS_TRACE_PATTERN, STEP_LOG_PATTERN, RUN_FILE, REQUEST_FILE, STEPS_FILE)
-    return [path for name in names for path in folder.glob(name)]
-
-
-def refuse_to_replace(folder: Path) -> None:
-    """Check that a folder holds nothing of an earlier capture.
-
-    Raises:
-        WouldOverwriteError: it does.
-    """
-    if old_files(folder):
-        raise WouldOverwriteError(
-            "this folder already holds a capture",
-            where=str(folder),
-            hint="name another folder, or pass --force to replace it",
-        )
-
-
-def summary(folder: Path, steps: str, plan_file: str = "") -> None:
+def summary(request: CaptureRequest, plan_file: str = "") -> None:
     """Say on stderr what a capture brought, under a plan or not; a job's exit code must not depend on it."""
     try:
-        _say(folder, steps, plan_file)
+        _say(request, plan_file)
     except (ParoAdviseError, OSError) as error:
         click.echo(f"paro-advise: the capture cannot be read: {error}", err=True)
 
 
-def _say(folder: Path, steps: str, plan_file: str) -> None:
+def _say(request: CaptureRequest, plan_file: str) -> None:
     from paro_advise.advisor.facts.capture_log import captured_of
     from paro_advise.trace_parsers.discover import find_inputs
     from paro_advise.trace_parsers.logs.step_log import read_step_logs
 
+    folder = request.folder
     traces = sorted(folder.glob(TRACE_PATTERN)) if folder.is_dir() else []
     logs = sorted(folder.glob(STEP_LOG_PATTERN)) if folder.is_dir() else []
     captured = captured_of(read_step_logs(find_inputs([str(path) for path in logs])[0])[0]) if logs else None
-    for line in _lines(folder, steps, len(traces), captured):
+    for line in _lines(request, len(traces), captured):
         click.echo(line, err=True)
     if traces and captured is not None:
         from paro_advise.core.secrets import masked_command
@@ -133,17 +94,20 @@ def _say(folder: Path, steps: str, plan_file: str) -> None:
         click.echo(f"next: paro-advise {words}", err=True)
 
 
-def _lines(folder: Path, steps: str, num_traces: int, captured: Captured | None) -> list[str]:
+def _lines(request: CaptureRequest, num_traces: int, captured: Captured | None) -> list[str]:
     """Return what a capture brought, for people."""
     if captured is None:
         return [
-            f"paro-advise: nothing was captured in {folder}: no process took a step with a torch optimizer",
+            f"paro-advise: nothing was captured in {request.folder}: no process took a step with a torch optimizer",
             "  help: the job's Python needs paro-advise and must take PYTHONPATH from its environment",
             "  help: or use `from paro_advise.runtime.capture import capture` in the script",
         ]
     steps_seen, ranks = plural(len(captured.steps), "step"), plural(captured.world_size, "rank")
     lines = [f"paro-advise: {steps_seen} seen, traces of {num_traces} of {ranks}"]
-    if not num_traces:
+    steps = f"{request.first}:{request.last}"
+    if not num_traces and captured.steps and captured.steps[-1].step >= request.last - 1:
+        lines.append(f"  the steps {steps} ran, but none of the ranks {request.ranks.text} wrote a trace of them")
+    elif not num_traces:
         lines.append(f"  the job ended before the steps {steps} were over; capture again with earlier --steps")
     if captured.overhead_share is not None:
         lines[0] += f"; the capture took {captured.overhead_share:.1%} of a step"

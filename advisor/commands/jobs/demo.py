@@ -99,18 +99,18 @@ def _train(lab: Lab, script: Path, traces: Path, environment: Mapping[str, str])
     Raises:
         TrainingError: a node failed.
     """
-    from paro_advise.advisor.commands.jobs.capture import make_room
+    from paro_advise.advisor.commands.jobs.capture_folder import replacing_capture
     from paro_advise.runtime.job import job_environment
 
-    make_room(traces, force=True)
     changed = job_environment({}, environment)
     begin = time.monotonic()
-    result = lab.run(
-        ["torchrun", str(script.resolve()), *_MODEL, *_WORK],
-        traces / "logs",
-        timeout_s=_TIMEOUT_S,
-        environment=changed,
-    )
+    with replacing_capture(traces, force=True):
+        result = lab.run(
+            ["torchrun", str(script.resolve()), *_MODEL, *_WORK],
+            traces / "logs",
+            timeout_s=_TIMEOUT_S,
+            environment=changed,
+        )
     if not result.ok:
         log = result.nodes[0].log
         tail = log.read_text(errors="replace").strip().splitlines()[-12:]

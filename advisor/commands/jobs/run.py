@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -47,7 +48,8 @@ def command(
       paro-advise run --plan plan.json --capture after -- torchrun --nproc-per-node 8 train.py
     """
     from paro_advise.advisor.commands.child_process import run_job
-    from paro_advise.advisor.commands.jobs.capture import make_room, summary
+    from paro_advise.advisor.commands.jobs.capture import summary
+    from paro_advise.advisor.commands.jobs.capture_folder import replacing_capture
     from paro_advise.policies.plan import Verdict, check_runnable, read_plan
     from paro_advise.runtime.capture.request import CaptureRequest
     from paro_advise.runtime.job import (
@@ -72,14 +74,14 @@ def command(
         changes[JOB_VARIABLE] = str(Path(job).absolute())
     request = CaptureRequest.of(folder, steps) if folder else None
     if request:
-        make_room(request.folder, force=force)
         changes |= request.to_environment()
-    with tempfile.TemporaryDirectory(prefix="paro-advise-") as folder_of_marker:
+    replacing = replacing_capture(request.folder, force=force) if request else nullcontext()
+    with replacing, tempfile.TemporaryDirectory(prefix="paro-advise-") as folder_of_marker:
         marker = Path(folder_of_marker) / "applied"
         code = run_job(job_command, job_environment(os.environ, {**changes, APPLIED_VARIABLE: str(marker)}))
         is_applied = marker.exists() or plan.verdict == Verdict.KEEP
     if request:
-        summary(request.folder, steps, plan_file)
+        summary(request, plan_file)
     if code == 0 and not is_applied:
         raise StalePlanError(
             "the job ended without applying the plan",
