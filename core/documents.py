@@ -86,8 +86,9 @@ def from_json(data: bytes, expected: Format, kind: type[_T], where: str) -> _T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ForeignDataError(f"the file must be a {expected.name} JSON, it is not: {error}", where=where) from error
     if head.format != expected.name or head.format_version.split(".")[0] != expected.major:
+        got = f"{head.format} {head.format_version}".strip() or "a JSON that names no format"
         raise ForeignDataError(
-            f"the file must be {expected.name} {expected.major}.x, got {head.format} {head.format_version}",
+            f"the file must be {expected.name} {expected.major}.x, got {got}",
             where=where,
             hint=expected.hint or None,
         )
@@ -95,6 +96,16 @@ def from_json(data: bytes, expected: Format, kind: type[_T], where: str) -> _T:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ForeignDataError(f"the {expected.name} file is not complete: {error}", where=where) from error
+
+
+def format_name(data: bytes) -> str:
+    """Return the name of the format that a JSON says it has, "" where it says none or is no JSON."""
+    import msgspec
+
+    try:
+        return msgspec.json.decode(data, type=_Head).format
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
 
 
 def embedded(value: object) -> tuple[str, str]:

@@ -66,7 +66,9 @@ def files_of(text: str) -> tuple[list[Path], bool]:
     """Return the files that a local path or glob leads to, and whether it is a folder or glob."""
     path = Path(text)
     if path.is_dir():
-        files = [item for item in sorted(path.rglob("*")) if item.is_file() and not _is_hidden(item, path)]
+        # A link that leads nowhere stands for a file that is gone: reading it says so.
+        files = [item for item in sorted(path.rglob("*")) if item.is_file() or not item.exists()]
+        files = [item for item in files if not _is_hidden(item, path)]
         return [item for item in files if item.suffix.lower() not in _SKIPPED_SUFFIXES], True
     if path.exists():
         return ([path] if path.is_file() else []), False

@@ -40,6 +40,7 @@ _TEXT: tuple[tuple[SourceKind, Callable[[bytes], bool], Callable[[Readable, Sour
     (SourceKind.TRAIN_LOG, train_log.looks_like, train_log.parse),
 )
 
+_OWN_FORMAT = re.compile(rb'"format":\s?"paro-advise/(\w+)"')
 _FIRST_KEY = re.compile(rb'\{\s*"schemaVersion"')  # as Kineto writes it; elsewhere dashboards have one too
 
 _NSYS_REPORT = b"NVIDIA Tegra Profiler Report"
@@ -92,6 +93,14 @@ def read_source(ref: SourceRef) -> ParsedSource:
     for first, why, hint in _OTHER_FORMS:
         if head.startswith(first):
             raise UnknownFormatError(why, where=ref.label, hint=hint)
+    if not head.strip():
+        raise UnknownFormatError("an input must hold something, this file is empty", where=ref.label)
+    if document := _own_document(ref, head):
+        raise UnknownFormatError(
+            f"an input must be a recording, this one is a {document} of paro-advise",
+            where=ref.label,
+            hint="`paro-advise show` prints it",
+        )
     raise UnknownFormatError(
         "an input must be a torch profiler trace, an NCCL log or dump, a flight-recorder dump, an "
         "Nsight Systems export or a training log; this file is none of them",
@@ -163,6 +172,16 @@ def _read_database(ref: SourceRef) -> ParsedSource:
     reader.finish()
     source = SourceFile(path=ref.label, bytes=reader.input_bytes, sha256=reader.sha256, kind=SourceKind.NSYS)
     return nsys.parse(ref.path, source)
+
+
+def _own_document(ref: SourceRef, head: bytes) -> str:
+    """Return which of the product's own JSON documents a file is, "" for none: its keys are sorted, so it tells late."""
+    if not head.startswith(b"{"):
+        return ""
+    for block in BlockReader(ref):
+        if found := _OWN_FORMAT.search(block):
+            return found[1].decode()
+    return ""
 
 
 def read_head(ref: SourceRef) -> bytes:

@@ -18,9 +18,13 @@ def labels_of(texts: Iterable[str]) -> dict[str, str]:
     """Return labels given as NAME=VALUE.
 
     Raises:
-        UsageError: one is not written so.
+        UsageError: one is not written so, or given twice.
     """
-    return dict(_label(text) for text in texts)
+    pairs = [_label(text) for text in texts]
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise UsageError("a label must be given once, got two of one name", hint=_EXAMPLE)
+    return found
 
 
 def refuse_own_labels(own: Iterable[str], labels: Mapping[str, str]) -> None:
@@ -40,7 +44,9 @@ def refuse_own_labels(own: Iterable[str], labels: Mapping[str, str]) -> None:
 def _label(text: str) -> tuple[str, str]:
     found = _LABEL.match(text)
     if found is None or not _is_text(text):
-        raise UsageError(f"a label must be NAME=VALUE in UTF-8, got {text!r}", hint=_EXAMPLE)
+        raise UsageError(
+            f"a label must be NAME=VALUE in UTF-8, the name of letters, digits and _, got {text!r}", hint=_EXAMPLE
+        )
     return found[1], found[2]
 
 

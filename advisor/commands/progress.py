@@ -42,25 +42,30 @@ class Progress:
             end = "\n" if done == total else ""
             click.echo(f"\r\x1b[K. read {done} of {total}: {plain(label)[-60:]}{end}", err=True, nl=False)
 
-    def notices(self, quality: Sequence[QualityEntry]) -> None:
-        """Print what was skipped, guessed or cannot be known; quietly what makes figures doubtful alone."""
+    def notices(self, quality: Sequence[QualityEntry], of: str = "") -> None:
+        """Print what was skipped, guessed or cannot be known; quietly what makes figures doubtful alone.
+
+        Args:
+            quality: of an analysis.
+            of: which of several runs it is of, in front of each message.
+        """
         if self._quiet:
             quality = [item for item in quality if item.severity != Severity.INFO]
         shown = 0
         for _, items in groupby(quality, key=lambda item: (item.severity, item.code)):
             like = list(items)
             if shown < _SHOWN_NOTICES:
-                shown += self._like_notices(like)
+                shown += self._like_notices(like, of)
         if shown < len(quality):
             click.echo(f"... and {len(quality) - shown} more notes in the JSON and the report", err=True)
 
-    def _like_notices(self, items: Sequence[QualityEntry]) -> int:
+    def _like_notices(self, items: Sequence[QualityEntry], of: str) -> int:
         """Print notices of one kind: the first ones, and how many more; return how many that tells."""
         for item in items[:_SHOWN_OF_A_KIND]:
             tip = f" ({item.help})" if item.help else ""
-            click.echo(f"{item.severity}[{item.code}]: {plain(item.message)}{plain(tip)}", err=True)
+            click.echo(f"{item.severity}[{item.code}]: {of}{plain(item.message)}{plain(tip)}", err=True)
         if len(items) > _SHOWN_OF_A_KIND:
             click.echo(
-                f"{items[0].severity}[{items[0].code}]: and {len(items) - _SHOWN_OF_A_KIND} more like it", err=True
+                f"{items[0].severity}[{items[0].code}]: {of}and {len(items) - _SHOWN_OF_A_KIND} more like it", err=True
             )
         return len(items)

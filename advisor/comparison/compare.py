@@ -37,6 +37,7 @@ from paro_advise.core.model_state import MODEL_STATES
 from paro_advise.core.plural import plural
 from paro_advise.errors import StalePlanError
 from paro_advise.policies.plan import Verdict
+from paro_advise.trace_parsers.notice import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -158,6 +159,7 @@ def _side(analysis: Analysis, values: tuple[float, ...], source: str) -> Side:
         breakdown_us=analysis.breakdown_us,
         states=analysis.states,
         peak_memory_bytes=analysis.captured.peak_memory_bytes if analysis.captured else None,
+        warnings=tuple(item for item in analysis.data_quality if item.severity != Severity.INFO),
     )
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from paro_advise.advisor.analysis.model import Breakdown, RunEntry, StateEntry, StepTime  # noqa: TC001
+from paro_advise.advisor.analysis.model import Breakdown, QualityEntry, RunEntry, StateEntry, StepTime  # noqa: TC001
 
 # The format is decoded by these types, so they are needed at run time.
 from paro_advise.advisor.comparison.constants import THROUGHPUT
 from paro_advise.core.documents import Format, document_bytes, from_json
 from paro_advise.policies.plan import Plan  # noqa: TC001
 
-FORMAT = Format(name="paro-advise/comparison", version="1.0")
+FORMAT = Format(name="paro-advise/comparison", version="1.1")
 
 
 class ChangeVerdict(StrEnum):
@@ -35,6 +35,7 @@ class Side:
         steps_source: "unprofiled" or "profiled".
         num_steps: that step_time_us is based on.
         peak_memory_bytes: None without a capture.
+        warnings: what was lost, left out or guessed of the run, as its analysis says it.
     """
 
     run: RunEntry
@@ -44,6 +45,7 @@ class Side:
     breakdown_us: Breakdown
     states: dict[str, StateEntry]
     peak_memory_bytes: int | None
+    warnings: tuple[QualityEntry, ...] = ()  # since 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +153,11 @@ class Comparison:
     text: str
     unlike: tuple[str, ...]
     plan: Plan | None
+
+    @property
+    def sides(self) -> tuple[tuple[str, Side], tuple[str, Side]]:
+        """Return both runs with what they are called."""
+        return ("before", self.before), ("after", self.after)
 
     @property
     def step(self) -> Metric:

@@ -64,7 +64,7 @@ from paro_advise.advisor.prediction.step_replay import (
 )
 from paro_advise.core.release import release
 from paro_advise.errors import InputError
-from paro_advise.policies.plan import Origin, Plan, PlanInput, PlanLink, Quantiles, Verdict, with_id
+from paro_advise.policies.plan import Origin, Plan, PlanInput, PlanLink, Quantiles, Verdict, same_way, with_id
 from paro_advise.policies.strategy import CollectiveBackend
 
 if TYPE_CHECKING:
@@ -174,9 +174,11 @@ def recommendation(
 def _with_what_ifs(plan: Plan, basis: Basis, baseline: Scored, eligible: list[Scored], seed: int) -> Plan:
     ahead = plan.verdict != Verdict.KEEP
     fitting = [(item.candidate, item.memory.total + item.transient) for item in eligible]
+    run = choice_of(baseline, baseline)
+    others = [choice for choice in (choice_of(item, baseline) for item in eligible) if not same_way(choice, run)]
     return replace(
         plan,
-        budget=budget_steps([choice_of(item, baseline) for item in eligible]),
+        budget=budget_steps(others if baseline.reason else [run, *others]),
         outlooks=on_more_nodes(basis, seed) if ahead and not basis.calibration.knows_no_network else (),
         sensitivities=sensitivities(basis, fitting) if ahead else (),
         ho_ring=ho_ring_gain(basis.calibration, basis.chosen) if ahead else None,

@@ -73,7 +73,7 @@ def find_changes(steps: Sequence[tuple[int, float]], *, since_step: int = 0, jud
             change = _change(latest, run, order)
             if change is not None:
                 found.append(change)
-                begin = end - run
+                begin = bisect_left(numbers, change.since_step)
                 break
     return found
 
@@ -88,4 +88,7 @@ def _change(steps: Sequence[tuple[int, float]], run: int, order: int) -> Slowdow
     before, after = median(baseline), median(time for _, time in newest)
     if after <= LEAST_SLOWDOWN * before:
         return None
-    return Slowdown(step=newest[-1][0], since_step=newest[0][0], before_us=before, after_us=after)
+    first = len(steps) - run
+    while first > 0 and steps[first - 1][1] > (before + after) / 2:  # counted to the baseline as it filled up
+        first -= 1
+    return Slowdown(step=newest[-1][0], since_step=steps[first][0], before_us=before, after_us=after)

@@ -7,6 +7,7 @@ Reading streams in blocks to a file, goes on where it broke off, and keeps what 
 from __future__ import annotations
 
 import os
+import re
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
     from obstore.store import ObjectStore
 
+# In what a store's error says. Numbers of its times may hold these digits, too.
+_DENIED = re.compile(r"(?<![\d.])403(?!\d)|Forbidden|AccessDenied")
+_TOO_OFTEN = re.compile(r"(?<![\d.])(?:503|429)(?!\d)|SlowDown")
 _CREDENTIALS = "give credentials by the store's environment variables or a role"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
@@ -285,9 +289,9 @@ def _reason(error: Exception) -> str:
     )
     known = next((text for kind, text in named if isinstance(error, kind)), None)
     text = str(error)
-    if known is None and any(code in text for code in ("403", "Forbidden", "AccessDenied")):
+    if known is None and _DENIED.search(text):
         known = "access denied"
-    if known is None and any(code in text for code in ("503", "SlowDown", "429")):
+    if known is None and _TOO_OFTEN.search(text):
         known = "the store refuses for being asked too often"
     return known or f"{type(error).__name__}: {without_addresses(text.splitlines()[0])[:160] if text else ''}"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paro_advise.errors import TrainingError, WouldOverwriteError
+from paro_advise.errors import TrainingError, UsageError, WouldOverwriteError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from paro_advise.runtime.lab import Lab
 
 _NODES, _RANKS_PER_NODE, _PORT_MBIT = 4, 2, 400.0
-_MODEL = ("--width", "160", "--layers", "6", "--vocabulary", "1024", "--sequence", "32", "--batch", "1")
-_WORK = ("--micro-batches", "4", "--steps", "14")
-_STEPS = "6:8"
+_MODEL = {"width": 160, "layers": 6, "vocabulary": 1024, "sequence": 32, "batch": 1}
+_WORK = {"micro-batches": 4, "steps": 14}
+_FIRST, _END = 6, 8  # profiled steps
+_STEPS = f"{_FIRST}:{_END}"
 _TIMEOUT_S = 600.0
 
 
@@ -47,12 +48,16 @@ def command(*, folder: str, script: str | None, force: bool) -> int:
         raise WouldOverwriteError("a demo needs a folder of its own, this one holds files", where=folder,
                                   hint="name another one with -o, or pass --force")  # fmt: skip
     training = Path(script) if script else _example()
+    if not training.is_file():
+        raise UsageError("--script must name a file", where=str(training))
     plan = root / "plan.json"
     spec = LabSpec(nodes=_NODES, ranks_per_node=_RANKS_PER_NODE, port_mbit=_PORT_MBIT)
     with Lab(spec) as lab:
         limits = f"ports of {_PORT_MBIT:g} Mbit/s" if not lab.reason else f"NO limited ports ({lab.reason})"
         _say(f"a cluster of {_NODES} nodes with {_RANKS_PER_NODE} ranks each on this machine, {limits}")
-        _say(f"training {training.name} with unmodified FSDP2, 14 steps, two of them profiled ...")
+        _say(
+            f"training {training.name} with unmodified FSDP2, {_WORK['steps']} steps, {_END - _FIRST} of them profiled ..."
+        )
         before = CaptureRequest.of(root / "before", _STEPS).to_environment()
         _train(lab, training, root / "before", before)
         _verb("analyze", root / "before", "-o", root / "before.html", "--force", "-q")
@@ -78,7 +83,7 @@ def command(*, folder: str, script: str | None, force: bool) -> int:
 
 def _budget() -> str:
     """Return half of what plain data parallelism would hold beyond GGG, by the example's parameters."""
-    width, layers, vocabulary = (int(_MODEL[place]) for place in (1, 3, 5))
+    width, layers, vocabulary = _MODEL["width"], _MODEL["layers"], _MODEL["vocabulary"]
     norm = 2 * width
     block = 2 * norm + (3 * width * width + 3 * width) + (width * width + width) + (8 * width * width + 5 * width)
     parameters = 2 * vocabulary * width + layers * block + norm
@@ -103,10 +108,11 @@ def _train(lab: Lab, script: Path, traces: Path, environment: Mapping[str, str])
     from paro_advise.runtime.job import job_environment
 
     changed = job_environment({}, environment)
+    arguments = [word for name, value in (_MODEL | _WORK).items() for word in (f"--{name}", str(value))]
     begin = time.monotonic()
     with replacing_capture(traces, force=True):
         result = lab.run(
-            ["torchrun", str(script.resolve()), *_MODEL, *_WORK],
+            ["torchrun", str(script.resolve()), *arguments],
             traces / "logs",
             timeout_s=_TIMEOUT_S,
             environment=changed,

@@ -101,13 +101,15 @@ def command(
     _write(comparison, sides, output, json_target, markdown, notebook, junit, force=force)
     if targets.are_files:
         click.echo(comparison_text(comparison))
-    for (analysis, _), name in zip(sides, ("before", "after"), strict=True):
-        progress.say(f"{name}: {plural(len(analysis.data_quality), 'note')} on the data; see `analyze`")
+    for (analysis, _), (name, side) in zip(sides, comparison.sides, strict=True):
+        progress.notices(side.warnings, of=f"{name}: ")
+        if more := len(analysis.data_quality) - len(side.warnings):
+            progress.say(f"{name}: {plural(more, 'note')} on the data; see `analyze`")
     written = targets.written()
     for line in written:
         progress.say(line)
     kept = next((target for target in (output, json_target) if target and target != "-"), None)
-    if plan_file and kept:
+    if comparison.predicted_vs_measured and kept:
         words = masked_command([after, "--learn-from", kept])
         progress.say(f"next: paro-advise recommend {words} -o plan.json")
     elif not written:

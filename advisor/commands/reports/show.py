@@ -1,4 +1,4 @@
-"""``paro-advise show``: reads an analysis or a comparison back from a report or a JSON file."""
+"""``paro-advise show``: reads an analysis, a plan, a comparison or a hang back from a report or a JSON file."""
 
 from __future__ import annotations
 
@@ -10,31 +10,48 @@ import click
 @click.option("--json", "json_target", metavar="FILE", help="Write it as JSON; - for stdout.")
 @click.option("--force", is_flag=True, help="Replace an output file that exists.")
 def command(*, path: str, json_target: str | None, force: bool) -> None:
-    """Print the analysis or comparison in REPORT, an HTML report or a paro-advise JSON file.
+    """Print the analysis, plan, comparison or hang in REPORT, an HTML report or a paro-advise JSON file.
 
     \b
     Example:
       paro-advise show run.html --json -
     """
     from paro_advise.advisor.analysis.load import document_of
-    from paro_advise.advisor.analysis.model import analysis_from_json
     from paro_advise.advisor.commands.output import Targets, write_output
-    from paro_advise.advisor.comparison.model import FORMAT, comparison_from_json
-    from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
-    from paro_advise.advisor.rendering.texts.comparison_text import comparison_text
     from paro_advise.core.documents import to_json
 
     Targets.checked(json_target, force=force, inputs=[path])
-    data = document_of(path)
-    if f'"{FORMAT.name}"'.encode() in data[: 1 << 20] and b'"predicted_vs_measured"' in data:
-        comparison = comparison_from_json(data, path)
-        if json_target:
-            write_output(json_target, to_json(comparison), force=force)
-        if json_target != "-":
-            click.echo(comparison_text(comparison))
-        return
-    analysis = analysis_from_json(data, path)
+    value, text = _read(document_of(path), path)
     if json_target:
-        write_output(json_target, to_json(analysis), force=force)
+        write_output(json_target, to_json(value), force=force)
     if json_target != "-":
-        click.echo(analysis_text(analysis))
+        click.echo(text)
+
+
+def _read(data: bytes, path: str) -> tuple[object, str]:
+    """Return what a document holds, and as text for people; of no known format it is read as an analysis."""
+    from paro_advise.advisor.analysis.model import analysis_from_json
+    from paro_advise.advisor.comparison.model import FORMAT as COMPARISON
+    from paro_advise.advisor.comparison.model import comparison_from_json
+    from paro_advise.advisor.hangs.model import FORMAT as HANG
+    from paro_advise.advisor.hangs.model import Hang
+    from paro_advise.advisor.rendering.texts.analysis_text import analysis_text
+    from paro_advise.advisor.rendering.texts.comparison_text import comparison_text
+    from paro_advise.advisor.rendering.texts.hang_text import hang_text
+    from paro_advise.advisor.rendering.texts.plan_text import plan_text
+    from paro_advise.core.documents import format_name, from_json
+    from paro_advise.policies.plan import FORMAT as PLAN
+    from paro_advise.policies.plan import plan_from_json
+
+    match format_name(data):
+        case COMPARISON.name:
+            comparison = comparison_from_json(data, path)
+            return comparison, comparison_text(comparison)
+        case PLAN.name:
+            plan = plan_from_json(data, path)
+            return plan, plan_text(plan)
+        case HANG.name:
+            hang = from_json(data, HANG, Hang, path)
+            return hang, hang_text(hang)
+    analysis = analysis_from_json(data, path)
+    return analysis, analysis_text(analysis)

@@ -35,7 +35,7 @@ class _Bounds(TypedDict):
     type=Number(0.1, 200),
     default=SLICE_MAX_MB,
     show_default=True,
-    help="Upper bound of the file.",
+    help="Upper bound before compression; the tracks of states are always written.",
 )
 @click.option("--force", is_flag=True, help="Replace the output file if it exists.")
 def command(*, path: str, output: str, rank: int | None, step: int | None, max_mb: float, force: bool) -> None:

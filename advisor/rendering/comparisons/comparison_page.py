@@ -396,12 +396,13 @@ def _provenance_table(comparison: Comparison, provenance: Provenance) -> Table:
     ]
     if comparison.plan:
         pairs.append(("plan", comparison.plan.plan_id))
-    for name, side in (("before", comparison.before), ("after", comparison.after)):
+    for name, side in comparison.sides:
         pairs.append((name, f"{_run_text(side)}; {side.run.device_name or side.run.backend or 'device unknown'}"))
         pairs += [
             (f"{name}: input", f"{item.path}, {bytes_text(item.bytes)}, SHA-256 {item.sha256}")
             for item in side.run.inputs[:SHOWN_INPUTS]
         ]
+        pairs += [(f"{name}: {item.severity} {item.code}", item.message) for item in side.warnings[:SHOWN_INPUTS]]
     rows = [
         Row(cells=(Cell(text=name), Cell(text=text, css="path" if "input" in name else ""))) for name, text in pairs
     ]

@@ -298,12 +298,11 @@ def sensitivity_table(plan: Plan) -> Table:
 def _export_table(plan: Plan) -> Table:
     chosen = plan.chosen
     fidelities = exports_of(Strategy.parse(chosen.triple), CollectiveBackend.NATIVE, chosen.variant, chosen.offload)
-    runs: dict[str, tuple[Fidelity, Choice | None]] = {
-        name: (fidelity, as_framework_runs(plan, name) if fidelity != Fidelity.UNSUPPORTED else None)
-        for name, fidelity in fidelities.items()
-    } | {RUNTIME: (chosen.exports[RUNTIME], chosen)}
+    fidelities[RUNTIME] = chosen.exports[RUNTIME]
     rows = []
-    for name, (fidelity, choice) in runs.items():
+    for name, fidelity in fidelities.items():
+        runs = chosen if name == RUNTIME else as_framework_runs(plan, name)
+        choice = None if fidelity == Fidelity.UNSUPPORTED else runs
         cells = (Cell(text=grouped_triple(choice.triple, choice.group_size)), *_choice_cells(choice)) if choice else ()
         blank = (Cell(text=""),) * (1 + len(_CHOICE_NAMES) - len(cells))
         rows.append(Row(cells=(Cell(text=name), Cell(text=fidelity), *cells, *blank)))

@@ -18,7 +18,7 @@ from paro_advise.advisor.rendering.constants import (
 )
 from paro_advise.advisor.wording.escaping import plain
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, gbps_text, share_text, time_text
-from paro_advise.core.model_state import STATES
+from paro_advise.core.model_state import MODEL_STATES, STATES
 from paro_advise.core.plural import plural
 from paro_advise.trace_parsers.tables import SourceKind
 
@@ -52,7 +52,8 @@ def confidence(analysis: Analysis) -> str:
     text = f"Seen: {seen}, {steps}{' each' * (len(run.ranks) > 1)}."
     if slowed := profiled(analysis):
         text += f" Times are {slowed}."
-    shares = {name: entry.evidence for name, entry in analysis.states.items() if entry.count and name in STATES[:3]}
+    counted = ((name, analysis.states[name]) for name in MODEL_STATES)  # in one order, read back or not
+    shares = {name: entry.evidence for name, entry in counted if entry.count}
     if shares:
         text += " Attributed by " + ", ".join(f"{kind} ({name})" for name, kind in shares.items()) + "."
     unknown = analysis.states["unknown"]

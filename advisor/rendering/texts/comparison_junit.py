@@ -5,6 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.comparison.model import ChangeVerdict
 from paro_advise.advisor.wording.escaping import plain
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ _SUITE = "paro-advise compare"
 def comparison_junit(comparison: Comparison) -> bytes:
     """Return one test case for the step time and one for each acceptance criterion; those not judged are skipped."""
     suite = ET.Element("testsuite", name=_SUITE)
-    _case(suite, "step time", passed=not comparison.is_too_slow, text=comparison.text)
+    is_judged = comparison.verdict != ChangeVerdict.UNCLEAR
+    _case(suite, "step time", passed=not comparison.is_too_slow if is_judged else None, text=comparison.text)
     for item in comparison.acceptance:
         _case(suite, item.criterion, passed=item.passed, text=item.text)
     cases = suite.findall("testcase")

@@ -120,6 +120,9 @@ def comparison_markdown(comparison: Comparison) -> str:
         f"{plural(after.num_steps, f'{after.steps_source} step')}."
         + (f" Plan {comparison.plan.plan_id}." if comparison.plan else ""),
     ]
+    warnings = [(name, item) for name, side in comparison.sides for item in side.warnings]
+    lines += [""] * bool(warnings)
+    lines += [f"- {name}: {_escape(item.severity)} {item.code}: {_escape(item.message)}" for name, item in warnings]
     return "\n".join(lines) + "\n"
 
 
