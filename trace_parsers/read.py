@@ -175,7 +175,7 @@ def _read_database(ref: SourceRef) -> ParsedSource:
 
 
 def _own_document(ref: SourceRef, head: bytes) -> str:
-    """Return which of the product's own JSON documents a file is, "" for none: its keys are sorted, so it tells late."""
+    """Return which of the product's own JSON documents a file is, "" for none; sorted keys tell late in it."""
     if not head.startswith(b"{"):
         return ""
     for block in BlockReader(ref):

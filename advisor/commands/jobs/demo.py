@@ -55,9 +55,8 @@ def command(*, folder: str, script: str | None, force: bool) -> int:
     with Lab(spec) as lab:
         limits = f"ports of {_PORT_MBIT:g} Mbit/s" if not lab.reason else f"NO limited ports ({lab.reason})"
         _say(f"a cluster of {_NODES} nodes with {_RANKS_PER_NODE} ranks each on this machine, {limits}")
-        _say(
-            f"training {training.name} with unmodified FSDP2, {_WORK['steps']} steps, {_END - _FIRST} of them profiled ..."
-        )
+        work = f"{_WORK['steps']} steps, {_END - _FIRST} of them profiled"
+        _say(f"training {training.name} with unmodified FSDP2, {work} ...")
         before = CaptureRequest.of(root / "before", _STEPS).to_environment()
         _train(lab, training, root / "before", before)
         _verb("analyze", root / "before", "-o", root / "before.html", "--force", "-q")
