@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 
 from paro_advise.advisor.rendering.constants import (
+    CHARACTER_WIDTH,
     CHART_WIDTH,
     LABEL_HEIGHT,
     LABEL_WIDTH,
@@ -242,24 +243,23 @@ def scatter(
                 '<text class="tick" x="{:.1f}" y="{:.0f}" text-anchor="end">may be used: {}</text>'
             ).format(top, bottom, x - 4, bottom - 6, bytes_text(limit_bytes), x=x)
         )
+    places = [(left + point.num_bytes * across, bottom - point.time_us * down) for point in points]
     taken: list[float] = []
-    for point in points:
-        x, y = left + point.num_bytes * across, bottom - point.time_us * down
+    for point, (x, y) in zip(points, places, strict=True):
         if point.label:
             parts.append(
                 Markup('<line class="range" x1="{x:.1f}" x2="{x:.1f}" y1="{:.1f}" y2="{:.1f}"/>').format(
                     bottom - point.low_us * down, bottom - point.high_us * down, x=x
                 )
             )
-            at = y + 4
-            while any(abs(at - other) < LABEL_HEIGHT for other in taken):
-                at += LABEL_HEIGHT
+            side = -1 if x > (left + right) / 2 else 1
+            at = _free_row((x, y), side * CHARACTER_WIDTH * len(point.label), places, taken, (top, bottom))
             taken.append(at)
-            is_right = x > (left + right) / 2
             parts.append(
-                Markup('<text class="over" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(
-                    x - 10 if is_right else x + 10, at, "end" if is_right else "start", point.label
-                )
+                Markup(
+                    '<line class="grid" x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>'
+                    '<text class="over" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>'
+                ).format(x, x + 10 * side, y, at - 4, x + 10 * side, at, "end" if side < 0 else "start", point.label)
             )
         parts.append(
             Markup('<path class="mark {}" d="{}"><title>{}</title></path>').format(
@@ -267,6 +267,33 @@ def scatter(
             )
         )
     return chart(chart_id, title, description, bottom + 40, parts)
+
+
+def _free_row(
+    mark: tuple[float, float],
+    width: float,
+    places: Sequence[tuple[float, float]],
+    taken: Sequence[float],
+    bounds: tuple[float, float],
+) -> float:
+    """Return the baseline (px) nearest to a mark on which its label covers no other mark; beside it where none is free.
+
+    Args:
+        mark: where it lies.
+        width: of the label; below 0 it stands left of its mark.
+        places: of all marks.
+        taken: baselines of the labels before.
+        bounds: top and bottom of the drawing.
+    """
+    x, y = mark
+    first, last = sorted((x + math.copysign(8, width), x + width))
+    rows = [y + 4 + sign * count * LABEL_HEIGHT for count in range(len(places) + 1) for sign in (1, -1)]
+    unlabelled = [at for at in rows if all(abs(at - other) >= LABEL_HEIGHT for other in taken)]
+    for at in unlabelled:
+        covered = any(first - 6 <= px <= last + 6 and at - LABEL_HEIGHT <= py <= at + 6 for px, py in places)
+        if bounds[0] + 10 <= at <= bounds[1] and not covered:
+            return at
+    return next(iter(unlabelled), y + 4)
 
 
 def _scatter_axes(

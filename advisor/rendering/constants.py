@@ -7,6 +7,7 @@ CHART_WIDTH = 960.0  # of the drawing, px; scales with the page
 LABEL_WIDTH = 118.0  # of the labels left of bars, px
 NARROW_LABEL = 22.0  # between labels that narrow screens, which draw them larger, do not let overlap, px
 LABEL_HEIGHT = 15.0  # between labels of marks, px
+CHARACTER_WIDTH = 6.5  # of a label of a mark, px; of 12 px system fonts, as browsers draw them
 SHOWN_LIMIT = 3.0  # a limit this many times beyond all marks would crowd them into a corner; not drawn
 PICTURE_NODES = 8  # nodes of a network picture; more are counted
 PICTURE_RANKS = 16  # ranks drawn in a node, each 22 px wide

@@ -111,6 +111,8 @@ def command(
     wanted = Wanted.parse(strategy) if strategy is not None else None
     files = dict(_framework_and_file(text) for text in exports)
     targets = Targets.checked(output, page, *files.values(), force=force, inputs=[*paths, *learn_from])
+    if output and output.endswith((".html", ".htm")):
+        raise UsageError("-o writes the plan as JSON, got the name of a page", hint=f"--html {output} writes the page")
     if "-" in paths:
         raise UsageError("recommend must read files, got - for standard input", hint="use `analyze - --json` first")
     progress = Progress(quiet=quiet)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from paro_advise.advisor.rendering.charts import chart, time_axis
-from paro_advise.advisor.rendering.constants import CHART_WIDTH, LABEL_WIDTH, LEAST_DRAWN
+from paro_advise.advisor.rendering.constants import CHART_WIDTH, LEAST_DRAWN
 from paro_advise.advisor.wording.quantities import time_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_ROW, _LABELS, _FIGURES = 28.0, LABEL_WIDTH + 60.0, 90.0  # px
+# Height of a bar, and widths for names, which narrow pages draw larger, and for figures, px.
+_ROW, _LABELS, _FIGURES = 28.0, 240.0, 90.0
 
 
 def waterfall(chart_id: str, before: Sequence[tuple[str, float]], after: Sequence[tuple[str, float]]) -> Markup:
