@@ -30,11 +30,6 @@ class Progress:
         self._live = sys.stderr.isatty() and not quiet and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
         self._begin = time.monotonic()
 
-    def note(self, text: str) -> None:
-        """Print what was left out or guessed."""
-        if not self._quiet:
-            click.echo(f"note: {plain(text)}", err=True)
-
     def say(self, text: str) -> None:
         """Print one line with the time since the start."""
         if not self._quiet:

@@ -25,7 +25,7 @@ from paro_advise.runtime.sharding.engine import Engine
 from paro_advise.runtime.sharding.exchange.channels import GroupGrid
 from paro_advise.runtime.sharding.module import mark
 from paro_advise.runtime.sharding.optimizers.optimizer import OptimizerShards
-from paro_advise.runtime.sharding.parameters.owned import release
+from paro_advise.runtime.sharding.parameters.owned import free_replaced
 from paro_advise.runtime.sharding.parameters.units import Slot, UnitSpec, find_units
 from paro_advise.runtime.sharding.parameters.whole import let_dtensors_change_plain_tensors, stand_in
 from paro_advise.runtime.sharding.phases.singles import Singles
@@ -322,7 +322,7 @@ def _make_whole(spec: UnitSpec) -> bool:
                 whole = sharded.full_tensor()
             slot.fill(nn.Parameter(whole, requires_grad=slot.trains))
             is_replicated |= any(isinstance(place, Replicate) for place in sharded.placements)
-            release(sharded)
+            free_replaced(sharded)
             stand_in(sharded, slot)
     return is_replicated
 

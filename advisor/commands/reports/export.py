@@ -123,11 +123,12 @@ def _check_profile(target: str, paths: tuple[str, ...]) -> None:
 def _profile(paths: tuple[str, ...], progress: Progress, engine: EngineChoice) -> bytes:
     from paro_advise.advisor.facts.inputs import read_inputs
     from paro_advise.advisor.slices.compiler_profile import profile_for_compiler
+    from paro_advise.advisor.wording.escaping import plain
 
     inputs = read_inputs(list(paths), progress, engine=engine)
     profile = profile_for_compiler(inputs.read.facts, {ref.label: ref for ref in inputs.refs})
     for note in dict.fromkeys((*(notice.message for notice in inputs.read.notices), *profile.notes)):
-        progress.note(note)
+        click.echo(f"note: {plain(note)}", err=True)
     click.echo(
         f"{plural(profile.num_collectives, 'kind')} of collective, {plural(profile.num_operators, 'kind')} of operator",
         err=True,
