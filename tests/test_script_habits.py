@@ -115,6 +115,22 @@ def test_what_stays_gathered_behind_backward_is_in_the_norm_or_refused(strategy,
         assert numbers == pytest.approx(plain[name], rel=2e-2 if "bf16" in name else 2e-6), name
 
 
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "strategy", ["IIG", *(pytest.param(way, marks=pytest.mark.variant) for way in ("NNG", "NIG", "GGG"))]
+)
+def test_lists_with_a_parameter_that_stays_whole_are_changed_once(strategy, a_plan, tmp_path):
+    """A temperature lies among DTensors, which torch refuses to mix; nothing may be done to it twice."""
+    worker = ROOT / "tests/workers/list_habits.py"
+    plain, refused, _ = jobs_of("ddp", worker=worker)
+    assert refused == set()
+    found, refused, _ = jobs_of("ddp", plan_for(a_plan, tmp_path / "plan.json", strategy), worker)
+    assert refused == set()
+    assert len(found) == 12
+    for name, numbers in found.items():
+        assert numbers == pytest.approx(plain[name], rel=2e-6), name
+
+
 # No rank has a whole gradient to hook, or takes one after it has reduced the unit's; and gradients that are dropped while
 # parameters are gathered are refused, never lost; so are those of a backward pass whose end nobody sees.
 REFUSED_OF_LIBRARIES = {

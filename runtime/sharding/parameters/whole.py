@@ -362,7 +362,8 @@ def _by_kind(func: AnyFunction, args: Arguments, kwargs: Keywords) -> Result:
     """Call a function of lists with the plain tensors and with the DTensors; return what it does of all, in order."""
     count = len(args[0])
     found: Result = [None] * count
-    for is_sharded in sorted(_kinds(args[0])):
+    # DTensors first: where torch refuses them nothing is changed yet, and all can be done on whole values.
+    for is_sharded in sorted(_kinds(args[0]), reverse=True):
         places = [place for place, value in enumerate(args[0]) if isinstance(value, DTensor) == is_sharded]
         own = tuple(
             [value[place] for place in places] if isinstance(value, (list, tuple)) and len(value) == count else value

@@ -1,0 +1,83 @@
+"""What scripts do to all gradients or parameters at once, of a model with a temperature and a layer without elements.
+
+Argument: "ddp". Prints the name of each job with its numbers, or with what refused it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from script_habits import STEPS, main, mean, values_of, whole
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Tempered(nn.Module):
+    """A layer, a temperature, and where asked for a parameter without elements."""
+
+    def __init__(self, *, has_empty):
+        super().__init__()
+        self.body = nn.Linear(16, 8)
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+        if has_empty:
+            self.unused = nn.Parameter(torch.zeros(0))
+
+    def forward(self, values):
+        found = self.body(values) * self.temperature
+        return found + self.unused.sum() if hasattr(self, "unused") else found
+
+
+def decays_by_hand(parameters, gradients):
+    torch._foreach_add_(gradients, parameters, alpha=0.5)
+
+
+def adds_noise(_, gradients):
+    torch._foreach_add_(gradients, [torch.full(gradient.shape, 0.3) for gradient in gradients])
+
+
+def steps_by_hand(parameters, gradients):
+    torch._foreach_add_(parameters, gradients, alpha=-0.1)
+
+
+def scales(parameters, gradients):
+    torch._foreach_mul_(parameters, 0.9)
+    torch._foreach_mul_(gradients, torch.tensor(0.5))
+
+
+def mixes(parameters, gradients):
+    torch._foreach_lerp_(gradients, parameters, 0.25)
+    torch._foreach_addcmul_(parameters, gradients, gradients, value=-0.1)
+
+
+def clips(parameters, _):
+    nn.utils.clip_grad_norm_(parameters, 0.1)
+
+
+def trained(change, *, has_empty):
+    """Train with a change of all gradients or parameters before each step; tell losses and weights."""
+    torch.manual_seed(0)
+    model, found = DistributedDataParallel(Tempered(has_empty=has_empty)), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        loss = model(values_of(step, same=False)).square().mean()
+        loss.backward()
+        found.append(mean(loss))
+        parameters = list(model.parameters())
+        with torch.no_grad():
+            change(parameters, [parameter.grad for parameter in parameters])
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(model.module.temperature.item())
+    return [*found, *(float(whole(value).double().abs().sum()) for value in model.state_dict().values())]
+
+
+def jobs(_):
+    for change in (decays_by_hand, adds_noise, steps_by_hand, scales, mixes, clips):
+        for has_empty in (False, True):
+            name = change.__name__.replace("_", " ") + (", one is empty" if has_empty else "")
+            yield name, partial(trained, change, has_empty=has_empty)
+
+
+if __name__ == "__main__":
+    main(jobs)
