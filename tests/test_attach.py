@@ -460,4 +460,4 @@ def test_what_was_there_stays_until_there_is_something_new(folder, hurried, tmp_
     assert (tmp_path / "rank0.json.gz").read_bytes() == b"old"
     (tmp_path / "rank0.json.gz").rename(tmp_path / "process7.here.json.gz")
     assert run(["attach", "-o", str(tmp_path)]) == 1
-    assert "must not replace" in capsys.readouterr().err
+    assert "already holds a capture" in capsys.readouterr().err

@@ -157,7 +157,7 @@ def test_the_compiler_estimates_a_node_of_its_graph(tmp_path, one_of_four_ranks)
         (["export", "run", "--inductor", "p.json.gz"], "must not be compressed"),
         (["export", "run", "--inductor", "p.json"], "traces of a GPU"),
         (["export", "run", "--inductor", "p.json", "--prometheus", "p.json.prom"], "traces of a GPU"),
-        (["export", "--inductor", "p.json"], "must get a PATH"),
+        (["export", "--inductor", "p.json"], "no PATH given"),
         (["export", "run", "--inductor", "run/p.json"], "must not lie among the traces"),
         (["export", "gpu/rank0.json", "--inductor", "p.json"], "must come from several ranks"),
     ],

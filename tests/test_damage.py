@@ -151,7 +151,7 @@ def test_a_pipe_that_nobody_writes_to_is_refused(tmp_path, capsys, monkeypatch):
     os.mkfifo(path)
     with deadline(SECONDS_EACH):
         assert run(["analyze", str(path)]) == 3
-    assert "nobody opened this one" in capsys.readouterr().err
+    assert "nothing writes to this pipe" in capsys.readouterr().err
 
 
 def test_a_pipe_in_a_folder_or_glob_is_passed_over(tmp_path):

@@ -151,7 +151,7 @@ def test_grafanas_schema_knows_all_that_the_dashboard_says():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["export", "x.json"], "--prometheus FILE"), (["export", "--prometheus", "-"], "a PATH"),
+        (["export", "x.json"], "--prometheus FILE"), (["export", "--prometheus", "-"], "no PATH"),
         (["export", "x.json", "--prometheus", "-", "--label", "1=2"], "NAME=VALUE"),
         (["export", "x.json", "--prometheus", "same", "--otel", "same"], "file of its own"),
     ],

@@ -124,7 +124,7 @@ def test_traces_of_a_folder_in_a_bucket_are_not_replaced_and_other_objects_are(b
 @pytest.mark.parametrize(
     ("address", "code", "text"),
     [
-        ("s3://traces/no/such/run", 3, "found nothing there"),
+        ("s3://traces/no/such/run", 3, "nothing found at this address"),
         ("s3://no-such-bucket/run", 3, "s3://no-such-bucket/run"),
         ("s3://key:secret@traces/run", 2, "environment variables"),
         ("s3:///run", 2, "bucket"),
@@ -310,7 +310,7 @@ def test_an_object_that_ends_early_is_said_and_salvaged(capsys, impatient, monke
     assert "No verdict" in told.out
 
 
-@pytest.mark.parametrize(("status", "text"), [(403, "denied"), (404, "found nothing there")])
+@pytest.mark.parametrize(("status", "text"), [(403, "denied"), (404, "nothing found at this address")])
 def test_what_a_web_server_refuses_is_said(status, text, capsys, impatient):
     with web(status=status) as address:
         assert text in said(capsys, "analyze", address, code=3).err

@@ -94,7 +94,9 @@ def read_source(ref: SourceRef) -> ParsedSource:
         if head.startswith(first):
             raise UnknownFormatError(why, where=ref.label, hint=hint)
     if not head.strip():
-        raise UnknownFormatError("an input must hold something, this file is empty", where=ref.label)
+        raise UnknownFormatError(
+            "an input must hold something, this file is empty", where=ref.label, hint="copy it again, or leave it out"
+        )
     if document := _own_document(ref, head):
         raise UnknownFormatError(
             f"an input must be a recording, this one is a {document} of paro-advise",

@@ -111,10 +111,7 @@ def command(
     wanted = Wanted.parse(strategy) if strategy is not None else None
     files = dict(_framework_and_file(text) for text in exports)
     targets = Targets.checked(output, page, *files.values(), force=force, inputs=[*paths, *learn_from])
-    if output and output.endswith((".html", ".htm")):
-        raise UsageError("-o writes the plan as JSON, got the name of a page", hint=f"--html {output} writes the page")
-    if "-" in paths:
-        raise UsageError("recommend must read files, got - for standard input", hint="use `analyze - --json` first")
+    _refuse_slips(paths, output)
     progress = Progress(quiet=quiet)
     options = Options(gpus_per_node=gpus_per_node, skip_steps=skip_steps)
     run = _load(paths, options, nodes_per_pod, measured_peak, progress, engine)
@@ -153,6 +150,13 @@ class _Run:
     device_memory_bytes: float | None
     other_bytes: float
     inputs: tuple[PlanInput, ...]
+
+
+def _refuse_slips(paths: Sequence[str], output: str | None) -> None:
+    if "-" in paths:
+        raise UsageError("recommend must read files, got - for standard input", hint="use `analyze - --json` first")
+    if output and output.endswith((".html", ".htm")):
+        raise UsageError("-o writes the plan as JSON, got the name of a page", hint=f"--html {output} writes the page")
 
 
 def _load(
