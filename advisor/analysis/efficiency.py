@@ -11,6 +11,7 @@ from paro_advise.advisor.analysis.model import Efficiency
 from paro_advise.advisor.facts.intervals import Intervals
 from paro_advise.advisor.ranks.devices import device_named
 from paro_advise.core.model_state import MODEL_STATES
+from paro_advise.core.span import CROSSES_NODES, Span
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Options
@@ -63,7 +64,7 @@ def _busy_share(aligned: AlignedRun | None, run: Run) -> float | None:
     wall = sum(step.wall_us for step in run.steps)
     if aligned is None or wall <= 0:
         return None
-    between = aligned.table.filter(pl.col("span").is_in(["inter", "mixed"]))
+    between = aligned.table.filter(pl.col("span").is_in([span.value for span in CROSSES_NODES]))
     is_told = pl.col("transfer_us").is_not_null()
     rows, untold = between.filter(is_told), between.filter(~is_told)
     # What a pipeline sends holds its waiting.
@@ -86,13 +87,14 @@ def _concurrency(aligned: AlignedRun | None) -> dict[str, float]:
     if aligned is None:
         return {}
     rows = aligned.table.filter(pl.col("state").is_in(MODEL_STATES) & pl.col("end_us").is_not_null())
-    found = {}
-    for tier, spans in (("intra", ["intra"]), ("inter", ["inter", "mixed"])):
+    found: dict[str, float] = {}
+    for tier, spans in ((Span.INTRA, (Span.INTRA,)), (Span.INTER, CROSSES_NODES)):
         alone = together = 0.0
-        for _, part in rows.filter(pl.col("span").is_in(spans)).group_by("rank", maintain_order=True):
+        of_tier = rows.filter(pl.col("span").is_in([span.value for span in spans]))
+        for _, part in of_tier.group_by("rank", maintain_order=True):
             start, end = part["start_us"].to_numpy(), part["end_us"].to_numpy()
             alone += float((end - start).sum())
             together += Intervals.union_of(start, end).length_us
         if together > 0:
-            found[tier] = max(1.0, alone / together)
+            found[tier.value] = max(1.0, alone / together)
     return found

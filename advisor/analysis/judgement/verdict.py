@@ -29,6 +29,7 @@ from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
 from paro_advise.core.plural import plural
+from paro_advise.core.span import CROSSES_NODES, Span
 from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:
@@ -120,8 +121,8 @@ def _step_verdict(
             },
             regime_by_state={state: item.limits for state, item in states.items()},
             num_nodes=len(set(topology.node_of.values())) or None,
-            inter_gbps=best(("inter", "mixed")),
-            intra_gbps=best(("intra",)),
+            inter_gbps=best(CROSSES_NODES),
+            intra_gbps=best((Span.INTRA,)),
             shards_globally="G" in (strategy.triple_at_rest or "")[:1],
             sees_all_ranks=run.sees_all,
             is_cut=run.is_cut,

@@ -44,6 +44,7 @@ from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
 from paro_advise.core.plural import plural
+from paro_advise.core.span import Span
 from paro_advise.policies.memory import shards
 from paro_advise.policies.strategy import Strategy
 from paro_advise.policies.traffic import Shape
@@ -231,7 +232,7 @@ def _across_nodes(analysis: Analysis) -> str:
         return ""
     sharding = [entry for entry in analysis.collectives if entry.group_size == size and entry.detail != "replica"]
     sharding = [entry for entry in sharding if entry.state in MODEL_STATE_NAMES]
-    if not sharding or any(entry.span in ("intra", "unknown") for entry in sharding):
+    if not sharding or any(entry.span in (Span.INTRA, Span.UNKNOWN) for entry in sharding):
         return ""
     return (
         f"its shard groups of {plural(size, 'rank')} cross nodes although they would fit into one; swap the dimensions "

@@ -10,6 +10,7 @@ from paro_advise.advisor.analysis.parallel import data_parallel_size
 from paro_advise.advisor.prediction.constants import EXPERTS_SHARE
 from paro_advise.core.collective import POINT_TO_POINT, Op
 from paro_advise.core.model_state import State
+from paro_advise.core.span import Span
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
@@ -87,4 +88,4 @@ def _seen_per_node(analysis: Analysis, size: int) -> int | None:
     widest = max(moved, key=lambda entry: entry.group_size or 0)
     if (widest.group_size or 0) != size:
         return None
-    return {"inter": 1, "intra": size}.get(widest.span)
+    return {Span.INTER: 1, Span.INTRA: size}.get(widest.span)

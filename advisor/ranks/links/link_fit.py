@@ -20,6 +20,7 @@ from paro_advise.advisor.ranks.constants import (
 from paro_advise.advisor.ranks.links.latency import Fabric, Pace, pace_of, tell_latency
 from paro_advise.advisor.ranks.links.link import LatencySource, Link
 from paro_advise.core.collective import Op, bus_factor
+from paro_advise.core.span import Span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,10 +74,10 @@ def _logged_samples(logs: Sequence[Source]) -> pl.DataFrame | None:
         pl.when(nodes.is_null())
         .then(pl.lit(""))
         .when(nodes == 1)
-        .then(pl.lit("intra"))
+        .then(pl.lit(Span.INTRA.value))
         .when(nodes == size)
-        .then(pl.lit("inter"))
-        .otherwise(pl.lit("mixed"))
+        .then(pl.lit(Span.INTER.value))
+        .otherwise(pl.lit(Span.MIXED.value))
     )
     samples = (
         pl.concat(frames)
@@ -160,7 +161,7 @@ def fit_links(samples: pl.DataFrame, fabric: Fabric, *, is_alone: bool = False) 
     links, num_impossible = [], 0
     kind = ("op", "span", "group_size", *(["num_nodes"] if "num_nodes" in samples.columns else []))
     for key, part in samples.sort(*kind, "bytes", "time_us").group_by(*kind, maintain_order=True):
-        op, span, group_size = str(key[0]), str(key[1]), int(str(key[2]))
+        op, span, group_size = str(key[0]), Span(key[1] or Span.UNKNOWN), int(str(key[2]))
         num_nodes = None if key[3:] in ((), (None,)) else int(str(key[3]))
         wire = part["bytes"].to_numpy() * bus_factor(op, group_size)
         time_us = part["time_us"].to_numpy()
@@ -186,7 +187,7 @@ def _least_gbps(wire: NDArray[np.float64], time_us: NDArray[np.float64]) -> floa
 
 def _fit(
     op: str,
-    span: str,
+    span: Span,
     group_size: int,
     wire: NDArray[np.float64],
     time_us: NDArray[np.float64],
@@ -222,7 +223,7 @@ def _fit(
     low, alpha, high = (pace.seen_us(latency, per_byte * float(sizes[middle])) for latency in ends)
     return Link(
         op=op,
-        span=span or "unknown",
+        span=span,
         group_size=group_size,
         num_samples=len(wire),
         alpha_us=None if line.alpha_us is None else alpha,

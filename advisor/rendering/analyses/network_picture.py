@@ -10,12 +10,12 @@ from paro_advise.advisor.rendering.charts import chart
 from paro_advise.advisor.rendering.constants import CHART_WIDTH, PICTURE_NODES, PICTURE_RANKS
 from paro_advise.advisor.wording.quantities import bytes_text, count_text
 from paro_advise.core.plural import plural
+from paro_advise.core.span import CROSSES_NODES, Span
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis, RankEntry
 
 _RANK = 22.0  # px
-_BETWEEN = ("inter", "mixed")
 
 
 def network_picture(analysis: Analysis) -> Markup:
@@ -42,7 +42,7 @@ def network_picture(analysis: Analysis) -> Markup:
     parts = [
         Markup('<rect class="between" x="0" y="0" width="{:.0f}" height="30" rx="6"/>').format(CHART_WIDTH),
         Markup('<text class="label" x="12" y="20">{}</text>').format(
-            _load(analysis, _BETWEEN, "between nodes") if num_nodes > 1 else "one node: nothing crosses a network"
+            _load(analysis, CROSSES_NODES, "between nodes") if num_nodes > 1 else "one node: nothing crosses a network"
         ),
     ]
     for node in range(shown):
@@ -76,7 +76,7 @@ def network_picture(analysis: Analysis) -> Markup:
     bottom = 44.0 + -(-shown // across) * (height + 26.0)
     parts.append(
         Markup('<text class="label" x="12" y="{:.1f}">{}</text>').format(
-            bottom, _load(analysis, ("intra",), "inside nodes")
+            bottom, _load(analysis, (Span.INTRA,), "inside nodes")
         )
     )
     beyond = f"; {num_nodes - shown} more nodes are not drawn" if num_nodes > shown else ""
