@@ -193,6 +193,17 @@ class Answer:
     best_step_us: Quantiles | None = None
 
 
+class EstimateSource(StrEnum):
+    """Where a number that a prediction is based on is from."""
+
+    MEASURED = "measured"  # in the run's own traces
+    SUMS = "sums"  # likewise, but of all-reduces alone
+    BENCHMARK = "benchmark"  # listed in a description
+    STATED = "stated"  # in a description, as a link's own rate
+    DERIVED = "derived"  # from others of these
+    PRIOR = "prior"  # assumed
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
     """What the plan gains if something it is based on is half or twice as large.
@@ -200,14 +211,14 @@ class Sensitivity:
     Attributes:
         what: the quantity.
         value: as the plan takes it, in the unit of its name.
-        source: "measured" or "prior".
+        source: where its value is from.
         speedup_if_half, speedup_if_double: of the chosen strategy.
         best_if_half, best_if_double: what would then be chosen, as in the table of candidates.
     """
 
     what: str
     value: float
-    source: str
+    source: EstimateSource
     speedup_if_half: float
     speedup_if_double: float
     best_if_half: str
@@ -266,12 +277,12 @@ class PlanLink:
     Attributes:
         what: name with its unit, such as "inter_gbps" (1e9 bytes/s) or "inter_alpha_us".
         value: its median.
-        source: "measured", "sums" (by all-reduces alone), "benchmark", "stated", "derived" or "prior".
+        source: where it is from.
     """
 
     what: str
     value: float
-    source: str
+    source: EstimateSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

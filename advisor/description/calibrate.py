@@ -47,6 +47,7 @@ from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.framework import Framework
 from paro_advise.errors import InputError
 from paro_advise.policies.memory import Widths, shards
+from paro_advise.policies.plan import EstimateSource
 from paro_advise.policies.strategy import Level, Strategy, check_kept
 from paro_advise.policies.traffic import Shape
 
@@ -169,7 +170,9 @@ def calibrate_described(description: Description, micro_batch_us: float | None =
         baseline_group_size=wanted.group_size or ranks.ranks_per_node,
         overlaps_reductions=beside is None or str(wanted.strategy) in beside,
         framework=_FRAMEWORKS[run.framework],
-        compute_slowing=Estimate(value=BESIDE_BACKWARD_SLOWING, sigma=BESIDE_BACKWARD_SIGMA, source="prior"),
+        compute_slowing=Estimate(
+            value=BESIDE_BACKWARD_SLOWING, sigma=BESIDE_BACKWARD_SIGMA, source=EstimateSource.PRIOR
+        ),
         assumptions=tuple(notes),
         shaped=shaped,
         widths=_widths(description),

@@ -12,6 +12,7 @@ from paro_advise.advisor.prediction.network_tiers import Estimate
 from paro_advise.core.collective import Op
 from paro_advise.errors import InputError
 from paro_advise.policies.link_rates import BETWEEN, INSIDE, LinkRates
+from paro_advise.policies.plan import EstimateSource
 
 if TYPE_CHECKING:
     from paro_advise.advisor.description.model import Cluster, Description
@@ -87,21 +88,29 @@ def shaped_links(
     cluster, notes = description.cluster, list[str]()
     listed = [number for pairs in _list_rates(cluster)[0].values() for number, _ in pairs]
     sources = {
-        "intra": "benchmark" if 1 in listed else "stated" if cluster.intra_gbps else "prior",
-        "inter": "benchmark" if max(listed, default=1) > 1 else "stated" if cluster.inter_gbps else "prior",
+        "intra": EstimateSource.BENCHMARK
+        if 1 in listed
+        else EstimateSource.STATED
+        if cluster.intra_gbps
+        else EstimateSource.PRIOR,
+        "inter": EstimateSource.BENCHMARK
+        if max(listed, default=1) > 1
+        else EstimateSource.STATED
+        if cluster.inter_gbps
+        else EstimateSource.PRIOR,
     }
-    sigmas = {"benchmark": LISTED_SIGMA, "stated": STATED_SIGMA}
-    if cluster.inter_gbps and sources["inter"] == "benchmark":
+    sigmas = {EstimateSource.BENCHMARK: LISTED_SIGMA, EstimateSource.STATED: STATED_SIGMA}
+    if cluster.inter_gbps and sources["inter"] == EstimateSource.BENCHMARK:
         notes.append(f"cluster.inter_gbps of {cluster.inter_gbps:g} is not used: listed rates between nodes count")
-    if cluster.intra_gbps and sources["intra"] == "benchmark":
+    if cluster.intra_gbps and sources["intra"] == EstimateSource.BENCHMARK:
         notes.append(f"cluster.intra_gbps of {cluster.intra_gbps:g} is not used: listed rates of one node count")
     intra_sigma = sigmas.get(sources["intra"], tiers.intra_gbps.sigma)
     inter_sigma = sigmas.get(sources["inter"], tiers.inter_gbps.sigma)
-    if sources["intra"] == "prior" and local > 1:
+    if sources["intra"] == EstimateSource.PRIOR and local > 1:
         notes.append(f"intra-node bandwidth: {tiers.intra_gbps.value:.3g} GB/s assumed, nothing says it")
-    if sources["inter"] == "prior" and nodes > 1:
+    if sources["inter"] == EstimateSource.PRIOR and nodes > 1:
         notes.append(f"inter-node bandwidth: {tiers.inter_gbps.value:.3g} GB/s assumed, nothing says it")
-    if sources["inter"] == "benchmark" and nodes > max(listed):
+    if sources["inter"] == EstimateSource.BENCHMARK and nodes > max(listed):
         inter_sigma = math.hypot(inter_sigma, BEYOND_SIGMA * math.log2(nodes / max(listed)))
         notes.append(f"links of {nodes} nodes: as quick as those of {max(listed)}, the most that are listed")
     intra = Estimate(value=rates.busbw_gbps(Op.ALL_GATHER, 1, local), sigma=intra_sigma, source=sources["intra"])
@@ -114,5 +123,5 @@ def shaped_links(
         inter_alpha_us=tiers.inter_alpha_us.value,
         intra_alpha_us=tiers.intra_alpha_us.value,
     )
-    gain = Estimate(value=1.0, sigma=0.0, source="derived")
+    gain = Estimate(value=1.0, sigma=0.0, source=EstimateSource.DERIVED)
     return shaped, {"inter_gbps": inter, "intra_gbps": intra, "pod_gbps": inter, "rail_gain": gain}, notes

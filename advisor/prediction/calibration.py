@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paro_advise.policies.collective_cost import smaller
+from paro_advise.policies.plan import EstimateSource
 
 if TYPE_CHECKING:
     from paro_advise.advisor.prediction.cluster_links import Links, ShapedLinks
@@ -204,12 +205,12 @@ class Calibration:
     @property
     def knows_no_network(self) -> bool:
         """Tell whether the run has one node and nobody said what lies between nodes."""
-        return self.num_nodes == 1 and self.inter_gbps.source == "prior"
+        return self.num_nodes == 1 and self.inter_gbps.source == EstimateSource.PRIOR
 
     @property
     def sums_by_nodes(self) -> bool:
         """Tell whether the links are known by all-reduces alone, whose nodes may have added up first."""
-        return self.inter_gbps.source == "sums"
+        return self.inter_gbps.source == EstimateSource.SUMS
 
     @property
     def parameters(self) -> float:

@@ -29,6 +29,7 @@ from paro_advise.advisor.ranks.devices import device_links_gbps, has_links
 from paro_advise.core.collective import Op
 from paro_advise.core.span import Span
 from paro_advise.errors import UsageError
+from paro_advise.policies.plan import EstimateSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,12 +49,12 @@ class Estimate:
         value: the median.
         sigma: standard deviation of its logarithm.
         sigma_above: the same above the median, where the range is skewed; None for ``sigma``.
-        source: "measured", "sums" where all-reduces alone were measured, "derived" or "prior".
+        source: where it is from.
     """
 
     value: float
     sigma: float
-    source: str
+    source: EstimateSource
     sigma_above: float | None = None
 
 
@@ -157,10 +158,10 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
         found[f"pod_{name}"] = _mean(_samples(near, cluster, sample)) or found[f"inter_{name}"]
     if not cluster.is_gloo and any(link.span == Span.MIXED for link in far or near):
         found["intra_gbps"] = _at_least(found["intra_gbps"], found["inter_gbps"])
-    if ratio.source == "prior" and any(by_sums.values()):
+    if ratio.source == EstimateSource.PRIOR and any(by_sums.values()):
         below, above = (math.log(factor) / P90_SIGMAS for factor in (SUM_RATIO_FACTOR, MOST_SUM_RATIO))
         ratio = replace(ratio, sigma=below, sigma_above=above)
-        found |= {key: replace(found[key], source="sums") for key, are_sums in by_sums.items() if are_sums}
+        found |= {key: replace(found[key], source=EstimateSource.SUMS) for key, are_sums in by_sums.items() if are_sums}
         notes.append(
             f"gathers between nodes: as fast a byte as all-reduces (a prior, {1 / MOST_SUM_RATIO:.2f} to "
             f"{SUM_RATIO_FACTOR:g} times), which trees and switches may speed up: the run shows no gather there"
@@ -173,7 +174,7 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
 
 def _at_least(inside: Estimate, ring: Estimate) -> Estimate:
     """Return what a rank moves inside its node; if assumed, with its range no less than a ring over nodes has moved."""
-    if inside.source != "prior" or ring.source == "prior":
+    if inside.source != EstimateSource.PRIOR or ring.source == EstimateSource.PRIOR:
         return inside
     value = max(inside.value, ring.value)
     below = min(inside.sigma, max(ring.sigma, math.log(value / ring.value) / P90_SIGMAS))
@@ -192,14 +193,14 @@ def _sum_ratio(inside: Sequence[Link], across: Sequence[Link], cluster: LinkCont
     processes.
     """
     if cluster.is_gloo:
-        return Estimate(value=1.0, sigma=0.0, source="derived"), 1.0
+        return Estimate(value=1.0, sigma=0.0, source=EstimateSource.DERIVED), 1.0
     for part in (across, inside):
         sums = _mean(_samples([link for link in part if link.op == Op.ALL_REDUCE], cluster, _bandwidth))
         others = _mean(_samples([link for link in part if link.op != Op.ALL_REDUCE], cluster, _bandwidth))
         if sums and others and (sigma := math.hypot(sums.sigma, others.sigma)) < math.log(SUM_RATIO_FACTOR):
             value = sums.value / others.value
-            return Estimate(value=value, sigma=sigma, source="measured"), value
-    return Estimate(value=SUM_RATIO, sigma=math.log(SUM_RATIO_FACTOR), source="prior"), SUM_RATIO
+            return Estimate(value=value, sigma=sigma, source=EstimateSource.MEASURED), value
+    return Estimate(value=SUM_RATIO, sigma=math.log(SUM_RATIO_FACTOR), source=EstimateSource.PRIOR), SUM_RATIO
 
 
 def _like_gathers(links: Sequence[Link], cluster: LinkContext, ratio: float) -> list[Link]:
@@ -235,14 +236,16 @@ def _rail_gain(across: Sequence[Link], cluster: LinkContext) -> Estimate:
     Measured where the run has both. Gloo's ranks send through one port either way.
     """
     if cluster.is_gloo or cluster.ranks_per_node == 1:
-        return Estimate(value=1.0, sigma=0.0, source="derived")
+        return Estimate(value=1.0, sigma=0.0, source=EstimateSource.DERIVED)
     rails = _mean(_samples([link for link in across if link.span == Span.INTER], cluster, _bandwidth))
     rings = _mean(_samples([link for link in across if link.span == Span.MIXED], cluster, _bandwidth))
     if rails and rings:
         return Estimate(
-            value=max(1.0, rails.value / rings.value), sigma=math.hypot(rails.sigma, rings.sigma), source="measured"
+            value=max(1.0, rails.value / rings.value),
+            sigma=math.hypot(rails.sigma, rings.sigma),
+            source=EstimateSource.MEASURED,
         )
-    return Estimate(value=1 / RING_SHARE, sigma=math.log(RING_SHARE_FACTOR) / P90_SIGMAS, source="prior")
+    return Estimate(value=1 / RING_SHARE, sigma=math.log(RING_SHARE_FACTOR) / P90_SIGMAS, source=EstimateSource.PRIOR)
 
 
 def _like_rings(links: Sequence[Link], cluster: LinkContext, gain: float) -> list[Link]:
@@ -339,9 +342,9 @@ class _HopShares:
 
     def inside(self, between: Estimate) -> Estimate | None:
         """Return what a hop inside nodes takes where one between them is known, and none inside was measured alone."""
-        if between.source != "measured":
+        if between.source != EstimateSource.MEASURED:
             return None
-        return replace(between, value=between.value / self.ratio, source="derived")
+        return replace(between, value=between.value / self.ratio, source=EstimateSource.DERIVED)
 
     def between(self, link: Link, cluster: LinkContext) -> _Sample | None:
         """Return what a hop takes: between nodes, of links inside one an average one."""
@@ -367,7 +370,9 @@ def _mean(samples: Sequence[_Sample]) -> Estimate | None:
         return None
     weight = sum(count for _, _, count in samples)
     mean = math.exp(sum(count * math.log(value) for value, _, count in samples) / weight)
-    return Estimate(value=mean, sigma=sum(count * spread for _, spread, count in samples) / weight, source="measured")
+    return Estimate(
+        value=mean, sigma=sum(count * spread for _, spread, count in samples) / weight, source=EstimateSource.MEASURED
+    )
 
 
 def _assume(key: str, value: float, cluster: LinkContext, notes: list[str]) -> Estimate:
@@ -378,4 +383,4 @@ def _assume(key: str, value: float, cluster: LinkContext, notes: list[str]) -> E
     if cluster.ranks_per_node > 1 if tier == "intra" else cluster.num_nodes > 1:
         what, unit = ("bandwidth", "GB/s") if is_bandwidth else ("latency", "us a message")
         notes.append(f"{what} {_WHERE[tier]}: {value:.3g} {unit} assumed, no collective of the run measured it alone")
-    return Estimate(value=value, sigma=math.log(factor), source="prior")
+    return Estimate(value=value, sigma=math.log(factor), source=EstimateSource.PRIOR)

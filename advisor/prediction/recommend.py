@@ -64,7 +64,17 @@ from paro_advise.advisor.prediction.step_replay import (
 )
 from paro_advise.core.release import release
 from paro_advise.errors import InputError
-from paro_advise.policies.plan import Origin, Plan, PlanInput, PlanLink, Quantiles, Verdict, same_way, with_id
+from paro_advise.policies.plan import (
+    EstimateSource,
+    Origin,
+    Plan,
+    PlanInput,
+    PlanLink,
+    Quantiles,
+    Verdict,
+    same_way,
+    with_id,
+)
 from paro_advise.policies.strategy import CollectiveBackend
 
 if TYPE_CHECKING:
@@ -258,7 +268,7 @@ class _Predictor:
 
         drawn = {name: draw(getattr(calibration, name)) for name in LINK_QUANTITIES}
         for key in ("inter_gbps", "pod_gbps"):
-            if getattr(calibration, key).source == "sums":  # what is known is the rate of all-reduces
+            if getattr(calibration, key).source == EstimateSource.SUMS:  # what is known is the rate of all-reduces
                 drawn[key] = drawn[key] / drawn["sum_ratio"]
         if self._goes_by_replay and (calibration.root_bytes or calibration.front_bytes):
             drawn["root_share"] = self.sampler.uniform(*ROOT_SHARE_RANGE, number)

@@ -42,6 +42,7 @@ from paro_advise.advisor.prediction.moved_units import (
 )
 from paro_advise.core.framework import Framework
 from paro_advise.policies.collective_cost import Draws, Effort, RingAlgorithm, larger, smaller
+from paro_advise.policies.plan import EstimateSource
 from paro_advise.policies.procedure import Hops, Scope, gather_from, procedure_of
 from paro_advise.policies.strategy import CollectiveBackend, Level
 
@@ -191,7 +192,7 @@ class _Step:
 
     def _moved_bytes(self, parts: Parts) -> float:
         """Return the bytes that the cores move; an assumed intra-node bandwidth is that of the cores already."""
-        has_copies = self._calibration.intra_gbps.source != "prior"
+        has_copies = self._calibration.intra_gbps.source != EstimateSource.PRIOR
         return sum(part.rank_bytes for part in parts if has_copies or not part.is_inside)
 
     def _cost(self, parts: Parts) -> Draws:
@@ -478,7 +479,7 @@ def _with_ho_ring(links: Links, calibration: Calibration, *, had_ring: bool) -> 
     """Return links as HO-Ring uses them: on CPUs a share of what was measured, and its own way inside nodes."""
     share = 1.0 if had_ring or calibration.is_gpu else HO_RING_BETWEEN
     between = replace(links, inter_gbps=links.inter_gbps * share, pod_gbps=links.pod_gbps * share)
-    if calibration.is_gpu or calibration.intra_gbps.source != "prior":
+    if calibration.is_gpu or calibration.intra_gbps.source != EstimateSource.PRIOR:
         return between
     ranks = max(2, calibration.ranks_per_node)
     # The backend has a rank's bandwidth for (m - 1) / m of a buffer, whatever m.

@@ -24,6 +24,7 @@ from paro_advise.policies.plan import (
     FORMAT,
     Choice,
     Confidence,
+    EstimateSource,
     Plan,
     Preconditions,
     Prediction,
@@ -480,12 +481,12 @@ def _probes(calibration: Calibration, caveat: str) -> tuple[str, ...]:
         return (f"the same run with ranks started node by node ({started})",)
     probe = "-m paro_advise.runtime.probe"
     nodes, per_node = calibration.num_nodes, calibration.ranks_per_node
-    if calibration.intra_gbps.source == "prior" and per_node > 1:
+    if calibration.intra_gbps.source == EstimateSource.PRIOR and per_node > 1:
         found.append(
             f"intra-node bandwidth, on one node: torchrun --nproc-per-node {per_node} {probe} > inside.txt, "
             "then recommend with inside.txt beside the traces"
         )
-    if calibration.inter_gbps.source == "prior" and nodes > 1:
+    if calibration.inter_gbps.source == EstimateSource.PRIOR and nodes > 1:
         found.append(
             f"inter-node bandwidth, on all of them: torchrun --nnodes {nodes} --nproc-per-node {per_node} ... "
             f"{probe} > between.txt, then recommend with between.txt beside the traces"

@@ -13,7 +13,15 @@ from paro_advise.advisor.prediction.sampler import Sampler
 from paro_advise.advisor.prediction.step_replay import arithmetic_us, demand_us, measured_links, step_us
 from paro_advise.core.collective import Op
 from paro_advise.policies.collective_cost import Effort, RingAlgorithm, effort_of
-from paro_advise.policies.plan import BudgetStep, Choice, HoRingGain, NodesWhatIf, Quantiles, Sensitivity
+from paro_advise.policies.plan import (
+    BudgetStep,
+    Choice,
+    EstimateSource,
+    HoRingGain,
+    NodesWhatIf,
+    Quantiles,
+    Sensitivity,
+)
 from paro_advise.policies.strategy import CollectiveBackend
 
 if TYPE_CHECKING:
@@ -188,7 +196,7 @@ def sensitivities(basis: Basis, fitting: Sequence[tuple[Candidate, float]]) -> t
         value = getattr(calibration, field)
         if value:
             runs = [replace(calibration, **{field: value * factor}) for factor in (0.5, 2.0)]
-            source = "derived" if calibration.is_described else "measured"
+            source = EstimateSource.DERIVED if calibration.is_described else EstimateSource.MEASURED
             ends = [_end(basis, run, links, now, eases=eases) for run, eases in zip(runs, (True, False), strict=True)]
             found.append(_sensitivity(what, value, source, ends))
     return tuple(found)
@@ -224,7 +232,7 @@ def _end(
     return speedup, best.name
 
 
-def _sensitivity(what: str, value: float, source: str, ends: Sequence[tuple[float, str]]) -> Sensitivity:
+def _sensitivity(what: str, value: float, source: EstimateSource, ends: Sequence[tuple[float, str]]) -> Sensitivity:
     return Sensitivity(
         what=what,
         value=float(value),

@@ -46,6 +46,7 @@ from paro_advise.core.model_state import State
 from paro_advise.core.plural import plural
 from paro_advise.core.span import Span
 from paro_advise.policies.memory import shards
+from paro_advise.policies.plan import EstimateSource
 from paro_advise.policies.strategy import Strategy
 from paro_advise.policies.traffic import Shape
 
@@ -280,8 +281,8 @@ def _cluster(analysis: Analysis, ranks: DataParallel, *, is_gloo: bool) -> LinkC
 
 def _compute_slowing(*, is_gpu: bool) -> Estimate:
     if not is_gpu:
-        return Estimate(value=1.0, sigma=0.0, source="derived")
-    return Estimate(value=COMPUTE_SLOWING, sigma=COMPUTE_SLOWING_SIGMA, source="prior")
+        return Estimate(value=1.0, sigma=0.0, source=EstimateSource.DERIVED)
+    return Estimate(value=COMPUTE_SLOWING, sigma=COMPUTE_SLOWING_SIGMA, source=EstimateSource.PRIOR)
 
 
 def _update(analysis: Analysis, world: int) -> Update:

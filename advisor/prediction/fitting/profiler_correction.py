@@ -17,6 +17,7 @@ from paro_advise.advisor.prediction.constants import (
     SLOWED_SHARE,
 )
 from paro_advise.advisor.prediction.step_replay import collectives_us, measured_links, step_us
+from paro_advise.policies.plan import EstimateSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,7 +141,7 @@ def _with_links(calibration: Calibration, share: float) -> Calibration:
 
 
 def _slowed_link(estimate: Estimate, links: float) -> Estimate:
-    return estimate if estimate.source == "prior" else replace(estimate, value=estimate.value / links)
+    return estimate if estimate.source == EstimateSource.PRIOR else replace(estimate, value=estimate.value / links)
 
 
 def _beside_a_gpu(traced: Calibration, step: float) -> Calibration:
