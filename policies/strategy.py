@@ -52,6 +52,11 @@ class Strategy:
         parameter, gradient, optimizer = (Level(letter) for letter in letters)
         return cls(parameter=parameter, gradient=gradient, optimizer=optimizer)
 
+    @property
+    def uses_groups(self) -> bool:
+        """Tell whether a state is sharded inside groups."""
+        return Level.I in (self.parameter, self.gradient, self.optimizer)
+
     def __str__(self) -> str:
         return f"{self.parameter}{self.gradient}{self.optimizer}"
 

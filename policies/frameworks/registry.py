@@ -20,7 +20,7 @@ from paro_advise.policies.frameworks.megatron import MEGATRON
 from paro_advise.policies.frameworks.model import Fidelity, Offload, Target, TrainingFramework, Variant
 from paro_advise.policies.frameworks.torchtitan import TORCHTITAN
 from paro_advise.policies.frameworks.transformers import TRANSFORMERS
-from paro_advise.policies.strategy import CollectiveBackend, Strategy
+from paro_advise.policies.strategy import CollectiveBackend, Level, Strategy
 
 EXPORTED = {
     made.name: made for made in (DEEPSPEED, FSDP1, FSDP2, TORCHTITAN, ACCELERATE, MEGATRON, LIGHTNING, TRANSFORMERS)
@@ -118,7 +118,7 @@ def exports_of(
     native = collectives == CollectiveBackend.NATIVE
     found = {name: _fidelity(made, str(strategy), variant, native=native) for name, made in EXPORTED.items()}
     if offload:
-        shards_optimizer = str(strategy)[2] != "N"
+        shards_optimizer = strategy.optimizer != Level.N
         can = shards_optimizer and (not offload.moves_parameters or str(strategy) == "GGG")
         found = {name: value if name == "deepspeed" and can else Fidelity.UNSUPPORTED for name, value in found.items()}
     takes_over = str(strategy) in _TAKEN_OVER and not variant and not offload

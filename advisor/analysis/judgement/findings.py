@@ -28,6 +28,7 @@ from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
 from paro_advise.core.plural import plural
 from paro_advise.core.span import Span
+from paro_advise.policies.strategy import Level
 from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:
@@ -157,7 +158,10 @@ def _ungated_replicas(analysis: Analysis) -> FindingEntry:
     reduces = sum(e.count for e in analysis.collectives if e.state == "gradient" and e.detail == "reduce")
     calls = sum(entry.count for entry in replicas)
     exposed = sum(entry.exposed_us or 0.0 for entry in replicas)
-    holds_whole = (analysis.run.strategy.triple or "")[1:2] == "N"  # until the last micro-batch, which alone reduces
+    computing = analysis.run.strategy.computing
+    holds_whole = (
+        computing is not None and computing.gradient == Level.N
+    )  # until the last micro-batch, which alone reduces
     if reduces and calls > REDUCTION_RATIO * reduces / (1 if holds_whole else micro):
         return _finding(
             code,
@@ -171,8 +175,9 @@ def _ungated_replicas(analysis: Analysis) -> FindingEntry:
 
 def _sums_each_pass(analysis: Analysis, micro_batches: int) -> bool:
     """Tell whether DDP moves gradients of all parameters about as often as there are micro-batches."""
-    count, triple = analysis.run.parameter_count, analysis.run.strategy.triple or "N"
-    if not analysis.run.framework.is_ddp or triple[1:2] != "N" or not count:
+    count, computing = analysis.run.parameter_count, analysis.run.strategy.computing
+    is_whole = computing is not None and computing.gradient == Level.N
+    if not analysis.run.framework.is_ddp or not is_whole or not count:
         return False
     moved = 0.0
     for entry in analysis.collectives:

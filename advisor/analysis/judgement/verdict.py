@@ -30,6 +30,7 @@ from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
 from paro_advise.core.plural import plural
 from paro_advise.core.span import CROSSES_NODES, Span
+from paro_advise.policies.strategy import Level
 from paro_advise.trace_parsers.tables import SourceKind
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def _step_verdict(
         values = [link.busbw_gbps for link in links if link.span in spans and link.busbw_gbps]
         return max(values, default=None)
 
+    at_rest = strategy.at_rest
     found = judge_step(
         StepEvidence(
             step_time_us=run.mean_step_us,
@@ -123,7 +125,7 @@ def _step_verdict(
             num_nodes=len(set(topology.node_of.values())) or None,
             inter_gbps=best(CROSSES_NODES),
             intra_gbps=best((Span.INTRA,)),
-            shards_globally="G" in (strategy.triple_at_rest or "")[:1],
+            shards_globally=at_rest is not None and at_rest.parameter == Level.G,
             sees_all_ranks=run.sees_all,
             is_cut=run.is_cut,
             hides_graphs=any(notice.code == GRAPHS_CODE for _, item in run.timed for notice in item.facts.notices),
@@ -135,7 +137,9 @@ def _step_verdict(
             updating_us=idle.updating if idle else 0.0,
             copied_us=(parts.other or 0.0) if any(item.facts.is_gpu for _, item in run.timed) else 0.0,
             blocked_us=idle.synchronisation if idle else 0.0,
-            updates_whole_us=_mean_us(run, "update_us") if (strategy.triple_at_rest or "")[2:] == "N" else 0.0,
+            updates_whole_us=_mean_us(run, "update_us")
+            if at_rest is not None and at_rest.optimizer == Level.N
+            else 0.0,
             laid_out_us=_mean_us(run, "copied_out_us"),
             trains=run.trains,
         )

@@ -14,6 +14,7 @@ from paro_advise.advisor.analysis.observed.parameters import reducing_passes, re
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
+from paro_advise.policies.strategy import Strategy
 
 if TYPE_CHECKING:
     import polars as pl
@@ -40,6 +41,16 @@ class ObservedStrategy:
     source: str
     reasons: tuple[str, ...]
     copy_group_size: int | None = None
+
+    @property
+    def computing(self) -> Strategy | None:
+        """Return the levels while computing."""
+        return Strategy.parse(self.triple) if self.triple else None
+
+    @property
+    def at_rest(self) -> Strategy | None:
+        """Return the levels between steps."""
+        return Strategy.parse(self.triple_at_rest) if self.triple_at_rest else None
 
 
 NOTHING_OBSERVED = ObservedStrategy(triple=None, triple_at_rest=None, group_size=None, source="", reasons=())

@@ -47,7 +47,7 @@ from paro_advise.core.plural import plural
 from paro_advise.core.span import Span
 from paro_advise.policies.memory import shards
 from paro_advise.policies.plan import EstimateSource
-from paro_advise.policies.strategy import Strategy
+from paro_advise.policies.strategy import Level, Strategy
 from paro_advise.policies.traffic import Shape
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         InputError: the run does not tell enough: ranks, steps, strategy or model size.
     """
     run, notes = analysis.run, list[str]()
-    job, triple = known_run(analysis)
-    at_rest = run.strategy.triple_at_rest or triple
+    job, computing = known_run(analysis)
+    at_rest = run.strategy.at_rest or computing
     ranks = data_parallel(analysis, job, job_per_node := _ranks_per_node(analysis, job, notes))
     world, per_node, gloo = ranks.world_size, ranks.ranks_per_node, run.backend == "gloo"
     micro, unclear = run.micro_batches or 1, "one micro-batch a step, since backward passes could not be counted"
@@ -79,11 +79,12 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     model = model_of(analysis, world, micro, notes)
     published, reduced = _published_us(analysis), reductions_of(analysis)
     queues = observed_queues(analysis, model, reduced, micro, own_way=published is not None)
-    finer = 0.0 if queues.reduce_bucket_bytes else _finer_reductions(model, reduced, 1 if triple[1] == "N" else micro)
+    passes = 1 if computing.gradient == Level.N else micro
+    finer = 0.0 if queues.reduce_bucket_bytes else _finer_reductions(model, reduced, passes)
     parts = step_parts(analysis, finer, is_gpu=not gloo, own_way=published is not None)
     tiers = fit_tiers(analysis.links, _cluster(analysis, ranks, is_gloo=gloo), nodes_per_pod)
     notes += [*tiers.notes, *arithmetic_note(parts, analysis), *queue_notes(analysis, queues)]
-    notes += _ambiguities(analysis, triple, micro) + (
+    notes += _ambiguities(analysis, computing, micro) + (
         [] if gloo else [_SLOWING, *([_ROOT] if model.root_bytes or model.front_bytes else [])]
     )
     traced = Calibration(
@@ -101,7 +102,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         reduce_width=width_of(analysis, State.GRADIENT) or model.element_bytes,
         compute_us=analysis.breakdown_us.compute or 0.0,
         host_update_us=updates_on_host_us(analysis),
-        copied_out_us=0.0 if gloo or at_rest[0] == "N" else analysis.copied_out_us,
+        copied_out_us=0.0 if gloo or at_rest.parameter == Level.N else analysis.copied_out_us,
         copied_in_us=0.0 if gloo else analysis.copied_in_us,
         gaps_us=min(parts.fixed_us - parts.late_us, gaps_us(analysis)),
         host_us_per_byte=0.0,
@@ -111,11 +112,11 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
         traced_error_pct=None,
         is_gpu=not gloo,
         native_reduce_scatter_is_all_reduce=gloo,
-        baseline=Strategy.parse(at_rest),
-        gathers_once=triple[0] == "N" and at_rest[0] != "N",
+        baseline=at_rest,
+        gathers_once=computing.parameter == Level.N and at_rest.parameter != Level.N,
         copy_group_size=_copy_size(analysis, world),
         replicates_each_pass=_replicates_each_pass(analysis, model, reduced, micro),
-        scatters_by_all_reduce=triple[2] != "N" and all(entry.op == Op.ALL_REDUCE for entry in reduced),
+        scatters_by_all_reduce=computing.optimizer != Level.N and all(entry.op == Op.ALL_REDUCE for entry in reduced),
         **queues._asdict(),
         compute_slowing=_compute_slowing(is_gpu=not gloo),
         update=_update(analysis, world),
@@ -131,16 +132,16 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     return unprofiled(_at_the_slowest(traced, analysis), analysis.captured)
 
 
-def _ambiguities(analysis: Analysis, triple: str, micro: int) -> list[str]:
+def _ambiguities(analysis: Analysis, computing: Strategy, micro: int) -> list[str]:
     """Say what DeepSpeed's traces leave open of its strategy."""
     if analysis.run.framework != Framework.DEEPSPEED:
         return []
-    if triple == "NGG" and micro == 1:
+    if str(computing) == "NGG" and micro == 1:
         return ["ZeRO-2 is taken to have run: with one micro-batch a step ZeRO-1 sends the same, and holds more"]
     sizes = sorted(
         {entry.group_size for entry in kinds_of(analysis, State.PARAMETER, lambda _: True) if entry.group_size}
     )
-    if triple[0] == "G" and len(sizes) > 1 and analysis.run.strategy.copy_group_size is None:
+    if computing.parameter == Level.G and len(sizes) > 1 and analysis.run.strategy.copy_group_size is None:
         told = " and ".join(map(str, sizes))
         return [
             f"parameters are gathered over {told} ranks: hpZ's second copy seems to be there, its memory is not counted"
@@ -202,7 +203,8 @@ def _why_untrusted(analysis: Analysis) -> str:
 
 def _lacks_reductions(analysis: Analysis) -> str:
     """Return that sharded parameters are trained whose gradients nothing known reduces."""
-    states, sharded = analysis.states, (analysis.run.strategy.triple_at_rest or "N")[0] != "N"
+    states, at_rest = analysis.states, analysis.run.strategy.at_rest
+    sharded = at_rest is not None and at_rest.parameter != Level.N
     if not sharded or states[State.GRADIENT.value].count or analysis.run.strategy.source == "metadata":
         return ""
     return (
@@ -224,7 +226,7 @@ def _across_nodes(analysis: Analysis) -> str:
     run, per_node = analysis.run, analysis.run.gpus_per_node
     size = run.strategy.group_size
     if (
-        "I" not in (run.strategy.triple or "")
+        not (run.strategy.computing is not None and run.strategy.computing.uses_groups)
         or not size
         or not per_node
         or per_node % size
@@ -290,11 +292,11 @@ def _update(analysis: Analysis, world: int) -> Update:
     run, seen = analysis.run, analysis.update
     if seen is None:
         return Update()
-    triple = run.strategy.triple_at_rest or run.strategy.triple or "NNN"
+    strategy = run.strategy.at_rest or run.strategy.computing
     members = run.strategy.group_size or world
     shape = Shape(group_size=members, num_groups=max(1, world // members))
     least = min(seen.us, KERNEL_US * seen.num_kernels)
-    whole = (seen.us - least) * shards(Strategy.parse(triple).optimizer, shape)
+    whole = (seen.us - least) * shards(strategy.optimizer if strategy else Level.N, shape)
     return Update(measured_us=seen.us, least_us=least, whole_us=whole)
 
 
@@ -309,7 +311,8 @@ def _replicates_each_pass(analysis: Analysis, model: Pieces, reduced: Sequence[C
     replicas = kinds_of(analysis, State.GRADIENT, lambda entry: entry.detail == "replica")
     if sum(entry.count for entry in replicas) > model.num_sent * (micro - 0.5):
         return True
-    whole_gradients = (analysis.run.strategy.triple or "N")[1] == "N"
+    computing = analysis.run.strategy.computing
+    whole_gradients = computing is None or computing.gradient == Level.N
     return whole_gradients and reductions_per_step(analysis, reduced, micro) == micro
 
 
@@ -343,8 +346,8 @@ def _published_us(analysis: Analysis) -> float | None:
     keeps whole, although parameters and optimizer states lie at the same level.
     """
     entry = analysis.states.get(State.OPTIMIZER.value)
-    triple = analysis.run.strategy.triple_at_rest or analysis.run.strategy.triple
-    if entry is None or not entry.count or triple is None or analysis.run.strategy.source == "metadata":
+    strategy = analysis.run.strategy.at_rest or analysis.run.strategy.computing
+    if entry is None or not entry.count or strategy is None or analysis.run.strategy.source == "metadata":
         return None
     one_by_one = kinds_of(analysis, State.OPTIMIZER, lambda item: item.op == Op.BROADCAST)
-    return entry.exposed_us if one_by_one or triple[0] == triple[2] else None
+    return entry.exposed_us if one_by_one or strategy.parameter == strategy.optimizer else None

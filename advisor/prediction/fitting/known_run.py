@@ -12,17 +12,18 @@ from paro_advise.trace_parsers.kineto.constants import NO_STEPS_CODE
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
+    from paro_advise.policies.strategy import Strategy
 
 _DESCRIBE = "describe the run in TOML (docs/descriptions.md)"
 
 
-def known_run(analysis: Analysis) -> tuple[int, str]:
-    """Return world size and triple of a run that tells enough to start from.
+def known_run(analysis: Analysis) -> tuple[int, Strategy]:
+    """Return world size and levels while computing of a run that tells enough to start from.
 
     Raises:
         InputError: it does not.
     """
-    world, triple, steps = analysis.run.world_size, analysis.run.strategy.triple, analysis.step_time_us.values
+    world, computing, steps = analysis.run.world_size, analysis.run.strategy.computing, analysis.step_time_us.values
     unmarked = next((item for item in analysis.data_quality if item.code == NO_STEPS_CODE), None)
     if analysis.run.micro_batches is None and unmarked is not None:
         raise InputError(
@@ -40,13 +41,13 @@ def known_run(analysis: Analysis) -> tuple[int, str]:
             f"a recommendation must start from timed steps, got {plural(len(steps), 'step')}",
             hint="record a few whole steps of some ranks with the PyTorch profiler, and call prof.step() after each",
         )
-    if not triple:
+    if computing is None:
         why, next_step = _unknown_strategy(analysis)
         raise InputError(
             f"a recommendation must start from a run whose sharding strategy is known, got one that tells none: {why}",
             hint=f"{next_step}, or {_DESCRIBE}",
         )
-    return world, triple
+    return world, computing
 
 
 def _has(analysis: Analysis, code: str) -> bool:

@@ -14,6 +14,7 @@ from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
 from paro_advise.core.plural import plural
 from paro_advise.errors import InputError
+from paro_advise.policies.strategy import Level
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -224,7 +225,8 @@ def _gather_passes(analysis: Analysis, micro: int) -> int:
     FSDP2 keeps them over the micro-batches of a step with ``set_reshard_after_backward(False)``.
     """
     gathered = _forward_share(analysis)
-    stays = (analysis.run.strategy.triple or "")[:1] == "N" and gathered
+    computing = analysis.run.strategy.computing
+    stays = computing is not None and computing.parameter == Level.N and gathered
     return min((1, micro), key=lambda passes: abs(math.log(gathered / passes))) if stays else micro
 
 
@@ -243,7 +245,8 @@ def reductions_per_step(analysis: Analysis, reductions: Sequence[CollectiveEntry
     Gradients that every rank holds whole need it once, but DDP does it on every micro-batch unless
     told otherwise: then the bytes of a step are too many for any element type.
     """
-    if (analysis.run.strategy.triple or "N")[1] != "N":
+    computing = analysis.run.strategy.computing
+    if computing is not None and computing.gradient != Level.N:
         return micro
     count = analysis.run.parameter_count
     if not count or micro == 1:

@@ -9,6 +9,7 @@ from paro_advise.advisor.prediction.fitting.model_units import kinds_of, reducti
 from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
+from paro_advise.policies.strategy import Level
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,7 +100,9 @@ def _bucket_bytes(analysis: Analysis, model: Pieces, reduced: Sequence[Collectiv
         return None
     passes = reductions_per_step(analysis, reduced, micro)
     sizes = [float(entry.bytes or 0) / width for entry in reduced if (width := dtype_bytes(entry.dtype))]
-    is_cut = sum(entry.count for entry in reduced) > passes and (analysis.run.strategy.triple or "NNN")[2] != "N"
+    computing = analysis.run.strategy.computing
+    shards_optimizer = computing is not None and computing.optimizer != Level.N
+    is_cut = sum(entry.count for entry in reduced) > passes and shards_optimizer
     least = 0.0 if is_cut and sizes else float(DEEPSPEED_BUCKET_ELEMENTS)
     return model.element_bytes * max([least, *sizes])
 

@@ -19,6 +19,7 @@ from paro_advise.advisor.rendering.timelines.lanes_chart import lanes_chart, lan
 from paro_advise.advisor.wording.quantities import bytes_text, count_text, signed_text, time_text
 from paro_advise.core.model_state import MODEL_STATES, STATES, State
 from paro_advise.core.plural import plural
+from paro_advise.policies.strategy import Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +89,7 @@ def render_comparison(comparison: Comparison, timelines: Timelines, provenance: 
 
 def _run_text(side: Side) -> str:
     run = side.run
-    uses_groups = "I" in (run.strategy.triple_at_rest or "")
+    uses_groups = run.strategy.at_rest is not None and run.strategy.at_rest.uses_groups
     group = f" in groups of {run.strategy.group_size}" if run.strategy.group_size and uses_groups else ""
     return f"{run.framework}, {run.strategy.triple_at_rest or 'strategy unknown'}{group}, {run.world_size or '?'} ranks"
 
@@ -220,7 +221,7 @@ def _timelines(steps: Sequence[tuple[str, RankStep]]) -> list[tuple[str, Markup]
 
 def _group(triple: str | None, size: int | None) -> str:
     """Return the size of a strategy's groups, of one without groups a word."""
-    return str(size) if size and "I" in (triple or "") else "no groups"
+    return str(size) if size and triple and Strategy.parse(triple).uses_groups else "no groups"
 
 
 def _how_often(choice: Choice) -> str:
