@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+GLOO = "gloo"  # name of the backend whose collectives run on the cores
+
 
 class Op(StrEnum):
     """A collective or point-to-point operation, as torch.distributed and NCCL name it."""

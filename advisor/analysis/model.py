@@ -24,6 +24,7 @@ from paro_advise.advisor.facts.model import CUT_CODES, LEFT_OUT_CODE, Work
 from paro_advise.advisor.ranks.links.link import Link  # noqa: TC001
 from paro_advise.advisor.ranks.slow_groups import SlowGroup  # noqa: TC001
 from paro_advise.advisor.ranks.stragglers import Straggler  # noqa: TC001
+from paro_advise.core.collective import GLOO
 from paro_advise.core.documents import Format, from_json
 from paro_advise.core.framework import Framework  # noqa: TC001
 from paro_advise.core.model_state import MODEL_STATES
@@ -95,6 +96,11 @@ class RunEntry:
     ranks_follow: bool | None = None  # since 1.2; ranks of a node follow each other; None when nothing tells
     data_parallel_ranks: int | None = None  # since 1.2; that share the data; None when the world size is unknown
     unit_bytes: tuple[int, ...] = ()  # since 1.2; sent in one pass, in the order of forward; () where none shows
+
+    @property
+    def collectives_use_cores(self) -> bool:
+        """Tell whether collectives share the cores with arithmetic, as gloo's; a backend that is not known has none."""
+        return self.backend == GLOO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,7 +98,7 @@ def _kept_wait(analysis: Analysis, state: str) -> float:
 
     Under any strategy the others wait for such a rank once a step. On a CPU another strategy may leave it more cores.
     """
-    if analysis.run.backend == "gloo":
+    if analysis.run.collectives_use_cores:
         return 0.0
     waits = {name: min(entry.wait_us or 0.0, entry.exposed_us or 0.0) for name, entry in analysis.states.items()}
     total = sum(waits.values())
@@ -287,7 +287,7 @@ def _straggler(analysis: Analysis, lateness: Lateness) -> FindingEntry:
     if analysis.run.ranks_missing:
         return _finding(code, NOT_JUDGED, "no rank with a trace is a straggler, but one without may be")
     # On a CPU ranks are late for want of a core, each in its turn.
-    least_us = inf if analysis.run.backend == "gloo" else HOST_CAUSE_SHARE * _step(analysis)
+    least_us = inf if analysis.run.collectives_use_cores else HOST_CAUSE_SHARE * _step(analysis)
     # Of all ranks together, for one of them is waited for at a time.
     loading_us = analysis.idle_us.loading * len(analysis.ranks) if analysis.idle_us else 0.0
     return _not_late(lateness, least_us, loading_us)
@@ -394,7 +394,7 @@ def _host(analysis: Analysis) -> FindingEntry:
     if not step:
         return _no_times(code)
     idle, other = analysis.breakdown_us.idle or 0.0, analysis.breakdown_us.other or 0.0
-    if analysis.run.backend != "gloo" and other >= HOST_CAUSE_SHARE * step and other > idle:
+    if not analysis.run.collectives_use_cores and other >= HOST_CAUSE_SHARE * step and other > idle:
         text = (
             f"devices only copy memory for {time_text(other)} a step ({other / step:.0%}): batches and states from the "
             "host (pinned memory and non_blocking=True let computing go on)"

@@ -73,7 +73,7 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     job, computing = known_run(analysis)
     at_rest = run.strategy.at_rest or computing
     ranks = data_parallel(analysis, job, job_per_node := _ranks_per_node(analysis, job, notes))
-    world, per_node, gloo = ranks.world_size, ranks.ranks_per_node, run.backend == "gloo"
+    world, per_node, gloo = ranks.world_size, ranks.ranks_per_node, run.collectives_use_cores
     micro, unclear = run.micro_batches or 1, "one micro-batch a step, since backward passes could not be counted"
     notes += [note for note in (ranks.note, "" if run.micro_batches else unclear) if note]
     model = model_of(analysis, world, micro, notes)

@@ -40,7 +40,7 @@ def observed_queues(
         micro: micro-batches of a step.
         own_way: updated parameters come back in the framework's own way.
     """
-    is_gpu = analysis.run.backend != "gloo"
+    is_gpu = not analysis.run.collectives_use_cores
     prefetches = not is_gpu or _prefetches(analysis, reduced, micro)
     return ObservedQueues(
         overlaps_gathers=_overlaps(analysis, State.PARAMETER),
@@ -111,7 +111,7 @@ def queue_notes(analysis: Analysis, queues: ObservedQueues) -> list[str]:
     """Return what is assumed of how a run's collectives queue."""
     found = []
     has_gathers = any(kinds_of(analysis, State.PARAMETER, lambda entry: entry.detail.startswith("backward")))
-    if analysis.run.framework == Framework.FSDP1 and not has_gathers and analysis.run.backend != "gloo":
+    if analysis.run.framework == Framework.FSDP1 and not has_gathers and not analysis.run.collectives_use_cores:
         found.append(
             "where parameters are gathered again for backward, FSDP1 is taken to do so ahead, as by its default "
             "(backward_prefetch=BACKWARD_PRE; accelerate's default is none): without that such ways take longer"

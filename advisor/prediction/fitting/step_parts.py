@@ -122,7 +122,7 @@ def updates_on_host_us(analysis: Analysis) -> float:
     updating_us = analysis.idle_us.updating if analysis.idle_us else 0.0
     on_devices_us = analysis.update.us if analysis.update else 0.0
     is_long = updating_us > HOST_CAUSE_SHARE * analysis.breakdown_us.step_us
-    if analysis.run.backend == "gloo" or not is_long or on_devices_us > LITTLE_UPDATE_SHARE * updating_us:
+    if analysis.run.collectives_use_cores or not is_long or on_devices_us > LITTLE_UPDATE_SHARE * updating_us:
         return 0.0
     return min(updating_us, analysis.breakdown_us.idle or 0.0)
 

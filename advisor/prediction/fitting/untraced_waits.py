@@ -30,7 +30,7 @@ def waits_for_untraced(analysis: Analysis) -> str:
     be waiting for ranks that have traces.
     """
     run, step_us = analysis.run, analysis.breakdown_us.step_us
-    if run.backend == "gloo" or not run.world_size or len(run.ranks) >= run.world_size or step_us <= 0:
+    if run.collectives_use_cores or not run.world_size or len(run.ranks) >= run.world_size or step_us <= 0:
         return ""
     moved = [entry for entry in analysis.collectives if entry.state in MODEL_STATE_NAMES]
     states = [state for name, state in analysis.states.items() if name in MODEL_STATE_NAMES]

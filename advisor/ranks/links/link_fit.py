@@ -19,7 +19,7 @@ from paro_advise.advisor.ranks.constants import (
 )
 from paro_advise.advisor.ranks.links.latency import Fabric, Pace, pace_of, tell_latency
 from paro_advise.advisor.ranks.links.link import LatencySource, Link
-from paro_advise.core.collective import Op, bus_factor
+from paro_advise.core.collective import GLOO, Op, bus_factor
 from paro_advise.core.span import Span
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def fabric_of(run: Run, topology: Topology) -> Fabric:
     """Return what the inputs say about the machines."""
     headers = [item.header for _, item in run.timed] + [item.header for item in run.untimed]
     return Fabric(
-        is_gloo=next((header.backend for header in headers if header.backend), None) == "gloo",
+        is_gloo=next((header.backend for header in headers if header.backend), None) == GLOO,
         device_name=next((header.device_name for header in headers if header.device_name), None),
         ranks_per_node=topology.gpus_per_node,
     )
