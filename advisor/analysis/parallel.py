@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import MAJORITY_SHARE
 from paro_advise.advisor.analysis.model import ParallelEntry
+from paro_advise.advisor.analysis.observed.strategy import StrategySource
 from paro_advise.advisor.facts.attribution import AVERAGES
 from paro_advise.advisor.facts.intervals import Intervals
 from paro_advise.core.collective import POINT_TO_POINT
@@ -39,15 +40,15 @@ def dimension_of(group_description: str) -> str | None:
     return next((name for name, pattern in _DIMENSIONS if pattern.search(group_description)), None)
 
 
-def data_parallel_size(collectives: Sequence[CollectiveEntry], world: int, source: str) -> int:
+def data_parallel_size(collectives: Sequence[CollectiveEntry], world: int, source: StrategySource) -> int:
     """Return how many ranks share the data: a group times the groups, as the model states move.
 
     Args:
         collectives: of the run.
         world: ranks of the job, and the answer where nothing tells.
-        source: of the strategy; our own runtime, which states it ("metadata"), spans all ranks.
+        source: of the strategy; our own runtime, which states it, spans all ranks.
     """
-    if source == "metadata":
+    if source == StrategySource.METADATA:
         return world
 
     def largest(entries: list[CollectiveEntry]) -> int:

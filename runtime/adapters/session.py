@@ -18,6 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from paro_advise.core.plural import plural
 from paro_advise.errors import ParoAdviseError, TrainingError
+from paro_advise.policies.frameworks.model import Offload
 from paro_advise.policies.strategy import CollectiveBackend, Level
 from paro_advise.policies.strategy_name import grouped_triple
 from paro_advise.runtime.adapters.constants import NO_PLAN
@@ -321,8 +322,7 @@ class Session:
         self._check_norm_limits(module, wrapping)
         if wrapping.init_from_rank_0:
             copy_from_rank_0(module)
-        chosen = self.plan.chosen
-        if "parameter" in chosen.offload:
+        if (chosen := self.plan.chosen).offload.moves_parameters:
             raise TrainingError(
                 "the runtime cannot keep parameters on the host, as this plan wants",
                 hint="export the plan for DeepSpeed: paro-advise recommend ... --export deepspeed=FILE",
@@ -345,7 +345,7 @@ class Session:
             output_dtypes=wrapping.output_dtypes,
             keep_types=wrapping.keeps_types,
             reduce_dtype=wrapping.reduce_dtype,
-            offload_optimizer=chosen.offload == "optimizer",
+            offload_optimizer=chosen.offload == Offload.OPTIMIZER,
             native_collectives=chosen.collectives == CollectiveBackend.NATIVE,
             ignored_params=wrapping.ignored,
         )

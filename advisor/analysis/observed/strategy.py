@@ -7,6 +7,7 @@ a group, G sharded over the world (docs/strategies.md).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.constants import COPIED_SHARE, GATHERS_AGAIN_RATIOS
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
     import polars as pl
 
 
+class StrategySource(StrEnum):
+    """Where a run's strategy is from."""
+
+    INFERRED = "inferred"  # from its collectives
+    METADATA = "metadata"  # stated by our own runtime, or by what the job's logs say
+    NONE = ""  # nothing tells
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedStrategy:
     """The strategy of a run.
@@ -29,7 +38,7 @@ class ObservedStrategy:
             kept for backward counts as N. None when it cannot be told.
         triple_at_rest: levels between steps.
         group_size: ranks of the group that level I refers to, None without one.
-        source: "inferred" or "" when nothing was found.
+        source: where it is from.
         reasons: the observations it is based on.
         copy_group_size: since 1.2; ranks over which backward gathers parameters that forward gathers over all, from a
             second copy in each of their groups; None without one.
@@ -38,7 +47,7 @@ class ObservedStrategy:
     triple: str | None
     triple_at_rest: str | None
     group_size: int | None
-    source: str
+    source: StrategySource
     reasons: tuple[str, ...]
     copy_group_size: int | None = None
 
@@ -53,7 +62,9 @@ class ObservedStrategy:
         return Strategy.parse(self.triple_at_rest) if self.triple_at_rest else None
 
 
-NOTHING_OBSERVED = ObservedStrategy(triple=None, triple_at_rest=None, group_size=None, source="", reasons=())
+NOTHING_OBSERVED = ObservedStrategy(
+    triple=None, triple_at_rest=None, group_size=None, source=StrategySource.NONE, reasons=()
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +189,7 @@ def infer_strategy(
         triple=peak_p + gradient + optimizer,
         triple_at_rest=rest_p + gradient + optimizer,
         group_size=groups,
-        source="inferred",
+        source=StrategySource.INFERRED,
         reasons=tuple(reasons),
         copy_group_size=seen.copied if rest_p == "G" else None,
     )
@@ -189,7 +200,9 @@ def _ddp_strategy(step: pl.DataFrame, framework: Framework) -> ObservedStrategy:
     if not framework.is_ddp or set(reductions(step)["op"].to_list()) != {Op.ALL_REDUCE.value}:
         return NOTHING_OBSERVED
     reasons = ("gradients all-reduced over groups of a size that is not recorded", "parameters never gathered")
-    return ObservedStrategy(triple="NNN", triple_at_rest="NNN", group_size=None, source="inferred", reasons=reasons)
+    return ObservedStrategy(
+        triple="NNN", triple_at_rest="NNN", group_size=None, source=StrategySource.INFERRED, reasons=reasons
+    )
 
 
 def _list(sizes: set[int]) -> str:

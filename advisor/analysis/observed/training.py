@@ -18,7 +18,12 @@ from paro_advise.advisor.analysis.observed.parameters import (
     reductions,
     unit_order,
 )
-from paro_advise.advisor.analysis.observed.strategy import NOTHING_OBSERVED, ObservedStrategy, infer_strategy
+from paro_advise.advisor.analysis.observed.strategy import (
+    NOTHING_OBSERVED,
+    ObservedStrategy,
+    StrategySource,
+    infer_strategy,
+)
 from paro_advise.advisor.facts.model import OTHER_STEPS_CODE
 from paro_advise.advisor.wording.quantities import count_text
 from paro_advise.core.collective import Op
@@ -88,7 +93,11 @@ def observe_training(run: Run) -> ObservedTraining:
     elif stated is not None:
         triple, reasons = stated.triple, ("the runtime wrote its strategy into the trace",)
         strategy = ObservedStrategy(
-            triple=triple, triple_at_rest=triple, group_size=stated.group_size, source="metadata", reasons=reasons
+            triple=triple,
+            triple_at_rest=triple,
+            group_size=stated.group_size,
+            source=StrategySource.METADATA,
+            reasons=reasons,
         )
     elif 1 < updates > reducing_passes(reductions(typical)):
         strategy = NOTHING_OBSERVED  # each rank trains by itself in between, as in local SGD
@@ -165,7 +174,9 @@ def _stated_in_logs(run: Run) -> ObservedStrategy:
     if triple is None:
         return NOTHING_OBSERVED
     reasons = (f"the log says ZeRO stage {stage}",)
-    return ObservedStrategy(triple=triple, triple_at_rest=triple, group_size=None, source="metadata", reasons=reasons)
+    return ObservedStrategy(
+        triple=triple, triple_at_rest=triple, group_size=None, source=StrategySource.METADATA, reasons=reasons
+    )
 
 
 def _one_micro_batch(run: Run) -> Notice:

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.judgement.verdict import has_unexplained_gaps
+from paro_advise.advisor.analysis.observed.strategy import StrategySource
 from paro_advise.advisor.facts.model import OTHER_STEPS_CODE, SEVERAL_FRAMEWORKS_CODE, SEVERAL_JOBS_CODE
 from paro_advise.advisor.prediction.calibration import Calibration, Update
 from paro_advise.advisor.prediction.constants import (
@@ -29,7 +30,6 @@ from paro_advise.advisor.prediction.fitting.model_units import (
 from paro_advise.advisor.prediction.fitting.observed_queues import observed_queues, queue_notes
 from paro_advise.advisor.prediction.fitting.profiler_correction import unprofiled
 from paro_advise.advisor.prediction.fitting.step_parts import (
-    MODEL_STATE_NAMES,
     arithmetic_note,
     gaps_us,
     gathers_of_optimizer,
@@ -42,7 +42,7 @@ from paro_advise.advisor.prediction.network_tiers import Estimate, LinkContext, 
 from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
-from paro_advise.core.model_state import State
+from paro_advise.core.model_state import MODEL_STATES, State
 from paro_advise.core.plural import plural
 from paro_advise.core.span import Span
 from paro_advise.policies.memory import shards
@@ -205,7 +205,7 @@ def _lacks_reductions(analysis: Analysis) -> str:
     """Return that sharded parameters are trained whose gradients nothing known reduces."""
     states, at_rest = analysis.states, analysis.run.strategy.at_rest
     sharded = at_rest is not None and at_rest.parameter != Level.N
-    if not sharded or states[State.GRADIENT.value].count or analysis.run.strategy.source == "metadata":
+    if not sharded or states[State.GRADIENT.value].count or analysis.run.strategy.source == StrategySource.METADATA:
         return ""
     return (
         "no reduction of gradients is seen, as where ZeRO++ sends them quantised by all-to-alls, and what other "
@@ -234,7 +234,7 @@ def _across_nodes(analysis: Analysis) -> str:
     ):
         return ""
     sharding = [entry for entry in analysis.collectives if entry.group_size == size and entry.detail != "replica"]
-    sharding = [entry for entry in sharding if entry.state in MODEL_STATE_NAMES]
+    sharding = [entry for entry in sharding if entry.state in MODEL_STATES]
     if not sharding or any(entry.span in (Span.INTRA, Span.UNKNOWN) for entry in sharding):
         return ""
     return (
@@ -246,7 +246,7 @@ def _across_nodes(analysis: Analysis) -> str:
 def _hidden_groups(analysis: Analysis) -> str:
     """Return that nothing tells on which nodes smaller groups lie that move model states."""
     world, nodes = analysis.run.world_size or 0, analysis.run.num_nodes or 1
-    moved = [entry for entry in analysis.collectives if entry.state in MODEL_STATE_NAMES]
+    moved = [entry for entry in analysis.collectives if entry.state in MODEL_STATES]
     sizes = sorted({e.group_size or 0 for e in moved if has_unknown_placement(e.span, e.group_size, world, nodes)})
     if not sizes:
         return ""
@@ -333,9 +333,9 @@ def _concurrent(analysis: Analysis) -> float:
 
     They shared the links, so that each alone looks as slow as all of them together.
     """
-    moved = [entry for entry in analysis.collectives if entry.state in MODEL_STATE_NAMES]
+    moved = [entry for entry in analysis.collectives if entry.state in MODEL_STATES]
     alone = sum(entry.count * (entry.p50_us or 0.0) for entry in moved)
-    union = sum(entry.total_us or 0.0 for name, entry in analysis.states.items() if name in MODEL_STATE_NAMES)
+    union = sum(entry.total_us or 0.0 for name, entry in analysis.states.items() if name in MODEL_STATES)
     return max(1.0, alone / union) if union else 1.0
 
 
@@ -347,7 +347,7 @@ def _published_us(analysis: Analysis) -> float | None:
     """
     entry = analysis.states.get(State.OPTIMIZER.value)
     strategy = analysis.run.strategy.at_rest or analysis.run.strategy.computing
-    if entry is None or not entry.count or strategy is None or analysis.run.strategy.source == "metadata":
+    if entry is None or not entry.count or strategy is None or analysis.run.strategy.source == StrategySource.METADATA:
         return None
     one_by_one = kinds_of(analysis, State.OPTIMIZER, lambda item: item.op == Op.BROADCAST)
     return entry.exposed_us if one_by_one or strategy.parameter == strategy.optimizer else None

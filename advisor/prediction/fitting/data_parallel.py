@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paro_advise.advisor.analysis.observed.strategy import StrategySource
 from paro_advise.advisor.analysis.parallel import data_parallel_size
 from paro_advise.advisor.prediction.constants import EXPERTS_SHARE
 from paro_advise.core.collective import POINT_TO_POINT, Op
@@ -66,7 +67,7 @@ def _experts(analysis: Analysis) -> str:
 
     Dense parameters are sharded over all ranks then, and those of experts over the ranks that share an expert.
     """
-    if analysis.run.strategy.source == "metadata":
+    if analysis.run.strategy.source == StrategySource.METADATA:
         return ""
     moved: Counter[int] = Counter()
     for entry in analysis.collectives:

@@ -7,11 +7,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from paro_advise.advisor.analysis.constants import FROZEN_RATIO
+from paro_advise.advisor.analysis.observed.strategy import StrategySource
 from paro_advise.advisor.prediction.constants import ALL_TRAINED_SHARE, ASSUMED_UNITS, FEW_UNITS, FRONT_RATIO
-from paro_advise.advisor.prediction.fitting.step_parts import MODEL_STATE_NAMES
 from paro_advise.core.dtypes import dtype_bytes, is_of_bytes
 from paro_advise.core.framework import Framework
-from paro_advise.core.model_state import State
+from paro_advise.core.model_state import MODEL_STATES, State
 from paro_advise.core.plural import plural
 from paro_advise.errors import InputError
 from paro_advise.policies.strategy import Level
@@ -47,7 +47,7 @@ def model_of(analysis: Analysis, world: int, micro: int, notes: list[str]) -> Pi
     run = analysis.run
     units, element_bytes = _units(analysis, world, micro)
     if not units:
-        moved = [entry for entry in analysis.collectives if entry.state in MODEL_STATE_NAMES]
+        moved = [entry for entry in analysis.collectives if entry.state in MODEL_STATES]
         raise InputError(
             "a recommendation must know the model's size, got "
             + ("collectives whose sizes are not recorded" if moved else "no collective of parameters or gradients"),
@@ -214,7 +214,7 @@ def _forward_share(analysis: Analysis) -> float:
     """Return the parameters that forward passes gather in a step, as a multiple of the model's; 0 where not known."""
     width, run = width_of(analysis, State.PARAMETER), analysis.run
     known = run.total_parameter_count or run.parameter_count
-    if not width or not known or run.strategy.source == "metadata":
+    if not width or not known or run.strategy.source == StrategySource.METADATA:
         return 0.0
     return sum(entry.count * float(entry.bytes or 0) for entry in _forward_gathers(analysis)) / width / known
 
@@ -233,7 +233,7 @@ def _gather_passes(analysis: Analysis, micro: int) -> int:
 def trained_share(analysis: Analysis, model: Pieces) -> float:
     """Return the share of the parameters that have gradients, where gathers show those that have none."""
     count = analysis.run.parameter_count
-    if not _forward_gathers(analysis) or not count or analysis.run.strategy.source == "metadata":
+    if not _forward_gathers(analysis) or not count or analysis.run.strategy.source == StrategySource.METADATA:
         return 1.0
     share = count * model.element_bytes / sum(model.unit_bytes)
     return share if share < ALL_TRAINED_SHARE else 1.0

@@ -22,8 +22,6 @@ from paro_advise.core.span import Span
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
 
-MODEL_STATE_NAMES = tuple(state.value for state in MODEL_STATES)
-
 
 class StepParts(NamedTuple):
     """How a step parts into what no strategy changes and what its collectives take."""
@@ -54,7 +52,7 @@ def step_parts(analysis: Analysis, finer: float, *, is_gpu: bool, own_way: bool)
     other = [states[name.value] for name in (State.OTHER, State.UNKNOWN) if name.value in states]
     updating = updates_on_host_us(analysis)
     fixed = (parts.idle or 0.0) - updating + sum(entry.exposed_us or 0.0 for entry in other)
-    names = [name for name in MODEL_STATE_NAMES if not (own_way and name == State.OPTIMIZER.value)]
+    names = [name for name in MODEL_STATES if not (own_way and name == State.OPTIMIZER.value)]
     moved = [states[name] for name in names if name in states]
     # States that are exposed at the same time delay the step once.
     together = sum(entry.exposed_us or 0.0 for entry in states.values())

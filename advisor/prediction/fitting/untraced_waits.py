@@ -10,10 +10,10 @@ from paro_advise.advisor.prediction.constants import (
     UNTRACED_SHARE,
     WHOLE_MESSAGE_BYTES,
 )
-from paro_advise.advisor.prediction.fitting.step_parts import MODEL_STATE_NAMES
 from paro_advise.advisor.ranks.links.link import LatencySource
 from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.collective import bus_factor
+from paro_advise.core.model_state import MODEL_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,8 +32,8 @@ def waits_for_untraced(analysis: Analysis) -> str:
     run, step_us = analysis.run, analysis.breakdown_us.step_us
     if run.collectives_use_cores or not run.world_size or len(run.ranks) >= run.world_size or step_us <= 0:
         return ""
-    moved = [entry for entry in analysis.collectives if entry.state in MODEL_STATE_NAMES]
-    states = [state for name, state in analysis.states.items() if name in MODEL_STATE_NAMES]
+    moved = [entry for entry in analysis.collectives if entry.state in MODEL_STATES]
+    states = [state for name, state in analysis.states.items() if name in MODEL_STATES]
     known_us = sum(state.wait_us or 0.0 for state in states)
     slow_us, ratio = _slower_than_their_group(moved, analysis.links)
     transfers_us = sum(state.transfer_us or 0.0 for state in states)

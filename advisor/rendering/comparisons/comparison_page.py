@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paro_advise.advisor.analysis.regimes import regime_text
 from paro_advise.advisor.comparison.constants import NARROW_RANGE_PCT, RANGE_TEXT, REAL_CHANGE_PCT, REPEATS_PCT
+from paro_advise.advisor.comparison.model import ChangeVerdict
 from paro_advise.advisor.rendering.charts import Bar, Segment, lines, stacked_bars
 from paro_advise.advisor.rendering.comparisons.waterfall import waterfall
 from paro_advise.advisor.rendering.constants import SHOWN_INPUTS
@@ -381,7 +382,7 @@ def _saving(comparison: Comparison) -> str:
     """Return the device hours saved a day, with the formula."""
     one, other = comparison.step.before, comparison.step.after
     world = comparison.after.run.world_size
-    if not one or not other or not world or comparison.verdict != "better" or comparison.unlike:
+    if not one or not other or not world or comparison.verdict != ChangeVerdict.BETTER or comparison.unlike:
         return ""
     hours = 24 * world * (1 - other / one)
     return (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paro_advise.advisor.analysis.judgement.findings import APPLIES, NOT_JUDGED
+from paro_advise.advisor.analysis.observed.strategy import StrategySource
 from paro_advise.advisor.analysis.regimes import regime_text
 from paro_advise.advisor.ranks.links.link import LatencySource
 from paro_advise.advisor.rendering.constants import (
@@ -86,7 +87,9 @@ def _part_text(run: RunEntry) -> str:
 def _own_parameters_text(run: RunEntry) -> str:
     if run.total_parameter_count:
         return f"{count_text(run.total_parameter_count)} parameters, {count_text(run.parameter_count)} of them trained"
-    shows_all = run.strategy.source == "metadata" or not (run.strategy.triple_at_rest or "N").startswith("N")
+    shows_all = run.strategy.source == StrategySource.METADATA or not (run.strategy.triple_at_rest or "N").startswith(
+        "N"
+    )
     # Where parameters are never gathered, frozen ones leave no trace.
     return f"{count_text(run.parameter_count)} {'' if shows_all or not run.parameter_count else 'trained '}parameters"
 
