@@ -88,6 +88,12 @@ def test_a_change_is_told_once_and_the_next_one_again():
     assert [change.since_step - WATCH_WARM_UP_STEPS for change in found] == [60, 120]
 
 
+def test_the_first_slow_step_is_named_where_the_baseline_was_still_filling_up():
+    """Judging begins with 30 steps before the newest seven: slow steps 28 and 29 fill them up."""
+    found = find_changes(numbered([1e6 + index for index in range(28)] + [2e6] * 12))
+    assert [change.since_step - WATCH_WARM_UP_STEPS for change in found] == [28]
+
+
 @pytest.mark.parametrize("looked_every", [1, 5, 33])
 def test_a_change_is_told_the_same_however_often_one_looks(looked_every):
     """What was judged before is not judged again, and of the steps before only those that a baseline needs are kept."""

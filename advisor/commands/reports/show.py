@@ -30,6 +30,8 @@ def command(*, path: str, json_target: str | None, force: bool) -> None:
 
 def _read(data: bytes, path: str) -> tuple[object, str]:
     """Return what a document holds, and as text for people; of no known format it is read as an analysis."""
+    import msgspec
+
     from paro_advise.advisor.analysis.model import analysis_from_json
     from paro_advise.advisor.comparison.model import FORMAT as COMPARISON
     from paro_advise.advisor.comparison.model import comparison_from_json
@@ -48,8 +50,8 @@ def _read(data: bytes, path: str) -> tuple[object, str]:
             comparison = comparison_from_json(data, path)
             return comparison, comparison_text(comparison)
         case PLAN.name:
-            plan = plan_from_json(data, path)
-            return plan, plan_text(plan)
+            # As it was written, numbers to the letter: its id is made of them.
+            return msgspec.json.decode(data), plan_text(plan_from_json(data, path))
         case HANG.name:
             hang = from_json(data, HANG, Hang, path)
             return hang, hang_text(hang)
