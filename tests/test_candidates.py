@@ -22,7 +22,7 @@ from paro_advise.core.documents import to_json
 from paro_advise.core.framework import Framework
 from paro_advise.policies.frameworks.model import Fidelity, Offload, Variant
 from paro_advise.policies.frameworks.registry import approximation_of, exports_of, frameworks_of
-from paro_advise.policies.plan import as_framework_runs, plan_from_json
+from paro_advise.policies.plan import as_framework_runs, plan_from_json, same_way
 from paro_advise.policies.strategy import KEPT, CollectiveBackend, Strategy
 
 WIRE = 0.05e3  # bytes a microsecond
@@ -300,3 +300,18 @@ def test_traffic_is_counted_in_the_types_that_are_sent():
     # An all-reduce is two rings over all ranks, of fp32; GGG gathers bf16 twice and scatters fp32 once.
     moved = {name: found.intra_bytes + found.inter_bytes for name, found in sent.items()}
     assert moved["NNN"] / moved["GGG"] == pytest.approx(2 * 4 * elements / ((2 * 2 + 4) * elements))
+
+
+def test_the_run_as_it_is_has_one_step_time_wherever_a_plan_names_it():
+    """Its gathers do not overlap: the usual way of the same strategy is predicted faster, and is no row."""
+    made = calibration(is_gpu=True, framework=Framework.DEEPSPEED, overlaps_gathers=False, overlaps_reductions=False)
+    plan = recommend(made, Limits())
+    of_the_run = [choice for choice in plan.candidates if same_way(choice, plan.baseline)]
+    assert of_the_run
+    assert min(choice.predicted.step_time_us.p50 for choice in of_the_run) < plan.baseline.predicted.step_time_us.p50
+    shown = [
+        item.step_time_us
+        for item in plan.budget
+        if (item.triple, item.collectives) == ("GGG", "native") and not item.variant
+    ]
+    assert shown == [plan.baseline.predicted.step_time_us.p50]

@@ -367,3 +367,18 @@ def test_local_reading_needs_no_store_library(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "paro-advise[cloud]" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Error performing GET http://h/x in 2.511403108s, after 6 retries", "GenericError: "),
+        ("Error performing GET http://h/x in 1.503s, after 6 retries", "GenericError: "),
+        ("Server returned non-2xx status code: 403: not yours", "access denied"),
+        ("<Code>AccessDenied</Code>", "access denied"),
+        ("status code: 503: later", "the store refuses for being asked too often"),
+    ],
+)
+def test_digits_of_a_time_are_no_status(text, reason):
+    error = type("GenericError", (Exception,), {})(text)
+    assert remote_store._reason(error).startswith(reason)
