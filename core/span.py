@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Span(StrEnum):
+class GroupSpan(StrEnum):
     """Where the ranks of a process group lie."""
 
     INTRA = "intra"  # all on one node
@@ -14,4 +14,4 @@ class Span(StrEnum):
     UNKNOWN = "unknown"  # the nodes of its ranks are not known
 
 
-CROSSES_NODES = (Span.INTER, Span.MIXED)
+CROSSES_NODES = (GroupSpan.INTER, GroupSpan.MIXED)

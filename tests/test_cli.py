@@ -326,59 +326,6 @@ def test_show_reads_a_report_back(traces, tmp_path, capsys):
     assert run(["show", str(data)]) == 3
 
 
-def test_show_reads_plans_and_hangs_back(traces, tmp_path, capsys):
-    plan, page = tmp_path / "plan.json", tmp_path / "plan.html"
-    assert run(["recommend", str(traces), "-o", str(plan), "--html", str(page), "-q"]) == 0
-    capsys.readouterr()
-    said = []
-    for path in (plan, page):
-        assert run(["show", str(path), "--json", "-"]) == 0
-        assert capsys.readouterr().out.encode() == plan.read_bytes()
-        assert run(["show", str(path)]) == 0
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1]
-    assert "strategy" in said[0]
-    hang = tmp_path / "hang.json"
-    values = {"format": "paro-advise/hang", "format_version": "1.1", "text": "Rank 1 holds the others up."}
-    hang.write_text(json.dumps(values))
-    assert run(["show", str(hang)]) == 3  # its other keys are missing
-    assert "paro-advise/hang file is not complete" in capsys.readouterr().err
-
-
-def test_what_paro_advise_wrote_itself_is_no_recording_and_neither_is_nothing(traces, tmp_path, capsys):
-    plan, empty = tmp_path / "plan.json", tmp_path / "rank0.json"
-    assert run(["recommend", str(traces), "-o", str(plan), "-q"]) == 0
-    empty.write_bytes(b"")
-    for path, text in ((plan, "this one is a plan of paro-advise"), (empty, "this file is empty")):
-        capsys.readouterr()
-        assert run(["analyze", str(path)]) == 3
-        assert text in capsys.readouterr().err
-
-
-def test_the_name_of_a_page_is_refused_for_a_plan(traces, tmp_path, capsys):
-    assert run(["recommend", str(traces), "-o", str(tmp_path / "plan.html")]) == 2
-    assert "--html" in capsys.readouterr().err
-    assert not list(tmp_path.glob("plan*"))
-
-
-def test_compare_says_what_was_lost_of_its_runs_wherever_it_writes(tmp_path, capsys):
-    """Rank 1's trace is cut in the middle of an event."""
-    folder = write_run(tmp_path / "run", [fsdp_rank(rank, world=2) for rank in range(2)])
-    cut = folder / "rank1.json"
-    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size * 3 // 4])
-    outputs = {name: tmp_path / f"c.{name}" for name in ("json", "markdown", "html")}
-    words = [*("--json", str(outputs["json"])), *("--markdown", str(outputs["markdown"])), "-o", str(outputs["html"])]
-    assert run(["compare", str(folder), str(folder), "-q", *words]) == 0
-    said = capsys.readouterr().err
-    lost = json.loads(outputs["json"].read_text())["after"]["warnings"]
-    assert lost
-    for name in ("before", "after"):
-        assert any(line.startswith(("warning[", "error[")) and f"]: {name}: " in line for line in said.splitlines())
-    for item in lost:
-        assert item["code"] in outputs["markdown"].read_text()
-        assert item["code"] in outputs["html"].read_text()
-
-
 def test_one_rank_of_a_folder_is_sliced_when_asked_for(tmp_path, capsys):
     folder = write_run(tmp_path / "run", [fsdp_rank(rank, world=4) for rank in range(4)])
     target = tmp_path / "worst.json"

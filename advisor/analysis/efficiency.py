@@ -11,7 +11,7 @@ from paro_advise.advisor.analysis.model import Efficiency
 from paro_advise.advisor.facts.intervals import Intervals
 from paro_advise.advisor.ranks.devices import device_named
 from paro_advise.core.model_state import MODEL_STATES
-from paro_advise.core.span import CROSSES_NODES, Span
+from paro_advise.core.span import CROSSES_NODES, GroupSpan
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Options
@@ -88,7 +88,7 @@ def _concurrency(aligned: AlignedRun | None) -> dict[str, float]:
         return {}
     rows = aligned.table.filter(pl.col("state").is_in(MODEL_STATES) & pl.col("end_us").is_not_null())
     found: dict[str, float] = {}
-    for tier, spans in ((Span.INTRA, (Span.INTRA,)), (Span.INTER, CROSSES_NODES)):
+    for tier, spans in ((GroupSpan.INTRA, (GroupSpan.INTRA,)), (GroupSpan.INTER, CROSSES_NODES)):
         alone = together = 0.0
         of_tier = rows.filter(pl.col("span").is_in([span.value for span in spans]))
         for _, part in of_tier.group_by("rank", maintain_order=True):

@@ -28,7 +28,7 @@ from paro_advise.core.collective import GLOO
 from paro_advise.core.documents import Format, from_json
 from paro_advise.core.framework import Framework  # noqa: TC001
 from paro_advise.core.model_state import MODEL_STATES
-from paro_advise.core.span import Span  # noqa: TC001
+from paro_advise.core.span import GroupSpan  # noqa: TC001
 from paro_advise.errors import ForeignDataError
 from paro_advise.policies.strategy import Level
 
@@ -279,7 +279,7 @@ class CollectiveEntry:
     op: str
     bytes: int | None
     group_size: int | None
-    span: Span
+    span: GroupSpan
     count: float  # per rank and step
     p50_us: float | None
     p95_us: float | None

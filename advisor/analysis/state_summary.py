@@ -23,7 +23,7 @@ from paro_advise.advisor.ranks.devices import device_links_gbps
 from paro_advise.advisor.ranks.links.latency import backend_latency, pace_of
 from paro_advise.core.collective import bus_factor
 from paro_advise.core.model_state import STATES, State
-from paro_advise.core.span import CROSSES_NODES, Span
+from paro_advise.core.span import CROSSES_NODES, GroupSpan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,7 +166,7 @@ def _rate_inside(rows: pl.DataFrame, links: Sequence[Link], fabric: Fabric) -> t
     found = [
         link.busbw_high_gbps or link.busbw_gbps
         for link in links
-        if link.span == Span.INTRA and link.op in ops and link.busbw_gbps
+        if link.span == GroupSpan.INTRA and link.op in ops and link.busbw_gbps
     ]
     return (max(filter(None, found)), best) if found and best else None
 
@@ -197,7 +197,7 @@ def latency_share(
 ) -> ShareRange | None:
     """Return the share of a transfer that is latency, None when the link is not known."""
     for link in links:
-        if (link.op, link.span, link.group_size) == (op, span or Span.UNKNOWN, group_size):
+        if (link.op, link.span, link.group_size) == (op, span or GroupSpan.UNKNOWN, group_size):
             if link.alpha_us is None:
                 return None
             if link.busbw_gbps is None:
@@ -218,11 +218,11 @@ def _inter(rows: pl.DataFrame) -> float | None:
     import polars as pl
 
     time = (pl.col("end_us") - pl.col("start_us")).sum()
-    known = rows.filter(pl.col("span").is_in([Span.INTRA.value, *(span.value for span in CROSSES_NODES)]))
+    known = rows.filter(pl.col("span").is_in([GroupSpan.INTRA.value, *(span.value for span in CROSSES_NODES)]))
     total, known_time = rows.select(time).item() or 0.0, known.select(time).item() or 0.0
     if known_time < MAJORITY_SHARE * total or known_time <= 0:
         return None
-    across = known.filter(pl.col("span") != Span.INTRA.value).select(time).item() or 0.0
+    across = known.filter(pl.col("span") != GroupSpan.INTRA.value).select(time).item() or 0.0
     return float(across / known_time)
 
 

@@ -26,7 +26,7 @@ from paro_advise.advisor.facts.attribution import ROOT_MODULE, with_modules
 from paro_advise.advisor.facts.constants import MAX_NAMED_KERNELS
 from paro_advise.advisor.facts.model import KernelTime, Work
 from paro_advise.core.model_state import State
-from paro_advise.core.span import Span
+from paro_advise.core.span import GroupSpan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -183,7 +183,7 @@ def collective_entries(aligned: AlignedRun | None, run: Run) -> tuple[Collective
             op=row["op"],
             bytes=row["bytes"],
             group_size=row["group_size"],
-            span=Span(row["span"] or Span.UNKNOWN),
+            span=GroupSpan(row["span"] or GroupSpan.UNKNOWN),
             count=row["count"] / rank_steps,
             p50_us=row["p50"],
             p95_us=row["p95"],
@@ -244,7 +244,7 @@ def _logged_collectives(run: Run) -> tuple[CollectiveEntry, ...]:
             op=row["op"],
             bytes=row["bytes"],
             group_size=row["group_size"],
-            span=Span.UNKNOWN,
+            span=GroupSpan.UNKNOWN,
             count=float(row["count"]),
             p50_us=None,
             p95_us=None,

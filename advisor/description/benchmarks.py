@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from paro_advise.advisor.description.model import RatesByNodes
-from paro_advise.core.span import Span
+from paro_advise.core.span import GroupSpan
 from paro_advise.errors import InputError
 from paro_advise.policies.link_rates import RATED
 
@@ -36,7 +36,7 @@ def with_benchmarks(description: Description, links: Sequence[Link]) -> tuple[De
     unused = []
     for link in links:
         # One rank on each of many nodes is no whole node.
-        if link.op in RATED and link.busbw_gbps and link.group_size % per_node == 0 and link.span != Span.INTER:
+        if link.op in RATED and link.busbw_gbps and link.group_size % per_node == 0 and link.span != GroupSpan.INTER:
             rates.setdefault(link.op, {})[link.group_size // per_node] = link.busbw_gbps
         else:
             unused.append(f"{link.op} of {link.group_size} ranks ({link.span})")

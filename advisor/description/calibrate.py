@@ -97,6 +97,7 @@ _NOT_SEEN: Mapping[str, Any] = MappingProxyType(
         "is_described": True,
     }
 )
+_BESIDE_BACKWARD = Estimate(value=BESIDE_BACKWARD_SLOWING, sigma=BESIDE_BACKWARD_SIGMA, source=EstimateSource.PRIOR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,9 +171,7 @@ def calibrate_described(description: Description, micro_batch_us: float | None =
         baseline_group_size=wanted.group_size or ranks.ranks_per_node,
         overlaps_reductions=beside is None or str(wanted.strategy) in beside,
         framework=_FRAMEWORKS[run.framework],
-        compute_slowing=Estimate(
-            value=BESIDE_BACKWARD_SLOWING, sigma=BESIDE_BACKWARD_SIGMA, source=EstimateSource.PRIOR
-        ),
+        compute_slowing=_BESIDE_BACKWARD,
         assumptions=tuple(notes),
         shaped=shaped,
         widths=_widths(description),

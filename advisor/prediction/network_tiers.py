@@ -27,7 +27,7 @@ from paro_advise.advisor.prediction.constants import (
 )
 from paro_advise.advisor.ranks.devices import device_links_gbps, has_links
 from paro_advise.core.collective import Op
-from paro_advise.core.span import Span
+from paro_advise.core.span import GroupSpan
 from paro_advise.errors import UsageError
 from paro_advise.policies.plan import EstimateSource
 
@@ -132,7 +132,7 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
     ]
     notes: list[str] = []
     pod = _stated_pods(nodes_per_pod, cluster) if nodes_per_pod else _observed_pods(known, cluster, notes)
-    inside = [link for link in known if link.span == Span.INTRA or cluster.num_nodes == 1]
+    inside = [link for link in known if link.span == GroupSpan.INTRA or cluster.num_nodes == 1]
     near = [link for link in known if link not in inside and _num_spanned_nodes(link, cluster) <= (pod or 0)]
     far = [link for link in known if link not in inside and link not in near]
     prior = (
@@ -156,7 +156,7 @@ def fit_tiers(links: Sequence[Link], cluster: LinkContext, nodes_per_pod: int | 
                 known_value = shares.inside(found["inter_alpha_us"])
             found[key] = known_value or _assume(key, prior[key], cluster, notes)
         found[f"pod_{name}"] = _mean(_samples(near, cluster, sample)) or found[f"inter_{name}"]
-    if not cluster.is_gloo and any(link.span == Span.MIXED for link in far or near):
+    if not cluster.is_gloo and any(link.span == GroupSpan.MIXED for link in far or near):
         found["intra_gbps"] = _at_least(found["intra_gbps"], found["inter_gbps"])
     if ratio.source == EstimateSource.PRIOR and any(by_sums.values()):
         below, above = (math.log(factor) / P90_SIGMAS for factor in (SUM_RATIO_FACTOR, MOST_SUM_RATIO))
@@ -181,7 +181,7 @@ def _at_least(inside: Estimate, ring: Estimate) -> Estimate:
     return replace(inside, value=value, sigma=below, sigma_above=inside.sigma_above or inside.sigma)
 
 
-def has_unknown_placement(span: Span, group_size: int | None, world_size: int, num_nodes: int) -> bool:
+def has_unknown_placement(span: GroupSpan, group_size: int | None, world_size: int, num_nodes: int) -> bool:
     """Tell whether a smaller group's ranks may lie inside nodes or across them."""
     return span == "unknown" and num_nodes > 1 and group_size is not None and 1 < group_size < world_size
 
@@ -213,7 +213,7 @@ def _like_gathers(links: Sequence[Link], cluster: LinkContext, ratio: float) -> 
 
 def _are_sums(links: Sequence[Link]) -> bool:
     rated = [link for link in links if link.busbw_gbps]
-    return any(link.span == Span.MIXED for link in rated) and all(link.op == Op.ALL_REDUCE for link in rated)
+    return any(link.span == GroupSpan.MIXED for link in rated) and all(link.op == Op.ALL_REDUCE for link in rated)
 
 
 def _scale(link: Link, factor: float) -> Link:
@@ -237,8 +237,8 @@ def _rail_gain(across: Sequence[Link], cluster: LinkContext) -> Estimate:
     """
     if cluster.is_gloo or cluster.ranks_per_node == 1:
         return Estimate(value=1.0, sigma=0.0, source=EstimateSource.DERIVED)
-    rails = _mean(_samples([link for link in across if link.span == Span.INTER], cluster, _bandwidth))
-    rings = _mean(_samples([link for link in across if link.span == Span.MIXED], cluster, _bandwidth))
+    rails = _mean(_samples([link for link in across if link.span == GroupSpan.INTER], cluster, _bandwidth))
+    rings = _mean(_samples([link for link in across if link.span == GroupSpan.MIXED], cluster, _bandwidth))
     if rails and rings:
         return Estimate(
             value=max(1.0, rails.value / rings.value),
@@ -250,7 +250,7 @@ def _rail_gain(across: Sequence[Link], cluster: LinkContext) -> Estimate:
 
 def _like_rings(links: Sequence[Link], cluster: LinkContext, gain: float) -> list[Link]:
     """Return the rings of many ranks a node; failing those, rings of one rank a node as slow as those would be."""
-    rings = [link for link in links if link.span == Span.MIXED and link.busbw_gbps]
+    rings = [link for link in links if link.span == GroupSpan.MIXED and link.busbw_gbps]
     if cluster.is_gloo or rings or not links:
         return list(links) if cluster.is_gloo or not rings else rings
     return [_scale(link, 1 / gain) for link in links]
@@ -274,10 +274,10 @@ def _stated_pods(nodes_per_pod: int, cluster: LinkContext) -> int | None:
 
 def _observed_pods(links: Sequence[Link], cluster: LinkContext, notes: list[str]) -> int | None:
     """Return the nodes of a pod where groups of so many are clearly quicker than wider ones, else None."""
-    spans = {_num_spanned_nodes(link, cluster) for link in links if link.span == Span.MIXED}
+    spans = {_num_spanned_nodes(link, cluster) for link in links if link.span == GroupSpan.MIXED}
     for nodes in sorted(spans - {cluster.num_nodes}, reverse=True):
-        near = [link for link in links if link.span == Span.MIXED and _num_spanned_nodes(link, cluster) == nodes]
-        wider = [link for link in links if link.span != Span.INTRA and _num_spanned_nodes(link, cluster) > nodes]
+        near = [link for link in links if link.span == GroupSpan.MIXED and _num_spanned_nodes(link, cluster) == nodes]
+        wider = [link for link in links if link.span != GroupSpan.INTRA and _num_spanned_nodes(link, cluster) > nodes]
         fast, usual = (_mean(_samples(part, cluster, _bandwidth)) for part in (near, wider))
         if cluster.num_nodes % nodes or fast is None or usual is None:
             continue
@@ -295,9 +295,9 @@ def _num_spanned_nodes(link: Link, cluster: LinkContext) -> int:
     """Return over how many nodes a group reaches: it fills them, or has one rank on each of those of all groups."""
     if link.num_nodes:
         return link.num_nodes
-    if link.span == Span.MIXED:
+    if link.span == GroupSpan.MIXED:
         return max(2, link.group_size // cluster.ranks_per_node)
-    return 1 if link.span == Span.INTRA else cluster.num_nodes
+    return 1 if link.span == GroupSpan.INTRA else cluster.num_nodes
 
 
 def _copied(cluster: LinkContext) -> float:
@@ -309,12 +309,12 @@ def _bandwidth(link: Link, cluster: LinkContext) -> _Sample | None:
     """Return what a link moves through a node's port or a rank's; None where that was not measured."""
     if not link.busbw_gbps:
         return None
-    is_intra = link.span == Span.INTRA or cluster.num_nodes == 1
+    is_intra = link.span == GroupSpan.INTRA or cluster.num_nodes == 1
     bandwidth = link.busbw_gbps * (cluster.concurrent_intra if is_intra else cluster.concurrent_inter)
     if cluster.is_gloo and link.op == Op.REDUCE_SCATTER:
         bandwidth *= 2  # it runs as an all-reduce, which moves twice as much
     if not is_intra:  # rings of all local ranks share the port
-        members = link.group_size / _num_spanned_nodes(link, cluster) if link.span == Span.MIXED else 1.0
+        members = link.group_size / _num_spanned_nodes(link, cluster) if link.span == GroupSpan.MIXED else 1.0
         bandwidth *= max(1.0, min(cluster.ranks_per_node / members, cluster.world_size / max(1, link.group_size)))
     spread = math.log((link.busbw_high_gbps or 1.0) / (link.busbw_low_gbps or 1.0)) / 2 / P90_SIGMAS
     least, most = BANDWIDTH_SIGMAS
@@ -349,7 +349,7 @@ class _HopShares:
     def between(self, link: Link, cluster: LinkContext) -> _Sample | None:
         """Return what a hop takes: between nodes, of links inside one an average one."""
         mean = _latency(link, cluster)
-        if mean is None or link.span != Span.MIXED:
+        if mean is None or link.span != GroupSpan.MIXED:
             return mean
         nodes = _num_spanned_nodes(link, cluster)
         between, inside = max(1, nodes - 1), link.group_size - nodes

@@ -14,7 +14,7 @@ import numpy as np
 
 from paro_advise.advisor.ranks.constants import ALIGNMENT_ROUNDS, MARKED_STEP, SAME_CLOCK_US, STEADY_SHARE
 from paro_advise.core.collective import Op
-from paro_advise.core.span import Span
+from paro_advise.core.span import GroupSpan
 from paro_advise.trace_parsers.rank_lists import ranks_in
 
 if TYPE_CHECKING:
@@ -432,5 +432,5 @@ def _span(nodes: Sequence[int | None]) -> str:
         return ""
     distinct = len(set(nodes))
     if distinct == 1:
-        return Span.INTRA
-    return Span.INTER if distinct == len(nodes) else Span.MIXED
+        return GroupSpan.INTRA
+    return GroupSpan.INTER if distinct == len(nodes) else GroupSpan.MIXED

@@ -17,7 +17,7 @@ from paro_advise.advisor.ranks.constants import (
     SLOW_GROUP_STEP_SHARE,
 )
 from paro_advise.core.collective import Op
-from paro_advise.core.span import Span
+from paro_advise.core.span import GroupSpan
 from paro_advise.trace_parsers.rank_lists import ranks_in
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class SlowGroup:
     """
 
     ranks: tuple[int, ...]
-    span: Span
+    span: GroupSpan
     factor: float
     excess_us: float
     num_peers: int
@@ -86,7 +86,7 @@ def find_slow_groups(aligned: AlignedRun | None, run: Run) -> list[SlowGroup]:
     found = [
         SlowGroup(
             ranks=tuple(ranks_in(text)),
-            span=Span(span),
+            span=GroupSpan(span),
             factor=us / typical,
             excess_us=us - typical,
             num_peers=num_peers,

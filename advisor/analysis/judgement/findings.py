@@ -27,7 +27,7 @@ from paro_advise.core.dtypes import dtype_bytes
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
 from paro_advise.core.plural import plural
-from paro_advise.core.span import Span
+from paro_advise.core.span import GroupSpan
 from paro_advise.policies.strategy import Level
 from paro_advise.trace_parsers.tables import SourceKind
 
@@ -350,7 +350,7 @@ def _slow_link(analysis: Analysis) -> FindingEntry:
     if not analysis.slow_groups:
         return _finding(code, DOES_NOT_APPLY, "no process group is slower than others that do the same")
     worst = analysis.slow_groups[0]
-    where = {Span.INTRA: "inside their node", Span.INTER: "between their nodes"}.get(worst.span, "among them")
+    where = {GroupSpan.INTRA: "inside their node", GroupSpan.INTER: "between their nodes"}.get(worst.span, "among them")
     return _finding(
         code,
         APPLIES,

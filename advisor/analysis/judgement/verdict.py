@@ -29,7 +29,7 @@ from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import State
 from paro_advise.core.plural import plural
-from paro_advise.core.span import CROSSES_NODES, Span
+from paro_advise.core.span import CROSSES_NODES, GroupSpan
 from paro_advise.policies.strategy import Level
 from paro_advise.trace_parsers.tables import SourceKind
 
@@ -124,7 +124,7 @@ def _step_verdict(
             regime_by_state={state: item.limits for state, item in states.items()},
             num_nodes=len(set(topology.node_of.values())) or None,
             inter_gbps=best(CROSSES_NODES),
-            intra_gbps=best((Span.INTRA,)),
+            intra_gbps=best((GroupSpan.INTRA,)),
             shards_globally=at_rest is not None and at_rest.parameter == Level.G,
             sees_all_ranks=run.sees_all,
             is_cut=run.is_cut,

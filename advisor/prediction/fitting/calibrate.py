@@ -27,7 +27,7 @@ from paro_advise.advisor.prediction.fitting.model_units import (
     trained_share,
     width_of,
 )
-from paro_advise.advisor.prediction.fitting.observed_queues import observed_queues, queue_notes
+from paro_advise.advisor.prediction.fitting.observed_queues import ObservedQueues, observed_queues, queue_notes
 from paro_advise.advisor.prediction.fitting.profiler_correction import unprofiled
 from paro_advise.advisor.prediction.fitting.step_parts import (
     arithmetic_note,
@@ -44,7 +44,7 @@ from paro_advise.core.collective import Op
 from paro_advise.core.framework import Framework
 from paro_advise.core.model_state import MODEL_STATES, State
 from paro_advise.core.plural import plural
-from paro_advise.core.span import Span
+from paro_advise.core.span import GroupSpan
 from paro_advise.policies.memory import shards
 from paro_advise.policies.plan import EstimateSource
 from paro_advise.policies.strategy import Level, Strategy
@@ -80,13 +80,12 @@ def calibrate(analysis: Analysis, nodes_per_pod: int | None = None) -> Calibrati
     published, reduced = _published_us(analysis), reductions_of(analysis)
     queues = observed_queues(analysis, model, reduced, micro, own_way=published is not None)
     passes = 1 if computing.gradient == Level.N else micro
-    finer = 0.0 if queues.reduce_bucket_bytes else _finer_reductions(model, reduced, passes)
+    finer = _finer_reductions(model, queues, reduced, passes)
     parts = step_parts(analysis, finer, is_gpu=not gloo, own_way=published is not None)
     tiers = fit_tiers(analysis.links, _cluster(analysis, ranks, is_gloo=gloo), nodes_per_pod)
     notes += [*tiers.notes, *arithmetic_note(parts, analysis), *queue_notes(analysis, queues)]
-    notes += _ambiguities(analysis, computing, micro) + (
-        [] if gloo else [_SLOWING, *([_ROOT] if model.root_bytes or model.front_bytes else [])]
-    )
+    notes += [*_ambiguities(analysis, computing, micro), *([] if gloo else [_SLOWING])]
+    notes += [_ROOT] if not gloo and (model.root_bytes or model.front_bytes) else []
     traced = Calibration(
         job_world_size=job,
         job_ranks_per_node=job_per_node,
@@ -235,7 +234,7 @@ def _across_nodes(analysis: Analysis) -> str:
         return ""
     sharding = [entry for entry in analysis.collectives if entry.group_size == size and entry.detail != "replica"]
     sharding = [entry for entry in sharding if entry.state in MODEL_STATES]
-    if not sharding or any(entry.span in (Span.INTRA, Span.UNKNOWN) for entry in sharding):
+    if not sharding or any(entry.span in (GroupSpan.INTRA, GroupSpan.UNKNOWN) for entry in sharding):
         return ""
     return (
         f"its shard groups of {plural(size, 'rank')} cross nodes although they would fit into one; swap the dimensions "
@@ -300,8 +299,10 @@ def _update(analysis: Analysis, world: int) -> Update:
     return Update(measured_us=seen.us, least_us=least, whole_us=whole)
 
 
-def _finer_reductions(model: Pieces, reduced: Sequence[CollectiveEntry], passes: int) -> float:
+def _finer_reductions(model: Pieces, queues: ObservedQueues, reduced: Sequence[CollectiveEntry], passes: int) -> float:
     """Return how many reductions the replay makes of the run's buckets beyond theirs."""
+    if queues.reduce_bucket_bytes:
+        return 0.0
     return max(0.0, model.num_sent * passes - sum(entry.count for entry in reduced))
 
 

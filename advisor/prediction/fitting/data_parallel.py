@@ -11,7 +11,7 @@ from paro_advise.advisor.analysis.parallel import data_parallel_size
 from paro_advise.advisor.prediction.constants import EXPERTS_SHARE
 from paro_advise.core.collective import POINT_TO_POINT, Op
 from paro_advise.core.model_state import State
-from paro_advise.core.span import Span
+from paro_advise.core.span import GroupSpan
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
@@ -89,4 +89,4 @@ def _seen_per_node(analysis: Analysis, size: int) -> int | None:
     widest = max(moved, key=lambda entry: entry.group_size or 0)
     if (widest.group_size or 0) != size:
         return None
-    return {Span.INTER: 1, Span.INTRA: size}.get(widest.span)
+    return {GroupSpan.INTER: 1, GroupSpan.INTRA: size}.get(widest.span)

@@ -17,7 +17,7 @@ from paro_advise.advisor.prediction.constants import (
 )
 from paro_advise.advisor.wording.quantities import time_text
 from paro_advise.core.model_state import MODEL_STATES, State
-from paro_advise.core.span import Span
+from paro_advise.core.span import GroupSpan
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis
@@ -180,7 +180,7 @@ def gathers_of_optimizer(analysis: Analysis) -> str:
 def _at_once(analysis: Analysis, state: str) -> float:
     """Return how many collectives of a state ran at once: its time counts once what runs on two tiers of links."""
     entries = [entry for entry in analysis.collectives if entry.state == state]
-    if len({entry.span == Span.INTRA for entry in entries}) == 1:
+    if len({entry.span == GroupSpan.INTRA for entry in entries}) == 1:
         return 1.0
     alone = sum(entry.count * (entry.p50_us or 0.0) for entry in entries)
     return max(1.0, alone / (analysis.states[state].total_us or math.inf))

@@ -34,7 +34,7 @@ from paro_advise.advisor.ranks.constants import (
 from paro_advise.advisor.ranks.devices import device_links_gbps
 from paro_advise.advisor.ranks.links.link import LatencySource
 from paro_advise.core.collective import Op, bus_factor
-from paro_advise.core.span import Span
+from paro_advise.core.span import GroupSpan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,7 +66,7 @@ def messages(op: str, group_size: int, *, is_gloo: bool) -> int:
     return max(1, group_size - 1) if op in _RINGS else 1
 
 
-def backend_latency(op: str, span: Span, group_size: int, fabric: Fabric) -> tuple[float, float]:
+def backend_latency(op: str, span: GroupSpan, group_size: int, fabric: Fabric) -> tuple[float, float]:
     """Return the least and the most latency (us) of an operation by its backend's constants.
 
     NCCL: base latency and one hop for each message, between its LL and its Simple protocol (src/graph/tuning.cc); a
@@ -77,7 +77,11 @@ def backend_latency(op: str, span: Span, group_size: int, fabric: Fabric) -> tup
         return hops * GLOO_MESSAGE_US[0], hops * GLOO_MESSAGE_US[1]
     # A group of several nodes may not fill them, where ranks are dealt out.
     nodes = max(2, group_size // fabric.ranks_per_node) if fabric.ranks_per_node else group_size
-    between = {Span.INTRA: 0.0, Span.MIXED: min(1.0, (nodes - 1) / max(1, group_size - 1)), Span.INTER: 1.0}.get(span)
+    between = {
+        GroupSpan.INTRA: 0.0,
+        GroupSpan.MIXED: min(1.0, (nodes - 1) / max(1, group_size - 1)),
+        GroupSpan.INTER: 1.0,
+    }.get(span)
     low, high = (
         NCCL_BASE_US[end] + hops * (share * NCCL_INTER_US[end] + (1 - share) * NCCL_INTRA_US[end])
         for end, share in ((0, between or 0.0), (1, 1.0 if between is None else between))
@@ -110,7 +114,7 @@ class Pace:
         return (seen_us + (self.turns - 1) * total_us) / self.turns
 
 
-def pace_of(op: str, span: Span, group_size: int, fabric: Fabric) -> Pace:
+def pace_of(op: str, span: GroupSpan, group_size: int, fabric: Fabric) -> Pace:
     """Return how messages take turns.
 
     Each rank of a gloo ring sends halves of blocks, and has two under way; those of a node share its port, of one ring
@@ -119,7 +123,7 @@ def pace_of(op: str, span: Span, group_size: int, fabric: Fabric) -> Pace:
     share = 1 / messages(op, group_size, is_gloo=fabric.is_gloo)
     if not fabric.is_gloo or op not in _RINGS:
         return Pace(turns=1.0, share=share)
-    return Pace(turns=float(GLOO_HALVES * (1 if span == Span.INTRA else fabric.ranks_per_node or 1)), share=share)
+    return Pace(turns=float(GLOO_HALVES * (1 if span == GroupSpan.INTRA else fabric.ranks_per_node or 1)), share=share)
 
 
 def tell_latency(links: Sequence[Link], fabric: Fabric, alone: Sequence[Link] = ()) -> list[Link]:
@@ -214,7 +218,7 @@ def _evidence(link: Link, links: Sequence[Link], fabric: Fabric) -> Iterator[tup
         least, most = SHORT_LATENCY_RANGE if is_short else (1 / PEER_LATENCY_FACTOR, PEER_LATENCY_FACTOR)
         yield alpha * least, alpha * most, LatencySource.OTHER_LINKS
     least_us, most_us = backend_latency(link.op, link.span, link.group_size, fabric)
-    if link.span == Span.INTRA and (best := device_links_gbps(fabric.device_name)):
+    if link.span == GroupSpan.INTRA and (best := device_links_gbps(fabric.device_name)):
         share_low, share_high = DEVICE_LINKS_SHARE
         move_us = wire / best / 1e3
         if total - move_us / share_low <= most_us:

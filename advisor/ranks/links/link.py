@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from paro_advise.core.collective import bus_factor
-from paro_advise.core.span import Span  # noqa: TC001
+from paro_advise.core.span import GroupSpan  # noqa: TC001
 
 
 class LatencySource(StrEnum):
@@ -43,7 +43,7 @@ class Link:
     """
 
     op: str
-    span: Span
+    span: GroupSpan
     group_size: int
     num_samples: int
     alpha_us: float | None

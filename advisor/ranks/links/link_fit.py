@@ -20,7 +20,7 @@ from paro_advise.advisor.ranks.constants import (
 from paro_advise.advisor.ranks.links.latency import Fabric, Pace, pace_of, tell_latency
 from paro_advise.advisor.ranks.links.link import LatencySource, Link
 from paro_advise.core.collective import GLOO, Op, bus_factor
-from paro_advise.core.span import Span
+from paro_advise.core.span import GroupSpan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,10 +74,10 @@ def _logged_samples(logs: Sequence[Source]) -> pl.DataFrame | None:
         pl.when(nodes.is_null())
         .then(pl.lit(""))
         .when(nodes == 1)
-        .then(pl.lit(Span.INTRA.value))
+        .then(pl.lit(GroupSpan.INTRA.value))
         .when(nodes == size)
-        .then(pl.lit(Span.INTER.value))
-        .otherwise(pl.lit(Span.MIXED.value))
+        .then(pl.lit(GroupSpan.INTER.value))
+        .otherwise(pl.lit(GroupSpan.MIXED.value))
     )
     samples = (
         pl.concat(frames)
@@ -161,7 +161,7 @@ def fit_links(samples: pl.DataFrame, fabric: Fabric, *, is_alone: bool = False) 
     links, num_impossible = [], 0
     kind = ("op", "span", "group_size", *(["num_nodes"] if "num_nodes" in samples.columns else []))
     for key, part in samples.sort(*kind, "bytes", "time_us").group_by(*kind, maintain_order=True):
-        op, span, group_size = str(key[0]), Span(key[1] or Span.UNKNOWN), int(str(key[2]))
+        op, span, group_size = str(key[0]), GroupSpan(key[1] or GroupSpan.UNKNOWN), int(str(key[2]))
         num_nodes = None if key[3:] in ((), (None,)) else int(str(key[3]))
         wire = part["bytes"].to_numpy() * bus_factor(op, group_size)
         time_us = part["time_us"].to_numpy()
@@ -187,7 +187,7 @@ def _least_gbps(wire: NDArray[np.float64], time_us: NDArray[np.float64]) -> floa
 
 def _fit(
     op: str,
-    span: Span,
+    span: GroupSpan,
     group_size: int,
     wire: NDArray[np.float64],
     time_us: NDArray[np.float64],

@@ -10,7 +10,7 @@ from paro_advise.advisor.rendering.charts import chart
 from paro_advise.advisor.rendering.constants import CHART_WIDTH, PICTURE_NODES, PICTURE_RANKS
 from paro_advise.advisor.wording.quantities import bytes_text, count_text
 from paro_advise.core.plural import plural
-from paro_advise.core.span import CROSSES_NODES, Span
+from paro_advise.core.span import CROSSES_NODES, GroupSpan
 
 if TYPE_CHECKING:
     from paro_advise.advisor.analysis.model import Analysis, RankEntry
@@ -76,7 +76,7 @@ def network_picture(analysis: Analysis) -> Markup:
     bottom = 44.0 + -(-shown // across) * (height + 26.0)
     parts.append(
         Markup('<text class="label" x="12" y="{:.1f}">{}</text>').format(
-            bottom, _load(analysis, (Span.INTRA,), "inside nodes")
+            bottom, _load(analysis, (GroupSpan.INTRA,), "inside nodes")
         )
     )
     beyond = f"; {num_nodes - shown} more nodes are not drawn" if num_nodes > shown else ""
