@@ -19,6 +19,7 @@ from paro_advise.advisor.prediction.network_tiers import Estimate
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
 from paro_advise.core.framework import Framework
+from paro_advise.policies.plan import EstimateSource
 from paro_advise.policies.strategy import Strategy
 
 NODES_PER_POD = 8
@@ -30,7 +31,7 @@ def run_of(world_size: int) -> Calibration:
     """Return a 7-billion-parameter run in bf16 on 25 GB/s per node."""
 
     def measured(value: float) -> Estimate:
-        return Estimate(value=value, sigma=0.05, source="measured")
+        return Estimate(value=value, sigma=0.05, source=EstimateSource.MEASURED)
 
     return Calibration(
         world_size=world_size,

@@ -17,6 +17,7 @@ from paro_advise.advisor.prediction.step_replay import measured_links, step_us
 from paro_advise.advisor.ranks.links.link import Link
 from paro_advise.advisor.wording.quantities import bytes_text, gbps_text, time_text
 from paro_advise.errors import UsageError
+from paro_advise.policies.plan import EstimateSource
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
 
 # 8 nodes of 4 ranks.
@@ -121,7 +122,7 @@ def test_gathers_may_be_slower_than_the_all_reduces_that_alone_were_measured():
             is_gpu=True,
             baseline=Strategy.parse("NNN"),
             inter_gbps=replace(estimate(1.0), source=source),
-            sum_ratio=replace(found.sum_ratio, source="prior"),
+            sum_ratio=replace(found.sum_ratio, source=EstimateSource.PRIOR),
         )
         step = next(c for c in recommend(made, Limits()).candidates if c.triple == "GGG" and not c.variant).predicted
         return step.step_time_us.p90 / step.step_time_us.p10

@@ -19,7 +19,7 @@ from paro_advise.advisor.rendering.texts.plan_text import plan_text
 from paro_advise.core.documents import to_json
 from paro_advise.core.framework import Framework
 from paro_advise.errors import UsageError
-from paro_advise.policies.plan import plan_from_json
+from paro_advise.policies.plan import EstimateSource, plan_from_json
 from paro_advise.policies.strategy import Strategy
 
 REDUCED_EACH_TIME = {
@@ -139,7 +139,7 @@ def test_what_a_strategy_without_groups_sends_is_counted_between_nodes():
 
 def test_one_node_tells_nothing_of_several():
     """An assumed network is no answer: more nodes would be predicted to be quicker than one."""
-    prior = {"inter_gbps": Estimate(value=1.0, sigma=1.0, source="prior")}
+    prior = {"inter_gbps": Estimate(value=1.0, sigma=1.0, source=EstimateSource.PRIOR)}
     made = calibration(world_size=4, ranks_per_node=4, job_world_size=4, job_ranks_per_node=4, **prior)
     for text in ("nodes=4", "efficiency=80%"):
         with pytest.raises(UsageError, match="tells nothing of the inter-node network"):

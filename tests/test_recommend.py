@@ -28,7 +28,7 @@ from paro_advise.advisor.rendering.texts.plan_text import plan_text
 from paro_advise.core.documents import to_json
 from paro_advise.core.framework import Framework
 from paro_advise.errors import ForeignDataError, InputError, UsageError
-from paro_advise.policies.plan import plan_from_json, same_way
+from paro_advise.policies.plan import EstimateSource, plan_from_json, same_way
 from paro_advise.policies.strategy import CollectiveBackend, Strategy
 from paro_advise.policies.strategy_name import choice_name, short_choice_name
 
@@ -37,7 +37,7 @@ PROVENANCE = Provenance(version="0", created_utc="", command="recommend")
 
 
 def estimate(value, sigma=0.03):
-    return Estimate(value=value, sigma=sigma, source="measured")
+    return Estimate(value=value, sigma=sigma, source=EstimateSource.MEASURED)
 
 
 def calibration(**changes):

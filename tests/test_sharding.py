@@ -77,7 +77,7 @@ def test_features_of_pytorch(features):
 @pytest.mark.parametrize("strategy", ["GGG", *(pytest.param(way, marks=pytest.mark.variant) for way in ("NIG", "NNG"))])
 def test_optimizers_of_torch_are_those_of_one_process_bit_for_bit(strategy):
     """They step over plain rows; scripts, their hooks and optimizers of their own see DTensors all the while."""
-    assert run("optimizers_of_torch", strategy, ranks=2).count("held") == 14
+    assert run("optimizers_of_torch", strategy, ranks=2).count("held") == 15
 
 
 def test_one_rank_trains_under_every_strategy():

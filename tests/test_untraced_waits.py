@@ -12,6 +12,7 @@ from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.prediction.fitting.untraced_waits import waits_for_untraced
 from paro_advise.advisor.prediction.recommend import recommend
 from paro_advise.advisor.prediction.scoring import Limits
+from paro_advise.policies.plan import EstimateSource
 
 STEP_US = 100_000.0
 ELEMENTS = 32_000_000  # of each unit, 64 MB in bf16
@@ -95,5 +96,5 @@ def test_latency_that_sizes_have_told_is_no_waiting(tmp_path):
     small = replace(small, bytes=2 << 20, p50_us=2030.0, count=8.0)
     analysis = replace(analysis, collectives=(small, *others))
     assert "times as slowly as others of their group" in waits_for_untraced(analysis)
-    links = tuple(replace(link, alpha_us=2000.0, latency_source="measured") for link in analysis.links)
+    links = tuple(replace(link, alpha_us=2000.0, latency_source=EstimateSource.MEASURED) for link in analysis.links)
     assert waits_for_untraced(replace(analysis, links=links)) == ""

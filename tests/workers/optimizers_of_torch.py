@@ -82,6 +82,62 @@ def train(model, optimizer, *, closure=False, fails=False):
             optimizer.step()
 
 
+def slows(optimizer, *_):
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * 0.5
+
+
+def replaces_gradients(optimizer, *_):
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad * 0.1
+
+
+def drops_a_gradient(optimizer, *_):
+    optimizer.param_groups[0]["params"][0].grad = None
+
+
+def forgets_states(optimizer, *_):
+    optimizer.state.clear()
+
+
+def halves_moments(optimizer, *_):
+    for state in optimizer.state.values():
+        for name in ("exp_avg", "momentum_buffer"):
+            if state.get(name) is not None:
+                state[name] = state[name] * 0.5
+
+
+def stops_moments(optimizer, *_):
+    """Reads them by name, which must be there from the first step on."""
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        if parameter.grad is not None:
+            optimizer.state[parameter]["exp_avg"].zero_()
+
+
+def hooks_of(model, make, strategy):
+    """Train with hooks of the script, registered before the model is sharded or after a first step."""
+    before = (slows, replaces_gradients, drops_a_gradient, forgets_states, halves_moments)
+    after = (slows, forgets_states, halves_moments, stops_moments)
+    hooks = [("register_step_pre_hook", hook) for hook in before] + [
+        ("register_step_post_hook", hook) for hook in after
+    ]
+    for register, hook in hooks:
+        for is_late in (False, True):
+            plain, ours = copy.deepcopy(model), copy.deepcopy(model)
+            theirs, mine = make(groups_of(plain)), make(groups_of(ours))
+            for optimizer in () if is_late else (theirs, mine):
+                getattr(optimizer, register)(hook)
+            ours, mine = shard(ours, mine, strategy, group_size=1)
+            train(plain, theirs)
+            train(ours, mine)
+            for optimizer in (theirs, mine) if is_late else ():
+                getattr(optimizer, register)(hook)
+            train(plain, theirs)
+            train(ours, mine)
+            same(mine, theirs, ours)
+
+
 def groups_of(model):
     return [{"params": model.first.parameters()}, {"params": model.branches.parameters()}]
 
@@ -136,6 +192,10 @@ def main():
                 assert not {"Tensor", "Parameter"} & set(seen), seen
         if dist.get_rank() == 0:
             print(f"held|{name}", flush=True)
+    torch.manual_seed(0)
+    hooks_of(Branches(), OPTIMIZERS["Adam, amsgrad"], strategy)
+    if dist.get_rank() == 0:
+        print("held|hooks of the script", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

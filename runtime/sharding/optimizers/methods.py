@@ -78,8 +78,8 @@ class ShardedOptimizer:
     def param_groups(self) -> list[ParamGroup]:
         """Return the groups, whose parameters have what a script has changed on the model's side."""
         step: PlainStep | None = self.__dict__.get(PLAIN_STEP)
-        if step is not None and step.is_asking():
-            return step.groups
+        if step is not None and step.is_asking() and (plain := step.groups) is not None:
+            return plain
         self._paro_gradients.before_groups()
         groups: list[ParamGroup] = self.__dict__["param_groups"]
         return groups
@@ -92,8 +92,8 @@ class ShardedOptimizer:
     def state(self) -> defaultdict[torch.Tensor, StateDict]:
         """Return the states, by parameters of the optimizer or of the model."""
         step: PlainStep | None = self.__dict__.get(PLAIN_STEP)
-        if step is not None and step.is_asking():
-            return step.state
+        if step is not None and step.is_asking() and (plain := step.state) is not None:
+            return plain
         states = self.__dict__["state"]
         if not isinstance(states, ParamStates):
             states = self.__dict__["state"] = ParamStates(states)

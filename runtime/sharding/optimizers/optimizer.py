@@ -90,10 +90,12 @@ def _begin(gradients: Gradients, optimizer: torch.optim.Optimizer) -> None:
     gradients.before_step()
     states = optimizer.state
     assert isinstance(states, ParamStates)
-    optimizer.__dict__[PLAIN_STEP] = PlainStep.of(optimizer, states)
+    optimizer.__dict__[PLAIN_STEP] = PlainStep(optimizer, states)
 
 
-def _end_plain(optimizer: torch.optim.Optimizer) -> None:
+@uncompiled
+def _end_plain(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Bring what a step has made to the optimizer, if it was one over plain tensors."""
     step: PlainStep | None = optimizer.__dict__.pop(PLAIN_STEP, None)
     if step is not None:
         step.end()
@@ -220,6 +222,9 @@ class OptimizerShards:
                 setattr(optimizer, GRADIENTS, gradients)
                 optimizer.register_step_pre_hook(partial(_before_step, gradients))
                 optimizer.register_step_post_hook(partial(_after_step, gradients))
+                first = optimizer.register_step_post_hook(_end_plain)
+                # Hooks of the script see the states, and change them.
+                optimizer._optimizer_step_post_hooks.move_to_end(first.id, last=False)  # type: ignore[attr-defined]  # noqa: SLF001 - hooks have no public order
             setattr(optimizer, GRADIENTS, gradients)
 
     def behind(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | None:

@@ -41,38 +41,38 @@ _OF_A_SCALER = ("grad_scale", "found_inf")  # attributes that torch's GradScaler
 
 
 class PlainStep:
-    """One step under way: what it reads in the place of parameters, gradients and states.
+    """A step under way: what torch's own code reads in the place of parameters, gradients and states.
 
-    Attributes:
-        groups: the optimizer's, with plain tensors as parameters.
-        state: by these tensors.
+    It is made when that code first asks, behind all that hooks of a script may change before.
+
+    Args:
+        optimizer: whose step it is.
+        states: its own.
     """
 
-    def __init__(self, groups: list[ParamGroup], states: ParamStates) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, states: ParamStates) -> None:
+        self._optimizer = optimizer
         self._states = states
+        self._is_made = False
         self._shards: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._given: list[StateDict] = []
-        self.state: defaultdict[torch.Tensor, StateDict] = defaultdict(dict)
-        self.groups = [{**group, "params": [*map(self._plain, group["params"])]} for group in groups]
+        self._state: defaultdict[torch.Tensor, StateDict] = defaultdict(dict)
+        self._groups: list[ParamGroup] | None = None
 
-    @staticmethod
-    def of(optimizer: torch.optim.Optimizer, states: ParamStates) -> PlainStep | None:
-        """Return the step that an optimizer is about to take, None where it must see DTensors.
+    @property
+    def groups(self) -> list[ParamGroup] | None:
+        """Return the optimizer's groups with plain tensors as parameters, None where a step must see DTensors."""
+        if not self._is_made:
+            self._is_made = True
+            groups: list[ParamGroup] = self._optimizer.__dict__["param_groups"]
+            if _may_be_plain(self._optimizer, groups, self._states):
+                self._groups = [{**group, "params": [*map(self._plain, group["params"])]} for group in groups]
+        return self._groups
 
-        Args:
-            optimizer: whose gradients are at its parameters.
-            states: its own.
-        """
-        groups: list[ParamGroup] = optimizer.__dict__["param_groups"]
-        if type(optimizer).__bases__[0] not in _ELEMENT_BY_ELEMENT:
-            return None
-        if any(getattr(optimizer, name, None) is not None for name in _OF_A_SCALER):
-            return None
-        if any(group.get("differentiable") for group in groups):
-            return None
-        if not all(_are_rows_alike(shard, states) for group in groups for shard in group["params"]):
-            return None
-        return PlainStep(groups, states)
+    @property
+    def state(self) -> defaultdict[torch.Tensor, StateDict] | None:
+        """Return the states by these tensors, None where a step must see DTensors."""
+        return None if self.groups is None else self._state
 
     @staticmethod
     def is_asking(depth: int = 2) -> bool:
@@ -88,7 +88,7 @@ class PlainStep:
         given = self._states.get(shard)
         rows = {key: _rows(value) if isinstance(value, DTensor) else value for key, value in (given or {}).items()}
         if rows:
-            self.state[plain] = rows
+            self._state[plain] = rows
         self._shards.append((shard, plain))
         self._given.append(rows.copy())
         return plain
@@ -96,10 +96,20 @@ class PlainStep:
     def end(self) -> None:
         """Bring what the step has made to the optimizer's parameters and states."""
         for (shard, plain), given in zip(self._shards, self._given, strict=True):
-            made = {key: value for key, value in self.state[plain].items() if given.get(key) is not value}
+            made = {key: value for key, value in self._state[plain].items() if given.get(key) is not value}
             if made:
                 self._states[shard].update({key: _laid_out(shard, plain, value) for key, value in made.items()})
         increment_version([shard for shard, _ in self._shards if isinstance(shard, DTensor)])
+
+
+def _may_be_plain(optimizer: torch.optim.Optimizer, groups: list[ParamGroup], states: ParamStates) -> bool:
+    if type(optimizer).__bases__[0] not in _ELEMENT_BY_ELEMENT:
+        return False
+    if any(getattr(optimizer, name, None) is not None for name in _OF_A_SCALER):
+        return False
+    if any(group.get("differentiable") for group in groups):
+        return False
+    return all(_are_rows_alike(shard, states) for group in groups for shard in group["params"])
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
