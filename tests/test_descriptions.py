@@ -21,6 +21,7 @@ from paro_advise.advisor.prediction.scoring import Limits, score
 from paro_advise.advisor.prediction.step_replay import demand_us, measured_links, step_us
 from paro_advise.advisor.ranks.links.link import Link
 from paro_advise.core.collective import Op
+from paro_advise.core.span import GroupSpan
 from paro_advise.errors import InputError, UsageError
 from paro_advise.policies.link_rates import LinkRates
 from paro_advise.policies.plan import read_plan
@@ -357,7 +358,7 @@ def test_what_runs_beside_backward_is_named_by_triples(named):
 def test_benchmarks_of_one_rank_a_node_are_no_whole_nodes():
     links = [Link(op=Op.ALL_GATHER, span=span, group_size=16, num_samples=4, alpha_us=1.0, busbw_gbps=rate,
                   busbw_low_gbps=rate, busbw_high_gbps=rate, source="x")
-             for span, rate in (("inter", 20.0), ("mixed", 150.0))]  # fmt: skip
+             for span, rate in ((GroupSpan.INTER, 20.0), (GroupSpan.MIXED, 150.0))]  # fmt: skip
     description, unused = with_benchmarks(described(GPUS), links)
     assert dict(description.cluster.links.all_gather) == {2: 150.0}
     assert unused == ("all_gather of 16 ranks (inter)",)

@@ -17,6 +17,7 @@ from paro_advise.advisor.ranks.run import assemble_run
 from paro_advise.advisor.ranks.source import decode
 from paro_advise.advisor.ranks.topology import find_topology
 from paro_advise.core.collective import Op
+from paro_advise.core.span import GroupSpan
 
 WORLD = 8
 PLACES = {
@@ -275,7 +276,9 @@ def test_who_asks_for_groups_is_told(tmp_path):
 def test_a_group_of_several_nodes_sends_something_between_them():
     """Of four ranks a node, a ring of four over two nodes has a slower hop than one inside a node."""
     fabric = Fabric(is_gloo=False, device_name=None, ranks_per_node=4)
-    assert backend_latency(Op.ALL_GATHER, "mixed", 4, fabric) > backend_latency(Op.ALL_GATHER, "intra", 4, fabric)
+    assert backend_latency(Op.ALL_GATHER, GroupSpan.MIXED, 4, fabric) > backend_latency(
+        Op.ALL_GATHER, GroupSpan.INTRA, 4, fabric
+    )
 
 
 @pytest.mark.distributed

@@ -12,6 +12,7 @@ from paro_advise.advisor.analysis.judgement.operations import operations_text
 from paro_advise.advisor.analysis.model import CollectiveEntry
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.core.model_state import State
+from paro_advise.core.span import GroupSpan
 
 PASS_US = 10_000.0
 IN_REDUCER = ("torch.distributed.ddp.reducer::reduce_bucket",)
@@ -100,7 +101,7 @@ def test_what_is_averaged_after_the_step_is_no_gradient(tmp_path):
 def test_operations_that_are_named_stand_for_all_the_time_that_is_told():
     """HSDP: one all-reduce is exposed, eight reduce-scatters hide; both take the state's time."""
     usual = CollectiveEntry(
-        state="gradient", detail="", op="all_reduce", bytes=100 << 20, group_size=2, span="inter", count=1.0,
+        state="gradient", detail="", op="all_reduce", bytes=100 << 20, group_size=2, span=GroupSpan.INTER, count=1.0,
         p50_us=3000.0, p95_us=3000.0, p99_us=3000.0, exposed_us=3000.0, evidence="phase",
     )  # fmt: skip
     scattered = replace(usual, op="reduce_scatter", bytes=200 << 20, count=8.0, p50_us=1900.0, exposed_us=0.0)

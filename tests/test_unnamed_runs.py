@@ -9,6 +9,7 @@ from conftest import DATA
 from helpers import analyze, write_run
 from trace_builder import TraceBuilder
 
+from paro_advise.advisor.analysis.observed.strategy import StrategySource
 from paro_advise.advisor.analysis.parallel import data_parallel_size
 from paro_advise.advisor.prediction.fitting.calibrate import calibrate
 from paro_advise.advisor.rendering.texts.analysis_text import confidence, parameters_text
@@ -95,7 +96,11 @@ def test_collectives_at_once_are_counted_by_tier(tmp_path):
 def test_ranks_that_do_not_share_the_data_hold_parts_of_the_model(tmp_path):
     analysis = analyze(hybrid(0, replicas=False).write(tmp_path / "rank0.json"))
     run = analysis.run
-    assert run.data_parallel_ranks == data_parallel_size(analysis.collectives, WORLD, "inferred") == len(SHARD)
+    assert (
+        run.data_parallel_ranks
+        == data_parallel_size(analysis.collectives, WORLD, StrategySource.INFERRED)
+        == len(SHARD)
+    )
     assert parameters_text(run).endswith(" in one of 2 parts of the model, each on 4 of 8 ranks")
 
 
