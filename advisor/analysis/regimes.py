@@ -156,7 +156,7 @@ def judge_state(state: State, evidence: StateEvidence, step_time_us: float) -> J
     if slowdown is not None and slowdown > CONTENTION_RATIO and evidence.overlapped_share > CONTENTION_SHARE:
         return Judgement(
             regime=Regime.CONTENTION,
-            text=f"{exposed}; transfers are {slowdown:.2f}x slower while something computes",
+            text=f"{exposed}; transfers are {slowdown:.2f}x slower while something computes{or_unseen}",
         )
     if evidence.rate is not None and evidence.rate[0] < FAR_BELOW_SHARE * evidence.rate[1]:
         got, best = evidence.rate

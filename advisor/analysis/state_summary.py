@@ -230,7 +230,8 @@ def _slowdown(rows: pl.DataFrame) -> float | None:
     """Compare transfers of one kind and size that run over compute with those that do not."""
     import polars as pl
 
-    known = rows.filter(pl.col("transfer_us").is_not_null() & (pl.col("transfer_us") > 0)).with_columns(
+    # Of one size are messages whose sizes are known.
+    known = rows.filter(pl.col("bytes").is_not_null() & (pl.col("transfer_us") > 0)).with_columns(
         (pl.col("exposed_us") / (pl.col("end_us") - pl.col("start_us"))).alias("free")
     )
     ratios, weights = [], []

@@ -165,8 +165,11 @@ def _late_node(
             continue
         typical = _typical([item for rank, item in facts.items() if rank not in ranks])
         slower = [_excess(facts[rank], typical) for rank in ranks]
+        lateness_us = costs.together_us(ranks)
+        if lateness_us < least_us:  # the others do not wait, whoever is the last by a little
+            continue
         if alone := _late_alone(costs, dict(zip(ranks, slower, strict=True)), len(facts), least_us):
-            return replace(alone, share_of_steps=led / costs.num_steps)
+            return replace(alone, lateness_us=lateness_us, share_of_steps=led / costs.num_steps)
         chance = chance_of_leading(led, costs.num_steps, len(members))
         if min(excess for _, excess in slower) > max(_excess(facts[o], typical)[1] for o in facts if o not in ranks):
             # That the slowest share a node; the better one of two chances counts twice.
@@ -179,7 +182,7 @@ def _late_node(
         if excess_us >= least_us and len(causes) == 1 and "unknown" not in causes:
             return Straggler(
                 rank=max(own, key=lambda rank: (costs.own(rank), -rank)),
-                lateness_us=excess_us,
+                lateness_us=lateness_us,
                 share_of_steps=led / costs.num_steps,
                 cause=causes.pop(),
                 chance=chance,
@@ -208,7 +211,7 @@ def _late_alone(
     chance = chance_of_leading(costs.steps_slowest(rank), costs.num_steps, num_ranks)
     if chance > STRAGGLER_MAX_CHANCE:
         return None
-    return Straggler(rank=rank, lateness_us=excess_us, share_of_steps=1.0, cause=cause, chance=chance)
+    return Straggler(rank=rank, lateness_us=costs.together_us([rank]), share_of_steps=1.0, cause=cause, chance=chance)
 
 
 def _slow_set(
@@ -225,10 +228,11 @@ def _slow_set(
     slow = [rank for rank, (_, us) in slower.items() if us * ALONE_RATIO >= most_us]
     if most_us < least_us or not 1 < len(slow) < len(facts) / 2:
         return None
-    cost = sum(costs.own(rank) for rank in slow if rank in costs.own_us)
+    cost, lateness_us = sum(costs.own(rank) for rank in slow if rank in costs.own_us), costs.together_us(slow)
     seen = costs.steps_slowest(*slow)
     chance = chance_of_being_slowest(costs.num_steps, seen, len(facts), len(slow))
-    if cost < STRAGGLER_WAIT_SHARE * sum(costs.all_us.values()) or chance > STRAGGLER_MAX_CHANCE:
+    is_part = cost < STRAGGLER_WAIT_SHARE * sum(costs.all_us.values())
+    if is_part or lateness_us < least_us or chance > STRAGGLER_MAX_CHANCE:
         return None
     worst = max(slow, key=lambda rank: (slower[rank][1], -rank))
     nodes = {node_of.get(rank, -1) for rank in slow}
@@ -236,7 +240,7 @@ def _slow_set(
     causes = {slower[rank][0] for rank in slow}
     return Straggler(
         rank=worst,
-        lateness_us=most_us,
+        lateness_us=lateness_us,
         share_of_steps=seen / costs.num_steps,
         cause=causes.pop() if len(causes) == 1 else "unknown",
         chance=chance,

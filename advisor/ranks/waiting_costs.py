@@ -125,8 +125,10 @@ class Costs:
     Attributes:
         led: in how many steps a rank causes most of it, and so much of it that it counts.
         met: the first and the number of the ranks at the collectives at which a rank costs most.
-        excess_us: by how much a rank's own time in a step is longer than the others' median, at least 0. It cannot be
-            late by more, however often ranks that run ahead of it find it late by the same.
+        excess_us: by how much a rank's own time in a step is longer than the others' median, at least 0.
+        most_us: by how much a rank can be late in a step by its own doing, however often ranks that run ahead of it
+            find it late by the same: its excess there, and what of its excess in the step before nobody has waited
+            for, as behind the last collective of that one.
     """
 
     own_us: dict[int, dict[str, float]]
@@ -134,6 +136,7 @@ class Costs:
     led: Counter[int]
     met: dict[int, tuple[int, int]]
     excess_us: dict[int, dict[str, float]]
+    most_us: dict[int, dict[str, float]]
 
     @property
     def num_steps(self) -> int:
@@ -167,7 +170,19 @@ class Costs:
 
     def _bounded_us(self, rank: int, label: str) -> float:
         cost = self.own_us[rank].get(label, 0.0)
-        return min(cost, self.excess_us.get(rank, {}).get(label, cost))
+        return min(cost, self.most_us.get(rank, {}).get(label, cost))
+
+    def together_us(self, ranks: Sequence[int]) -> float:
+        """Return what several ranks cost a step (mean, us), in each at most by what the slowest of them takes longer.
+
+        They are late one after the other, and each collective is the cost of one of them.
+        """
+        total = 0.0
+        for label in self.all_us:
+            cost = sum(self.own_us[rank].get(label, 0.0) for rank in ranks if rank in self.own_us)
+            known = [self.most_us[rank].get(label, cost) for rank in ranks if rank in self.most_us]
+            total += min(cost, max(known, default=cost))
+        return total / self.num_steps if self.num_steps else 0.0
 
     def steps_slowest(self, *ranks: int) -> int:
         """Return in how many steps each of these ranks takes longer itself than any other one."""
@@ -255,6 +270,15 @@ def excesses_of(facts: Mapping[int, Source]) -> dict[int, dict[str, float]]:
     return found
 
 
+def _most_us(own_us: Mapping[str, float], excess_us: Mapping[str, float]) -> dict[str, float]:
+    """Return by how much a rank can be late in each step, from what it costs and by how much it takes longer there."""
+    found, left_us = dict[str, float](), 0.0
+    for label, excess in excess_us.items():
+        found[label] = excess + left_us
+        left_us = min(excess, max(0.0, found[label] - own_us.get(label, 0.0)))
+    return found
+
+
 def _medians_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return for each value the median of all others, the value itself where there are none."""
     count = len(values)
@@ -293,4 +317,5 @@ def costs_of(delays: pl.DataFrame, excess_us: dict[int, dict[str, float]]) -> Co
         ),
         met={rank: (first, size) for rank, first, size, _ in by_group.iter_rows()},
         excess_us=excess_us,
+        most_us={rank: _most_us(own.get(rank, {}), steps) for rank, steps in excess_us.items()},
     )

@@ -64,17 +64,20 @@ def verdict_entry(
         verdict = _log_verdict(run, links)
     text = verdict.text
     if stragglers:
-        worst = stragglers[0]
-        if verdict.limiting_state and _makes_most_of_it(worst, run):
+        if verdict.limiting_state and _make_most_of_it(stragglers, run):
             verdict = replace(verdict, regime=Regime.STRAGGLER)
-        are, it = ("are stragglers", "them") if worst.alike else ("is a straggler", "it")
-        waits = f"the others wait {time_text(worst.lateness_us)} a step for {it}"
+        in_turn, worst = len(stragglers) > 1, stragglers[0]
+        who = " and ".join(item.text for item in stragglers)
+        are, it = ("are stragglers", "them") if worst.alike or in_turn else ("is a straggler", "it")
+        are += " in turn" if in_turn else ""
+        cause = " and ".join(dict.fromkeys(item.cause for item in stragglers))
+        waits = f"the others wait {time_text(sum(item.lateness_us for item in stragglers))} a step for {it}"
         if verdict.regime == Regime.STRAGGLER:
             rest = text.partition(": ")[2]
-            text = f"Straggler bound: {worst.text} {are} ({worst.cause}) and {waits}. "
+            text = f"Straggler bound: {who} {are} ({cause}) and {waits}. "
             text += rest[:1].upper() + rest[1:]
         else:
-            text += f" {worst.text.capitalize()} {are} ({worst.cause}): {waits}."
+            text += f" {who.capitalize()} {are} ({cause}): {waits}."
     return VerdictEntry(
         regime=verdict.regime.value,
         limiting_state=verdict.limiting_state,
@@ -84,16 +87,21 @@ def verdict_entry(
     )
 
 
-def _makes_most_of_it(worst: Straggler, run: Run) -> bool:
-    """Tell whether a straggler itself exposes less than half of what the others do: the rest is waiting for it.
+def _make_most_of_it(stragglers: Sequence[Straggler], run: Run) -> bool:
+    """Tell whether most of what others expose is waiting for stragglers, one of which does not wait itself.
 
-    Whether the others wait beside compute or not, the straggler does not wait, and its transfers are theirs.
+    One that is late in each step exposes less than half of what the others do: its transfers are theirs. But it hides
+    more of them behind its longer arithmetic, too, so that what the others wait must be most of what they expose.
     """
-    late = set(worst.alike or (worst.rank,))
+    late = {rank for item in stragglers for rank in (item.alike or (item.rank,))}
     exposed = {rank: [step.exposed_communication_us for step in item.steps] for rank, item in run.timed}
     own = [value for rank, values in exposed.items() if rank in late for value in values]
     others = [value for rank, values in exposed.items() if rank not in late for value in values]
-    return bool(own and others) and sum(own) / len(own) < (1 - WAIT_SHARE) * sum(others) / len(others)
+    if not (own and others):
+        return False
+    of_others = sum(others) / len(others)
+    waits = sum(item.lateness_us for item in stragglers) >= WAIT_SHARE * of_others
+    return waits and (len(stragglers) > 1 or sum(own) / len(own) < (1 - WAIT_SHARE) * of_others)
 
 
 def _step_verdict(

@@ -201,6 +201,8 @@ def _fit(
     line = _line(sizes, typical, is_alone=is_alone)
     if pace.turns > 1 and line.alpha_us is not None and line.per_byte is not None:
         line = _overlapped_line(sizes, typical, pace)
+    if line.per_byte and line.per_byte * IMPOSSIBLE_GBPS < 1e-3:  # sizes of which the time says nothing
+        line = replace(line, per_byte=None)
     middle = len(sizes) // 2
     whole_us, per_byte = line.alpha_us or 0.0, line.per_byte or 0.0
     large = wire >= LATENCY_BYTES

@@ -1,0 +1,81 @@
+"""How long others wait for a straggler: not for what its transfers hide, and for what it does behind a step's last one."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import analyze, write_run
+from trace_builder import TraceBuilder
+
+WORLD, PER_NODE, STEPS = 8, 4, 8
+COMPUTE_US = 1000.0
+TRANSFER_US = 1000.0
+BESIDE_US = 500.0  # of arithmetic while the first of two transfers runs
+
+
+def overlapped_run(folder, *, slow_us, behind_us=lambda _: {}):
+    """Write steps of arithmetic, a transfer with arithmetic beside it, and a transfer behind both.
+
+    Args:
+        folder: for the traces.
+        slow_us: by rank, how much longer each of the two pieces of arithmetic takes.
+        behind_us: returns by rank what a step's host does behind its last transfer.
+    """
+    builders = [TraceBuilder(rank, WORLD, gpus_per_node=PER_NODE) for rank in range(WORLD)]
+    begins = [0.0] * WORLD
+    for number in range(STEPS):
+        first = [begin + COMPUTE_US + slow_us.get(rank, 0.0) for rank, begin in enumerate(begins)]
+        moved = max(first) + TRANSFER_US
+        beside = [at + BESIDE_US + slow_us.get(rank, 0.0) for rank, at in enumerate(first)]
+        arrivals = [max(moved, at) for at in beside]
+        end = max(arrivals) + TRANSFER_US
+        for rank, builder in enumerate(builders):
+            begin, after = begins[rank], end + 50.0 + behind_us(number).get(rank, 0.0)
+            builder.step(number, begin, after - begin)
+            builder.compute(begin, first[rank] - begin)
+            builder.compute(first[rank], beside[rank] - first[rank])
+            for place, (at, until) in enumerate(((first[rank], moved), (arrivals[rank], end))):
+                builder.collective(
+                    "AllReduce", at, until - at, nelems=(1 << 24) + place, issue=begin + 10 + place,
+                    seq=2 * number + place, owners=("DistributedDataParallel.backward",),
+                )  # fmt: skip
+            begins[rank] = after
+    return write_run(folder, builders)
+
+
+@pytest.mark.parametrize("late", [(5,), (4, 5, 6, 7), (2, 3, 6)], ids=["a rank", "a node", "some ranks"])
+def test_others_wait_for_what_no_transfer_hides_of_a_straggler(late, tmp_path):
+    """600 us more of arithmetic a step: 300 before a transfer, and 300 beside it, which it covers."""
+    folder = overlapped_run(tmp_path / "run", slow_us=dict.fromkeys(late, 300.0))
+    found = analyze(folder, gpus_per_node=PER_NODE)
+    (straggler,) = found.stragglers
+    assert set(straggler.alike or (straggler.rank,)) == set(late)
+    assert straggler.lateness_us == pytest.approx(300.0, rel=0.02)
+    assert found.late_once_us == pytest.approx(300.0, rel=0.02)
+    assert found.verdict.regime != "straggler"  # of some 1,750 us that are exposed
+
+
+def test_a_node_that_is_the_last_by_next_to_nothing_is_no_straggler(tmp_path):
+    folder = overlapped_run(tmp_path / "run", slow_us=dict.fromkeys(range(4, 8), 0.5))
+    assert analyze(folder, gpus_per_node=PER_NODE).stragglers == ()
+
+
+def test_what_a_rank_does_behind_the_last_transfer_of_a_step_is_waited_for_in_the_next(tmp_path):
+    """Rank 0's host works for 3 ms behind six of eight steps, none of them the last."""
+    folder = overlapped_run(
+        tmp_path / "run", slow_us={}, behind_us=lambda number: {0: 3000.0} if number % 4 < 3 else {}
+    )
+    found = analyze(folder, gpus_per_node=PER_NODE)
+    (straggler,) = found.stragglers
+    assert (straggler.rank, straggler.cause) == (0, "host")
+    assert straggler.lateness_us == pytest.approx(6 * 3000.0 / STEPS, rel=0.02)
+    assert found.verdict.regime == "straggler"
+
+
+def test_stragglers_in_turn_are_all_named_with_what_they_cost_together(tmp_path):
+    """Ranks 1 and 6 each in every second step, 2 ms before the first transfer."""
+    builders_of = {0: {1: 2000.0}, 1: {6: 2000.0}}
+    folder = overlapped_run(tmp_path / "run", slow_us={}, behind_us=lambda number: builders_of[number % 2])
+    found = analyze(folder, gpus_per_node=PER_NODE)
+    assert {straggler.rank for straggler in found.stragglers} == {1, 6}
+    assert "rank 1 and rank 6 are stragglers in turn" in found.verdict.text.lower()
+    assert "the others wait 1.75 ms a step for them" in found.verdict.text
