@@ -125,7 +125,7 @@ def find_stragglers(aligned: AlignedRun | None, run: Run, node_of: Mapping[int, 
     found = [
         Straggler(
             rank=rank,
-            lateness_us=costs.bounded_us(rank) / costs.num_steps,
+            lateness_us=costs.bounded_us(rank),
             share_of_steps=costs.led[rank] / costs.num_steps,
             cause=_cause(rank, facts),
             chance=chance,
@@ -165,7 +165,7 @@ def _late_node(
             continue
         typical = _typical([item for rank, item in facts.items() if rank not in ranks])
         slower = [_excess(facts[rank], typical) for rank in ranks]
-        lateness_us = costs.together_us(ranks)
+        lateness_us = costs.bounded_us(*ranks)
         if lateness_us < least_us:  # the others do not wait, whoever is the last by a little
             continue
         if alone := _late_alone(costs, dict(zip(ranks, slower, strict=True)), len(facts), least_us):
@@ -211,7 +211,7 @@ def _late_alone(
     chance = chance_of_leading(costs.steps_slowest(rank), costs.num_steps, num_ranks)
     if chance > STRAGGLER_MAX_CHANCE:
         return None
-    return Straggler(rank=rank, lateness_us=costs.together_us([rank]), share_of_steps=1.0, cause=cause, chance=chance)
+    return Straggler(rank=rank, lateness_us=costs.bounded_us(rank), share_of_steps=1.0, cause=cause, chance=chance)
 
 
 def _slow_set(
@@ -228,7 +228,7 @@ def _slow_set(
     slow = [rank for rank, (_, us) in slower.items() if us * ALONE_RATIO >= most_us]
     if most_us < least_us or not 1 < len(slow) < len(facts) / 2:
         return None
-    cost, lateness_us = sum(costs.own(rank) for rank in slow if rank in costs.own_us), costs.together_us(slow)
+    cost, lateness_us = sum(costs.own(rank) for rank in slow if rank in costs.own_us), costs.bounded_us(*slow)
     seen = costs.steps_slowest(*slow)
     chance = chance_of_being_slowest(costs.num_steps, seen, len(facts), len(slow))
     is_part = cost < STRAGGLER_WAIT_SHARE * sum(costs.all_us.values())

@@ -158,31 +158,23 @@ class Costs:
 
     def _latest(self) -> list[tuple[float, str, int]]:
         """Return for each step what the rank that is latest by its own doing costs, the step, and that rank."""
-        return [max((self._bounded_us(rank, label), label, rank) for rank in self.own_us) for label in self.all_us]
+        return [max((self._bounded_us(label, rank), label, rank) for rank in self.own_us) for label in self.all_us]
 
     def own(self, rank: int) -> float:
         """Return what a rank costs in all steps."""
         return sum(self.own_us[rank].values())
 
-    def bounded_us(self, rank: int) -> float:
-        """Return what a rank costs in all steps, at most by what it takes longer itself."""
-        return sum(self._bounded_us(rank, label) for label in self.own_us[rank])
+    def bounded_us(self, *ranks: int) -> float:
+        """Return what ranks cost a step (mean, us), in each at most by what the slowest of them takes longer itself.
 
-    def _bounded_us(self, rank: int, label: str) -> float:
-        cost = self.own_us[rank].get(label, 0.0)
-        return min(cost, self.most_us.get(rank, {}).get(label, cost))
-
-    def together_us(self, ranks: Sequence[int]) -> float:
-        """Return what several ranks cost a step (mean, us), in each at most by what the slowest of them takes longer.
-
-        They are late one after the other, and each collective is the cost of one of them.
+        Several are late one after the other, and each collective is the cost of one of them.
         """
-        total = 0.0
-        for label in self.all_us:
-            cost = sum(self.own_us[rank].get(label, 0.0) for rank in ranks if rank in self.own_us)
-            known = [self.most_us[rank].get(label, cost) for rank in ranks if rank in self.most_us]
-            total += min(cost, max(known, default=cost))
-        return total / self.num_steps if self.num_steps else 0.0
+        return sum(self._bounded_us(label, *ranks) for label in self.all_us) / max(1, self.num_steps)
+
+    def _bounded_us(self, label: str, *ranks: int) -> float:
+        cost = sum(self.own_us[rank].get(label, 0.0) for rank in ranks if rank in self.own_us)
+        known = [self.most_us[rank].get(label, cost) for rank in ranks if rank in self.most_us]
+        return min(cost, max(known, default=cost))
 
     def steps_slowest(self, *ranks: int) -> int:
         """Return in how many steps each of these ranks takes longer itself than any other one."""
