@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DEMO := .demo
 
-.PHONY: help demo test lint types contract unit integrations coverage pictures constants test-variants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-placement bench-truth bench-public bench-invariants bench-host bench-memory bench-start bench-watch bench-overhead bench-hang bench-fleet bench-at-scale bench-sampling fuzz gpu structure reference docs gallery zensical man dist api clean
+.PHONY: help demo test lint types contract unit integrations coverage pictures constants test-variants test-slow bench-analyze bench-ho-ring bench-training bench-prediction bench-loop bench-search bench-placement bench-truth bench-public bench-invariants bench-host bench-host-parameters bench-memory bench-start bench-watch bench-overhead bench-hang bench-fleet bench-at-scale bench-sampling fuzz gpu structure reference docs gallery zensical man dist api clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -124,6 +124,9 @@ bench-prediction: .venv/test.stamp ## Predictions from one trace beside measured
 
 bench-host: .venv/peers.stamp ## What frameworks do on the host beside a model's operators
 	$(BIN)/python benchmarks/bench_host.py
+
+bench-host-parameters: .venv/test.stamp ## What thousands of small parameters cost the host, plain, under FSDP2 and under plans (4 minutes)
+	$(BIN)/python benchmarks/bench_host_parameters.py
 
 bench-memory: .venv/test.stamp ## The memory that a plan expects beside what training takes (12 minutes)
 	$(BIN)/python benchmarks/bench_memory.py
