@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers import analyze, write_run
+from test_stragglers import ring_run
 from trace_builder import TraceBuilder
 
 WORLD, PER_NODE, STEPS = 8, 4, 8
@@ -79,3 +80,19 @@ def test_stragglers_in_turn_are_all_named_with_what_they_cost_together(tmp_path)
     assert {straggler.rank for straggler in found.stragglers} == {1, 6}
     assert "rank 1 and rank 6 are stragglers in turn" in found.verdict.text.lower()
     assert "the others wait 1.75 ms a step for them" in found.verdict.text
+
+
+@pytest.mark.parametrize("late_steps", [(1, 4, 6), (0, 2, 3, 5, 7)], ids=["3 of 8", "5 of 8"])
+def test_a_straggler_is_late_in_the_steps_in_which_others_wait_for_it(late_steps, tmp_path):
+    """In the others it is the last by half a microsecond, as it may be by its clock."""
+    slow = [
+        [1.0 + (0.6 if step in late_steps else 0.0002) * (rank == 5) for rank in range(WORLD)] for step in range(STEPS)
+    ]
+    (straggler,) = analyze(ring_run(tmp_path / "run", slow_steps=slow, world=WORLD, steps=STEPS)).stragglers
+    assert (straggler.rank, straggler.share_of_steps) == (5, len(late_steps) / STEPS)
+    assert straggler.chance == pytest.approx(WORLD / WORLD ** len(late_steps))
+
+
+def test_a_rank_that_others_wait_for_in_a_step_of_eight_is_none(tmp_path):
+    slow = [[1.0 + (5.0 if step == 3 else 0.0002) * (rank == 5) for rank in range(WORLD)] for step in range(STEPS)]
+    assert analyze(ring_run(tmp_path / "run", slow_steps=slow, world=WORLD, steps=STEPS)).stragglers == ()

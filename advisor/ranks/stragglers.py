@@ -115,8 +115,8 @@ def find_stragglers(aligned: AlignedRun | None, run: Run, node_of: Mapping[int, 
     joined = aligned.table.filter(pl.col("match").is_not_null() & ~pl.col("op").is_in(_ONE_SIDED))
     if not len(joined):
         return Lateness(num_ranks=len(facts))
-    costs = costs_of(delays_of(joined, aligned.table), excesses_of(facts))
     least_us = STRAGGLER_STEP_SHARE * run.mean_step_us
+    costs = costs_of(delays_of(joined, aligned.table), excesses_of(facts), least_us)
     late = _slow_set(costs, facts, node_of or {}, least_us) or _late_node(costs, facts, node_of or {}, least_us)
     if late:
         return Lateness(stragglers=(late,), num_steps=costs.num_steps, num_ranks=len(facts), once_us=costs.once_us)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paro_advise.advisor.ranks.constants import (
+    STRAGGLER_LEAST_SHARE,
     STRAGGLER_MAX_CHANCE,
     STRAGGLER_STEPS_SHARE,
     STRAGGLER_WAIT_SHARE,
+    WAITED_SHARE,
 )
 
 if TYPE_CHECKING:
@@ -123,7 +125,8 @@ class Costs:
     What a late end carried on is left out of both: it is the cost of a rank that was late before, or of a link.
 
     Attributes:
-        led: in how many steps a rank causes most of it, and so much of it that it counts.
+        led: in how many steps in which ranks wait a rank causes most of it, and so much of it that it counts.
+        waited: labels of the steps in which ranks wait: in others one is the last by what clocks differ.
         met: the first and the number of the ranks at the collectives at which a rank costs most.
         excess_us: by how much a rank's own time in a step is longer than the others' median, at least 0.
         most_us: by how much a rank can be late in a step by its own doing, however often ranks that run ahead of it
@@ -134,6 +137,7 @@ class Costs:
     own_us: dict[int, dict[str, float]]
     all_us: dict[str, float]
     led: Counter[int]
+    waited: frozenset[str]
     met: dict[int, tuple[int, int]]
     excess_us: dict[int, dict[str, float]]
     most_us: dict[int, dict[str, float]]
@@ -194,9 +198,10 @@ class Costs:
                 group, of_groups = group_of.get(rank, -1), by_step.setdefault(label, {})
                 of_groups[group] = of_groups.get(group, 0.0) + cost
         led: Counter[int] = Counter()
-        for label, of_groups in by_step.items():
+        for label in self.waited & by_step.keys():
+            of_groups = by_step[label]
             group, cost = max(of_groups.items(), key=lambda item: item[1])
-            led[group] += cost >= STRAGGLER_WAIT_SHARE * max(self.all_us[label], 1e-9)
+            led[group] += cost >= STRAGGLER_WAIT_SHARE * self.all_us[label]
         return led
 
     def leaders(self, least_us: float, num_ranks: int) -> tuple[tuple[int, ...], float]:
@@ -209,6 +214,8 @@ class Costs:
             least_us: that a rank must cost in a step beyond what others do on average.
             num_ranks: that could have been late.
         """
+        if len(self.waited) < least_steps(num_ranks):
+            return (), 1.0
         found: tuple[tuple[int, ...], float] = (), 1.0
         most = [rank for rank, _ in self.led.most_common(2)]
         for leaders in (most[:1], most):
@@ -216,7 +223,7 @@ class Costs:
                 groups = {self.met[rank] for rank in leaders}
                 equals = min(num_ranks, sum(size for _, size in groups))
                 led = sum(self.led[rank] for rank in leaders)
-                chance = chance_of_leading(led, self.num_steps, equals, len(leaders))
+                chance = chance_of_leading(led, len(self.waited), equals, len(leaders))
                 if not found[0] or chance <= STRAGGLER_MAX_CHANCE < found[1]:
                     found = tuple(leaders), chance
         return found
@@ -228,8 +235,9 @@ class Costs:
         usual_us = (total - sum(costs)) / (num_ranks - len(leaders))
         return (
             sum(costs) >= STRAGGLER_WAIT_SHARE * total
-            and sum(led) >= STRAGGLER_STEPS_SHARE * self.num_steps
-            and min(led) >= STRAGGLER_STEPS_SHARE * self.num_steps / len(leaders)
+            and sum(led) >= STRAGGLER_STEPS_SHARE * len(self.waited)
+            and min(led) >= STRAGGLER_STEPS_SHARE * len(self.waited) / len(leaders)
+            and sum(led) >= STRAGGLER_LEAST_SHARE * self.num_steps
             and min(costs) - usual_us >= least_us * self.num_steps
         )
 
@@ -286,8 +294,14 @@ def _medians_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return (nth((count - 2) // 2) + nth((count - 1) // 2)) / 2
 
 
-def costs_of(delays: pl.DataFrame, excess_us: dict[int, dict[str, float]]) -> Costs:
-    """Sum up delays (``delays_of``) by rank and step, beside how much longer ranks take (``excesses_of``)."""
+def costs_of(delays: pl.DataFrame, excess_us: dict[int, dict[str, float]], least_us: float) -> Costs:
+    """Sum up delays (``delays_of``) by rank and step, beside how much longer ranks take (``excesses_of``).
+
+    Args:
+        delays: what the last rank of each collective costs.
+        excess_us: of each rank and step.
+        least_us: that a straggler must cost in a step.
+    """
     import polars as pl
 
     own: dict[int, dict[str, float]] = {}
@@ -296,6 +310,7 @@ def costs_of(delays: pl.DataFrame, excess_us: dict[int, dict[str, float]]) -> Co
         own.setdefault(rank, {})[label] = cost
     by_step = delays.group_by("step_label").agg(pl.col("own_us").sum()).sort("step_label")
     whole: dict[str, float] = dict(by_step.iter_rows())
+    waited = frozenset(label for label, cost in whole.items() if cost >= WAITED_SHARE * least_us)
     worst = by_rank.sort("own_us", "rank", descending=[True, False]).group_by("step_label", maintain_order=True).first()
     by_group = delays.group_by("rank", "first_rank", "num_ranks").agg(pl.col("own_us").sum())
     by_group = by_group.sort("own_us", "num_ranks", "first_rank")
@@ -305,8 +320,9 @@ def costs_of(delays: pl.DataFrame, excess_us: dict[int, dict[str, float]]) -> Co
         led=Counter(
             rank
             for label, rank, cost in worst.select("step_label", "rank", "own_us").iter_rows()
-            if cost >= STRAGGLER_WAIT_SHARE * max(whole[label], 1e-9)
+            if label in waited and cost >= STRAGGLER_WAIT_SHARE * whole[label]
         ),
+        waited=waited,
         met={rank: (first, size) for rank, first, size, _ in by_group.iter_rows()},
         excess_us=excess_us,
         most_us={rank: _most_us(own.get(rank, {}), steps) for rank, steps in excess_us.items()},
