@@ -7,28 +7,31 @@ from helpers import analyze, write_run
 from test_stragglers import ring_run
 from trace_builder import TraceBuilder
 
+from paro_advise.advisor.prediction.fitting.step_parts import step_parts
+
 WORLD, PER_NODE, STEPS = 8, 4, 8
 COMPUTE_US = 1000.0
 TRANSFER_US = 1000.0
 BESIDE_US = 500.0  # of arithmetic while the first of two transfers runs
 
 
-def overlapped_run(folder, *, slow_us, behind_us=lambda _: {}):
+def overlapped_run(folder, *, slow_us, behind_us=lambda _: {}, transfer_us=lambda _: TRANSFER_US):
     """Write steps of arithmetic, a transfer with arithmetic beside it, and a transfer behind both.
 
     Args:
         folder: for the traces.
         slow_us: by rank, how much longer each of the two pieces of arithmetic takes.
         behind_us: returns by rank what a step's host does behind its last transfer.
+        transfer_us: returns how long each transfer of a step takes.
     """
     builders = [TraceBuilder(rank, WORLD, gpus_per_node=PER_NODE) for rank in range(WORLD)]
     begins = [0.0] * WORLD
     for number in range(STEPS):
         first = [begin + COMPUTE_US + slow_us.get(rank, 0.0) for rank, begin in enumerate(begins)]
-        moved = max(first) + TRANSFER_US
+        moved = max(first) + transfer_us(number)
         beside = [at + BESIDE_US + slow_us.get(rank, 0.0) for rank, at in enumerate(first)]
         arrivals = [max(moved, at) for at in beside]
-        end = max(arrivals) + TRANSFER_US
+        end = max(arrivals) + transfer_us(number)
         for rank, builder in enumerate(builders):
             begin, after = begins[rank], end + 50.0 + behind_us(number).get(rank, 0.0)
             builder.step(number, begin, after - begin)
@@ -96,3 +99,13 @@ def test_a_straggler_is_late_in_the_steps_in_which_others_wait_for_it(late_steps
 def test_a_rank_that_others_wait_for_in_a_step_of_eight_is_none(tmp_path):
     slow = [[1.0 + (5.0 if step == 3 else 0.0002) * (rank == 5) for rank in range(WORLD)] for step in range(STEPS)]
     assert analyze(ring_run(tmp_path / "run", slow_steps=slow, world=WORLD, steps=STEPS)).stragglers == ()
+
+
+def test_transfers_that_take_longer_in_some_steps_are_no_ranks_lateness(tmp_path):
+    """A link that others use in two of eight steps: all ranks are there in time, so healing one gains nothing."""
+    longer = overlapped_run(
+        tmp_path / "run", slow_us={}, transfer_us=lambda step: 8 * TRANSFER_US if step in (2, 5) else TRANSFER_US
+    )
+    run = analyze(longer, gpus_per_node=PER_NODE)
+    assert run.step_time_us.has_stalls
+    assert step_parts(run, 0.0, is_gpu=True, own_way=False).most_late_us < 10.0

@@ -187,9 +187,15 @@ def _at_once(analysis: Analysis, state: str) -> float:
 
 
 def _stalled_us(analysis: Analysis) -> float:
-    """Return how long ranks waited in steps that stalled, a step; what all ranks idled is no wait."""
+    """Return how long ranks waited in steps that stalled, a step.
+
+    What all ranks idled is no wait, and no rank waits longer than for all that arrived later: transfers that take
+    longer are a link's.
+    """
     _, stalled_us = analysis.step_time_us.stalled
-    return max(0.0, stalled_us - min((entry.idle_us for entry in analysis.ranks), default=0.0))
+    waits = [entry.wait_us for entry in analysis.states.values() if entry.count]
+    waited_us = sum(us or 0.0 for us in waits) if waits and all(us is not None for us in waits) else math.inf
+    return min(waited_us, max(0.0, stalled_us - min((entry.idle_us for entry in analysis.ranks), default=0.0)))
 
 
 def gaps_us(analysis: Analysis) -> float:
