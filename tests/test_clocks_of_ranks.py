@@ -51,3 +51,39 @@ def test_ends_that_are_apart_now_and_then_leave_the_clock_of_a_host(tmp_path):
     analysis = analyze(run_of(tmp_path, host="node", late_us=0.0, drift_us=400.0))
     assert "Q339" not in {note.code for note in analysis.data_quality}
     assert analysis.run.gpus_per_node == 2
+
+
+DRIFTING_STEP_US = 100_000.0
+
+
+@pytest.mark.parametrize("drifting", [(3,), (0,), (1, 3)], ids=str)
+@pytest.mark.parametrize("drift_ppm", [20.0, -60.0])
+def test_clocks_that_drift_part_no_collectives(drift_ppm, drifting, tmp_path):
+    """Four hosts over 3 s: at 20 us a second ends of collectives come to lie 60 us apart, more than the transfers take."""
+    ranks = [
+        TraceBuilder(rank, 4, host=f"node{rank}", clock_offset_us=5e5 * rank, gpus_per_node=1) for rank in range(4)
+    ]
+    for rank, trace in enumerate(ranks):
+        rate = 1 + 1e-6 * drift_ppm * (rank in drifting)
+        for number in range(30):
+            base = number * DRIFTING_STEP_US
+            trace.step(number, base * rate, DRIFTING_STEP_US * rate)
+            for place in range(4):
+                begin = base + 10_000.0 * (place + 1) + 7.0 * ((rank + place) % 4)  # each is the last in its turn
+                end = base + 10_000.0 * (place + 1) + 21.0 + 50.0
+                trace.compute((begin - 5_000.0) * rate, 5_000.0)
+                trace.collective(
+                    "AllReduce", begin * rate, (end - begin) * rate, nelems=4_000, issue=(base + place) * rate,
+                    seq=4 * number + place, owners=("DistributedDataParallel.backward",),
+                )  # fmt: skip
+    analysis = analyze(write_run(tmp_path, ranks))
+    assert sum(entry.transfer_us for entry in analysis.states.values()) == pytest.approx(4 * 50.0, abs=4 * 0.5)
+    assert sum(entry.wait_us for entry in analysis.states.values()) == pytest.approx(4 * 7.0 * 1.5, abs=4 * 0.5)
+    assert analysis.clock_error_us < 1.0
+    (told,) = [note.message for note in analysis.data_quality if note.code == "Q340"]
+    assert f"by up to {abs(drift_ppm):g} us a second" in told
+
+
+def test_clocks_that_keep_their_distance_are_not_said_to_drift(tmp_path):
+    analysis = analyze(run_of(tmp_path, host="node{}", clock_us=700.0))
+    assert "Q340" not in {note.code for note in analysis.data_quality}

@@ -19,7 +19,7 @@ from trace_builder import fsdp_rank
 from paro_advise.advisor.analysis.build import build_analysis
 from paro_advise.advisor.analysis.model import Options
 from paro_advise.advisor.cli import run
-from paro_advise.advisor.ranks.clock_alignment import _clock_offsets
+from paro_advise.advisor.ranks.clock_alignment import _ends_of, _find_clocks
 from paro_advise.advisor.rendering.provenance import report_page, steps_by_rank
 from paro_advise.advisor.rendering.ranks.rank_file import rank_file
 from paro_advise.core.documents import PACKED_TYPE, document_bytes, to_json
@@ -156,10 +156,9 @@ def offsets_of(num_ranks, groups, **options):
     draws = random.Random(0)
     true = [0.0] + [draws.uniform(-1e6, 1e6) for _ in range(num_ranks - 1)]
     clock_of = {rank: f"host {rank}" for rank in range(num_ranks)}
-    found, error = _clock_offsets(
-        collectives(true, groups, **options), clock_of, {name: rank for rank, name in clock_of.items()}
-    )
-    return true, found, error
+    index_of = {name: rank for rank, name in clock_of.items()}
+    clocks = _find_clocks(_ends_of(collectives(true, groups, **options), clock_of, index_of), num_ranks)
+    return true, clocks.offset_us, clocks.error_us
 
 
 @pytest.mark.parametrize(
@@ -201,7 +200,7 @@ def test_memory_of_clock_alignment_grows_with_the_ranks_not_their_square():
         clock_of = {rank: f"host {rank}" for rank in range(num_ranks)}
         index_of = {name: rank for rank, name in clock_of.items()}
         tracemalloc.start()
-        _clock_offsets(table, clock_of, index_of)
+        _find_clocks(_ends_of(table, clock_of, index_of), num_ranks)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 8 * peaks[0]  # four times the ranks: 4 where it is linear, 16 where it is quadratic

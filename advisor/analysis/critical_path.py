@@ -71,9 +71,9 @@ def _windows(aligned: AlignedRun, run: Run) -> dict[str, dict[int, tuple[float, 
     origin_ns = min(item.header.origin_ns for _, item in run.timed)
     out: dict[str, dict[int, tuple[float, float]]] = {}
     for rank, item in run.timed:
-        shift = (item.header.origin_ns - origin_ns) / 1000.0 - aligned.offset_us.get(rank, 0.0)
+        origin_us = (item.header.origin_ns - origin_ns) / 1000.0
         for step in item.steps:
-            begin = step.start_us + shift
+            begin = aligned.aligned_us(rank, step.start_us + origin_us)
             out.setdefault(step.label, {})[rank] = (begin, begin + step.wall_us)
     return out
 

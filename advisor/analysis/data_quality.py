@@ -95,6 +95,11 @@ def _unknowns(aligned: AlignedRun | None, run: Run, topology: Topology, num_impo
         note("Q319", Severity.INFO,
              "all ranks name the same host, so they count as one node; containers and cloned machines may share a name",
              "pass --gpus-per-node if they are several nodes")  # fmt: skip
+    if aligned is not None and any(aligned.drift.values()):
+        rates = [1e6 * rate for rate in aligned.drift.values()]
+        note("Q340", Severity.INFO,
+             f"the hosts' clocks drift apart by up to {max(rates) - min(rates):.3g} us a second, as ends of "
+             "collectives show: times of all ranks are on one clock, with that taken off")  # fmt: skip
     if num_impossible:
         note("Q317", Severity.WARNING,
              plural(num_impossible, "collective claims", "collectives claim")

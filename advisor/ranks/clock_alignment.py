@@ -7,15 +7,23 @@ duration into wait (before) and transfer (after).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paro_advise.advisor.ranks.constants import ALIGNMENT_ROUNDS, MARKED_STEP, SAME_CLOCK_US, STEADY_SHARE
+from paro_advise.advisor.ranks.constants import (
+    ALIGNMENT_ROUNDS,
+    DRIFT_LEFT_SHARE,
+    DRIFT_ROUNDS,
+    LEAST_DRIFT_ENDS,
+    MARKED_STEP,
+    MOST_DRIFT,
+    SAME_CLOCK_US,
+    STEADY_SHARE,
+)
+from paro_advise.advisor.ranks.topology import span_columns
 from paro_advise.core.collective import Op
-from paro_advise.core.span import GroupSpan
-from paro_advise.trace_parsers.rank_lists import ranks_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +51,9 @@ class AlignedRun:
         table: the columns of RankFacts' table, span ("" when unknown) and rank (i64), match (i64, null when alone),
             arrival_us and finish_us (aligned clock), transfer_us and wait_us (null when alone), way ("0>4" of what
             rank 0 sends to rank 4, null of other collectives and where the other end is not known).
-        offset_us: each rank's host clock minus that of the lowest rank.
+        offset_us: each rank's host clock minus that of the lowest rank, at ``middle_us``.
+        drift: by how much each rank's host clock runs faster than most do, us per us; 0.0 where none shows.
+        middle_us: of the time in which collectives ended, on the aligned clock.
         clock_error_us: spread of collective ends that the offsets leave, None when not estimated.
         num_alone: collectives that no other rank's trace shows.
         num_unequal: joins refused because the ranks disagree on the bytes.
@@ -58,6 +68,13 @@ class AlignedRun:
     num_unequal: int
     partial_groups: float
     parted: tuple[int, ...] = ()
+    drift: Mapping[int, float] = field(default_factory=dict)
+    middle_us: float = 0.0
+
+    def aligned_us(self, rank: int, at_us: float) -> float:
+        """Return a time of a rank's host clock on the aligned clock (us after the origin of all ranks)."""
+        after_us = at_us - self.offset_us.get(rank, 0.0)
+        return after_us - self.drift.get(rank, 0.0) * (after_us - self.middle_us)
 
     @property
     def knows_spans(self) -> bool:
@@ -214,14 +231,13 @@ def _align(table: pl.DataFrame, ranks: Sequence[int], clock_of: Mapping[int, str
     joined = table.filter(pl.col("match").is_not_null())
     clocks = list(dict.fromkeys(clock_of[rank] for rank in ranks))  # by the lowest rank
     index_of = {clock: index for index, clock in enumerate(clocks)}
-    offsets = np.zeros(len(clocks))
-    error: float | None = 0.0 if len(clocks) == 1 else None
+    found = _Clocks.equal(len(clocks), 0.0 if len(clocks) == 1 else None)
     if len(joined) and len(clocks) > 1:
-        offsets, error = _clock_offsets(joined, clock_of, index_of)
-    by_rank = {rank: float(offsets[index_of[clock_of[rank]]]) for rank in ranks}
-    shift = pl.col("rank").replace_strict(by_rank, return_dtype=pl.Float64)
+        found = _find_clocks(_ends_of(joined, clock_of, index_of), len(clocks))
+    offset_us = {rank: float(found.offset_us[index_of[clock_of[rank]]]) for rank in ranks}
+    drift = {rank: float(found.drift[index_of[clock_of[rank]]]) for rank in ranks}
     table = table.with_columns(
-        (pl.col("arrival_us") - shift).alias("arrival_us"), (pl.col("finish_us") - shift).alias("finish_us")
+        _aligned_us(column, offset_us, drift, found.middle_us) for column in ("arrival_us", "finish_us")
     )
     table = table.with_columns(pl.when(~_are_of_any()).then(pl.col("match")).alias("match"))
     has_match = pl.col("match").is_not_null()
@@ -234,12 +250,25 @@ def _align(table: pl.DataFrame, ranks: Sequence[int], clock_of: Mapping[int, str
     partial = joined.filter(pl.col("group_size").is_not_null()).select(is_partial.mean())
     return AlignedRun(
         table=table,
-        offset_us=by_rank,
-        clock_error_us=error,
+        offset_us=offset_us,
+        clock_error_us=found.error_us,
         num_alone=int((table["joined_ranks"] < 2).sum()),
         num_unequal=num_unequal,
         partial_groups=float(partial.item() or 0.0),
+        drift=drift,
+        middle_us=found.middle_us,
     )
+
+
+def _aligned_us(column: str, offset_us: Mapping[int, float], drift: Mapping[int, float], middle_us: float) -> pl.Expr:
+    """Return the expression of ``AlignedRun.aligned_us`` for a column of times."""
+    import polars as pl
+
+    after = pl.col(column) - pl.col("rank").replace_strict(dict(offset_us), return_dtype=pl.Float64)
+    if not any(drift.values()):
+        return after.alias(column)
+    rate = pl.col("rank").replace_strict(dict(drift), return_dtype=pl.Float64)
+    return (after - rate * (after - middle_us)).alias(column)
 
 
 def _are_of_any() -> pl.Expr:
@@ -283,13 +312,32 @@ class _Ends:
     end_us: NDArray[np.float64]
 
 
-def _clock_offsets(
-    joined: pl.DataFrame, clock_of: Mapping[int, str], index_of: Mapping[str, int]
-) -> tuple[NDArray[np.float64], float | None]:
-    """Estimate clock offsets by alternating medians of collective ends."""
-    ends, num_clocks = _ends_of(joined, clock_of, index_of), len(index_of)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Clocks:
+    """How hosts' clocks differ; one entry a clock.
+
+    Attributes:
+        offset_us: each clock minus the first one, at ``middle_us``.
+        drift: by how much it runs faster than most, us per us.
+        middle_us: of the time in which collectives ended.
+        error_us: spread of collective ends that is left, None when not estimated.
+    """
+
+    offset_us: NDArray[np.float64]
+    drift: NDArray[np.float64]
+    middle_us: float
+    error_us: float | None
+
+    @classmethod
+    def equal(cls, num_clocks: int, error_us: float | None) -> _Clocks:
+        """Return clocks that do not differ."""
+        return cls(offset_us=np.zeros(num_clocks), drift=np.zeros(num_clocks), middle_us=0.0, error_us=error_us)
+
+
+def _find_clocks(ends: _Ends, num_clocks: int) -> _Clocks:
+    """Estimate clock offsets by alternating medians of collective ends, and drifts from what these leave."""
     if not len(ends.end_us):
-        return np.zeros(num_clocks), None
+        return _Clocks.equal(num_clocks, None)
     num_matches = int(ends.match[-1]) + 1
     offsets = _chained_offsets(ends, num_clocks)
     seen = np.zeros(num_clocks, dtype=bool)
@@ -299,8 +347,51 @@ def _clock_offsets(
         offsets[seen] = _medians(ends.end_us - centre[ends.match], ends.clock, num_clocks)[seen]
     offsets -= offsets[0] if seen[0] else 0.0
     on_one_clock = ends.end_us - offsets[ends.clock]
+    middle_us = float(np.median(on_one_clock))
+    drift = _drifts(ends, on_one_clock - middle_us, num_clocks)
+    on_one_clock = on_one_clock - drift[ends.clock] * (on_one_clock - middle_us)
     residual = on_one_clock - _medians(on_one_clock, ends.match, num_matches)[ends.match]
-    return offsets, float(1.4826 * np.median(np.abs(residual)))
+    error_us = float(1.4826 * np.median(np.abs(residual)))
+    return _Clocks(offset_us=offsets, drift=drift, middle_us=middle_us, error_us=error_us)
+
+
+def _drifts(ends: _Ends, after_us: NDArray[np.float64], num_clocks: int) -> NDArray[np.float64]:
+    """Return by how much clocks run faster than most, where that is what parts collectives' ends on them; else 0.
+
+    Ends in the first third of the time and in the last tell it by their medians.
+
+    Args:
+        ends: of collectives.
+        after_us: the same after the middle of all, with offsets taken off.
+        num_clocks: of all ends.
+    """
+    num_matches, drift = int(ends.match[-1]) + 1, np.zeros(num_clocks)
+    third = float(np.ptp(after_us)) / 3
+    first, last = after_us < after_us.min() + third, after_us > after_us.max() - third
+
+    def apart_us() -> NDArray[np.float64]:
+        on_one_clock = after_us * (1 - drift[ends.clock])
+        return on_one_clock - _medians(on_one_clock, ends.match, num_matches)[ends.match]
+
+    def spread_us() -> NDArray[np.float64]:
+        own = apart_us()
+        return _medians(np.abs(own - _medians(own, ends.clock, num_clocks)[ends.clock]), ends.clock, num_clocks)
+
+    spread_before_us = spread_us()
+    for _ in range(DRIFT_ROUNDS):
+        own = apart_us()
+        rise, run = (
+            _medians(values[last], ends.clock[last], num_clocks)
+            - _medians(values[first], ends.clock[first], num_clocks)
+            for values in (own, after_us)
+        )
+        drift += np.divide(rise, run, out=np.zeros(num_clocks), where=run > 0)
+    seen = np.minimum(
+        np.bincount(ends.clock[first], minlength=num_clocks), np.bincount(ends.clock[last], minlength=num_clocks)
+    )
+    is_clocks = (seen >= LEAST_DRIFT_ENDS) & (np.abs(drift) < MOST_DRIFT)
+    is_less = spread_us() < DRIFT_LEFT_SHARE * spread_before_us
+    return np.where(is_clocks & is_less, drift, 0.0)
 
 
 def _ends_of(joined: pl.DataFrame, clock_of: Mapping[int, str], index_of: Mapping[str, int]) -> _Ends:
@@ -404,33 +495,3 @@ def _pairs(ends: _Ends, num_clocks: int) -> list[tuple[int, int, float]]:
     gaps = _medians(ends.end_us[other] - hub_end[ends.match[other]], place, len(pairs))
     by_count = np.argsort(-count, kind="stable")
     return [(int(pairs[at] // num_clocks), int(pairs[at] % num_clocks), float(gaps[at])) for at in by_count]
-
-
-def span_columns(table: pl.DataFrame, topology: Topology, world_size: int | None) -> list[pl.Series]:
-    """Return each collective's span: intra, inter, mixed or "" when unknown, and on how many nodes its ranks lie."""
-    import polars as pl
-
-    kind = ["group_ranks", "group_size", "way"]
-    keys = table.select(kind).unique(maintain_order=True)
-    spans: list[str] = []
-    counts: list[int | None] = []
-    for text, size, way in keys.iter_rows():
-        ranks = [int(rank) for rank in way.split(">")] if way else ranks_in(text)
-        if not ranks and size and size == world_size:
-            ranks = list(range(size))
-        nodes = [topology.node_of.get(rank) for rank in ranks]
-        spans.append(_span(nodes))
-        counts.append(len(set(nodes)) if spans[-1] else None)
-    keys = keys.with_columns(pl.Series("span", spans, dtype=pl.String), pl.Series("num_nodes", counts, dtype=pl.Int64))
-    joined = table.select(kind).join(keys, on=kind, how="left", nulls_equal=True, maintain_order="left")
-    return [joined["span"].fill_null(""), joined["num_nodes"]]
-
-
-def _span(nodes: Sequence[int | None]) -> str:
-    """Return where the traffic of a group with ranks on these nodes runs."""
-    if not nodes or None in nodes:
-        return ""
-    distinct = len(set(nodes))
-    if distinct == 1:
-        return GroupSpan.INTRA
-    return GroupSpan.INTER if distinct == len(nodes) else GroupSpan.MIXED

@@ -6,6 +6,10 @@ from __future__ import annotations
 SAME_CLOCK_US = 200.0
 STEADY_SHARE = 0.1  # of such a distance by which it may vary between collectives; else it is no clock's; assumed
 MARKED_STEP = "ProfilerStep"  # begins the label of a step that the script marks, the same on all ranks; torch.profiler
+DRIFT_ROUNDS = 3  # in which drifts of clocks are told from each other's medians; assumed: of two clocks one is enough
+LEAST_DRIFT_ENDS = 8  # of collectives in the first third of the time, and in the last, that tell a drift; assumed
+MOST_DRIFT = 2e-4  # us per us; oscillators of servers keep 100 ppm, two of them differ by twice as much at the most
+DRIFT_LEFT_SHARE = 0.8  # of what parts collectives' ends that is left at the most where it was a drift; assumed
 ALIGNMENT_ROUNDS = 8  # alternating medians of clock offsets; assumed: enough to settle
 STRAGGLER_STEP_SHARE = 0.02  # of a step that a straggler must cost beyond what others do; assumed: less is noise
 STRAGGLER_STEPS_SHARE = 0.6  # of the steps in which one rank, or two together, must lead the waiting; assumed

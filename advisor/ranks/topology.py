@@ -7,10 +7,14 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from paro_advise.core.span import GroupSpan
 from paro_advise.errors import UsageError
+from paro_advise.trace_parsers.rank_lists import ranks_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import polars as pl
 
     from paro_advise.advisor.ranks.run import Run
     from paro_advise.trace_parsers.tables import SourceHeader
@@ -192,3 +196,33 @@ def _regular(per_node: int, source: str, world: range) -> Topology:
     return Topology(
         gpus_per_node=per_node, source=source, node_of=node_of, ranks_follow=True if len(world) <= per_node else None
     )
+
+
+def span_columns(table: pl.DataFrame, topology: Topology, world_size: int | None) -> list[pl.Series]:
+    """Return each collective's span: intra, inter, mixed or "" when unknown, and on how many nodes its ranks lie."""
+    import polars as pl
+
+    kind = ["group_ranks", "group_size", "way"]
+    keys = table.select(kind).unique(maintain_order=True)
+    spans: list[str] = []
+    counts: list[int | None] = []
+    for text, size, way in keys.iter_rows():
+        ranks = [int(rank) for rank in way.split(">")] if way else ranks_in(text)
+        if not ranks and size and size == world_size:
+            ranks = list(range(size))
+        nodes = [topology.node_of.get(rank) for rank in ranks]
+        spans.append(_span(nodes))
+        counts.append(len(set(nodes)) if spans[-1] else None)
+    keys = keys.with_columns(pl.Series("span", spans, dtype=pl.String), pl.Series("num_nodes", counts, dtype=pl.Int64))
+    joined = table.select(kind).join(keys, on=kind, how="left", nulls_equal=True, maintain_order="left")
+    return [joined["span"].fill_null(""), joined["num_nodes"]]
+
+
+def _span(nodes: Sequence[int | None]) -> str:
+    """Return where the traffic of a group with ranks on these nodes runs."""
+    if not nodes or None in nodes:
+        return ""
+    distinct = len(set(nodes))
+    if distinct == 1:
+        return GroupSpan.INTRA
+    return GroupSpan.INTER if distinct == len(nodes) else GroupSpan.MIXED

@@ -129,7 +129,9 @@ def _windows(run: Run, aligned: AlignedRun, label: str) -> list[_RankWindow]:
     for rank, source in run.timed:
         index = next((place for place, item in enumerate(source.steps) if item.label == label), None)
         if index is not None:
-            shift = (source.header.origin_ns - origin_ns) / 1000.0 - aligned.offset_us[rank]
+            begin_us = source.steps[index].start_us
+            origin_us = (source.header.origin_ns - origin_ns) / 1000.0
+            shift = aligned.aligned_us(rank, begin_us + origin_us) - begin_us
             out.append(_RankWindow(rank=rank, source=source, index=index, shift_us=shift))
     begin = min(window.step.start_us + window.shift_us for window in out)
     return [replace(item, shift_us=item.shift_us - begin) for item in out]
