@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from helpers import write_run
@@ -67,3 +70,18 @@ def test_compare_says_what_was_lost_of_its_runs_wherever_it_writes(tmp_path, cap
     for item in lost:
         assert item["code"] in outputs["markdown"].read_text()
         assert item["code"] in outputs["html"].read_text()
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_what_came_on_standard_input_is_called_so(is_whole, tmp_path):
+    """Not by the temporary file that holds it."""
+    trace = Path(fsdp_rank(0).write(tmp_path / "rank0.json")).read_bytes() if is_whole else b"no trace"
+    command = [sys.executable, "-m", "paro_advise", "analyze", "-", "-o", str(tmp_path / "page.html"), "--json", "-"]
+    done = subprocess.run(command, input=trace, capture_output=True, check=False, cwd=tmp_path)
+    assert b"stdin-" not in done.stdout + done.stderr
+    assert done.returncode == (0 if is_whole else 3)
+    if is_whole:
+        assert [item["path"] for item in json.loads(done.stdout)["run"]["inputs"]] == ["standard input"]
+        assert "stdin-0" not in (tmp_path / "page.html").read_text()
+    else:
+        assert b"--> standard input" in done.stderr

@@ -9,38 +9,62 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from paro_advise.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _PIPE_WAIT_S = 5.0  # seconds that a pipe may have nobody who writes to it; assumed: shells start both ends at once
 _BLOCK_BYTES = 1 << 20  # bytes read at once; assumed
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spooled:
+    """Paths to read, streams among them as temporary files.
+
+    Attributes:
+        paths: of files and folders.
+        stream_of: what a user calls the stream of each temporary file.
+    """
+
+    paths: tuple[str, ...]
+    stream_of: Mapping[str, str]
+
+    def shown(self, path: str) -> str:
+        """Return a path as the user knows it."""
+        return self.stream_of.get(path, path)
+
+
 @contextmanager
-def spooled(paths: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def spooled(paths: Sequence[str]) -> Iterator[Spooled]:
     """Give the paths with each stream among them replaced by a temporary file of what it holds.
 
     Raises:
-        InputError: nobody writes to a pipe.
+        InputError: nobody writes to a pipe, or what is done meanwhile raises it, which then names the stream.
     """
     if not any(map(is_stream, paths)):
-        yield tuple(paths)
+        yield Spooled(paths=tuple(paths), stream_of={})
         return
     with tempfile.TemporaryDirectory(prefix="paro-advise-") as folder:
-        files = []
+        files, stream_of = [], {}
         for number, path in enumerate(paths):
             if is_stream(path):
                 target = Path(folder) / f"stdin-{number}"
                 with target.open("wb") as file:
                     _copy(path, file)
+                stream_of[str(target)] = "standard input" if path == "-" else path
                 path = str(target)
             files.append(path)
-        yield tuple(files)
+        found = Spooled(paths=tuple(files), stream_of=stream_of)
+        try:
+            yield found
+        except InputError as error:
+            error.where = found.shown(error.where) if error.where else None
+            raise
 
 
 def is_stream(path: str) -> bool:

@@ -89,7 +89,7 @@ def command(
     reading = partial(
         read_inputs, progress=progress, engine=replace(engine, jobs=jobs), is_sample=sample, skip_steps=skip_steps
     )
-    inputs, hta = _read(paths, reading, with_hta=with_hta, use_cache=use_cache)
+    inputs, hta, shown = _read(paths, reading, with_hta=with_hta, use_cache=use_cache)
     read = inputs.read
     options = Options(
         gpus_per_node=gpus_per_node,
@@ -100,6 +100,8 @@ def command(
     notices = [*read.notices, *(hta.notices if hta else ())]
     analysis = build_analysis(read.facts, notices, options, inputs.captured)
     _refuse_mixed_sample(analysis)
+    entries = tuple(replace(entry, path=shown(entry.path)) for entry in analysis.run.inputs)
+    analysis = replace(analysis, run=replace(analysis.run, inputs=entries))
     written = _write(analysis, read, hta, output=output, json_target=json_target, force=force)
     if targets.are_files:
         click.echo(analysis_text(analysis))
@@ -138,17 +140,18 @@ def _refuse_mixed_sample(analysis: Analysis) -> None:
 
 def _read(
     paths: tuple[str, ...], reading: Callable[..., RunInputs], *, with_hta: bool, use_cache: bool
-) -> tuple[RunInputs, HtaFigures | None]:
-    with spooled(paths) as expanded:
+) -> tuple[RunInputs, HtaFigures | None, Callable[[str], str]]:
+    """Return what was read, HTA's figures if they are asked for, and how a file is called that was read."""
+    with spooled(paths) as given:
         may_keep = use_cache and not any(map(is_stream, paths))
         # What came by a pipe lies on this machine only.
         own = {"engine": EngineChoice()} if any(map(is_stream, paths)) else {}
-        inputs = reading(expanded, use_cache=may_keep, **own)
+        inputs = reading(given.paths, use_cache=may_keep, **own)
         if not with_hta:
-            return inputs, None
+            return inputs, None, given.shown
         from paro_advise.advisor.hta.library import hta_figures
 
-        return inputs, hta_figures(inputs.refs)
+        return inputs, hta_figures(inputs.refs), given.shown
 
 
 def _write(
