@@ -109,3 +109,22 @@ def test_transfers_that_take_longer_in_some_steps_are_no_ranks_lateness(tmp_path
     run = analyze(longer, gpus_per_node=PER_NODE)
     assert run.step_time_us.has_stalls
     assert step_parts(run, 0.0, is_gpu=True, own_way=False).most_late_us < 10.0
+
+
+@pytest.mark.parametrize(
+    ("late", "named", "steps_late"),
+    [
+        ((7, 4, 5, 7, 6, 7, 4, 5), (4, 5, 6, 7), 7),
+        ((7, 4, 7, 7, 6, 7, 7, 5), (7,), 5),
+        ((7, 4, 7, 4, 6, 7, 4, 5), (), 0),
+    ],
+    ids=["a node's ranks in turn", "one of them mostly"],
+)
+def test_what_others_of_its_node_cost_is_no_ranks(late, named, steps_late, tmp_path):
+    """In each step the host of one rank of the second node pauses for 3 ms, behind its last transfer."""
+    folder = overlapped_run(tmp_path / "run", slow_us={}, behind_us=lambda step: {late[step]: 3000.0})
+    found = analyze(folder, gpus_per_node=PER_NODE)
+    assert tuple(rank for item in found.stragglers for rank in item.alike or (item.rank,)) == named
+    for straggler in found.stragglers:
+        assert straggler.share_of_steps == steps_late / STEPS
+        assert straggler.lateness_us == pytest.approx(steps_late / STEPS * 3000.0, rel=0.02)

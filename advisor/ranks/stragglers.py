@@ -8,7 +8,7 @@ stragglers).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import comb
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ import numpy as np
 from paro_advise.advisor.ranks.constants import (
     ALONE_RATIO,
     CAUSE_EXCESS_SHARE,
+    STRAGGLER_LEAST_SHARE,
     STRAGGLER_MAX_CHANCE,
     STRAGGLER_STEP_SHARE,
     STRAGGLER_STEPS_SHARE,
@@ -169,7 +170,7 @@ def _late_node(
         if lateness_us < least_us:  # the others do not wait, whoever is the last by a little
             continue
         if alone := _late_alone(costs, dict(zip(ranks, slower, strict=True)), len(facts), least_us):
-            return replace(alone, lateness_us=lateness_us, share_of_steps=led / costs.num_steps)
+            return alone
         chance = chance_of_leading(led, costs.num_steps, len(members))
         if min(excess for _, excess in slower) > max(_excess(facts[o], typical)[1] for o in facts if o not in ranks):
             # That the slowest share a node; the better one of two chances counts twice.
@@ -208,10 +209,17 @@ def _late_alone(
     others_us = float(np.median([excess for other, (_, excess) in slower.items() if other != rank]))
     if excess_us < max(least_us, ALONE_RATIO * others_us) or cause == "unknown":
         return None
-    chance = chance_of_leading(costs.steps_slowest(rank), costs.num_steps, num_ranks)
-    if chance > STRAGGLER_MAX_CHANCE:
+    # In other steps another rank of the node may be the one that is slower.
+    caused_us = costs.caused_us(rank, slower)
+    led = sum(
+        us >= STRAGGLER_WAIT_SHARE * costs.all_us[label] for label, us in caused_us.items() if label in costs.waited
+    )
+    chance = chance_of_leading(led, len(costs.waited), num_ranks)
+    lateness_us, share = sum(caused_us.values()) / costs.num_steps, led / costs.num_steps
+    leads = led >= STRAGGLER_STEPS_SHARE * len(costs.waited) and share >= STRAGGLER_LEAST_SHARE
+    if not leads or lateness_us < least_us or chance > STRAGGLER_MAX_CHANCE:
         return None
-    return Straggler(rank=rank, lateness_us=costs.bounded_us(rank), share_of_steps=1.0, cause=cause, chance=chance)
+    return Straggler(rank=rank, lateness_us=lateness_us, share_of_steps=share, cause=cause, chance=chance)
 
 
 def _slow_set(

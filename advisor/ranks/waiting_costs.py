@@ -19,7 +19,7 @@ from paro_advise.advisor.ranks.constants import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import polars as pl
     from numpy.typing import NDArray
@@ -174,6 +174,21 @@ class Costs:
         Several are late one after the other, and each collective is the cost of one of them.
         """
         return sum(self._bounded_us(label, *ranks) for label in self.all_us) / max(1, self.num_steps)
+
+    def caused_us(self, rank: int, mates: Iterable[int]) -> dict[str, float]:
+        """Return what a rank costs in steps by making mates late that meet others (us), where it is slower than these.
+
+        What it does behind the last collective of a step is waited for in the next one.
+        """
+        mates, left_us = tuple(mates), 0.0
+        found: dict[str, float] = {}
+        for label in self.all_us:
+            known = {mate: self.excess_us.get(mate, {}).get(label, 0.0) for mate in mates}
+            is_slowest = known[rank] > max((us for mate, us in known.items() if mate != rank), default=0.0)
+            excess_us = known[rank] if is_slowest else 0.0
+            found[label] = min(self._bounded_us(label, *mates), excess_us + left_us)
+            left_us = min(excess_us, excess_us + left_us - found[label])
+        return found
 
     def _bounded_us(self, label: str, *ranks: int) -> float:
         cost = sum(self.own_us[rank].get(label, 0.0) for rank in ranks if rank in self.own_us)
