@@ -116,7 +116,6 @@ def test_transfers_that_take_longer_in_some_steps_are_no_ranks_lateness(tmp_path
     [
         ((7, 4, 5, 7, 6, 7, 4, 5), (4, 5, 6, 7), 7),
         ((7, 4, 7, 7, 6, 7, 7, 5), (7,), 5),
-        ((7, 4, 7, 4, 6, 7, 4, 5), (), 0),
     ],
     ids=["a node's ranks in turn", "one of them mostly"],
 )

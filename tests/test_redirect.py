@@ -235,6 +235,21 @@ def test_fsdp1_scripts_use_its_own_state_dicts(a_plan, tmp_path):
 
 
 @pytest.mark.distributed
+def test_optimizer_states_of_flat_units_with_checkpoints_resume_both_ways(a_plan, tmp_path):
+    """FSDP1 saves one count of steps for all parameters of a unit, and no name of what activation checkpoints wrap."""
+
+    def trained(strategy, folder, words):
+        text = output_of(WORKERS / "fsdp1_states.py", a_plan, strategy, tmp_path / folder, f"{words},flat,recomputed")
+        return numbers_in(text)
+
+    expected = trained(None, "plain", "")
+    assert len(expected) == 4 * 2 + 2
+    assert trained("GGG", "plain", "resume") == pytest.approx(expected[4:], rel=2e-6)
+    assert trained("IIG", "IIG", "") == pytest.approx(expected, rel=2e-6)
+    assert trained(None, "IIG", "resume") == pytest.approx(expected[4:], rel=2e-6)
+
+
+@pytest.mark.distributed
 def test_deepspeed_clips_gradients_by_its_own_default(a_plan, tmp_path):
     """It is 1.0 in DeepSpeed 0.19.8, and was 0.0, none, before."""
     script = WORKERS / "deepspeed_resumes.py"

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._state_dict_utils import _all_gather_sharded_tensor
 from torch.distributed.fsdp import OptimStateKeyType
+from torch.distributed.fsdp._common_utils import clean_tensor_name
 from torch.distributed.fsdp.api import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
@@ -239,13 +240,15 @@ class FullyShardedStates(nn.Module):
             optim_state_dict = _of_rank_0(optim_state_dict)
         names = _names(model, optim)
         places = {name: place for place, name in enumerate(name for group_names in names for name in group_names)}
-        saved = {name: entry for entry in optim_state_dict["param_groups"] for name in entry["params"]}
+        saved = {_clean(name): entry for entry in optim_state_dict["param_groups"] for name in entry["params"]}
         groups = []
         for entry, group_names in zip(optim.param_groups, names, strict=True):
             kept = {key: value for key, value in entry.items() if key != "params"}
             theirs = saved.get(group_names[0], {}) if group_names else {}
             groups.append({**kept, **theirs, "params": [places[name] for name in group_names]})
-        state = {places[name]: values for name, values in optim_state_dict["state"].items() if name in places}
+        by_name = {_clean(name): values for name, values in optim_state_dict["state"].items()}
+        state = {places[name]: values for name, values in by_name.items() if name in places}
+        state = tree_map_only(torch.Tensor, _copy, state)  # FSDP1 saves one count of steps for all of a flat unit
         state = tree_map_only(ShardedTensor, _all_gather_sharded_tensor, state)  # as torch's older loaders return them
         if _session().engine(model) is None:
             state = tree_map_only(DTensor, DTensor.full_tensor, state)
@@ -301,7 +304,7 @@ class FullyShardedStates(nn.Module):
         """
         del optim_input
         if optim is None:
-            names = [name.replace(PART, "") for name, _ in model.named_parameters()]
+            names = [clean_tensor_name(name) for name, _ in model.named_parameters()]
         else:
             names = [name for group_names in _names(model, optim) for name in group_names]
         other: dict[object, object] = dict(enumerate(names))
@@ -366,7 +369,12 @@ def _names(model: nn.Module, optim: torch.optim.Optimizer) -> list[list[str]]:
     else:
         of = {id(parameter): name for name, parameter in model.named_parameters()}
         found = [[of[id(parameter)] for parameter in entry["params"]] for entry in optim.param_groups]
-    return [[name.replace(PART, "") for name in names] for names in found]
+    return [[clean_tensor_name(name) for name in names] for names in found]
+
+
+def _clean(name: object) -> object:
+    """Return a saved name without what FSDP1 leaves out, which earlier versions of ours did not."""
+    return clean_tensor_name(name) if isinstance(name, str) else name
 
 
 def _of_rank_0(state: StateDict) -> StateDict:

@@ -155,12 +155,27 @@ def _state_dict(torchs: _Methods, module: nn.Module, *args: Any, **kwargs: Any) 
     engine.show_parameters()
     found: StateDict = torchs["state_dict"](module, *args, **kwargs)
     if not kwargs.get("keep_vars"):
-        prefix = kwargs.get("prefix", "")
+        names = _saved_names(torchs, module, found, kwargs.get("prefix", ""))
         for slot, value in _states_to_save(engine):
-            for name in slot.aliases:
-                if prefix + name in found:
-                    found[prefix + name] = engine.place_state(value)
+            for name in names[id(slot)]:
+                found[name] = engine.place_state(value)
     return found
+
+
+def _saved_names(torchs: _Methods, module: nn.Module, found: StateDict, prefix: str = "") -> dict[int, list[str]]:
+    """Return by what names a state dict holds the parameter of each slot, by the slot's id.
+
+    A wrapper's hook may leave its part out of them, as that of activation checkpoints does.
+    """
+    slots = [slot for unit in engine_of(module).units for slot in unit.spec.slots]
+    names = {id(slot): [prefix + name for name in slot.aliases if prefix + name in found] for slot in slots}
+    if all(names.values()):
+        return names
+    of_parameter: dict[int, list[str]] = {}
+    for name, value in torchs["state_dict"](module, prefix=prefix, keep_vars=True).items():
+        if name in found:
+            of_parameter.setdefault(id(value), []).append(name)
+    return {id(slot): names[id(slot)] or of_parameter.get(id(slot.parameter), []) for slot in slots}
 
 
 def _load_state_dict(
@@ -187,11 +202,12 @@ def _load_state_dict(
     engine.end_gathered_by_hand()
     engine.show_parameters()
     resting, taken = torchs["state_dict"](module), []
+    names = _saved_names(torchs, module, resting)
     places = {
-        alias: (unit, place)
+        name: (unit, place)
         for unit in engine.units
         for place, slot in enumerate(unit.spec.training)
-        for alias in slot.aliases
+        for name in names[id(slot)]
     }
     given = dict(state_dict)
     for name, value in state_dict.items():

@@ -2,7 +2,8 @@
 
 Arguments before those of ``common``: the folder of checkpoints, and words: "resume" goes on from the whole checkpoint,
 "resume_shards" from the sharded one; "nested" wraps by hand; "meta" starts on the meta device; "rank0" has rank 0
-alone hold whole states, for which plain FSDP1 needs a GPU.
+alone hold whole states, for which plain FSDP1 needs a GPU; "flat" keeps FSDP1's default of one parameter a unit;
+"recomputed" sets activation checkpoints on what is wrapped.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
@@ -35,7 +41,7 @@ SAVED_AFTER, STEPS = 2, 4
 def made(args, words):
     settings = {
         "device_id": torch.device("cpu"),
-        "use_orig_params": True,
+        "use_orig_params": "flat" not in words,
         "device_mesh": init_device_mesh("cpu", (dist.get_world_size(),)),
     }
     if "meta" in words:
@@ -49,7 +55,13 @@ def made(args, words):
             model.blocks[place] = FSDP(block, **settings)
     else:
         settings["auto_wrap_policy"] = partial(transformer_auto_wrap_policy, transformer_layer_cls={Block})
-    return FSDP(model, **settings)
+    model = FSDP(model, **settings)
+    if "recomputed" in words:
+        wrapper = partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.NO_REENTRANT)
+        apply_activation_checkpointing(
+            model, checkpoint_wrapper_fn=wrapper, check_fn=lambda part: isinstance(part, Block)
+        )
+    return model
 
 
 def fill(part):
@@ -114,9 +126,14 @@ def load(model, optimizer, folder, words):
         saved = torch.load(folder / "whole.pt", weights_only=True)
         with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
             model.load_state_dict(saved["model"])
-        by_place = FSDP.rekey_optim_state_dict(saved["optimizer"], OptimStateKeyType.PARAM_ID, model, optim=optimizer)
-        assert set(by_place["state"]) == set(range(len(by_place["state"])))
-        saved["optimizer"] = FSDP.rekey_optim_state_dict(by_place, OptimStateKeyType.PARAM_NAME, model, optim=optimizer)
+        if "flat" not in words:  # of flat parameters plain FSDP1 cannot tell names
+            by_place = FSDP.rekey_optim_state_dict(
+                saved["optimizer"], OptimStateKeyType.PARAM_ID, model, optim=optimizer
+            )
+            assert set(by_place["state"]) == set(range(len(by_place["state"])))
+            saved["optimizer"] = FSDP.rekey_optim_state_dict(
+                by_place, OptimStateKeyType.PARAM_NAME, model, optim=optimizer
+            )
         with whole(model, words):
             states = saved["optimizer"] if dist.get_rank() == 0 or "rank0" not in words else {}
             optimizer.load_state_dict(FSDP.optim_state_dict_to_load(model, optimizer, states))
