@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from conftest import ROOT
 from loop import paro, torchrun
@@ -30,6 +31,10 @@ def make_states():  # as torch's checkpoint helpers do
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
+
+
+def count_operations():  # as scripts do on the meta device
+    torch.nn.Linear(4, 1, device="meta")(torch.ones(2, 4, device="meta")).sum().backward()
 
 
 def backward():
@@ -57,6 +62,8 @@ if how.startswith(("context", "closure")):
     with capture(folder, steps="4:6") as recording:
         if "states" in how:
             make_states()
+        if "meta" in how:
+            count_operations()
         for _ in range(8):
             step()
             recording.step()
@@ -107,16 +114,21 @@ def test_steps_are_logged_where_the_script_says_they_end(how, tmp_path):
         pytest.param("closure", marks=pytest.mark.variant),
         "closure that clips",
         pytest.param("context with states", marks=pytest.mark.variant),
+        "context with a pass on the meta device",
     ],
 )
 def test_gradients_are_recorded_whole_and_of_training_only(how, tmp_path):
     for folder in (how, "context"):
         run(folder, tmp_path / folder)
     recorded, expected = (
-        [json.loads(line)["gradient_norm_squared"] for line in path.read_text().splitlines()[1:]]
+        [
+            (row["gradient_norm_squared"], row["loss"], row["micro_batches"])
+            for row in map(json.loads, path.read_text().splitlines()[1:])
+        ]
         for path in (tmp_path / how / "steps.rank0.jsonl", tmp_path / "context/steps.rank0.jsonl")
     )
-    assert recorded == pytest.approx(expected, rel=1e-6)
+    assert len(recorded) == 8
+    assert np.array(recorded) == pytest.approx(np.array(expected), rel=1e-6)
 
 
 def test_an_unset_capture_does_nothing(tmp_path):

@@ -289,6 +289,25 @@ def test_scripts_of_deepspeed_train_alike_under_a_plan(stage, strategy, a_plan, 
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed (make integrations)")
 @pytest.mark.distributed
+@pytest.mark.parametrize(("stage", "kind"), [(2, "float32"), (2, "bfloat16"), (3, "Init")])
+def test_deepspeeds_optimizers_keep_float32_whatever_the_model_is_in(stage, kind, a_plan, tmp_path):
+    """Values start from what bfloat16 holds of them, and steps that are lost in it add up.
+
+    Once a gradient is rounded the other way, by a unit of bfloat16, steps part by as much at the most.
+    """
+    script = LOOPS / "deepspeed_low_precision.py"
+    plain = told_by(run_ranks(script, str(stage), kind, ranks=2))
+    assert len(plain) == 2 * 40
+    plan = plan_for(a_plan, tmp_path / "plan.json", "IIG")
+    found = told_by(
+        run_ranks(script, str(stage), kind, ranks=2, plan=plan, drift="parameter_count,world_size,gpus_per_node")
+    )
+    assert found[: 2 * 30] == pytest.approx(plain[: 2 * 30], rel=1e-6)
+    assert found == pytest.approx(plain, rel=2.0**-8)
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed (make integrations)")
+@pytest.mark.distributed
 @pytest.mark.parametrize(
     ("stage", "way", "is_refused"),
     [(2, "pairs", True), (2, "direct", True), (1, "boundaries", False), (3, "late", False)],

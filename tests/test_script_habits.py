@@ -131,6 +131,17 @@ def test_lists_with_a_parameter_that_stays_whole_are_changed_once(strategy, a_pl
         assert numbers == pytest.approx(plain[name], rel=2e-6), name
 
 
+@pytest.mark.distributed
+@pytest.mark.parametrize("strategy", ["NNG", pytest.param("NIG", marks=pytest.mark.variant)])
+def test_a_copy_in_the_middle_of_a_step_has_no_gradients_as_torchs_own(strategy, a_plan, tmp_path):
+    worker = ROOT / "tests/workers/copy_habits.py"
+    plain, _, _ = jobs_of("ddp", worker=worker)
+    found, _, _ = jobs_of("ddp", plan_for(a_plan, tmp_path / "plan.json", strategy), worker)
+    assert set(found) == set(plain) == {"copies amid a step"}
+    for name, numbers in found.items():
+        assert numbers == pytest.approx(plain[name], rel=2e-6), name
+
+
 # No rank has a whole gradient to hook, or takes one after it has reduced the unit's; and gradients that are dropped while
 # parameters are gathered are refused, never lost; so are those of a backward pass whose end nobody sees.
 REFUSED_OF_LIBRARIES = {

@@ -390,6 +390,7 @@ class FullyShardedDataParallel(FullyShardedStates, _Wrapper):
             ignored=ignored,
             too_early=tuple(map(weakref.ref, early)),
         )
+        self._show_settings(process_group, device_mesh, sharding_strategy, mixed_precision)
         self._adopt(module, wrapping)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:

@@ -18,9 +18,11 @@ from torch.distributed.fsdp._common_utils import clean_tensor_name
 from torch.distributed.fsdp.api import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
+    MixedPrecision,
     OptimStateDictConfig,
     ShardedOptimStateDictConfig,
     ShardedStateDictConfig,
+    ShardingStrategy,
     StateDictConfig,
     StateDictSettings,
     StateDictType,
@@ -36,6 +38,8 @@ from paro_advise.runtime.sharding.states.summoning import whole_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from torch.distributed.device_mesh import DeviceMesh
 
     from paro_advise.runtime.adapters.precision import BufferTypes
     from paro_advise.runtime.torch_types import StateDict
@@ -118,6 +122,24 @@ class FullyShardedStates(nn.Module):
         finally:
             for part, are_clean in zip(parts, before, strict=True):
                 part._are_names_clean = are_clean  # noqa: SLF001 - our class
+
+    def _show_settings(
+        self,
+        process_group: dist.ProcessGroup | tuple[dist.ProcessGroup, ...] | None,
+        mesh: DeviceMesh | None,
+        sharding_strategy: object,
+        mixed_precision: MixedPrecision | None,
+    ) -> None:
+        """Keep what scripts ask FSDP1 for; without groups of their own hybrid sharding has none to show here."""
+        self.sharding_strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
+        self.mixed_precision = mixed_precision or MixedPrecision()
+        given = process_group[0] if isinstance(process_group, (tuple, list)) else process_group
+        if given is None and mesh is not None:
+            given = mesh.get_group(mesh.ndim - 1)
+        hybrid = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)  # noqa: SLF001 - has no public name
+        if given is not None or sharding_strategy not in hybrid:
+            self.process_group = given or dist.group.WORLD
+            self.rank, self.world_size = dist.get_rank(given), dist.get_world_size(given)
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

@@ -125,9 +125,11 @@ class Observer:
             self._in_backward = False
 
     def _note_backward(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self.backward_passes += 1
         roots = args[0] if args else kwargs.get("tensors")
         first = roots[0] if isinstance(roots, (list, tuple)) and roots else roots
+        if isinstance(first, torch.Tensor) and first.is_meta:  # as scripts count what a step computes
+            return
+        self.backward_passes += 1
         if isinstance(first, torch.Tensor) and first.numel() == 1:
             self.losses.append(first.detach().float().reshape(()))
 

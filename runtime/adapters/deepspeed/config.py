@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -123,17 +122,24 @@ def read_table(config: Table | str | Path | None) -> Table:
     """Return a config as a table.
 
     Args:
-        config: a table, or the path of a JSON file.
+        config: a table, or the path of a JSON file, which may have comments as in Hjson.
 
     Raises:
-        TrainingError: there is none.
+        TrainingError: there is none, or it cannot be read.
     """
     if isinstance(config, dict):
         return config
     if config is None:
         raise TrainingError("deepspeed.initialize must get a config", hint="pass config= or --deepspeed_config")
-    table: Table = json.loads(Path(config).read_text(encoding="utf-8"))
-    return table
+    try:
+        import hjson  # DeepSpeed, which needs it, reads its files by it
+    except ImportError:
+        import json as hjson
+    try:
+        table: Table = hjson.loads(Path(config).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"DeepSpeed's config must be a file of JSON: {error}", where=str(config)) from None
+    return dict(table)
 
 
 def outputs_of(table: Table) -> list[str]:
@@ -296,4 +302,10 @@ def batch_sizes(table: Table) -> tuple[int, int]:
         passes = 1 if whole is None or micro is None else whole // (world * micro)
     if micro is None or not passes:
         raise TrainingError("DeepSpeed's config must tell train_batch_size or train_micro_batch_size_per_gpu")
+    if whole is not None and whole != micro * passes * world:
+        raise TrainingError(
+            f"train_batch_size must be train_micro_batch_size_per_gpu x gradient_accumulation_steps x ranks, "
+            f"got {whole} for {micro} x {passes} x {world}",
+            hint="leave one of the three out of DeepSpeed's config, which is told by the others",
+        )
     return int(micro), int(passes)

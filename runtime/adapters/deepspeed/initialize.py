@@ -17,6 +17,7 @@ from paro_advise.runtime.adapters.deepspeed.config import (
     STAGES,
     ZERO_3,
     check_table,
+    low_precision,
     make_optimizer,
     make_scheduler,
     outputs_of,
@@ -139,6 +140,8 @@ class _Initialization:
         assert model is not None
         self.models[model] = zero_stage(table)
         model.to(torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu")
+        if low_precision(table).get("enabled"):
+            _keep_in_float32(model)
         parameters = given.get("model_parameters") or model.parameters()
         made = optimizer(parameters) if callable(optimizer) else optimizer
         if made is None:
@@ -162,6 +165,13 @@ class _Initialization:
         if given.get("training_data") is not None:
             engine.training_dataloader = engine.deepspeed_io(given["training_data"])
         return engine, made, engine.training_dataloader, scheduler
+
+
+def _keep_in_float32(model: nn.Module) -> None:
+    """Let the optimizer work on what DeepSpeed's works on in bf16: copies in fp32 of what bfloat16 holds of a model."""
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.is_floating_point():
+            parameter.data = parameter.data.bfloat16().float()
 
 
 def _only_partitioned(is_zero_param: Callable[[object], bool]) -> Callable[[object], bool]:

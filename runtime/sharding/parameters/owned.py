@@ -6,7 +6,6 @@ it where the parameter is a DTensor. Training scripts do both; here the first is
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import sys
@@ -156,21 +155,9 @@ class Owned(torch.Tensor):
         return plain.__reduce_ex__(protocol)  # type: ignore[no-any-return, no-untyped-call]  # torch's is untyped
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        """Return a plain parameter: a copy belongs to no strategy.
-
-        Raises:
-            UsageError: it has a gradient of which this rank holds a part.
-        """
+        """Return a plain parameter: a copy belongs to no strategy, and has no gradient, as torch's own copies."""
         if id(self) not in memo:
-            copied = nn.Parameter(self.detach().clone(), requires_grad=self.requires_grad)
-            gradient = self.grad
-            if isinstance(gradient, DTensor):
-                raise UsageError(
-                    "a parameter must have no sharded gradient when it is copied, got one that waits for a step",
-                    hint="copy after optimizer.zero_grad()",
-                )
-            copied.grad = copy.deepcopy(gradient, memo)
-            memo[id(self)] = copied
+            memo[id(self)] = nn.Parameter(self.detach().clone(), requires_grad=self.requires_grad)
         found: torch.Tensor = memo[id(self)]
         return found
 
