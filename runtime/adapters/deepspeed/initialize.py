@@ -168,7 +168,10 @@ class _Initialization:
 
 
 def _keep_in_float32(model: nn.Module) -> None:
-    """Let the optimizer work on what DeepSpeed's works on in bf16: copies in fp32 of what bfloat16 holds of a model."""
+    """Let the optimizer work on what DeepSpeed's works on in bf16: copies in fp32 of what bfloat16 holds of a model.
+
+    DeepSpeed leaves buffers in their type.
+    """
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.is_floating_point():
             parameter.data = parameter.data.bfloat16().float()

@@ -26,12 +26,23 @@ CONFIG = {
 }
 
 
+class Scaled(Model):
+    """Scales its inputs by a buffer whose values bfloat16 does not hold, as those of rotary embeddings."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, WIDTH))
+
+    def forward(self, inputs, labels):
+        return super().forward((inputs * self.scale).bfloat16(), labels)
+
+
 def made():
     torch.manual_seed(0)
     if KIND != "Init":
-        return Model().to(getattr(torch, KIND))
+        return Scaled().to(getattr(torch, KIND))
     with deepspeed.zero.Init(config_dict_or_path=CONFIG):
-        return Model()
+        return Scaled()
 
 
 def main():
